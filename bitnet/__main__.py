@@ -1,0 +1,5 @@
+"""``python -m bitnet`` is the ``bitnet`` command."""
+
+from bitnet.cli import main
+
+main()

@@ -1,0 +1,263 @@
+"""The program behind ``bitnet``, ``python -m bitnet`` and, through ``tasks.py``, ``inv``.
+
+Invoke parses; this subclass turns everything that can go wrong into one readable error and the exit
+code of :mod:`bitnet.errors`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from invoke.exceptions import Exit, ParseError, UnexpectedExit
+from invoke.program import Program as InvokeProgram
+
+import bitnet
+from bitnet import settings
+from bitnet.errors import BitnetError, Interrupted, UsageError, from_os_error
+from bitnet.tasks import load
+from bitnet.tasks.declare import Option, Task
+
+if TYPE_CHECKING:
+    from invoke.collection import Collection
+    from invoke.parser.argument import Argument
+    from invoke.parser.context import ParserContext
+
+__all__ = ["Program", "main", "started_by_invoke"]
+
+_HELP = ("--help", "-h")
+
+
+class Program(InvokeProgram):
+    """The command line: Invoke's grammar, our errors and exit codes."""
+
+    def __init__(self, namespace: Collection, binary: str) -> None:
+        super().__init__(
+            version=bitnet.__version__, namespace=namespace, name="bitnet", binary=binary
+        )
+
+    def run(self, argv: list[str] | None = None, exit: bool = True) -> None:
+        """Run the command line in *argv* and leave with its exit code (unless *exit* is false)."""
+        code = self._guarded(sys.argv if argv is None else argv)
+        if exit:
+            sys.exit(code)
+
+    def _guarded(self, argv: list[str]) -> int:
+        """Exit code of *argv*; every error is reported here and nowhere else."""
+        try:
+            try:
+                self._run_steps(argv)
+            finally:
+                sys.stdout.flush()
+        except BitnetError as error:
+            return self._report(error)
+        except ParseError as error:
+            return self._report(self._explained(error))
+        except Exit as stop:
+            if stop.message:
+                print(stop.message, file=sys.stderr)
+            return int(stop.code)
+        except UnexpectedExit as error:  # a developer task's command failed
+            return int(error.result.exited)
+        except KeyboardInterrupt:
+            return self._report(Interrupted("interrupted"))
+        except BrokenPipeError:
+            # The reader has gone (``| head``): nothing left to say, and nobody to say it to.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except OSError as error:
+            return self._report(from_os_error(error, error.filename or "output"))
+        except Exception as error:  # noqa: BLE001 - the last line of defence
+            return self._internal(error)
+        return 0
+
+    def _run_steps(self, argv: list[str]) -> None:
+        writes_bytecode = sys.dont_write_bytecode
+        self.create_config()
+        try:
+            self.parse_core(argv)
+        except ValueError as error:  # Invoke converts its own numbers unguarded
+            raise UsageError(f"bad value for a core option: {error}") from None
+        sys.dont_write_bytecode = writes_bytecode  # Invoke switches it off; imports need it on
+        self.parse_collection()
+        self.parse_tasks()
+        self.parse_cleanup()
+        self.update_config()
+        self.execute()
+
+    def _report(self, error: BitnetError) -> int:
+        print(f"Error: {error.message}", file=sys.stderr)
+        if error.hint:
+            print(f"hint: {error.hint}", file=sys.stderr)
+        if "--json" in self.argv:
+            facts = {
+                "type": type(error).__name__,
+                "message": error.message,
+                "hint": error.hint,
+                "exit_code": error.exit_code,
+            }
+            print(json.dumps({"error": facts}))
+        return error.exit_code
+
+    def _internal(self, error: Exception) -> int:
+        if settings.debug():
+            traceback.print_exception(error)
+        return self._report(
+            BitnetError(
+                f"internal error: {type(error).__name__}: {error}",
+                hint="run again with BITNET_DEBUG=1 and report it with: bitnet doctor --report",
+            )
+        )
+
+    # --- parsing -----------------------------------------------------------------------------
+
+    def core_args(self) -> list[Argument]:
+        """Invoke's own options; those for finding task files only where there is one to find."""
+        listing = [
+            arg for arg in self.task_args() if arg.name in ("list", "list-depth", "list-format")
+        ]
+        return [*super().core_args(), *(self.task_args() if self.binary == "inv" else listing)]
+
+    def parse_tasks(self) -> None:
+        """Parse what follows the core options; ``--help`` anywhere wins, ``_`` in names is ``-``."""
+        words: list[str] = self.core.unparsed
+        before = words[: words.index("--")] if "--" in words else words
+        if before:
+            before[0] = words[0] = before[0].replace("_", "-")
+        self.parser = self._make_parser()
+        if any(word in _HELP for word in before) and before[0] in self.parser.contexts:
+            self.print_task_help(before[0])
+            raise Exit
+        super().parse_tasks()
+        if self.core.remainder:
+            for context in self.tasks:
+                if not getattr(self.collection[context.name], "takes_remainder", False):
+                    raise UsageError(
+                        f"{context.name} takes nothing after ' -- ', got {self.core.remainder!r}",
+                        hint="write every option before the ' -- ', or leave it out",
+                    )
+
+    def _explained(self, error: ParseError) -> UsageError:
+        """What the user did wrong, in words, with the nearest thing that would have worked."""
+        text = str(error)
+        words = list(self.core.unparsed) if hasattr(self, "core") else list(self.argv[1:])
+        context = error.context or self._context_of(words)
+        name = context.name if context is not None else None
+        usage = f"{self.binary} {name} --help" if name else f"{self.binary} --list"
+        if text.startswith("No idea what "):
+            token = ast.literal_eval(text[len("No idea what ") : -len(" is!")])
+            return self._unknown(token, context, words, usage)
+        if "needed value" in text and context is not None:
+            flag = _flag_without_value(words, context)
+            return UsageError(
+                f"{flag} needs a value",
+                hint=f"a value that starts with a dash is written {flag}=-value; see: {usage}",
+            )
+        if "did not receive required positional" in text and context is not None:
+            missing = ", ".join(arg.names[0].upper() for arg in context.missing_positional_args)
+            return UsageError(f"{name} needs {missing}", hint=usage)
+        return UsageError(text, hint=usage)
+
+    def _context_of(self, words: list[str]) -> ParserContext | None:
+        contexts = self.parser.contexts if hasattr(self, "parser") else {}
+        return next((contexts[word] for word in words if word in contexts), None)
+
+    def _unknown(
+        self, token: str, context: ParserContext | None, words: list[str], usage: str
+    ) -> UsageError:
+        named = context is not None and context.name is not None
+        if token.startswith("-"):
+            known = [*self.initial_context.flags, *self.initial_context.flags.aliases]
+            if named and context is not None:
+                known = [*context.flags, *context.flags.aliases, *context.inverse_flags]
+            where = f"{context.name} has no option" if named and context else "no such option:"
+            return UsageError(f"{where} {token}", hint=_nearest(token, known) or usage)
+        if not named or context is None:
+            return UsageError(
+                f"no command {token!r}",
+                hint=_nearest(token, list(self.collection.task_names)) or usage,
+            )
+        before = words[words.index(token) - 1] if token in words[1:] else ""
+        flag = before.partition("=")[0]
+        if flag in context.flags and not context.flags[flag].takes_value:
+            off = f", or --no-{flag[2:]}" if context.flags[flag].default is True else ""
+            return UsageError(
+                f"{flag} takes no value, got {token!r}", hint=f"write {flag} or leave it out{off}"
+            )
+        if flag in context.flags:
+            return UsageError(f"{flag} is given twice", hint=usage)
+        return UsageError(
+            f"{context.name}: unexpected argument {token!r}",
+            hint="a text with spaces needs quotes: --prompt 'two words'",
+        )
+
+    # --- texts -------------------------------------------------------------------------------
+
+    def print_version(self) -> None:
+        """``bitnet 0.1.0 (native (avx2), Python 3.11.7)``."""
+        from bitnet.native import backend_name
+
+        python = ".".join(map(str, sys.version_info[:3]))
+        print(f"bitnet {self.version} ({backend_name()}, Python {python})")
+
+    def print_help(self) -> None:
+        """Usage, Invoke's own options, then the commands."""
+        print(f"Usage: {self.binary} [--core-opts] <command> [--options] ...\n\nCore options:\n")
+        self.print_columns(self.initial_context.help_tuples())
+        self.list_tasks()
+
+    def print_task_help(self, name: str) -> None:
+        """Usage, what the command does, and every option with its default."""
+        command = self.collection[name]
+        if not isinstance(command, Task):
+            super().print_task_help(name)
+            return
+        options = [entry for entry in command.get_arguments() if isinstance(entry, Option)]
+        shown = " ".join(["[--options]", *(o.spelled() for o in options if o.positional)])
+        print(f"Usage: {self.binary} {name} {shown}\n")
+        for line in (command.__doc__ or "").strip().splitlines():
+            print(line.removeprefix("    "))
+        print("\nOptions:")
+        self.print_columns([(entry.spelled(), entry.described()) for entry in options])
+
+    def task_list_opener(self, extra: str = "") -> str:
+        """Heading of the list of commands."""
+        return f"Commands{f' ({extra})' if extra else ''}"
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    found = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    return f"did you mean {' or '.join(found)}?" if found else ""
+
+
+def _flag_without_value(words: list[str], context: ParserContext) -> str:
+    """The option in *words* that is followed by nothing it could take as its value."""
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        if (
+            word in context.flags
+            and context.flags[word].takes_value
+            and (
+                following is None
+                or following in context.flags
+                or following in context.inverse_flags
+            )
+        ):
+            return word
+    return "an option"
+
+
+def started_by_invoke() -> bool:
+    """Whether this process is ``inv``, ``invoke`` or ``python -m invoke``."""
+    head, tail = os.path.split(sys.argv[0])
+    name = tail.removesuffix(".exe")
+    return name in ("inv", "invoke") or (name == "__main__.py" and head.endswith("invoke"))
+
+
+def main(namespace: Collection | None = None, **options: Any) -> None:
+    """Run this process's command line and exit; the console script."""
+    Program(namespace or load(), options.get("binary", "bitnet")).run()

@@ -1,0 +1,249 @@
+"""Every exception that crosses a package border, each with the exit code it ends the program with.
+
+    BitnetError                    1   our own bug when raised bare
+    |- UsageError                  2   wrong command line, wrong value of a setting
+    |- NoSpace                    10   disk full or over quota
+    |- AuthError                  11
+    |  |- TokenMissing                 the hub wants an access token and none is set
+    |  |- TokenInvalid                 the hub does not accept the token
+    |  `- LicenceNotAccepted           the token is fine, the model's terms are not accepted yet
+    |- RateLimited                12   the server said 429 more often than we may try
+    |- IntegrityError             13   bytes are not what they should be
+    |  |- HashMismatch                 the SHA-256 or the size is another one
+    |  |- UpstreamChanged              the pinned file has been replaced on the server
+    |  `- InvalidFormat                a damaged or malformed file
+    |- NetworkError               14   no connection, time-out, broken transfer, unexpected reply
+    |- VerificationFailed         15   a check or a parity comparison failed
+    |  `- VocabMismatch                tokenizer and model do not belong together
+    |- InferenceError             16
+    |- BenchmarkError             17
+    |- PermissionDenied           18   unreadable, read-only or missing folder
+    |- NotFound                   19   a file, repository, revision, task or key does not exist
+    |  `- TokenizerNotFound            no exact tokenizer for this model
+    |- Unsupported                20   we understand what it is and cannot handle it
+    |- CacheBusy                  21   somebody else holds the cache entry
+    |- ReferenceUnavailable       22   the engine to compare with is not installed
+    |- Offline                    23   the network is needed and switched off
+    `- Interrupted               130   Ctrl-C or SIGTERM
+
+Exit code 0 is success. ``inv exit-codes`` prints the same table.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+__all__ = [
+    "EXIT_CODES",
+    "AuthError",
+    "BenchmarkError",
+    "BitnetError",
+    "CacheBusy",
+    "HashMismatch",
+    "InferenceError",
+    "IntegrityError",
+    "Interrupted",
+    "InvalidFormat",
+    "LicenceNotAccepted",
+    "NetworkError",
+    "NoSpace",
+    "NotFound",
+    "Offline",
+    "PermissionDenied",
+    "RateLimited",
+    "ReferenceUnavailable",
+    "TokenInvalid",
+    "TokenMissing",
+    "TokenizerNotFound",
+    "Unsupported",
+    "UpstreamChanged",
+    "UsageError",
+    "VerificationFailed",
+    "VocabMismatch",
+    "from_os_error",
+]
+
+
+class BitnetError(Exception):
+    """What failed, on what, what was expected; *hint* is the command or step that helps."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class UsageError(BitnetError):
+    """The command line or a setting is wrong; nothing was done."""
+
+    exit_code = 2
+
+
+class NoSpace(BitnetError):
+    """The disk is full or a quota is used up; what was written so far is kept."""
+
+    exit_code = 10
+
+
+class AuthError(BitnetError):
+    """The hub refused access."""
+
+    exit_code = 11
+
+
+class TokenMissing(AuthError):
+    """The file needs an access token and none is set."""
+
+
+class TokenInvalid(AuthError):
+    """The hub does not accept the access token."""
+
+
+class LicenceNotAccepted(AuthError):
+    """The account behind the token has not accepted the model's terms."""
+
+
+class RateLimited(BitnetError):
+    """The server keeps answering 429."""
+
+    exit_code = 12
+
+
+class IntegrityError(BitnetError):
+    """Bytes are not what they should be."""
+
+    exit_code = 13
+
+
+class HashMismatch(IntegrityError):
+    """Size or SHA-256 differs from what was pinned or announced."""
+
+
+class UpstreamChanged(IntegrityError):
+    """The file on the server is not the one in the lock file."""
+
+
+class InvalidFormat(IntegrityError):
+    """A damaged, truncated or malformed file."""
+
+
+class NetworkError(BitnetError):
+    """No connection, a time-out, a broken transfer, or a reply that makes no sense."""
+
+    exit_code = 14
+
+
+class VerificationFailed(BitnetError):
+    """A check or a parity comparison failed."""
+
+    exit_code = 15
+
+
+class VocabMismatch(VerificationFailed):
+    """Tokenizer and model do not have the same vocabulary."""
+
+
+class InferenceError(BitnetError):
+    """The model could not be run."""
+
+    exit_code = 16
+
+
+class BenchmarkError(BitnetError):
+    """A benchmark could not be run."""
+
+    exit_code = 17
+
+
+class PermissionDenied(BitnetError):
+    """A file or folder may not be read or written."""
+
+    exit_code = 18
+
+
+class NotFound(BitnetError):
+    """A file, repository, revision or key does not exist."""
+
+    exit_code = 19
+
+
+class TokenizerNotFound(NotFound):
+    """No tokenizer was found that is exactly the model's."""
+
+
+class Unsupported(BitnetError):
+    """Understood, and not supported."""
+
+    exit_code = 20
+
+
+class CacheBusy(BitnetError):
+    """Another process holds the cache entry."""
+
+    exit_code = 21
+
+
+class ReferenceUnavailable(BitnetError):
+    """The reference engine is not installed."""
+
+    exit_code = 22
+
+
+class Offline(BitnetError):
+    """The network is needed and switched off."""
+
+    exit_code = 23
+
+
+class Interrupted(BitnetError):
+    """Stopped by the user or by a signal."""
+
+    exit_code = 130
+
+
+EXIT_CODES: dict[int, str] = {
+    0: "success",
+    1: "internal error: please report it",
+    2: "wrong usage: unknown option, bad value, missing argument",
+    10: "no space left on the device, or over quota",
+    11: "authentication: token missing, token not accepted, or licence not accepted",
+    12: "rate limited by the server",
+    13: "integrity: wrong hash or size, damaged file, upstream file replaced",
+    14: "network: no connection, time-out, broken transfer",
+    15: "verification or parity failed",
+    16: "inference failed",
+    17: "benchmark failed",
+    18: "permission denied, read-only or missing folder",
+    19: "not found: file, repository, revision, tokenizer",
+    20: "unsupported architecture, encoding, tokenizer or file version",
+    21: "cache entry busy: another process holds its lock",
+    22: "reference engine unavailable: comparison not run",
+    23: "offline: the network is needed and switched off",
+    130: "interrupted",
+}
+
+
+def from_os_error(error: OSError, path: str | os.PathLike[str]) -> BitnetError:
+    """The error of this module that an operating-system error on *path* amounts to.
+
+    The texts keep the form ``Permission denied (os error 13)`` that scripts search for.
+    """
+    code = error.errno
+    text = f"{os.strerror(code) if code else error} (os error {code}): {os.fspath(path)}"
+    if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return NoSpace(
+            text, hint="free some space: inv clean-cache, or choose another disk: --cache-dir DIR"
+        )
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return PermissionDenied(
+            text, hint="choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR"
+        )
+    if code in (errno.ENOENT, errno.ENOTDIR):
+        return NotFound(text, hint="check the path")
+    return BitnetError(text)

@@ -1,0 +1,1 @@
+"""Weight containers: a file or folder becomes metadata and named weights."""

@@ -1,0 +1,1 @@
+"""The only code that opens outgoing connections; only :mod:`bitnet.tasks` calls it."""

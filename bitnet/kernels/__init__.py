@@ -1,0 +1,1 @@
+"""Compute backends: the operations a model is made of."""

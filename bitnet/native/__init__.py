@@ -1,0 +1,80 @@
+"""The optional compiled module: whether it is there, and what this processor offers.
+
+Everything works without it; it is only faster. ``BITNET_BACKEND=native`` turns its absence into
+an error, ``BITNET_BACKEND=reference`` leaves it unused.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from bitnet import settings
+from bitnet.errors import Unsupported, UsageError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["backend_name", "cpu_features", "module"]
+
+logger = logging.getLogger(__name__)
+
+_BACKENDS = ("auto", "native", "reference")
+
+
+@cache
+def _import() -> tuple[ModuleType | None, str]:
+    try:
+        return import_module("bitnet._native"), ""
+    except ImportError as error:
+        return None, str(error)
+
+
+@cache
+def _warn_once(reason: str) -> None:
+    logger.warning(
+        "the compiled module is missing, using NumPy (slower): %s. "
+        "Install a C++ compiler and run: pip install --force-reinstall bitnet-xtask",
+        reason,
+    )
+
+
+def module() -> ModuleType | None:
+    """The extension module, or ``None`` where it is not installed or not wanted.
+
+    Raises:
+        Unsupported: ``BITNET_BACKEND=native`` and the module is missing.
+        UsageError: ``BITNET_BACKEND`` names no backend.
+    """
+    wanted = settings.backend()
+    if wanted not in _BACKENDS:
+        raise UsageError(
+            f"BITNET_BACKEND is {wanted!r}: expected one of {', '.join(_BACKENDS)}",
+            hint="unset BITNET_BACKEND",
+        )
+    if wanted == "reference":
+        return None
+    found, reason = _import()
+    if found is None:
+        if wanted == "native":
+            raise Unsupported(
+                f"BITNET_BACKEND=native, but the compiled module cannot be loaded: {reason}",
+                hint="install a C++ compiler, then: pip install --force-reinstall bitnet-xtask",
+            )
+        _warn_once(reason)
+    return found
+
+
+def cpu_features() -> list[str]:
+    """Names of the instruction sets the compiled module can use here; empty without it."""
+    found, _ = _import()
+    return list(found.cpu_features()) if found is not None else []
+
+
+def backend_name() -> str:
+    """``native (avx2, avx512_vnni)``, ``native (scalar)`` or ``numpy``."""
+    if settings.backend() == "reference" or _import()[0] is None:
+        return "numpy"
+    return f"native ({', '.join(cpu_features()) or 'scalar'})"

@@ -1,0 +1,100 @@
+#include "cpu.hpp"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#if defined(_MSC_VER)
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+#include <cstdint>
+
+namespace bitnet {
+namespace {
+
+#if defined(__x86_64__) || defined(_M_X64)
+
+struct Registers {
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+};
+
+Registers cpuid(uint32_t leaf, uint32_t subleaf) {
+    Registers r;
+#if defined(_MSC_VER)
+    int out[4];
+    __cpuidex(out, static_cast<int>(leaf), static_cast<int>(subleaf));
+    r = {uint32_t(out[0]), uint32_t(out[1]), uint32_t(out[2]), uint32_t(out[3])};
+#else
+    __cpuid_count(leaf, subleaf, r.a, r.b, r.c, r.d);
+#endif
+    return r;
+}
+
+// Register state the operating system saves on a context switch (XCR0).
+uint64_t saved_state() {
+#if defined(_MSC_VER)
+    return _xgetbv(0);
+#else
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t(high) << 32) | low;
+#endif
+}
+
+CpuFeatures detect() {
+    CpuFeatures found;
+    if (cpuid(0, 0).a < 7) return found;
+    const Registers basic = cpuid(1, 0);
+    const Registers extended = cpuid(7, 0);
+    const auto bit = [](uint32_t value, int n) { return ((value >> n) & 1u) != 0; };
+    if (!bit(basic.c, 27)) return found;  // OSXSAVE
+    const uint64_t state = saved_state();
+    const bool ymm = (state & 0x6) == 0x6;
+    const bool zmm = (state & 0xe6) == 0xe6;
+    const bool fma = bit(basic.c, 12);
+    const bool f16c = bit(basic.c, 29);
+    found.avx2 = ymm && fma && f16c && bit(extended.b, 5);
+    found.avx512_vnni = found.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) &&
+                        bit(extended.b, 30) && bit(extended.b, 31) && bit(extended.c, 11);
+    return found;
+}
+
+#elif defined(__aarch64__)
+
+CpuFeatures detect() {
+    CpuFeatures found;
+#if defined(__linux__)
+    constexpr unsigned long kAsimdDotProduct = 1ul << 20;  // HWCAP_ASIMDDP
+    found.neon_dotprod = (getauxval(AT_HWCAP) & kAsimdDotProduct) != 0;
+#elif defined(__APPLE__)
+    found.neon_dotprod = true;  // every Apple processor that runs 64-bit macOS
+#endif
+    return found;
+}
+
+#else
+
+CpuFeatures detect() { return {}; }
+
+#endif
+
+}  // namespace
+
+const CpuFeatures& cpu_features() {
+    static const CpuFeatures found = detect();
+    return found;
+}
+
+std::vector<std::string> cpu_feature_names() {
+    const CpuFeatures& found = cpu_features();
+    std::vector<std::string> names;
+    if (found.avx2) names.emplace_back("avx2");
+    if (found.avx512_vnni) names.emplace_back("avx512_vnni");
+    if (found.neon_dotprod) names.emplace_back("neon_dotprod");
+    return names;
+}
+
+}  // namespace bitnet

@@ -1,0 +1,14 @@
+// Entry point of the extension module bitnet._native; each area binds its own functions.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "cpu.hpp"
+
+namespace nb = nanobind;
+
+NB_MODULE(_native, m) {
+    m.doc() = "Compiled parts of bitnet; import them through bitnet.native.";
+    m.def("cpu_features", &bitnet::cpu_feature_names,
+          "Names of the instruction sets that can be used on this machine.");
+}

@@ -1,0 +1,167 @@
+"""Progress of long operations, on stderr only: a bar, a line every few seconds, or JSON events.
+
+A :class:`Progress` counts bytes that are safely on disk. It never goes backwards: when a transfer
+has to start over, the count stays where it was until the new bytes pass it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Literal, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+Mode = Literal["auto", "bar", "lines", "json", "none"]
+
+LINE_INTERVAL_S = 5.0
+EVENT_INTERVAL_S = 0.5
+RATE_WINDOW_S = 10.0
+
+
+def human_size(size_bytes: float) -> str:
+    """*size_bytes* in decimal units as download pages give it: ``98.4 MB``."""
+    value = float(size_bytes)
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(value) < 999.95 or unit == "TB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    raise AssertionError("unreachable")
+
+
+def human_time(duration_s: float) -> str:
+    """*duration_s* as ``7s``, ``3m05s`` or ``2h07m``."""
+    seconds = max(0, round(duration_s))
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    return f"{seconds // 3600}h{seconds % 3600 // 60:02d}m"
+
+
+class Progress:
+    """Bytes done out of a total, shown the way *mode* says; use it as a context manager.
+
+    Args:
+        label: what is being transferred.
+        total: bytes in all, ``None`` while unknown.
+        mode: ``auto`` is a bar on a terminal and lines elsewhere.
+        stream: where to write; stderr when not given.
+        clock: monotonic seconds, replaceable for tests.
+    """
+
+    def __init__(
+        self,
+        label: str,
+        total: int | None = None,
+        *,
+        mode: Mode = "auto",
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.label = label
+        self.total = total
+        self.done = 0
+        self._stream = stream if stream is not None else sys.stderr
+        if mode == "auto":
+            mode = "bar" if self._stream.isatty() else "lines"
+        self._mode = mode
+        self._clock = clock
+        self._started = clock()
+        self._last_shown = self._started
+        self._window: list[tuple[float, int]] = []
+        self._bar = None
+        if mode == "bar":
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=label,
+                total=total,
+                unit="B",
+                unit_scale=True,
+                file=self._stream,
+                dynamic_ncols=True,
+                leave=True,
+            )
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(failed=error is not None)
+
+    def reach(self, done: int, total: int | None = None) -> None:
+        """Say that *done* bytes are durably written (of *total*); smaller values change nothing."""
+        if total is not None and total != self.total:
+            self.total = total
+            if self._bar is not None:
+                self._bar.total = total
+        if done <= self.done:
+            return
+        step, self.done = done - self.done, done
+        now = self._clock()
+        self._window.append((now, done))
+        while len(self._window) > 2 and now - self._window[0][0] > RATE_WINDOW_S:
+            self._window.pop(0)
+        if self._bar is not None:
+            self._bar.update(step)
+        elif self._mode == "lines" and now - self._last_shown >= LINE_INTERVAL_S:
+            self._last_shown = now
+            print(self._line(), file=self._stream, flush=True)
+        elif self._mode == "json" and now - self._last_shown >= EVENT_INTERVAL_S:
+            self._last_shown = now
+            self._event("progress")
+
+    def close(self, *, failed: bool = False) -> None:
+        """End the display; in JSON mode with a last event, in a log with a last line."""
+        if self._bar is not None:
+            self._bar.close()
+        elif self._mode == "json":
+            self._event("failed" if failed else "done")
+        elif self._mode == "lines" and self.done and not failed:
+            elapsed = self._clock() - self._started
+            print(
+                f"{self.label}: {human_size(self.done)} in {human_time(elapsed)}",
+                file=self._stream,
+                flush=True,
+            )
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second over the last seconds, 0 while unknown."""
+        if len(self._window) < 2:
+            return 0.0
+        (t0, b0), (t1, b1) = self._window[0], self._window[-1]
+        return (b1 - b0) / (t1 - t0) if t1 > t0 else 0.0
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds left at the present rate, ``None`` while unknown."""
+        if not self.total or not self.rate:
+            return None
+        return (self.total - self.done) / self.rate
+
+    def _line(self) -> str:
+        share = f" of {human_size(self.total)} ({self.done / self.total:.0%})" if self.total else ""
+        speed = f", {human_size(self.rate)}/s" if self.rate else ""
+        left = f", {human_time(self.eta_s)} left" if self.eta_s is not None else ""
+        return f"{self.label}: {human_size(self.done)}{share}{speed}{left}"
+
+    def _event(self, kind: str) -> None:
+        record = {
+            "event": kind,
+            "label": self.label,
+            "done": self.done,
+            "total": self.total,
+            "rate": round(self.rate),
+            "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
+        }
+        print(json.dumps(record), file=self._stream, flush=True)

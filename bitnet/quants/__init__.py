@@ -1,0 +1,1 @@
+"""Weight encodings: the bytes of a block to numbers and back."""

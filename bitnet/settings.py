@@ -1,0 +1,213 @@
+"""Every environment variable the project reads; each is read when it is called, never at import.
+
+A setting is a callable: ``settings.offline()`` gives the value that holds now.
+
+    >>> import os
+    >>> os.environ["BITNET_OFFLINE"] = "yes"
+    >>> from bitnet import settings
+    >>> settings.offline()
+    True
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from bitnet.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off", ""})
+
+
+def _boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError("expected 1, true, yes, on or 0, false, no, off")
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError("expected a positive number of seconds")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("expected a whole number, 0 or more")
+    return value
+
+
+class Setting(Generic[T]):
+    """One environment variable: names in order of precedence, type, default and help.
+
+    Args:
+        names: the variable and its synonyms; the first one that is set wins, except for
+            booleans, where any synonym that is on wins.
+        parse: turns the text into a value or raises ``ValueError`` with what it expected.
+        default: value when no variable is set, or when its text is empty and *keep_empty* is off.
+        help: one sentence for the reference page.
+        secret: the value never appears in any output.
+        keep_empty: an empty text is parsed instead of counting as unset.
+    """
+
+    def __init__(
+        self,
+        *names: str,
+        parse: Callable[[str], T],
+        default: T,
+        help: str,
+        secret: bool = False,
+        keep_empty: bool = False,
+    ) -> None:
+        self.names = names
+        self.parse = parse
+        self.default = default
+        self.help = help
+        self.secret = secret
+        self.keep_empty = keep_empty
+        ALL.append(self)
+
+    def __call__(self) -> T:
+        """The value that holds now.
+
+        Raises:
+            UsageError: a variable is set to something that cannot be its value.
+        """
+        found: list[T] = []
+        for name in self.names:
+            text = os.environ.get(name)
+            if text is None or (text == "" and not self.keep_empty):
+                continue
+            try:
+                found.append(self.parse(text))
+            except ValueError as error:
+                shown = "a value that is not valid" if self.secret else repr(text)
+                raise UsageError(
+                    f"environment variable {name} is {shown}: {error}",
+                    hint=f"unset {name}, or set it to a valid value: {self.help}",
+                ) from None
+        if isinstance(self.default, bool):
+            return next((value for value in found if value), found[0] if found else self.default)
+        return found[0] if found else self.default
+
+
+ALL: list[Setting[Any]] = []  # filled by the definitions below, in this order
+
+cache_dir_override = Setting(
+    "BITNET_CACHE_DIR",
+    parse=Path,
+    default=None,
+    help="cache folder; else $XDG_CACHE_HOME/bitnet, else ~/.cache/bitnet",
+)
+offline = Setting(
+    "BITNET_OFFLINE",
+    "HF_HUB_OFFLINE",
+    parse=_boolean,
+    default=False,
+    help="1: never open a connection; everything must come from disk",
+)
+hf_token = Setting(
+    "HF_TOKEN",
+    "HUGGING_FACE_HUB_TOKEN",
+    parse=lambda text: text.strip() or None,
+    default=None,
+    help="access token for gated models; sent to the hub's own host only",
+    secret=True,
+)
+hf_endpoint = Setting(
+    "HF_ENDPOINT",
+    parse=lambda text: text.rstrip("/"),
+    default="https://huggingface.co",
+    help="address of the hub or of a mirror that speaks its protocol",
+)
+download_timeout = Setting(
+    "BITNET_DOWNLOAD_TIMEOUT",
+    parse=_seconds,
+    default=300.0,
+    help="seconds a download may go without progress before it fails",
+)
+simulate_network_error = Setting(
+    "BITNET_SIMULATE_NETWORK_ERROR",
+    parse=str,
+    default="",
+    help="fault drill: 1, or a list such as timeout:2,503,reset@1MB,429:3",
+)
+strict_tokenizers = Setting(
+    "BITNET_STRICT_TOKENIZERS",
+    parse=_boolean,
+    default=True,
+    help="1: refuse a mock tokenizer even with --allow-mock; vocabulary mismatch is an error",
+)
+allow_mock = Setting(
+    "BITNET_ALLOW_MOCK",
+    parse=_boolean,
+    default=False,
+    help="1: same as --allow-mock",
+)
+deterministic = Setting(
+    "BITNET_DETERMINISTIC",
+    parse=_boolean,
+    default=True,
+    help="1: the same bits on every run; 0 allows optimisations that change rounding",
+)
+seed = Setting("BITNET_SEED", parse=_count, default=None, help="seed for sampling")
+force_cpu = Setting(
+    "BITNET_FORCE_CPU", parse=_boolean, default=False, help="1: use the CPU even if a GPU is there"
+)
+gguf = Setting("BITNET_GGUF", parse=Path, default=None, help="model used when --model is not given")
+backend = Setting(
+    "BITNET_BACKEND",
+    parse=str.lower,
+    default="auto",
+    help="auto, native (an error if the compiled module is missing) or reference (NumPy)",
+)
+threads = Setting(
+    "BITNET_THREADS",
+    "RAYON_NUM_THREADS",
+    parse=_count,
+    default=0,
+    help="compute threads; 0: as many as there are cores",
+)
+log = Setting(
+    "BITNET_LOG",
+    "RUST_LOG",
+    parse=str,
+    default="",
+    help="log filter: debug, or area=level pairs such as bitnet_tokenizers::download=info",
+)
+spm_model = Setting(
+    "SPM_MODEL", parse=Path, default=None, help="SentencePiece model the contract test loads"
+)
+debug = Setting(
+    "BITNET_DEBUG", parse=_boolean, default=False, help="1: show tracebacks of internal errors"
+)
+no_color = Setting(
+    "NO_COLOR", parse=bool, default=False, help="any value: no colours on the terminal"
+)
+
+
+def cache_dir() -> Path:
+    """The cache folder that holds now; it need not exist."""
+    override = cache_dir_override()
+    if override is not None:
+        return override.expanduser().absolute()
+    if sys.platform == "win32":  # pragma: no cover
+        local = os.environ.get("LOCALAPPDATA")
+        return Path(local) / "bitnet" if local else Path.home() / "AppData/Local/bitnet"
+    xdg = os.environ.get("XDG_CACHE_HOME")
+    # The XDG specification says a relative path must be ignored.
+    base = Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache"
+    return base / "bitnet"

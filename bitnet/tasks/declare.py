@@ -1,0 +1,243 @@
+"""``@task``: how a command says what options it has.
+
+Invoke derives options from a function's signature. This wrapper keeps that, and closes the gaps a
+user would fall into: nothing is positional unless named, no short flags are invented, numbers and
+choices are checked with a readable error, and options can have synonyms.
+
+    @task(
+        help={"source": "where to fetch it from"},
+        choices={"source": ("mirror", "official")},
+        synonyms={"max_tokens": ("max-new-tokens", "n-predict")},
+    )
+    def example(c, source="mirror", max_tokens=16, output=Output()): ...
+
+A parameter whose default is an instance of a frozen dataclass stands for all its fields: each
+becomes an option (declared with :func:`option`), and the body receives one object.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+from invoke.exceptions import ParseError
+from invoke.parser.argument import Argument
+from invoke.tasks import Task as InvokeTask
+
+from bitnet import logs
+from bitnet.errors import UsageError
+from bitnet.options import option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = ["Option", "Output", "Task", "option", "task"]
+
+_TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str, "list[str]": list}
+_METAVARS: dict[type, str] = {int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT"}
+_WORDS: dict[type, str] = {int: "a whole number", float: "a number"}
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command shows besides its result; every command that has these takes them all."""
+
+    json: bool = option(False, "print the result as JSON on stdout")
+    verbose: int = option(0, "say more on stderr; twice for debug output", short="v", count=True)
+    no_progress: bool = option(False, "no progress bar and no progress lines", synonyms=("quiet",))
+    no_warnings: bool = option(False, "hide warnings")
+
+    @property
+    def progress(self) -> str:
+        """The mode for :class:`bitnet.progress.Progress`."""
+        return "none" if self.no_progress else "json" if self.json else "auto"
+
+
+class Option(Argument):
+    """An Invoke argument that knows its type, choices and synonyms, and checks values itself."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        type: type,
+        default: Any,
+        help: str,
+        choices: tuple[str, ...] = (),
+        synonyms: tuple[str, ...] = (),
+        short: str = "",
+        count: bool = False,
+        metavar: str = "",
+        positional: bool = False,
+    ) -> None:
+        dashed = name.replace("_", "-")
+        self.type = type
+        self.choices = choices
+        self.metavar = metavar or ("|".join(choices) if choices else _METAVARS.get(type, ""))
+        super().__init__(
+            names=(dashed, *synonyms, *((short,) if short else ())),
+            kind=int if count else type if type in (bool, list) else str,
+            default=default,
+            help=help,
+            positional=positional,
+            incrementable=count,
+            attr_name=name if name != dashed else None,
+        )
+
+    def set_value(self, value: Any, cast: bool = True) -> None:
+        """Check and store *value*.
+
+        Raises:
+            UsageError: it is not of the option's type or not one of its choices.
+            ParseError: an unknown option stands where a positional value is expected.
+        """
+        if self.positional and isinstance(value, str) and value.startswith("-") and value != "-":
+            raise ParseError(f"No idea what {value!r} is!")
+        if cast and self.type in _WORDS and not self.incrementable:
+            value = self._number(value)
+            self.raw_value = self._value = value
+            return
+        if cast and self.choices and value not in self.choices:
+            raise UsageError(
+                f"--{self.names[0]} expects one of {', '.join(self.choices)}, got {value!r}"
+            )
+        super().set_value(value, cast)
+
+    def _number(self, text: str) -> int | float:
+        try:
+            number = self.type(text)
+        except ValueError:
+            number = None
+        if number is None or number != number:  # NaN is no number either
+            raise UsageError(f"--{self.names[0]} expects {_WORDS[self.type]}, got {text!r}")
+        return number  # type: ignore[no-any-return]
+
+    def spelled(self) -> str:
+        """The option with its synonyms as help shows it: ``-v, --verbose``, ``--seed=INT``."""
+        if self.positional:
+            return self.names[0].upper()
+        value = f"={self.metavar}" if self.takes_value else ""
+        long = [f"--{name}{value}" for name in self.names if len(name) > 1]
+        if self.kind is bool and self.default is True:
+            long[0] = f"--[no-]{self.names[0]}"
+        return ", ".join([f"-{name}" for name in self.names if len(name) == 1] + long)
+
+    def described(self) -> str:
+        """Help with the default where there is one to speak of."""
+        text = self.help or ""
+        shown = self.default
+        if shown in (None, "", False) or shown == [] or self.incrementable:
+            return text
+        if self.kind is bool:
+            return f"{text} (default: on)"
+        return f"{text} (default: {shown})"
+
+
+class Task(InvokeTask):  # type: ignore[type-arg]
+    """A command; made by :func:`task`."""
+
+    def __init__(
+        self,
+        body: Callable[..., Any],
+        *,
+        choices: Mapping[str, Iterable[str]] | None = None,
+        synonyms: Mapping[str, Iterable[str]] | None = None,
+        metavars: Mapping[str, str] | None = None,
+        required: Iterable[str] = (),
+        remainder: bool = False,
+        positional: Iterable[str] = (),
+        **rest: Any,
+    ) -> None:
+        super().__init__(body, positional=tuple(positional), auto_shortflags=False, **rest)
+        self.choices = {name: tuple(values) for name, values in (choices or {}).items()}
+        self.synonyms = {name: tuple(values) for name, values in (synonyms or {}).items()}
+        self.metavars = dict(metavars or {})
+        self.required = tuple(required)
+        self.takes_remainder = remainder
+
+    @property
+    def groups(self) -> dict[str, Any]:
+        """Parameters that stand for the fields of a dataclass, with their default instance."""
+        return {
+            name: parameter.default
+            for name, parameter in self.argspec(self.body).parameters.items()
+            if is_dataclass(parameter.default)
+        }
+
+    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
+        """The options of this command, in the order of its signature."""
+        options: list[Argument] = []
+        for name, parameter in self.argspec(self.body).parameters.items():
+            if is_dataclass(parameter.default):
+                options += [
+                    Option(
+                        entry.name,
+                        type=_type_of(entry.type, getattr(parameter.default, entry.name)),
+                        default=getattr(parameter.default, entry.name),
+                        **entry.metadata,
+                    )
+                    for entry in fields(parameter.default)
+                ]
+                continue
+            default = parameter.default
+            if default is inspect.Parameter.empty:
+                default = None
+            kind = _type_of(parameter.annotation, default)
+            options.append(
+                Option(
+                    name,
+                    type=kind,
+                    default=[] if kind is list and default is None else default,
+                    help=self.help.get(name, ""),
+                    choices=self.choices.get(name, ()),
+                    synonyms=self.synonyms.get(name, ()),
+                    metavar=self.metavars.get(name, ""),
+                    positional=name in self.positional,
+                )
+            )
+        options.sort(key=lambda entry: not entry.positional)
+        return options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the command: check required options, fold groups, set up logging."""
+        for name in self.required:
+            if kwargs.get(name) in (None, "", []):
+                raise UsageError(
+                    f"{self.name.replace('_', '-')} needs --{name.replace('_', '-')}",
+                    hint=f"inv {self.name.replace('_', '-')} --help",
+                )
+        for name, default in self.groups.items():
+            given = {
+                entry.name: kwargs.pop(entry.name)
+                for entry in fields(default)
+                if entry.name in kwargs
+            }
+            if given:
+                kwargs[name] = type(default)(**given)
+        output = next((v for v in kwargs.values() if isinstance(v, Output)), Output())
+        logs.configure(output.verbose, warnings=not output.no_warnings)
+        return super().__call__(*args, **kwargs)
+
+
+def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
+    """Turn a function into a command.
+
+    Args:
+        declaration: ``help`` (text per parameter, required for each), ``choices``,
+            ``synonyms`` (other long names per parameter), ``metavars``, ``required``,
+            ``positional``, ``remainder`` (text after `` -- `` is wanted), ``name``
+            (``cache.list`` makes a group), ``aliases``.
+    """
+    return lambda body: Task(body, **declaration)
+
+
+def _type_of(annotation: Any, default: Any) -> type:
+    """Type of an option from its annotation, else from its default, else text."""
+    if isinstance(annotation, str):
+        known = _TYPES.get(annotation.removesuffix(" | None"))
+        if known is not None:
+            return known
+    elif annotation in _TYPES.values():
+        return annotation  # type: ignore[no-any-return]
+    return type(default) if type(default) in _TYPES.values() else str

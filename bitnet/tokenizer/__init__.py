@@ -1,0 +1,1 @@
+"""Exact tokenizers: found, rebuilt or refused, never approximated."""

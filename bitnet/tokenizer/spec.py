@@ -1,0 +1,125 @@
+"""What a tokenizer *is*, whatever file it came from: the one description every loader fills in.
+
+Loaders (``from_gguf.py``, ``from_files.py``) write a :class:`TokenizerSpec`; engines (the native
+one behind ``compiled.py``, the portable one in ``portable.py``) run it. Neither knows the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["AddedToken", "Model", "Step", "TokenizerSpec"]
+
+Model = Literal["bpe", "spm", "unigram", "wordpiece"]
+
+
+@dataclass(frozen=True)
+class AddedToken:
+    """A token that is found in the text before anything else runs.
+
+    Attributes:
+        id: its id.
+        text: the text that stands for it.
+        special: control tokens; skipped by ``decode(skip_special=True)``, and only recognised with
+            ``encode(parse_special=True)``. Other added tokens are always recognised.
+        lstrip: white space to the left belongs to the match.
+        rstrip: white space to the right belongs to the match.
+        single_word: matches only between word borders.
+        normalized: is looked for in the normalized text instead of the raw one.
+    """
+
+    id: int
+    text: str
+    special: bool = True
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a normalizer or pre-tokenizer, named as in Hugging Face's ``tokenizer.json``.
+
+    Attributes:
+        type: ``NFC``, ``Lowercase``, ``Prepend``, ``Replace``, ``BertNormalizer``, ``Split``,
+            ``Digits``, ``ByteLevel``, ``Metaspace``, ``BertPreTokenizer`` ...
+        options: the step's other fields, as in ``tokenizer.json``.
+    """
+
+    type: str
+    options: dict[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """A complete tokenizer.
+
+    Attributes:
+        model: ``bpe`` (byte-level or plain merges), ``spm`` (SentencePiece BPE: merges by score),
+            ``unigram`` (SentencePiece Unigram: best segmentation by score) or ``wordpiece``.
+        tokens: the text of every id as the vocabulary spells it: byte-level BPE in GPT-2's
+            byte-to-character spelling, SentencePiece with U+2581 for the space and ``<0xNN>`` for
+            bytes. Length = vocabulary size.
+        merges: ``bpe`` only: ``(left, right)`` ids in order of priority.
+        scores: ``spm`` and ``unigram``: log-probability per token, float32; else empty.
+        token_types: GGUF's token types per id (1 normal, 2 unknown, 3 control, 4
+            user-defined, 5 unused, 6 byte); empty when the source has none.
+        added: tokens cut out of the text first, longest match first.
+        normalizer: steps applied to the text between added tokens, in order.
+        pre_tokenizer: steps that cut normalized text into pieces encoded one by one, in order.
+        byte_level: token texts are in GPT-2's byte spelling.
+        byte_fallback: characters without a token become their ``<0xNN>`` bytes.
+        ignore_merges: a piece that is a token as a whole is taken as it is.
+        add_space_prefix: ``spm`` and ``unigram``: a space is put before the text.
+        remove_extra_whitespaces: runs of spaces become one and the ends are trimmed.
+        charsmap: SentencePiece's precompiled normalization table, empty when it has none.
+        unknown_id: id for what cannot be encoded, ``None`` when that cannot happen.
+        continuing_prefix: ``wordpiece``: prefix of tokens inside a word in the token list.
+        max_chars_per_word: ``wordpiece``: longer words are unknown.
+        bos_id: id put before the text, ``None`` when the vocabulary has none.
+        eos_id: id put after the text, ``None`` when the vocabulary has none.
+        add_bos: ``encode(add_special=True)`` puts *bos_id* first.
+        add_eos: ``encode(add_special=True)`` puts *eos_id* last.
+        stop_ids: every id that ends a generation.
+        chat_template: Jinja source of the chat template, ``None`` when there is none.
+        pre: name of the pre-tokenizer as GGUF gives it (``llama-bpe``), or empty.
+        source: where it comes from, for people: ``embedded in model.gguf``.
+        fingerprint: SHA-256 over the bytes it was built from; the key of its compiled form.
+    """
+
+    model: Model
+    tokens: Sequence[str]
+    merges: Sequence[tuple[int, int]] = ()
+    scores: Sequence[float] = ()
+    token_types: Sequence[int] = ()
+    added: tuple[AddedToken, ...] = ()
+    normalizer: tuple[Step, ...] = ()
+    pre_tokenizer: tuple[Step, ...] = ()
+    byte_level: bool = False
+    byte_fallback: bool = False
+    ignore_merges: bool = False
+    add_space_prefix: bool = False
+    remove_extra_whitespaces: bool = False
+    charsmap: bytes = b""
+    unknown_id: int | None = None
+    continuing_prefix: str = "##"
+    max_chars_per_word: int = 100
+    bos_id: int | None = None
+    eos_id: int | None = None
+    add_bos: bool = False
+    add_eos: bool = False
+    stop_ids: frozenset[int] = frozenset()
+    chat_template: str | None = None
+    pre: str = ""
+    source: str = ""
+    fingerprint: str = ""
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids."""
+        return len(self.tokens)

@@ -1,0 +1,52 @@
+"""Every test runs in a world of its own: temporary home and cache, loopback sockets only."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from bitnet import settings
+
+_REAL_CONNECT = socket.socket.connect
+_LOOPBACK = ("127.", "::1", "localhost")
+
+
+@pytest.fixture(autouse=True)
+def _own_world(tmp_path_factory, monkeypatch):
+    home = tmp_path_factory.mktemp("home")
+    for setting in settings.ALL:
+        for name in setting.names:
+            monkeypatch.delenv(name, raising=False)
+    for name in (
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    return home
+
+
+@pytest.fixture(autouse=True)
+def _loopback_only(monkeypatch):
+    def connect(self, address):
+        if self.family != socket.AF_UNIX and not str(address[0]).startswith(_LOOPBACK):
+            raise AssertionError(f"a test opened a connection to {address!r}")
+        return _REAL_CONNECT(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+
+
+@pytest.fixture(scope="session")
+def test_data():
+    """Folder with real tokenizers and vocabularies; ``inv test-data`` fetches it."""
+    folder = os.environ.get("BITNET_TEST_DATA")
+    if not folder:
+        pytest.skip("BITNET_TEST_DATA is not set; `inv test-data` fetches the files it points at")
+    return Path(folder)

@@ -1,0 +1,120 @@
+"""Who may import whom (docs/architecture), and what a cheap import may load."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import bitnet
+
+ROOT = Path(bitnet.__file__).parent
+
+# A module may import from lower layers and from its own package.
+LAYERS = [
+    ["errors"],
+    ["settings", "progress", "options", "logs", "native"],
+    ["locks", "cache", "quants"],
+    ["formats", "hub"],
+    ["kernels", "tokenizer"],
+    ["models"],
+    ["runtime"],
+    ["server", "crossval", "verify", "bench", "plan", "doctor", "discovery"],
+    ["tasks"],
+    ["cli"],
+    ["__main__"],
+]
+LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
+WITHIN_LAYER = {
+    ("logs", "settings"),
+    ("native", "settings"),
+    ("progress", "settings"),
+    ("cache", "locks"),
+}
+MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def _area(path):
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def _imports(path):
+    """Every ``bitnet.X`` that *path* imports anywhere, with its line."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+            if node.module == "bitnet":
+                names = [f"bitnet.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            yield node.lineno, name
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_imports_only_from_layers_below(path):
+    area = _area(path)
+    assert area in LAYER_OF, f"give {area!r} a layer"
+    wrong = []
+    for line, name in _imports(path):
+        target = name.split(".")[1] if name.startswith("bitnet.") else None
+        if target is None or target in (area, "__version__", "_native"):
+            continue
+        allowed = LAYER_OF[target] < LAYER_OF[area] or (area, target) in WITHIN_LAYER
+        if not allowed:
+            wrong.append(f"line {line}: {area} imports {name}")
+    assert not wrong
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_tasks_call_the_hub(path):
+    users = [name for _, name in _imports(path) if name.startswith("bitnet.hub")]
+    assert not users or _area(path) in ("hub", "tasks")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_settings_reads_the_environment(path):
+    tree = ast.parse(path.read_text())
+    reads = [
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv"))
+    ]
+    assert not reads or _area(path) == "settings"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_only_tasks_and_the_program_print_or_exit(path):
+    tree = ast.parse(path.read_text())
+    prints = [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and (
+            (isinstance(node.func, ast.Name) and node.func.id in ("print", "exit", "quit"))
+            or (isinstance(node.func, ast.Attribute) and ast.unparse(node.func) == "sys.exit")
+        )
+    ]
+    assert not prints or _area(path) in ("tasks", "cli", "progress")
+
+
+def test_no_file_is_longer_than_500_lines():
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in MODULES
+        if (count := len(path.read_text().splitlines())) > 500
+    }
+    assert not long
+
+
+def test_listing_commands_loads_nothing_heavy():
+    code = (
+        "import sys; from bitnet.tasks import load; load();"
+        "print([m for m in ('numpy', 'tokenizers', 'requests', 'gguf', 'tqdm', 'jinja2')"
+        " if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
