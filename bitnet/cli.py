@@ -124,7 +124,7 @@ class Program(InvokeProgram):
         return [*super().core_args(), *(self.task_args() if self.binary == "inv" else listing)]
 
     def parse_tasks(self) -> None:
-        """Parse what follows the core options; ``--help`` anywhere wins, ``_`` in names is ``-``."""
+        """Parse what follows the core options; ``--help`` wins, ``_`` in a name means ``-``."""
         words: list[str] = self.core.unparsed
         before = words[: words.index("--")] if "--" in words else words
         if before:
