@@ -2,6 +2,7 @@
 
 import os
 import socket
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,28 @@ def test_data():
     if not folder:
         pytest.skip("BITNET_TEST_DATA is not set; `inv test-data` fetches the files it points at")
     return Path(folder)
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A command that ran: its exit code and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def bitnet(capsys):
+    """Run a command line in this process: ``bitnet("exit-codes", "--json")``."""
+    from bitnet.cli import Program
+    from bitnet.tasks import load
+
+    def run(*words):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            Program(load(), "bitnet").run(["bitnet", *map(str, words)])
+        shown = capsys.readouterr()
+        return Finished(stopped.value.code, shown.out, shown.err)
+
+    return run

@@ -234,10 +234,9 @@ def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
 
 def _type_of(annotation: Any, default: Any) -> type:
     """Type of an option from its annotation, else from its default, else text."""
-    if isinstance(annotation, str):
-        known = _TYPES.get(annotation.removesuffix(" | None"))
+    if annotation is not inspect.Parameter.empty:
+        text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        known = _TYPES.get(text.removesuffix(" | None"))
         if known is not None:
             return known
-    elif annotation in _TYPES.values():
-        return annotation  # type: ignore[no-any-return]
     return type(default) if type(default) in _TYPES.values() else str
