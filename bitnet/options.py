@@ -6,13 +6,16 @@ options from it.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from bitnet import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["option"]
+__all__ = ["CacheOptions", "option"]
 
 
 def option(
@@ -47,3 +50,19 @@ def option(
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """Which cache folder a command works on."""
+
+    cache_dir: str = option(
+        "", "cache folder, instead of BITNET_CACHE_DIR or ~/.cache/bitnet", metavar="DIR"
+    )
+
+    @property
+    def root(self) -> Path:
+        """The cache folder that holds now; it need not exist."""
+        if self.cache_dir:
+            return Path(self.cache_dir).expanduser().absolute()
+        return settings.cache_dir()

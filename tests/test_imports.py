@@ -29,6 +29,7 @@ LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
 WITHIN_LAYER = {
     ("logs", "settings"),
     ("native", "settings"),
+    ("options", "settings"),
     ("progress", "settings"),
     ("cache", "locks"),
 }
