@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "cpu.hpp"
+#include "gguf.hpp"
 
 namespace nb = nanobind;
 
@@ -11,4 +12,5 @@ NB_MODULE(_native, m) {
     m.doc() = "Compiled parts of bitnet; import them through bitnet.native.";
     m.def("cpu_features", &bitnet::cpu_feature_names,
           "Names of the instruction sets that can be used on this machine.");
+    bitnet::bind_gguf(m);
 }
