@@ -1,0 +1,292 @@
+"""Every weight encoding a GGUF file can name: ids, blocks and bytes, per dialect.
+
+Three programs write GGUF files and number their encodings independently: llama.cpp, bitnet.cpp (a
+fork of it) and ik_llama.cpp (another one). Most ids mean the same everywhere; 36 to 39 do not:
+
+    id   llama.cpp     bitnet.cpp   ik_llama.cpp
+    36   (removed)     I2_S         I2_S
+    37   (removed)     I8_S         -
+    38   (removed)     TL1          -
+    39   MXFP4         TL2          MXFP4
+
+Hence a type is looked up by id *and* dialect, and :func:`resolve_dialect` finds the dialect.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = [
+    "BITNET_CPP",
+    "DIALECTS",
+    "IK_LLAMA_CPP",
+    "LLAMA_CPP",
+    "Dialect",
+    "QuantType",
+    "TensorEvidence",
+    "by_id",
+    "by_name",
+    "resolve_dialect",
+]
+
+Dialect = Literal["llama.cpp", "bitnet.cpp", "ik_llama.cpp"]
+
+LLAMA_CPP: Dialect = "llama.cpp"
+BITNET_CPP: Dialect = "bitnet.cpp"
+IK_LLAMA_CPP: Dialect = "ik_llama.cpp"
+DIALECTS: tuple[Dialect, ...] = (LLAMA_CPP, BITNET_CPP, IK_LLAMA_CPP)
+
+_TENSOR_SCALE_BYTES = 32  # I2_S, TL1, TL2, one f32 scale in a padded tail
+
+
+@dataclass(frozen=True)
+class QuantType:
+    """A weight encoding.
+
+    Attributes:
+        name: as ggml spells it: ``F16``, ``Q4_K``, ``I2_S``.
+        ggml_id: number in the tensor directory.
+        block_size: weights per block, along a row.
+        type_size: bytes per block; 0 for an id that the dialect does not know.
+        row_bytes: bytes in front of each row (ik_llama.cpp's row scales).
+    """
+
+    name: str
+    ggml_id: int
+    block_size: int
+    type_size: int
+    row_bytes: int = 0
+
+    @property
+    def known(self) -> bool:
+        """Whether the encoding's size is known; others can be listed and copied only."""
+        return self.type_size > 0
+
+    @property
+    def is_ternary(self) -> bool:
+        """Whether the weights are -1, 0 and +1 times a scale."""
+        return self.name in _TERNARY
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits per weight, without row and tensor scales."""
+        if self.name in ("I2_S", "TL1"):
+            return 2.0
+        return 5 / 3 if self.name == "TL2" else 8 * self.type_size / self.block_size
+
+    def size_bytes(self, shape: Sequence[int]) -> int | None:
+        """Bytes of a tensor of *shape* (rows first), ``None`` where *shape* cannot be encoded."""
+        n = math.prod(shape)
+        columns = shape[-1] if shape else 1
+        if not self.known or columns % self.block_size:
+            return None
+        if self.name in ("I2_S", "TL1"):
+            return n // 4 + _TENSOR_SCALE_BYTES
+        if self.name == "TL2":
+            return _tl2_bytes(columns, n // columns)
+        return n // self.block_size * self.type_size + n // columns * self.row_bytes
+
+
+def _tl2_bytes(columns: int, rows: int) -> int | None:
+    """TL2: 256 columns at two bits, the others three to five bits, padded to 32."""
+    if columns < 256:
+        return None
+    size = (columns - 256) * rows // 3 * 5 // 8 + 256 * rows // 2 * 4 // 8
+    return -(-size // 32) * 32 + _TENSOR_SCALE_BYTES
+
+
+# name, id, weights per block, bytes per block; ggml.h of llama.cpp and gguf-py's GGML_QUANT_SIZES.
+_COMMON = (
+    QuantType("F32", 0, 1, 4),
+    QuantType("F16", 1, 1, 2),
+    QuantType("Q4_0", 2, 32, 18),
+    QuantType("Q4_1", 3, 32, 20),
+    QuantType("Q5_0", 6, 32, 22),
+    QuantType("Q5_1", 7, 32, 24),
+    QuantType("Q8_0", 8, 32, 34),
+    QuantType("Q8_1", 9, 32, 36),
+    QuantType("Q2_K", 10, 256, 84),
+    QuantType("Q3_K", 11, 256, 110),
+    QuantType("Q4_K", 12, 256, 144),
+    QuantType("Q5_K", 13, 256, 176),
+    QuantType("Q6_K", 14, 256, 210),
+    QuantType("Q8_K", 15, 256, 292),
+    QuantType("IQ2_XXS", 16, 256, 66),
+    QuantType("IQ2_XS", 17, 256, 74),
+    QuantType("IQ3_XXS", 18, 256, 98),
+    QuantType("IQ1_S", 19, 256, 50),
+    QuantType("IQ4_NL", 20, 32, 18),
+    QuantType("IQ3_S", 21, 256, 110),
+    QuantType("IQ2_S", 22, 256, 82),
+    QuantType("IQ4_XS", 23, 256, 136),
+    QuantType("I8", 24, 1, 1),
+    QuantType("I16", 25, 1, 2),
+    QuantType("I32", 26, 1, 4),
+    QuantType("I64", 27, 1, 8),
+    QuantType("F64", 28, 1, 8),
+    QuantType("IQ1_M", 29, 256, 56),
+    QuantType("BF16", 30, 1, 2),
+    QuantType("Q4_0_4_4", 31, 32, 18),
+    QuantType("Q4_0_4_8", 32, 32, 18),
+    QuantType("Q4_0_8_8", 33, 32, 18),
+    QuantType("TQ1_0", 34, 256, 54),
+    QuantType("TQ2_0", 35, 256, 66),
+)
+
+_I2_S = QuantType("I2_S", 36, 1, 1)
+_MXFP4 = QuantType("MXFP4", 39, 32, 17)
+
+# Ids 36 to 38 were short-lived repacked forms of IQ4_NL; llama.cpp removed them.
+_LLAMA = (
+    QuantType("IQ4_NL_4_4", 36, 32, 18),
+    QuantType("IQ4_NL_4_8", 37, 32, 18),
+    QuantType("IQ4_NL_8_8", 38, 32, 18),
+    _MXFP4,
+    QuantType("NVFP4", 40, 64, 36),
+    QuantType("Q1_0", 41, 128, 18),
+)
+
+_BITNET = (
+    _I2_S,
+    QuantType("I8_S", 37, 1, 1),
+    QuantType("TL1", 38, 1, 1),
+    QuantType("TL2", 39, 1, 1),
+)
+
+_IK = (
+    _I2_S,
+    _MXFP4,
+    QuantType("Q6_0", 133, 32, 26),
+    QuantType("IQ1_BN", 134, 64, 13, 2),
+    QuantType("IQ2_BN", 135, 64, 16, 4),
+    QuantType("IQ2_K", 137, 256, 76),
+    QuantType("IQ3_K", 138, 256, 110),
+    QuantType("IQ4_K", 139, 256, 144),
+    QuantType("IQ5_K", 140, 256, 176),
+    QuantType("IQ6_K", 141, 256, 212),
+    QuantType("IQ4_KS", 144, 256, 136, 4),
+    QuantType("IQ2_KS", 145, 256, 70, 2),
+    QuantType("IQ4_KSS", 146, 256, 128, 4),
+    QuantType("Q8_KV", 151, 32, 32, 8),
+    QuantType("IQ5_KS", 152, 256, 168, 4),
+    QuantType("IQ2_KT", 153, 256, 68, 4),
+    QuantType("IQ3_KT", 154, 256, 100, 4),
+    QuantType("IQ4_KT", 155, 256, 128, 4),
+    QuantType("IQ3_KS", 156, 256, 102, 2),
+    QuantType("IQ2_KL", 157, 256, 86, 2),
+    QuantType("IQ1_KT", 158, 256, 56, 4),
+    QuantType("Q4_0_R8", 202, 32, 18),
+    QuantType("Q5_0_R4", 206, 32, 22),
+    QuantType("Q8_0_R8", 208, 32, 34),
+    QuantType("Q2_K_R4", 210, 256, 84),
+    QuantType("Q3_K_R4", 211, 256, 110),
+    QuantType("Q4_K_R4", 212, 256, 144),
+    QuantType("Q5_K_R4", 213, 256, 176),
+    QuantType("Q6_K_R4", 214, 256, 210),
+    QuantType("IQ2_XXS_R4", 216, 256, 66),
+    QuantType("IQ2_XS_R4", 217, 256, 74),
+    QuantType("IQ3_XXS_R4", 218, 256, 98),
+    QuantType("IQ1_S_R4", 219, 32, 6, 2),
+    QuantType("IQ4_NL_R4", 220, 32, 18),
+    QuantType("IQ3_S_R4", 221, 256, 110),
+    QuantType("IQ2_S_R4", 222, 256, 82),
+    QuantType("IQ4_XS_R8", 223, 256, 136),
+    QuantType("IQ1_M_R4", 229, 32, 7, 2),
+    QuantType("BF16_R16", 230, 1, 2),
+    QuantType("Q6_0_R4", 233, 32, 26),
+    QuantType("IQ2_BN_R4", 335, 64, 16, 4),
+    QuantType("IQ2_K_R4", 337, 256, 76),
+    QuantType("IQ3_K_R4", 338, 256, 110),
+    QuantType("IQ4_K_R4", 339, 256, 144),
+    QuantType("IQ5_K_R4", 340, 256, 176),
+    QuantType("IQ4_KS_R4", 344, 256, 136, 4),
+    QuantType("IQ5_KS_R4", 352, 256, 168, 4),
+    QuantType("Q8_KV_R8", 398, 32, 32, 4),
+    QuantType("Q8_K_R8", 399, 256, 258),
+)
+
+_TERNARY = frozenset({"I2_S", "TL1", "TL2", "TQ1_0", "TQ2_0", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4"})
+
+_BY_ID: dict[Dialect, dict[int, QuantType]] = {
+    dialect: {entry.ggml_id: entry for entry in (*_COMMON, *own)}
+    for dialect, own in ((LLAMA_CPP, _LLAMA), (BITNET_CPP, _BITNET), (IK_LLAMA_CPP, _IK))
+}
+_BY_NAME = {entry.name: entry for entry in (*_COMMON, *_LLAMA, *_BITNET, *_IK)}
+
+_CONTESTED = frozenset({36, 37, 38, 39})
+_ONLY_IK = frozenset(_BY_ID[IK_LLAMA_CPP]) - frozenset(_BY_ID[LLAMA_CPP]) - _CONTESTED
+_ONLY_LLAMA = frozenset({40, 41})
+
+
+def by_id(ggml_id: int, dialect: Dialect = LLAMA_CPP) -> QuantType:
+    """The encoding *ggml_id* stands for in *dialect*.
+
+    An id the dialect does not know gives a type named ``UNKNOWN_<id>`` that is not
+    :attr:`~QuantType.known`: such a tensor can be listed and copied, and nothing else.
+    """
+    found = _BY_ID[dialect].get(ggml_id)
+    return found or QuantType(f"UNKNOWN_{ggml_id}", ggml_id, 1, 0)
+
+
+def by_name(name: str) -> QuantType | None:
+    """The encoding called *name*, whatever dialect it belongs to."""
+    return _BY_NAME.get(name.upper())
+
+
+class TensorEvidence(NamedTuple):
+    """What a tensor directory says about one tensor before its encoding is known.
+
+    Attributes:
+        ggml_id: number of the encoding.
+        shape: rows first.
+        room_bytes: bytes until the next tensor or the end of the file, ``None`` when the size of
+            the file is not known.
+    """
+
+    ggml_id: int
+    shape: tuple[int, ...]
+    room_bytes: int | None
+
+
+def resolve_dialect(
+    architecture: str, tensors: Iterable[TensorEvidence], *, alignment: int = 32
+) -> Dialect:
+    """Which program's numbering a file uses.
+
+    Ids that only one dialect has decide first. Then the contested ids: a reading under which every
+    such tensor fits exactly into its room wins. What is left is decided by the architecture, since
+    bitnet.cpp runs BitNet models and little else.
+    """
+    seen = list(tensors)
+    ids = {entry.ggml_id for entry in seen}
+    if ids & _ONLY_IK:
+        return IK_LLAMA_CPP
+    if ids & _ONLY_LLAMA or not ids & _CONTESTED:
+        return LLAMA_CPP
+    contested = [entry for entry in seen if entry.ggml_id in _CONTESTED]
+    fitting = [
+        dialect
+        for dialect in (BITNET_CPP, LLAMA_CPP, IK_LLAMA_CPP)
+        if all(_fits(entry, dialect, alignment) for entry in contested)
+    ]
+    preferred = BITNET_CPP if architecture.startswith("bitnet") or 39 not in ids else LLAMA_CPP
+    if len(fitting) == 1:
+        return fitting[0]
+    if preferred in fitting or not fitting:
+        return preferred
+    return fitting[0]
+
+
+def _fits(entry: TensorEvidence, dialect: Dialect, alignment: int) -> bool:
+    """Whether *entry* read in *dialect* ends where the next tensor starts."""
+    kind = _BY_ID[dialect].get(entry.ggml_id)
+    size = kind.size_bytes(entry.shape) if kind is not None else None
+    if size is None:
+        return False
+    room = entry.room_bytes
+    return room is None or size <= room < size + alignment
