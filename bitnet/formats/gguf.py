@@ -1,0 +1,441 @@
+"""GGUF files: metadata, tensor directory and tensor bytes, read in place.
+
+    with GGUF.open("model.gguf") as gguf:
+        gguf.metadata["general.architecture"]
+        gguf.tensors["token_embd.weight"].shape      # rows first
+        gguf.tensor_bytes("token_embd.weight")       # a view into the mapped file
+
+A model split into ``name-00001-of-00003.gguf`` and so on is opened through any of its parts.
+Versions 2 and 3, little-endian; what else starts with ``GGUF`` is recognised and refused by name.
+Nothing is copied but names and scalars: memory stays bounded by the size of the header.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat, NotFound, Unsupported, from_os_error
+from bitnet.formats import gguf_index
+from bitnet.formats.gguf_index import NeedMoreBytes, Problem, TensorEntry
+from bitnet.formats.gguf_values import Array, decode
+from bitnet.quants import types
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from bitnet.quants.types import Dialect, QuantType
+
+__all__ = ["GGUF", "MAGIC", "Array", "NeedMoreBytes", "TensorInfo"]
+
+MAGIC = b"GGUF"
+DEFAULT_ALIGNMENT = 32
+_MAX_ALIGNMENT = 1 << 30
+_UNKNOWN_SIZE = 2**63 - 1  # of a file of which only a prefix is here
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_REFETCH = "the file is incomplete or damaged: fetch it again"
+
+# What people hand in instead, by how it starts.
+_NOT_GGUF = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
+    (b"PK\x03\x04", "a zip archive or a PyTorch checkpoint", "convert it to GGUF first"),
+    (b"<", "an HTML or XML page", "fetch it again: the server answered with a page"),
+    (b"lmgg", "the format before GGUF", "convert it with llama.cpp of 2023 to 2024"),
+    (b"fmgg", "the format before GGUF", "convert it with llama.cpp of 2023 to 2024"),
+    (b"tjgg", "the format before GGUF", "convert it with llama.cpp of 2023 to 2024"),
+)
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of a file.
+
+    Attributes:
+        name: its GGUF name.
+        shape: rows first, as NumPy has it; the file has the opposite order.
+        type: how the weights are encoded.
+        offset: of its first byte, from the start of its file.
+        size_bytes: bytes it takes; for an unknown encoding, the room up to the next tensor.
+        part: which file of a split model, from 0.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    type: QuantType
+    offset: int
+    size_bytes: int
+    part: int = 0
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One file of a model, parsed."""
+
+    label: str
+    view: memoryview
+    size: int
+    version: int
+    alignment: int
+    metadata: dict[str, Any]
+    entries: list[TensorEntry]
+    data_offset: int
+
+
+class GGUF:
+    """An open GGUF file, or all files of a split one; a context manager.
+
+    Views that were handed out stay valid after :meth:`close`; the mapping goes with the last one.
+
+    Attributes:
+        path: the file, the first one of a split model.
+        version: 2 or 3.
+        alignment: of the tensor data, in bytes.
+        metadata: scalars decoded, arrays as :class:`Array`.
+        tensors: the directory, in file order.
+        architecture: ``general.architecture``, empty when the file has none.
+        dialect: whose numbering of encodings the file uses.
+        data_offset: where tensor data starts (in the first file).
+        size: bytes of all files together.
+    """
+
+    def __init__(self, path: Path, parts: list[_Part], maps: list[mmap.mmap]) -> None:
+        first = parts[0]
+        self.path = path
+        self.version = first.version
+        self.alignment = first.alignment
+        self.metadata: Mapping[str, Any] = MappingProxyType(first.metadata)
+        architecture = first.metadata.get("general.architecture", "")
+        self.architecture: str = architecture if isinstance(architecture, str) else ""
+        self.data_offset = first.data_offset
+        self.size = sum(part.size for part in parts)
+        self.dialect: Dialect = types.resolve_dialect(
+            self.architecture,
+            [evidence for part in parts for evidence in _evidence(part)],
+            alignment=self.alignment,
+        )
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_directory(parts, self.dialect))
+        self._views = [part.view for part in parts]
+        self._labels = [part.label for part in parts]
+        self._sizes = [part.size for part in parts]
+        self._maps = maps
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, verify_extents: bool = True) -> GGUF:
+        """Open the file at *path*, and with it all parts of a split model.
+
+        Args:
+            path: the file, or any part of a split model.
+            verify_extents: check that every tensor lies inside its file.
+
+        Raises:
+            InvalidFormat: no GGUF file, or a damaged or truncated one.
+            Unsupported: GGUF version 1, big-endian, or a newer version.
+            NotFound: no such file, or a part of the model is missing.
+            PermissionDenied: the file may not be read.
+        """
+        paths = _part_paths(Path(path))
+        maps: list[mmap.mmap] = []
+        parts = []
+        try:
+            for number, name in enumerate(paths):
+                mapped = _map(name)
+                maps.append(mapped)
+                parts.append(_parse(memoryview(mapped), len(mapped), name.name))
+                _check_split(parts[-1], number, len(paths))
+            opened = cls(paths[0], parts, maps)
+            _check_split_total(opened, len(paths))
+            if verify_extents:
+                opened.verify_extents()
+        except BaseException:
+            parts.clear()
+            _close(maps)
+            raise
+        return opened
+
+    @classmethod
+    def parse(
+        cls, buffer: gguf_index.Buffer, *, size: int | None = None, label: str = "GGUF header"
+    ) -> GGUF:
+        """Read the header at the start of *buffer*, which may hold a prefix of the file only.
+
+        Args:
+            buffer: the first bytes of the file.
+            size: bytes of the whole file, where known.
+            label: what to call it in messages.
+
+        Raises:
+            NeedMoreBytes: the header goes on behind the end of *buffer*.
+            InvalidFormat: no GGUF file, or a damaged or truncated one.
+            Unsupported: GGUF version 1, big-endian, or a newer version.
+        """
+        view = memoryview(buffer).cast("B")
+        total = _UNKNOWN_SIZE if size is None else max(size, len(view))
+        return cls(Path(label), [_parse(view, total, label)], [])
+
+    def __enter__(self) -> GGUF:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<GGUF {self.path.name}: {self.architecture or '?'}, {len(self.tensors)} tensors>"
+
+    def close(self) -> None:
+        """Give the mapping back, or leave that to the last view that was handed out."""
+        self._views = []
+        _close(self._maps)
+
+    @property
+    def paths(self) -> list[Path]:
+        """The files, one unless the model is split."""
+        return [self.path.with_name(label) for label in self._labels]
+
+    def tensor_bytes(self, name: str) -> memoryview:
+        """The bytes of tensor *name* as they are in the file, without a copy.
+
+        Raises:
+            NotFound: there is no such tensor.
+            InvalidFormat: the file ends before the tensor does, or only its header is here.
+        """
+        info = self.tensors.get(name)
+        if info is None:
+            raise NotFound(f"{self.path.name} has no tensor {name!r}")
+        if not self._views:
+            raise InvalidFormat(f"{self.path.name} is closed")
+        view = self._views[info.part]
+        end = info.offset + info.size_bytes
+        if end > len(view):
+            raise self._truncated(info, len(view))
+        return view[info.offset : end]
+
+    def verify_extents(self) -> None:
+        """Check that every tensor lies inside its file.
+
+        Raises:
+            InvalidFormat: it does not; the text names the tensor and its bytes.
+        """
+        for info in self.tensors.values():
+            if info.offset + info.size_bytes > self._sizes[info.part]:
+                raise self._truncated(info, self._sizes[info.part])
+
+    def _truncated(self, info: TensorInfo, size: int) -> InvalidFormat:
+        return InvalidFormat(
+            f"{self._labels[info.part]}: tensor {info.name} needs bytes "
+            f"{info.offset:,}..{info.offset + info.size_bytes:,}, the file ends at {size:,}",
+            hint=_REFETCH,
+        )
+
+
+def _map(path: Path) -> mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            if not stat.S_ISREG(path.stat().st_mode):
+                raise InvalidFormat(f"{path} is not a regular file")
+            if not path.stat().st_size:
+                raise InvalidFormat(f"{path.name} is empty", hint=_REFETCH)
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except IsADirectoryError:
+        raise InvalidFormat(
+            f"{path} is a folder, expected a GGUF file", hint="name the file inside it"
+        ) from None
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def _close(maps: list[mmap.mmap]) -> None:
+    while maps:
+        with suppress(BufferError):  # a view is still in use; the mapping goes with it
+            maps.pop().close()
+
+
+def _parse(view: memoryview, total: int, label: str) -> _Part:
+    """Header of one file whose first bytes are *view*."""
+    version = _version(view, total, label)
+    found = gguf_index.index(view, total)
+    if isinstance(found, Problem):
+        raise gguf_index.explain(found, label, total)
+    metadata: dict[str, Any] = {}
+    for entry in found.keys:
+        key = _name(entry.name, "key", label)
+        if key in metadata:
+            raise InvalidFormat(f"{label}: key {key!r} is there twice", hint=_REFETCH)
+        metadata[key] = decode(view, entry)
+    alignment = _alignment(metadata, label)
+    return _Part(
+        label=label,
+        view=view,
+        size=total,
+        version=version,
+        alignment=alignment,
+        metadata=metadata,
+        entries=found.tensors,
+        data_offset=-(-found.end // alignment) * alignment,
+    )
+
+
+def _version(view: memoryview, total: int, label: str) -> int:
+    """Version of the format, 2 or 3."""
+    if view[:4] != MAGIC[: len(view)]:
+        head = bytes(view[:32])
+        for start, what, hint in _NOT_GGUF:
+            if head.startswith(start):
+                raise InvalidFormat(f"{label} is no GGUF file but {what}", hint=hint)
+        raise InvalidFormat(
+            f"{label} is no GGUF file: it starts with {head[:4]!r}, expected {MAGIC!r}"
+        )
+    if len(view) < 8:
+        if total > len(view):
+            raise NeedMoreBytes(24)
+        raise InvalidFormat(f"{label} ends after {len(view)} bytes", hint=_REFETCH)
+    version = int.from_bytes(view[4:8], "little")
+    if version in (2, 3):
+        return version
+    if version and not version & 0xFFFF:
+        raise Unsupported(
+            f"{label} is a big-endian GGUF file; only little-endian files are read",
+            hint="convert it with gguf-py: gguf-convert-endian FILE little",
+        )
+    if version == 1:
+        raise Unsupported(
+            f"{label} is GGUF version 1 of August 2023, which had another layout",
+            hint="fetch a current file, or convert it with a llama.cpp of that time",
+        )
+    raise Unsupported(
+        f"{label} is GGUF version {version}; versions 2 and 3 are read",
+        hint="fetch the file again, or write it with a version that is known",
+    )
+
+
+def _name(raw: bytes, kind: str, label: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidFormat(
+            f"{label}: the name of a {kind} is no UTF-8: {raw[:40]!r}", hint=_REFETCH
+        ) from None
+
+
+def _alignment(metadata: Mapping[str, Any], label: str) -> int:
+    value = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    valid = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_ALIGNMENT
+    if not valid or value & (value - 1):
+        raise InvalidFormat(
+            f"{label}: general.alignment is {value!r}, expected a power of two", hint=_REFETCH
+        )
+    return int(value)
+
+
+def _evidence(part: _Part) -> list[types.TensorEvidence]:
+    """What the directory of *part* says about its dialect."""
+    room = _room(part)
+    return [
+        types.TensorEvidence(entry.type, entry.shape, room[entry.offset]) for entry in part.entries
+    ]
+
+
+def _room(part: _Part) -> dict[int, int | None]:
+    """Bytes from each offset in use to the next one, or to the end of the file."""
+    offsets = sorted({entry.offset for entry in part.entries})
+    room: dict[int, int | None] = {here: following - here for here, following in pairwise(offsets)}
+    if offsets:
+        last = offsets[-1]
+        known = part.size != _UNKNOWN_SIZE
+        room[last] = max(0, part.size - part.data_offset - last) if known else None
+    return room
+
+
+def _directory(parts: list[_Part], dialect: Dialect) -> dict[str, TensorInfo]:
+    """All tensors by name.
+
+    Raises:
+        InvalidFormat: a name is there twice, or a shape does not go with its encoding.
+    """
+    tensors: dict[str, TensorInfo] = {}
+    for number, part in enumerate(parts):
+        room = _room(part)
+        for entry in part.entries:
+            name = _name(entry.name, "tensor", part.label)
+            if name in tensors:
+                raise InvalidFormat(f"{part.label}: tensor {name!r} is there twice", hint=_REFETCH)
+            kind = types.by_id(entry.type, dialect)
+            size = kind.size_bytes(entry.shape) if kind.known else room[entry.offset] or 0
+            if size is None:
+                raise InvalidFormat(
+                    f"{part.label}: tensor {name} of shape {entry.shape} cannot be {kind.name}, "
+                    f"which takes rows of a multiple of {kind.block_size} weights",
+                    hint=_REFETCH,
+                )
+            offset = part.data_offset + entry.offset
+            tensors[name] = TensorInfo(name, entry.shape, kind, offset, size, number)
+    return tensors
+
+
+def _part_paths(path: Path) -> list[Path]:
+    """All files of the model that *path* is (a part of).
+
+    Raises:
+        NotFound: parts are missing.
+    """
+    match = _PART.fullmatch(path.name)
+    count = int(match["count"]) if match else 1
+    if match is None or not 1 <= int(match["number"]) <= count or count == 1:
+        return [path]
+    paths = [
+        path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}.gguf")
+        for number in range(1, count + 1)
+    ]
+    missing = [part.name for part in paths if not part.exists()]
+    if missing:
+        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        raise NotFound(
+            f"{path.name} is one of {count} parts, {len(missing)} of them missing: {shown}",
+            hint=f"put all parts into {path.parent}",
+        )
+    return paths
+
+
+def _check_split(part: _Part, number: int, count: int) -> None:
+    """Compare what a part says about itself with what its name says."""
+    said = part.metadata.get("split.count", count if count == 1 else None)
+    if isinstance(said, int) and said in (0, count) and (count == 1 or _number(part) == number):
+        return
+    if count == 1:
+        raise InvalidFormat(
+            f"{part.label} is one of {said} parts, and is not named like one",
+            hint=f"name the parts model-00001-of-{int(said):05d}.gguf and so on"
+            if isinstance(said, int)
+            else _REFETCH,
+        )
+    raise InvalidFormat(
+        f"{part.label} says it is part {_number(part)} (from 0) of {said}, "
+        f"its name says {number} of {count}",
+        hint="fetch the parts again, and do not rename them",
+    )
+
+
+def _number(part: _Part) -> Any:
+    return part.metadata.get("split.no")
+
+
+def _check_split_total(gguf: GGUF, count: int) -> None:
+    said = gguf.metadata.get("split.tensors.count")
+    if count > 1 and isinstance(said, int) and said != len(gguf.tensors):
+        raise InvalidFormat(
+            f"{gguf.path.name}: {said} tensors announced, its parts hold {len(gguf.tensors)}",
+            hint="fetch the parts again: they do not belong together",
+        )

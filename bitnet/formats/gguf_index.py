@@ -1,0 +1,349 @@
+"""Where everything in a GGUF header lies, with every length, count and type checked before use.
+
+:func:`walk` is the specification; ``native/gguf_index.cpp`` is the same walk, some hundred times
+faster, and gives the same index and the same problem for every input. :func:`index` takes whichever
+is there.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from bitnet import native
+from bitnet.errors import InvalidFormat, Unsupported
+
+if TYPE_CHECKING:
+    from bitnet.errors import BitnetError
+
+__all__ = [
+    "ARRAY",
+    "MAX_ENTRIES",
+    "STRING",
+    "VALUE_TYPES",
+    "Fault",
+    "Index",
+    "KeyEntry",
+    "NeedMoreBytes",
+    "Problem",
+    "Section",
+    "TensorEntry",
+    "explain",
+    "index",
+    "walk",
+]
+
+MAX_ENTRIES = 65536  # keys, and tensors: no model comes near
+MAX_NAME_BYTES = 65535  # the format's own limit for keys
+MAX_DIMS = 4
+
+STRING, ARRAY = 8, 9
+
+# Name, struct code and bytes per metadata value type, in the order of their ids.
+VALUE_TYPES: tuple[tuple[str, str, int], ...] = (
+    ("uint8", "B", 1),
+    ("int8", "b", 1),
+    ("uint16", "H", 2),
+    ("int16", "h", 2),
+    ("uint32", "I", 4),
+    ("int32", "i", 4),
+    ("float32", "f", 4),
+    ("bool", "B", 1),
+    ("string", "", 0),
+    ("array", "", 0),
+    ("uint64", "Q", 8),
+    ("int64", "q", 8),
+    ("float64", "d", 8),
+)
+
+_HEADER_BYTES = 24
+_MIN_KEY_BYTES = 8 + 4 + 1
+_MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
+_MAX_U64 = 2**64 - 1
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+Buffer = bytes | bytearray | memoryview
+
+
+class NeedMoreBytes(InvalidFormat):
+    """A prefix of a file ends before its header does.
+
+    Attributes:
+        needed: bytes from the start of the file that are needed at least; the header may turn out
+            to be longer still, so a reader that fetches ranges does well to double its range.
+    """
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(
+            f"the header needs at least the first {needed:,} bytes",
+            hint="read a longer prefix of the file",
+        )
+        self.needed = needed
+
+
+class Fault(IntEnum):
+    """What is wrong with a header; the numbers are those of ``gguf_index.hpp``."""
+
+    MORE = 1
+    TRUNCATED = 2
+    KEY_COUNT = 3
+    TENSOR_COUNT = 4
+    NAME_LENGTH = 5
+    VALUE_TYPE = 6
+    NESTED_ARRAY = 7
+    DIMENSIONS = 8
+    ZERO_DIMENSION = 9
+    OVERFLOW = 10
+
+
+class Section(IntEnum):
+    """The part of the header a problem is in."""
+
+    HEADER = 0
+    KEY = 1
+    TENSOR = 2
+
+
+class Problem(NamedTuple):
+    """The first thing that is wrong with a header.
+
+    Attributes:
+        fault: what it is.
+        section: which part of the header.
+        number: of the key or tensor, from 0.
+        at: file offset.
+        amount: bytes needed there, or the value that is wrong.
+        name: of the key or tensor, empty while unknown.
+    """
+
+    fault: Fault
+    section: Section
+    number: int
+    at: int
+    amount: int
+    name: bytes
+
+
+class KeyEntry(NamedTuple):
+    """A metadata key: *at* and *end* enclose its value, or the elements of its array."""
+
+    name: bytes
+    type: int
+    at: int
+    end: int
+    item_type: int
+    length: int
+
+
+class TensorEntry(NamedTuple):
+    """An entry of the tensor directory; *shape* has rows first, *offset* counts from the data."""
+
+    name: bytes
+    shape: tuple[int, ...]
+    type: int
+    offset: int
+
+
+class Index(NamedTuple):
+    """A whole header; *end* is the offset behind the tensor directory."""
+
+    keys: list[KeyEntry]
+    tensors: list[TensorEntry]
+    end: int
+
+
+def index(buffer: Buffer, total: int) -> Index | Problem:
+    """Index of *buffer*, the first bytes of a file of *total* bytes, or what is wrong with it.
+
+    Magic and version are the caller's business.
+    """
+    module = native.module()
+    if module is None:
+        return walk(buffer, total)
+    problem, keys, tensors, end = module.gguf_index(buffer, total)
+    if problem is not None:
+        fault, section, *rest = problem
+        return Problem(Fault(fault), Section(section), *rest)
+    return Index([KeyEntry(*key) for key in keys], [TensorEntry(*t) for t in tensors], end)
+
+
+def walk(buffer: Buffer, total: int) -> Index | Problem:
+    """What :func:`index` gives, without the compiled module."""
+    walker = _Walker(memoryview(buffer).cast("B"), total)
+    try:
+        return walker.run()
+    except _Stop as stop:
+        return stop.problem
+
+
+class _Stop(Exception):
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+
+class _Walker:
+    """The state of one walk: where it is, and in which key or tensor."""
+
+    def __init__(self, data: memoryview, total: int) -> None:
+        self.data = data
+        self.have = len(data)
+        self.total = total
+        self.at = 0
+        self.section = Section.HEADER
+        self.number = 0
+        self.name = b""
+
+    def run(self) -> Index:
+        self.need(_HEADER_BYTES)
+        n_tensors, n_keys = struct.unpack_from("<QQ", self.data, 8)
+        if n_tensors > MAX_ENTRIES:
+            self.fail(Fault.TENSOR_COUNT, 8, n_tensors)
+        if n_keys > MAX_ENTRIES:
+            self.fail(Fault.KEY_COUNT, 16, n_keys)
+        self.at = _HEADER_BYTES
+        self.need(n_keys * _MIN_KEY_BYTES + n_tensors * _MIN_TENSOR_BYTES)
+        keys = []
+        self.section = Section.KEY
+        for self.number in range(n_keys):
+            keys.append(self.key())
+        tensors = []
+        self.section = Section.TENSOR
+        for self.number in range(n_tensors):
+            tensors.append(self.tensor())
+        return Index(keys, tensors, self.at)
+
+    def fail(self, fault: Fault, at: int, amount: int) -> NoReturn:
+        raise _Stop(Problem(fault, self.section, self.number, at, amount, self.name))
+
+    def need(self, n: int) -> None:
+        if n > self.total - self.at:
+            self.fail(Fault.TRUNCATED, self.at, min(n, _MAX_U64))
+        if n > self.have - self.at:
+            self.fail(Fault.MORE, self.at, n)
+
+    def skip(self, n: int) -> None:
+        self.need(n)
+        self.at += n
+
+    def u32(self) -> int:
+        value: int = _U32.unpack_from(self.data, self.at)[0]
+        self.at += 4
+        return value
+
+    def u64(self) -> int:
+        value: int = _U64.unpack_from(self.data, self.at)[0]
+        self.at += 8
+        return value
+
+    def read_name(self) -> bytes:
+        self.name = b""
+        self.need(8)
+        size = self.u64()
+        if size > MAX_NAME_BYTES:
+            self.fail(Fault.NAME_LENGTH, self.at - 8, size)
+        self.skip(size)
+        self.name = bytes(self.data[self.at - size : self.at])
+        return self.name
+
+    def key(self) -> KeyEntry:
+        name = self.read_name()
+        self.need(4)
+        kind = self.u32()
+        if kind >= len(VALUE_TYPES):
+            self.fail(Fault.VALUE_TYPE, self.at - 4, kind)
+        item_type = length = 0
+        if kind == ARRAY:
+            self.need(12)
+            item_type, length = self.u32(), self.u64()
+            if item_type == ARRAY:
+                self.fail(Fault.NESTED_ARRAY, self.at - 12, 0)
+            if item_type >= len(VALUE_TYPES):
+                self.fail(Fault.VALUE_TYPE, self.at - 12, item_type)
+        start = self.at
+        if kind == STRING or (kind == ARRAY and item_type == STRING):
+            self.strings(1 if kind == STRING else length)
+        else:
+            self.items(item_type if kind == ARRAY else kind, length if kind == ARRAY else 1)
+        return KeyEntry(name, kind, start, self.at, item_type, length)
+
+    def items(self, kind: int, count: int) -> None:
+        size = VALUE_TYPES[kind][2]
+        if count > _MAX_U64 // size:
+            self.fail(Fault.TRUNCATED, self.at, _MAX_U64)
+        self.skip(count * size)
+
+    def strings(self, count: int) -> None:
+        """Skip *count* strings; at any point the remaining ones need 8 bytes each at least."""
+        if count > _MAX_U64 // 8:
+            self.fail(Fault.TRUNCATED, self.at, _MAX_U64)
+        unpack, data, at = _U64.unpack_from, self.data, self.at
+        for left in range(count, 0, -1):
+            if left * 8 > self.have - at:
+                self.at = at
+                self.need(left * 8)
+            size = unpack(data, at)[0]
+            at += 8
+            if size > self.have - at:
+                self.at = at
+                self.need(size)
+            at += size
+        self.at = at
+
+    def tensor(self) -> TensorEntry:
+        name = self.read_name()
+        self.need(4)
+        n_dims = self.u32()
+        if n_dims > MAX_DIMS:
+            self.fail(Fault.DIMENSIONS, self.at - 4, n_dims)
+        self.need(8 * n_dims + 12)
+        n = 1
+        shape: list[int] = []
+        for i in range(n_dims):
+            dim = self.u64()
+            if dim == 0:
+                self.fail(Fault.ZERO_DIMENSION, self.at - 8, i)
+            if dim > (2**63 - 1) // n:
+                self.fail(Fault.OVERFLOW, self.at - 8, dim)
+            n *= dim
+            shape.insert(0, dim)
+        return TensorEntry(name, tuple(shape), self.u32(), self.u64())
+
+
+def explain(problem: Problem, label: str, total: int) -> BitnetError:
+    """The error that *problem* amounts to in the file *label* of *total* bytes."""
+    fault, at, amount = problem.fault, problem.at, problem.amount
+    if fault is Fault.MORE:
+        return NeedMoreBytes(at + amount)
+    name = problem.name.decode("utf-8", "replace")
+    kind = {Section.HEADER: "header", Section.KEY: "key", Section.TENSOR: "tensor"}[problem.section]
+    where = (
+        kind if kind == "header" else f"{kind} {problem.number}" + (f" ({name!r})" if name else "")
+    )
+    texts = {
+        Fault.KEY_COUNT: f"{amount:,} metadata keys announced, at most {MAX_ENTRIES:,} expected",
+        Fault.TENSOR_COUNT: f"{amount:,} tensors announced, at most {MAX_ENTRIES:,} expected",
+        Fault.NAME_LENGTH: f"a name of {amount:,} bytes, at most {MAX_NAME_BYTES:,} expected",
+        Fault.VALUE_TYPE: f"value type {amount}, expected 0 to {len(VALUE_TYPES) - 1}",
+        Fault.DIMENSIONS: f"{amount} dimensions, at most {MAX_DIMS} expected",
+        Fault.ZERO_DIMENSION: f"dimension {amount} is 0",
+        Fault.OVERFLOW: f"dimension {amount:,} makes the number of weights overflow",
+    }
+    if fault is Fault.NESTED_ARRAY:
+        return Unsupported(
+            f"{label}: {where} at byte {at:,} is an array of arrays, which no model uses",
+            hint="write the file again with arrays of plain values",
+        )
+    if fault is Fault.TRUNCATED:
+        return InvalidFormat(
+            f"{label}: {where} needs bytes {at:,}..{at + amount:,}, the file ends at {total:,}",
+            hint="the file is incomplete or damaged: fetch it again",
+        )
+    return InvalidFormat(
+        f"{label}: {where} at byte {at:,}: {texts[fault]}",
+        hint="the file is damaged or no GGUF file: fetch it again",
+    )

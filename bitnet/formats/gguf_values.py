@@ -1,0 +1,179 @@
+"""Metadata values of a GGUF file: scalars decoded at once, arrays read when somebody asks."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, overload
+
+from bitnet import native
+from bitnet.errors import InvalidFormat
+from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+
+    from bitnet.formats.gguf_index import KeyEntry
+
+__all__ = ["Array", "decode"]
+
+_BOOL = 7
+_U64 = struct.Struct("<Q")
+
+
+def decode(view: memoryview, entry: KeyEntry) -> Any:
+    """The value of *entry* in *view*, the file from its first byte: a scalar or an :class:`Array`.
+
+    Bytes that are no UTF-8 become surrogates, so that encoding with ``surrogateescape`` gives
+    them back.
+    """
+    if entry.type == ARRAY:
+        return Array(view[entry.at : entry.end], entry.item_type, entry.length)
+    if entry.type == STRING:
+        return bytes(view[entry.at + 8 : entry.end]).decode("utf-8", "surrogateescape")
+    value = struct.unpack_from("<" + VALUE_TYPES[entry.type][1], view, entry.at)[0]
+    return bool(value) if entry.type == _BOOL else value
+
+
+class Array:
+    """An array in a file's metadata, a view into the file.
+
+    Attributes:
+        raw: the bytes of all elements as they are in the file (for strings: each with its
+            64-bit length in front); what to hash to recognise an array.
+        item_type: ``string``, ``int32``, ``float32`` ...
+    """
+
+    __slots__ = ("_starts", "_type", "item_type", "length", "raw")
+
+    def __init__(self, raw: memoryview, item_type: int, length: int) -> None:
+        self.raw = raw
+        self._type = item_type
+        self.item_type = VALUE_TYPES[item_type][0]
+        self.length = length
+        self._starts: memoryview | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __repr__(self) -> str:
+        return f"<Array of {self.length:,} {self.item_type}>"
+
+    @overload
+    def __getitem__(self, at: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[Any]: ...
+
+    def __getitem__(self, at: int | slice) -> Any:
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(self.length))]
+        if at < 0:
+            at += self.length
+        if not 0 <= at < self.length:
+            raise IndexError(f"index {at} of an array of {self.length}")
+        if self._type == STRING:
+            return self.bytes_at(at).decode("utf-8", "surrogateescape")
+        _, code, size = VALUE_TYPES[self._type]
+        value = struct.unpack_from("<" + code, self.raw, at * size)[0]
+        return bool(value) if self._type == _BOOL else value
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._type == STRING:
+            return iter(self.strings())
+        values = (
+            value for (value,) in struct.iter_unpack("<" + VALUE_TYPES[self._type][1], self.raw)
+        )
+        return map(bool, values) if self._type == _BOOL else values
+
+    @property
+    def starts(self) -> memoryview:
+        """Offsets into :attr:`raw`, unsigned 64-bit, length + 1 of them; arrays of strings only.
+
+        String *i* is ``raw[starts[i] + 8 : starts[i + 1]]``.
+
+        Raises:
+            InvalidFormat: the file has been changed since it was opened.
+        """
+        if self._starts is None:
+            self._expect_strings()
+            module = native.module()
+            found = (
+                module.gguf_string_starts(self.raw, self.length)
+                if module is not None
+                else _string_starts(self.raw, self.length)
+            )
+            if found is None:
+                raise _changed()
+            self._starts = memoryview(found).cast("B").cast("Q").toreadonly()
+        return self._starts
+
+    def bytes_at(self, at: int) -> bytes:
+        """The bytes of string *at*, 0 or more; arrays of strings only."""
+        starts = self.starts
+        return bytes(self.raw[starts[at] + 8 : starts[at + 1]])
+
+    def strings(self) -> list[str]:
+        """All strings; bytes that are no UTF-8 become surrogates.
+
+        Raises:
+            InvalidFormat: the array holds something else, or the file has been changed.
+        """
+        self._expect_strings()
+        module = native.module()
+        if module is not None:
+            texts: list[str] | None = module.gguf_strings(self.raw, self.length)
+            if texts is None:
+                raise _changed()
+            return texts
+        starts = self.starts.tolist()
+        data = bytes(self.raw)
+        return [
+            data[start + 8 : end].decode("utf-8", "surrogateescape")
+            for start, end in pairwise(starts)
+        ]
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The numbers, shape ``(length,)``, a read-only view of the file (booleans are copied).
+
+        Raises:
+            InvalidFormat: the array holds strings.
+        """
+        import numpy as np
+
+        if self._type == STRING:
+            raise InvalidFormat("an array of strings where numbers are expected")
+        _, code, size = VALUE_TYPES[self._type]
+        kind = {"f": "f", "d": "f"}.get(code, "u" if code.isupper() else "i")
+        values = np.frombuffer(self.raw, dtype=np.dtype(f"<{kind}{size}"))
+        values.flags.writeable = False
+        return values != 0 if self._type == _BOOL else values
+
+    def _expect_strings(self) -> None:
+        if self._type != STRING:
+            raise InvalidFormat(f"an array of {self.item_type} where strings are expected")
+
+
+def _string_starts(raw: memoryview, count: int) -> array[int] | None:
+    """What the compiled module's function of the same name gives."""
+    starts = array("Q")
+    at, size = 0, len(raw)
+    for _ in range(count):
+        starts.append(at)
+        if size - at < 8:
+            return None
+        at += 8 + _U64.unpack_from(raw, at)[0]
+        if at > size:
+            return None
+    starts.append(at)
+    return starts
+
+
+def _changed() -> InvalidFormat:
+    return InvalidFormat(
+        "the file was changed while it was being read",
+        hint="run the command again when nothing writes to the file",
+    )
