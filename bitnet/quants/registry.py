@@ -1,0 +1,194 @@
+"""Which function decodes and encodes each weight encoding.
+
+Ternary encodings have modules of their own here; F32, F16 and BF16 are plain casts; every other
+one goes through gguf-py, whose tables follow llama.cpp.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.quants import i2_s, iq_bn, packed_u8, tq, types
+from bitnet.quants.ternary import Ternary, ternarize
+from bitnet.quants.types import QuantType
+from bitnet.quants.weight import Weight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = [
+    "I2_S_ARM",
+    "PACKED_U8",
+    "dequantize",
+    "quantize",
+    "rounds_activations",
+    "unpack_ternary",
+]
+
+# Encodings without a GGML type id: the ARM order of I2_S is chosen by the user, packed U8 comes
+# from safetensors. Their sizes are checked by their own modules.
+I2_S_ARM = QuantType("I2_S_ARM", 36, 1, 1)
+PACKED_U8 = QuantType("PACKED_U8", -1, 1, 1)
+
+
+@dataclass(frozen=True)
+class _TernaryCodec:
+    """How a ternary encoding is read and written, and whether BitNet's W1.58A8 comes with it."""
+
+    unpack: Callable[[NDArray[np.uint8], Sequence[int]], Ternary]
+    pack: Callable[[Ternary], NDArray[np.uint8]] | None
+    rounds_activations: bool
+
+
+_TERNARY = {
+    "I2_S": _TernaryCodec(i2_s.unpack_i2_s, i2_s.pack_i2_s, rounds_activations=True),
+    "I2_S_ARM": _TernaryCodec(
+        partial(i2_s.unpack_i2_s, arm=True),
+        partial(i2_s.pack_i2_s, arm=True),
+        rounds_activations=True,
+    ),
+    "PACKED_U8": _TernaryCodec(
+        packed_u8.unpack_u8,
+        lambda ternary: packed_u8.pack_u8(ternary.codes).reshape(-1),
+        rounds_activations=True,
+    ),
+    "IQ1_BN": _TernaryCodec(iq_bn.unpack_iq1_bn, None, rounds_activations=True),
+    "IQ2_BN": _TernaryCodec(iq_bn.unpack_iq2_bn, None, rounds_activations=True),
+    "IQ2_BN_R4": _TernaryCodec(iq_bn.unpack_iq2_bn_r4, None, rounds_activations=True),
+    "TQ1_0": _TernaryCodec(tq.unpack_tq1_0, tq.pack_tq1_0, rounds_activations=False),
+    "TQ2_0": _TernaryCodec(tq.unpack_tq2_0, tq.pack_tq2_0, rounds_activations=False),
+}
+
+_PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
+
+
+def rounds_activations(quant: QuantType) -> bool:
+    """Whether a linear layer in *quant* rounds its input to int8 per token (W1.58A8).
+
+    The BitNet encodings carry models trained that way. TQ1_0 and TQ2_0 also carry models that were
+    not, so their layers compute with the input as it is.
+    """
+    codec = _TERNARY.get(quant.name)
+    return codec is not None and codec.rounds_activations
+
+
+def unpack_ternary(weight: Weight) -> Ternary:
+    """The codes and scales of a ternary *weight*, its own ``scale`` folded in.
+
+    Raises:
+        InvalidFormat: the bytes cannot be that encoding.
+        Unsupported: the encoding is not ternary, or has no decoder.
+    """
+    codec = _TERNARY.get(weight.quant.name)
+    if codec is None or len(weight.shape) != 2:
+        raise _no_decoder(weight)
+    try:
+        ternary = codec.unpack(weight.data, weight.shape)
+    except ValueError as error:
+        raise _wrong_size(weight) from error
+    return Ternary(ternary.codes, ternary.scales * np.float32(weight.scale))
+
+
+def dequantize(weight: Weight) -> NDArray[np.float32]:
+    """The numbers of *weight* as float32 in its shape.
+
+    Raises:
+        InvalidFormat: the bytes cannot be that encoding.
+        Unsupported: no decoder for the encoding.
+    """
+    name = weight.quant.name
+    if name in _TERNARY:
+        return unpack_ternary(weight).dequantize()
+    try:
+        if name in _PLAIN:
+            values = weight.data.view(_PLAIN[name]).astype(np.float32)
+        elif name == "BF16":
+            values = (weight.data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = _gguf_dequantize(weight)
+        values = values.reshape(weight.shape)
+    except ValueError as error:
+        raise _wrong_size(weight) from error
+    return values if weight.scale == 1.0 else values * np.float32(weight.scale)
+
+
+def quantize(name: str, values: NDArray[np.float32], quant: QuantType) -> Weight:
+    """*values*, shape ``(rows, columns)`` or ``(n,)``, as a weight *name* encoded in *quant*.
+
+    Ternary encodings round as :func:`~bitnet.quants.ternary.ternarize` does.
+
+    Raises:
+        Unsupported: no encoder, or the columns do not fill whole blocks.
+    """
+    codec = _TERNARY.get(quant.name)
+    if codec is not None:
+        if codec.pack is None or values.ndim != 2 or values.shape[1] % quant.block_size:
+            raise _no_encoder(name, values.shape, quant)
+        ternary = ternarize(values)
+        scale = float(ternary.scales[0, 0]) if quant.name == "PACKED_U8" else 1.0
+        return Weight(name, values.shape, quant, codec.pack(ternary), scale)
+    data = _encode(name, values, quant)
+    return Weight(name, values.shape, quant, data.reshape(-1).view(np.uint8))
+
+
+def _encode(name: str, values: NDArray[np.float32], quant: QuantType) -> NDArray[Any]:
+    if quant.name in _PLAIN:
+        return np.ascontiguousarray(values, dtype=_PLAIN[quant.name])
+    from gguf import quants
+
+    try:
+        return quants.quantize(values, _gguf_type(quant))
+    except (NotImplementedError, ValueError, quants.QuantError) as error:
+        raise _no_encoder(name, values.shape, quant) from error
+
+
+def _gguf_dequantize(weight: Weight) -> NDArray[np.float32]:
+    from gguf import quants
+
+    if not weight.quant.known or types.by_id(weight.quant.ggml_id) != weight.quant:
+        raise _no_decoder(weight)
+    columns = weight.shape[-1]
+    row_bytes = columns // weight.quant.block_size * weight.quant.type_size
+    if row_bytes * math.prod(weight.shape[:-1]) != weight.data.size:
+        raise _wrong_size(weight)
+    try:
+        found = quants.dequantize(weight.data.reshape(-1, row_bytes), _gguf_type(weight.quant))
+    except (NotImplementedError, ValueError) as error:
+        raise _no_decoder(weight) from error
+    return np.asarray(found, dtype=np.float32)
+
+
+def _gguf_type(quant: QuantType) -> Any:
+    from gguf import GGMLQuantizationType
+
+    return GGMLQuantizationType(quant.ggml_id)
+
+
+def _no_decoder(weight: Weight) -> Unsupported:
+    return Unsupported(
+        f"{weight.name}: no decoder for encoding {weight.quant.name} with shape {weight.shape}",
+        hint="choose a file in F16, Q8_0, Q4_K_M, TQ2_0 or I2_S",
+    )
+
+
+def _no_encoder(name: str, shape: Sequence[int], quant: QuantType) -> Unsupported:
+    return Unsupported(
+        f"{name}: cannot encode shape {tuple(shape)} in {quant.name}, blocks of {quant.block_size}",
+        hint="choose F16, Q8_0, TQ2_0 or I2_S",
+    )
+
+
+def _wrong_size(weight: Weight) -> InvalidFormat:
+    return InvalidFormat(
+        f"{weight.name}: {weight.data.size:,} bytes are not {weight.quant.name} of shape "
+        f"{weight.shape}",
+        hint="the file is damaged; download it again",
+    )

@@ -1,0 +1,78 @@
+"""Every encoding by name: what it decodes to, what it refuses."""
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, quants
+
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.quants import types
+from bitnet.quants.registry import PACKED_U8, dequantize, quantize, rounds_activations
+from bitnet.quants.weight import Weight
+
+VALUES = np.random.default_rng(0).standard_normal((4, 512)).astype(np.float32)
+
+
+def weight(name, data, shape=(4, 512)):
+    return Weight("w", shape, types.by_name(name), data.reshape(-1).view(np.uint8))
+
+
+@pytest.mark.parametrize(
+    "name", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0"]
+)
+def test_decoding_agrees_with_gguf_py(name):
+    kind = GGMLQuantizationType[name]
+    data = quants.quantize(VALUES, kind)
+    np.testing.assert_array_equal(dequantize(weight(name, data)), quants.dequantize(data, kind))
+
+
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+def test_encodings_of_256_decode_any_bytes_as_gguf_py_does(name):
+    kind = types.by_name(name)
+    data = np.random.default_rng(1).integers(0, 60, (4, 2 * kind.type_size)).astype(np.uint8)
+    expected = quants.dequantize(data, GGMLQuantizationType[name])
+    np.testing.assert_array_equal(dequantize(weight(name, data)), expected)
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+def test_encoding_agrees_with_gguf_py(name):
+    expected = quants.quantize(VALUES, GGMLQuantizationType[name]).view(np.uint8)
+    np.testing.assert_array_equal(
+        quantize("w", VALUES, types.by_name(name)).data, expected.reshape(-1)
+    )
+
+
+@pytest.mark.parametrize("name", ["I2_S", "TQ1_0", "TQ2_0", "PACKED_U8"])
+def test_ternary_encodings_of_one_matrix_decode_to_the_same_numbers(name):
+    quant = types.by_name(name) or PACKED_U8
+    decoded = dequantize(quantize("w", VALUES, quant))
+    scale = np.abs(VALUES).mean()
+    expected = np.clip(np.rint(VALUES / scale), -1, 1) * scale
+    np.testing.assert_allclose(decoded, expected, rtol=2**-11)  # TQ scales are float16
+
+
+def test_a_weights_own_scale_multiplies_what_it_decodes_to():
+    plain = quantize("w", VALUES, types.by_name("F32"))
+    scaled = Weight("w", plain.shape, plain.quant, plain.data, scale=2.0)
+    np.testing.assert_array_equal(dequantize(scaled), VALUES * 2)
+
+
+@pytest.mark.parametrize("name", ["F32", "BF16", "Q8_0", "Q4_K", "I2_S", "TQ2_0", "IQ2_BN"])
+def test_missing_bytes_are_an_invalid_format(name):
+    with pytest.raises(InvalidFormat, match="w"):
+        dequantize(weight(name, np.zeros(130, dtype=np.uint8)))
+
+
+def test_an_encoding_without_decoder_is_named():
+    with pytest.raises(Unsupported, match="IQ2_K"):
+        dequantize(weight("IQ2_K", np.zeros(4 * 152, dtype=np.uint8)))
+
+
+def test_an_encoding_without_encoder_is_named():
+    with pytest.raises(Unsupported, match="Q4_K"):
+        quantize("w", VALUES, types.by_name("Q4_K"))
+
+
+def test_only_bitnet_encodings_round_activations():
+    assert rounds_activations(types.by_name("I2_S"))
+    assert not rounds_activations(types.by_name("TQ2_0"))
+    assert not rounds_activations(types.by_name("Q8_0"))
