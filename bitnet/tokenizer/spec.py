@@ -23,13 +23,13 @@ class AddedToken:
 
     Attributes:
         id: its id.
-        text: the text that stands for it.
+        text: what is looked for; when *normalized*, it has been through the normalizer itself.
         special: control tokens; skipped by ``decode(skip_special=True)``, and only recognised with
             ``encode(parse_special=True)``. Other added tokens are always recognised.
         lstrip: white space to the left belongs to the match.
         rstrip: white space to the right belongs to the match.
         single_word: matches only between word borders.
-        normalized: is looked for in the normalized text instead of the raw one.
+        normalized: is looked for in the normalized text between the tokens found in raw text.
     """
 
     id: int
@@ -74,8 +74,10 @@ class TokenizerSpec:
         pre_tokenizer: steps that cut normalized text into pieces encoded one by one, in order.
         byte_level: token texts are in GPT-2's byte spelling.
         byte_fallback: characters without a token become their ``<0xNN>`` bytes.
+        fuse_unknown: ``bpe``: a run of characters without a token is one unknown.
         ignore_merges: a piece that is a token as a whole is taken as it is.
-        add_space_prefix: ``spm`` and ``unigram``: a space is put before the text.
+        add_space_prefix: ``spm`` and ``unigram``: a space is put before every stretch of text
+            between tokens found in raw text (not after tokens found in normalized text).
         remove_extra_whitespaces: runs of spaces become one and the ends are trimmed.
         charsmap: SentencePiece's precompiled normalization table, empty when it has none.
         unknown_id: id for what cannot be encoded, ``None`` when that cannot happen.
@@ -102,6 +104,7 @@ class TokenizerSpec:
     pre_tokenizer: tuple[Step, ...] = ()
     byte_level: bool = False
     byte_fallback: bool = False
+    fuse_unknown: bool = False
     ignore_merges: bool = False
     add_space_prefix: bool = False
     remove_extra_whitespaces: bool = False

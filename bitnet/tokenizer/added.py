@@ -1,0 +1,86 @@
+"""Cuts added tokens out of a text, the way Hugging Face's ``AddedVocabulary`` does.
+
+The leftmost match wins, then the longest. A match can swallow white space around it and can be
+restricted to whole words. Every engine uses this one implementation, so they cannot disagree.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bitnet.tokenizer.spec import AddedToken
+
+__all__ = ["AddedTokens"]
+
+# Unicode White_Space; Python's \s also has U+001C..U+001F, which are not in it.
+_SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_SPACES_LEFT = re.compile(f"[{_SPACE}]+$")
+_SPACES_RIGHT = re.compile(f"[{_SPACE}]+")
+_WORD = re.compile(r"\w")
+
+
+class AddedTokens:
+    """Added tokens of one stage: those looked for in raw text, or those in normalized text.
+
+    Args:
+        tokens: the added tokens of the vocabulary.
+        normalized: which stage; tokens of the other one are left out.
+    """
+
+    def __init__(self, tokens: Iterable[AddedToken], *, normalized: bool = False) -> None:
+        chosen = [token for token in tokens if token.normalized is normalized and token.text]
+        self._all = _Matcher(chosen)
+        self._ordinary = _Matcher([token for token in chosen if not token.special])
+
+    def split(self, text: str, *, parse_special: bool = True) -> list[int | str]:
+        """Ids of the added tokens in *text* and, as they are, the stretches between them.
+
+        Args:
+            text: raw or normalized text, depending on the stage.
+            parse_special: recognise special tokens too; other added tokens always are.
+        """
+        return (self._all if parse_special else self._ordinary).split(text)
+
+
+class _Matcher:
+    """One set of tokens behind one regular expression, longest alternative first."""
+
+    def __init__(self, tokens: list[AddedToken]) -> None:
+        self._by_text: dict[str, AddedToken] = {}
+        for token in tokens:
+            self._by_text.setdefault(token.text, token)
+        texts = sorted(self._by_text, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
+
+    def split(self, text: str) -> list[int | str]:
+        if self._pattern is None:
+            return [text] if text else []
+        parts: list[int | str] = []
+        done = 0
+        for match in self._pattern.finditer(text):
+            token = self._by_text[match.group()]
+            start, stop = match.span()
+            if token.single_word and not _is_whole_word(text, start, stop):
+                continue
+            if token.lstrip and (spaces := _SPACES_LEFT.search(text, 0, start)):
+                start = spaces.start()
+            if token.rstrip and (spaces := _SPACES_RIGHT.match(text, stop)):
+                stop = spaces.end()
+            start = max(start, done)
+            if done < start:
+                parts.append(text[done:start])
+            parts.append(token.id)
+            done = max(stop, done)
+        if done < len(text):
+            parts.append(text[done:])
+        return parts
+
+
+def _is_whole_word(text: str, start: int, stop: int) -> bool:
+    before = start > 0 and _WORD.match(text, start - 1)
+    after = stop < len(text) and _WORD.match(text, stop)
+    return not before and not after
