@@ -1,0 +1,355 @@
+"""Tokenizers embedded in GGUF files: the ``tokenizer.ggml.*`` keys, made into a specification.
+
+Defaults for absent keys are llama.cpp's (``llama_vocab::impl::load`` in ``src/llama-vocab.cpp``);
+how text is cut and merged is the original tokenizer's, where the two differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat, TokenizerNotFound, Unsupported
+from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer.gguf_fields import CONTROL, UNKNOWN, USER_DEFINED, Fields
+from bitnet.tokenizer.lazy import LazySequence
+from bitnet.tokenizer.merges import merges_from_ranks, parse_merges
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
+from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+from bitnet.tokenizer.stop_ids import stop_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from bitnet.formats.gguf import GGUF
+
+__all__ = ["spec_from_gguf", "spec_from_metadata"]
+
+logger = logging.getLogger(__name__)
+
+_WORD_START = "\u2581"
+_UNSUPPORTED = {
+    "rwkv": "RWKV's byte trie",
+    "plamo2": "PLaMo-2's Aho-Corasick tokenizer",
+    "hybriddna": "a BPE with DNA k-mers",
+    "whitespace": "a whitespace tokenizer",
+}
+# Tokens of Phi-3 that do not swallow the white space after them; all its other special ones do.
+_PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})
+
+
+def spec_from_gguf(gguf: GGUF, *, pre: str | None = None) -> TokenizerSpec:
+    """The tokenizer embedded in *gguf*.
+
+    Args:
+        gguf: an open file; the specification keeps views into it.
+        pre: overrides ``tokenizer.ggml.pre`` and the recognition of known vocabularies.
+
+    Raises:
+        TokenizerNotFound: the file has no tokenizer, or not enough to rebuild it exactly.
+        Unsupported: a kind of tokenizer, or a pre-tokenizer, that is not known.
+        InvalidFormat: the keys contradict each other.
+    """
+    return spec_from_metadata(gguf.metadata, pre=pre, source=f"embedded in {gguf.path.name}")
+
+
+def spec_from_metadata(
+    metadata: Mapping[str, Any], *, pre: str | None = None, source: str = "embedded"
+) -> TokenizerSpec:
+    """As :func:`spec_from_gguf`, from the metadata alone; arrays may be lists."""
+    fields = Fields(metadata, source)
+    model = fields.text("model")
+    if model in ("", "none", "no_vocab"):
+        raise TokenizerNotFound(
+            f"no tokenizer is {source}: tokenizer.ggml.model is {model or 'absent'!r}",
+            hint="name one with --tokenizer FILE, or put its tokenizer.json beside the model",
+        )
+    build = _BUILDERS.get(model)
+    if build is None:
+        what = _UNSUPPORTED.get(model, "not a known kind")
+        raise Unsupported(
+            f"tokenizer.ggml.model {model!r} ({what}), {source}, is not supported."
+            f" Supported: {', '.join(sorted(_BUILDERS))}",
+            hint="name the model's own tokenizer.json with --tokenizer FILE",
+        )
+    spec = build(fields, pre)
+    return replace(
+        spec,
+        chat_template=fields.optional_text("tokenizer.chat_template"),
+        source=source,
+        fingerprint=_key(fields, spec),
+    )
+
+
+def _key(fields: Fields, spec: TokenizerSpec) -> str:
+    """Hash of everything the specification depends on."""
+    digest = hashlib.sha256(fields.tokens_key.encode())
+    for name in ("merges", "scores", "token_type", "precompiled_charsmap"):
+        digest.update(name.encode())
+        digest.update(fields.raw(name))
+    scalars = (
+        spec.model, spec.added, spec.normalizer, spec.pre_tokenizer, spec.byte_level,
+        spec.byte_fallback, spec.ignore_merges, spec.add_space_prefix,
+        spec.remove_extra_whitespaces, spec.unknown_id, spec.bos_id, spec.eos_id, spec.add_bos,
+        spec.add_eos, sorted(spec.stop_ids),
+    )  # fmt: skip
+    digest.update(repr(scalars).encode())
+    return digest.hexdigest()
+
+
+def _bpe(fields: Fields, pre: str | None) -> TokenizerSpec:
+    """``gpt2``: merges, mostly byte-level."""
+    name = _pre_name(fields, pre)
+    kind = pre_tokenizer(name)
+    return _merged(fields, name, kind)
+
+
+def _gemma4(fields: Fields, pre: str | None) -> TokenizerSpec:
+    """``gemma4``: merges over SentencePiece-like text."""
+    name = pre or "gemma4"
+    return _merged(fields, name, pre_tokenizer(name))
+
+
+def _merged(fields: Fields, name: str, kind: PreTokenizer) -> TokenizerSpec:
+    fallback = 11 if fields.text("model") == "gpt2" else None
+    bos = fields.special_id("bos", fallback if kind.has_bos else None)
+    eos = fields.special_id("eos", fallback)
+    separator = fields.token_id("seperator", None)
+    # Encoders call their end a separator.
+    add_sep = fields.flag("add_sep_token", name in ("jina-v1-en", "jina-v2-code", "roberta-bpe"))
+    if add_sep and separator is not None and not fields.flag("add_eos_token", False):
+        eos, add_eos = separator, True
+    else:
+        add_eos = fields.flag("add_eos_token", False)
+    normalizer = kind.normalizer
+    if name == "whitespace" and fields.flag("normalizer.lowercase", False):
+        normalizer = (Step("Lowercase"),)
+    tokens = fields.tokens
+    return _finish(
+        fields,
+        TokenizerSpec(
+            model="bpe",
+            tokens=tokens,
+            merges=_merges(fields, tokens),
+            normalizer=normalizer,
+            pre_tokenizer=kind.steps,
+            byte_level=kind.byte_level,
+            byte_fallback=not kind.byte_level,
+            ignore_merges=kind.ignore_merges,
+            unknown_id=fields.token_id("unknown", None),
+            bos_id=bos,
+            eos_id=eos,
+            add_bos=fields.flag("add_bos_token", kind.add_bos),
+            add_eos=add_eos,
+            pre=name,
+        ),
+        _lstrip_mask,
+    )
+
+
+def _merges(fields: Fields, tokens: Sequence[str]) -> LazySequence[tuple[int, int]]:
+    if fields.has("merges"):
+        count = fields.length("merges")
+        return LazySequence(count, lambda: parse_merges(fields.strings("merges"), tokens))
+    if fields.text("pre") != "kimi-k2":
+        raise TokenizerNotFound(
+            f"tokenizer.ggml.merges is missing, {fields.source}: a BPE cannot be rebuilt without",
+            hint="name the model's own tokenizer.json with --tokenizer FILE",
+        )
+    # A tiktoken vocabulary: ids are ranks, so the merges follow from the tokens.
+    found = merges_from_ranks(tokens, fields.normal_ids())
+    return LazySequence(len(found), lambda: found)
+
+
+def _pre_name(fields: Fields, explicit: str | None) -> str:
+    """The pre-tokenizer: asked for, recognised by the vocabulary, or named by the file."""
+    if explicit:
+        return explicit
+    named = fields.text("pre")
+    n_merges = fields.length("merges") if fields.has("merges") else 0
+    known = fingerprints.identify(fields.length("tokens"), n_merges, fields.tokens_key)
+    if known is None and (named in ("", "default") or named not in PRE_TOKENIZERS):
+        known = fingerprints.identify_merges(n_merges, lambda: fields.digest("merges"))
+    if known is not None and known.pre:
+        same = PRE_TOKENIZERS.get(named) == PRE_TOKENIZERS[known.pre]
+        if same or named in known.also:
+            return named
+        level = logging.INFO if named in ("", "default") else logging.WARNING
+        logger.log(
+            level,
+            "tokenizer.ggml.pre is %r, the vocabulary is that of %s: using %r",
+            named, known.name, known.pre,
+        )  # fmt: skip
+        return known.pre
+    if named in ("", "default"):
+        raise TokenizerNotFound(
+            f"tokenizer.ggml.pre is {named or 'absent'!r}, {fields.source}, and the vocabulary of"
+            f" {fields.length('tokens'):,} tokens and {n_merges:,} merges is not a known one:"
+            " how text is cut into words cannot be told from the file",
+            hint="say which with --pre NAME (the model's family, such as llama-bpe or qwen2),"
+            " or name the model's own tokenizer.json with --tokenizer FILE",
+        )
+    return named
+
+
+def _sentencepiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
+    """``llama``: SentencePiece BPE with scores; also Gemma, Phi-3, Mistral."""
+    spec = TokenizerSpec(
+        model="spm",
+        tokens=fields.tokens,
+        scores=fields.scores,
+        byte_fallback=fields.has_bytes(),
+        charsmap=fields.raw("precompiled_charsmap"),
+        add_space_prefix=fields.flag("add_space_prefix", True),
+        remove_extra_whitespaces=fields.flag("remove_extra_whitespaces", False),
+        unknown_id=fields.token_id("unknown", 0),
+        bos_id=fields.token_id("bos", 1),
+        eos_id=fields.token_id("eos", 2),
+        add_bos=fields.flag("add_bos_token", True),
+        add_eos=fields.flag("add_eos_token", False),
+    )
+    return _finish(fields, spec, _sentencepiece_flags)
+
+
+def _unigram(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
+    """``t5``: SentencePiece Unigram."""
+    spec = TokenizerSpec(
+        model="unigram",
+        tokens=fields.tokens,
+        scores=fields.scores,
+        byte_fallback=fields.has_bytes(),
+        charsmap=fields.raw("precompiled_charsmap"),
+        add_space_prefix=fields.flag("add_space_prefix", False),
+        remove_extra_whitespaces=fields.flag("remove_extra_whitespaces", False),
+        unknown_id=fields.token_id("unknown", 2),
+        bos_id=fields.token_id("bos", None),
+        eos_id=fields.token_id("eos", 1),
+        add_bos=fields.flag("add_bos_token", False),
+        add_eos=fields.flag("add_eos_token", True),
+    )
+    return _finish(fields, spec, _sentencepiece_flags)
+
+
+def _wordpiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
+    """``bert``: the file marks the starts of words with U+2581, not what continues them."""
+    cased = _has_capitals(fields)
+    lowercase = fields.flag("normalizer.lowercase", not cased)
+    options: dict[str, object] = {
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": fields.flag("normalizer.strip_accents", lowercase),
+        "lowercase": lowercase,
+    }
+    cls = fields.token_id("cls", fields.token_id("bos", 101))
+    separator = fields.token_id("seperator", 102)
+    spec = TokenizerSpec(
+        model="wordpiece",
+        tokens=LazySequence(fields.length("tokens"), lambda: _bert_spelling(fields.tokens)),
+        normalizer=(Step("BertNormalizer", options),),
+        pre_tokenizer=(Step("BertPreTokenizer"),),
+        unknown_id=fields.token_id("unknown", 100),
+        bos_id=cls,
+        eos_id=separator,
+        add_bos=True,
+        add_eos=True,
+    )
+    return _finish(fields, spec, lambda _fields, token: token)
+
+
+def _has_capitals(fields: Fields) -> bool:
+    """Whether the vocabulary can spell capital letters: it is a cased one then."""
+    marks = fields.special_types()
+    return any(
+        any("A" <= char <= "Z" for char in token)
+        for id, token in enumerate(fields.tokens)
+        if id not in marks and not (token.startswith("[") and token.endswith("]"))
+    )
+
+
+def _bert_spelling(tokens: Sequence[str]) -> list[str]:
+    if not any(token.startswith(_WORD_START) for token in tokens):
+        return list(tokens)  # already in BERT's own spelling
+    spelled = []
+    for token in tokens:
+        if token.startswith(_WORD_START):
+            spelled.append(token[1:])
+        elif token.startswith("[") and token.endswith("]"):
+            spelled.append(token)
+        else:
+            spelled.append("##" + token)
+    return spelled
+
+
+def _finish(
+    fields: Fields,
+    spec: TokenizerSpec,
+    flags: Callable[[Fields, AddedToken], AddedToken],
+) -> TokenizerSpec:
+    """Adds what every kind has: added tokens and end-of-generation ids."""
+    added = []
+    for id, kind in fields.special_types().items():
+        text = fields.tokens_at(id)
+        if kind not in (CONTROL, USER_DEFINED, UNKNOWN) or not text or text == f"[PAD{id}]":
+            continue  # [PAD9] is how converters fill ids the original tokenizer does not have
+        added.append(flags(fields, AddedToken(id, text, special=kind != USER_DEFINED)))
+    # A special token the file names by id counts even when its type was forgotten.
+    marked = {token.id for token in added}
+    named = {spec.bos_id, spec.eos_id, *fields.end_ids()} - marked
+    for id in sorted(id for id in named if id is not None):
+        if fields.is_typed_normal(id):
+            text = fields.tokens_at(id)
+            if text.startswith("<") and text.endswith(">"):
+                added.append(flags(fields, AddedToken(id, text)))
+    by_text = {token.text: token.id for token in added}
+    ends = stop_ids(
+        by_text, (spec.eos_id if spec.model != "wordpiece" else None, *fields.end_ids())
+    )
+    for name, found in (("bos", spec.bos_id), ("eos", spec.eos_id)):
+        if found is None and fields.flag(f"add_{name}_token", False):
+            raise InvalidFormat(
+                f"tokenizer.ggml.add_{name}_token is true, but tokenizer.ggml.{name}_token_id is"
+                f" absent, {fields.source}",
+                hint="name the model's own tokenizer.json with --tokenizer FILE",
+            )
+    return replace(
+        spec,
+        token_types=fields.token_types,
+        added=tuple(added),
+        add_bos=spec.add_bos and spec.bos_id is not None,
+        add_eos=spec.add_eos and spec.eos_id is not None,
+        stop_ids=ends,
+    )
+
+
+def _lstrip_mask(fields: Fields, token: AddedToken) -> AddedToken:
+    """RoBERTa's and ModernBERT's mask tokens swallow the space before them."""
+    pre = fields.text("pre")
+    roberta = pre.startswith(("jina-v1", "jina-v2")) or pre == "roberta-bpe"
+    if (roberta and token.text == "<mask>") or (pre == "modern-bert" and token.text == "[MASK]"):
+        return replace(token, lstrip=True)
+    return token
+
+
+def _sentencepiece_flags(fields: Fields, token: AddedToken) -> AddedToken:
+    """What the file leaves out: matching in normalized text, and Phi-3's right strip."""
+    if token.text == "<mask>":
+        return replace(token, lstrip=True)  # XLM-RoBERTa
+    if fields.is_phi3() and token.text not in _PHI3_PLAIN:
+        return replace(token, rstrip=True)
+    # Converters write Gemma's runs of spaces as spaces; SentencePiece looks for them after it
+    # has replaced spaces by U+2581, so that a literal U+2581 is part of a run too.
+    spelled = token.text.replace(" ", _WORD_START)
+    if not token.special and _WORD_START in spelled:
+        return replace(token, text=spelled, normalized=True)
+    return token
+
+
+_BUILDERS: dict[str, Callable[[Fields, str | None], TokenizerSpec]] = {
+    "gpt2": _bpe,
+    "gemma4": _gemma4,
+    "llama": _sentencepiece,
+    "t5": _unigram,
+    "bert": _wordpiece,
+}

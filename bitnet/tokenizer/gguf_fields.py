@@ -1,0 +1,217 @@
+"""The ``tokenizer.ggml.*`` keys of one file, checked and typed."""
+
+from __future__ import annotations
+
+import struct
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat, TokenizerNotFound
+from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer.lazy import LazySequence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Fields"]
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+_PREFIX = "tokenizer.ggml."
+_REFETCH = "fetch the file again, or name the tokenizer with --tokenizer FILE"
+
+
+class Fields:
+    """Reads the tokenizer keys of a GGUF file's metadata.
+
+    Args:
+        metadata: every key of the file; arrays as ``bitnet.formats.gguf`` gives them, or lists.
+        source: where it comes from, for messages: ``embedded in model.gguf``.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
+        self._metadata = metadata
+        self.source = source
+
+    def has(self, name: str) -> bool:
+        """Whether the file has the key."""
+        return _PREFIX + name in self._metadata
+
+    def text(self, name: str) -> str:
+        """A string value, empty when absent."""
+        return self.optional_text(_PREFIX + name) or ""
+
+    def optional_text(self, key: str) -> str | None:
+        """A string value by its full key."""
+        value = self._metadata.get(key)
+        if value is None or isinstance(value, str):
+            return value
+        raise self._wrong(key, "a string", value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean value."""
+        value = self._metadata.get(_PREFIX + name, default)
+        if isinstance(value, bool):
+            return value
+        raise self._wrong(_PREFIX + name, "true or false", value)
+
+    def token_id(self, name: str, default: int | None) -> int | None:
+        """The id under ``<name>_token_id``; ids outside of the vocabulary count as absent."""
+        value = self._metadata.get(f"{_PREFIX}{name}_token_id")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise self._wrong(f"{_PREFIX}{name}_token_id", "a token id", value)
+        size = self.length("tokens")
+        if value is not None and 0 <= value < size:
+            return value
+        return default if default is not None and default < size else None
+
+    def special_id(self, name: str, default: int | None) -> int | None:
+        """As :meth:`token_id`; the default only counts when that token looks like a special one."""
+        value = self.token_id(name, None)
+        if value is not None or default is None or default >= self.length("tokens"):
+            return value
+        text = self.tokens_at(default)
+        return default if text.startswith("<") and text.endswith(">") else None
+
+    def end_ids(self) -> list[int | None]:
+        """Ids the file names as ends beside EOS: of a turn and of a message."""
+        return [self.token_id("eot", None), self.token_id("eom", None)]
+
+    def length(self, name: str) -> int:
+        """Number of elements of an array."""
+        return len(self._array(name))
+
+    @cached_property
+    def tokens(self) -> Sequence[str]:
+        """The text of every token."""
+        return LazySequence(self.length("tokens"), lambda: self.strings("tokens"))
+
+    def tokens_at(self, id: int) -> str:
+        """The text of one token, without reading all of them."""
+        text = self._array("tokens")[id]
+        if not isinstance(text, str):
+            raise self._wrong(_PREFIX + "tokens", "an array of strings", text)
+        return text
+
+    @cached_property
+    def tokens_key(self) -> str:
+        """Fingerprint of the token list."""
+        return self.digest("tokens")
+
+    def digest(self, name: str) -> str:
+        """SHA-256 of an array of strings as GGUF stores it."""
+        array = self._array(name)
+        raw = getattr(array, "raw", None)
+        return fingerprints.fingerprint(array if raw is None else raw)
+
+    def strings(self, name: str) -> list[str]:
+        """An array of strings."""
+        values = list(self._array(name))
+        if values and not all(isinstance(value, str) for value in values):
+            raise self._wrong(_PREFIX + name, "an array of strings", values[0])
+        return values
+
+    @cached_property
+    def scores(self) -> Sequence[float]:
+        """One score per token, as float32."""
+        values = self._numbers("scores", "f")
+        if len(values) < self.length("tokens"):
+            raise self._too_short("scores", len(values))
+        return values
+
+    @cached_property
+    def token_types(self) -> Sequence[int]:
+        """One type per token; empty when the file has none."""
+        if not self.has("token_type"):
+            return ()
+        values = self._numbers("token_type", "i")
+        if len(values) < self.length("tokens"):
+            raise self._too_short("token_type", len(values))
+        return values
+
+    def special_types(self) -> dict[int, int]:
+        """Type by id of every token that is not a normal one."""
+        size = self.length("tokens")
+        return {
+            id: kind for id, kind in enumerate(self.token_types) if kind != NORMAL and id < size
+        }
+
+    def normal_ids(self) -> Iterator[int]:
+        """Ids of the normal tokens, in order."""
+        special = self.special_types()
+        return (id for id in range(self.length("tokens")) if id not in special)
+
+    def is_typed_normal(self, id: int) -> bool:
+        """Whether the file calls token *id* a normal one, or says nothing."""
+        return not self.token_types or self.token_types[id] == NORMAL
+
+    def has_bytes(self) -> bool:
+        """Whether the vocabulary has byte tokens to fall back to."""
+        types = self.token_types
+        if types:
+            return BYTE in self.special_types().values()
+        return "<0x00>" in self.tokens
+
+    def is_phi3(self) -> bool:
+        """Whether this is Phi-3's extension of LLaMA-2's vocabulary."""
+        name = (self.optional_text("general.name") or "").lower()
+        if "phi-3" in name or "phi3" in name:
+            return True
+        return any(
+            self.tokens_at(id) == "<|placeholder1|>"
+            for id, kind in self.special_types().items()
+            if kind in (CONTROL, USER_DEFINED)
+        )
+
+    def raw(self, name: str) -> bytes:
+        """The bytes of an array; empty when absent."""
+        if not self.has(name):
+            return b""
+        array = self._array(name)
+        view = getattr(array, "raw", None)
+        if view is not None:
+            return bytes(view)
+        if not len(array):
+            return b""
+        first = array[0]
+        if isinstance(first, str):
+            return "\0".join(array).encode("utf-8", "surrogateescape")
+        if name == "precompiled_charsmap":
+            return bytes(value & 0xFF for value in array)
+        return struct.pack(f"<{len(array)}{'f' if isinstance(first, float) else 'i'}", *array)
+
+    def _array(self, name: str) -> Any:
+        key = _PREFIX + name
+        value = self._metadata.get(key)
+        if value is None:
+            raise TokenizerNotFound(f"Missing {key}, {self.source}", hint=_REFETCH)
+        if isinstance(value, (str, bytes, int, float)):
+            raise self._wrong(key, "an array", value)
+        return value
+
+    def _numbers(self, name: str, code: str) -> Sequence[Any]:
+        """An int32 or float32 array, as a view into the file where possible."""
+        array = self._array(name)
+        wanted = {"f": ("float32",), "i": ("int32", "uint32")}[code]
+        kind = getattr(array, "item_type", None)
+        if kind in wanted:
+            view: memoryview = array.raw
+            as_bytes = view.cast("B")
+            return as_bytes.cast("f") if code == "f" else as_bytes.cast("i")
+        values = list(array)
+        if values and not all(type(value) in (int, float) for value in values):
+            raise self._wrong(_PREFIX + name, "an array of numbers", values[0])
+        return [float(value) if code == "f" else int(value) for value in values]
+
+    def _too_short(self, name: str, length: int) -> InvalidFormat:
+        return InvalidFormat(
+            f"{_PREFIX}{name} has {length:,} elements for {self.length('tokens'):,} tokens,"
+            f" {self.source}",
+            hint=_REFETCH,
+        )
+
+    def _wrong(self, key: str, wanted: str, value: object) -> InvalidFormat:
+        return InvalidFormat(
+            f"{key} should be {wanted}, and is a {type(value).__name__}, {self.source}",
+            hint=_REFETCH,
+        )

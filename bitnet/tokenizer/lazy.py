@@ -1,0 +1,48 @@
+"""Sequences whose elements are made when somebody first asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar, overload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["LazySequence"]
+
+T = TypeVar("T")
+
+
+class LazySequence(Sequence[T]):
+    """A sequence of known length; a loaded compiled tokenizer never needs the elements.
+
+    Args:
+        length: number of elements.
+        load: makes them; called at most once.
+    """
+
+    def __init__(self, length: int, load: Callable[[], list[T]]) -> None:
+        self._length = length
+        self._load: Callable[[], list[T]] | None = load
+        self._items: list[T] = []
+
+    def _all(self) -> list[T]:
+        if self._load is not None:
+            self._items = self._load()
+            self._load = None
+        return self._items
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        return self._all()[at]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._all())

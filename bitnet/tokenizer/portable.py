@@ -1,0 +1,172 @@
+"""The portable engine: runs any specification, without our compiled module.
+
+Byte-level BPE, WordPiece and everything that came as ``tokenizer.json`` run in the ``tokenizers``
+library; SentencePiece models in :mod:`bitnet.tokenizer.sentencepiece`. Added tokens are cut out
+before either sees the text.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bitnet.errors import InvalidFormat
+from bitnet.tokenizer.added import AddedTokens
+from bitnet.tokenizer.sentencepiece import SentencePiece
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tokenizers import Tokenizer
+
+    from bitnet.tokenizer.spec import Step, TokenizerSpec
+
+__all__ = ["PortableEngine"]
+
+
+class _Pieces(Protocol):
+    def encode(self, text: str, *, at_start: bool) -> list[int]: ...
+
+
+class PortableEngine:
+    """Text to ids for one specification.
+
+    Raises:
+        InvalidFormat: the specification's steps or vocabulary are not usable.
+    """
+
+    name = "portable"
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self.spec = spec
+        self._added = AddedTokens(spec.added)
+        self._pieces: _Pieces
+        own = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
+        self._pieces = _Own(spec) if own else _Library(spec)
+
+    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+        """Ids of *text*, no BOS or EOS added.
+
+        Args:
+            text: any text; lone surrogates become U+FFFD.
+            parse_special: recognise special tokens in it; other added tokens always are.
+        """
+        text = text.encode("utf-8", "replace").decode() if _has_surrogates(text) else text
+        ids: list[int] = []
+        for i, part in enumerate(self._added.split(text, parse_special=parse_special)):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids.extend(self._pieces.encode(part, at_start=i == 0))
+        return ids
+
+    def encode_ordinary(self, text: str, *, at_start: bool = True) -> list[int]:
+        """Ids of a stretch of *text* between added tokens.
+
+        Args:
+            text: holds no token that is cut out of raw text.
+            at_start: nothing came before it.
+        """
+        return self._pieces.encode(text, at_start=at_start)
+
+
+def _has_surrogates(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+class _Own:
+    """SentencePiece as SentencePiece does it."""
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._model = SentencePiece(spec)
+
+    def encode(self, text: str, *, at_start: bool) -> list[int]:  # noqa: ARG002
+        return self._model.encode(text)
+
+
+class _Library:
+    """Normalizer, pre-tokenizer and model of the ``tokenizers`` library."""
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._first = _build(spec, first=True)
+        prepends = any(step.options.get("prepend_scheme") == "first" for step in _flat(spec))
+        self._later = _build(spec, first=False) if prepends else self._first
+        self._normalizer = self._first.normalizer
+        self._first.normalizer = self._later.normalizer = None
+        self._added = AddedTokens(spec.added, normalized=True)
+
+    def encode(self, text: str, *, at_start: bool) -> list[int]:
+        if self._normalizer is not None:
+            text = self._normalizer.normalize_str(text)
+        ids: list[int] = []
+        for i, part in enumerate(self._added.split(text)):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                library = self._first if at_start and i == 0 else self._later
+                ids.extend(library.encode(part, add_special_tokens=False).ids)
+        return ids
+
+
+def _flat(spec: TokenizerSpec) -> Iterable[Step]:
+    return (*spec.normalizer, *spec.pre_tokenizer)
+
+
+def _build(spec: TokenizerSpec, *, first: bool) -> Tokenizer:
+    """The specification as a ``tokenizers.Tokenizer`` without added tokens."""
+    from tokenizers import Tokenizer
+
+    def steps(of: tuple[Step, ...], kind: str) -> dict[str, Any] | None:
+        items = [{"type": step.type, **step.options} for step in of]
+        for item in items:
+            if not first and item.get("prepend_scheme") == "first":
+                item["prepend_scheme"] = "never"
+        return {"type": "Sequence", kind: items} if items else None
+
+    outline: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": steps(spec.normalizer, "normalizers"),
+        "pre_tokenizer": steps(spec.pre_tokenizer, "pretokenizers"),
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
+    }
+    try:
+        library = Tokenizer.from_str(json.dumps(outline))
+        library.model = _model(spec)
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+        raise InvalidFormat(f"tokenizer {spec.source} cannot be run: {error}") from None
+    return library
+
+
+def _model(spec: TokenizerSpec) -> Any:
+    from tokenizers import models
+
+    unknown = None if spec.unknown_id is None else spec.tokens[spec.unknown_id]
+    vocabulary = {text: id for id, text in enumerate(spec.tokens)}
+    if spec.model == "wordpiece":
+        return models.WordPiece(
+            vocabulary,
+            unk_token=unknown or "[UNK]",
+            max_input_chars_per_word=spec.max_chars_per_word,
+            continuing_subword_prefix=spec.continuing_prefix,
+        )
+    if spec.model == "unigram":
+        pieces = list(zip(spec.tokens, map(float, spec.scores), strict=True))
+        return models.Unigram(pieces, spec.unknown_id, spec.byte_fallback)
+    tokens = spec.tokens
+    return models.BPE(
+        vocabulary,
+        [(tokens[left], tokens[right]) for left, right in spec.merges],
+        unk_token=None if spec.byte_level else unknown,
+        fuse_unk=spec.fuse_unknown,
+        byte_fallback=spec.byte_fallback,
+        ignore_merges=spec.ignore_merges,
+    )

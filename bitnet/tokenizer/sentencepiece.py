@@ -1,0 +1,291 @@
+"""SentencePiece's own algorithms in plain Python: normalizer, BPE by score, Unigram.
+
+What the ``sentencepiece`` library computes (``normalizer.cc``, ``bpe_model.cc``,
+``unigram_model.cc``), for machines without it and as the yardstick for the compiled engine.
+"""
+
+from __future__ import annotations
+
+import heapq
+import struct
+from typing import TYPE_CHECKING
+
+from bitnet.errors import InvalidFormat
+from bitnet.tokenizer.added import AddedTokens
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bitnet.tokenizer.spec import TokenizerSpec
+
+__all__ = ["CharsMap", "SentencePiece"]
+
+_SPACE = "\u2581"
+_UNKNOWN_PENALTY = 10.0
+_FLOAT = struct.Struct("f")
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+
+
+def _float32(value: float) -> float:
+    return float(_FLOAT.unpack(_FLOAT.pack(value))[0])
+
+
+class CharsMap:
+    """SentencePiece's precompiled normalization table.
+
+    Four bytes with the size of a double-array trie (darts-clone), the trie as 32-bit units, then
+    the replacements as strings that end in a zero byte.
+
+    Raises:
+        InvalidFormat: the sizes do not fit.
+    """
+
+    def __init__(self, blob: bytes) -> None:
+        if len(blob) < 4:
+            raise InvalidFormat(f"precompiled_charsmap has {len(blob)} bytes, at least 4 expected")
+        (size,) = struct.unpack_from("<I", blob)
+        if size % 4 or size < 4 or 4 + size >= len(blob):
+            raise InvalidFormat(
+                f"precompiled_charsmap of {len(blob)} bytes claims a trie of {size} bytes"
+            )
+        self._units = struct.unpack_from(f"<{size // 4}I", blob, 4)
+        self._replacements = blob[4 + size :]
+
+    def longest(self, text: bytes, start: int) -> tuple[int, int] | None:
+        """Length in bytes and value of the longest entry that begins at *start*."""
+        units = self._units
+        at = _offset(units[0])
+        best = None
+        for i in range(start, len(text)):
+            at ^= text[i]
+            if at >= len(units):
+                break
+            unit = units[at]
+            if unit & 0x800000FF != text[i]:
+                break
+            at ^= _offset(unit)
+            if at >= len(units):
+                break
+            if unit >> 8 & 1:
+                best = (i + 1 - start, units[at] & 0x7FFFFFFF)
+        return best
+
+    def replacement(self, value: int) -> str:
+        """The text an entry is replaced by."""
+        end = self._replacements.find(b"\0", value)
+        if value >= len(self._replacements) or end < 0:
+            raise InvalidFormat(f"precompiled_charsmap points outside of its strings ({value})")
+        return self._replacements[value:end].decode("utf-8", "replace")
+
+
+def _offset(unit: int) -> int:
+    return (unit >> 10) << ((unit & 1 << 9) >> 6)
+
+
+class SentencePiece:
+    """Runs a specification of model ``spm`` or ``unigram`` that came from SentencePiece."""
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._spec = spec
+        types = spec.token_types or [_NORMAL] * len(spec.tokens)
+        # Unknown, control and byte pieces are never found in text.
+        self._pieces = {
+            piece: id
+            for id, (piece, kind) in enumerate(zip(spec.tokens, types, strict=False))
+            if kind in (_NORMAL, _USER_DEFINED, _UNUSED) and piece
+        }
+        self._types = types
+        self._user = AddedTokens(spec.added, normalized=True)
+        self._charsmap = CharsMap(spec.charsmap) if spec.charsmap else None
+        self._bytes = _byte_ids(spec.tokens, types) if spec.byte_fallback else None
+        if spec.model == "unigram":
+            self._prepare_unigram()
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of *text*, which holds no token cut out of raw text."""
+        ids: list[int] = []
+        segment = self._best_path if self._spec.model == "unigram" else self._merge
+        for part in self._user.split(self.normalize(text)):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                ids.extend(self._with_unknown(segment(part)))
+        return self._join_unknown(ids)
+
+    def normalize(self, text: str) -> str:
+        """*text* as the model sees it: replaced by the table, spaces as U+2581, prefix added."""
+        if not text:
+            return ""
+        spec = self._spec
+        if self._charsmap is not None:
+            text = self._replace(text, self._charsmap)
+        if spec.remove_extra_whitespaces:
+            text = " ".join(part for part in text.split(" ") if part)
+            if not text:
+                return ""
+        if spec.add_space_prefix:
+            text = " " + text
+        return text.replace(" ", _SPACE)
+
+    def _replace(self, text: str, table: CharsMap) -> str:
+        """The table's longest entries replaced, left to right; user-defined pieces untouched."""
+        out: list[str] = []
+        for part in self._user.split(text):
+            if isinstance(part, int):
+                out.append(self._spec.tokens[part])
+                continue
+            data = part.encode("utf-8", "replace")
+            at = 0
+            while at < len(data):
+                found = table.longest(data, at)
+                if found is not None and found[0] > 0:
+                    out.append(table.replacement(found[1]))
+                    at += found[0]
+                else:
+                    width = _width(data[at])
+                    out.append(data[at : at + width].decode())
+                    at += width
+        return "".join(out)
+
+    def _with_unknown(self, pieces: list[str]) -> list[int]:
+        """Ids of *pieces*; those without an id as bytes, or as the unknown id."""
+        ids: list[int] = []
+        for piece in pieces:
+            id = self._pieces.get(piece)
+            if id is not None:
+                ids.append(id)
+            elif self._bytes is not None:
+                ids.extend(self._bytes[byte] for byte in piece.encode("utf-8", "replace"))
+            elif self._spec.unknown_id is not None:
+                ids.append(self._spec.unknown_id)
+        return ids
+
+    def _join_unknown(self, ids: list[int]) -> list[int]:
+        """A run of unknown pieces is one unknown."""
+        unknown = self._spec.unknown_id
+        if self._bytes is not None or unknown not in ids:
+            return ids
+        return [id for i, id in enumerate(ids) if id != unknown or i == 0 or ids[i - 1] != unknown]
+
+    def _merge(self, text: str) -> list[str]:
+        """Best-scored neighbours joined first, the left ones of equal score first."""
+        symbols: list[str] = list(text)
+        before = list(range(-1, len(symbols) - 1))
+        after = [*range(1, len(symbols)), -1]
+        heap: list[tuple[float, int, int, int]] = []
+        halves: dict[str, tuple[str, str]] = {}
+        pieces, scores, types = self._pieces, self._spec.scores, self._types
+
+        def offer(left: int, right: int) -> None:
+            if left < 0 or right < 0:
+                return
+            joined = symbols[left] + symbols[right]
+            id = pieces.get(joined)
+            if id is None:
+                return
+            heapq.heappush(heap, (-scores[id], left, right, len(joined)))
+            if types[id] == _UNUSED:
+                halves.setdefault(joined, (symbols[left], symbols[right]))
+
+        for i in range(1, len(symbols)):
+            offer(i - 1, i)
+        while heap:
+            _, left, right, size = heapq.heappop(heap)
+            if not symbols[left] or not symbols[right]:
+                continue
+            if len(symbols[left]) + len(symbols[right]) != size:
+                continue
+            symbols[left] += symbols[right]
+            symbols[right] = ""
+            after[left] = after[right]
+            if after[right] >= 0:
+                before[after[right]] = left
+            offer(before[left], left)
+            offer(left, after[left])
+        return self._used([symbol for symbol in symbols if symbol], halves)
+
+    def _used(self, pieces: list[str], halves: dict[str, tuple[str, str]]) -> list[str]:
+        """Unused pieces taken apart again the way they were made."""
+        if not halves:
+            return pieces
+        out: list[str] = []
+        stack = pieces[::-1]
+        while stack:
+            piece = stack.pop()
+            id = self._pieces.get(piece)
+            if id is not None and self._types[id] == _UNUSED and piece in halves:
+                stack.extend(halves[piece][::-1])
+            else:
+                out.append(piece)
+        return out
+
+    def _prepare_unigram(self) -> None:
+        spec = self._spec
+        normal = [
+            float(score)
+            for score, kind in zip(spec.scores, self._types, strict=False)
+            if kind == _NORMAL
+        ]
+        highest = max(normal, default=0.0)
+        self._unknown_score = _float32(min(normal, default=0.0) - _UNKNOWN_PENALTY)
+        self._piece_scores: dict[str, float] = {}
+        self._prefixes: set[str] = set()
+        for piece, id in self._pieces.items():
+            self._prefixes.update(piece[:end] for end in range(1, len(piece) + 1))
+            if self._types[id] == _USER_DEFINED:
+                self._piece_scores[piece] = len(piece.encode()) * highest - 0.1
+            elif self._types[id] != _UNUSED:
+                self._piece_scores[piece] = float(spec.scores[id])
+
+    def _best_path(self, text: str) -> list[str]:
+        """Viterbi; the earlier found of equal paths wins, sums are kept as float32."""
+        size = len(text)
+        best: list[float] = [0.0] * (size + 1)
+        starts = [-1] * (size + 1)
+        scores, prefixes = self._piece_scores, self._prefixes
+        for start in range(size):
+            so_far = best[start]
+            has_single = False
+            for end in range(start + 1, size + 1):
+                piece = text[start:end]
+                if piece not in prefixes:
+                    break
+                score = scores.get(piece)
+                if score is None:
+                    continue
+                candidate = score + so_far
+                if starts[end] < 0 or candidate > best[end]:
+                    best[end] = _float32(candidate)
+                    starts[end] = start
+                has_single = has_single or end == start + 1
+            if not has_single:
+                candidate = self._unknown_score + so_far
+                if starts[start + 1] < 0 or candidate > best[start + 1]:
+                    best[start + 1] = _float32(candidate)
+                    starts[start + 1] = start
+        pieces: list[str] = []
+        end = size
+        while end > 0:
+            pieces.append(text[starts[end] : end])
+            end = starts[end]
+        return pieces[::-1]
+
+
+def _byte_ids(tokens: Sequence[str], types: Sequence[int]) -> list[int]:
+    spelled = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    ids = [-1] * 256
+    for id, (token, kind) in enumerate(zip(tokens, types, strict=False)):
+        if token in spelled and kind in (_BYTE, _NORMAL):
+            ids[spelled[token]] = id
+    if -1 in ids:
+        raise InvalidFormat(
+            f"byte fallback needs 256 byte tokens, <0x{ids.index(-1):02X}> is missing"
+        )
+    return ids
+
+
+def _width(lead: int) -> int:
+    """Bytes of the UTF-8 character that starts with *lead*."""
+    if lead < 0x80:
+        return 1
+    return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
