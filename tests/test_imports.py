@@ -20,7 +20,7 @@ LAYERS = [
     ["kernels", "tokenizer"],
     ["models"],
     ["runtime"],
-    ["server", "crossval", "verify", "bench", "plan", "doctor", "discovery"],
+    ["server", "crossval", "verify", "bench", "plan", "doctor", "discovery", "inspect_gguf"],
     ["tasks"],
     ["cli"],
     ["__main__"],

@@ -205,6 +205,17 @@ class GGUF:
         """The files, one unless the model is split."""
         return [self.path.with_name(label) for label in self._labels]
 
+    @property
+    def part_sizes(self) -> list[int]:
+        """Bytes of each file."""
+        return list(self._sizes)
+
+    def file_view(self, part: int = 0) -> memoryview:
+        """All bytes of a file (for :meth:`parse`, of the prefix), without a copy."""
+        if not self._views:
+            raise InvalidFormat(f"{self.path.name} is closed")
+        return self._views[part]
+
     def tensor_bytes(self, name: str) -> memoryview:
         """The bytes of tensor *name* as they are in the file, without a copy.
 
@@ -215,9 +226,7 @@ class GGUF:
         info = self.tensors.get(name)
         if info is None:
             raise NotFound(f"{self.path.name} has no tensor {name!r}")
-        if not self._views:
-            raise InvalidFormat(f"{self.path.name} is closed")
-        view = self._views[info.part]
+        view = self.file_view(info.part)
         end = info.offset + info.size_bytes
         if end > len(view):
             raise self._truncated(info, len(view))

@@ -1,0 +1,285 @@
+"""Copies of GGUF files with corrected metadata; tensor data goes over bit for bit.
+
+Only the header is written anew. The data section is copied as one piece, so offsets, padding and
+whatever else lies in it stay as they are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from bitnet.errors import IntegrityError, Unsupported, UsageError, from_os_error
+from bitnet.formats import gguf_index
+from bitnet.formats.gguf import GGUF, MAGIC
+from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES, Index, KeyEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+__all__ = ["Change", "parse_change", "write_copy"]
+
+_CHUNK_BYTES = 8 << 20
+_TYPE_IDS = {name: number for number, (name, _, _) in enumerate(VALUE_TYPES)}
+_LAYOUT_KEYS = ("general.alignment", "split.")
+_KEY = re.compile(r"[A-Za-z0-9._-]+")
+_WORDS = {"true": True, "false": False}
+
+
+@dataclass(frozen=True)
+class Change:
+    """A new value for a metadata key.
+
+    Attributes:
+        key: the key.
+        type: ``string``, ``uint32`` ...
+        value: what it becomes.
+        old: what it was, ``None`` when the key is added.
+    """
+
+    key: str
+    type: str
+    value: str | int | float | bool
+    old: Any = None
+
+    def encoded(self) -> bytes:
+        """Type id and value as a GGUF file has them."""
+        number = _TYPE_IDS[self.type]
+        head = struct.pack("<I", number)
+        if number == STRING:
+            return head + _string(str(self.value).encode("utf-8", "surrogateescape"))
+        return head + struct.pack("<" + VALUE_TYPES[number][1], self.value)
+
+
+def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str]) -> Change:
+    """The change that ``key=value`` or ``key:type=value`` asks for.
+
+    Without a type the key keeps the one it has; a new key gets ``bool`` for ``true`` and ``false``,
+    ``uint32`` (``int64`` when that is too small) or ``float32`` for numbers, else ``string``.
+
+    Args:
+        text: what the user wrote.
+        metadata: the file's values.
+        types: the names of their types.
+
+    Raises:
+        UsageError: no ``=``, an unknown type, a value that is not of it, or a key that may not be
+            changed.
+    """
+    name, equals, value = text.partition("=")
+    key, _, kind = name.partition(":")
+    if not equals or not key:
+        raise UsageError(
+            f"--set expects key=value, got {text!r}",
+            hint="for example: --set tokenizer.ggml.eos_token_id=128009",
+        )
+    if key not in metadata and not _KEY.fullmatch(key):
+        raise UsageError(f"{key!r} is no metadata key: letters, digits, '.', '_' and '-' expected")
+    if key.startswith(_LAYOUT_KEYS):
+        raise UsageError(f"{key} says how the file is laid out and cannot be changed")
+    kind = kind or types.get(key) or _guess(value)
+    if kind == "array":
+        raise UsageError(f"{key} is an array; only single values can be set")
+    if kind not in _TYPE_IDS:
+        known = ", ".join(entry for entry in _TYPE_IDS if entry != "array")
+        raise UsageError(f"{key}: no value type {kind!r}", hint=f"use one of {known}")
+    change = Change(key, kind, _value(key, kind, value), metadata.get(key))
+    try:
+        change.encoded()
+    except (struct.error, OverflowError):
+        raise UsageError(f"{key}: {value} does not fit into {kind}") from None
+    return change
+
+
+def _guess(value: str) -> str:
+    if value in _WORDS:
+        return "bool"
+    try:
+        number = int(value)
+    except ValueError:
+        pass
+    else:
+        return "uint32" if 0 <= number < 2**32 else "int64"
+    try:
+        float(value)
+    except ValueError:
+        return "string"
+    return "float32"
+
+
+def _value(key: str, kind: str, text: str) -> str | int | float | bool:
+    if kind == "string":
+        return text
+    try:
+        if kind == "bool":
+            return _WORDS[text]
+        return float(text) if kind.startswith("float") else int(text)
+    except (KeyError, ValueError):
+        raise UsageError(f"{key}: {text!r} is no {kind}") from None
+
+
+def write_copy(
+    source: Path,
+    output: Path,
+    *,
+    changes: Iterable[str],
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> list[Change]:
+    """Write a copy of *source* with other metadata to *output*; gives back what was changed.
+
+    The copy appears under its name only when it is complete, on disk and verified: metadata as
+    asked for, tensor data with the same SHA-256.
+
+    Args:
+        source: a GGUF file that is not split.
+        output: the copy, which must not exist.
+        changes: what :func:`parse_change` understands.
+        on_progress: called with the bytes written so far and the bytes in all.
+
+    Raises:
+        UsageError: nothing to change, *output* exists, or a change that makes no sense.
+        Unsupported: *source* is split.
+        InvalidFormat: *source* is no GGUF file or damaged.
+        IntegrityError: the copy read back differs.
+    """
+    if output.exists():
+        raise UsageError(f"{output} exists and is not overwritten", hint="name another --output")
+    with GGUF.open(source) as gguf:
+        if len(gguf.paths) > 1:
+            raise Unsupported(
+                f"{source.name} is one of {len(gguf.paths)} parts",
+                hint="join them first: llama-gguf-split --merge FIRST_PART OUT.gguf",
+            )
+        view = gguf.file_view()
+        index = gguf_index.index(view, len(view))
+        assert isinstance(index, Index)
+        types = {key.name.decode(): VALUE_TYPES[key.type][0] for key in index.keys}
+        parsed = [parse_change(text, gguf.metadata, types) for text in changes]
+        _check(parsed)
+        header = _header(view, index, parsed, gguf.alignment)
+        data = view[gguf.data_offset :]
+        partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
+        try:
+            try:
+                digest = _write(partial, header, data, on_progress)
+                _verify(partial, gguf, parsed, data_offset=len(header), digest=digest)
+                _publish(partial, output)
+            except OSError as error:
+                raise from_os_error(error, output) from error
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+    return parsed
+
+
+def _check(changes: list[Change]) -> None:
+    if not changes:
+        raise UsageError(
+            "nothing to change", hint="name a change: --set-pre NAME or --set KEY=VALUE"
+        )
+    keys = [change.key for change in changes]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UsageError(f"{key} is set twice")
+
+
+def _string(raw: bytes) -> bytes:
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _header(view: memoryview, index: Index, changes: list[Change], alignment: int) -> bytes:
+    """Header with *changes* in place of the old values, padded to the alignment."""
+    wanted = {change.key.encode("utf-8", "surrogateescape"): change for change in changes}
+    known = {key.name for key in index.keys}
+    added = [change for raw, change in wanted.items() if raw not in known]
+    version = bytes(view[4:8])
+    counts = struct.pack("<QQ", len(index.tensors), len(index.keys) + len(added))
+    pieces = [MAGIC, version, counts]
+    for key in index.keys:
+        change = wanted.get(key.name)
+        pieces.append(_string(key.name))
+        pieces.append(change.encoded() if change else _as_it_was(view, key))
+    pieces += [_string(change.key.encode()) + change.encoded() for change in added]
+    for tensor in index.tensors:
+        dims = tensor.shape[::-1]
+        pieces.append(_string(tensor.name) + struct.pack("<I", len(dims)))
+        pieces.append(struct.pack(f"<{len(dims)}QIQ", *dims, tensor.type, tensor.offset))
+    header = b"".join(pieces)
+    return header + bytes(-len(header) % alignment)
+
+
+def _as_it_was(view: memoryview, key: KeyEntry) -> bytes:
+    head = struct.pack("<I", key.type)
+    if key.type == ARRAY:
+        head += struct.pack("<IQ", key.item_type, key.length)
+    return head + bytes(view[key.at : key.end])
+
+
+def _write(
+    path: Path, header: bytes, data: memoryview, on_progress: Callable[[int, int], None]
+) -> bytes:
+    """Write and sync the file; gives the SHA-256 of *data*."""
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        file.write(header)
+        for start in range(0, len(data), _CHUNK_BYTES):
+            chunk = data[start : start + _CHUNK_BYTES]
+            digest.update(chunk)
+            file.write(chunk)
+            on_progress(len(header) + start + len(chunk), len(header) + len(data))
+        file.flush()
+        os.fsync(file.fileno())
+    on_progress(len(header) + len(data), len(header) + len(data))
+    return digest.digest()
+
+
+def _verify(
+    path: Path, source: GGUF, changes: list[Change], *, data_offset: int, digest: bytes
+) -> None:
+    """Read the copy back.
+
+    Raises:
+        IntegrityError: its data or its metadata is not what was written.
+    """
+    with path.open("rb") as file:
+        file.seek(data_offset)
+        if _hash(file) != digest:
+            raise IntegrityError(
+                f"{path.name}: tensor data read back differs", hint="check the disk"
+            )
+    with GGUF.open(path) as copy:
+        shapes = [(info.name, info.shape, info.type) for info in copy.tensors.values()]
+        same = shapes == [(info.name, info.shape, info.type) for info in source.tensors.values()]
+        changed = {change.key: change for change in changes}
+        keys = list(dict.fromkeys([*source.metadata, *changed]))
+        view = copy.file_view()
+        index = gguf_index.index(view, len(view))
+        assert isinstance(index, Index)
+        raw = {key.name.decode(): _as_it_was(view, key) for key in index.keys}
+        same = same and list(copy.metadata) == keys
+        same = same and all(raw[key] == change.encoded() for key, change in changed.items())
+        if not same:
+            raise IntegrityError(f"{path.name}: the header read back differs")
+
+
+def _hash(file: BinaryIO) -> bytes:
+    digest = hashlib.sha256()
+    while chunk := file.read(_CHUNK_BYTES):
+        digest.update(chunk)
+    return digest.digest()
+
+
+def _publish(partial: Path, output: Path) -> None:
+    """Give the copy its name, never in place of a file that came into being meanwhile."""
+    try:
+        os.link(partial, output)
+    except FileExistsError:
+        raise UsageError(f"{output} exists and is not overwritten") from None
+    except OSError:  # a file system without hard links
+        partial.rename(output)

@@ -1,0 +1,360 @@
+"""Everything worth knowing about a GGUF file, for people and as plain data.
+
+``inv inspect-gguf`` prints it. Nothing is loaded but the header and a sample of ternary tensors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from bitnet.formats.gguf import GGUF, Array
+from bitnet.formats.gguf_audit import Finding, audit
+from bitnet.formats.gguf_ternary import TernaryCounts, code_counts
+from bitnet.progress import human_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from bitnet.formats.gguf import TensorInfo
+
+__all__ = ["Inspection", "Memory", "VocabularySize", "inspect_gguf"]
+
+_FIRST = 3  # elements of an array that are shown
+_LONGEST = 100  # characters of a text that are shown
+_KV_BYTES = 2  # per number in the cache: f16
+
+
+@dataclass(frozen=True)
+class VocabularySize:
+    """How many tokens there are, and how that is known.
+
+    Attributes:
+        size: number of tokens, ``None`` when the file does not say.
+        stated: the value of each key that may state it, ``None`` where absent.
+        derived_from: what *size* was counted from, empty when it is stated.
+    """
+
+    size: int | None
+    stated: dict[str, int | None]
+    derived_from: str
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What running the model takes, in bytes; ``None`` where the metadata does not say.
+
+    Attributes:
+        weights: all tensors as they are in the file.
+        kv_per_token: keys and values of all layers for one token, at 16 bits.
+        context_length: tokens the model was made for.
+        kv_at_context: keys and values for that many tokens.
+        total: weights and a full cache.
+    """
+
+    weights: int
+    kv_per_token: int | None
+    context_length: int | None
+    kv_at_context: int | None
+    total: int | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What :func:`inspect_gguf` finds; :meth:`as_json` and :meth:`lines` show it."""
+
+    path: str
+    files: list[str]
+    size_bytes: int
+    version: int
+    alignment: int
+    architecture: str
+    dialect: str
+    metadata: dict[str, Any]
+    tensors: list[dict[str, Any]]
+    encodings: list[dict[str, Any]]
+    vocabulary: VocabularySize
+    tokenizer: dict[str, Any]
+    memory: Memory
+    ternary: list[TernaryCounts] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data; numbers that JSON does not have become texts."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain
+
+    def lines(self) -> Iterator[str]:
+        """The report, line by line, safe to print on a terminal."""
+        size = human_size(self.size_bytes)
+        yield (
+            f"{_word(self.path)}: GGUF {self.version}, {size}, "
+            f"architecture {_word(self.architecture) or '?'}, dialect {self.dialect}, "
+            f"alignment {self.alignment}"
+        )
+        if len(self.files) > 1:
+            yield f"  {len(self.files)} files: {', '.join(map(_word, self.files))}"
+        yield from self._metadata_lines()
+        yield from self._vocabulary_lines()
+        yield from self._tensor_lines()
+        yield from self._memory_lines()
+        yield from self._ternary_lines()
+        yield ""
+        yield "Audit"
+        if not self.findings:
+            yield "  nothing odd"
+        for finding in self.findings:
+            yield f"  {finding.severity}: {_word(finding.message)} [{finding.code}]"
+
+    def _metadata_lines(self) -> Iterator[str]:
+        yield ""
+        yield f"Metadata ({len(self.metadata)} keys)"
+        width = min(48, max(map(len, self.metadata), default=0))
+        for key, value in self.metadata.items():
+            yield f"  {_word(key):<{width}}  {_shown(value)}"
+
+    def _vocabulary_lines(self) -> Iterator[str]:
+        yield ""
+        yield "Vocabulary"
+        yield f"  general.architecture: {_word(self.architecture) or 'absent'}"
+        for key, value in self.vocabulary.stated.items():
+            yield f"  {_word(key)}: {value if value is not None else self._absent(key)}"
+        for key, value in self.tokenizer.items():
+            yield f"  {key}: {_shown(value)}"
+
+    def _absent(self, key: str) -> str:
+        own = f"{self.architecture}.vocab_size"
+        if key not in (own, "tokenizer.ggml.vocab_size") and self.architecture:
+            return f"absent (normal); the key of this architecture is {_word(own)}"
+        if not self.vocabulary.derived_from:
+            return "absent, and nothing in the file to derive it from"
+        return (
+            f"absent (normal); derived from {self.vocabulary.derived_from}: {self.vocabulary.size}"
+        )
+
+    def _tensor_lines(self) -> Iterator[str]:
+        yield ""
+        yield f"Tensors ({len(self.tensors)})"
+        for row in self.encodings:
+            yield (
+                f"  {row['type']}: {row['tensors']:,} tensors, {row['weights']:,} weights, "
+                f"{human_size(row['size_bytes'])}"
+            )
+        width = min(48, max((len(_word(row["name"])) for row in self.tensors), default=0))
+        for row in self.tensors:
+            shape = " x ".join(map(str, row["shape"])) or "scalar"
+            yield (
+                f"  {_word(row['name']):<{width}}  {row['type']:<8} {shape:>16}  "
+                f"{human_size(row['size_bytes']):>9} at {row['offset']}"
+            )
+
+    def _memory_lines(self) -> Iterator[str]:
+        memory = self.memory
+        yield ""
+        yield "Memory"
+        yield f"  weights: {human_size(memory.weights)}"
+        if memory.kv_per_token is None:
+            yield "  KV cache: unknown, the metadata does not describe the attention"
+            return
+        yield f"  KV cache: {human_size(memory.kv_per_token)} per token (f16)"
+        if memory.kv_at_context is not None and memory.total is not None:
+            yield (
+                f"  at {memory.context_length:,} tokens: KV cache "
+                f"{human_size(memory.kv_at_context)}, together {human_size(memory.total)}"
+            )
+
+    def _ternary_lines(self) -> Iterator[str]:
+        if not self.ternary:
+            return
+        yield ""
+        sample = "" if all(row.complete for row in self.ternary) else ", from a sample of each"
+        yield f"Ternary weights ({len(self.ternary)} tensors{sample})"
+        width = min(48, max(len(_word(row.name)) for row in self.ternary))
+        for row in self.ternary:
+            shares = (
+                f"{count / max(1, row.total):6.1%}" for count in (row.minus, row.zero, row.plus)
+            )
+            scale = "" if row.scale is None else f"  scale {row.scale:.6g}"
+            bad = f"  {row.invalid:,} invalid codes" if row.invalid else ""
+            yield f"  {_word(row.name):<{width}}  -1 {' '.join(_labelled(shares))}{scale}{bad}"
+
+
+def inspect_gguf(path: Path, *, full: bool = False) -> Inspection:
+    """Read the file at *path* (and the other parts of a split model).
+
+    Args:
+        path: a GGUF file.
+        full: count every ternary weight instead of a sample.
+
+    Raises:
+        InvalidFormat: no GGUF file, or a damaged one; a tensor that lies outside the file is a
+            finding, no error.
+        Unsupported: a version that is not read.
+        NotFound: no such file, or a part is missing.
+    """
+    with GGUF.open(path, verify_extents=False) as gguf:
+        findings = audit(gguf)
+        inside = not any(finding.code == "truncated" for finding in findings)
+        ternary = list(code_counts(gguf, full=full)) if inside else []
+        findings += [
+            Finding("error", "invalid-codes", f"tensor {row.name}: {row.invalid:,} invalid codes")
+            for row in ternary
+            if row.invalid
+        ]
+        return Inspection(
+            path=str(gguf.path),
+            files=[part.name for part in gguf.paths],
+            size_bytes=gguf.size,
+            version=gguf.version,
+            alignment=gguf.alignment,
+            architecture=gguf.architecture,
+            dialect=gguf.dialect,
+            metadata={key: _abbreviated(value) for key, value in gguf.metadata.items()},
+            tensors=[_row(info) for info in gguf.tensors.values()],
+            encodings=_encodings(gguf),
+            vocabulary=_vocabulary(gguf),
+            tokenizer=_tokenizer(gguf.metadata),
+            memory=_memory(gguf),
+            ternary=ternary,
+            findings=findings,
+        )
+
+
+def _abbreviated(value: Any) -> Any:
+    if isinstance(value, Array):
+        return {
+            "type": value.item_type,
+            "length": len(value),
+            "first": value[:_FIRST],
+        }
+    return value
+
+
+def _row(info: TensorInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "shape": list(info.shape),
+        "type": info.type.name,
+        "offset": info.offset,
+        "size_bytes": info.size_bytes,
+        "part": info.part,
+    }
+
+
+def _encodings(gguf: GGUF) -> list[dict[str, Any]]:
+    """Per encoding: number of tensors, weights and bytes; the largest first."""
+    rows: dict[str, dict[str, Any]] = {}
+    for info in gguf.tensors.values():
+        row = rows.setdefault(
+            info.type.name, {"type": info.type.name, "tensors": 0, "weights": 0, "size_bytes": 0}
+        )
+        row["tensors"] += 1
+        row["weights"] += math.prod(info.shape)
+        row["size_bytes"] += info.size_bytes
+    return sorted(rows.values(), key=lambda row: -row["size_bytes"])
+
+
+def _number(metadata: Mapping[str, Any], key: str) -> int | None:
+    """A count stated by *key*; ``None`` when it is absent or makes no sense."""
+    value = metadata.get(key)
+    fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
+    return int(value) if fits else None  # type: ignore[arg-type]
+
+
+def _vocabulary(gguf: GGUF) -> VocabularySize:
+    keys = ["tokenizer.ggml.vocab_size", "llama.vocab_size"]
+    if gguf.architecture not in ("", "llama"):
+        keys.insert(1, f"{gguf.architecture}.vocab_size")
+    stated = {key: _number(gguf.metadata, key) for key in keys}
+    tokens = gguf.metadata.get("tokenizer.ggml.tokens")
+    if isinstance(tokens, Array):
+        return VocabularySize(len(tokens), stated, "tokenizer.ggml.tokens")
+    embedding = gguf.tensors.get("token_embd.weight")
+    if embedding is not None and embedding.shape:
+        return VocabularySize(embedding.shape[0], stated, "token_embd.weight")
+    size = next((value for value in stated.values() if value is not None), None)
+    return VocabularySize(size, stated, "")
+
+
+def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The embedded tokenizer in a few facts; empty when there is none."""
+    prefix = "tokenizer.ggml."
+    facts: dict[str, Any] = {}
+    for name in ("model", "pre"):
+        value = metadata.get(prefix + name)
+        facts[f"tokenizer.ggml.{name}"] = value if isinstance(value, str) else None
+    for name in ("tokens", "merges"):
+        value = metadata.get(prefix + name)
+        if isinstance(value, Array):
+            facts[name] = len(value)
+    for key, value in metadata.items():
+        if key.startswith(prefix) and key.endswith("_token_id"):
+            facts[key.removeprefix(prefix)] = value
+    facts["chat template"] = isinstance(metadata.get("tokenizer.chat_template"), str)
+    return facts if "tokens" in facts or facts["tokenizer.ggml.model"] else {}
+
+
+def _memory(gguf: GGUF) -> Memory:
+    weights = sum(info.size_bytes for info in gguf.tensors.values())
+    context = _number(gguf.metadata, f"{gguf.architecture}.context_length")
+    per_token = _kv_per_token(gguf)
+    cache = None if per_token is None or context is None else per_token * context
+    return Memory(weights, per_token, context, cache, None if cache is None else weights + cache)
+
+
+def _kv_per_token(gguf: GGUF) -> int | None:
+    metadata, name = gguf.metadata, gguf.architecture
+    layers = _number(metadata, f"{name}.block_count")
+    heads = metadata.get(f"{name}.attention.head_count")
+    kv_heads = metadata.get(f"{name}.attention.head_count_kv", heads)
+    if isinstance(kv_heads, Array) and kv_heads.item_type not in ("string", "float32", "float64"):
+        total_heads = sum(int(count) for count in kv_heads)
+    else:
+        count = _number({"n": kv_heads}, "n")
+        if count is None or layers is None:
+            return None
+        total_heads = count * layers
+    width = _number(metadata, f"{name}.embedding_length")
+    head_count = _number({"n": heads[0] if isinstance(heads, Array) and len(heads) else heads}, "n")
+    head_dim = width // head_count if width and head_count else None
+    key = _number(metadata, f"{name}.attention.key_length") or head_dim
+    value = _number(metadata, f"{name}.attention.value_length") or head_dim
+    if key is None or value is None or total_heads < 0:
+        return None
+    return total_heads * (key + value) * _KV_BYTES
+
+
+def _labelled(shares: Iterator[str]) -> Iterator[str]:
+    """``12.0% | 0 76.0% | +1 12.0%`` in pieces."""
+    minus, zero, plus = shares
+    yield from (minus, " 0", zero, " +1", plus)
+
+
+def _word(text: str) -> str:
+    """*text* with everything that is not printable escaped."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def _shown(value: Any) -> str:
+    """A metadata value on one line, shortened."""
+    if isinstance(value, dict):
+        first = ", ".join(_shown(item) for item in value["first"])
+        more = ", ..." if value["length"] > len(value["first"]) else ""
+        return f"{value['length']:,} x {value['type']} [{first}{more}]"
+    if isinstance(value, str):
+        more = f"... ({len(value):,} characters)" if len(value) > _LONGEST else ""
+        return repr(value[:_LONGEST]) + more
+    return "absent" if value is None else str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return list(islice(map(_plain, value), None))
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,28 @@
+"""``inv inspect-gguf``."""
+
+from __future__ import annotations
+
+import json
+
+from bitnet.tasks.declare import Output, task
+
+
+@task(
+    positional=["path"],
+    help={
+        "path": "GGUF file, or any part of a split model",
+        "full": "count every ternary weight; without it a sample of each tensor is read",
+    },
+)
+def inspect_gguf(c, path=None, full=False, output=Output()):
+    """Show what is inside a GGUF file, and what is odd about it."""
+    from pathlib import Path
+
+    from bitnet.inspect_gguf import inspect_gguf
+
+    found = inspect_gguf(Path(path), full=full)
+    if output.json:
+        print(json.dumps(found.as_json()))
+        return
+    for line in found.lines():
+        print(line)

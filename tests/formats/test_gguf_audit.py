@@ -1,0 +1,86 @@
+import struct
+
+import pytest
+from builders import INT32, Tensor, Typed, f32, gguf_bytes, llama_metadata, vocabulary
+
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.gguf_audit import audit
+
+COMPLETE = {**llama_metadata(), **vocabulary(["a", "b", "c"], merges=["a b"], pre="llama-bpe")}
+
+
+def _findings(metadata, tensors=(), size=None, **options):
+    raw = gguf_bytes(metadata, tensors, **options)
+    return audit(GGUF.parse(raw, size=len(raw) if size is None else size(len(raw))))
+
+
+def _moved(raw, old, new):
+    """*raw* with the offset in the last directory entry replaced."""
+    entry = struct.pack("<IQ", 0, old)
+    assert raw.count(entry) == 1
+    return raw.replace(entry, struct.pack("<IQ", 0, new))
+
+
+def test_a_sound_file_has_no_findings():
+    assert _findings(COMPLETE, [f32("token_embd.weight", (3, 8)), f32("b", (3, 8))]) == []
+
+
+@pytest.mark.parametrize(
+    ("offset", "code", "severity", "text"),
+    [
+        (64, "tensor-overlap", "error", "tensors token_embd.weight and b share 32 bytes"),
+        (100, "unaligned", "error", "no multiple of the alignment 32"),
+        (160, "gap", "note", "64 unused bytes between token_embd.weight and b"),
+        (4096, "truncated", "error", "tensor b needs bytes"),
+    ],
+)
+def test_tensors_that_lie_oddly_are_found(offset, code, severity, text):
+    raw = gguf_bytes(COMPLETE, [f32("token_embd.weight", (3, 8)), f32("b", (16,))])
+    found = audit(GGUF.parse(_moved(raw + bytes(64), 96, offset), size=len(raw) + 64))
+    match = [finding for finding in found if finding.code == code]
+    assert match
+    assert match[0].severity == severity
+    assert text in match[0].message
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensors", "code", "text"),
+    [
+        ({}, [], "no-architecture", "general.architecture"),
+        ({"general.architecture": "llama"}, [], "vocabulary-only", "no tensors"),
+        ({"general.architecture": "x"}, [f32("a", (1,))], "missing-key", "x.block_count"),
+        ({"general.architecture": "x"}, [f32("a", (1,))], "no-tokenizer", "no tokenizer"),
+        ({"tokenizer.ggml.tokens": ["a"]}, [], "no-tokenizer-model", "tokenizer.ggml.model"),
+        (vocabulary(["a"], merges=["a a"]), [], "no-pre", "fix-gguf --set-pre"),
+        (vocabulary(["a"], pre="x"), [], "no-merges", "merges is missing"),
+        (vocabulary(["a"], scores=[1.0, 2.0]), [], "vocabulary-lengths", "1 tokens, and 2 entries"),
+        (vocabulary(["a"], eos_token_id=5), [], "token-id", "eos_token_id is 5"),
+        (vocabulary(["a"], eos_token_id=Typed(INT32, -1)), [], "token-id", "is -1"),
+        ({}, [Tensor("w", (4,), 99, bytes(64))], "unknown-encoding", "type id 99"),
+        ({}, [f32("n" * 70, (8,))], "long-name", "longer than 63"),
+        (COMPLETE, [f32("token_embd.weight", (2, 8))], "embedding-rows", "3 tokens, and 2 rows"),
+        (COMPLETE, [f32("token_embd.weight", (9, 8))], "padded-embedding", "6 rows more"),
+        ({"general.alignment": 4}, [], "alignment", "at least 8"),
+    ],
+)
+def test_what_is_odd_about_the_metadata_is_found(metadata, tensors, code, text):
+    match = [finding for finding in _findings(metadata, tensors) if finding.code == code]
+    assert match
+    assert text in match[0].message
+
+
+def test_trailing_bytes_are_noted():
+    found = _findings(COMPLETE, [f32("token_embd.weight", (3, 8))], lambda size: size + 1000)
+    assert [(finding.code, finding.severity) for finding in found] == [("trailing", "note")]
+
+
+def test_many_findings_of_one_kind_are_counted():
+    found = _findings(COMPLETE, [Tensor(f"w{i}", (1,), 99, bytes(32)) for i in range(9)])
+    assert [finding.message for finding in found if finding.code == "unknown-encoding"][-1] == (
+        "4 more of the same kind"
+    )
+
+
+def test_the_worst_comes_first():
+    severities = [finding.severity for finding in _findings({}, [f32("n" * 70, (8,))])]
+    assert severities == sorted(severities, key=("error", "warning", "note").index)

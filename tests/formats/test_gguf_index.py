@@ -1,0 +1,180 @@
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+from builders import Tensor, Typed, f32, gguf_bytes, i2_s, vocabulary
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.formats import gguf_index
+from bitnet.formats.gguf_index import Fault, Index, Problem, Section
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "fuzz"))
+from exercise_gguf import NATIVE, exercise, native_walk
+
+FILE = gguf_bytes(
+    {**vocabulary(["a", "b", "ccc"], merges=["a b"], scores=[0.0, 1.0, 2.0]), "n": 7, "s": "text"},
+    [f32("token_embd.weight", (3, 4)), i2_s("w", (1, 128)), Tensor("q", (2, 256), 35, bytes(132))],
+)
+HEADER = gguf_index.walk(FILE, len(FILE)).end
+
+needs_native = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
+
+
+def u64(value):
+    return struct.pack("<Q", value)
+
+
+def _walk(data, total=None):
+    """Result of both walks, which must be the same."""
+    total = len(data) if total is None else total
+    found = gguf_index.walk(data, total)
+    if NATIVE is not None:
+        assert native_walk(data, total) == found
+    return found
+
+
+def _key(payload, name=b"k"):
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1)
+    return head + u64(len(name)) + name + payload + b"\0" * 64
+
+
+def _tensor(payload):
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 0)
+    return head + u64(1) + b"t" + payload + b"\0" * 64
+
+
+def test_an_index_says_where_everything_lies():
+    found = _walk(FILE)
+    assert isinstance(found, Index)
+    assert [key.name for key in found.keys][-2:] == [b"n", b"s"]
+    text = found.keys[-1]
+    assert FILE[text.at : text.end] == u64(4) + b"text"
+    tokens = found.keys[1]
+    assert (tokens.type, tokens.item_type, tokens.length) == (9, 8, 3)
+    assert FILE[tokens.at : tokens.end] == b"".join(u64(len(t)) + t for t in (b"a", b"b", b"ccc"))
+    assert [tensor.shape for tensor in found.tensors] == [(3, 4), (1, 128), (2, 256)]
+    assert [tensor.offset for tensor in found.tensors] == [0, 64, 128]
+
+
+@pytest.mark.parametrize(
+    ("data", "fault", "section", "amount", "text"),
+    [
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), Fault.KEY_COUNT, 0, 2**63, "metadata keys"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 65537, 0), Fault.TENSOR_COUNT, 0, 65537, "tensors"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 10, 100),
+            Fault.TRUNCATED,
+            0,
+            10 * 24 + 100 * 13,
+            "header needs bytes 24..1,564, the file ends at 24",
+        ),
+        (_key(b"", b"x" * 65536), Fault.NAME_LENGTH, 1, 65536, "name of 65,536 bytes"),
+        (_key(struct.pack("<I", 13)), Fault.VALUE_TYPE, 1, 13, r"key 0 \('k'\).*value type 13"),
+        (_key(struct.pack("<II", 9, 99)), Fault.VALUE_TYPE, 1, 99, "value type 99"),
+        (_key(struct.pack("<IIQ", 9, 9, 1)), Fault.NESTED_ARRAY, 1, 0, "array of arrays"),
+        (_key(struct.pack("<IIQ", 9, 4, 2**62)), Fault.TRUNCATED, 1, 2**64 - 1, "needs bytes"),
+        (_key(struct.pack("<IIQ", 9, 4, 2**61)), Fault.TRUNCATED, 1, 2**63, "needs bytes"),
+        (_key(struct.pack("<IIQ", 9, 8, 2**61)), Fault.TRUNCATED, 1, 2**64 - 1, "needs bytes"),
+        (_key(struct.pack("<IIQ", 9, 8, 50)), Fault.TRUNCATED, 1, 50 * 8, "needs bytes"),
+        (_key(struct.pack("<IQ", 8, 2**64 - 1)), Fault.TRUNCATED, 1, 2**64 - 1, "needs bytes"),
+        (_tensor(struct.pack("<I", 5)), Fault.DIMENSIONS, 2, 5, r"tensor 0 \('t'\).*5 dimensions"),
+        (_tensor(struct.pack("<IQQ", 2, 4, 0)), Fault.ZERO_DIMENSION, 2, 1, "dimension 1 is 0"),
+        (_tensor(struct.pack("<IQ", 1, 2**63)), Fault.OVERFLOW, 2, 2**63, "overflow"),
+        (
+            _tensor(struct.pack("<IQQQ", 3, 2**31, 2**31, 4)),
+            Fault.OVERFLOW,
+            2,
+            4,
+            "overflow",
+        ),
+    ],
+)
+def test_every_fault_is_found_before_anything_is_used(data, fault, section, amount, text):
+    found = _walk(data)
+    assert isinstance(found, Problem)
+    assert (found.fault, found.section, found.amount) == (fault, Section(section), amount)
+    error = gguf_index.explain(found, "m.gguf", len(data))
+    assert isinstance(error, Unsupported if fault is Fault.NESTED_ARRAY else InvalidFormat)
+    assert error.hint
+    with pytest.raises(type(error), match=text):
+        raise error
+
+
+def test_the_largest_counts_and_shapes_that_are_allowed_pass():
+    assert isinstance(_walk(_tensor(struct.pack("<IQIQ", 1, 2**63 - 1, 0, 0))), Index)
+    assert _walk(_tensor(struct.pack("<IIQ", 0, 0, 0))).tensors[0].shape == ()
+
+
+def test_every_prefix_of_a_file_gives_the_same_answer_in_both_walks():
+    for end in range(HEADER):
+        assert _walk(FILE[:end]).fault is Fault.TRUNCATED
+        assert _walk(FILE[:end], len(FILE)).fault is Fault.MORE
+    assert _walk(FILE[:HEADER]) == _walk(FILE)
+
+
+@needs_native
+def test_the_compiled_functions_refuse_what_makes_no_sense():
+    with pytest.raises(ValueError, match="larger than its file"):
+        NATIVE.gguf_index(FILE, 3)
+    with pytest.raises(TypeError):
+        NATIVE.gguf_index("text", 4)
+    assert NATIVE.gguf_string_starts(u64(5) + b"abcd", 1) is None
+    assert NATIVE.gguf_strings(u64(5) + b"abcd", 1) is None
+    assert NATIVE.gguf_string_starts(b"", 2**63) is None
+    assert NATIVE.gguf_strings(u64(0), 2) is None
+
+
+@needs_native
+@given(st.lists(st.binary(max_size=40), max_size=20))
+def test_the_compiled_decoder_gives_what_python_gives(texts):
+    raw = b"".join(u64(len(text)) + text for text in texts)
+    assert NATIVE.gguf_strings(raw, len(texts)) == [
+        text.decode("utf-8", "surrogateescape") for text in texts
+    ]
+
+
+names = st.text(max_size=12)
+scalars = st.one_of(
+    st.integers(0, 2**32 - 1), st.booleans(), st.text(max_size=20), st.floats(width=32)
+)
+arrays = st.one_of(
+    st.lists(st.binary(max_size=12), max_size=6).map(lambda items: Typed(8, items)),
+    st.lists(st.integers(-128, 127), max_size=6).map(lambda items: Typed(1, items)),
+    st.lists(st.booleans(), max_size=6).map(lambda items: Typed(7, items)),
+)
+tensors = st.lists(
+    st.builds(
+        Tensor,
+        names,
+        st.lists(st.integers(1, 300), max_size=4).map(tuple),
+        st.sampled_from([0, 1, 2, 12, 34, 35, 36, 38, 39, 40, 77, 135, 335]),
+        st.binary(max_size=64),
+    ),
+    max_size=4,
+)
+files = st.builds(
+    gguf_bytes, st.dictionaries(names, st.one_of(scalars, arrays), max_size=6), tensors
+)
+edges = st.sampled_from([0, 1, 8, 9, 13, 255, 2**16, 2**31, 2**32 - 1, 2**61, 2**63, 2**64 - 1])
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow])
+@given(files, st.data())
+def test_damaged_files_end_in_our_errors_only(raw, data):
+    """Overwrites fields with edge values and cuts the file, then reads everything in it."""
+    damaged = bytearray(raw)
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(4, max(4, len(damaged) - 8)))
+        damaged[at : at + 8] = u64(data.draw(edges))[: data.draw(st.sampled_from([1, 4, 8]))]
+    if data.draw(st.booleans()):
+        del damaged[data.draw(st.integers(0, len(damaged))) :]
+    exercise(bytes(damaged))
+
+
+@given(st.binary(max_size=200))
+def test_noise_ends_in_our_errors_only(noise):
+    exercise(noise)
+    exercise(b"GGUF\x03\0\0\0" + noise)

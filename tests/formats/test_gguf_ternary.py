@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+from builders import Tensor, f32, i2_s, write_gguf
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import quantize
+
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.gguf_ternary import SAMPLE_BYTES, code_counts
+
+
+def _counts(path, tensors, **options):
+    with GGUF.open(write_gguf(path / "m.gguf", {}, tensors)) as gguf:
+        return list(code_counts(gguf, **options))
+
+
+def test_i2_s_codes_and_scale_are_counted_by_hand(tmp_path):
+    codes = [0] * 10 + [1] * 100 + [2] * 140 + [3] * 6
+    counts = _counts(tmp_path, [f32("norm", (4,)), i2_s("w", (2, 128), codes, scale=0.25)])
+    assert len(counts) == 1
+    found = counts[0]
+    assert (found.name, found.minus, found.zero, found.plus, found.invalid) == (
+        "w",
+        10,
+        100,
+        140,
+        6,
+    )
+    assert (found.scale, found.complete, found.total) == (0.25, True, 256)
+
+
+@pytest.mark.parametrize("kind", [GGMLQuantizationType.TQ1_0, GGMLQuantizationType.TQ2_0])
+def test_tq_codes_are_those_gguf_py_packed(tmp_path, kind):
+    weights = np.random.default_rng(0).choice([-1, 0, 1], (3, 512), p=[0.5, 0.3, 0.2])
+    data = quantize(weights.astype(np.float32), kind).tobytes()
+    (found,) = _counts(tmp_path, [Tensor("w", (3, 512), kind.value, data)])
+    assert [found.minus, found.zero, found.plus] == [(weights == v).sum() for v in (-1, 0, 1)]
+    assert found.invalid == 0
+    assert found.scale is None
+
+
+def test_iq2_bn_rows_have_their_scale_in_front(tmp_path):
+    row = b"\xff" * 4 + bytes([0b10_01_00_00] * 32)
+    (found,) = _counts(tmp_path, [Tensor("w", (2, 128), 135, row * 2)])
+    assert (found.minus, found.zero, found.plus, found.invalid) == (128, 64, 64, 0)
+    block = b"\xff" * 16 + bytes([0b10_01_00_00] * 64)
+    (found,) = _counts(tmp_path, [Tensor("w", (4, 64), 335, block)])
+    assert (found.minus, found.zero, found.plus, found.invalid) == (128, 64, 64, 0)
+
+
+def test_large_tensors_are_sampled_unless_all_is_wanted(tmp_path):
+    n = 4 * SAMPLE_BYTES + 128
+    tensor = Tensor("w", (n // 128, 128), 36, b"\xaa" * (n // 4) + bytes(32))
+    (sample,) = _counts(tmp_path, [tensor])
+    assert (sample.plus, sample.complete) == (4 * SAMPLE_BYTES, False)
+    (everything,) = _counts(tmp_path, [tensor], full=True)
+    assert (everything.plus, everything.complete) == (n, True)
+
+
+def test_odd_shapes_are_counted_as_far_as_they_go(tmp_path):
+    tiny = Tensor("w", (3,), 36, bytes(32))
+    rows = Tensor("r4", (1, 64), 335, bytes(20))
+    assert [counts.total for counts in _counts(tmp_path, [tiny, rows])] == [0, 0]

@@ -1,0 +1,224 @@
+import hashlib
+
+import pytest
+from builders import (
+    FLOAT32,
+    UINT16,
+    Tensor,
+    Typed,
+    f32,
+    gguf_bytes,
+    i2_s,
+    llama_metadata,
+    vocabulary,
+    write_gguf,
+)
+from gguf import GGUFReader
+
+from bitnet.errors import (
+    IntegrityError,
+    InvalidFormat,
+    NotFound,
+    PermissionDenied,
+    Unsupported,
+    UsageError,
+)
+from bitnet.formats import gguf_write
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.gguf_write import parse_change, write_copy
+
+METADATA = {
+    **llama_metadata("bitnet-b1.58"),
+    **vocabulary(["a", "b", "c"], merges=["a b"], scores=[0.5, -1.0, float("nan")]),
+    "tokenizer.ggml.eos_token_id": 2,
+    "x.u16": Typed(UINT16, 7),
+    "x.f32": Typed(FLOAT32, 0.5),
+    "x.flag": False,
+}
+TENSORS = [
+    f32("token_embd.weight", (3, 5)),
+    i2_s("w", (2, 128)),
+    Tensor("odd", (7,), 24, b"1234567"),
+]
+
+
+@pytest.fixture
+def source(tmp_path):
+    return write_gguf(tmp_path / "in.gguf", METADATA, TENSORS)
+
+
+def _plain(gguf):
+    return {
+        key: bytes(value.raw) if hasattr(value, "raw") else value
+        for key, value in gguf.metadata.items()
+    }
+
+
+def test_a_copy_differs_in_what_was_asked_for_and_nothing_else(source, tmp_path):
+    output = tmp_path / "out.gguf"
+    seen = []
+    changes = write_copy(
+        source,
+        output,
+        changes=["tokenizer.ggml.pre:string=llama-bpe", "tokenizer.ggml.eos_token_id=1"],
+        on_progress=lambda done, total: seen.append((done, total)),
+    )
+    assert [(change.key, change.value, change.old) for change in changes] == [
+        ("tokenizer.ggml.pre", "llama-bpe", None),
+        ("tokenizer.ggml.eos_token_id", 1, 2),
+    ]
+    with GGUF.open(source) as old, GGUF.open(output) as new:
+        wanted = _plain(old) | {"tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.pre": "llama-bpe"}
+        assert _plain(new) == wanted
+        assert list(new.tensors) == list(old.tensors)
+        for name in old.tensors:
+            assert bytes(new.tensor_bytes(name)) == bytes(old.tensor_bytes(name))
+        assert bytes(new.file_view()[new.data_offset :]) == bytes(
+            old.file_view()[old.data_offset :]
+        )
+    assert seen[-1] == (output.stat().st_size, output.stat().st_size)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf", "out.gguf"]
+
+
+def test_gguf_py_reads_the_copy(tmp_path):
+    source = write_gguf(tmp_path / "in.gguf", METADATA, [TENSORS[0]])
+    write_copy(source, tmp_path / "out.gguf", changes=["general.name=fixed"])
+    reader = GGUFReader(tmp_path / "out.gguf")
+    assert reader.get_field("general.name").contents() == "fixed"
+    assert reader.get_field("tokenizer.ggml.tokens").contents() == ["a", "b", "c"]
+    assert reader.tensors[0].data.tolist() == [[1.0] * 5] * 3
+
+
+def test_another_alignment_and_a_file_without_tensors_are_copied(tmp_path):
+    metadata = {"general.alignment": 128}
+    source = write_gguf(tmp_path / "in.gguf", metadata, TENSORS, alignment=128)
+    write_copy(source, tmp_path / "out.gguf", changes=["a=1"])
+    with GGUF.open(tmp_path / "out.gguf") as new:
+        assert new.alignment == 128
+        assert bytes(new.tensor_bytes("odd")) == b"1234567"
+    source = write_gguf(tmp_path / "vocab.gguf", vocabulary(["a"]))
+    write_copy(source, tmp_path / "vocab2.gguf", changes=["a=1"])
+    with GGUF.open(tmp_path / "vocab2.gguf") as new:
+        assert new.metadata["a"] == 1
+
+
+def test_an_existing_file_is_never_overwritten(source, tmp_path):
+    output = tmp_path / "out.gguf"
+    output.write_bytes(b"mine")
+    with pytest.raises(UsageError, match="exists and is not overwritten"):
+        write_copy(source, output, changes=["a=1"])
+    with pytest.raises(UsageError, match="exists and is not overwritten"):
+        write_copy(source, source, changes=["a=1"])
+    assert output.read_bytes() == b"mine"
+
+
+def test_a_file_that_appears_meanwhile_is_not_overwritten_either(source, tmp_path):
+    output = tmp_path / "out.gguf"
+    with pytest.raises(UsageError, match="exists"):
+        write_copy(
+            source, output, changes=["a=1"], on_progress=lambda done, total: output.write_text("me")
+        )
+    assert output.read_text() == "me"
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("where", ["header", "data"])
+def test_a_copy_that_reads_back_wrong_is_not_published(source, tmp_path, where):
+    output = tmp_path / "out.gguf"
+
+    def damage(done, total):
+        (partial,) = tmp_path.glob(".out.gguf.*")
+        with partial.open("r+b") as file:
+            file.seek(40 if where == "header" else done - 33)
+            file.write(b"\xff" * 33)
+
+    with pytest.raises(IntegrityError):
+        write_copy(source, output, changes=["a=1"], on_progress=damage)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
+
+
+def test_damaged_split_and_missing_sources_are_refused(tmp_path):
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(gguf_bytes({}, TENSORS)[:-64])
+    with pytest.raises(InvalidFormat, match="needs bytes"):
+        write_copy(cut, tmp_path / "o.gguf", changes=["a=1"])
+    for number in (0, 1):
+        write_gguf(
+            tmp_path / f"m-0000{number + 1}-of-00002.gguf",
+            {"split.no": Typed(UINT16, number), "split.count": Typed(UINT16, 2)},
+            [f32(f"w{number}", (1,))],
+        )
+    with pytest.raises(Unsupported, match="one of 2 parts"):
+        write_copy(tmp_path / "m-00001-of-00002.gguf", tmp_path / "o.gguf", changes=["a=1"])
+    with pytest.raises(NotFound):
+        write_copy(tmp_path / "none.gguf", tmp_path / "o.gguf", changes=["a=1"])
+
+
+def test_a_folder_that_does_not_exist_or_may_not_be_written_is_named(source, tmp_path):
+    with pytest.raises(NotFound, match="os error 2"):
+        write_copy(source, tmp_path / "none" / "o.gguf", changes=["a=1"])
+    if gguf_write.os.getuid():
+        folder = tmp_path / "locked"
+        folder.mkdir(mode=0o500)
+        with pytest.raises(PermissionDenied):
+            write_copy(source, folder / "o.gguf", changes=["a=1"])
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("x.u16=65535", "uint16", 65535),
+        ("x.f32=1", "float32", 1.0),
+        ("x.flag=true", "bool", True),
+        ("new=true", "bool", True),
+        ("new=12", "uint32", 12),
+        ("new=-12", "int64", -12),
+        ("new=1.5", "float32", 1.5),
+        ("new=a=b", "string", "a=b"),
+        ("new:string=12", "string", "12"),
+        ("new:float64=1e300", "float64", 1e300),
+        ("new=", "string", ""),
+        ("general.architecture=12", "string", "12"),
+    ],
+)
+def test_a_change_gets_the_type_of_the_key_or_of_its_value(text, kind, value):
+    types = {"x.u16": "uint16", "x.f32": "float32", "x.flag": "bool"}
+    types["general.architecture"] = "string"
+    change = parse_change(text, dict.fromkeys(types, 0), types)
+    assert (change.type, change.value) == (kind, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("novalue", "expects key=value"),
+        ("=1", "expects key=value"),
+        ("bad key=1", "no metadata key"),
+        ("general.alignment=64", "laid out"),
+        ("split.count=1", "laid out"),
+        ("list=1", "is an array"),
+        ("new:array=1", "is an array"),
+        ("new:int9=1", "no value type 'int9'"),
+        ("x.u16=many", "'many' is no uint16"),
+        ("x.u16=65536", "65536 does not fit into uint16"),
+        ("x.u16=-1", "does not fit"),
+        ("new:bool=maybe", "is no bool"),
+        ("new:float32=1e300", "does not fit"),
+    ],
+)
+def test_changes_that_make_no_sense_are_refused(text, message):
+    with pytest.raises(UsageError, match=message):
+        parse_change(text, {"x.u16": 1, "list": []}, {"x.u16": "uint16", "list": "array"})
+
+
+def test_no_change_and_the_same_key_twice_are_refused(source, tmp_path):
+    with pytest.raises(UsageError, match="nothing to change"):
+        write_copy(source, tmp_path / "o.gguf", changes=[])
+    with pytest.raises(UsageError, match="a is set twice"):
+        write_copy(source, tmp_path / "o.gguf", changes=["a=1", "a=2"])
+
+
+def test_the_source_is_not_touched(source, tmp_path):
+    before = hashlib.sha256(source.read_bytes()).digest()
+    write_copy(source, tmp_path / "o.gguf", changes=["general.name=x"])
+    assert hashlib.sha256(source.read_bytes()).digest() == before

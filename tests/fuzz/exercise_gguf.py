@@ -1,0 +1,70 @@
+"""What every reader of a GGUF file does with it, for inputs of any kind.
+
+Used by the fuzz target, by the Hypothesis tests and to replay the committed corpus.
+"""
+
+import importlib
+from contextlib import suppress
+
+from bitnet.errors import BitnetError, InvalidFormat
+from bitnet.formats import gguf_index
+from bitnet.formats.gguf import GGUF, Array
+from bitnet.formats.gguf_audit import audit
+from bitnet.formats.gguf_index import Fault, Index, KeyEntry, Problem, Section, TensorEntry
+from bitnet.formats.gguf_ternary import code_counts
+
+try:
+    NATIVE = importlib.import_module("bitnet._native")
+except ImportError:
+    NATIVE = None
+
+
+def native_walk(data, total):
+    """What :func:`gguf_index.walk` gives, from the compiled module."""
+    problem, keys, tensors, end = NATIVE.gguf_index(data, total)
+    if problem is not None:
+        return Problem(Fault(problem[0]), Section(problem[1]), *problem[2:])
+    return Index([KeyEntry(*key) for key in keys], [TensorEntry(*t) for t in tensors], end)
+
+
+def exercise(data):
+    """Read *data* completely; anything but a :class:`BitnetError` is a bug."""
+    for total in (len(data), len(data) + 1000):
+        found = gguf_index.walk(data, total)
+        if NATIVE is not None:
+            assert found == native_walk(data, total)
+        if isinstance(found, Problem):
+            assert isinstance(gguf_index.explain(found, "x", total), BitnetError)
+    try:
+        gguf = GGUF.parse(data, size=len(data))
+    except BitnetError:
+        return None
+    for value in gguf.metadata.values():
+        if isinstance(value, Array):
+            _read_array(value)
+    for info in gguf.tensors.values():
+        if info.offset + info.size_bytes <= len(data):
+            assert len(gguf.tensor_bytes(info.name)) == info.size_bytes
+        else:
+            with suppress(InvalidFormat):
+                gguf.tensor_bytes(info.name)
+                raise AssertionError("a tensor behind the end of the file was read")
+    audit(gguf)
+    with suppress(InvalidFormat):
+        for counts in code_counts(gguf, full=True):
+            assert counts.total % 4 == 0
+    return gguf
+
+
+def _read_array(array):
+    if array.item_type != "string":
+        numbers = array.numpy().tolist()
+        assert len(numbers) == len(array)
+        assert all(a == b or a != a for a, b in zip(numbers, array, strict=True))
+        return
+    texts = array.strings()
+    starts = array.starts
+    assert len(texts) == len(array) == len(starts) - 1
+    for i in {0, len(array) // 2, len(array) - 1} if len(array) else ():
+        assert array[i] == texts[i]
+        assert array.bytes_at(i) == texts[i].encode("utf-8", "surrogateescape")
