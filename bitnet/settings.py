@@ -211,3 +211,9 @@ def cache_dir() -> Path:
     # The XDG specification says a relative path must be ignored.
     base = Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache"
     return base / "bitnet"
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """The environment for a program we start: ours without secrets, with *changes*."""
+    secrets = {name for setting in ALL if setting.secret for name in setting.names}
+    return {name: text for name, text in os.environ.items() if name not in secrets} | changes

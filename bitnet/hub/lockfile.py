@@ -1,0 +1,224 @@
+"""``bitnet.lock.json``: which bytes a project works with, so that every machine gets the same ones.
+
+    {
+      "version": 1,
+      "files": [
+        {
+          "kind": "tokenizer",
+          "repo": "baseten/Meta-Llama-3-tokenizer",
+          "revision": "main",
+          "file": "tokenizer.json",
+          "commit": "1460c22666392e470910ce3d44ffeb2ab7dbd4df",
+          "sha256": "...",
+          "size": 9085657,
+          "licence": "Meta Llama 3 Community License",
+          "path": null
+        }
+      ]
+    }
+
+Sorted and free of host names, times and machine paths: two people who lock the same files write the
+same text, and a mirror can serve them. *path* is where the file goes, relative to the folder of the
+lock file; ``null`` means the cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Literal
+
+from bitnet.errors import InvalidFormat, Unsupported, UpstreamChanged, from_os_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["NAME", "VERSION", "Locked", "accept", "find", "read", "record", "write"]
+
+NAME = "bitnet.lock.json"
+VERSION = 1
+
+Kind = Literal["tokenizer", "model", "package"]
+_KINDS = ("tokenizer", "model", "package")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Locked:
+    """One file of the lock file.
+
+    Attributes:
+        kind: ``tokenizer`` and ``model`` come from the hub, ``package`` from a package index.
+        repo: repository on the hub, or the id of a packaged model.
+        revision: what was asked for: a branch, a tag, a commit; the version of a package.
+        file: path inside the repository.
+        commit: what *revision* was when it was locked; ``None`` if the server did not say.
+        sha256: lower-case hexadecimal digest of the file.
+        size: bytes.
+        licence: name of the terms, empty if unknown.
+        path: where it goes, relative to the lock file with forward slashes; ``None``: the cache.
+    """
+
+    kind: Kind
+    repo: str
+    revision: str
+    file: str
+    commit: str | None
+    sha256: str
+    size: int
+    licence: str = ""
+    path: str | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What identifies the entry."""
+        return (self.kind, self.repo, self.revision, self.file)
+
+
+def read(path: Path) -> list[Locked]:
+    """The entries of the lock file at *path*; none if there is no such file.
+
+    Raises:
+        InvalidFormat: it is damaged, with the place of the damage.
+        Unsupported: it has another schema version.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    except UnicodeDecodeError as error:
+        raise InvalidFormat(f"{path} is not UTF-8 text", hint=_restore(path)) from error
+    try:
+        document = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise InvalidFormat(f"{path} is not JSON: {error}", hint=_restore(path)) from error
+    if not isinstance(document, dict) or not isinstance(document.get("files"), list):
+        raise InvalidFormat(f"{path} has no list 'files'", hint=_restore(path))
+    if document.get("version") != VERSION:
+        raise Unsupported(
+            f"{path} has version {document.get('version')!r}, this program reads {VERSION}",
+            hint="update bitnet, or write the file anew: inv sync --update",
+        )
+    return [
+        _entry(item, f"{path}: entry {number}") for number, item in enumerate(document["files"], 1)
+    ]
+
+
+def write(path: Path, entries: Iterable[Locked]) -> None:
+    """Write *entries* to *path*, sorted, in one step: a reader sees the old or the new file."""
+    ordered = sorted(entries, key=lambda entry: entry.key)
+    document = {"version": VERSION, "files": [asdict(entry) for entry in ordered]}
+    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    try:
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as out:
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def find(entries: Iterable[Locked], entry: tuple[str, str, str, str]) -> Locked | None:
+    """The one of *entries* whose key is *entry*."""
+    return next((known for known in entries if known.key == entry), None)
+
+
+def record(path: Path, entry: Locked) -> bool:
+    """Put *entry* into the lock file at *path*, replacing the one with its key.
+
+    Call it with the lock of the file held when several processes may write.
+
+    Returns:
+        Whether the file changed.
+    """
+    entries = read(path)
+    if entry in entries:
+        return False
+    write(path, [known for known in entries if known.key != entry.key] + [entry])
+    return True
+
+
+def accept(pinned: Locked, *, sha256: str, size: int, commit: str | None, update: bool) -> Locked:
+    """*pinned* if the file on the server is the pinned one, else what it is by now.
+
+    Raises:
+        UpstreamChanged: the digest is another one and *update* is off.
+    """
+    if sha256 == pinned.sha256:
+        return pinned
+    if not update:
+        raise UpstreamChanged(
+            f"{pinned.repo}/{pinned.file} ({pinned.revision}) has changed on the server: "
+            f"{NAME} has sha256 {pinned.sha256} ({pinned.size:,} bytes), "
+            f"the server has {sha256} ({size:,} bytes)",
+            hint="keep the old file, or accept the new one: inv sync --update",
+        )
+    return Locked(
+        kind=pinned.kind,
+        repo=pinned.repo,
+        revision=pinned.revision,
+        file=pinned.file,
+        commit=commit,
+        sha256=sha256,
+        size=size,
+        licence=pinned.licence,
+        path=pinned.path,
+    )
+
+
+def relative(path: Path, folder: Path) -> str | None:
+    """*path* relative to *folder* with forward slashes; ``None`` if it lies outside."""
+    try:
+        return path.absolute().relative_to(folder.absolute()).as_posix()
+    except ValueError:
+        return None
+
+
+def _entry(item: Any, where: str) -> Locked:
+    names = {field.name for field in fields(Locked)}
+    if not isinstance(item, dict) or not set(item) <= names:
+        extra = sorted(set(item) - names) if isinstance(item, dict) else item
+        raise InvalidFormat(f"{where}: unexpected {extra!r}")
+    checks = {
+        "kind": item.get("kind") in _KINDS,
+        "repo": _text(item.get("repo")),
+        "revision": _text(item.get("revision")),
+        "file": _text(item.get("file")) and _stays_inside(item["file"]),
+        "commit": item.get("commit") is None or _text(item["commit"]),
+        "sha256": isinstance(item.get("sha256"), str) and _SHA256.fullmatch(item["sha256"]),
+        "size": type(item.get("size")) is int and item["size"] >= 0,
+        "licence": isinstance(item.get("licence", ""), str),
+        "path": item.get("path") is None or (_text(item["path"]) and _stays_inside(item["path"])),
+    }
+    wrong = [name for name, good in checks.items() if not good]
+    if wrong:
+        found = ", ".join(f"{name} = {item.get(name)!r}" for name in wrong)
+        raise InvalidFormat(f"{where}: not valid: {found}")
+    return Locked(**item)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and value != ""
+
+
+def _stays_inside(text: str) -> bool:
+    """A lock file can come from somebody else: its paths must not leave the folder."""
+    path = PurePosixPath(text)
+    return not (path.is_absolute() or ".." in path.parts or "\\" in text or ":" in text)
+
+
+def _restore(path: Path) -> str:
+    return f"restore it from version control, or delete it and lock again: rm {path}"
