@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from bitnet import settings
 from bitnet.errors import NotFound, TokenMissing
 
-__all__ = ["MODELS", "TOKENIZERS", "Source", "model_source", "require_token", "tokenizer_source"]
+__all__ = [
+    "MODELS",
+    "TOKENIZERS",
+    "Source",
+    "for_model",
+    "model_source",
+    "require_token",
+    "source_named",
+]
 
 
 @dataclass(frozen=True)
@@ -108,17 +116,17 @@ MODELS = {
 }
 
 
-def tokenizer_source(*, family: str, vocab_size: int) -> Source | None:
-    """The tokenizer with exactly *vocab_size* ids for models of *family*, if one is registered.
+def for_model(architecture: str, vocab_size: int) -> Source | None:
+    """The tokenizer with exactly *vocab_size* ids for *architecture*, if one is registered.
 
     Two sources can hold one vocabulary; the one that needs no token is preferred. Nothing is
     inferred from a size that merely comes close.
 
     Args:
-        family: ``general.architecture`` or ``model_type``: ``llama``, ``bitnet-b1.58``, ``gpt2``.
+        architecture: ``general.architecture`` or ``model_type``: ``llama``, ``bitnet-b1.58``, ``gpt2``.
         vocab_size: ids of the tokenizer.
     """
-    if vocab_size not in _FAMILIES or not family.lower().startswith(_FAMILIES[vocab_size]):
+    if vocab_size not in _FAMILIES or not architecture.lower().startswith(_FAMILIES[vocab_size]):
         return None
     fitting = [source for source in TOKENIZERS.values() if source.vocab_size == vocab_size]
     return min(fitting, key=lambda source: source.gated)
