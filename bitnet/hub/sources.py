@@ -53,6 +53,11 @@ class Source:
     gated: bool = False
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """What has to be fetched."""
+        return (self.file,)
+
+    @property
     def licence_line(self) -> str:
         """What a person should read before using the file; no judgement about what it allows."""
         if not self.licence:
@@ -123,7 +128,7 @@ def for_model(architecture: str, vocab_size: int) -> Source | None:
     inferred from a size that merely comes close.
 
     Args:
-        architecture: ``general.architecture`` or ``model_type``: ``llama``, ``bitnet-b1.58``, ``gpt2``.
+        architecture: ``general.architecture`` or ``model_type``, such as ``bitnet-b1.58``.
         vocab_size: ids of the tokenizer.
     """
     if vocab_size not in _FAMILIES or not architecture.lower().startswith(_FAMILIES[vocab_size]):

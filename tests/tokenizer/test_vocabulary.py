@@ -1,0 +1,119 @@
+import json
+
+import pytest
+
+from bitnet.errors import InvalidFormat, VocabMismatch
+from bitnet.tokenizer.vocabulary import check_vocabulary, compare, read_tokenizer_json, vocabulary
+
+
+def _document(**changes):
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": 3, "content": "<s>", "special": True}],
+        "normalizer": None,
+        "model": model,
+        **changes,
+    }
+
+
+def _write(path, document):
+    path.write_text(document if isinstance(document, str) else json.dumps(document))
+    return path
+
+
+def test_added_tokens_count_as_ids(tmp_path):
+    path = _write(tmp_path / "tokenizer.json", _document())
+    assert vocabulary(read_tokenizer_json(path)) == {0: "a", 1: "b", 2: "ab", 3: "<s>"}
+    check_vocabulary(path, 4)
+
+
+def test_a_unigram_vocabulary_is_numbered_in_its_order(tmp_path):
+    model = {"type": "Unigram", "vocab": [["<unk>", 0.0], ["x", -1.0]]}
+    path = _write(tmp_path / "tokenizer.json", _document(model=model, added_tokens=[]))
+    assert vocabulary(read_tokenizer_json(path)) == {0: "<unk>", 1: "x"}
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_one_id_too_many_or_too_few_is_a_mismatch(tmp_path, size):
+    path = _write(tmp_path / "tokenizer.json", _document())
+    with pytest.raises(VocabMismatch, match=f"expected {size}, got 4"):
+        check_vocabulary(path, size)
+
+
+def test_a_hole_in_the_ids_is_a_mismatch_although_the_count_is_right(tmp_path):
+    holes = _document(added_tokens=[{"id": 7, "content": "<s>"}])
+    path = _write(tmp_path / "tokenizer.json", holes)
+    with pytest.raises(VocabMismatch, match="first id missing is 3"):
+        check_vocabulary(path, 4)
+
+
+def test_invalid_json_is_placed_by_line_and_column(tmp_path):
+    path = _write(tmp_path / "tokenizer.json", '{"version": "1.0", "added_tokens": [1 2]}')
+    with pytest.raises(InvalidFormat, match=r"Invalid JSON in .* at line 1 column 39"):
+        read_tokenizer_json(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "Downloaded tokenizer file is empty"),
+        (" \n", "Downloaded tokenizer file is empty"),
+        ("<html>Log in</html>", "Invalid JSON"),
+        ("[]", "has no 'model'"),
+        ('{"model": 3}', "has no 'model'"),
+        ("[" * 100_000, "Invalid JSON"),
+    ],
+)
+def test_what_is_not_a_tokenizer_is_refused(tmp_path, text, said):
+    with pytest.raises(InvalidFormat, match=said):
+        read_tokenizer_json(_write(tmp_path / "tokenizer.json", text))
+
+
+@pytest.mark.parametrize("number", [-1, 2**32, 1.5, None])
+def test_an_id_outside_32_bits_is_refused(number):
+    with pytest.raises(InvalidFormat, match="no 32-bit id"):
+        vocabulary(_document(added_tokens=[{"id": number, "content": "x"}]))
+
+
+def test_spelling_and_order_make_no_difference(tmp_path):
+    model = {"merges": [["a", "b"]], "vocab": {"ab": 2, "b": 1, "a": 0}, "type": "BPE"}
+    left = _write(tmp_path / "a.json", _document())
+    right = _write(tmp_path / "b.json", _document(model={**model, "ignore_merges": False}))
+    assert compare(left, right) == []
+
+
+def test_each_difference_is_named_with_an_example(tmp_path):
+    other = _document(
+        model={
+            "type": "BPE",
+            "vocab": {"a": 0, "c": 1, "ab": 2},
+            "merges": ["a c"],
+            "ignore_merges": True,
+        },
+        added_tokens=[{"id": 3, "content": "<s>", "special": False}],
+        normalizer={"type": "NFC"},
+    )
+    left = _write(tmp_path / "a.json", _document())
+    found = {d.part: d.text for d in compare(left, _write(tmp_path / "b.json", other))}
+    assert list(found) == [
+        "vocabulary",
+        "merges",
+        "added tokens",
+        "normalizer",
+        "model.ignore_merges",
+    ]
+    assert "id 1: 'b' / 'c'" in found["vocabulary"]
+    assert "number 0: 'a b' / 'a c'" in found["merges"]
+
+
+def test_a_shorter_list_of_merges_is_a_difference(tmp_path):
+    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": []}
+    left = _write(tmp_path / "a.json", _document())
+    right = _write(tmp_path / "b.json", _document(model=model))
+    (difference,) = compare(left, right)
+    assert difference.text == "1 and 0, different from number 0: 'a b' / none"
+
+
+def test_the_llama3_tokenizer_has_exactly_its_ids(test_data):
+    check_vocabulary(test_data / "tokenizers/llama3/tokenizer.json", 128_256)
