@@ -1,11 +1,14 @@
 """What ``inv`` offers in a checkout: every command of ``bitnet``, and the developer's own tasks."""
 
 import sys
+from pathlib import Path
 
 sys.dont_write_bytecode = False  # Invoke switches it off; without caches every start is slow
 
 from bitnet import cli, tasks  # noqa: E402
 from bitnet.tasks.declare import task  # noqa: E402
+
+ROOT = Path(__file__).parent
 
 
 @task(help={"args": "arguments for pytest, such as '-k resume -x'"})
@@ -33,8 +36,20 @@ def native(c):
     c.run(f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps -e .")
 
 
+@task(help={"files": "more GGUF files to run it over, separated by blanks"})
+def sanitize(c, files=""):
+    """Run the native GGUF walk over the fuzz corpus with sanitizers."""
+    build = ROOT / "build" / "sanitize"
+    build.mkdir(parents=True, exist_ok=True)
+    flags = "-std=c++17 -g -O1 -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all"
+    sources = "tests/native/gguf_driver.cpp bitnet/native/gguf_index.cpp"
+    with c.cd(str(ROOT)):
+        c.run(f"${{CXX:-c++}} {flags} -I bitnet/native {sources} -o {build}/gguf_driver")
+        c.run(f"{build}/gguf_driver tests/fuzz/corpus/gguf/* {files}")
+
+
 namespace = tasks.load()
-for developer_task in (test, lint, types, native):
+for developer_task in (test, lint, types, native, sanitize):
     namespace.add_task(developer_task)
 
 if cli.started_by_invoke():
