@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from bitnet.formats.gguf import GGUF, Array
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from bitnet.formats.gguf import TensorInfo
 
-__all__ = ["Inspection", "Memory", "VocabularySize", "inspect_gguf"]
+__all__ = ["Inspection", "Memory", "VocabularySize", "examine", "inspect_gguf"]
 
 _FIRST = 3  # elements of an array that are shown
 _LONGEST = 100  # characters of a text that are shown
@@ -196,31 +195,36 @@ def inspect_gguf(path: Path, *, full: bool = False) -> Inspection:
         NotFound: no such file, or a part is missing.
     """
     with GGUF.open(path, verify_extents=False) as gguf:
-        findings = audit(gguf)
-        inside = not any(finding.code == "truncated" for finding in findings)
-        ternary = list(code_counts(gguf, full=full)) if inside else []
-        findings += [
-            Finding("error", "invalid-codes", f"tensor {row.name}: {row.invalid:,} invalid codes")
-            for row in ternary
-            if row.invalid
-        ]
-        return Inspection(
-            path=str(gguf.path),
-            files=[part.name for part in gguf.paths],
-            size_bytes=gguf.size,
-            version=gguf.version,
-            alignment=gguf.alignment,
-            architecture=gguf.architecture,
-            dialect=gguf.dialect,
-            metadata={key: _abbreviated(value) for key, value in gguf.metadata.items()},
-            tensors=[_row(info) for info in gguf.tensors.values()],
-            encodings=_encodings(gguf),
-            vocabulary=_vocabulary(gguf),
-            tokenizer=_tokenizer(gguf.metadata),
-            memory=_memory(gguf),
-            ternary=ternary,
-            findings=findings,
-        )
+        return examine(gguf, full=full)
+
+
+def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
+    """What there is to know about an open file; see :func:`inspect_gguf`."""
+    findings = audit(gguf)
+    inside = not any(finding.code == "truncated" for finding in findings)
+    ternary = list(code_counts(gguf, full=full)) if inside else []
+    findings += [
+        Finding("error", "invalid-codes", f"tensor {row.name}: {row.invalid:,} invalid codes")
+        for row in ternary
+        if row.invalid
+    ]
+    return Inspection(
+        path=str(gguf.path),
+        files=[part.name for part in gguf.paths],
+        size_bytes=gguf.size,
+        version=gguf.version,
+        alignment=gguf.alignment,
+        architecture=gguf.architecture,
+        dialect=gguf.dialect,
+        metadata={key: _abbreviated(value) for key, value in gguf.metadata.items()},
+        tensors=[_row(info) for info in gguf.tensors.values()],
+        encodings=_encodings(gguf),
+        vocabulary=_vocabulary(gguf),
+        tokenizer=_tokenizer(gguf.metadata),
+        memory=_memory(gguf),
+        ternary=ternary,
+        findings=findings,
+    )
 
 
 def _abbreviated(value: Any) -> Any:
@@ -354,7 +358,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return list(islice(map(_plain, value), None))
+        return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -12,6 +12,7 @@ Nothing is copied but names and scalars: memory stays bounded by the size of the
 
 from __future__ import annotations
 
+import logging
 import mmap
 import re
 import stat
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from bitnet.quants.types import Dialect, QuantType
 
 __all__ = ["GGUF", "MAGIC", "Array", "NeedMoreBytes", "TensorInfo"]
+
+logger = logging.getLogger(__name__)
 
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
@@ -155,6 +158,14 @@ class GGUF:
             _check_split_total(opened, len(paths))
             if verify_extents:
                 opened.verify_extents()
+            logger.debug(
+                "%s: model type %s, dialect %s, %d tensors in %d files",
+                opened.path.name,
+                opened.architecture or "unknown (no general.architecture)",
+                opened.dialect,
+                len(opened.tensors),
+                len(parts),
+            )
         except BaseException:
             parts.clear()
             _close(maps)
@@ -229,7 +240,12 @@ class GGUF:
         view = self.file_view(info.part)
         end = info.offset + info.size_bytes
         if end > len(view):
-            raise self._truncated(info, len(view))
+            if end <= self._sizes[info.part]:
+                raise InvalidFormat(
+                    f"tensor {name} needs bytes {info.offset:,}..{end:,} of {self.path.name}, "
+                    f"only the first {len(view):,} are here"
+                )
+            raise self._truncated(info, self._sizes[info.part])
         return view[info.offset : end]
 
     def verify_extents(self) -> None:

@@ -1,5 +1,8 @@
+import contextlib
+import logging
 import os
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -308,3 +311,34 @@ def test_the_real_vocabularies_are_read(backend, test_data):
     assert (len(tokens), len(merges)) == (128_256, 280_147)
     assert tokens[128_000] == "<|begin_of_text|>"
     assert merges[0] == "Ġ Ġ"
+
+
+def _peak_bytes(raw):
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(InvalidFormat):
+            GGUF.parse(raw, size=len(raw))
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_memory_stays_in_proportion_to_the_file(backend):
+    for item_type in (0, 8):
+        array = gguf_bytes({"a": Typed(item_type, [])}) + bytes(1000)
+        promise = array.replace(
+            struct.pack("<IQ", item_type, 0), struct.pack("<IQ", item_type, 2**40)
+        )
+        assert promise != array
+        assert _peak_bytes(promise) < 100_000
+    strings = gguf_bytes({"a": [""] * 200_000})
+    assert _peak_bytes(strings) < 100_000
+    keys = gguf_bytes({f"{i:x}": 1 for i in range(65_536)})
+    assert _peak_bytes(keys) < 40 * len(keys)
+
+
+def test_what_kind_of_model_it_is_can_be_logged(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("bitnet"), "propagate", True)
+    caplog.set_level(logging.DEBUG, logger="bitnet.formats")
+    GGUF.open(write_gguf(tmp_path / "m.gguf", llama_metadata())).close()
+    assert "m.gguf: model type llama, dialect llama.cpp, 0 tensors in 1 files" in caplog.text

@@ -4,14 +4,14 @@ Used by the fuzz target, by the Hypothesis tests and to replay the committed cor
 """
 
 import importlib
+import json
 from contextlib import suppress
 
 from bitnet.errors import BitnetError, InvalidFormat
 from bitnet.formats import gguf_index
 from bitnet.formats.gguf import GGUF, Array
-from bitnet.formats.gguf_audit import audit
 from bitnet.formats.gguf_index import Fault, Index, KeyEntry, Problem, Section, TensorEntry
-from bitnet.formats.gguf_ternary import code_counts
+from bitnet.inspect_gguf import examine
 
 try:
     NATIVE = importlib.import_module("bitnet._native")
@@ -49,10 +49,10 @@ def exercise(data):
             with suppress(InvalidFormat):
                 gguf.tensor_bytes(info.name)
                 raise AssertionError("a tensor behind the end of the file was read")
-    audit(gguf)
-    with suppress(InvalidFormat):
-        for counts in code_counts(gguf, full=True):
-            assert counts.total % 4 == 0
+    for full in (False, True):
+        found = examine(gguf, full=full)
+        assert all(line.isprintable() for line in found.lines())
+        json.dumps(found.as_json(), allow_nan=False)
     return gguf
 
 

@@ -1,0 +1,94 @@
+"""How long a GGUF header takes to read: ours, ours without compiled code, and gguf-py's reader.
+
+    python benchmarks/gguf.py FILE [--runs 50] [--oracle-runs 3]
+
+All readings happen in one process with the file in the page cache, taking turns, so that a busy
+machine slows down each alike. "header" is metadata and tensor directory with arrays found, bounds
+checked and left where they are; "everything" also turns every array into Python strings or NumPy.
+"""
+
+import argparse
+import os
+import statistics
+import time
+from pathlib import Path
+
+from bitnet.formats.gguf import GGUF, Array
+
+
+def header(path):
+    """Open the file and close it."""
+    with GGUF.open(path) as gguf:
+        return len(gguf.metadata) + len(gguf.tensors)
+
+
+def everything(path):
+    """Open the file and read all of its metadata."""
+    count = 0
+    with GGUF.open(path) as gguf:
+        for value in gguf.metadata.values():
+            if isinstance(value, Array):
+                strings = value.item_type == "string"
+                count += len(value.strings() if strings else value.numpy())
+    return count
+
+
+def with_backend(name, read):
+    """*read* with ``BITNET_BACKEND`` set to *name*."""
+
+    def run(path):
+        os.environ["BITNET_BACKEND"] = name
+        return read(path)
+
+    return run
+
+
+def oracle(path):
+    """Open the file with gguf-py, which has no lazy arrays."""
+    from gguf import GGUFReader
+
+    return len(GGUFReader(path).fields)
+
+
+def milliseconds(read, path):
+    """Duration of one reading."""
+    start = time.perf_counter()
+    read(path)
+    return (time.perf_counter() - start) * 1e3
+
+
+def main():
+    """Measure and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--runs", type=int, default=50, help="readings of each kind")
+    parser.add_argument("--oracle-runs", type=int, default=3, help="readings with gguf-py; slow")
+    options = parser.parse_args()
+    ways = {
+        "native, header": with_backend("native", header),
+        "native, everything": with_backend("native", everything),
+        "pure Python, header": with_backend("reference", header),
+        "pure Python, everything": with_backend("reference", everything),
+    }
+    times = {name: [] for name in ways}
+    for read in ways.values():
+        read(options.file)  # warms caches and imports
+    for _ in range(options.runs):
+        for name, read in ways.items():
+            times[name].append(milliseconds(read, options.file))
+    times["gguf-py GGUFReader"] = [
+        milliseconds(oracle, options.file) for _ in range(options.oracle_runs)
+    ]
+    slowest = statistics.median(times["gguf-py GGUFReader"] or [float("nan")])
+    print("| reader | runs | p50 ms | p95 ms | gguf-py's p50 is |")
+    print("|---|---:|---:|---:|---:|")
+    for name, values in times.items():
+        if not values:
+            continue
+        p50 = statistics.median(values)
+        p95 = sorted(values)[min(len(values) - 1, int(0.95 * len(values)))]
+        print(f"| {name} | {len(values)} | {p50:,.2f} | {p95:,.2f} | {slowest / p50:,.0f}x |")
+
+
+if __name__ == "__main__":
+    main()
