@@ -13,12 +13,15 @@ from bitnet.formats.gguf import GGUF, Array
 from bitnet.formats.gguf_audit import Finding, audit
 from bitnet.formats.gguf_ternary import TernaryCounts, code_counts
 from bitnet.progress import human_size
+from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from bitnet.formats.gguf import TensorInfo
+    from bitnet.tokenizer.fingerprints import KnownVocabulary
 
 __all__ = ["Inspection", "Memory", "VocabularySize", "examine", "inspect_gguf"]
 
@@ -122,7 +125,8 @@ class Inspection:
         for key, value in self.vocabulary.stated.items():
             yield f"  {_word(key)}: {value if value is not None else self._absent(key)}"
         for key, value in self.tokenizer.items():
-            yield f"  {key}: {_shown(value)}"
+            unknown = key.startswith("family") and value is None
+            yield f"  {key}: {'not a known vocabulary' if unknown else _shown(value)}"
 
     def _absent(self, key: str) -> str:
         own = f"{self.architecture}.vocab_size"
@@ -200,7 +204,8 @@ def inspect_gguf(path: Path, *, full: bool = False) -> Inspection:
 
 def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
     """What there is to know about an open file; see :func:`inspect_gguf`."""
-    findings = audit(gguf)
+    known = _known_vocabulary(gguf.metadata)
+    findings = [*audit(gguf), *_pre_findings(gguf.metadata, known)]
     inside = not any(finding.code == "truncated" for finding in findings)
     ternary = list(code_counts(gguf, full=full)) if inside else []
     findings += [
@@ -220,7 +225,7 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
         tensors=[_row(info) for info in gguf.tensors.values()],
         encodings=_encodings(gguf),
         vocabulary=_vocabulary(gguf),
-        tokenizer=_tokenizer(gguf.metadata),
+        tokenizer=_tokenizer(gguf.metadata, known),
         memory=_memory(gguf),
         ternary=ternary,
         findings=findings,
@@ -283,22 +288,56 @@ def _vocabulary(gguf: GGUF) -> VocabularySize:
     return VocabularySize(size, stated, "")
 
 
-def _tokenizer(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _known_vocabulary(metadata: Mapping[str, Any]) -> KnownVocabulary | None:
+    """The vocabulary that the embedded tokens, or else the merges, are known to be."""
+    tokens, merges = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
+    if not isinstance(tokens, Array):
+        return None
+    n_merges = len(merges) if isinstance(merges, Array) else 0
+    found = fingerprints.identify(len(tokens), n_merges, fingerprints.fingerprint(tokens.raw))
+    if found is None and isinstance(merges, Array):
+        return fingerprints.identify_merges(n_merges, lambda: fingerprints.fingerprint(merges.raw))
+    return found
+
+
+def _pre_findings(metadata: Mapping[str, Any], known: KnownVocabulary | None) -> Iterator[Finding]:
+    """A pre-tokenizer that is missing, or is another one than the vocabulary's."""
+    named = metadata.get("tokenizer.ggml.pre", "")
+    if known is None or not known.pre or named in known.also or named == known.pre:
+        return
+    same = PRE_TOKENIZERS.get(named) if isinstance(named, str) else None
+    if same is not None and same == PRE_TOKENIZERS.get(known.pre):
+        return
+    said = f"is {named!r}" if named else "is missing"
+    yield Finding(
+        "warning",
+        "pre-differs",
+        f"tokenizer.ggml.pre {said}, the vocabulary is that of {known.name}: "
+        f"fix-gguf --set-pre {known.pre}",
+    )
+
+
+def _tokenizer(metadata: Mapping[str, Any], known: KnownVocabulary | None) -> dict[str, Any]:
     """The embedded tokenizer in a few facts; empty when there is none."""
     prefix = "tokenizer.ggml."
     facts: dict[str, Any] = {}
     for name in ("model", "pre"):
         value = metadata.get(prefix + name)
-        facts[f"tokenizer.ggml.{name}"] = value if isinstance(value, str) else None
+        facts[prefix + name] = value if isinstance(value, str) else None
     for name in ("tokens", "merges"):
         value = metadata.get(prefix + name)
         if isinstance(value, Array):
             facts[name] = len(value)
     for key, value in metadata.items():
-        if key.startswith(prefix) and key.endswith("_token_id"):
+        if key.startswith(prefix) and key.endswith("_token_id") and isinstance(value, int):
             facts[key.removeprefix(prefix)] = value
-    facts["chat template"] = isinstance(metadata.get("tokenizer.chat_template"), str)
-    return facts if "tokens" in facts or facts["tokenizer.ggml.model"] else {}
+    facts["chat_template"] = isinstance(metadata.get("tokenizer.chat_template"), str)
+    tokens = metadata.get(prefix + "tokens")
+    if isinstance(tokens, Array):
+        facts["fingerprint"] = fingerprints.fingerprint(tokens.raw)
+        facts["family"] = known.name if known is not None else None
+        facts["family_pre"] = known.pre if known is not None else None
+    return facts if "tokens" in facts or facts[prefix + "model"] else {}
 
 
 def _memory(gguf: GGUF) -> Memory:

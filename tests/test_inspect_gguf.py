@@ -14,6 +14,7 @@ from builders import (
 )
 
 from bitnet.errors import InvalidFormat
+from bitnet.formats.gguf_write import write_copy
 from bitnet.inspect_gguf import inspect_gguf
 
 
@@ -146,3 +147,32 @@ def test_a_split_model_lists_its_files(tmp_path):
     assert "2 files: m-00001-of-00002.gguf, m-00002-of-00002.gguf" in _report(
         tmp_path / "m-00002-of-00002.gguf"
     )
+
+
+def _with_pre(test_data, tmp_path, name):
+    path = tmp_path / "m.gguf"
+    write_copy(
+        test_data / "vocab" / "ggml-vocab-llama-bpe.gguf",
+        path,
+        changes=[f"tokenizer.ggml.pre:string={name}"],
+    )
+    return inspect_gguf(path)
+
+
+def test_the_family_is_recognised_by_its_vocabulary(test_data, tmp_path):
+    found = inspect_gguf(test_data / "vocab" / "ggml-vocab-llama-bpe.gguf")
+    assert found.tokenizer["family_pre"] == "llama-bpe"
+    assert len(found.tokenizer["fingerprint"]) == 64
+    assert not [finding for finding in found.findings if finding.code == "pre-differs"]
+    for name, said in (("", "is missing"), ("gpt-2", "is 'gpt-2'")):
+        found = _with_pre(test_data, tmp_path, name)
+        (finding,) = [finding for finding in found.findings if finding.code == "pre-differs"]
+        assert said in finding.message
+        assert finding.message.endswith("fix-gguf --set-pre llama-bpe")
+        (tmp_path / "m.gguf").unlink()
+
+
+def test_an_unknown_vocabulary_is_called_unknown(bitnet_file):
+    found = inspect_gguf(bitnet_file)
+    assert found.tokenizer["family"] is None
+    assert "family: not a known vocabulary" in "\n".join(found.lines())

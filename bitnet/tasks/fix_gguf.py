@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 
+from bitnet.errors import UsageError
 from bitnet.options import option
 from bitnet.tasks.declare import Output, task
 
@@ -26,8 +28,18 @@ class Fix:
     @property
     def changes(self) -> list[str]:
         """All changes in the form of :func:`bitnet.formats.gguf_write.parse_change`."""
-        pre = [f"tokenizer.ggml.pre:string={self.set_pre}"] if self.set_pre else []
-        return [*pre, *self.set]
+        from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+
+        if not self.set_pre:
+            return list(self.set)
+        if self.set_pre not in PRE_TOKENIZERS:
+            near = get_close_matches(self.set_pre, PRE_TOKENIZERS, cutoff=0.4)
+            raise UsageError(
+                f"{self.set_pre!r} is no known pre-tokenizer",
+                hint=(f"did you mean {' or '.join(near)}? " if near else "")
+                + f"any name can be set with --set tokenizer.ggml.pre:string={self.set_pre}",
+            )
+        return [f"tokenizer.ggml.pre:string={self.set_pre}", *self.set]
 
 
 @task(

@@ -42,7 +42,12 @@ def test_inspect_gguf_gives_json(model, capsys):
         (["inspect-gguf"], 2, "needs PATH"),
         (["fix-gguf", "m.gguf", "--set-pre", "x"], 2, "needs --output"),
         (["fix-gguf", "m.gguf", "--output", "o.gguf"], 2, "nothing to change"),
-        (["fix-gguf", "m.gguf", "--set-pre", "x", "--output", "m.gguf"], 2, "not overwritten"),
+        (
+            ["fix-gguf", "m.gguf", "--set-pre", "lama-bpe", "--output", "o.gguf"],
+            2,
+            "did you mean llama-bpe",
+        ),
+        (["fix-gguf", "m.gguf", "--set-pre", "qwen2", "--output", "m.gguf"], 2, "not overwritten"),
     ],
 )
 def test_wrong_use_ends_in_one_error_and_its_code(model, monkeypatch, capsys, words, code, text):
