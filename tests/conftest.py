@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hub_server import HubServer
 
 from bitnet import settings
 
@@ -42,6 +43,13 @@ def _loopback_only(monkeypatch):
         return _REAL_CONNECT(self, address)
 
     monkeypatch.setattr(socket.socket, "connect", connect)
+
+
+@pytest.fixture
+def hub():
+    """A model hub on loopback that can misbehave."""
+    with HubServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
