@@ -1,0 +1,138 @@
+"""Fault drill: ``BITNET_SIMULATE_NETWORK_ERROR`` breaks requests below everything that must cope.
+
+``1`` breaks every request. A list breaks one request per entry, in order, and then nothing:
+
+    timeout        no reply                     reset      connection refused or reset
+    503, 429 ...   a reply with that status     html       a login page instead of the file
+    reset@1MB      the body breaks off there    timeout@1MB  the body stops there
+    timeout:2      the same twice
+
+The faults are made in the transport: what retries, resumes and explains is the real code.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import requests.exceptions
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import ProtocolError, ReadTimeoutError
+from urllib3.response import HTTPResponse
+
+from bitnet.errors import UsageError
+
+if TYPE_CHECKING:
+    from requests import PreparedRequest, Response
+
+__all__ = ["Fault", "FaultyTransport", "parse_faults"]
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
+_ENTRY = re.compile(
+    r"(?P<kind>timeout|reset|html|[45]\d\d)"
+    r"(?:@(?P<size>\d+)(?P<unit>[kmg]?)b?)?(?::(?P<times>\d+))?",
+    re.IGNORECASE,
+)
+_PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></html>"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One broken request: what breaks, and after how many bytes of the body (None: at once)."""
+
+    kind: str
+    after_bytes: int | None = None
+
+
+def parse_faults(text: str) -> tuple[list[Fault], bool]:
+    """The faults of a drill, and whether the last one repeats for ever.
+
+    Raises:
+        UsageError: *text* does not follow the grammar.
+    """
+    text = text.strip()
+    if text.lower() in ("", "0", "false", "no", "off"):
+        return [], False
+    if text.lower() in ("1", "true", "yes", "on"):
+        return [Fault("reset")], True
+    faults: list[Fault] = []
+    for entry in text.split(","):
+        match = _ENTRY.fullmatch(entry.strip())
+        if match is None or (match["size"] and match["kind"].lower() not in ("reset", "timeout")):
+            raise UsageError(
+                f"environment variable BITNET_SIMULATE_NETWORK_ERROR: cannot read {entry!r}",
+                hint="use 1, or a list such as timeout:2,503,reset@1MB,429:3,html",
+            )
+        after = int(match["size"]) * _UNITS[match["unit"].lower()] if match["size"] else None
+        faults += [Fault(match["kind"].lower(), after)] * int(match["times"] or 1)
+    return faults, False
+
+
+class FaultyTransport(HTTPAdapter):
+    """A transport that breaks the requests *text* says, and carries the others."""
+
+    def __init__(self, text: str, **options: Any) -> None:
+        super().__init__(**options)
+        faults, self._for_ever = parse_faults(text)
+        self._faults = deque(faults)
+
+    def send(self, request: PreparedRequest, *args: Any, **options: Any) -> Response:
+        """Carry *request*, or break it the way the next fault says."""
+        if not self._faults:
+            return super().send(request, *args, **options)
+        fault = self._faults[0] if self._for_ever else self._faults.popleft()
+        if fault.after_bytes is None:
+            return self._broken(fault, request)
+        response = super().send(request, *args, **options)
+        if request.method == "GET":
+            response.raw = _BreakingBody(response.raw, fault)
+        else:
+            self._faults.appendleft(fault)  # it waits for a body to break
+        return response
+
+    def _broken(self, fault: Fault, request: PreparedRequest) -> Response:
+        if fault.kind == "timeout":
+            raise requests.exceptions.ReadTimeout("simulated time-out", request=request)
+        if fault.kind == "reset":
+            raise requests.exceptions.ConnectionError(
+                "simulated connection failure", request=request
+            )
+        status = 200 if fault.kind == "html" else int(fault.kind)
+        headers = {"Content-Type": "text/html" if status == 200 else "text/plain"}
+        if status == 429:
+            headers["Retry-After"] = "1"
+        body = _PAGE if status == 200 else b"simulated"
+        raw = HTTPResponse(
+            io.BytesIO(body),
+            headers=headers,
+            status=status,
+            preload_content=False,
+            request_method=request.method,
+        )
+        return self.build_response(request, raw)
+
+
+class _BreakingBody:
+    """A reply's body that ends in an error after so many bytes; everything else is passed on."""
+
+    def __init__(self, raw: Any, fault: Fault) -> None:
+        self._raw = raw
+        self._fault = fault
+        self._left = fault.after_bytes or 0
+
+    def read1(self, amt: int, decode_content: bool | None = None) -> bytes:
+        """Up to *amt* bytes, or the fault."""
+        if self._left <= 0:
+            self._raw.close()
+            if self._fault.kind == "timeout":
+                raise ReadTimeoutError(None, None, "simulated time-out")  # type: ignore[arg-type]
+            raise ProtocolError("simulated reset")
+        chunk: bytes = self._raw.read1(min(amt, self._left), decode_content=decode_content)
+        self._left -= len(chunk)
+        return chunk
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)

@@ -1,0 +1,88 @@
+"""SHA-256 of a file that is still being written, computed beside the transfer."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["TrailingHash", "sha256_of"]
+
+_READ_BYTES = 1 << 20
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of the file *path*, hexadecimal."""
+    digest = hashlib.sha256()
+    buffer = bytearray(_READ_BYTES)
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:count])
+    return digest.hexdigest()
+
+
+class TrailingHash:
+    """Hashes the beginning of *path* in a thread of its own, as far as :meth:`advance` allows.
+
+    The bytes come back from the page cache, so it does not matter in which order, by how many
+    connections, or in which earlier run they were written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._digest = hashlib.sha256()
+        self._limit = 0
+        self._ended = False
+        self._error: OSError | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="sha256", daemon=True)
+        self._thread.start()
+
+    def advance(self, limit: int) -> None:
+        """Allow hashing up to byte *limit*."""
+        with self._changed:
+            if limit > self._limit:
+                self._limit = limit
+                self._changed.notify()
+
+    def finish(self) -> str:
+        """The digest of everything allowed so far, hexadecimal.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        self.stop()
+        if self._error is not None:
+            raise self._error
+        return self._digest.hexdigest()
+
+    def stop(self) -> None:
+        """End the thread once it has hashed what it may."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        buffer = memoryview(bytearray(_READ_BYTES))
+        position = 0
+        try:
+            with open(self._path, "rb", buffering=0) as file:
+                while (limit := self._next(position)) is not None:
+                    count = file.readinto(buffer[: min(_READ_BYTES, limit - position)])
+                    if not count:
+                        raise OSError(f"{self._path.name} became shorter while it was hashed")
+                    self._digest.update(buffer[:count])
+                    position += count
+        except OSError as error:
+            self._error = error
+
+    def _next(self, position: int) -> int | None:
+        """How far to hash, more than *position*; ``None`` at the end."""
+        with self._changed:
+            while self._limit <= position and not self._ended:
+                self._changed.wait()
+            return self._limit if self._limit > position else None

@@ -1,0 +1,72 @@
+"""Byte ranges: which parts of a file are there, which are missing, and what a reply carries."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Ranges", "content_range"]
+
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+
+class Ranges:
+    """A set of half-open byte ranges, merged and in order."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[int, int]] = []
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(self._parts)
+
+    def add(self, start: int, stop: int) -> None:
+        """Add bytes *start* to *stop* (exclusive)."""
+        if start >= stop:
+            return
+        first = bisect_left(self._parts, start, key=lambda part: part[1])
+        last = first
+        while last < len(self._parts) and self._parts[last][0] <= stop:
+            start = min(start, self._parts[last][0])
+            stop = max(stop, self._parts[last][1])
+            last += 1
+        self._parts[first:last] = [(start, stop)]
+
+    @property
+    def total(self) -> int:
+        """Bytes in all ranges together."""
+        return sum(stop - start for start, stop in self._parts)
+
+    @property
+    def frontier(self) -> int:
+        """Bytes from the beginning without a gap."""
+        return self._parts[0][1] if self._parts and self._parts[0][0] == 0 else 0
+
+    @property
+    def is_prefix(self) -> bool:
+        """Whether the bytes are one range from the beginning, or none."""
+        return not self._parts or (len(self._parts) == 1 and self._parts[0][0] == 0)
+
+    def missing(self, size: int) -> list[tuple[int, int]]:
+        """The gaps in a file of *size* bytes."""
+        gaps: list[tuple[int, int]] = []
+        position = 0
+        for start, stop in self._parts:
+            if start > position:
+                gaps.append((position, start))
+            position = stop
+        if position < size:
+            gaps.append((position, size))
+        return gaps
+
+
+def content_range(value: str | None) -> tuple[int, int, int | None] | None:
+    """Start, stop (exclusive) and whole size of a ``Content-Range`` header; ``*`` is ``None``."""
+    match = _CONTENT_RANGE.fullmatch((value or "").strip())
+    if match is None:
+        return None
+    start, last, size = match.groups()
+    return int(start), int(last) + 1, None if size == "*" else int(size)

@@ -1,0 +1,128 @@
+"""What an unsuccessful reply means, as an error with the step that helps."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from bitnet.errors import (
+    BitnetError,
+    LicenceNotAccepted,
+    NetworkError,
+    NotFound,
+    RateLimited,
+    TokenInvalid,
+    TokenMissing,
+)
+
+if TYPE_CHECKING:
+    import requests
+
+__all__ = ["error_of", "not_expected", "refuse_pages", "repository_of"]
+
+_RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+|[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
+_API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)")
+
+
+def repository_of(url: str, endpoint: str) -> tuple[str, str, str] | None:
+    """Repository, revision and file that *url* names, if it is an address of the hub."""
+    if not url.startswith(f"{endpoint}/"):
+        return None
+    match = _RESOLVE.fullmatch(urlsplit(url).path[len(urlsplit(endpoint).path) :])
+    if match is None:
+        return None
+    return match["repo"], unquote(match["revision"]), unquote(match["file"])
+
+
+def error_of(
+    response: requests.Response, url: str, endpoint: str, *, with_token: bool
+) -> BitnetError:
+    """The error that *response* to a request for *url* amounts to.
+
+    Args:
+        response: a reply with a status of 400 or more.
+        url: what was asked for, fit to be shown.
+        endpoint: address of the hub.
+        with_token: whether an access token had been sent.
+    """
+    status, code = response.status_code, response.headers.get("X-Error-Code", "")
+    text = f"HTTP error {status}: {url}"
+    if code == "RepoNotFound":
+        return NotFound(
+            f"{text}: the repository does not exist, or is private",
+            hint=f"check the spelling at {endpoint}; for a private one set HF_TOKEN",
+        )
+    if status == 403 or (code == "GatedRepo" and with_token):
+        return _forbidden(text, url, endpoint, gated=code == "GatedRepo", with_token=with_token)
+    if status == 401 and with_token:
+        return TokenInvalid(
+            f"{text}: the access token in HF_TOKEN is not accepted; it may have expired",
+            hint=f"make a new token at {endpoint}/settings/tokens, then: export HF_TOKEN=hf_...",
+        )
+    if status == 401:
+        return TokenMissing(
+            f"{text}: this file needs an access token and HF_TOKEN is not set",
+            hint=(
+                f"1. make a token at {endpoint}/settings/tokens  "
+                f"2. accept the model's terms at {_page(url, endpoint)}  "
+                "3. export HF_TOKEN=hf_..."
+            ),
+        )
+    if status in (404, 410):
+        return NotFound(text, hint=f"see what there is at {_page(url, endpoint)}")
+    if status == 429:
+        return RateLimited(
+            f"{text}: too many requests",
+            hint="wait, set HF_TOKEN (accounts have higher limits), or use --base-url=MIRROR",
+        )
+    return NetworkError(text, hint="")
+
+
+def _forbidden(text: str, url: str, endpoint: str, *, gated: bool, with_token: bool) -> BitnetError:
+    page = _page(url, endpoint)
+    if gated or with_token:
+        return LicenceNotAccepted(
+            f"{text}: the account behind HF_TOKEN has not accepted this model's terms, "
+            "or the token may not read it",
+            hint=f"accept them at {page} and run the command again",
+        )
+    return TokenMissing(
+        f"{text}: access is refused and HF_TOKEN is not set",
+        hint=f"accept the model's terms at {page}, then: export HF_TOKEN=hf_...",
+    )
+
+
+def _page(url: str, endpoint: str) -> str:
+    """The page for people about the repository that *url* belongs to."""
+    named = repository_of(url, endpoint)
+    if named is not None:
+        return f"{endpoint}/{named[0]}"
+    match = _API.match(urlsplit(url).path[len(urlsplit(endpoint).path) :])
+    return f"{endpoint}/{match['repo']}" if match and url.startswith(endpoint) else endpoint
+
+
+def refuse_pages(response: requests.Response, url: str) -> None:
+    """Refuse a web page, or an encoded body, where a file is expected.
+
+    Raises:
+        NetworkError: *response* is one of them.
+    """
+    kind = response.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+    if kind in ("text/html", "application/xhtml+xml") and not url.endswith((".html", ".htm")):
+        raise not_expected(response, url, "a file")
+    encoding = response.headers.get("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise NetworkError(
+            f"{url}: the reply is {encoding}-encoded though the plain file was asked for",
+            hint="a proxy or mirror alters replies; use another one with --base-url=URL",
+        )
+
+
+def not_expected(response: requests.Response, url: str, expected: str) -> NetworkError:
+    """The error for a reply that is something else than *expected*."""
+    kind = response.headers.get("Content-Type", "nothing known").partition(";")[0]
+    return NetworkError(
+        f"{url}: expected {expected}, got {kind}: a login page of this network, or a proxy's",
+        hint="open a page in a browser and log in to the network; or run: bitnet doctor network",
+    )

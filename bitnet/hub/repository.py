@@ -1,0 +1,339 @@
+"""What a hub says about its files without sending them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from requests.utils import parse_header_links
+from urllib3.exceptions import HTTPError
+
+from bitnet.errors import BitnetError, NetworkError, NotFound, UsageError
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.replies import refuse_pages, repository_of
+from bitnet.hub.session import HubSession, Transient, failed, origin, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import TypeVar
+
+    T = TypeVar("T")
+
+__all__ = [
+    "FileFacts",
+    "ModelFacts",
+    "RepoFile",
+    "file_url",
+    "head",
+    "list_files",
+    "model_facts",
+    "read_range",
+]
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_NAMES_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class FileFacts:
+    """One file as the server describes it; what it does not say is ``None``.
+
+    Attributes:
+        url: where to fetch it; names the commit where the hub told one.
+        commit: commit of the repository.
+        etag: strong ETag without quotes; the hub's own where there is one, else the file server's.
+        size: bytes.
+        sha256: hexadecimal, lower case.
+        accepts_ranges: parts of the file can be asked for.
+    """
+
+    url: str
+    commit: str | None = None
+    etag: str | None = None
+    size: int | None = None
+    sha256: str | None = None
+    accepts_ranges: bool = False
+
+
+@dataclass(frozen=True)
+class RepoFile:
+    """A file in a repository: its path, size in bytes, and SHA-256 where the hub knows it."""
+
+    path: str
+    size: int
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A repository: commit, whether access is gated, and the licence its card names."""
+
+    repo: str
+    commit: str | None
+    gated: bool
+    licence: str | None
+    licence_link: str | None
+
+
+def file_url(repo: str, revision: str, file: str, options: FetchOptions | None = None) -> str:
+    """Where the hub has *file* of *repo* at *revision*.
+
+    Raises:
+        UsageError: *repo* is not a repository's name, or *file* leaves the repository.
+    """
+    options = options if options is not None else FetchOptions()
+    parts = file.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise UsageError(f"not a file of a repository: {file!r}")
+    address = f"{_checked(repo)}/resolve/{quote(revision, safe='')}/{quote(file)}"
+    return f"{options.endpoint}/{address}"
+
+
+def head(
+    url: str, options: FetchOptions | None = None, *, session: HubSession | None = None
+) -> FileFacts:
+    """What the server says about the file at *url*, without its bytes.
+
+    Raises:
+        Offline: the network is switched off.
+        NotFound: there is no such file, revision or repository; says what there is.
+        AuthError: access is refused.
+        NetworkError: the server does not answer, or answers with a web page.
+    """
+
+    def ask(session: HubSession) -> FileFacts:
+        with session.open(url, method="HEAD", leave_origin=False) as response:
+            facts = response.headers
+            final = not response.is_redirect
+            if final:
+                refuse_pages(response, shown(url))
+            linked = strong_etag(facts.get("X-Linked-Etag"))
+            etag = linked or (strong_etag(facts.get("ETag")) if final else None)
+            size = facts.get("X-Linked-Size") or (facts.get("Content-Length") if final else None)
+            commit = facts.get("X-Repo-Commit")
+            sha256 = linked.lower() if linked and _SHA256.fullmatch(linked.lower()) else None
+            return FileFacts(
+                url=_at_commit(url, commit, session.options),
+                commit=commit,
+                etag=etag,
+                size=int(size) if size and size.isdecimal() else None,
+                sha256=sha256,
+                # A redirect goes to a store made for ranges; the first reply there proves it.
+                accepts_ranges=not final or facts.get("Accept-Ranges", "").lower() == "bytes",
+            )
+
+    def attempt(session: HubSession) -> FileFacts:
+        try:
+            return session.retrying(shown(url), lambda: ask(session))
+        except NotFound as error:
+            raise _with_candidates(error, url, session) from error
+
+    return _in_session(attempt, options, session)
+
+
+def list_files(
+    repo: str,
+    revision: str = "main",
+    options: FetchOptions | None = None,
+    *,
+    session: HubSession | None = None,
+) -> list[RepoFile]:
+    """Every file of *repo* at *revision*, sorted by path.
+
+    Raises:
+        NotFound: no such repository or revision.
+        AuthError: access is refused.
+        NetworkError: the hub does not answer, or not with a listing.
+    """
+
+    def ask(session: HubSession) -> list[RepoFile]:
+        path = f"{_checked(repo)}/tree/{quote(revision, safe='')}"
+        url: str | None = f"{session.options.endpoint}/api/models/{path}?recursive=true"
+        files: list[RepoFile] = []
+        while url is not None:
+            entries, headers = session.json(url, f"list of files of {repo}")
+            try:
+                files += [_repo_file(entry) for entry in entries if entry["type"] == "file"]
+            except (KeyError, TypeError, ValueError):
+                raise NetworkError(f"{shown(url)}: not a list of files") from None
+            links = parse_header_links(headers.get("Link", ""))
+            following = [link["url"] for link in links if link.get("rel") == "next"]
+            url = following[0] if following and origin(following[0]) == origin(url) else None
+        return sorted(files, key=lambda file: file.path)
+
+    return _in_session(ask, options, session)
+
+
+def model_facts(
+    repo: str,
+    revision: str = "main",
+    options: FetchOptions | None = None,
+    *,
+    session: HubSession | None = None,
+) -> ModelFacts:
+    """Commit, gate and licence of *repo* at *revision*.
+
+    Raises:
+        NotFound: no such repository or revision.
+        AuthError: access is refused.
+        NetworkError: the hub does not answer, or not with facts.
+    """
+
+    def ask(session: HubSession) -> ModelFacts:
+        path = f"{_checked(repo)}/revision/{quote(revision, safe='')}"
+        url = f"{session.options.endpoint}/api/models/{path}"
+        facts, _ = session.json(url, f"facts about {repo}")
+        if not isinstance(facts, dict):
+            raise NetworkError(f"{shown(url)}: not the facts of a repository")
+        card = facts.get("cardData")
+        card = card if isinstance(card, dict) else {}
+        licence = card.get("license_name") or card.get("license")
+        return ModelFacts(
+            repo=repo,
+            commit=_text(facts.get("sha")),
+            gated=bool(facts.get("gated")),
+            licence=_text(licence),
+            licence_link=_text(card.get("license_link")),
+        )
+
+    return _in_session(ask, options, session)
+
+
+def read_range(
+    url: str,
+    start: int,
+    stop: int,
+    options: FetchOptions | None = None,
+    *,
+    session: HubSession | None = None,
+) -> bytes:
+    """Bytes *start* to *stop* (exclusive) of the file at *url*; fewer where the file ends before.
+
+    Raises:
+        Offline: the network is switched off.
+        NotFound: there is no such file.
+        AuthError: access is refused.
+        NetworkError: the server does not answer, or cannot send a part.
+    """
+
+    def ask(session: HubSession) -> bytes:
+        with session.open(url, headers={"Range": f"bytes={start}-{stop - 1}"}) as response:
+            refuse_pages(response, shown(url))
+            if response.status_code == 206:
+                begins = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+            else:
+                begins = start == 0  # a server without ranges sends the file from its beginning
+            if not begins:
+                raise NetworkError(f"{shown(url)}: the server cannot send a part of the file")
+            return _first_bytes(response.raw, stop - start, url)
+
+    def attempt(session: HubSession) -> bytes:
+        return session.retrying(shown(url), lambda: ask(session))
+
+    return _in_session(attempt, options, session)
+
+
+def strong_etag(value: str | None) -> str | None:
+    """The ETag *value* without quotes, ``None`` for a weak one or none."""
+    if not value or value.startswith("W/"):
+        return None
+    return value.strip('"') or None
+
+
+def _first_bytes(raw: object, count: int, url: str) -> bytes:
+    parts: list[bytes] = []
+    while count > 0:
+        try:
+            part = raw.read1(min(count, 1 << 20), decode_content=False)  # type: ignore[attr-defined]
+        except (HTTPError, OSError):
+            raise Transient(failed(url, "the connection broke")) from None
+        if not part:
+            break
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+def _in_session(
+    call: Callable[[HubSession], T], options: FetchOptions | None, session: HubSession | None
+) -> T:
+    if session is not None:
+        return call(session)
+    with HubSession(options) as own:
+        return call(own)
+
+
+def _checked(repo: str) -> str:
+    if not _REPOSITORY.fullmatch(repo):
+        raise UsageError(
+            f"not a repository: {repo!r}",
+            hint="write OWNER/NAME, for example openai-community/gpt2",
+        )
+    return repo
+
+
+def _at_commit(url: str, commit: str | None, options: FetchOptions) -> str:
+    """*url* with the revision fixed, so that a push in between cannot mix two versions."""
+    named = repository_of(url, options.endpoint)
+    if named is None or not commit or not re.fullmatch(r"[0-9a-f]{40}", commit):
+        return url
+    return file_url(named[0], commit, named[2], options)
+
+
+def _repo_file(entry: dict[str, object]) -> RepoFile:
+    stored = entry.get("lfs")
+    oid = stored.get("oid") if isinstance(stored, dict) else None
+    digest = str(oid).removeprefix("sha256:").lower() if oid else ""
+    return RepoFile(
+        path=str(entry["path"]),
+        size=int(str(entry.get("size", 0))),
+        sha256=digest if _SHA256.fullmatch(digest) else None,
+    )
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None
+
+
+def _with_candidates(error: NotFound, url: str, session: HubSession) -> NotFound:
+    """*error* with the files or revisions that do exist, as far as the hub tells."""
+    named = repository_of(url, session.options.endpoint)
+    if named is None or "repository does not exist" in error.message:
+        return error
+    repo, revision, file = named
+    try:
+        names = [entry.path for entry in list_files(repo, revision, session=session)]
+        what = f"no file {file!r} in {repo} at {revision}"
+    except NotFound:
+        try:
+            names = _revisions(repo, session)
+        except (BitnetError, KeyError, TypeError):
+            return error
+        file, what = revision, f"no revision {revision!r} in {repo}"
+    except BitnetError:
+        return error
+    return NotFound(f"{error.message}: {what}; it has {_some(names)}", hint=_nearest(file, names))
+
+
+def _revisions(repo: str, session: HubSession) -> list[str]:
+    url = f"{session.options.endpoint}/api/models/{repo}/refs"
+    refs, _ = session.json(url, f"revisions of {repo}")
+    return [str(ref["name"]) for kind in ("branches", "tags") for ref in refs[kind]]
+
+
+def _some(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f" and {len(every) - _NAMES_SHOWN} more" if len(every) > _NAMES_SHOWN else ""
+    return ", ".join(every[:_NAMES_SHOWN]) + more if every else "none"
+
+
+def _nearest(name: str, names: list[str]) -> str:
+    found = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    found = found or [
+        known for known in names if known.rpartition("/")[2] == name.rpartition("/")[2]
+    ]
+    return f"did you mean {' or '.join(found)}?" if found else ""

@@ -1,0 +1,398 @@
+"""One way to the network: retries, redirects by hand, the token's scope, the offline switch.
+
+A :class:`HubSession` is a ``requests`` session, so proxies and certificate bundles are found where
+``requests`` finds them. What it adds: the access token goes to the hub's own origin and nowhere
+else, replies become errors that say what to do, and what may pass is tried again.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import logging
+import random
+import threading
+import time
+from http.cookiejar import DefaultCookiePolicy
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urljoin, urlsplit, urlunsplit
+
+import requests
+from requests.adapters import HTTPAdapter
+from requests.exceptions import JSONDecodeError
+from urllib3.exceptions import NameResolutionError
+
+from bitnet import __version__, settings
+from bitnet.errors import (
+    BitnetError,
+    NetworkError,
+    Offline,
+    RateLimited,
+    TokenInvalid,
+    UsageError,
+)
+from bitnet.hub import replies
+from bitnet.hub.faults import FaultyTransport
+from bitnet.hub.options import FetchOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from types import TracebackType
+
+__all__ = ["HubSession", "Patience", "Transient", "origin", "shown"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BACKOFF_S = 0.2  # doubles with every failure
+JITTER = 0.1  # largest share added to a wait, so that many clients do not come back together
+CONNECT_TIMEOUT_S = 15.0
+MAX_REDIRECTS = 8
+FRESH_START_BYTES = 1 << 20  # an attempt that brought this much does not count as a failure
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+
+TROUBLESHOOTING = (
+    "look for the cause with: bitnet doctor network; behind a proxy set HTTPS_PROXY; "
+    "use a mirror with --base-url=URL; allow more with --retries=N or BITNET_DOWNLOAD_TIMEOUT"
+)
+
+
+class Transient(Exception):  # never leaves the package
+    """A failure that may pass: *error* is what to raise when it does not."""
+
+    def __init__(self, error: BitnetError, *, retry_after_s: float | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.retry_after_s = retry_after_s
+
+
+def shown(url: str) -> str:
+    """*url* without what may be secret: user, password, query, fragment."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def origin(url: str) -> tuple[str, str | None, int | None]:
+    """Scheme, host and port of *url*."""
+    parts = urlsplit(url)
+    default = {"http": 80, "https": 443}.get(parts.scheme)
+    return parts.scheme, parts.hostname, parts.port or default
+
+
+class HubSession:
+    """Connections for one command; use it as a context manager.
+
+    Args:
+        options: what the user asked for.
+        clock: monotonic seconds.
+        sleep: waits so many seconds.
+        now: seconds since the epoch, for ``Retry-After`` dates.
+        jitter: a number from 0 to 1, anew each time.
+
+    Raises:
+        UsageError: the fault drill in the environment cannot be read.
+    """
+
+    def __init__(
+        self,
+        options: FetchOptions | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        now: Callable[[], float] = time.time,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.options = options if options is not None else FetchOptions()
+        self.clock, self.sleep, self.now, self.jitter = clock, sleep, now, jitter
+        self._requests = requests.Session()
+        self._requests.headers = requests.structures.CaseInsensitiveDict(
+            {"User-Agent": f"bitnet/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
+        )
+        self._requests.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
+        pool: dict[str, Any] = {"pool_maxsize": max(4, self.options.connections)}
+        drill = settings.simulate_network_error()
+        transport = FaultyTransport(drill, **pool) if drill else HTTPAdapter(**pool)
+        self._requests.mount("http://", transport)
+        self._requests.mount("https://", transport)
+        self._token_refused = False
+
+    def __enter__(self) -> HubSession:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._requests.close()
+
+    def open(
+        self,
+        url: str,
+        *,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        leave_origin: bool = True,
+        token: bool = True,
+        also: Collection[int] = (),
+    ) -> requests.Response:
+        """The reply to one request, its body not yet read, after redirects; tried once.
+
+        Args:
+            url: where to start.
+            method: ``GET`` or ``HEAD``.
+            headers: added to the request, on every hop.
+            leave_origin: follow redirects to other hosts; otherwise such a redirect is the reply.
+            token: send the access token where it may go.
+            also: statuses that are a reply and not an error, besides successes.
+
+        Raises:
+            Offline: the network is switched off; nothing was opened.
+            Transient: a failure that may pass.
+            BitnetError: one that will not.
+        """
+        if self.options.is_offline:
+            raise Offline(
+                f"offline: {shown(url)} is not on disk and the network is switched off",
+                hint="unset BITNET_OFFLINE and HF_HUB_OFFLINE, and leave --offline away",
+            )
+        secret = settings.hf_token() if token and not self._token_refused else None
+        here, with_token = url, False
+        for _ in range(MAX_REDIRECTS):
+            with_token = secret is not None and origin(here) == origin(self.options.endpoint)
+            sent = dict(headers or {})
+            if with_token:
+                sent["Authorization"] = f"Bearer {_checked(secret)}"
+            response = self._send(method, here, sent)
+            if response.status_code not in _REDIRECTS or "Location" not in response.headers:
+                break
+            target = urljoin(here, response.headers["Location"])
+            if not leave_origin and origin(target) != origin(here):
+                return response
+            response.close()
+            if here.startswith("https:") and not target.startswith("https:"):
+                raise NetworkError(
+                    f"{shown(here)} redirects to an unencrypted address: {shown(target)}",
+                    hint=TROUBLESHOOTING,
+                )
+            here = target
+        else:
+            raise NetworkError(f"{shown(url)}: more than {MAX_REDIRECTS} redirects")
+        if response.status_code in also:
+            return response
+        if response.status_code == 401 and with_token:
+            return self._without_token(url, method, headers, leave_origin, response)
+        return self._accepted(response, url, with_token=with_token or self._token_refused)
+
+    def _without_token(
+        self,
+        url: str,
+        method: str,
+        headers: Mapping[str, str] | None,
+        leave_origin: bool,
+        refused: requests.Response,
+    ) -> requests.Response:
+        """An expired token must not lock anybody out of a public file: ask once more without."""
+        refused.close()
+        try:
+            response = self.open(
+                url, method=method, headers=headers, leave_origin=leave_origin, token=False
+            )
+        except (BitnetError, Transient):
+            return self._accepted(refused, url, with_token=True)
+        self._token_refused = True
+        logger.warning(
+            "the hub does not accept the token in HF_TOKEN; the file is public and comes without "
+            "it; make a new token at %s/settings/tokens",
+            self.options.endpoint,
+        )
+        return response
+
+    def _send(self, method: str, url: str, headers: Mapping[str, str]) -> requests.Response:
+        """One exchange, or :class:`Transient`."""
+        # Errors of requests quote addresses with their signatures: none of them is chained.
+        silence = min(self.options.stall_timeout, self.options.deadline_s)
+        logger.debug("%s %s %s", method, shown(url), headers.get("Range", ""))
+        try:
+            return self._requests.request(
+                method,
+                url,
+                headers=headers,
+                stream=True,
+                allow_redirects=False,
+                auth=_no_auth,
+                timeout=(min(CONNECT_TIMEOUT_S, silence), silence),
+            )
+        except requests.exceptions.SSLError:
+            raise NetworkError(
+                f"HTTP request failed for {shown(url)}: the certificate is not trusted",
+                hint="behind an inspecting proxy, set REQUESTS_CA_BUNDLE to its certificate file",
+            ) from None
+        except (
+            requests.exceptions.InvalidURL,
+            requests.exceptions.InvalidSchema,
+            requests.exceptions.MissingSchema,
+        ):
+            raise UsageError(f"not an address to fetch from: {shown(url)}") from None
+        except requests.exceptions.RequestException as error:
+            raise Transient(failed(url, _reason(error))) from None
+
+    def _accepted(
+        self, response: requests.Response, url: str, *, with_token: bool
+    ) -> requests.Response:
+        """*response* if it is a success, else what it says as an error."""
+        if response.ok:
+            return response
+        response.close()
+        error = replies.error_of(response, shown(url), self.options.endpoint, with_token=with_token)
+        if response.status_code in (408, 429) or response.status_code >= 500:
+            raise Transient(error, retry_after_s=self._retry_after(response))
+        raise error
+
+    def _retry_after(self, response: requests.Response) -> float | None:
+        """Seconds the server asks to wait; it says so in seconds or as a date."""
+        value = response.headers.get("Retry-After", "").strip()
+        if value.isdecimal():
+            return float(value)
+        try:
+            moment = email.utils.parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        return max(0.0, moment.timestamp() - self.now())
+
+    def retrying(self, what: str, attempt: Callable[[], T]) -> T:
+        """What *attempt* gives back, tried again while its failures may pass.
+
+        Raises:
+            BitnetError: the last failure, when there were too many.
+        """
+        patience = Patience(self)
+        while True:
+            try:
+                return attempt()
+            except Transient as broken:  # noqa: PERF203
+                patience.failed(what, broken)
+
+    def json(self, url: str, what: str) -> tuple[Any, Mapping[str, str]]:
+        """The JSON document at *url* and the reply's headers.
+
+        Raises:
+            NetworkError: no connection, or no JSON.
+            NotFound: there is nothing at *url*.
+            AuthError: access is refused.
+        """
+
+        def attempt() -> tuple[Any, Mapping[str, str]]:
+            with self.open(url) as response:
+                try:
+                    return response.json(), response.headers
+                except JSONDecodeError:
+                    raise replies.not_expected(response, shown(url), "JSON") from None
+                except requests.exceptions.RequestException as error:
+                    raise Transient(failed(url, _reason(error))) from None
+
+        return self.retrying(what, attempt)
+
+
+class Patience:
+    """How long one operation goes on trying; threads that work on it share one."""
+
+    def __init__(self, session: HubSession) -> None:
+        self._session = session
+        self._lock = threading.Lock()
+        self._failures = 0
+        self._gained = 0
+        self._last_gain = session.clock()
+
+    def gained(self, count: int) -> None:
+        """Say that *count* bytes more have arrived."""
+        with self._lock:
+            self._last_gain = self._session.clock()
+            self._gained += count
+            if self._gained >= FRESH_START_BYTES:
+                self._failures = self._gained = 0
+
+    def failed(self, what: str, broken: Transient) -> None:
+        """Report a failure of *what* and wait before the next attempt.
+
+        Raises:
+            BitnetError: there will be no next attempt.
+        """
+        session, options = self._session, self._session.options
+        with self._lock:
+            self._failures += 1
+            self._gained = 0
+            failures = self._failures
+            silent_s = session.clock() - self._last_gain
+        wait = BACKOFF_S * 2 ** (failures - 1) * (1 + JITTER * session.jitter())
+        if broken.retry_after_s is not None:
+            wait = max(wait, broken.retry_after_s)
+        ending = ""
+        if failures >= options.retries:
+            ending = f"{failures} attempts"
+        elif wait > options.retry_after_max:
+            ending = f"the server asks to wait {wait:.0f} s, --retry-after-max allows less"
+        elif silent_s > options.deadline_s:
+            ending = f"no progress for {silent_s:.0f} s"
+        if ending:
+            if failures > 1:
+                logger.warning("%s: attempt %d failed: %s", what, failures, broken.error)
+            raise _given_up(broken.error, ending)
+        logger.warning(
+            "%s: attempt %d of %d failed: %s; next attempt in %.1f s",
+            what,
+            failures,
+            options.retries,
+            broken.error,
+            wait,
+        )
+        session.sleep(wait)
+        if broken.retry_after_s is not None:
+            with self._lock:
+                self._last_gain = session.clock()  # a wait the server asked for is not silence
+
+
+def failed(url: str, reason: str) -> NetworkError:
+    """The error for a request to *url* that got no usable reply."""
+    return NetworkError(f"HTTP request failed for {shown(url)}: {reason}", hint=TROUBLESHOOTING)
+
+
+def _given_up(error: BitnetError, ending: str) -> BitnetError:
+    hint = error.hint or TROUBLESHOOTING
+    kind = RateLimited if isinstance(error, RateLimited) else NetworkError
+    return kind(f"{error.message} ({ending})", hint=hint)
+
+
+def _no_auth(request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Keeps requests from adding passwords out of ``~/.netrc`` to where no secret may go."""
+    return request
+
+
+def _checked(token: str | None) -> str:
+    """*token* if it can stand in a header; requests would quote it in its error otherwise."""
+    if token is None or not (token.isascii() and token.isprintable() and " " not in token):
+        raise TokenInvalid(
+            "HF_TOKEN holds characters that no access token has",
+            hint="copy the token again: export HF_TOKEN=hf_...",
+        )
+    return token
+
+
+def _reason(error: BaseException) -> str:
+    """Why a request failed, in a few words and without addresses."""
+    if isinstance(error, requests.exceptions.Timeout):
+        return "timeout"
+    if isinstance(error, requests.exceptions.ProxyError):
+        return "the proxy does not answer"
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, NameResolutionError):
+            return "the host name cannot be resolved"
+        if isinstance(cause, ConnectionRefusedError):
+            return "connection refused"
+        inner = getattr(cause, "reason", None) or next(
+            (arg for arg in cause.args if isinstance(arg, BaseException)), None
+        )
+        cause = inner if isinstance(inner, BaseException) else cause.__cause__
+    return "connection failed"
