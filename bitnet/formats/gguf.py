@@ -268,16 +268,17 @@ class GGUF:
 
 def _map(path: Path) -> mmap.mmap:
     try:
+        status = path.stat()  # before opening: a pipe would block
+        if stat.S_ISDIR(status.st_mode):
+            raise InvalidFormat(
+                f"{path} is a folder, expected a GGUF file", hint="name the file inside it"
+            )
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidFormat(f"{path} is not a regular file")
         with path.open("rb") as file:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise InvalidFormat(f"{path} is not a regular file")
-            if not path.stat().st_size:
+            if not status.st_size:
                 raise InvalidFormat(f"{path.name} is empty", hint=_REFETCH)
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except IsADirectoryError:
-        raise InvalidFormat(
-            f"{path} is a folder, expected a GGUF file", hint="name the file inside it"
-        ) from None
     except OSError as error:
         raise from_os_error(error, path) from error
 
@@ -436,25 +437,23 @@ def _part_paths(path: Path) -> list[Path]:
 
 def _check_split(part: _Part, number: int, count: int) -> None:
     """Compare what a part says about itself with what its name says."""
-    said = part.metadata.get("split.count", count if count == 1 else None)
-    if isinstance(said, int) and said in (0, count) and (count == 1 or _number(part) == number):
-        return
+    said = part.metadata.get("split.count", 0)
     if count == 1:
+        if said in (0, 1):
+            return
         raise InvalidFormat(
             f"{part.label} is one of {said} parts, and is not named like one",
             hint=f"name the parts model-00001-of-{int(said):05d}.gguf and so on"
             if isinstance(said, int)
             else _REFETCH,
         )
-    raise InvalidFormat(
-        f"{part.label} says it is part {_number(part)} (from 0) of {said}, "
-        f"its name says {number} of {count}",
-        hint="fetch the parts again, and do not rename them",
-    )
-
-
-def _number(part: _Part) -> Any:
-    return part.metadata.get("split.no")
+    said_number = part.metadata.get("split.no")
+    if (said_number, said) != (number, count):
+        raise InvalidFormat(
+            f"{part.label} says it is part {said_number} (from 0) of {said}, "
+            f"its name says {number} of {count}",
+            hint="fetch the parts again, and do not rename them",
+        )
 
 
 def _check_split_total(gguf: GGUF, count: int) -> None:

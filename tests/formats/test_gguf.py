@@ -174,7 +174,12 @@ def test_missing_empty_and_odd_paths_have_their_own_texts(tmp_path):
     empty.touch()
     with pytest.raises(InvalidFormat, match="is empty"):
         GGUF.open(empty)
-    if os.getuid():
+    if os.name == "posix":
+        pipe = tmp_path / "pipe.gguf"
+        os.mkfifo(pipe)
+        with pytest.raises(InvalidFormat, match="not a regular file"):
+            GGUF.open(pipe)
+    if os.name == "posix" and os.getuid():
         empty.chmod(0)
         with pytest.raises(PermissionDenied):
             GGUF.open(empty)
