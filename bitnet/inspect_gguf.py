@@ -125,7 +125,9 @@ class Inspection:
         for key, value in self.vocabulary.stated.items():
             yield f"  {_word(key)}: {value if value is not None else self._absent(key)}"
         for key, value in self.tokenizer.items():
-            unknown = key.startswith("family") and value is None
+            if key == "family_pre" and value is None:
+                continue
+            unknown = key == "family" and value is None
             yield f"  {key}: {'not a known vocabulary' if unknown else _shown(value)}"
 
     def _absent(self, key: str) -> str:

@@ -74,8 +74,7 @@ def _layout(gguf: GGUF) -> Iterator[Finding]:
             key=lambda info: (info.offset, info.size_bytes),
         )
         yield from _neighbours(in_order, gguf.alignment)
-        if in_order:
-            yield from _file_end(in_order[-1], size, gguf.alignment)
+        yield from _file_end(in_order, size, gguf.alignment)
     for name in gguf.tensors:
         if len(name.encode()) > _MAX_TENSOR_NAME:
             yield Finding("warning", "long-name", f"tensor name {name!r} is longer than 63 bytes")
@@ -111,16 +110,22 @@ def _neighbours(in_order: list[TensorInfo], alignment: int) -> Iterator[Finding]
             previous = info
 
 
-def _file_end(last: TensorInfo, size: int, alignment: int) -> Iterator[Finding]:
-    end = last.offset + last.size_bytes
-    if end > size:
+def _file_end(in_order: list[TensorInfo], size: int, alignment: int) -> Iterator[Finding]:
+    furthest = 0
+    for info in in_order:
+        end = info.offset + info.size_bytes
+        furthest = max(furthest, end)
+        if end > size:
+            yield Finding(
+                "error",
+                "truncated",
+                f"tensor {info.name} needs bytes {info.offset:,}..{end:,}, "
+                f"the file ends at {size:,}",
+            )
+    if in_order and size - furthest >= alignment:
         yield Finding(
-            "error",
-            "truncated",
-            f"tensor {last.name} needs bytes {last.offset:,}..{end:,}, the file ends at {size:,}",
+            "note", "trailing", f"{size - furthest:,} unused bytes at the end of the file"
         )
-    elif size - end >= alignment and last.type.known:
-        yield Finding("note", "trailing", f"{size - end:,} unused bytes at the end of the file")
 
 
 def _encodings(gguf: GGUF) -> Iterator[Finding]:

@@ -1,6 +1,7 @@
 #include "gguf.hpp"
 
 #include <cstring>
+#include <type_traits>
 
 #include "gguf_index.hpp"
 
@@ -77,6 +78,39 @@ nb::object gguf_string_starts(nb::handle object, uint64_t count) {
     return fits ? out : nb::object(nb::none());
 }
 
+// Text of `size` bytes whose characters lie below U+0800, which is nearly all of a vocabulary: Python's
+// own decoder allocates twice for what is not ASCII. nullptr without an error set for all others.
+PyObject* decode_short(const uint8_t* p, uint64_t size) {
+    uint64_t count = 0;
+    bool ascii = true, latin = true;
+    for (uint64_t i = 0; i < size; ++count) {
+        const uint8_t lead = p[i];
+        if (lead < 0x80) {
+            ++i;
+            continue;
+        }
+        if (lead < 0xc2 || lead > 0xdf || i + 1 == size || (p[i + 1] & 0xc0) != 0x80) return nullptr;
+        ascii = false;
+        latin = latin && lead <= 0xc3;
+        i += 2;
+    }
+    if (ascii) return nullptr;
+    PyObject* text = PyUnicode_New(Py_ssize_t(count), latin ? 0xff : 0xffff);
+    if (text == nullptr) return nullptr;
+    const auto fill = [p, size](auto* out) {
+        for (uint64_t i = 0; i < size; ++i) {
+            const uint8_t lead = p[i];
+            const unsigned character = lead < 0x80 ? lead : (lead & 0x1fu) << 6 | (p[++i] & 0x3fu);
+            *out++ = static_cast<std::remove_pointer_t<decltype(out)>>(character);
+        }
+    };
+    if (latin)
+        fill(static_cast<Py_UCS1*>(PyUnicode_DATA(text)));
+    else
+        fill(static_cast<Py_UCS2*>(PyUnicode_DATA(text)));
+    return text;
+}
+
 // The strings of an array; bytes that are no UTF-8 become surrogates. None when they do not fit.
 nb::object gguf_strings(nb::handle object, uint64_t count) {
     const Buffer buffer(object);
@@ -91,8 +125,10 @@ nb::object gguf_strings(nb::handle object, uint64_t count) {
         std::memcpy(&length, at, sizeof length);
         at += sizeof length;
         if (length > uint64_t(end - at)) return nb::none();
-        PyObject* text = PyUnicode_DecodeUTF8(reinterpret_cast<const char*>(at),
-                                              Py_ssize_t(length), "surrogateescape");
+        PyObject* text = decode_short(at, length);
+        if (text == nullptr && !PyErr_Occurred())
+            text = PyUnicode_DecodeUTF8(reinterpret_cast<const char*>(at), Py_ssize_t(length),
+                                        "surrogateescape");
         if (text == nullptr) throw nb::python_error();
         PyList_SET_ITEM(out.ptr(), Py_ssize_t(i), text);
         at += length;

@@ -69,6 +69,15 @@ def test_what_is_odd_about_the_metadata_is_found(metadata, tensors, code, text):
     assert text in match[0].message
 
 
+def test_a_tensor_that_ends_outside_is_found_wherever_it_starts():
+    raw = gguf_bytes(COMPLETE, [f32("token_embd.weight", (3, 8)), f32("big", (64,))])
+    cut = len(raw) - 352 + 200  # of 352 bytes of data
+    swallowed = _moved(raw, 96, 0).replace(struct.pack("<IQ", 0, 0), struct.pack("<IQ", 0, 64), 1)
+    for data in (raw[:cut], swallowed[:cut]):
+        found = audit(GGUF.parse(data, size=cut))
+        assert any(finding.code == "truncated" and "big" in finding.message for finding in found)
+
+
 def test_trailing_bytes_are_noted():
     found = _findings(COMPLETE, [f32("token_embd.weight", (3, 8))], lambda size: size + 1000)
     assert [(finding.code, finding.severity) for finding in found] == [("trailing", "note")]

@@ -128,8 +128,27 @@ def test_the_compiled_functions_refuse_what_makes_no_sense():
 
 
 @needs_native
-@given(st.lists(st.binary(max_size=40), max_size=20))
+@given(
+    st.lists(
+        st.one_of(
+            st.binary(max_size=40),
+            st.text(st.characters(codec="utf-8"), max_size=20).map(str.encode),
+            st.text(st.characters(codec="utf-8", max_codepoint=0x7FF)).map(str.encode),
+            st.text(st.characters(max_codepoint=0xFF)).map(str.encode),
+        ),
+        max_size=20,
+    )
+)
 def test_the_compiled_decoder_gives_what_python_gives(texts):
+    raw = b"".join(u64(len(text)) + text for text in texts)
+    assert NATIVE.gguf_strings(raw, len(texts)) == [
+        text.decode("utf-8", "surrogateescape") for text in texts
+    ]
+
+
+@needs_native
+def test_the_compiled_decoder_knows_every_two_byte_sequence():
+    texts = [bytes([a, b]) for a in range(0x80, 0x100) for b in range(0x100)] + [b"a\xc4"]
     raw = b"".join(u64(len(text)) + text for text in texts)
     assert NATIVE.gguf_strings(raw, len(texts)) == [
         text.decode("utf-8", "surrogateescape") for text in texts
