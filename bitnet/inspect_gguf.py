@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.formats.gguf import GGUF, Array
 from bitnet.formats.gguf_audit import Finding, audit
 from bitnet.formats.gguf_ternary import TernaryCounts, code_counts
+from bitnet.formats.gguf_values import printable
 from bitnet.progress import human_size
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
@@ -93,12 +94,12 @@ class Inspection:
         """The report, line by line, safe to print on a terminal."""
         size = human_size(self.size_bytes)
         yield (
-            f"{_word(self.path)}: GGUF {self.version}, {size}, "
-            f"architecture {_word(self.architecture) or '?'}, dialect {self.dialect}, "
+            f"{printable(self.path)}: GGUF {self.version}, {size}, "
+            f"architecture {printable(self.architecture) or '?'}, dialect {self.dialect}, "
             f"alignment {self.alignment}"
         )
         if len(self.files) > 1:
-            yield f"  {len(self.files)} files: {', '.join(map(_word, self.files))}"
+            yield f"  {len(self.files)} files: {', '.join(map(printable, self.files))}"
         yield from self._metadata_lines()
         yield from self._vocabulary_lines()
         yield from self._tensor_lines()
@@ -109,21 +110,21 @@ class Inspection:
         if not self.findings:
             yield "  nothing odd"
         for finding in self.findings:
-            yield f"  {finding.severity}: {_word(finding.message)} [{finding.code}]"
+            yield f"  {finding.severity}: {printable(finding.message)} [{finding.code}]"
 
     def _metadata_lines(self) -> Iterator[str]:
         yield ""
         yield f"Metadata ({len(self.metadata)} keys)"
         width = min(48, max(map(len, self.metadata), default=0))
         for key, value in self.metadata.items():
-            yield f"  {_word(key):<{width}}  {_shown(value)}"
+            yield f"  {printable(key):<{width}}  {_shown(value)}"
 
     def _vocabulary_lines(self) -> Iterator[str]:
         yield ""
         yield "Vocabulary"
-        yield f"  general.architecture: {_word(self.architecture) or 'absent'}"
+        yield f"  general.architecture: {printable(self.architecture) or 'absent'}"
         for key, value in self.vocabulary.stated.items():
-            yield f"  {_word(key)}: {value if value is not None else self._absent(key)}"
+            yield f"  {printable(key)}: {value if value is not None else self._absent(key)}"
         for key, value in self.tokenizer.items():
             if key == "family_pre" and value is None:
                 continue
@@ -133,7 +134,7 @@ class Inspection:
     def _absent(self, key: str) -> str:
         own = f"{self.architecture}.vocab_size"
         if key not in (own, "tokenizer.ggml.vocab_size") and self.architecture:
-            return f"absent (normal); the key of this architecture is {_word(own)}"
+            return f"absent (normal); the key of this architecture is {printable(own)}"
         if not self.vocabulary.derived_from:
             return "absent, and nothing in the file to derive it from"
         return (
@@ -148,11 +149,11 @@ class Inspection:
                 f"  {row['type']}: {row['tensors']:,} tensors, {row['weights']:,} weights, "
                 f"{human_size(row['size_bytes'])}"
             )
-        width = min(48, max((len(_word(row["name"])) for row in self.tensors), default=0))
+        width = min(48, max((len(printable(row["name"])) for row in self.tensors), default=0))
         for row in self.tensors:
             shape = " x ".join(map(str, row["shape"])) or "scalar"
             yield (
-                f"  {_word(row['name']):<{width}}  {row['type']:<8} {shape:>16}  "
+                f"  {printable(row['name']):<{width}}  {row['type']:<8} {shape:>16}  "
                 f"{human_size(row['size_bytes']):>9} at {row['offset']}"
             )
 
@@ -177,14 +178,14 @@ class Inspection:
         yield ""
         sample = "" if all(row.complete for row in self.ternary) else ", from a sample of each"
         yield f"Ternary weights ({len(self.ternary)} tensors{sample})"
-        width = min(48, max(len(_word(row.name)) for row in self.ternary))
+        width = min(48, max(len(printable(row.name)) for row in self.ternary))
         for row in self.ternary:
             shares = (
                 f"{count / max(1, row.total):6.1%}" for count in (row.minus, row.zero, row.plus)
             )
             scale = "" if row.scale is None else f"  scale {row.scale:.6g}"
             bad = f"  {row.invalid:,} invalid codes" if row.invalid else ""
-            yield f"  {_word(row.name):<{width}}  -1 {' '.join(_labelled(shares))}{scale}{bad}"
+            yield f"  {printable(row.name):<{width}}  -1 {' '.join(_labelled(shares))}{scale}{bad}"
 
 
 def inspect_gguf(path: Path, *, full: bool = False) -> Inspection:
@@ -218,7 +219,7 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
     return Inspection(
         path=str(gguf.path),
         files=[part.name for part in gguf.paths],
-        size_bytes=gguf.size,
+        size_bytes=gguf.size or 0,
         version=gguf.version,
         alignment=gguf.alignment,
         architecture=gguf.architecture,
@@ -376,11 +377,6 @@ def _labelled(shares: Iterator[str]) -> Iterator[str]:
     """``12.0% | 0 76.0% | +1 12.0%`` in pieces."""
     minus, zero, plus = shares
     yield from (minus, " 0", zero, " +1", plus)
-
-
-def _word(text: str) -> str:
-    """*text* with everything that is not printable escaped."""
-    return text if text.isprintable() else repr(text)[1:-1]
 
 
 def _shown(value: Any) -> str:

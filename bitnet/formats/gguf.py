@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.errors import InvalidFormat, NotFound, Unsupported, from_os_error
 from bitnet.formats import gguf_index
 from bitnet.formats.gguf_index import NeedMoreBytes, Problem, TensorEntry
-from bitnet.formats.gguf_values import Array, decode
+from bitnet.formats.gguf_values import Array, decode, printable
 from bitnet.quants import types
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class GGUF:
         architecture: ``general.architecture``, empty when the file has none.
         dialect: whose numbering of encodings the file uses.
         data_offset: where tensor data starts (in the first file).
-        size: bytes of all files together.
+        size: bytes of all files together, ``None`` where only a prefix is known.
     """
 
     def __init__(self, path: Path, parts: list[_Part], maps: list[mmap.mmap]) -> None:
@@ -119,7 +119,8 @@ class GGUF:
         architecture = first.metadata.get("general.architecture", "")
         self.architecture: str = architecture if isinstance(architecture, str) else ""
         self.data_offset = first.data_offset
-        self.size = sum(part.size for part in parts)
+        known = all(part.size != _UNKNOWN_SIZE for part in parts)
+        self.size = sum(part.size for part in parts) if known else None
         self.dialect: Dialect = types.resolve_dialect(
             self.architecture,
             [evidence for part in parts for evidence in _evidence(part)],
@@ -242,8 +243,8 @@ class GGUF:
         if end > len(view):
             if end <= self._sizes[info.part]:
                 raise InvalidFormat(
-                    f"tensor {name} needs bytes {info.offset:,}..{end:,} of {self.path.name}, "
-                    f"only the first {len(view):,} are here"
+                    f"tensor {printable(name)} needs bytes {info.offset:,}..{end:,}, "
+                    f"only the first {len(view):,} of {self.path.name} are here"
                 )
             raise self._truncated(info, self._sizes[info.part])
         return view[info.offset : end]
@@ -260,7 +261,7 @@ class GGUF:
 
     def _truncated(self, info: TensorInfo, size: int) -> InvalidFormat:
         return InvalidFormat(
-            f"{self._labels[info.part]}: tensor {info.name} needs bytes "
+            f"{self._labels[info.part]}: tensor {printable(info.name)} needs bytes "
             f"{info.offset:,}..{info.offset + info.size_bytes:,}, the file ends at {size:,}",
             hint=_REFETCH,
         )
@@ -402,8 +403,8 @@ def _directory(parts: list[_Part], dialect: Dialect) -> dict[str, TensorInfo]:
             size = kind.size_bytes(entry.shape) if kind.known else room[entry.offset] or 0
             if size is None:
                 raise InvalidFormat(
-                    f"{part.label}: tensor {name} of shape {entry.shape} cannot be {kind.name}, "
-                    f"which takes rows of a multiple of {kind.block_size} weights",
+                    f"{part.label}: tensor {printable(name)} of shape {entry.shape} cannot be "
+                    f"{kind.name}, which takes rows of a multiple of {kind.block_size} weights",
                     hint=_REFETCH,
                 )
             offset = part.data_offset + entry.offset

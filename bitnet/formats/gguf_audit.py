@@ -74,7 +74,8 @@ def _layout(gguf: GGUF) -> Iterator[Finding]:
             key=lambda info: (info.offset, info.size_bytes),
         )
         yield from _neighbours(in_order, gguf.alignment)
-        yield from _file_end(in_order, size, gguf.alignment)
+        if gguf.size is not None:
+            yield from _file_end(in_order, size, gguf.alignment)
     for name in gguf.tensors:
         if len(name.encode()) > _MAX_TENSOR_NAME:
             yield Finding("warning", "long-name", f"tensor name {name!r} is longer than 63 bytes")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from bitnet.formats.gguf_index import KeyEntry
 
-__all__ = ["Array", "decode"]
+__all__ = ["Array", "decode", "printable"]
 
 _BOOL = 7
 _U64 = struct.Struct("<Q")
@@ -36,6 +36,11 @@ def decode(view: memoryview, entry: KeyEntry) -> Any:
         return bytes(view[entry.at + 8 : entry.end]).decode("utf-8", "surrogateescape")
     value = struct.unpack_from("<" + VALUE_TYPES[entry.type][1], view, entry.at)[0]
     return bool(value) if entry.type == _BOOL else value
+
+
+def printable(text: str) -> str:
+    """*text* with everything escaped that could do something to a terminal."""
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 class Array:

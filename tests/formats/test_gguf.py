@@ -262,6 +262,15 @@ def test_an_unknown_encoding_can_be_listed_and_copied(tmp_path):
         assert bytes(gguf.tensor_bytes("w")) == b"x" * 64
 
 
+def test_a_name_in_an_error_does_nothing_to_the_terminal(tmp_path):
+    raw = gguf_bytes({}, [f32("\x1b[2J", (64,))])
+    path = tmp_path / "m.gguf"
+    path.write_bytes(raw[:-64])
+    with pytest.raises(InvalidFormat, match=r"tensor \\x1b\[2J needs bytes") as caught:
+        GGUF.open(path)
+    assert str(caught.value).isprintable()
+
+
 def _split(folder, count=3, **changes):
     for number in range(count):
         metadata = {"split.no": Typed(2, number), "split.count": Typed(2, count)}

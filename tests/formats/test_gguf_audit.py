@@ -83,6 +83,12 @@ def test_trailing_bytes_are_noted():
     assert [(finding.code, finding.severity) for finding in found] == [("trailing", "note")]
 
 
+def test_nothing_is_said_about_the_end_of_a_file_of_unknown_size():
+    gguf = GGUF.parse(gguf_bytes(COMPLETE, [f32("token_embd.weight", (3, 8))]))
+    assert gguf.size is None
+    assert audit(gguf) == []
+
+
 def test_many_findings_of_one_kind_are_counted():
     found = _findings(COMPLETE, [Tensor(f"w{i}", (1,), 99, bytes(32)) for i in range(9)])
     assert [finding.message for finding in found if finding.code == "unknown-encoding"][-1] == (
