@@ -150,7 +150,7 @@ def _model(spec: TokenizerSpec) -> Any:
     from tokenizers import models
 
     unknown = None if spec.unknown_id is None else spec.tokens[spec.unknown_id]
-    vocabulary = {text: id for id, text in enumerate(spec.tokens)}
+    vocabulary = {text: id for id, text in enumerate(spec.tokens) if text}
     if spec.model == "wordpiece":
         return models.WordPiece(
             vocabulary,
@@ -159,7 +159,12 @@ def _model(spec: TokenizerSpec) -> Any:
             continuing_subword_prefix=spec.continuing_prefix,
         )
     if spec.model == "unigram":
-        pieces = list(zip(spec.tokens, map(float, spec.scores), strict=True))
+        # Added tokens have been cut out: what is left of them in a text is no token.
+        hidden = {token.id for token in spec.added} - {spec.unknown_id}
+        pieces = [
+            (f"\U0010ffff{id}" if id in hidden or not text else text, float(score))
+            for id, (text, score) in enumerate(zip(spec.tokens, spec.scores, strict=True))
+        ]
         return models.Unigram(pieces, spec.unknown_id, spec.byte_fallback)
     tokens = spec.tokens
     return models.BPE(

@@ -77,7 +77,8 @@ class TokenizerSpec:
         fuse_unknown: ``bpe``: a run of characters without a token is one unknown.
         ignore_merges: a piece that is a token as a whole is taken as it is.
         add_space_prefix: ``spm`` and ``unigram``: a space is put before every stretch of text
-            between tokens found in raw text (not after tokens found in normalized text).
+            between tokens found in raw text (not after tokens found in normalized text). With
+            the steps of a ``tokenizer.json`` it only says that decoding drops the first space.
         remove_extra_whitespaces: runs of spaces become one and the ends are trimmed.
         charsmap: SentencePiece's precompiled normalization table, empty when it has none.
         unknown_id: id for what cannot be encoded, ``None`` when that cannot happen.
@@ -87,6 +88,8 @@ class TokenizerSpec:
         eos_id: id put after the text, ``None`` when the vocabulary has none.
         add_bos: ``encode(add_special=True)`` puts *bos_id* first.
         add_eos: ``encode(add_special=True)`` puts *eos_id* last.
+        prefix_ids: what ``encode(add_special=True)`` puts first when it is more than *bos_id*.
+        suffix_ids: what ``encode(add_special=True)`` puts last when it is more than *eos_id*.
         stop_ids: every id that ends a generation.
         chat_template: Jinja source of the chat template, ``None`` when there is none.
         pre: name of the pre-tokenizer as GGUF gives it (``llama-bpe``), or empty.
@@ -116,6 +119,8 @@ class TokenizerSpec:
     eos_id: int | None = None
     add_bos: bool = False
     add_eos: bool = False
+    prefix_ids: tuple[int, ...] | None = None
+    suffix_ids: tuple[int, ...] | None = None
     stop_ids: frozenset[int] = frozenset()
     chat_template: str | None = None
     pre: str = ""
@@ -126,3 +131,13 @@ class TokenizerSpec:
     def vocab_size(self) -> int:
         """Number of ids."""
         return len(self.tokens)
+
+    @property
+    def affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What ``encode(add_special=True)`` puts before and after the ids of a text."""
+        first = (self.bos_id,) if self.add_bos and self.bos_id is not None else ()
+        last = (self.eos_id,) if self.add_eos and self.eos_id is not None else ()
+        return (
+            first if self.prefix_ids is None else self.prefix_ids,
+            last if self.suffix_ids is None else self.suffix_ids,
+        )

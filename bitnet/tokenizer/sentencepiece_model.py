@@ -1,0 +1,228 @@
+"""SentencePiece's ``tokenizer.model``: reads and writes the protobuf by hand.
+
+Field numbers are those of ``sentencepiece_model.proto``. Fields that do not change ids are
+skipped when reading.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bitnet.errors import InvalidFormat, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bitnet.tokenizer.spec import TokenizerSpec
+
+__all__ = ["SentencePieceModel", "model_from_spec", "parse_model", "write_model"]
+
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_UNIGRAM, _BPE = 1, 2
+_KINDS = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}
+
+
+@dataclass(frozen=True)
+class SentencePieceModel:
+    """What a ``tokenizer.model`` says.
+
+    Attributes:
+        kind: 1 Unigram, 2 BPE.
+        pieces: texts by id.
+        scores: float32 by id.
+        types: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
+        byte_fallback: characters without a piece become bytes.
+        charsmap: precompiled normalization table, may be empty.
+        add_dummy_prefix: a space is put before the text.
+        remove_extra_whitespaces: runs of spaces become one, the ends are trimmed.
+        unknown_id: and *bos_id*, *eos_id*: -1 when switched off.
+        bos_id: see *unknown_id*.
+        eos_id: see *unknown_id*.
+    """
+
+    kind: int
+    pieces: Sequence[str]
+    scores: Sequence[float]
+    types: Sequence[int]
+    byte_fallback: bool = False
+    charsmap: bytes = b""
+    add_dummy_prefix: bool = True
+    remove_extra_whitespaces: bool = True
+    unknown_id: int = 0
+    bos_id: int = 1
+    eos_id: int = 2
+
+
+def parse_model(data: bytes, *, source: str = "tokenizer.model") -> SentencePieceModel:
+    """Reads a SentencePiece model.
+
+    Raises:
+        InvalidFormat: damaged, truncated, or no SentencePiece model.
+        Unsupported: a word or character model, or options that no language model uses.
+    """
+    try:
+        return _parse(data, source)
+    except (IndexError, struct.error, UnicodeDecodeError, ValueError) as error:
+        raise InvalidFormat(
+            f"{source} is damaged, or no SentencePiece model: {error}",
+            hint="fetch the file again",
+        ) from None
+
+
+def _parse(data: bytes, source: str) -> SentencePieceModel:
+    pieces: list[str] = []
+    scores: list[float] = []
+    types: list[int] = []
+    trainer: dict[int, int | bytes] = {}
+    normalizer: dict[int, int | bytes] = {}
+    for number, value in _fields(data):
+        if number == 1:
+            piece = dict(_fields(_as_bytes(value)))
+            pieces.append(_as_bytes(piece.get(1, b"")).decode())
+            scores.append(struct.unpack("<f", _as_bytes(piece.get(2, bytes(4))))[0])
+            types.append(_as_int(piece.get(3, 1)))
+        elif number == 2:
+            trainer.update(_fields(_as_bytes(value)))
+        elif number == 3:
+            normalizer.update(_fields(_as_bytes(value)))
+    if not pieces:
+        raise ValueError("it has no pieces")
+    kind = _as_int(trainer.get(3, _UNIGRAM))
+    if kind not in (_UNIGRAM, _BPE):
+        raise Unsupported(
+            f"{source} is a SentencePiece {_KINDS.get(kind, kind)} model; supported: BPE, Unigram"
+        )
+    if trainer.get(24, 0) or not normalizer.get(5, 1):
+        raise Unsupported(
+            f"{source} marks spaces as suffixes, or not at all: no such model is supported"
+        )
+    return SentencePieceModel(
+        kind=kind,
+        pieces=pieces,
+        scores=scores,
+        types=types,
+        byte_fallback=bool(trainer.get(35, 0)),
+        charsmap=_as_bytes(normalizer.get(2, b"")),
+        add_dummy_prefix=bool(normalizer.get(3, 1)),
+        remove_extra_whitespaces=bool(normalizer.get(4, 1)),
+        unknown_id=_as_id(trainer.get(40, 0)),
+        bos_id=_as_id(trainer.get(41, 1)),
+        eos_id=_as_id(trainer.get(42, 2)),
+    )
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of every field of one message."""
+    at, size = 0, len(data)
+    while at < size:
+        tag, at = _varint(data, at)
+        number, wire = tag >> 3, tag & 7
+        if number == 0:
+            raise ValueError(f"a field has number 0 at byte {at}")
+        if wire == _VARINT:
+            value, at = _varint(data, at)
+            yield number, value
+            continue
+        if wire == _BYTES:
+            length, at = _varint(data, at)
+        elif wire in (_FIXED32, _FIXED64):
+            length = 4 if wire == _FIXED32 else 8
+        else:
+            raise ValueError(f"wire type {wire} at byte {at}")
+        if length > size - at:
+            raise ValueError(f"a field of {length} bytes does not fit at byte {at}")
+        yield number, data[at : at + length]
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at += 1
+        if byte < 0x80:
+            return value, at
+    raise ValueError(f"a number of more than ten bytes at byte {at}")
+
+
+def _as_bytes(value: int | bytes) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    raise ValueError("a number where a string or message is expected")
+
+
+def _as_int(value: int | bytes) -> int:
+    if isinstance(value, int):
+        return value
+    raise ValueError("a string or message where a number is expected")
+
+
+def _as_id(value: int | bytes) -> int:
+    """An int32 field; negative numbers are stored as 64-bit two's complement."""
+    number = _as_int(value)
+    return number - (1 << 64) if number >> 63 else number
+
+
+def write_model(model: SentencePieceModel) -> bytes:
+    """The protobuf bytes of *model*; the ``sentencepiece`` library loads them."""
+    out = bytearray()
+    for piece, score, kind in zip(model.pieces, model.scores, model.types, strict=True):
+        body = _string(1, piece.encode()) + b"\x15" + struct.pack("<f", score)
+        out += _string(1, body + _number(3, kind))
+    trainer = _number(3, model.kind) + _number(35, int(model.byte_fallback))
+    for field, id in ((40, model.unknown_id), (41, model.bos_id), (42, model.eos_id)):
+        trainer += _number(field, id)
+    # The library looks these up by text, and insists on finding them.
+    for field, id in ((45, model.unknown_id), (46, model.bos_id), (47, model.eos_id)):
+        if 0 <= id < len(model.pieces):
+            trainer += _string(field, model.pieces[id].encode())
+    normalizer = _string(1, b"identity" if not model.charsmap else b"user_defined")
+    normalizer += _string(2, model.charsmap)
+    normalizer += _number(3, int(model.add_dummy_prefix))
+    normalizer += _number(4, int(model.remove_extra_whitespaces)) + _number(5, 1)
+    return bytes(out + _string(2, trainer) + _string(3, normalizer))
+
+
+def _encode_varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _number(field: int, value: int) -> bytes:
+    return _encode_varint(field << 3 | _VARINT) + _encode_varint(value)
+
+
+def _string(field: int, value: bytes) -> bytes:
+    return _encode_varint(field << 3 | _BYTES) + _encode_varint(len(value)) + value
+
+
+def model_from_spec(spec: TokenizerSpec) -> SentencePieceModel:
+    """The SentencePiece model behind a specification of model ``spm`` or ``unigram``.
+
+    Raises:
+        Unsupported: the specification is of another kind.
+    """
+    if spec.model not in ("spm", "unigram") or spec.normalizer or spec.pre_tokenizer:
+        raise Unsupported(f"the tokenizer {spec.source} is no SentencePiece model")
+    types = list(spec.token_types) or [1] * len(spec.tokens)
+    return SentencePieceModel(
+        kind=_BPE if spec.model == "spm" else _UNIGRAM,
+        pieces=list(spec.tokens),
+        scores=list(spec.scores),
+        types=types,
+        byte_fallback=spec.byte_fallback,
+        charsmap=spec.charsmap,
+        add_dummy_prefix=spec.add_space_prefix,
+        remove_extra_whitespaces=spec.remove_extra_whitespaces,
+        unknown_id=-1 if spec.unknown_id is None else spec.unknown_id,
+        bos_id=-1 if spec.bos_id is None else spec.bos_id,
+        eos_id=-1 if spec.eos_id is None else spec.eos_id,
+    )

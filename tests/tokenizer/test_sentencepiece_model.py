@@ -1,0 +1,121 @@
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitnet.errors import BitnetError, InvalidFormat, Unsupported
+from bitnet.tokenizer.from_files import spec_from_tokenizer_model
+from bitnet.tokenizer.portable import PortableEngine
+from bitnet.tokenizer.sentencepiece import CharsMap
+from bitnet.tokenizer.sentencepiece_model import model_from_spec, parse_model, write_model
+
+TINY = Path(__file__).parents[1] / "fixtures" / "spm" / "tiny.model"
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog, 123 times!",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
+    "いろはにほへと ちりぬるを わかよたれそ つねならむ",
+    "Съешь же ещё этих мягких французских булок, да выпей чаю.",
+    "def main():\n    return  'hello   world'",
+] * 10
+# kind, byte fallback, normalization, dummy prefix, remove extra white space
+VARIANTS = [
+    ("bpe", True, "identity", True, False),
+    ("bpe", False, "nmt_nfkc", True, True),
+    ("bpe", True, "nfkc", False, True),
+    ("unigram", False, "nmt_nfkc", True, True),
+    ("unigram", True, "identity", False, False),
+    ("unigram", True, "nmt_nfkc_cf", True, False),
+]
+# What trips tokenizers: runs of spaces, U+2581, ligatures, marks, controls, user-defined pieces.
+TRICKY = st.text(
+    st.sampled_from(
+        "aeT ho1.\u2581\u2581\u2581   \n\t\xa0\u3000\ufb01\u212b\uff21\u0301\u0308\u200b\xad"
+        "\x00\x05Äß日語\U0001f600<u>"
+    ),
+    max_size=30,
+)
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=lambda v: "-".join(map(str, v)))
+def trained(request, tmp_path_factory):
+    kind, fallback, rule, prefix, trim = request.param
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS),
+        model_writer=model,
+        model_type=kind,
+        vocab_size=500,
+        byte_fallback=fallback,
+        normalization_rule_name=rule,
+        add_dummy_prefix=prefix,
+        remove_extra_whitespaces=trim,
+        user_defined_symbols=["<u>", "\u2581\u2581", "\ufb01"],
+        character_coverage=0.98,
+        hard_vocab_limit=False,
+        minloglevel=3,
+    )
+    path = tmp_path_factory.mktemp("spm") / "tokenizer.model"
+    path.write_bytes(model.getvalue())
+    spec = spec_from_tokenizer_model(path)
+    return (
+        sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()),
+        PortableEngine(spec),
+        spec,
+    )
+
+
+@given(text=TRICKY | st.text(max_size=40))
+def test_ids_are_those_of_the_sentencepiece_library(trained, text):
+    oracle, engine, _ = trained
+    assert engine.encode(text, parse_special=False) == oracle.encode(text)
+
+
+def test_a_written_model_is_the_same_to_the_library(trained):
+    oracle, _, spec = trained
+    again = sentencepiece.SentencePieceProcessor(model_proto=write_model(model_from_spec(spec)))
+    assert again.vocab_size() == spec.vocab_size
+    for text in CORPUS[:5]:
+        assert again.encode(text) == oracle.encode(text)
+
+
+def test_reading_what_was_written_changes_nothing():
+    model = parse_model(TINY.read_bytes())
+    assert parse_model(write_model(model)) == model
+
+
+def test_ids_that_are_switched_off_survive():
+    model = replace(parse_model(TINY.read_bytes()), bos_id=-1)
+    assert parse_model(write_model(model)).bos_id == -1
+
+
+@given(data=st.data())
+def test_damaged_models_end_in_our_own_errors(data):
+    content = bytearray(TINY.read_bytes()[:400])
+    for _ in range(data.draw(st.integers(1, 5))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        model = parse_model(bytes(content[: data.draw(st.integers(0, len(content)))]))
+    except BitnetError:
+        return
+    assert len(model.pieces) == len(model.scores) == len(model.types)
+
+
+def test_word_models_are_refused_by_name():
+    data = write_model(replace(parse_model(TINY.read_bytes()), kind=3))
+    with pytest.raises(Unsupported, match="word"):
+        parse_model(data)
+
+
+def test_a_model_without_pieces_is_damaged():
+    with pytest.raises(InvalidFormat, match="no pieces"):
+        parse_model(b"")
+
+
+@pytest.mark.parametrize("blob", [b"", b"abc", b"\xff\xff\xff\xff" + bytes(8), bytes(8)])
+def test_a_damaged_normalization_table_is_refused(blob):
+    with pytest.raises(InvalidFormat, match="precompiled_charsmap"):
+        CharsMap(blob)
