@@ -60,12 +60,12 @@ def stop_ids(special: Mapping[str, int], declared: Iterable[int | None]) -> froz
     """
     named = frozenset(id for id in declared if id is not None)
     found = {text: id for text, id in special.items() if text in END_OF_GENERATION}
-    # In these two vocabularies <|end|> closes a message in the middle of an answer, and </s> is
-    # an HTML tag; a file that declares them an end is still believed.
+    # In these vocabularies <|end|> closes a message in the middle of an answer, and </s> is an
+    # HTML tag; a file that declares them an end is still believed.
     harmony = "<|return|>" in found and "<|call|>" in found
     solar = "<|flush|>" in found and ("<|call|>" in found or "<|calls|>" in found)
     if harmony or solar:
         found.pop("<|end|>", None)
-    if "<|tool_response>" in found:
+    if "<|tool_response>" in found or "<table>" in special:
         found.pop("</s>", None)
     return named | frozenset(found.values())

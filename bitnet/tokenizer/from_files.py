@@ -1,0 +1,289 @@
+"""Tokenizers that lie in files of their own: which format it is, told by the content."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat, TokenizerNotFound
+from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer.lazy import LazySequence
+from bitnet.tokenizer.merges import parse_merges
+from bitnet.tokenizer.pretokenizers import pre_tokenizer
+from bitnet.tokenizer.sentencepiece_model import parse_model
+from bitnet.tokenizer.side_files import SideFiles, read_bytes, read_json, read_side_files
+from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+from bitnet.tokenizer.stop_ids import END_OF_GENERATION, stop_ids
+from bitnet.tokenizer.tiktoken_file import looks_like_ranks, spec_from_ranks
+from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = [
+    "spec_from_file",
+    "spec_from_folder",
+    "spec_from_tokenizer_json",
+    "spec_from_tokenizer_model",
+    "spec_from_vocab_merges",
+    "spec_from_vocab_txt",
+]
+
+logger = logging.getLogger(__name__)
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
+_GPT2_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "GPT2TokenizerFast", "RobertaTokenizerFast")
+
+
+def spec_from_file(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
+    """The tokenizer in one file, whatever it is called.
+
+    Args:
+        path: a ``tokenizer.json``, SentencePiece model, tiktoken rank file, ``vocab.json`` (with
+            ``merges.txt`` beside it) or ``vocab.txt``.
+        pre: overrides how a byte-level vocabulary cuts text, where the file does not say.
+
+    Raises:
+        InvalidFormat: none of these.
+        TokenizerNotFound: not enough to rebuild it exactly.
+    """
+    path = Path(path)
+    data = read_bytes(path)
+    if path.name in ("vocab.json", "merges.txt"):
+        return spec_from_vocab_merges(path.parent, pre=pre)
+    if data[:64].lstrip()[:1] == b"{":
+        return spec_from_tokenizer_json(path)
+    if path.suffix == ".txt" and not looks_like_ranks(data):
+        return spec_from_vocab_txt(path)
+    return spec_from_tokenizer_model(path, pre=pre)
+
+
+def spec_from_folder(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
+    """The tokenizer of a model folder.
+
+    ``tokenizer.model`` comes before ``tokenizer.json``; then ``vocab.json`` with ``merges.txt``,
+    then ``vocab.txt``.
+
+    Raises:
+        TokenizerNotFound: none of them is there.
+    """
+    folder = Path(path)
+    if (folder / "tokenizer.model").is_file():
+        spec = spec_from_tokenizer_model(folder / "tokenizer.model", pre=pre)
+    elif (folder / "tokenizer.json").is_file():
+        spec = spec_from_tokenizer_json(folder / "tokenizer.json")
+    elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        spec = spec_from_vocab_merges(folder, pre=pre)
+    elif (folder / "vocab.txt").is_file():
+        spec = spec_from_vocab_txt(folder / "vocab.txt")
+    else:
+        raise TokenizerNotFound(
+            "No compatible tokenizer found. Looked for:\n"
+            " - tokenizer.model (SentencePiece)\n"
+            " - tokenizer.json (HuggingFace format)\n"
+            f"in {folder}",
+            hint="put one of them there, or name a file with --tokenizer FILE",
+        )
+    logger.info("tokenizer found: %s (%s)", spec.source, spec.model)
+    return spec
+
+
+def spec_from_tokenizer_model(
+    path: str | os.PathLike[str], *, pre: str | None = None
+) -> TokenizerSpec:
+    """The tokenizer in a ``tokenizer.model``: SentencePiece or tiktoken ranks, by its content.
+
+    Raises:
+        InvalidFormat: neither of the two.
+        TokenizerNotFound: tiktoken ranks of a vocabulary that is not known, without *pre*.
+    """
+    path = Path(path)
+    data = read_bytes(path)
+    if looks_like_ranks(data):
+        return spec_from_ranks(path, pre=pre)
+    if data[:1] != b"\n":  # tag of a piece, the first field of every SentencePiece model
+        raise InvalidFormat(
+            f"{path} is neither a SentencePiece model nor a tiktoken rank file:"
+            f" it begins with {data[:32]!r}",
+            hint="fetch the file again, or name a tokenizer.json with --tokenizer FILE",
+        )
+    return _sentencepiece(path, data)
+
+
+def _sentencepiece(path: Path, data: bytes) -> TokenizerSpec:
+    model = parse_model(data, source=str(path))
+    side = read_side_files(path.parent)
+    tokens, types, scores = list(model.pieces), list(model.types), list(model.scores)
+    own = len(tokens)
+    more = {token.id: token for token in side.added}
+    for id in range(own, max(more, default=-1) + 1):
+        tokens.append(more[id].text if id in more else "")
+        types.append(_CONTROL)
+        scores.append(0.0)
+    bpe = model.kind == 2
+    # A Unigram model only prefers its user-defined pieces; they are not cut out.
+    cut = (_UNKNOWN, _CONTROL, _USER_DEFINED) if bpe else (_UNKNOWN, _CONTROL)
+    added = {
+        id: AddedToken(id, piece, special=kind != _USER_DEFINED, normalized=kind == _USER_DEFINED)
+        for id, (piece, kind) in enumerate(zip(model.pieces, model.types, strict=True))
+        if kind in cut
+    }
+    added.update((id, token) for id, token in more.items() if token.text == tokens[id])
+    by_text = {tokens[id]: id for id in added}
+    bos = _configured(side, "bos", by_text, model.bos_id)
+    eos = _configured(side, "eos", by_text, model.eos_id)
+    is_t5 = "T5" in str(side.config.get("tokenizer_class", ""))
+    add_bos, add_eos = side.adds("bos"), side.adds("eos")
+    return TokenizerSpec(
+        model="spm" if bpe else "unigram",
+        tokens=tokens,
+        scores=scores,
+        token_types=types,
+        added=tuple(added[id] for id in sorted(added)),
+        byte_fallback=model.byte_fallback,
+        add_space_prefix=model.add_dummy_prefix,
+        remove_extra_whitespaces=model.remove_extra_whitespaces,
+        charsmap=model.charsmap,
+        unknown_id=_optional(model.unknown_id),
+        bos_id=bos,
+        eos_id=eos,
+        add_bos=bos is not None and (bpe if add_bos is None else add_bos),
+        add_eos=eos is not None and (is_t5 if add_eos is None else add_eos),
+        stop_ids=stop_ids(by_text, (eos, *(id for id in side.declared_ends if id < len(tokens)))),
+        chat_template=side.chat_template,
+        source=str(path),
+        fingerprint=hashlib.sha256(data + side.raw).hexdigest(),
+    )
+
+
+def _optional(id: int) -> int | None:
+    return id if id >= 0 else None
+
+
+def _configured(side: SideFiles, role: str, by_text: dict[str, int], own: int) -> int | None:
+    return by_text.get(side.token(role) or "", _optional(own))
+
+
+def spec_from_vocab_merges(
+    folder: str | os.PathLike[str], *, pre: str | None = None
+) -> TokenizerSpec:
+    """The byte-level BPE in ``vocab.json`` and ``merges.txt``.
+
+    Raises:
+        TokenizerNotFound: the files do not say how text is cut, and *pre* is not given.
+    """
+    folder = Path(folder)
+    path = folder / "vocab.json"
+    vocabulary = read_json(path)
+    if not isinstance(vocabulary, dict) or sorted(vocabulary.values()) != list(
+        range(len(vocabulary))
+    ):
+        raise InvalidFormat(f"{path} is no vocabulary: ids from 0 on by token are expected")
+    merges_data = read_bytes(folder / "merges.txt")
+    lines = merges_data.decode("utf-8", "replace").split("\n")
+    lines = [line.removesuffix("\r") for line in lines if not line.startswith("#version")]
+    lines = [line for line in lines if line]
+    side = read_side_files(folder)
+    name = pre or _pre_of(lines, side, path)
+    kind = pre_tokenizer(name)
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    added = _special_of(vocabulary, side)
+    tokens += [""] * (max((token.id for token in added), default=-1) + 1 - len(tokens))
+    for token in added:
+        tokens[token.id] = token.text
+    by_text = {token.text: token.id for token in added}
+    bos, eos = side.special_id("bos", by_text), side.special_id("eos", by_text)
+    return TokenizerSpec(
+        model="bpe",
+        tokens=tokens,
+        merges=LazySequence(len(lines), lambda: parse_merges(lines, tokens)),
+        added=added,
+        normalizer=kind.normalizer,
+        pre_tokenizer=kind.steps,
+        byte_level=True,
+        ignore_merges=kind.ignore_merges,
+        bos_id=bos,
+        eos_id=eos,
+        add_bos=bos is not None and bool(side.adds("bos")),
+        add_eos=eos is not None and bool(side.adds("eos")),
+        stop_ids=stop_ids(by_text, (eos, *side.declared_ends)),
+        chat_template=side.chat_template,
+        pre=name,
+        source=str(path),
+        fingerprint=hashlib.sha256(
+            read_bytes(path) + merges_data + side.raw + name.encode()
+        ).hexdigest(),
+    )
+
+
+def _pre_of(lines: list[str], side: SideFiles, path: Path) -> str:
+    known = fingerprints.identify_merges(len(lines), lambda: fingerprints.fingerprint(lines))
+    if known is not None:
+        return known.pre
+    if side.config.get("tokenizer_class") in _GPT2_CLASSES:
+        return "gpt-2"
+    raise TokenizerNotFound(
+        f"{path} and its {len(lines):,} merges are not a known vocabulary, and the files do not"
+        " say how text is cut into words",
+        hint="say which with --pre NAME, or name the model's own tokenizer.json",
+    )
+
+
+def _special_of(vocabulary: dict[str, Any], side: SideFiles) -> tuple[AddedToken, ...]:
+    tokens = {
+        vocabulary[text]: AddedToken(vocabulary[text], text)
+        for text in _USUAL_SPECIAL
+        if text in vocabulary
+    }
+    tokens.update((token.id, token) for token in side.added)
+    return tuple(tokens[id] for id in sorted(tokens))
+
+
+def spec_from_vocab_txt(path: str | os.PathLike[str]) -> TokenizerSpec:
+    """BERT's WordPiece in a ``vocab.txt``: one token a line."""
+    path = Path(path)
+    data = read_bytes(path)
+    try:
+        tokens = data.decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise InvalidFormat(f"{path} is not UTF-8 at byte {error.start}") from None
+    tokens = [token.removesuffix("\r") for token in tokens]
+    side = read_side_files(path.parent)
+    ids = {token: id for id, token in enumerate(tokens)}
+    missing = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in ids]
+    if missing:
+        raise InvalidFormat(f"{path} is no WordPiece vocabulary: it lacks {', '.join(missing)}")
+    lowercase = side.config.get("do_lower_case")
+    if not isinstance(lowercase, bool):
+        # A vocabulary that can spell capital letters was made from text that had them.
+        special = {id for token, id in ids.items() if token.startswith("[")}
+        lowercase = not any(
+            char.isascii() and char.isupper()
+            for id, token in enumerate(tokens)
+            if id not in special
+            for char in token
+        )
+    options: dict[str, object] = {
+        "clean_text": True,
+        "handle_chinese_chars": side.config.get("tokenize_chinese_chars", True) is not False,
+        "strip_accents": side.config.get("strip_accents"),
+        "lowercase": lowercase,
+    }
+    names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+    return TokenizerSpec(
+        model="wordpiece",
+        tokens=tokens,
+        added=tuple(AddedToken(ids[name], name) for name in names if name in ids),
+        normalizer=(Step("BertNormalizer", options),),
+        pre_tokenizer=(Step("BertPreTokenizer"),),
+        unknown_id=ids["[UNK]"],
+        bos_id=ids["[CLS]"],
+        eos_id=ids["[SEP]"],
+        add_bos=True,
+        add_eos=True,
+        source=str(path),
+        fingerprint=hashlib.sha256(data + side.raw).hexdigest(),
+    )

@@ -1,0 +1,202 @@
+"""What lies beside a tokenizer file: its configuration, chat template and stop ids."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat, from_os_error
+from bitnet.tokenizer.spec import AddedToken
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["SideFiles", "read_bytes", "read_json", "read_side_files"]
+
+# Named in Hugging Face's files; what a vocabulary calls them when no file says.
+_USUAL = {
+    "bos": (
+        "<|begin_of_text|>",
+        "<|begin_of_sentence|>",
+        "<｜begin▁of▁sentence｜>",
+        "<bos>",
+        "<s>",
+    ),
+    "eos": (
+        "<|end_of_text|>",
+        "<｜end▁of▁sentence｜>",
+        "<|endoftext|>",
+        "<eos>",
+        "</s>",
+        "<|return|>",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class SideFiles:
+    """Facts from ``tokenizer_config.json`` and its siblings; empty when they are not there.
+
+    Attributes:
+        config: ``tokenizer_config.json`` over ``special_tokens_map.json``.
+        added: ``added_tokens_decoder`` or ``added_tokens.json``.
+        declared_ends: ``eos_token_id`` of ``generation_config.json`` and ``config.json``.
+        chat_template: of the configuration, or of ``chat_template.jinja``.
+        raw: everything that was read, for fingerprints.
+    """
+
+    config: dict[str, Any] = field(default_factory=dict)
+    added: tuple[AddedToken, ...] = ()
+    declared_ends: tuple[int, ...] = ()
+    chat_template: str | None = None
+    raw: bytes = b""
+
+    def token(self, role: str) -> str | None:
+        """Text of the ``bos`` or ``eos`` token, if the configuration names it."""
+        return _text(self.config.get(f"{role}_token"))
+
+    def special_id(self, role: str, special: dict[str, int]) -> int | None:
+        """Id of the ``bos`` or ``eos`` token: as configured, else by its usual names.
+
+        Args:
+            role: ``bos`` or ``eos``.
+            special: ids of the special tokens by text.
+        """
+        named = self.token(role)
+        if named is not None:
+            return special.get(named)
+        if f"{role}_token" in self.config:
+            return None  # null: there is none
+        return next((special[text] for text in _USUAL[role] if text in special), None)
+
+    def adds(self, role: str) -> bool | None:
+        """``add_bos_token`` or ``add_eos_token``, where the tokenizer's class obeys it."""
+        value = self.config.get(f"add_{role}_token")
+        plain = self.config.get("tokenizer_class") in (None, "PreTrainedTokenizerFast")
+        return value if isinstance(value, bool) and not plain else None
+
+
+def read_side_files(folder: Path) -> SideFiles:
+    """Reads the files beside a tokenizer that lies in *folder*.
+
+    Raises:
+        InvalidFormat: one of them is not valid JSON.
+    """
+    raw = bytearray()
+
+    def load(name: str) -> dict[str, Any]:
+        path = folder / name
+        if not path.is_file():
+            return {}
+        raw.extend(name.encode() + path.read_bytes())
+        value = read_json(path)
+        return value if isinstance(value, dict) else {}
+
+    config = load("special_tokens_map.json") | load("tokenizer_config.json")
+    more = load("added_tokens.json")
+    ends: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        value = load(name).get("eos_token_id")
+        ends += [id for id in (value if isinstance(value, list) else [value]) if type(id) is int]
+    return SideFiles(
+        config=config,
+        added=_added(config, more),
+        declared_ends=tuple(dict.fromkeys(ends)),
+        chat_template=_template(folder, config, raw),
+        raw=bytes(raw),
+    )
+
+
+def _added(config: dict[str, Any], more: dict[str, Any]) -> tuple[AddedToken, ...]:
+    decoder = config.get("added_tokens_decoder")
+    tokens = {
+        id: AddedToken(id, text, special=text.startswith("<|"), normalized=False)
+        for text, id in more.items()
+        if type(id) is int
+    }
+    if isinstance(decoder, dict):
+        for key, entry in decoder.items():
+            if str(key).isdigit() and isinstance(entry, dict) and _text(entry):
+                tokens[int(key)] = added_token(int(key), entry)
+    return tuple(tokens[id] for id in sorted(tokens))
+
+
+def added_token(id: int, entry: dict[str, Any]) -> AddedToken:
+    """An added token as ``tokenizer.json`` and ``tokenizer_config.json`` write it."""
+    return AddedToken(
+        id=id,
+        text=str(entry["content"]),
+        special=bool(entry.get("special", False)),
+        lstrip=bool(entry.get("lstrip", False)),
+        rstrip=bool(entry.get("rstrip", False)),
+        single_word=bool(entry.get("single_word", False)),
+        normalized=bool(entry.get("normalized", False)),
+    )
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _template(folder: Path, config: dict[str, Any], raw: bytearray) -> str | None:
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several by name
+        named = {
+            entry.get("name"): entry.get("template")
+            for entry in template
+            if isinstance(entry, dict)
+        }
+        template = named.get("default", next(iter(named.values()), None))
+    if isinstance(template, str):
+        return template
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        data = path.read_bytes()
+        raw.extend(data)
+        return data.decode("utf-8", "replace")
+    path = folder / "chat_template.json"
+    if path.is_file():
+        raw.extend(path.read_bytes())
+        loaded = read_json(path)
+        text = loaded.get("chat_template") if isinstance(loaded, dict) else None
+        return text if isinstance(text, str) else None
+    return None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of *path*.
+
+    Raises:
+        BitnetError: it cannot be read.
+        InvalidFormat: it is empty.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise from_os_error(error, path) from None
+    if not data:
+        raise InvalidFormat(f"{path} is empty", hint="fetch the file again")
+    return data
+
+
+def read_json(path: Path) -> Any:
+    """The JSON value in *path*.
+
+    Raises:
+        InvalidFormat: not UTF-8 or not JSON; says where.
+    """
+    data = read_bytes(path)
+    try:
+        return json.loads(data)
+    except UnicodeDecodeError as error:
+        raise InvalidFormat(f"Invalid JSON in {path}: not UTF-8 at byte {error.start}") from None
+    except json.JSONDecodeError as error:
+        raise InvalidFormat(
+            f"Invalid JSON in {path}: {error.msg} at line {error.lineno} column {error.colno}",
+            hint="fetch the file again",
+        ) from None
+    except RecursionError:
+        raise InvalidFormat(f"Invalid JSON in {path}: nested too deeply") from None

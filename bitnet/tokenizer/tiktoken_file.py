@@ -1,0 +1,207 @@
+"""tiktoken's rank files: lines of a token in base64 and its rank, no regex, no special tokens.
+
+Which regex and which special tokens belong to a file follows from its number of ranks; no two
+published vocabularies share one.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet.errors import InvalidFormat, TokenizerNotFound
+from bitnet.tokenizer.lazy import LazySequence
+from bitnet.tokenizer.merges import merges_from_ranks
+from bitnet.tokenizer.pretokenizers import pre_tokenizer
+from bitnet.tokenizer.side_files import SideFiles, read_bytes, read_side_files
+from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
+from bitnet.tokenizer.stop_ids import stop_ids
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["BYTE_TO_CHARACTER", "looks_like_ranks", "spec_from_ranks"]
+
+_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
+
+
+def _byte_to_character() -> list[str]:
+    """GPT-2's spelling: printable bytes stand for themselves, the others for U+0100 and on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = (byte for byte in range(256) if byte not in printable)
+    moved = {byte: chr(0x100 + n) for n, byte in enumerate(others)}
+    return [moved.get(byte, chr(byte)) for byte in range(256)]
+
+
+BYTE_TO_CHARACTER = _byte_to_character()
+
+
+@dataclass(frozen=True)
+class _Published:
+    """A published rank file: its pre-tokenizer, special tokens by id, BOS and EOS."""
+
+    name: str
+    pre: str
+    special: dict[int, str]
+    bos: str = ""
+    eos: str = ""
+
+
+def _reserved(count: int, start: int) -> list[str]:
+    return [f"<|reserved_special_token_{n}|>" for n in range(start, start + count)]
+
+
+def _numbered(first: int, texts: list[str]) -> dict[int, str]:
+    return {first + at: text for at, text in enumerate(texts)}
+
+
+_LLAMA3 = [
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    *_reserved(4, 0),
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    *_reserved(1, 4),
+    "<|eot_id|>",
+    *_reserved(246, 5),
+]
+_QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{n}|>" for n in range(205))]
+
+_PUBLISHED = {
+    50_256: _Published("GPT-2 (r50k)", "gpt-2", {50_256: "<|endoftext|>"}, eos="<|endoftext|>"),
+    100_256: _Published(
+        "cl100k",
+        "llama-bpe",
+        {
+            100_257: "<|endoftext|>",
+            100_258: "<|fim_prefix|>",
+            100_259: "<|fim_middle|>",
+            100_260: "<|fim_suffix|>",
+            100_276: "<|endofprompt|>",
+        },
+        eos="<|endoftext|>",
+    ),
+    128_000: _Published(
+        "LLaMA-3",
+        "llama-bpe",
+        _numbered(128_000, _LLAMA3),
+        bos="<|begin_of_text|>",
+        eos="<|end_of_text|>",
+    ),
+    151_643: _Published("Qwen", "qwen2", _numbered(151_643, _QWEN), eos="<|endoftext|>"),
+    199_998: _Published(
+        "o200k",
+        "gpt-4o",
+        {199_999: "<|endoftext|>", 200_018: "<|endofprompt|>"},
+        eos="<|endoftext|>",
+    ),
+}
+
+
+def looks_like_ranks(data: bytes) -> bool:
+    """Whether *data* begins like a rank file."""
+    return _LINE.match(data) is not None
+
+
+def spec_from_ranks(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
+    """The tokenizer in a tiktoken rank file.
+
+    Args:
+        path: the file, whatever its name.
+        pre: how text is cut, for a vocabulary that is not known; overrides a known one's.
+
+    Raises:
+        InvalidFormat: a damaged line, or ranks with holes.
+        TokenizerNotFound: no known vocabulary has this many ranks, and *pre* is not given.
+    """
+    path = Path(path)
+    data = read_bytes(path)
+    side = read_side_files(path.parent)
+    tokens = _tokens(data, path)
+    n_ranks = len(tokens)
+    known = _PUBLISHED.get(n_ranks)
+    if known is None and pre is None:
+        raise TokenizerNotFound(
+            f"{path} holds {n_ranks:,} tiktoken ranks: no known vocabulary has as many, and the"
+            " file does not say how text is cut into words",
+            hint="say which with --pre NAME, or name the model's own tokenizer.json",
+        )
+    name = pre or (known.pre if known else "")
+    special = dict(known.special) if known else {}
+    special.update((token.id, token.text) for token in side.added if token.id >= n_ranks)
+    tokens += [special.get(id, "") for id in range(n_ranks, max(special, default=-1) + 1)]
+    merges = _LazyMerges(tokens, n_ranks)
+    kind = pre_tokenizer(name)
+    spec = TokenizerSpec(
+        model="bpe",
+        tokens=tokens,
+        merges=merges,
+        normalizer=kind.normalizer,
+        pre_tokenizer=kind.steps,
+        byte_level=True,
+        ignore_merges=True,
+        pre=name,
+        source=str(path),
+        fingerprint=hashlib.sha256(data + side.raw + name.encode()).hexdigest(),
+        chat_template=side.chat_template,
+    )
+    return _with_special(spec, special, known, side)
+
+
+def _with_special(
+    spec: TokenizerSpec, special: dict[int, str], known: _Published | None, side: SideFiles
+) -> TokenizerSpec:
+    flags = {token.id: token for token in side.added}
+    added = tuple(flags.get(id, AddedToken(id, text)) for id, text in sorted(special.items()))
+    by_text = {token.text: token.id for token in added}
+    bos = by_text.get(side.token("bos") or (known.bos if known else ""))
+    eos = by_text.get(side.token("eos") or (known.eos if known else ""))
+    ends = [id for id in side.declared_ends if id < spec.vocab_size]
+    return replace(
+        spec,
+        added=added,
+        bos_id=bos,
+        eos_id=eos,
+        add_bos=bos is not None and side.adds("bos") is not False,
+        add_eos=eos is not None and side.adds("eos") is True,
+        stop_ids=stop_ids(by_text, (eos, *ends)),
+    )
+
+
+def _tokens(data: bytes, path: Path) -> list[str]:
+    """Tokens by rank, in GPT-2's byte spelling."""
+    tokens: dict[int, str] = {}
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line:
+            continue
+        try:
+            text, rank = line.split()
+            token = base64.b64decode(text, validate=True)
+            tokens[int(rank)] = "".join(BYTE_TO_CHARACTER[byte] for byte in token)
+        except (ValueError, binascii.Error):
+            raise InvalidFormat(
+                f"{path}, line {number}: expected a token in base64 and its rank,"
+                f" found {line[:40]!r}",
+                hint="fetch the file again",
+            ) from None
+    if sorted(tokens) != list(range(len(tokens))):
+        raise InvalidFormat(
+            f"{path} has {len(tokens):,} ranks up to {max(tokens):,}: some are missing",
+            hint="fetch the file again",
+        )
+    return [tokens[rank] for rank in range(len(tokens))]
+
+
+class _LazyMerges(LazySequence[tuple[int, int]]):
+    """Merges derived from ranks on first use; their number is only known then."""
+
+    def __init__(self, tokens: list[str], n_ranks: int) -> None:
+        super().__init__(0, lambda: merges_from_ranks(tokens, range(n_ranks)))
+
+    def __len__(self) -> int:
+        return len(self._all())

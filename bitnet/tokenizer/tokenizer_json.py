@@ -1,0 +1,262 @@
+"""Hugging Face's ``tokenizer.json``, made into a specification."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer.lazy import LazySequence
+from bitnet.tokenizer.merges import pair_merges, parse_merges
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.side_files import (
+    SideFiles,
+    added_token,
+    read_bytes,
+    read_json,
+    read_side_files,
+)
+from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+from bitnet.tokenizer.stop_ids import stop_ids
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["spec_from_tokenizer_json"]
+
+
+def spec_from_tokenizer_json(path: str | os.PathLike[str]) -> TokenizerSpec:
+    """The tokenizer in a ``tokenizer.json``, with what the files beside it add.
+
+    Raises:
+        InvalidFormat: not JSON, or not a tokenizer.
+        Unsupported: a model or option that cannot be run exactly.
+        BitnetError: the file cannot be read.
+    """
+    path = Path(path)
+    data = read_json(path)
+    side = read_side_files(path.parent)
+    key = hashlib.sha256(read_bytes(path) + side.raw).hexdigest()
+    try:
+        spec = _spec(data, side, str(path))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise InvalidFormat(
+            f"{path} is no tokenizer.json: {type(error).__name__} {error}",
+            hint="fetch the file again",
+        ) from None
+    return replace(spec, source=str(path), fingerprint=key)
+
+
+def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
+    model = data["model"]
+    kind = model.get("type") or ("BPE" if "merges" in model else "WordPiece")
+    build = {"BPE": _bpe, "Unigram": _unigram, "WordPiece": _wordpiece}.get(kind)
+    if build is None:
+        raise Unsupported(
+            f"{source} holds a {kind!r} model; supported: BPE, Unigram, WordPiece",
+            hint="name another tokenizer of the model with --tokenizer FILE",
+        )
+    added = tuple(added_token(int(entry["id"]), entry) for entry in data.get("added_tokens") or ())
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, list):
+        vocabulary = {piece: id for id, (piece, _) in reversed(list(enumerate(vocabulary)))}
+    tokens = _by_id(vocabulary, added, source)
+    normalizer = tuple(_steps(data.get("normalizer"), "normalizers"))
+    spec = replace(
+        build(model, tokens),
+        normalizer=normalizer,
+        pre_tokenizer=tuple(_steps(data.get("pre_tokenizer"), "pretokenizers")),
+    )
+    spec = _with_flags(spec, _normalized(added, normalizer))
+    return _with_special(spec, data.get("post_processor"), side)
+
+
+def _by_id(vocabulary: dict[str, int], added: Sequence[AddedToken], source: str) -> list[str]:
+    """Token texts by id; ids nobody uses are empty."""
+    entries = {id: text for text, id in vocabulary.items()}
+    entries.update((token.id, token.text) for token in added)
+    if not entries:
+        raise InvalidFormat(f"{source} has an empty vocabulary")
+    size = max(entries) + 1
+    if min(entries) < 0 or size > 4 * len(entries) + 100_000:
+        raise InvalidFormat(f"{source} has ids from {min(entries)} to {size - 1:,}")
+    return [entries.get(id, "") for id in range(size)]
+
+
+def _bpe(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(option):
+            raise Unsupported(f"a BPE model with {option} = {model[option]!r} is not supported")
+    merges = model["merges"]
+
+    def load() -> list[tuple[int, int]]:
+        if merges and isinstance(merges[0], str):
+            return parse_merges(merges, tokens)
+        return pair_merges([(left, right) for left, right in merges], tokens)
+
+    return TokenizerSpec(
+        model="bpe",
+        tokens=tokens,
+        merges=LazySequence(len(merges), load),
+        byte_fallback=bool(model.get("byte_fallback")),
+        fuse_unknown=bool(model.get("fuse_unk")),
+        ignore_merges=bool(model.get("ignore_merges")),
+        unknown_id=_id_of(tokens, model.get("unk_token")),
+    )
+
+
+def _unigram(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
+    scores = [float(score) for _, score in model["vocab"]]
+    return TokenizerSpec(
+        model="unigram",
+        tokens=tokens,
+        scores=scores + [0.0] * (len(tokens) - len(scores)),
+        byte_fallback=bool(model.get("byte_fallback")),
+        unknown_id=model.get("unk_id"),
+    )
+
+
+def _wordpiece(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
+    return TokenizerSpec(
+        model="wordpiece",
+        tokens=tokens,
+        unknown_id=_id_of(tokens, model.get("unk_token", "[UNK]")),
+        continuing_prefix=model.get("continuing_subword_prefix", "##"),
+        max_chars_per_word=model.get("max_input_chars_per_word", 100),
+    )
+
+
+def _id_of(tokens: Sequence[str], text: str | None) -> int | None:
+    return tokens.index(text) if text else None
+
+
+def _steps(entry: dict[str, Any] | None, kind: str) -> Iterator[Step]:
+    """The steps of a normalizer or pre-tokenizer, sequences unrolled."""
+    if entry is None:
+        return
+    if entry["type"] == "Sequence":
+        for inner in entry[kind]:
+            yield from _steps(inner, kind)
+        return
+    yield Step(entry["type"], {key: value for key, value in entry.items() if key != "type"})
+
+
+def _normalized(added: Sequence[AddedToken], normalizer: Sequence[Step]) -> tuple[AddedToken, ...]:
+    """Added tokens that are looked for in normalized text, as they look there."""
+    if not normalizer or not any(token.normalized for token in added):
+        return tuple(added)
+    from tokenizers import Tokenizer, models
+
+    outline = json.loads(Tokenizer(models.BPE()).to_str())
+    outline["normalizer"] = {
+        "type": "Sequence",
+        "normalizers": [{"type": step.type, **step.options} for step in normalizer],
+    }
+    try:
+        run = Tokenizer.from_str(json.dumps(outline)).normalizer
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+        raise InvalidFormat(f"the normalizer cannot be run: {error}") from None
+    return tuple(
+        replace(token, text=run.normalize_str(token.text)) if token.normalized else token
+        for token in added
+    )
+
+
+def _with_flags(spec: TokenizerSpec, added: tuple[AddedToken, ...]) -> TokenizerSpec:
+    """What decoding wants to know about the steps."""
+    steps = (*spec.normalizer, *spec.pre_tokenizer)
+    prefix = any(
+        step.type == "Prepend"
+        or (step.type == "Metaspace" and step.options.get("prepend_scheme", "always") != "never"
+            and step.options.get("add_prefix_space", True))
+        for step in steps
+    )  # fmt: skip
+    return replace(
+        spec,
+        added=added,
+        byte_level=any(step.type == "ByteLevel" for step in steps),
+        add_space_prefix=prefix,
+    )
+
+
+def _with_special(
+    spec: TokenizerSpec, processor: dict[str, Any] | None, side: SideFiles
+) -> TokenizerSpec:
+    """BOS, EOS, what is added around a text, and what ends a generation."""
+    special = {spec.tokens[token.id]: token.id for token in spec.added}
+    around = _template(processor, special)
+    bos, eos = side.special_id("bos", special), side.special_id("eos", special)
+    known = _known_pre(spec)
+    if around is None:
+        adds_bos = known is not None and PRE_TOKENIZERS[known].add_bos
+        around = ((bos,) if adds_bos and bos is not None else (), ())
+    first, last = around
+    if len(first) == 1:
+        bos = first[0]
+    if len(last) == 1 and spec.model == "wordpiece":
+        eos = last[0]
+    add_bos, add_eos = side.adds("bos"), side.adds("eos")
+    if add_bos is not None:
+        first = (bos,) if add_bos and bos is not None else ()
+    if add_eos is not None:
+        last = (eos,) if add_eos and eos is not None else ()
+    elif len(last) == 1:
+        eos = last[0]
+    ends = () if spec.model == "wordpiece" else (eos,)
+    return replace(
+        spec,
+        bos_id=bos,
+        eos_id=eos,
+        add_bos=bool(first),
+        add_eos=bool(last),
+        prefix_ids=first if len(first) > 1 else None,
+        suffix_ids=last if len(last) > 1 else None,
+        stop_ids=stop_ids(special, (*ends, *_within(side.declared_ends, spec))),
+        chat_template=side.chat_template,
+        pre=known or "",
+    )
+
+
+def _within(ids: Sequence[int], spec: TokenizerSpec) -> list[int]:
+    return [id for id in ids if 0 <= id < spec.vocab_size]
+
+
+def _known_pre(spec: TokenizerSpec) -> str | None:
+    """Name of the pre-tokenizer, if the vocabulary is a known byte-level one."""
+    if not spec.byte_level or spec.model != "bpe":
+        return None
+    key = fingerprints.fingerprint(spec.tokens)
+    known = fingerprints.identify(len(spec.tokens), len(spec.merges), key)
+    return known.pre or None if known else None
+
+
+def _template(
+    processor: dict[str, Any] | None, special: dict[str, int]
+) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Ids before and after a text, ``None`` when the post-processor says nothing about them."""
+    if processor is None:
+        return None
+    kind = processor["type"]
+    if kind == "Sequence":
+        found = [_template(inner, special) for inner in processor["processors"]]
+        return next((around for around in found if around is not None), None)
+    if kind in ("BertProcessing", "RobertaProcessing"):
+        return (int(processor["cls"][1]),), (int(processor["sep"][1]),)
+    if kind != "TemplateProcessing":
+        return None
+    before: list[int] = []
+    after: list[int] = []
+    side = before
+    for item in processor["single"]:
+        if "Sequence" in item:
+            side = after
+            continue
+        name = item["SpecialToken"]["id"]
+        ids = processor["special_tokens"].get(name, {}).get("ids")
+        side.extend(ids if ids is not None else [special[name]])
+    return tuple(before), tuple(after)

@@ -1,0 +1,314 @@
+import base64
+import gzip
+import json
+
+import pytest
+from tokenizers import AddedToken as LibraryToken
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from bitnet.errors import InvalidFormat, NotFound, TokenizerNotFound, Unsupported
+from bitnet.tokenizer.from_files import (
+    spec_from_file,
+    spec_from_folder,
+    spec_from_tokenizer_json,
+    spec_from_tokenizer_model,
+    spec_from_vocab_txt,
+)
+from bitnet.tokenizer.portable import PortableEngine
+from bitnet.tokenizer.tiktoken_file import BYTE_TO_CHARACTER
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog, 123 times!",
+    "Der große Bär läuft über die Straße; naïve café.",
+    "いろはにほへと ちりぬるを",
+    "def main():\n    return 'hello  world'\n",
+] * 20
+TEXTS = [
+    "",
+    " ",
+    "  The dog's  fox\n\n jumps",
+    "The <tool> dog <|end|> and <|end|>The",
+    "<|end|>",
+    "große STRASSE caf\u0065\u0301",
+    "いろは123 \u2581x \U0001f600",
+    "a\tb\r\nc",
+]
+
+
+def rows(test_data, name):
+    with gzip.open(test_data / "expected" / f"{name}.jsonl.gz", "rt") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def wrong_ids(spec, recorded, *, parse_special=True, key="ids"):
+    engine = PortableEngine(spec)
+    before, after = spec.affixes if key == "ids_with_special" else ((), ())
+    return [
+        row["text"]
+        for row in recorded
+        if [*before, *engine.encode(row["text"], parse_special=parse_special), *after] != row[key]
+    ]
+
+
+@pytest.mark.parametrize("name", ["llama3", "phi3"])
+@pytest.mark.parametrize("key", ["ids", "ids_with_special"])
+def test_published_tokenizer_json_gives_the_recorded_ids(test_data, name, key):
+    spec = spec_from_folder_json(test_data, name)
+    assert wrong_ids(spec, rows(test_data, name), key=key) == []
+    assert spec.chat_template
+
+
+def spec_from_folder_json(test_data, name):
+    return spec_from_tokenizer_json(test_data / "tokenizers" / name / "tokenizer.json")
+
+
+def test_meta_rank_file_gives_tiktoken_ids(test_data):
+    spec = spec_from_tokenizer_model(test_data / "tokenizers" / "llama3" / "tokenizer.model")
+    recorded = rows(test_data, "llama3_meta_ordinary")
+    assert wrong_ids(spec, recorded, parse_special=False) == []
+    assert wrong_ids(spec, rows(test_data, "llama3")) == []
+    assert (spec.vocab_size, spec.bos_id, spec.stop_ids) == (128256, 128000, {128001, 128009})
+
+
+def test_rank_file_and_tokenizer_json_of_llama3_are_the_same_vocabulary(test_data):
+    folder = test_data / "tokenizers" / "llama3"
+    ranks = spec_from_tokenizer_model(folder / "tokenizer.model")
+    library = spec_from_tokenizer_json(folder / "tokenizer.json")
+    assert list(ranks.tokens) == list(library.tokens)
+    assert sorted(ranks.merges) == sorted(library.merges)
+
+
+def test_llama2_sentencepiece_model_gives_the_recorded_ids(test_data):
+    spec = spec_from_folder(test_data / "tokenizers" / "llama2")
+    recorded = rows(test_data, "llama2")
+    assert wrong_ids(spec, recorded, parse_special=False) == []
+    assert wrong_ids(spec, recorded, parse_special=False, key="ids_with_special") == []
+
+
+def test_vocab_json_with_merges_gives_the_recorded_ids(test_data):
+    spec = spec_from_folder(test_data / "tokenizers" / "gpt2")
+    assert spec.pre == "gpt-2"
+    assert wrong_ids(spec, rows(test_data, "gpt2")) == []
+
+
+def save(tokenizer, path):
+    tokenizer.add_special_tokens([LibraryToken("<|end|>", rstrip=True, normalized=False)])
+    tokenizer.add_tokens([LibraryToken("<tool>", normalized=True)])
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def byte_level():
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def metaspace(scheme):
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<unk>", "<s>"], show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 1)]
+    )
+    return tokenizer
+
+
+def unigram():
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace("  ", " ")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=200, unk_token="<unk>", special_tokens=["<unk>", "</s>"], show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def wordpiece():
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=300, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        byte_level,
+        lambda: metaspace("first"),
+        lambda: metaspace("always"),
+        lambda: metaspace("never"),
+        unigram,
+        wordpiece,
+    ],
+    ids=["byte-level", "metaspace-first", "metaspace-always", "metaspace-never", "unigram", "bert"],
+)
+def test_any_tokenizer_json_gives_the_ids_of_the_library(make, tmp_path):
+    oracle = save(make(), tmp_path / "tokenizer.json")
+    spec = spec_from_tokenizer_json(tmp_path / "tokenizer.json")
+    engine = PortableEngine(spec)
+    before, after = spec.affixes
+    for text in TEXTS + CORPUS[:4]:
+        assert engine.encode(text) == oracle.encode(text, add_special_tokens=False).ids, text
+        assert [*before, *engine.encode(text), *after] == oracle.encode(text).ids, text
+
+
+def test_configuration_beside_the_file_names_the_ends(tmp_path):
+    save(byte_level(), tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "<|end|>"}, "chat_template": "{{ messages }}"})
+    )
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    spec = spec_from_folder(tmp_path)
+    assert spec.eos_id == list(spec.tokens).index("<|end|>")
+    assert spec.stop_ids == {7, 9, spec.eos_id}
+    assert spec.chat_template == "{{ messages }}"
+
+
+def test_a_named_chat_template_is_the_default_one(tmp_path):
+    save(byte_level(), tmp_path / "tokenizer.json")
+    named = [{"name": "rag", "template": "R"}, {"name": "default", "template": "D"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert spec_from_folder(tmp_path).chat_template == "D"
+
+
+def test_several_tokens_around_a_text_are_kept(tmp_path):
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens(["[gMASK]", "<sop>"])
+    mask, sop = (tokenizer.token_to_id(text) for text in ("[gMASK]", "<sop>"))
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[gMASK] <sop> $A", special_tokens=[("[gMASK]", mask), ("<sop>", sop)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert spec_from_folder(tmp_path).affixes == ((mask, sop), ())
+
+
+def test_the_fingerprint_covers_the_configuration(tmp_path):
+    save(byte_level(), tmp_path / "tokenizer.json")
+    before = spec_from_folder(tmp_path).fingerprint
+    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": false}')
+    assert spec_from_folder(tmp_path).fingerprint != before
+
+
+def test_an_empty_folder_names_both_files(tmp_path):
+    with pytest.raises(TokenizerNotFound) as caught:
+        spec_from_folder(tmp_path)
+    assert str(caught.value).startswith(
+        "No compatible tokenizer found. Looked for:\n"
+        " - tokenizer.model (SentencePiece)\n"
+        " - tokenizer.json (HuggingFace format)"
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"model": {"type": "BPE"}}',
+        '{"model": {"type": "BPE", "vocab": {}, "merges": []}}',
+        '{"model": {"type": "BPE", "vocab": {"a": 99999999}, "merges": []}}',
+        '{"model": {"type": "BPE", "vocab": {"a": "b"}, "merges": []}}',
+        '{"model": {"type": "Unigram", "vocab": [["a"]]}}',
+    ],
+)
+def test_a_damaged_tokenizer_json_is_refused(content, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(InvalidFormat):
+        spec_from_tokenizer_json(path)
+
+
+def test_invalid_json_says_where(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text('{"model":\n  {"a" 1}}')
+    with pytest.raises(InvalidFormat, match="at line 2 column 8"):
+        spec_from_tokenizer_json(path)
+
+
+def test_options_that_change_ids_are_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": [], "end_of_word_suffix": "</w>"}
+    path.write_text(json.dumps({"model": model}))
+    with pytest.raises(Unsupported, match="end_of_word_suffix"):
+        spec_from_tokenizer_json(path)
+    path.write_text(json.dumps({"model": {"type": "WordLevel", "vocab": {"a": 0}}}))
+    with pytest.raises(Unsupported, match="WordLevel"):
+        spec_from_tokenizer_json(path)
+
+
+def test_a_missing_file_is_not_a_traceback(tmp_path):
+    with pytest.raises(NotFound):
+        spec_from_file(tmp_path / "tokenizer.json")
+
+
+def rank_file(path, count):
+    lines = [f"{base64.b64encode(bytes([rank])).decode()} {rank}\n" for rank in range(count)]
+    path.write_text("".join(lines))
+    return path
+
+
+def test_unknown_ranks_are_refused_unless_the_pre_tokenizer_is_named(tmp_path):
+    path = rank_file(tmp_path / "tokenizer.model", 256)
+    with pytest.raises(TokenizerNotFound) as caught:
+        spec_from_tokenizer_model(path)
+    assert "--pre NAME" in caught.value.hint
+    spec = spec_from_tokenizer_model(path, pre="qwen2")
+    assert list(spec.tokens) == BYTE_TO_CHARACTER
+    assert PortableEngine(spec).encode("hi") == [104, 105]
+
+
+@pytest.mark.parametrize("damage", [b"!!!! 256\n", b"AAA 256\n", b"IQ== 300\n", b"IQ==\n"])
+def test_damaged_ranks_are_refused(damage, tmp_path):
+    path = rank_file(tmp_path / "tokenizer.model", 256)
+    path.write_bytes(path.read_bytes() + damage)
+    with pytest.raises(InvalidFormat):
+        spec_from_tokenizer_model(path, pre="qwen2")
+
+
+def test_a_file_that_is_neither_is_refused_by_its_first_bytes(tmp_path):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(InvalidFormat, match="git-lfs"):
+        spec_from_tokenizer_model(path)
+
+
+@pytest.mark.parametrize(("words", "expected"), [("play", [3]), ("Play", [0])])
+def test_vocab_txt_knows_its_case_from_its_words(words, expected, tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("[UNK]\n[CLS]\n[SEP]\nplay\n##ing\n" + words.upper() * (words == "Play"))
+    spec = spec_from_vocab_txt(path)
+    assert PortableEngine(spec).encode("Play") == expected
+    assert spec.affixes == ((1,), (2,))
+
+
+def test_a_file_is_told_by_its_content(tmp_path):
+    save(byte_level(), tmp_path / "renamed.bin")
+    assert spec_from_file(tmp_path / "renamed.bin").model == "bpe"
+    assert spec_from_file(rank_file(tmp_path / "x.txt", 256), pre="gpt-2").byte_level
