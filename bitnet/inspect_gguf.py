@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from bitnet.formats.gguf import TensorInfo
     from bitnet.tokenizer.fingerprints import KnownVocabulary
 
-__all__ = ["Inspection", "Memory", "VocabularySize", "examine", "inspect_gguf"]
+__all__ = [
+    "Inspection",
+    "Memory",
+    "VocabularySize",
+    "encodings",
+    "examine",
+    "inspect_gguf",
+    "memory",
+    "vocabulary",
+]
 
 _FIRST = 3  # elements of an array that are shown
 _LONGEST = 100  # characters of a text that are shown
@@ -226,10 +235,10 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
         dialect=gguf.dialect,
         metadata={key: _abbreviated(value) for key, value in gguf.metadata.items()},
         tensors=[_row(info) for info in gguf.tensors.values()],
-        encodings=_encodings(gguf),
-        vocabulary=_vocabulary(gguf),
+        encodings=encodings(gguf),
+        vocabulary=vocabulary(gguf),
         tokenizer=_tokenizer(gguf.metadata, known),
-        memory=_memory(gguf),
+        memory=memory(gguf),
         ternary=ternary,
         findings=findings,
     )
@@ -256,7 +265,7 @@ def _row(info: TensorInfo) -> dict[str, Any]:
     }
 
 
-def _encodings(gguf: GGUF) -> list[dict[str, Any]]:
+def encodings(gguf: GGUF) -> list[dict[str, Any]]:
     """Per encoding: number of tensors, weights and bytes; the largest first."""
     rows: dict[str, dict[str, Any]] = {}
     for info in gguf.tensors.values():
@@ -276,7 +285,8 @@ def _number(metadata: Mapping[str, Any], key: str) -> int | None:
     return int(value) if fits else None  # type: ignore[arg-type]
 
 
-def _vocabulary(gguf: GGUF) -> VocabularySize:
+def vocabulary(gguf: GGUF) -> VocabularySize:
+    """How many tokens the model has, from its header alone."""
     keys = ["tokenizer.ggml.vocab_size", "llama.vocab_size"]
     if gguf.architecture not in ("", "llama"):
         keys.insert(1, f"{gguf.architecture}.vocab_size")
@@ -343,7 +353,8 @@ def _tokenizer(metadata: Mapping[str, Any], known: KnownVocabulary | None) -> di
     return facts if "tokens" in facts or facts[prefix + "model"] else {}
 
 
-def _memory(gguf: GGUF) -> Memory:
+def memory(gguf: GGUF) -> Memory:
+    """What running the model takes, from its header alone."""
     weights = sum(info.size_bytes for info in gguf.tensors.values())
     context = _number(gguf.metadata, f"{gguf.architecture}.context_length")
     per_token = _kv_per_token(gguf)
