@@ -32,6 +32,7 @@ WITHIN_LAYER = {
     ("options", "settings"),
     ("progress", "settings"),
     ("cache", "locks"),
+    ("plan", "inspect_gguf"),
 }
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 

@@ -1,0 +1,327 @@
+"""What downloading and running a model would take, from the header of its GGUF file alone.
+
+The header comes through a ``read(start, stop)`` function: of a file, or of ranges of one that is
+still on a server. Nothing here opens a connection.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.errors import BitnetError, InvalidFormat, Unsupported
+from bitnet.formats.gguf import GGUF, NeedMoreBytes
+from bitnet.inspect_gguf import encodings, memory, vocabulary
+from bitnet.progress import human_size
+from bitnet.quants.registry import dequantize
+from bitnet.quants.weight import Weight
+from bitnet.tokenizer.from_gguf import spec_from_gguf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from bitnet.quants.types import QuantType
+
+__all__ = ["Machine", "ModelPlan", "Origin", "plan_model", "read_header", "this_machine"]
+
+FIRST_WINDOW = 1 << 20
+LARGEST_HEADER = 256 << 20
+CONTEXT = 4096
+# Activations, logits and the interpreter, beside weights and cache.
+OVERHEAD_BYTES = 200_000_000
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine has left, in bytes; ``None`` where the system does not say."""
+
+    free_disk: int | None
+    free_memory: int | None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known about a model beside its header.
+
+    Attributes:
+        licence: name of the terms, empty if unknown.
+        gated: whether the server wants a token of an account that accepted them; ``None``: unknown.
+        local: the file is already here.
+    """
+
+    licence: str = ""
+    gated: bool | None = None
+    local: bool = False
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """The answer.
+
+    Attributes:
+        name: of the file.
+        size_bytes: of the file, ``None`` if unknown.
+        header_bytes: how much of it had to be read.
+        licence: as the server, or else the file itself, names it.
+        gated: see :class:`Origin`.
+        local: see :class:`Origin`.
+        architecture: ``general.architecture``.
+        parameters: weights in all tensors.
+        encodings: weight encodings with their share of the bytes, the largest first.
+        context_length: tokens the model was made for.
+        vocab_size: number of token ids.
+        tokenizer: whether one is embedded and complete, in words.
+        has_tokenizer: it is embedded and complete.
+        chat_template: one is embedded.
+        memory_bytes: weights, cache of *memory_context* tokens, overhead; ``None`` if unknown.
+        memory_context: tokens of context that were counted.
+        machine: what there is.
+        problems: why it would not run or not fit; empty when it will.
+    """
+
+    name: str
+    size_bytes: int | None
+    header_bytes: int
+    licence: str
+    gated: bool | None
+    local: bool
+    architecture: str
+    parameters: int
+    encodings: dict[str, float]
+    context_length: int | None
+    vocab_size: int | None
+    tokenizer: str
+    has_tokenizer: bool
+    chat_template: bool
+    memory_bytes: int | None
+    memory_context: int
+    machine: Machine
+    problems: tuple[str, ...]
+
+    @property
+    def runs(self) -> bool:
+        """Whether it can be downloaded to and run on this machine."""
+        return not self.problems
+
+    def facts(self) -> dict[str, Any]:
+        """The plan as JSON values."""
+        return asdict(self) | {"problems": list(self.problems), "runs": self.runs}
+
+    def lines(self) -> Iterator[str]:
+        """The plan for people, a line per question."""
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in self.encodings.items())
+        yield f"{self.name}: {_size(self.size_bytes)} ({_size(self.header_bytes)} of it read)"
+        yield f"  licence        {self.licence or 'not stated'}"
+        yield f"  access         {self._access()}"
+        weights = _count(self.parameters)
+        yield f"  architecture   {self.architecture or 'not stated'}, {weights} weights"
+        yield f"  encodings      {shares or 'none: a vocabulary without weights'}"
+        context = f"{self.context_length:,}" if self.context_length else "unknown"
+        yield f"  context        {context} tokens"
+        yield f"  tokenizer      {self.tokenizer}"
+        yield f"  chat template  {'yes' if self.chat_template else 'no'}"
+        yield f"  disk           {_size(self.machine.free_disk)} free"
+        yield (
+            f"  memory         about {_size(self.memory_bytes)} with {self.memory_context:,} tokens"
+            f" of context, {_size(self.machine.free_memory)} free"
+        )
+        yield f"  runs here      {'yes' if self.runs else 'no'}"
+        for problem in self.problems:
+            yield f"    - {problem}"
+
+    def _access(self) -> str:
+        if self.local:
+            return "already here"
+        if self.gated is None:
+            return "unknown"
+        return "gated: needs HF_TOKEN and accepted terms" if self.gated else "open"
+
+
+def read_header(
+    read: Callable[[int, int], bytes], *, size: int | None = None, label: str = "model"
+) -> tuple[GGUF, int]:
+    """The header of a GGUF file and how many bytes had to be read for it.
+
+    The window doubles until metadata and tensor directory are complete; nothing is read twice.
+
+    Args:
+        read: gives bytes *start* to *stop*, fewer where the file ends.
+        size: of the whole file, where known.
+        label: what to call it in messages.
+
+    Raises:
+        InvalidFormat: no GGUF file, a damaged one, or a header beyond all reason.
+        Unsupported: a version that is not read.
+    """
+    buffer = b""
+    wanted = FIRST_WINDOW
+    while True:
+        part = read(len(buffer), wanted)
+        buffer += part
+        try:
+            return GGUF.parse(buffer, size=size, label=label), len(buffer)
+        except NeedMoreBytes as error:
+            if not part or (size is not None and len(buffer) >= size):
+                raise InvalidFormat(
+                    f"{label} ends after {len(buffer):,} bytes, within its header",
+                    hint="the file is incomplete or damaged: fetch it again",
+                ) from error
+            wanted = max(2 * len(buffer), min(error.needed, LARGEST_HEADER))
+            if wanted > LARGEST_HEADER:
+                raise InvalidFormat(
+                    f"{label}: the header is longer than {_size(LARGEST_HEADER)}"
+                ) from error
+
+
+def plan_model(
+    read: Callable[[int, int], bytes],
+    origin: Origin,
+    *,
+    label: str,
+    size: int | None,
+    machine: Machine,
+) -> ModelPlan:
+    """What the model behind *read* would take on *machine*.
+
+    Args:
+        read: see :func:`read_header`.
+        origin: what is known from elsewhere.
+        label: name of the file.
+        size: bytes of the file, ``None`` if unknown.
+        machine: see :func:`this_machine`.
+
+    Raises:
+        BitnetError: as :func:`read_header`, and what *read* raises.
+    """
+    gguf, header_bytes = read_header(read, size=size, label=label)
+    tokenizer, complete = _tokenizer(gguf)
+    needs = _memory_bytes(gguf)
+    problems = [*_format_problems(gguf), *_room_problems(origin, size, needs, machine)]
+    if not complete:
+        problems.append(f"tokenizer: {tokenizer}")
+    licence = gguf.metadata.get("general.license")
+    used = encodings(gguf)
+    total = sum(row["size_bytes"] for row in used) or 1
+    return ModelPlan(
+        name=label,
+        size_bytes=size,
+        header_bytes=header_bytes,
+        licence=origin.licence or (licence if isinstance(licence, str) else ""),
+        gated=origin.gated,
+        local=origin.local,
+        architecture=gguf.architecture,
+        parameters=sum(row["weights"] for row in used),
+        encodings={row["type"]: row["size_bytes"] / total for row in used},
+        context_length=memory(gguf).context_length,
+        vocab_size=vocabulary(gguf).size,
+        tokenizer=tokenizer,
+        has_tokenizer=complete,
+        chat_template=isinstance(gguf.metadata.get("tokenizer.chat_template"), str),
+        memory_bytes=needs,
+        memory_context=_context(gguf),
+        machine=machine,
+        problems=tuple(problems),
+    )
+
+
+def this_machine(folder: Path) -> Machine:
+    """Free disk where *folder* is, or would be, and memory that programs can still take."""
+    place = folder.absolute()
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        disk: int | None = shutil.disk_usage(place).free
+    except OSError:
+        disk = None
+    return Machine(disk, free_memory())
+
+
+def free_memory() -> int | None:
+    """Bytes of memory that can be taken without swapping; ``None`` if the system does not say."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return None
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    return None
+
+
+def fits_in_memory(size: int) -> bool | None:
+    """Whether a model file of *size* bytes can be run here, roughly; ``None`` if unknown."""
+    free = free_memory()
+    return None if free is None else size + OVERHEAD_BYTES <= free
+
+
+def _tokenizer(gguf: GGUF) -> tuple[str, bool]:
+    """What the embedded tokenizer is worth, and whether it can be used as it is."""
+    try:
+        spec = spec_from_gguf(gguf)
+    except BitnetError as error:
+        return error.message, False
+    return f"embedded, complete: {spec.model}, {len(spec.tokens):,} tokens", True
+
+
+def _memory_bytes(gguf: GGUF) -> int | None:
+    need = memory(gguf)
+    if need.kv_per_token is None:
+        return None
+    return need.weights + need.kv_per_token * _context(gguf) + OVERHEAD_BYTES
+
+
+def _context(gguf: GGUF) -> int:
+    return min(CONTEXT, memory(gguf).context_length or CONTEXT)
+
+
+def _format_problems(gguf: GGUF) -> Iterator[str]:
+    if not gguf.tensors:
+        yield "it has no weights, only metadata"
+    kinds = {info.type for info in gguf.tensors.values()}
+    unreadable = sorted(kind.name for kind in kinds if not _decodable(kind))
+    if unreadable:
+        yield f"no decoder for {', '.join(unreadable)}"
+
+
+def _decodable(quant: QuantType) -> bool:
+    """Whether the weights can be turned into numbers: one row of zero bits is."""
+    columns = math.lcm(quant.block_size, 128) if quant.known else 0
+    size = quant.size_bytes((4, columns))
+    if not columns or size is None:
+        return False
+    weight = Weight("probe", (4, columns), quant, np.zeros(size, np.uint8))
+    try:
+        dequantize(weight)
+    except Unsupported:
+        return False
+    return True
+
+
+def _room_problems(
+    origin: Origin, size: int | None, needs: int | None, machine: Machine
+) -> Iterator[str]:
+    disk, free = machine.free_disk, machine.free_memory
+    if not origin.local and size is not None and disk is not None and size > disk:
+        yield f"the file has {_size(size)}, the disk {_size(disk)} free"
+    if needs is not None and free is not None and needs > free:
+        yield f"it needs about {_size(needs)} of memory, {_size(free)} are free"
+
+
+def _size(count: int | None) -> str:
+    return "unknown" if count is None else human_size(count)
+
+
+def _count(number: int) -> str:
+    for limit, unit in ((1e9, "billion"), (1e6, "million")):
+        if number >= limit:
+            return f"{number / limit:.2f} {unit}"
+    return f"{number:,}"
