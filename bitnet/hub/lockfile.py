@@ -25,19 +25,19 @@ lock file; ``null`` means the cache.
 from __future__ import annotations
 
 import json
-import os
 import re
-import tempfile
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from bitnet.errors import InvalidFormat, Unsupported, UpstreamChanged, from_os_error
+from bitnet.errors import InvalidFormat, Unsupported, from_os_error
+from bitnet.hub.place import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
-__all__ = ["NAME", "VERSION", "Locked", "accept", "find", "read", "record", "write"]
+__all__ = ["NAME", "VERSION", "Locked", "find", "read", "record", "relative", "write"]
 
 NAME = "bitnet.lock.json"
 VERSION = 1
@@ -115,20 +115,7 @@ def write(path: Path, entries: Iterable[Locked]) -> None:
     ordered = sorted(entries, key=lambda entry: entry.key)
     document = {"version": VERSION, "files": [asdict(entry) for entry in ordered]}
     text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    try:
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as out:
-                out.write(text)
-                out.flush()
-                os.fsync(out.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise from_os_error(error, path) from error
+    write_text(path, text)
 
 
 def find(entries: Iterable[Locked], entry: tuple[str, str, str, str]) -> Locked | None:
@@ -149,34 +136,6 @@ def record(path: Path, entry: Locked) -> bool:
         return False
     write(path, [known for known in entries if known.key != entry.key] + [entry])
     return True
-
-
-def accept(pinned: Locked, *, sha256: str, size: int, commit: str | None, update: bool) -> Locked:
-    """*pinned* if the file on the server is the pinned one, else what it is by now.
-
-    Raises:
-        UpstreamChanged: the digest is another one and *update* is off.
-    """
-    if sha256 == pinned.sha256:
-        return pinned
-    if not update:
-        raise UpstreamChanged(
-            f"{pinned.repo}/{pinned.file} ({pinned.revision}) has changed on the server: "
-            f"{NAME} has sha256 {pinned.sha256} ({pinned.size:,} bytes), "
-            f"the server has {sha256} ({size:,} bytes)",
-            hint="keep the old file, or accept the new one: inv sync --update",
-        )
-    return Locked(
-        kind=pinned.kind,
-        repo=pinned.repo,
-        revision=pinned.revision,
-        file=pinned.file,
-        commit=commit,
-        sha256=sha256,
-        size=size,
-        licence=pinned.licence,
-        path=pinned.path,
-    )
 
 
 def relative(path: Path, folder: Path) -> str | None:

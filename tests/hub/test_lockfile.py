@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from bitnet.errors import InvalidFormat, PermissionDenied, Unsupported, UpstreamChanged
+from bitnet.errors import InvalidFormat, PermissionDenied, Unsupported
 from bitnet.hub import lockfile
 from bitnet.hub.lockfile import Locked
 
@@ -103,22 +103,6 @@ def test_an_entry_that_cannot_be_meant_is_refused_by_name(tmp_path, field, value
     path.write_text(json.dumps(document))
     with pytest.raises(InvalidFormat, match=f"entry 1: .*{field}"):
         lockfile.read(path)
-
-
-def test_a_changed_upstream_file_names_both_digests():
-    with pytest.raises(UpstreamChanged, match=f"{'a' * 64}.*{'e' * 64}"):
-        lockfile.accept(TOKENIZER, sha256="e" * 64, size=3, commit="f" * 40, update=False)
-
-
-def test_update_accepts_the_changed_file():
-    found = lockfile.accept(TOKENIZER, sha256="e" * 64, size=3, commit="f" * 40, update=True)
-    assert (found.sha256, found.size, found.commit) == ("e" * 64, 3, "f" * 40)
-    assert (found.key, found.licence) == (TOKENIZER.key, TOKENIZER.licence)
-
-
-def test_an_unchanged_file_keeps_its_commit():
-    found = lockfile.accept(TOKENIZER, sha256="a" * 64, size=3, commit="f" * 40, update=True)
-    assert found == TOKENIZER
 
 
 def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):

@@ -1,0 +1,109 @@
+"""Which files of a repository a ``--file`` pattern means."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from bitnet.errors import NotFound, UsageError
+from bitnet.progress import human_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from bitnet.hub.repository import RepoFile
+
+__all__ = ["Candidate", "candidates", "choose", "is_pattern"]
+
+_PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
+_ENCODING = re.compile(
+    r"(?:^|[-._])(?P<name>I2_S|TL[12]|TQ[12]_0|I?Q[1-8](?:_[A-Z0-9]+)*|BF16|F16|F32)(?=[-._]|$)",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model in a repository: one file, or all parts of a split one.
+
+    Attributes:
+        name: the file, or the parts' common name with ``*`` for the number.
+        files: paths in the repository, in order.
+        size: bytes of all files.
+        encoding: weight encoding that the name speaks of, empty if it does not.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    size: int
+    encoding: str
+
+    def line(self, fits: bool | None) -> str:
+        """The candidate for people; *fits*: whether it can be run here, ``None`` if unknown."""
+        memory = {True: "fits in RAM", False: "does not fit in RAM", None: "RAM unknown"}[fits]
+        return f"  {self.name}  {human_size(self.size)}  {self.encoding or '?'}  {memory}"
+
+
+def is_pattern(file: str) -> bool:
+    """Whether *file* has wildcards, or is left open."""
+    return not file or any(character in file for character in "*?[")
+
+
+def candidates(files: Iterable[RepoFile], pattern: str) -> list[Candidate]:
+    """The models whose path or name matches *pattern*; all GGUF files when it is empty."""
+    groups: dict[str, list[RepoFile]] = {}
+    for file in files:
+        name = file.path.rpartition("/")[2]
+        wanted = pattern or "*.gguf"
+        if not (fnmatchcase(file.path, wanted) or fnmatchcase(name, wanted)):
+            continue
+        part = _PART.fullmatch(file.path)
+        shown = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.path
+        groups.setdefault(shown, []).append(file)
+    return [
+        Candidate(
+            name,
+            tuple(sorted(file.path for file in group)),
+            sum(file.size for file in group),
+            _encoding(name),
+        )
+        for name, group in sorted(groups.items())
+    ]
+
+
+def choose(
+    repo: str, found: list[Candidate], pattern: str, *, fits: Callable[[int], bool | None]
+) -> Candidate:
+    """The one candidate.
+
+    Args:
+        repo: whose files they are, for messages.
+        found: what :func:`candidates` gave.
+        pattern: what was asked for.
+        fits: whether a file of so many bytes can be run here.
+
+    Raises:
+        NotFound: there is none.
+        UsageError: there are several; the text lists them with size, encoding and memory.
+    """
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise NotFound(
+            f"{repo} has no file that matches {pattern or '*.gguf'!r}",
+            hint=f"inv download-model --id {repo} --file '*'",
+        )
+    lines = "\n".join(candidate.line(fits(candidate.size)) for candidate in found)
+    fitting = [candidate for candidate in found if fits(candidate.size) is not False]
+    largest = max(fitting or found, key=lambda candidate: candidate.size)
+    raise UsageError(
+        f"{len(found)} files of {repo} match {pattern or '*.gguf'!r}, nothing was fetched:\n{lines}",
+        hint=f"name one: --file '{largest.name}'",
+    )
+
+
+def _encoding(name: str) -> str:
+    found = _ENCODING.findall(name.rpartition("/")[2])
+    return found[-1].upper() if found else ""

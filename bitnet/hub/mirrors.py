@@ -1,0 +1,67 @@
+"""``[mirrors]`` in ``bitnet.toml``: which server has which repository.
+
+    [mirrors]
+    default = "https://hub.example.org"
+    "meta-llama/Meta-Llama-3-8B" = "https://models.example.org/approved"
+
+A server named here must speak the hub's protocol. ``--base-url`` wins over the file, a repository
+over ``default``, and ``default`` over ``HF_ENDPOINT``.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import UsageError, from_os_error
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bitnet.hub.options import FetchOptions
+
+__all__ = ["NAME", "mirrors", "with_mirror"]
+
+NAME = "bitnet.toml"
+
+
+def mirrors(folder: Path) -> dict[str, str]:
+    """The table in *folder*'s ``bitnet.toml``; empty if there is none.
+
+    Raises:
+        UsageError: the file is not TOML, or an address is none.
+    """
+    path = folder / NAME
+    try:
+        document: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    except ValueError as error:  # TOML and UTF-8 errors alike
+        raise UsageError(f"{path} is not valid TOML: {error}", hint="correct it") from error
+    table = document.get("mirrors", {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{path}: 'mirrors' is not a table", hint="write it as [mirrors]")
+    for repo, address in table.items():
+        if not isinstance(address, str) or not address.startswith(("http://", "https://")):
+            raise UsageError(
+                f"{path}: mirror of {repo!r} is {address!r}, expected an address",
+                hint=f'"{repo}" = "https://hub.example.org"',
+            )
+    return table
+
+
+def with_mirror(options: FetchOptions, repo: str, folder: Path) -> FetchOptions:
+    """*options* with the address of the server that *folder*'s file names for *repo*."""
+    if options.base_url:
+        return options
+    table = mirrors(folder)
+    address = table.get(repo, table.get("default", ""))
+    return replace(options, base_url=address) if address else options

@@ -1,0 +1,54 @@
+"""``<file>.origin``: where a file in the cache came from, and which bytes of it were checked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bitnet.errors import from_os_error
+from bitnet.hub.place import digest_of, write_text
+
+__all__ = ["Origin"]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Repository, revision asked for, file, commit, digest and size.
+
+    *repo* is empty for a file that somebody put there.
+    """
+
+    repo: str
+    revision: str
+    file: str
+    commit: str | None
+    sha256: str
+    size: int
+
+    @classmethod
+    def of(cls, path: Path) -> Origin:
+        """What can be said about the file at *path* by looking at it."""
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise from_os_error(error, path) from error
+        return cls("", "", path.name, None, digest_of(path), size)
+
+    @classmethod
+    def read(cls, path: Path) -> Origin | None:
+        """The record beside *path*; ``None`` if there is none that can be read."""
+        try:
+            record = cls(**json.loads(_beside(path).read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+        texts = (record.repo, record.revision, record.file, record.sha256)
+        return record if all(isinstance(text, str) for text in texts) else None
+
+    def write(self, path: Path) -> None:
+        """Put the record beside *path*."""
+        write_text(_beside(path), json.dumps(asdict(self), indent=1) + "\n")
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.origin")

@@ -1,0 +1,89 @@
+"""A finished file from the cache to where a person wants it, in one step."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from bitnet.errors import from_os_error
+from bitnet.hub.hashing import sha256_of
+
+__all__ = ["digest_of", "free_space", "matches", "place", "write_text"]
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of the file at *path*, with errors that name it."""
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def free_space(folder: Path) -> int:
+    """Bytes free where *folder* is."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError as error:
+        raise from_os_error(error, folder) from error
+
+
+def matches(path: Path, *, sha256: str, size: int | None = None) -> bool:
+    """Whether *path* is a file with that digest; the size is looked at first."""
+    try:
+        if not path.is_file() or (size is not None and path.stat().st_size != size):
+            return False
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    return digest_of(path) == sha256
+
+
+def place(source: Path, target: Path) -> None:
+    """Make *target* a hard link to *source*, or a copy where that is impossible.
+
+    What was at *target* is replaced in one step; a reader sees the old or the new file. Folders are
+    made. Nothing happens if both are the same file already.
+
+    Raises:
+        NoSpace: no room for the copy.
+        PermissionDenied: the folder may not be written.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists() and target.samefile(source):
+            return
+        with tempfile.TemporaryDirectory(prefix=".bitnet-", dir=target.parent) as folder:
+            fresh = Path(folder) / "file"
+            try:
+                fresh.hardlink_to(source)
+            except OSError:
+                shutil.copyfile(source, fresh)
+                _sync(fresh)
+            fresh.replace(target)
+    except OSError as error:
+        raise from_os_error(error, target) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write *text* to *path* in one step; folders are made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as out:
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

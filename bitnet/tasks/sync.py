@@ -1,0 +1,40 @@
+"""``inv sync``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from bitnet.errors import NotFound
+from bitnet.hub.options import FetchOptions
+from bitnet.options import CacheOptions
+from bitnet.tasks.declare import Output, task
+
+
+@task(help={"update": "accept files that have changed on the server, and pin them"})
+def sync(c, update=False, fetch=FetchOptions(), cache=CacheOptions(), output=Output()):
+    """Fetch exactly what bitnet.lock.json says.
+
+    What is there with the right digest needs no connection. A file that has been replaced on the
+    server is an error, unless --update accepts it. Commands that fetch something write the lock
+    file; commit it, and every machine gets the same bytes.
+    """
+    from bitnet.hub import lockfile
+    from bitnet.hub.provision import Project, provide_locked
+    from bitnet.tokenizer.vocabulary import check_vocabulary
+
+    project = Project(Path.cwd(), cache.root, fetch, output.progress, update=update)
+    entries = lockfile.read(project.lock_path)
+    if not entries:
+        raise NotFound(
+            f"{project.lock_path} pins nothing", hint="inv tokenizer --source mirror writes it"
+        )
+    results = []
+    for entry in entries:
+        got = provide_locked(entry, project, check=check_vocabulary)
+        changed = " (new version)" if got.sha256 != entry.sha256 else ""
+        state = "already there" if got.cached else "fetched"
+        print(f"✓ {entry.repo}/{entry.file}: {state}{changed}", file=sys.stderr)
+        results.append({"repo": entry.repo, "file": entry.file, **got.facts()})
+    print(json.dumps(results) if output.json else "\n".join(str(got["path"]) for got in results))

@@ -1,0 +1,76 @@
+"""``inv tokenizer``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from invoke.exceptions import Exit
+
+from bitnet.errors import UsageError, VerificationFailed
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.sources import TOKENIZERS
+from bitnet.options import CacheOptions
+from bitnet.tasks.declare import Output, task
+
+
+@task(
+    help={
+        "into": "folder that gets tokenizer.json; made if missing",
+        "source": "where from: mirror needs no account, official needs HF_TOKEN",
+        "force": "fetch it again even if it is there",
+        "compare": "instead of fetching: a tokenizer.json to compare ...",
+        "against": "... with this one",
+    },
+    choices={"source": tuple(TOKENIZERS)},
+    synonyms={"against": ("with",)},
+    metavars={"into": "DIR", "compare": "FILE", "against": "FILE"},
+)
+def tokenizer(
+    c,
+    into="models",
+    source="mirror",
+    force=False,
+    compare="",
+    against="",
+    fetch=FetchOptions(),
+    cache=CacheOptions(),
+    output=Output(),
+):
+    """Fetch the LLaMA-3 tokenizer, checked, or compare two.
+
+    The file is verified (digest, and every id of the vocabulary) and pinned in bitnet.lock.json.
+    The two sources are never swapped for each other. --compare A --with B says where two files
+    differ in meaning: vocabulary, merges, special tokens, template.
+    """
+    from bitnet.hub.provision import Project, provide_tokenizer
+    from bitnet.tokenizer.vocabulary import check_vocabulary
+
+    if compare or against:
+        _compare(compare, against, output)
+        return
+    project = Project(Path.cwd(), cache.root, fetch, output.progress, force)
+    target = Path(into) / "tokenizer.json"
+    got = provide_tokenizer(TOKENIZERS[source], project, check=check_vocabulary, target=target)
+    print(got.licence, file=sys.stderr)
+    done = "Tokenizer from the cache is at" if got.cached else "Downloaded tokenizer to"
+    print(f"✓ {done}: {got.path}", file=sys.stderr)
+    print(json.dumps({"source": source, **got.facts()}) if output.json else got.path)
+
+
+def _compare(left: str, right: str, output: Output) -> None:
+    from bitnet.tokenizer.vocabulary import compare
+
+    if not (left and right):
+        raise UsageError(
+            "tokenizer --compare needs two files", hint="inv tokenizer --compare A --with B"
+        )
+    found = compare(Path(left), Path(right))
+    if output.json:
+        differences = [{"part": entry.part, "text": entry.text} for entry in found]
+        print(json.dumps({"equal": not found, "differences": differences}))
+    else:
+        print("\n".join(f"{entry.part}: {entry.text}" for entry in found) or "no difference")
+    if found:
+        raise Exit(f"{left} and {right} differ", code=VerificationFailed.exit_code)
