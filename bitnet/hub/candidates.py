@@ -99,7 +99,7 @@ def choose(
     fitting = [candidate for candidate in found if fits(candidate.size) is not False]
     largest = max(fitting or found, key=lambda candidate: candidate.size)
     raise UsageError(
-        f"{len(found)} files of {repo} match {pattern or '*.gguf'!r}, nothing was fetched:\n{lines}",
+        f"{len(found)} files of {repo} match {pattern or '*.gguf'!r}, none was fetched:\n{lines}",
         hint=f"name one: --file '{largest.name}'",
     )
 

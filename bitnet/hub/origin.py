@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bitnet.errors import from_os_error
 from bitnet.hub.place import digest_of, write_text
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["Origin"]
 

@@ -32,7 +32,6 @@ from bitnet.hub import lockfile, package_index, sources
 from bitnet.hub.download import download
 from bitnet.hub.lockfile import Locked
 from bitnet.hub.mirrors import with_mirror
-from bitnet.hub.options import FetchOptions
 from bitnet.hub.origin import Origin
 from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.place import free_space, matches, place
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bitnet.hub.download import Downloaded
+    from bitnet.hub.options import FetchOptions
     from bitnet.hub.package_index import PackagedModel
     from bitnet.hub.sources import Source
     from bitnet.progress import Mode
@@ -78,7 +78,7 @@ class Project:
 
     folder: Path
     cache: Path
-    options: FetchOptions = FetchOptions()
+    options: FetchOptions
     progress: Mode = "auto"
     force: bool = False
     update: bool = False
@@ -203,20 +203,19 @@ def _cached(
         logger.info("%s is from %s, not from %s", entry, origin.repo, source.repo)
         return None
     found = Origin.of(entry)
+    if origin is None or found.sha256 != origin.sha256:
+        try:
+            check(entry, source.vocab_size)
+        except BitnetError as error:
+            logger.warning("cached tokenizer is not usable, fetching it once more: %s", error)
+            return None
+    if origin is not None and found.sha256 != origin.sha256:
+        logger.warning("%s has changed since it was checked, fetching it once more", entry)
+        return None
     if pinned is not None and found.sha256 != pinned.sha256:
         logger.info("%s is not the file pinned in %s", entry, lockfile.NAME)
         return None
-    if origin is not None and found.sha256 == origin.sha256:
-        return origin
-    try:
-        check(entry, source.vocab_size)
-    except BitnetError as error:
-        logger.warning("cached tokenizer is not usable, fetching it once more: %s", error)
-        return None
-    if origin is not None:
-        logger.warning("%s has changed since it was checked, fetching it once more", entry)
-        return None
-    return found  # somebody put it there, and its vocabulary is right
+    return origin or found  # without a record, somebody put it there
 
 
 # --- models ----------------------------------------------------------------------------------

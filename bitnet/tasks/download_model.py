@@ -45,7 +45,7 @@ def download_model(
     from bitnet.hub.request import ModelRequest, provide
     from bitnet.plan import fits_in_memory
 
-    project = Project(Path.cwd(), cache.root, fetch, output.progress, force)
+    project = Project(Path(), cache.root, fetch, output.progress, force)
     request = ModelRequest(id, file, rev, sha256, Path(out) if out else None)
     got = provide(request, project, fits=fits_in_memory)
     print(got[0].licence, file=sys.stderr)

@@ -24,7 +24,7 @@ def sync(c, update=False, fetch=FetchOptions(), cache=CacheOptions(), output=Out
     from bitnet.hub.provision import Project, provide_locked
     from bitnet.tokenizer.vocabulary import check_vocabulary
 
-    project = Project(Path.cwd(), cache.root, fetch, output.progress, update=update)
+    project = Project(Path(), cache.root, fetch, output.progress, update=update)
     entries = lockfile.read(project.lock_path)
     if not entries:
         raise NotFound(

@@ -50,7 +50,7 @@ def tokenizer(
     if compare or against:
         _compare(compare, against, output)
         return
-    project = Project(Path.cwd(), cache.root, fetch, output.progress, force)
+    project = Project(Path(), cache.root, fetch, output.progress, force)
     target = Path(into) / "tokenizer.json"
     got = provide_tokenizer(TOKENIZERS[source], project, check=check_vocabulary, target=target)
     print(got.licence, file=sys.stderr)

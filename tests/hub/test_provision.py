@@ -1,0 +1,290 @@
+import json
+import logging
+import shutil
+import socket
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from bitnet.errors import (
+    NotFound,
+    Offline,
+    TokenMissing,
+    UpstreamChanged,
+    UsageError,
+    VocabMismatch,
+)
+from bitnet.hub import lockfile, sources
+from bitnet.hub.lockfile import Locked
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.origin import Origin
+from bitnet.hub.provision import (
+    Project,
+    provide_locked,
+    provide_model,
+    provide_tokenizer,
+    tokenizer_entry,
+)
+from bitnet.hub.sources import Source
+from bitnet.tokenizer.vocabulary import check_vocabulary
+
+OPEN = Source("open", "mirror/tiny", vocab_size=3, cache_key="tiny", licence="MIT")
+GATED = Source("gated", "owner/tiny", vocab_size=3, cache_key="tiny", gated=True)
+WEIGHTS = Source("weights", "org/model", "model.gguf")
+CONTENT = b"GGUF" + bytes(range(256)) * 20
+
+
+def tokenizer_json(size=3, note=""):
+    vocab = {f"t{number}": number for number in range(size)}
+    return json.dumps({"note": note, "model": {"type": "BPE", "vocab": vocab}}).encode()
+
+
+@pytest.fixture
+def project(hub, tmp_path, monkeypatch):
+    """A working folder with a cache beside it, and a hub that has everything."""
+    hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="mirror"))
+    hub.add("owner/tiny", "tokenizer.json", tokenizer_json(note="official"))
+    hub.add("org/model", "model.gguf", CONTENT)
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.setitem(sources.TOKENIZERS, "open", OPEN)
+    monkeypatch.setattr(logging.getLogger("bitnet"), "propagate", True)
+    return Project(folder, tmp_path / "cache", FetchOptions(base_url=hub.url), "none")
+
+
+provide = partial(provide_tokenizer, check=check_vocabulary)
+
+
+def offline(project):
+    return replace(project, options=replace(project.options, offline=True))
+
+
+# --- tokenizers ------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_is_fetched_into_the_cache_and_put_where_it_is_wanted(project, hub):
+    target = project.folder / "out" / "official" / "tokenizer.json"
+    got = provide(OPEN, project, target=target)
+    assert target.read_bytes() == tokenizer_json(note="mirror")
+    assert tokenizer_entry(OPEN, project.cache).read_bytes() == target.read_bytes()
+    assert (got.path, got.cached) == (target, False)
+    assert got.commit == hub.repos["mirror/tiny"].revisions["main"]
+
+
+def test_the_second_time_opens_no_connection(project, monkeypatch):
+    provide(OPEN, project)
+
+    def bomb(*args):
+        raise AssertionError("a socket was made")
+
+    monkeypatch.setattr(socket, "socket", bomb)
+    assert provide(OPEN, project).cached
+    assert provide(OPEN, offline(project)).cached
+
+
+def test_one_source_is_never_handed_out_for_the_other(project, hub, monkeypatch):
+    provide(OPEN, project)
+    with pytest.raises(TokenMissing):
+        provide(GATED, project)
+    with pytest.raises(Offline, match="is not what was asked for"):
+        provide(GATED, offline(project))
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    got = provide(GATED, project, target=project.folder / "tokenizer.json")
+    assert not got.cached
+    assert got.path.read_bytes() == tokenizer_json(note="official")
+
+
+def test_a_gated_source_without_a_token_opens_no_connection(project, hub):
+    with pytest.raises(TokenMissing):
+        provide(GATED, project)
+    assert hub.requests() == []
+
+
+def test_offline_names_the_cache_path_and_the_command(project):
+    with pytest.raises(Offline, match=r"tiny/tokenizer\.json does not exist") as caught:
+        provide(OPEN, offline(project))
+    assert "inv tokenizer --source open" in caught.value.hint
+
+
+def test_a_cached_file_with_a_wrong_vocabulary_is_fetched_once_more_and_said(project, hub, caplog):
+    provide(OPEN, project)
+    entry = tokenizer_entry(OPEN, project.cache)
+    entry.write_bytes(tokenizer_json(5))
+    got = provide(OPEN, project)
+    assert not got.cached
+    assert entry.read_bytes() == tokenizer_json(note="mirror")
+    assert "Vocabulary size mismatch: expected 3, got 5" in caplog.text
+    assert len([seen for seen in hub.requests(method="GET") if "mirror" in seen.path]) == 2
+
+
+def test_a_cached_file_that_was_altered_is_fetched_once_more(project, caplog):
+    provide(OPEN, project)
+    tokenizer_entry(OPEN, project.cache).write_bytes(tokenizer_json(note="altered"))
+    assert not provide(OPEN, project).cached
+    assert "has changed since it was checked" in caplog.text
+
+
+def test_a_file_somebody_put_into_the_cache_is_used_if_its_vocabulary_is_right(project, hub):
+    entry = tokenizer_entry(OPEN, project.cache)
+    entry.parent.mkdir(parents=True)
+    entry.write_bytes(tokenizer_json(note="by hand"))
+    assert provide(OPEN, project).cached
+    assert hub.requests() == []
+    assert not project.lock_path.exists()
+
+
+def test_a_wrong_vocabulary_on_the_server_never_reaches_the_cache(project, hub):
+    hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(4))
+    with pytest.raises(VocabMismatch, match="expected 3, got 4"):
+        provide(OPEN, project)
+    assert not tokenizer_entry(OPEN, project.cache).exists()
+    assert not project.lock_path.exists()
+
+
+def test_force_fetches_what_is_there(project, hub):
+    provide(OPEN, project)
+    assert not provide(OPEN, replace(project, force=True)).cached
+
+
+def test_the_whole_key_may_be_deleted_at_any_time(project):
+    provide(OPEN, project)
+    shutil.rmtree(tokenizer_entry(OPEN, project.cache).parent)
+    assert not provide(OPEN, project).cached
+
+
+def test_a_damaged_record_of_the_origin_is_no_record(project):
+    provide(OPEN, project)
+    record = tokenizer_entry(OPEN, project.cache).with_name("tokenizer.json.origin")
+    for text in ("", "[]", '{"repo": 1}', "\0"):
+        record.write_text(text)
+        assert Origin.read(tokenizer_entry(OPEN, project.cache)) is None
+        assert provide(OPEN, project).cached
+
+
+# --- models ----------------------------------------------------------------------------------
+
+
+def test_a_model_goes_below_models_and_is_pinned(project, hub):
+    got = provide_model(WEIGHTS, project)
+    assert got.path == project.folder / "models" / "org-model" / "model.gguf"
+    assert got.path.read_bytes() == CONTENT
+    (pinned,) = lockfile.read(project.lock_path)
+    assert pinned.path == "models/org-model/model.gguf"
+    assert (pinned.sha256, pinned.size) == (got.sha256, len(CONTENT))
+    assert pinned.commit == hub.repos["org/model"].revisions["main"]
+
+
+def test_a_pinned_model_that_is_there_needs_no_connection(project, hub):
+    provide_model(WEIGHTS, project)
+    hub.seen.clear()
+    assert provide_model(WEIGHTS, offline(project)).cached
+    assert hub.requests() == []
+
+
+def test_a_damaged_model_is_not_used_offline_and_replaced_online(project):
+    path = provide_model(WEIGHTS, project).path
+    path.write_bytes(CONTENT[:-1])
+    with pytest.raises(Offline, match="is not what was asked for"):
+        provide_model(WEIGHTS, offline(project))
+    assert not provide_model(WEIGHTS, project).cached
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_model_without_a_known_digest_is_used_offline_with_a_warning(project, caplog):
+    path = provide_model(WEIGHTS, project).path
+    project.lock_path.unlink()
+    assert provide_model(WEIGHTS, offline(project)).path == path
+    assert "unchecked" in caplog.text
+
+
+def test_a_digest_that_contradicts_the_lock_file_is_refused(project):
+    provide_model(WEIGHTS, project)
+    with pytest.raises(UsageError, match="--sha256"):
+        provide_model(replace(WEIGHTS, sha256="0" * 64), project)
+
+
+@pytest.mark.parametrize("file", ["../x", "/etc/passwd", "a//b", "."])
+def test_a_file_name_never_leaves_the_models_folder(project, file):
+    with pytest.raises(UsageError):
+        provide_model(replace(WEIGHTS, file=file), project)
+
+
+# --- sync ------------------------------------------------------------------------------------
+
+
+def sync(project):
+    entries = lockfile.read(project.lock_path)
+    return [provide_locked(entry, project, check=check_vocabulary) for entry in entries]
+
+
+def test_another_machine_gets_the_pinned_commit_although_main_has_moved(project, hub, tmp_path):
+    provide(OPEN, project)
+    provide_model(WEIGHTS, project)
+    before = project.lock_path.read_bytes()
+    hub.add("org/model", "model.gguf", CONTENT + b"newer")
+    hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="newer"))
+    other = replace(project, folder=tmp_path / "other", cache=tmp_path / "other cache")
+    other.folder.mkdir()
+    shutil.copy(project.lock_path, other.lock_path)
+    model, tokenizer = sync(other)
+    assert model.path.read_bytes() == CONTENT
+    assert tokenizer.path.read_bytes() == tokenizer_json(note="mirror")
+    assert other.lock_path.read_bytes() == before
+
+
+def test_a_replaced_file_is_an_error_that_names_both_digests_until_it_is_accepted(project, hub):
+    got = provide_model(WEIGHTS, project)
+    repo = hub.repos["org/model"]
+    newer = hub.add("org/model", "model.gguf", CONTENT + b"newer")
+    repo.commits[got.commit] = repo.commits[repo.revisions["main"]]  # history rewritten
+    got.path.unlink()
+    with pytest.raises(UpstreamChanged) as caught:
+        sync(project)
+    assert got.sha256 in str(caught.value)
+    assert newer.sha256 in str(caught.value)
+    (accepted,) = sync(replace(project, update=True))
+    assert accepted.sha256 == newer.sha256
+    assert lockfile.read(project.lock_path)[0].sha256 == newer.sha256
+    hub.seen.clear()
+    assert sync(project)[0].cached
+    assert hub.requests() == []
+
+
+def test_a_replaced_small_file_is_an_error_too(project, hub):
+    got = provide(OPEN, project)
+    repo = hub.repos["mirror/tiny"]
+    hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="mirroR"))
+    repo.commits[got.commit] = repo.commits[repo.revisions["main"]]
+    shutil.rmtree(project.cache)
+    with pytest.raises(UpstreamChanged, match=got.sha256):
+        sync(project)
+
+
+def test_a_vanished_commit_says_how_to_go_on(project, hub):
+    got = provide_model(WEIGHTS, project)
+    hub.add("org/model", "model.gguf", CONTENT)
+    del hub.repos["org/model"].commits[got.commit]
+    got.path.unlink()
+    with pytest.raises(NotFound, match=got.commit) as caught:
+        sync(project)
+    assert "inv sync --update" in caught.value.hint
+
+
+def test_update_transfers_nothing_when_nothing_has_changed(project, hub):
+    provide_model(WEIGHTS, project)
+    hub.add("org/model", "README.md", b"a new commit")
+    hub.seen.clear()
+    (got,) = sync(replace(project, update=True))
+    assert got.cached
+    assert hub.sent() == 0
+    assert lockfile.read(project.lock_path)[0].commit == hub.repos["org/model"].revisions["main"]
+
+
+def test_what_the_lock_file_names_and_nobody_knows_is_refused(project):
+    unknown = Locked("tokenizer", "o/r", "main", "tokenizer.json", None, "a" * 64, 1)
+    package = replace(unknown, kind="package", repo="smollm2-135m", file="x.gguf")
+    for entry in (unknown, package):
+        lockfile.write(project.lock_path, [entry])
+        with pytest.raises(Exception, match=r"bitnet\.lock\.json pins"):
+            sync(project)
