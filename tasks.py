@@ -48,8 +48,14 @@ def sanitize(c, files=""):
         c.run(f"{build}/gguf_driver tests/fuzz/corpus/gguf/* {files}")
 
 
+@task(help={"check": "write nothing; fail when a page is not what the code says"})
+def docs(c, check=False):
+    """Write the reference pages from the code."""
+    c.run(f"{sys.executable} docs/generate.py {'--check' if check else ''}")
+
+
 namespace = tasks.load()
-for developer_task in (test, lint, types, native, sanitize):
+for developer_task in (test, lint, types, native, sanitize, docs):
     namespace.add_task(developer_task)
 
 if cli.started_by_invoke():

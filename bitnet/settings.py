@@ -149,6 +149,7 @@ strict_tokenizers = Setting(
     "BITNET_STRICT_TOKENIZERS",
     parse=_boolean,
     default=True,
+    keep_empty=True,
     help="1: refuse a mock tokenizer even with --allow-mock; vocabulary mismatch is an error",
 )
 allow_mock = Setting(
@@ -161,6 +162,7 @@ deterministic = Setting(
     "BITNET_DETERMINISTIC",
     parse=_boolean,
     default=True,
+    keep_empty=True,
     help="1: the same bits on every run; 0 allows optimisations that change rounding",
 )
 seed = Setting("BITNET_SEED", parse=_count, default=None, help="seed for sampling")

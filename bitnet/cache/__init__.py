@@ -1,0 +1,32 @@
+"""The cache folder: what is in it, whether it is intact, and how it is emptied.
+
+    <cache>/tokenizers/<key>/tokenizer.json            published, verified; key: llama3-128k ...
+    <cache>/tokenizers/<key>/tokenizer.json.lock       kernel lock, its owner written inside
+    <cache>/tokenizers/<key>/tokenizer.json.partial    resumable; .partial.json: of what
+    <cache>/tokenizers/compiled/<sha256>.tok           memory-mapped form, rebuilt when missing
+    <cache>/models/<org>--<repo>/<revision>/<file>
+    <cache>/reports/
+
+Nothing here is an index: the folder itself is the truth, and any file or folder in it may be
+deleted at any time without breaking anything but speed. Whatever lies outside the three folders is
+not ours and is never touched; links are never followed.
+"""
+
+from __future__ import annotations
+
+from bitnet.cache.check import Verdict, verify
+from bitnet.cache.entries import Entry, entries
+from bitnet.cache.prune import Plan, Selection, parse_age, plan, prune, refuse_unless_cache
+
+__all__ = [
+    "Entry",
+    "Plan",
+    "Selection",
+    "Verdict",
+    "entries",
+    "parse_age",
+    "plan",
+    "prune",
+    "refuse_unless_cache",
+    "verify",
+]

@@ -1,0 +1,110 @@
+"""Whether the bytes of a cached file are what its name promises."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import BitnetError, from_os_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from bitnet.cache.entries import Entry
+
+__all__ = ["Verdict", "verify"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a look at the bytes of one entry found; *problem* is empty when it is intact."""
+
+    entry: Entry
+    check: str
+    problem: str = ""
+
+    @property
+    def intact(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problem
+
+    def facts(self) -> dict[str, Any]:
+        """The verdict as JSON values."""
+        return {
+            **self.entry.facts(),
+            "check": self.check,
+            "intact": self.intact,
+            "problem": self.problem or None,
+        }
+
+    def __str__(self) -> str:
+        if self.intact:
+            return f"✓ Valid {self.check}: {self.entry.path}"
+        return f"✗ Invalid {self.check}: {self.entry.path}: {self.problem}"
+
+
+def verify(
+    entry: Entry,
+    *,
+    read_gguf: Callable[[Path], object] | None = None,
+    expected: Mapping[str, str] | None = None,
+) -> Verdict:
+    """Whether the bytes of *entry* are what its name promises.
+
+    Args:
+        entry: any entry but a partial file or a leftover.
+        read_gguf: walks a whole GGUF file and raises a ``BitnetError`` where it is damaged.
+        expected: SHA-256 by path, for files whose digest is known.
+    """
+    path = entry.path
+    check = {".json": "JSON", ".gguf": "GGUF"}.get(path.suffix, "file")
+    try:
+        if not path.stat().st_size:
+            return Verdict(entry, check, "the file is empty")
+        digest = (expected or {}).get(str(path))
+        if digest and (found := _sha256(path)) != digest:
+            return Verdict(entry, "SHA-256", f"expected {digest}, found {found}")
+        problem = ""
+        if check == "JSON":
+            problem = _json_problem(path)
+        elif check == "GGUF":
+            problem = _gguf_problem(path, read_gguf)
+    except OSError as error:
+        return Verdict(entry, check, from_os_error(error, path).message)
+    return Verdict(entry, check, problem)
+
+
+def _sha256(path: Path) -> str:
+    state = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            state.update(chunk)
+    return state.hexdigest()
+
+
+def _json_problem(path: Path) -> str:
+    try:
+        value = json.loads(path.read_bytes())
+    except json.JSONDecodeError as error:
+        return f"{error.msg} at line {error.lineno} column {error.colno}"
+    except (UnicodeDecodeError, RecursionError) as error:
+        return str(error)
+    if path.name == "tokenizer.json" and not (isinstance(value, dict) and "model" in value):
+        return 'no "model" in it: not a tokenizer'
+    return ""
+
+
+def _gguf_problem(path: Path, read_gguf: Callable[[Path], object] | None) -> str:
+    with path.open("rb") as file:
+        magic = file.read(4)
+    if magic != b"GGUF":
+        return f"starts with {magic!r} instead of b'GGUF'"
+    if read_gguf is not None:
+        try:
+            read_gguf(path)
+        except BitnetError as error:
+            return error.message
+    return ""

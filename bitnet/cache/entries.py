@@ -1,0 +1,190 @@
+"""What is in the cache folder, found by looking."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from bitnet.errors import from_os_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+__all__ = ["AREAS", "Entry", "Kind", "entries", "held", "locks_for"]
+
+Kind = Literal["tokenizer", "model", "compiled", "report", "partial", "leftover"]
+
+AREAS = ("tokenizers", "models", "reports")
+_LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress")
+_PARTIAL = re.compile(r"(?P<file>.+?)\.partial(\..+)?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file of the cache with what belongs to it.
+
+    Attributes:
+        kind: what it is; ``leftover`` is an unfinished file of another tool or a lock of nobody.
+        key: ``llama3-128k``, ``org--repo/revision/file``, the SHA-256 of a compiled tokenizer.
+        path: the file.
+        size_bytes: of the file and its companions.
+        last_used_s: seconds since the epoch of the last read or write, as far as the disk knows.
+        owner: who holds its lock right now, such as ``process 123 on host``; empty when nobody.
+        companions: files that go when it goes.
+    """
+
+    kind: Kind
+    key: str
+    path: Path
+    size_bytes: int
+    last_used_s: float
+    owner: str = ""
+    companions: tuple[Path, ...] = ()
+
+    def facts(self) -> dict[str, Any]:
+        """The entry as JSON values."""
+        return {
+            "kind": self.kind,
+            "key": self.key,
+            "path": str(self.path),
+            "size_bytes": self.size_bytes,
+            "last_used_s": self.last_used_s,
+            "owner": self.owner or None,
+        }
+
+
+def entries(root: Path) -> list[Entry]:
+    """Everything in the cache, grouped by folder; empty when there is no cache yet.
+
+    Raises:
+        PermissionDenied: a folder of the cache cannot be read.
+    """
+    found: list[Entry] = []
+    for folder in _folders(root):
+        names = {entry.name: entry for entry in _files(folder)}
+        companions = {lock for name in names for lock in _companions_of(name, names)}
+        for name in sorted(names.keys() - companions):
+            with contextlib.suppress(FileNotFoundError):  # removed while we look
+                found.append(_entry(root, folder / name, sorted(_companions_of(name, names))))
+    return found
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """The folders of the cache that may hold files, links left out."""
+    waiting = [root / area for area in reversed(AREAS)]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            if not stat.S_ISDIR(folder.lstat().st_mode):
+                continue
+            yield folder
+            inner = [item.name for item in os.scandir(folder) if item.is_dir(follow_symlinks=False)]
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise from_os_error(error, folder) from error
+        waiting += [folder / name for name in sorted(inner, reverse=True)]
+
+
+def _files(folder: Path) -> list[os.DirEntry[str]]:
+    """Files and links to files in *folder*."""
+    try:
+        with os.scandir(folder) as items:
+            return [item for item in items if item.is_file()]
+    except FileNotFoundError:
+        return []
+
+
+def _companions_of(name: str, names: Iterable[str]) -> set[str]:
+    """Which of *names* mean nothing without *name*: its lock, the sidecar of a partial file."""
+    if name.endswith(".lock"):
+        return set()
+    wanted = {f"{name}.lock"} | ({f"{name}.json"} if _PARTIAL.fullmatch(name) else set())
+    return wanted.intersection(names)
+
+
+def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
+    area, *inner = path.relative_to(root).parts
+    whole = [path, *(path.with_name(name) for name in companions)]
+    sizes = [file.lstat() for file in whole]
+    kind = _kind(area, inner)
+    return Entry(
+        kind=kind,
+        key=path.stem if kind == "compiled" else _key(area, inner),
+        path=path,
+        size_bytes=sum(size.st_size for size in sizes),
+        last_used_s=max(sizes[0].st_atime, sizes[0].st_mtime),
+        owner=next(filter(None, map(_owner, locks_for(path))), ""),
+        companions=tuple(whole[1:]),
+    )
+
+
+def _kind(area: str, inner: list[str]) -> Kind:
+    name = inner[-1]
+    if name.endswith((".lock", *_LEFTOVER_SUFFIXES)):
+        return "leftover"
+    if _PARTIAL.fullmatch(name):
+        return "partial"
+    if area == "tokenizers":
+        return "compiled" if inner[0] == "compiled" and len(inner) > 1 else "tokenizer"
+    return "model" if area == "models" else "report"
+
+
+def _key(area: str, inner: list[str]) -> str:
+    if area == "tokenizers":
+        return inner[0] if len(inner) > 1 else ""
+    return "/".join(inner)
+
+
+def locks_for(path: Path) -> Iterator[Path]:
+    """Lock files that guard *path*: its own, and that of the file it is a part of."""
+    name = path.name
+    if name.endswith(".lock"):
+        yield path
+        return
+    yield path.with_name(f"{name}.lock")
+    partial = _PARTIAL.fullmatch(name)
+    while partial and name:
+        # A writer's own partial file may carry its name: tokenizer.json.<writer>.partial
+        name = name.rpartition(".")[0]
+        yield path.with_name(f"{name}.lock")
+
+
+def _owner(lock_path: Path) -> str:
+    """Who holds *lock_path*; empty when nobody does. Never creates the file."""
+    if not lock_path.is_file():
+        return ""
+    with held(lock_path) as free:
+        if free:
+            return ""
+    try:
+        record = json.loads(lock_path.read_text())
+        return f"process {int(record['pid'])} on {record['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "another process"
+
+
+@contextlib.contextmanager
+def held(lock_path: Path) -> Iterator[bool]:
+    """Hold the lock at *lock_path* if that is possible at once; says whether it was."""
+    import filelock
+
+    lock = filelock.FileLock(lock_path)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        yield False
+        return
+    except OSError:  # read-only, or a file system that has no locks
+        yield True
+        return
+    try:
+        yield True
+    finally:
+        lock.release()

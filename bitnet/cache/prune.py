@@ -1,0 +1,209 @@
+"""Removing files from the cache: first a plan, then what of it is still free to go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from bitnet.cache.entries import AREAS, Entry, entries, held, locks_for
+from bitnet.errors import NotFound, PermissionDenied, UsageError, from_os_error
+from bitnet.options import option
+from bitnet.progress import human_size
+
+__all__ = ["Plan", "Selection", "parse_age", "plan", "prune", "refuse_unless_cache"]
+
+TAG = "CACHEDIR.TAG"
+TAG_SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"  # https://bford.info/cachedir/
+_OURS = {*AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"}
+_AGE = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhdw])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which entries ``clean-cache`` removes; without any of these, all but the models."""
+
+    older_than: str = option(
+        "", "only what was not used for this long: 30d, 12h, 2w", metavar="AGE"
+    )
+    keep: int = option(0, "never remove the N most recently used files", metavar="N")
+    key: str = option("", "only this entry, as cache.list names it", metavar="KEY")
+    tokenizers_only: bool = option(False, "leave everything but tokenizers alone")
+    models: bool = option(False, "also remove downloaded models")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What would be removed from *root*; *busy* entries are left because somebody holds them."""
+
+    root: Path
+    remove: tuple[Entry, ...]
+    busy: tuple[Entry, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """What removing it all frees."""
+        return sum(entry.size_bytes for entry in self.remove)
+
+    def facts(self) -> dict[str, Any]:
+        """The plan as JSON values."""
+        return {
+            "root": str(self.root),
+            "size_bytes": self.size_bytes,
+            "remove": [entry.facts() for entry in self.remove],
+            "busy": [entry.facts() for entry in self.busy],
+        }
+
+    def lines(self, verb: str) -> list[str]:
+        """The plan for people, one file a line; *verb* is ``would remove`` or ``removed``."""
+        return [
+            *(f"{verb} {e.path} ({e.kind}, {human_size(e.size_bytes)})" for e in self.remove),
+            *(f"left alone: {e.path} (in use by {e.owner})" for e in self.busy),
+            f"{verb} {len(self.remove)} files, {human_size(self.size_bytes)} in all",
+        ]
+
+
+def parse_age(text: str) -> float:
+    """Seconds in ``30d``, ``12h``, ``90m``, ``2w`` or ``45s``.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    match = _AGE.fullmatch(text.strip().lower())
+    if match is None:
+        raise UsageError(
+            f"--older-than expects a number and a unit, got {text!r}",
+            hint="for example 30d; the units are s, m, h, d, w",
+        )
+    return float(match["count"]) * _UNIT_S[match["unit"]]
+
+
+def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Plan:
+    """What *selection* would remove; nothing is touched yet.
+
+    Raises:
+        UsageError: the selection makes no sense, or *root* is not a cache of ours.
+        NotFound: there is no entry with that key.
+    """
+    refuse_unless_cache(root)
+    if selection.keep < 0:
+        raise UsageError(f"--keep expects a number of files, 0 or more, got {selection.keep}")
+    if selection.tokenizers_only and selection.models:
+        raise UsageError("--tokenizers-only and --models exclude each other")
+    age_s = parse_age(selection.older_than) if selection.older_than else None
+    now_s = time.time() if now_s is None else now_s
+    chosen = [entry for entry in entries(root) if _in_scope(root, entry, selection)]
+    if selection.key:
+        known = sorted({entry.key for entry in chosen if entry.key})
+        chosen = [entry for entry in chosen if _has_key(entry, selection.key)]
+        if not chosen:
+            raise NotFound(
+                f"nothing in {root} has the key {selection.key!r}",
+                hint=f"keys are: {', '.join(known)}" if known else "inv cache.list shows the keys",
+            )
+    published = [entry for entry in chosen if entry.kind not in ("partial", "leftover")]
+    newest = sorted(published, key=lambda entry: entry.last_used_s, reverse=True)
+    kept = {entry.path for entry in newest[: selection.keep]}
+    chosen = [
+        entry
+        for entry in chosen
+        if entry.path not in kept and (age_s is None or now_s - entry.last_used_s > age_s)
+    ]
+    return Plan(
+        root,
+        remove=tuple(entry for entry in chosen if not entry.owner),
+        busy=tuple(entry for entry in chosen if entry.owner),
+    )
+
+
+def _in_scope(root: Path, entry: Entry, selection: Selection) -> bool:
+    area = entry.path.relative_to(root).parts[0]
+    if selection.tokenizers_only:
+        return area == "tokenizers"
+    return area != "models" or selection.models
+
+
+def _has_key(entry: Entry, key: str) -> bool:
+    wanted = key.replace("/", "--", 1) if key.count("/") == 1 else key  # org/repo as people write
+    return entry.key in (key, wanted) or entry.key.startswith((f"{key}/", f"{wanted}/"))
+
+
+def refuse_unless_cache(root: Path) -> None:
+    """Make sure that *root* is a cache folder of ours before anything in it is removed.
+
+    It is when it carries our ``CACHEDIR.TAG``, or when it holds nothing but what we put there.
+
+    Raises:
+        UsageError: it is the home folder, a folder above it, or something else altogether.
+        PermissionDenied: it cannot be read.
+    """
+    real = root.resolve()
+    home = Path.home().resolve()
+    if real == home or real in home.parents:
+        raise UsageError(
+            f"{root} is not a cache folder: refusing to remove anything in it",
+            hint="give the cache folder: --cache-dir DIR",
+        )
+    try:
+        names = {item.name for item in real.iterdir()}
+        tag = (real / TAG).read_bytes() if TAG in names else b""
+    except FileNotFoundError:
+        return
+    except PermissionError as error:
+        raise PermissionDenied(f"cannot read {root}: {error.strerror}") from error
+    except OSError as error:
+        raise from_os_error(error, root) from error
+    strange = sorted(names - _OURS)
+    if strange and not (tag.startswith(TAG_SIGNATURE) and b"bitnet" in tag):
+        raise UsageError(
+            f"{root} does not look like a cache folder of bitnet: it also holds {strange[0]!r}: "
+            "refusing to remove anything in it",
+            hint="give the cache folder: --cache-dir DIR",
+        )
+
+
+def prune(planned: Plan) -> Plan:
+    """Remove what was planned; gives back what was removed and what turned out to be busy.
+
+    Somebody may have taken a lock, or removed a file, since the plan was made; both are fine.
+
+    Raises:
+        PermissionDenied: a file cannot be removed.
+    """
+    removed: list[Entry] = []
+    busy = list(planned.busy)
+    for entry in planned.remove:
+        with contextlib.ExitStack() as stack:
+            locks = [path for path in locks_for(entry.path) if path.is_file()]
+            if not all(stack.enter_context(held(path)) for path in locks):
+                busy.append(replace(entry, owner=entry.owner or "another process"))
+                continue
+            _remove(planned.root, entry)
+            removed.append(entry)
+    return Plan(planned.root, tuple(removed), tuple(busy))
+
+
+def _remove(root: Path, entry: Entry) -> None:
+    """Delete the files of *entry*, then the folders that this left empty."""
+    if root.resolve() not in entry.path.parent.resolve().parents:
+        raise UsageError(f"{entry.path} has been moved out of {root}: refusing to remove it")
+    try:
+        for path in (entry.path, *entry.companions):
+            # Windows cannot delete the lock file that is held while its entry goes.
+            held = os.name == "nt" and path.suffix == ".lock"
+            with contextlib.suppress(PermissionError) if held else contextlib.nullcontext():
+                path.unlink(missing_ok=True)
+    except OSError as error:
+        raise from_os_error(error, error.filename or entry.path) from error
+    for folder in entry.path.parents:
+        if folder.parent in (root, folder):
+            return
+        try:
+            folder.rmdir()
+        except OSError:  # not empty, or not ours to remove
+            return

@@ -1,0 +1,32 @@
+"""``inv cache.list``."""
+
+from __future__ import annotations
+
+import json
+
+from bitnet.options import CacheOptions
+from bitnet.tasks.declare import Output, task
+
+
+@task(name="cache.list")
+def cache_list(c, cache=CacheOptions(), output=Output()):
+    """List what is in the cache, with sizes and last use."""
+    import time
+
+    from bitnet.cache import entries
+    from bitnet.progress import human_size, human_time
+
+    found = entries(cache.root)
+    total = sum(entry.size_bytes for entry in found)
+    if output.json:
+        facts = [entry.facts() for entry in found]
+        print(json.dumps({"root": str(cache.root), "size_bytes": total, "entries": facts}))
+        return
+    for entry in found:
+        age = human_time(time.time() - entry.last_used_s)
+        busy = f"  (in use by {entry.owner})" if entry.owner else ""
+        print(
+            f"{human_size(entry.size_bytes):>9}  {age:>7}  {entry.kind:<9}  {entry.key}  "
+            f"{entry.path}{busy}"
+        )
+    print(f"{len(found)} files, {human_size(total)} in {cache.root}")

@@ -1,0 +1,40 @@
+"""``inv cache.verify``."""
+
+from __future__ import annotations
+
+import json
+
+from invoke.exceptions import Exit
+
+from bitnet.options import CacheOptions
+from bitnet.tasks.declare import Output, task
+
+
+@task(name="cache.verify")
+def cache_verify(c, cache=CacheOptions(), output=Output()):
+    """Check every file in the cache for damage.
+
+    Tokenizers must be valid JSON, models complete GGUF files. Ends with exit code 13 when one is
+    damaged.
+    """
+    from bitnet.cache import entries, verify
+    from bitnet.errors import IntegrityError
+    from bitnet.formats.gguf import GGUF
+
+    published = [e for e in entries(cache.root) if e.kind not in ("partial", "leftover")]
+    verdicts = [
+        verify(entry, read_gguf=lambda path: GGUF.open(path).close()) for entry in published
+    ]
+    damaged = [verdict for verdict in verdicts if not verdict.intact]
+    if output.json:
+        print(json.dumps([verdict.facts() for verdict in verdicts]))
+        if damaged:
+            raise Exit(code=IntegrityError.exit_code)
+        return
+    for verdict in verdicts:
+        print(verdict)
+    if damaged:
+        raise IntegrityError(
+            f"{len(damaged)} of {len(verdicts)} files in {cache.root} are damaged",
+            hint=f"inv clean-cache --key {damaged[0].entry.key} --yes, then fetch it again",
+        )

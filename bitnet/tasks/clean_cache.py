@@ -1,0 +1,48 @@
+"""``inv clean-cache``."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from bitnet.cache.prune import Selection
+from bitnet.options import CacheOptions
+from bitnet.tasks.declare import Output, task
+
+
+@task(
+    help={
+        "dry_run": "show what would be removed, and remove nothing",
+        "yes": "remove without asking",
+    },
+)
+def clean_cache(
+    c, selection=Selection(), dry_run=False, yes=False, cache=CacheOptions(), output=Output()
+):
+    """Remove cached files: shows them first, then asks.
+
+    Without options everything but downloaded models goes. What another process is using is left
+    alone and named. Where nobody can be asked, nothing is removed without --yes (exit code 2).
+    """
+    from bitnet.cache.prune import plan, prune
+    from bitnet.errors import UsageError
+
+    planned = plan(cache.root, selection)
+    terminal = sys.stdin.isatty() and not output.json
+    if not output.json and (dry_run or not yes):
+        print(*planned.lines("would remove"), sep="\n")
+    sure = not dry_run and (yes or not planned.remove or (terminal and _agreed()))
+    if not (sure or dry_run or terminal):
+        raise UsageError(
+            "nothing was removed: nobody to ask", hint="inv clean-cache --yes, or --dry-run"
+        )
+    done = prune(planned) if sure else planned
+    if output.json:
+        print(json.dumps({"removed": sure, **done.facts()}))
+    elif sure:
+        print(*(done.lines("removed") if yes else ()), "Cache cleanup complete", sep="\n")
+
+
+def _agreed() -> bool:
+    print("Remove them? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

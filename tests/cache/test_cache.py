@@ -1,0 +1,343 @@
+"""The cache folder: what is seen in it, what is found damaged, and what is removed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitnet.cache import (
+    Selection,
+    entries,
+    parse_age,
+    plan,
+    prune,
+    refuse_unless_cache,
+    verify,
+)
+from bitnet.errors import InvalidFormat, NotFound, PermissionDenied, UsageError
+
+NOW_S = 2_000_000_000.0
+DAY_S = 86_400
+TOKENIZER = b'{"model": {"type": "BPE"}}'
+HOLD = (
+    "import sys, json, os, filelock\n"
+    "lock = filelock.FileLock(sys.argv[1]); lock.acquire()\n"
+    "open(sys.argv[1], 'w').write(json.dumps({'pid': os.getpid(), 'host': 'here'}))\n"
+    "print('held', flush=True); sys.stdin.readline()\n"
+)
+
+
+def put(path, content=TOKENIZER, *, age_days=0.0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, (NOW_S - age_days * DAY_S,) * 2)
+    return path
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "bitnet"
+    put(root / "tokenizers/llama3-128k/tokenizer.json", age_days=1)
+    put(root / "tokenizers/llama3-128k/tokenizer.json.lock", b"")
+    put(root / "tokenizers/gpt2-50k/tokenizer.json", age_days=40)
+    put(root / "tokenizers/gpt2-50k/tokenizer.json.partial", b"12345", age_days=2)
+    put(root / "tokenizers/gpt2-50k/tokenizer.json.partial.json", b"{}")
+    put(root / "tokenizers/gpt2-50k/old.json.incomplete", b"1", age_days=90)
+    put(root / "tokenizers/compiled" / f"{'ab' * 32}.tok", b"compiled", age_days=50)
+    put(root / "models/acme--tiny/main/tiny.gguf", b"GGUF....", age_days=60)
+    put(root / "reports/parity.json", b"{}", age_days=3)
+    return root
+
+
+@pytest.fixture
+def holding():
+    """A function that makes another process hold a lock file until the test ends."""
+    children = []
+
+    def hold(lock_path):
+        child = subprocess.Popen(
+            [sys.executable, "-c", HOLD, lock_path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        children.append(child)
+        assert child.stdout.readline() == "held\n"
+        return child.pid
+
+    yield hold
+    for child in children:
+        child.communicate("\n")
+
+
+def names(planned):
+    return sorted(entry.path.name for entry in planned)
+
+
+def test_every_kind_of_file_is_recognised(root):
+    found = {entry.path.name: (entry.kind, entry.key) for entry in entries(root)}
+    assert found == {
+        "tokenizer.json": ("tokenizer", "llama3-128k"),
+        "tokenizer.json.partial": ("partial", "gpt2-50k"),
+        "old.json.incomplete": ("leftover", "gpt2-50k"),
+        f"{'ab' * 32}.tok": ("compiled", "ab" * 32),
+        "tiny.gguf": ("model", "acme--tiny/main/tiny.gguf"),
+        "parity.json": ("report", "parity.json"),
+    }
+    assert sum(entry.path.name == "tokenizer.json" for entry in entries(root)) == 2
+
+
+def test_sizes_include_what_goes_along(root):
+    partial = next(entry for entry in entries(root) if entry.kind == "partial")
+    assert partial.size_bytes == len(b"12345") + len(b"{}")
+    assert [path.name for path in partial.companions] == ["tokenizer.json.partial.json"]
+
+
+def test_age_counts_from_the_last_read_or_write(root):
+    path = root / "tokenizers/gpt2-50k/tokenizer.json"
+    os.utime(path, (NOW_S, NOW_S - 40 * DAY_S))
+    assert next(e for e in entries(root) if e.path == path).last_used_s == NOW_S
+
+
+def test_a_missing_cache_is_an_empty_one(tmp_path):
+    assert entries(tmp_path / "none") == []
+    assert plan(tmp_path / "none", Selection()).remove == ()
+
+
+def test_files_outside_our_folders_are_not_ours(root):
+    put(root / "notes.txt")
+    put(root / "other/tokenizer.json")
+    listed = {entry.path.relative_to(root).parts[0] for entry in entries(root)}
+    assert listed == {"tokenizers", "models", "reports"}
+
+
+def test_an_entry_that_another_process_holds_names_its_owner(root, holding):
+    pid = holding(root / "tokenizers/llama3-128k/tokenizer.json.lock")
+    busy = [entry for entry in entries(root) if entry.owner]
+    assert [(entry.key, entry.owner) for entry in busy] == [
+        ("llama3-128k", f"process {pid} on here")
+    ]
+
+
+def test_a_partial_file_is_busy_while_its_file_is_locked(root, holding):
+    put(root / "tokenizers/gpt2-50k/tokenizer.json.4711.partial", b"x")
+    holding(root / "tokenizers/gpt2-50k/tokenizer.json.lock")
+    busy = {entry.path.name for entry in entries(root) if entry.owner}
+    assert busy == {"tokenizer.json", "tokenizer.json.partial", "tokenizer.json.4711.partial"}
+
+
+def test_looking_leaves_no_lock_files_behind(root):
+    before = sorted(root.rglob("*"))
+    entries(root)
+    assert sorted(root.rglob("*")) == before
+
+
+def test_a_lock_of_nobody_is_a_leftover(root):
+    put(root / "tokenizers/gone/tokenizer.json.lock", b"not even JSON")
+    assert [e.kind for e in entries(root) if e.key == "gone"] == ["leftover"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("tokenizer.json", b'{"model": {}}', ""),
+        ("tokenizer.json", b"", "the file is empty"),
+        ("tokenizer.json", b'{"model": 1,', "at line 1 column 13"),
+        ("tokenizer.json", b"[1, 2]", 'no "model" in it'),
+        ("tokenizer.json", b"\xff\xfe{", "codec can't decode"),
+        ("tokenizer_config.json", b"{}", ""),
+        ("tokenizer.model", b"\n\x0e", ""),
+    ],
+)
+def test_damage_is_found_and_named(tmp_path, name, content, problem):
+    put(tmp_path / "tokenizers/k" / name, content)
+    (entry,) = entries(tmp_path)
+    verdict = verify(entry)
+    assert problem in verdict.problem
+    assert verdict.intact == (not problem)
+
+
+def test_verdicts_read_as_the_health_scripts_expect(root):
+    put(root / "tokenizers/gpt2-50k/tokenizer.json", b"{")
+    texts = [str(verify(e)) for e in entries(root) if e.kind == "tokenizer"]
+    assert texts[0].startswith("✗ Invalid JSON: ")
+    assert texts[1].startswith("✓ Valid JSON: ")
+
+
+def test_a_model_is_read_whole_by_the_reader_given(root):
+    def read(path):
+        raise InvalidFormat(f"{path.name}: tensor x needs bytes 1..9, the file ends at 8")
+
+    model = next(entry for entry in entries(root) if entry.kind == "model")
+    assert verify(model).intact
+    assert "ends at 8" in verify(model, read_gguf=read).problem
+    model.path.write_bytes(b"<html>")
+    assert verify(model, read_gguf=read).problem == "starts with b'<htm' instead of b'GGUF'"
+
+
+def test_a_known_digest_is_compared(root):
+    entry = next(entry for entry in entries(root) if entry.kind == "tokenizer")
+    right = "8bb2d91febcec5f803e4f418f3e7d21aa7fcb42a49ca016070b21a0b7f6c13ee"  # sha256sum
+    assert verify(entry, expected={str(entry.path): right}).intact
+    verdict = verify(entry, expected={str(entry.path): "0" * 64})
+    assert (verdict.check, verdict.intact) == ("SHA-256", False)
+    assert right in verdict.problem
+
+
+def test_a_file_that_vanishes_while_checking_is_reported_not_raised(root):
+    entry = next(entry for entry in entries(root) if entry.kind == "tokenizer")
+    entry.path.unlink()
+    assert "No such file" in verify(entry).problem
+
+
+def test_everything_but_models_goes_by_default(root):
+    planned = plan(root, Selection(), now_s=NOW_S)
+    assert {entry.kind for entry in planned.remove} == {
+        *("tokenizer", "compiled", "report", "partial", "leftover")
+    }
+    prune(planned)
+    assert [path.name for path in root.rglob("*") if path.is_file()] == ["tiny.gguf"]
+    assert sorted(path.name for path in root.iterdir()) == ["models", "reports", "tokenizers"]
+
+
+@pytest.mark.parametrize(
+    ("selection", "expected"),
+    [
+        (
+            Selection(older_than="30d"),
+            [f"{'ab' * 32}.tok", "old.json.incomplete", "tokenizer.json"],
+        ),
+        (Selection(older_than="30d", keep=10), ["old.json.incomplete"]),
+        (
+            Selection(keep=2),  # the two newest: a report and a tokenizer
+            [
+                *(f"{'ab' * 32}.tok", "old.json.incomplete"),
+                *("tokenizer.json", "tokenizer.json.partial"),
+            ],
+        ),
+        (Selection(key="llama3-128k"), ["tokenizer.json"]),
+        (Selection(key="acme/tiny", models=True), ["tiny.gguf"]),
+        (Selection(key="acme--tiny/main/tiny.gguf", models=True), ["tiny.gguf"]),
+        (Selection(models=True, older_than="55d"), ["old.json.incomplete", "tiny.gguf"]),
+        (
+            Selection(tokenizers_only=True, older_than="2.5d"),
+            [f"{'ab' * 32}.tok", "old.json.incomplete", "tokenizer.json"],
+        ),
+    ],
+)
+def test_what_a_selection_removes(root, selection, expected):
+    assert names(plan(root, selection, now_s=NOW_S).remove) == sorted(expected)
+
+
+def test_an_unknown_key_is_an_error_that_lists_the_known_ones(root):
+    with pytest.raises(NotFound) as caught:
+        plan(root, Selection(key="llama9"), now_s=NOW_S)
+    assert "llama3-128k" in caught.value.hint
+    assert caught.value.exit_code == 19
+
+
+def test_a_busy_entry_is_left_alone(root, holding):
+    holding(root / "tokenizers/llama3-128k/tokenizer.json.lock")
+    done = prune(plan(root, Selection(), now_s=NOW_S))
+    assert [entry.key for entry in done.busy] == ["llama3-128k"]
+    assert (root / "tokenizers/llama3-128k/tokenizer.json").read_bytes() == TOKENIZER
+
+
+def test_an_entry_that_became_busy_after_the_plan_is_left_alone(root, holding):
+    planned = plan(root, Selection(), now_s=NOW_S)
+    assert planned.busy == ()
+    holding(root / "tokenizers/llama3-128k/tokenizer.json.lock")
+    done = prune(planned)
+    assert [entry.key for entry in done.busy] == ["llama3-128k"]
+    assert (root / "tokenizers/llama3-128k/tokenizer.json").exists()
+
+
+def test_a_file_that_is_already_gone_is_no_error(root):
+    planned = plan(root, Selection(key="gpt2-50k"), now_s=NOW_S)
+    (root / "tokenizers/gpt2-50k/tokenizer.json").unlink()
+    prune(planned)
+    assert not (root / "tokenizers/gpt2-50k").exists()
+
+
+def test_links_are_removed_and_never_followed(root, tmp_path):
+    outside = put(tmp_path / "elsewhere/precious.gguf", b"GGUF")
+    (root / "models/acme--tiny/main/link.gguf").symlink_to(outside)
+    (root / "models/linked").symlink_to(outside.parent, target_is_directory=True)
+    prune(plan(root, Selection(models=True), now_s=NOW_S))
+    assert outside.read_bytes() == b"GGUF"
+    assert (root / "models/linked").is_symlink()
+    assert not (root / "models/acme--tiny").exists()
+
+
+def test_a_folder_replaced_by_a_link_after_the_plan_is_not_followed(root, tmp_path):
+    planned = plan(root, Selection(key="gpt2-50k"), now_s=NOW_S)
+    folder = root / "tokenizers/gpt2-50k"
+    folder.rename(tmp_path / "moved")
+    folder.symlink_to(tmp_path / "moved", target_is_directory=True)
+    with pytest.raises(UsageError, match="moved out of"):
+        prune(planned)
+    assert (tmp_path / "moved/tokenizer.json").exists()
+
+
+def test_an_area_that_is_a_link_is_not_ours(tmp_path):
+    put(tmp_path / "elsewhere/k/tokenizer.json")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/tokenizers").symlink_to(tmp_path / "elsewhere", target_is_directory=True)
+    assert entries(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize("folder", ["/", "~", "~/.."])
+def test_home_and_everything_above_is_refused(folder):
+    with pytest.raises(UsageError, match="not a cache folder"):
+        refuse_unless_cache(Path(folder).expanduser())
+
+
+def test_a_project_folder_is_refused_until_it_is_marked(root):
+    put(root / "pyproject.toml", b"")
+    with pytest.raises(UsageError, match=r"also holds 'pyproject.toml'"):
+        plan(root, Selection())
+    tag = b"Signature: 8a477f597d28d172789f06886806bc55\n# cache of bitnet\n"
+    put(root / "CACHEDIR.TAG", tag)
+    assert plan(root, Selection(), now_s=NOW_S).remove
+    put(root / "CACHEDIR.TAG", tag.replace(b"bitnet", b"pip"))
+    with pytest.raises(UsageError):
+        plan(root, Selection())
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may do anything")
+def test_a_folder_that_cannot_be_read_is_a_permission_error(root):
+    (root / "tokenizers").chmod(0)
+    try:
+        with pytest.raises(PermissionDenied):
+            entries(root)
+    finally:
+        (root / "tokenizers").chmod(0o700)
+
+
+@pytest.mark.parametrize("text", ["30", "d", "-3d", "3y", "", "1e3d", "3 d x"])
+def test_an_age_needs_a_number_and_a_unit(text):
+    with pytest.raises(UsageError, match="--older-than"):
+        parse_age(text)
+
+
+@given(st.integers(0, 10_000), st.sampled_from(["s", "m", "h", "d", "w"]))
+def test_ages_scale_with_their_unit(count, unit):
+    assert parse_age(f"{count}{unit}") == count * parse_age(f"1{unit}")
+
+
+@pytest.mark.parametrize(
+    "selection", [Selection(keep=-1), Selection(tokenizers_only=True, models=True)]
+)
+def test_a_selection_that_makes_no_sense_is_refused(root, selection):
+    with pytest.raises(UsageError):
+        plan(root, selection)
+
+
+def test_facts_are_json(root):
+    json.dumps(plan(root, Selection(), now_s=NOW_S).facts())
+    json.dumps([verify(entry).facts() for entry in entries(root)])
