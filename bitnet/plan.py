@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import BitnetError, InvalidFormat, Unsupported
+from bitnet.errors import BitnetError, InvalidFormat, Unsupported, from_os_error
 from bitnet.formats.gguf import GGUF, NeedMoreBytes
 from bitnet.inspect_gguf import encodings, memory, vocabulary
 from bitnet.progress import human_size
@@ -28,7 +28,17 @@ if TYPE_CHECKING:
 
     from bitnet.quants.types import QuantType
 
-__all__ = ["Machine", "ModelPlan", "Origin", "plan_model", "read_header", "this_machine"]
+__all__ = [
+    "Machine",
+    "ModelPlan",
+    "Origin",
+    "fits_in_memory",
+    "plan_file",
+    "plan_model",
+    "plan_unread",
+    "read_header",
+    "this_machine",
+]
 
 FIRST_WINDOW = 1 << 20
 LARGEST_HEADER = 256 << 20
@@ -115,10 +125,21 @@ class ModelPlan:
 
     def lines(self) -> Iterator[str]:
         """The plan for people, a line per question."""
-        shares = ", ".join(f"{name} {share:.0%}" for name, share in self.encodings.items())
         yield f"{self.name}: {_size(self.size_bytes)} ({_size(self.header_bytes)} of it read)"
         yield f"  licence        {self.licence or 'not stated'}"
         yield f"  access         {self._access()}"
+        if self.header_bytes:
+            yield from self._header_lines()
+        yield f"  disk           {_size(self.machine.free_disk)} free"
+        context = f" with {self.memory_context:,} tokens of context" if self.memory_context else ""
+        free = _size(self.machine.free_memory)
+        yield f"  memory         about {_size(self.memory_bytes)}{context}, {free} free"
+        yield f"  runs here      {'yes' if self.runs else 'no'}"
+        for problem in self.problems:
+            yield f"    - {problem}"
+
+    def _header_lines(self) -> Iterator[str]:
+        shares = ", ".join(f"{name} {share:.0%}" for name, share in self.encodings.items())
         weights = _count(self.parameters)
         yield f"  architecture   {self.architecture or 'not stated'}, {weights} weights"
         yield f"  encodings      {shares or 'none: a vocabulary without weights'}"
@@ -126,14 +147,6 @@ class ModelPlan:
         yield f"  context        {context} tokens"
         yield f"  tokenizer      {self.tokenizer}"
         yield f"  chat template  {'yes' if self.chat_template else 'no'}"
-        yield f"  disk           {_size(self.machine.free_disk)} free"
-        yield (
-            f"  memory         about {_size(self.memory_bytes)} with {self.memory_context:,} tokens"
-            f" of context, {_size(self.machine.free_memory)} free"
-        )
-        yield f"  runs here      {'yes' if self.runs else 'no'}"
-        for problem in self.problems:
-            yield f"    - {problem}"
 
     def _access(self) -> str:
         if self.local:
@@ -227,6 +240,52 @@ def plan_model(
         memory_context=_context(gguf),
         machine=machine,
         problems=tuple(problems),
+    )
+
+
+def plan_file(path: Path, origin: Origin, *, machine: Machine) -> ModelPlan:
+    """:func:`plan_model` for a file that is here.
+
+    Raises:
+        NotFound: no such file.
+        InvalidFormat: no GGUF file, or a damaged one.
+    """
+    try:
+        with path.open("rb") as file:
+
+            def read(start: int, stop: int) -> bytes:
+                file.seek(start)
+                return file.read(stop - start)
+
+            size = path.stat().st_size
+            local = replace(origin, local=True)
+            return plan_model(read, local, label=path.name, size=size, machine=machine)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def plan_unread(name: str, size: int | None, origin: Origin, *, machine: Machine) -> ModelPlan:
+    """The plan for a file that cannot be read in parts: what its size alone says."""
+    needs = None if size is None else size + OVERHEAD_BYTES
+    return ModelPlan(
+        name=name,
+        size_bytes=size,
+        header_bytes=0,
+        licence=origin.licence,
+        gated=origin.gated,
+        local=origin.local,
+        architecture="",
+        parameters=0,
+        encodings={},
+        context_length=None,
+        vocab_size=None,
+        tokenizer="not known before it is fetched",
+        has_tokenizer=False,
+        chat_template=False,
+        memory_bytes=needs,
+        memory_context=0,
+        machine=machine,
+        problems=tuple(_room_problems(origin, size, needs, machine)),
     )
 
 

@@ -252,7 +252,7 @@ def scratch(folder: Path) -> Iterator[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.glob(".pip-*"):
             if _abandoned(old, host):
-                shutil.rmtree(old, ignore_errors=True)
+                _remove(old)
         own = Path(tempfile.mkdtemp(prefix=f".pip-{host}-{os.getpid()}-", dir=folder))
     except OSError as error:
         raise from_os_error(error, folder) from error
@@ -333,6 +333,14 @@ def _wheel_bytes(folder: Path) -> int:
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
     with suppress(subprocess.TimeoutExpired):
         process.wait(timeout_s)
+
+
+def _remove(folder: Path) -> None:
+    """Delete *folder*, out of the way of a pip whose parent was killed and which still writes."""
+    away = folder.with_name(f".pip-removed-{token_hex(4)}")
+    with suppress(OSError):
+        folder = folder.rename(away)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _abandoned(folder: Path, host: str) -> bool:

