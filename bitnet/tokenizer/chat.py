@@ -1,0 +1,226 @@
+"""Chat templates: a conversation to the text the model was trained to continue.
+
+Templates are programs from the model's file. They run in an immutable sandbox set up as in
+``transformers`` (``utils/chat_template_utils.py``), with bounds on steps and memory.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from bitnet.errors import BitnetError, InvalidFormat, Unsupported, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from bitnet.tokenizer.spec import TokenizerSpec
+
+__all__ = ["ChatTemplate", "chat_template"]
+
+Message = dict[str, Any]
+
+_PROBE = "p\u2063r\u2063o\u2063b\u2063e"  # invisible separators: in no template
+
+
+def chat_template(spec: TokenizerSpec) -> ChatTemplate:
+    """The chat template of a tokenizer.
+
+    Raises:
+        Unsupported: it has none.
+        InvalidFormat: it is not a Jinja template.
+    """
+    if not spec.chat_template:
+        raise Unsupported(
+            f"the tokenizer {spec.source} has no chat template",
+            hint="send a plain prompt, or name a template with --chat-template FILE",
+        )
+    return ChatTemplate(
+        spec.chat_template,
+        bos_token="" if spec.bos_id is None else spec.tokens[spec.bos_id],
+        eos_token="" if spec.eos_id is None else spec.tokens[spec.eos_id],
+        source=spec.source,
+    )
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    Args:
+        template: Jinja source.
+        bos_token: text of the BOS token, as the template's variable of that name.
+        eos_token: text of the EOS token, likewise.
+        source: where it comes from, for messages.
+        now: the clock behind ``strftime_now``.
+
+    Raises:
+        InvalidFormat: the template has a syntax error; says the line.
+    """
+
+    def __init__(
+        self,
+        template: str,
+        *,
+        bos_token: str = "",
+        eos_token: str = "",
+        source: str = "chat template",
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        from jinja2 import TemplateError, TemplateSyntaxError
+
+        from bitnet.tokenizer.chat_sandbox import Sandbox
+
+        self.source = source
+        self._tokens = {
+            name: text
+            for name, text in (("bos_token", bos_token), ("eos_token", eos_token))
+            if text
+        }
+        self._sandbox = Sandbox()
+        self._sandbox.filters["tojson"] = _to_json
+        self._sandbox.globals["raise_exception"] = _raise_exception
+        self._sandbox.globals["strftime_now"] = lambda form: now().strftime(form)
+        # The sandbox counts steps of one rendering at a time.
+        self._lock = threading.Lock()
+        try:
+            self._template = self._sandbox.from_string(template)
+        except TemplateSyntaxError as error:
+            raise InvalidFormat(
+                f"the chat template of {source} is not valid: {error.message}"
+                f" at line {error.lineno}",
+                hint="name another template with --chat-template FILE",
+            ) from None
+        except (TemplateError, RecursionError) as error:
+            raise InvalidFormat(f"the chat template of {source} is not valid: {error}") from None
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The text of a conversation.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}``, oldest first; content is a text, or a
+                list of ``{"type": "text", "text": ...}`` parts.
+            tools: JSON schemas of functions the model may call.
+            documents: ``{"title": ..., "text": ...}`` to answer from.
+            add_generation_prompt: end with what introduces the assistant's answer.
+            variables: more variables for the template, such as ``enable_thinking``.
+
+        Raises:
+            UsageError: the template does not accept this conversation.
+            Unsupported: a message holds more than text, and the template only knows text.
+            InvalidFormat: the template fails, or does not end within its bounds.
+        """
+        return self._render(
+            [self._suited(message) for message in messages],
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            **(variables or {}),
+        )
+
+    def _render(self, messages: Sequence[Message], **variables: Any) -> str:
+        from jinja2 import TemplateError
+
+        from bitnet.tokenizer.chat_sandbox import Overrun
+
+        given = {"tools": None, "documents": None, **self._tokens, **variables}
+        try:
+            with self._lock:
+                self._sandbox.restart()
+                return self._template.render(messages=messages, **given)
+        except _Refusal as error:
+            raise UsageError(
+                f"the chat template of {self.source} refuses the conversation: {error.message}",
+                hint="check the roles of the messages and their order",
+            ) from None
+        except Overrun as error:
+            raise InvalidFormat(
+                f"the chat template of {self.source} was stopped: {error}",
+                hint="name another template with --chat-template FILE",
+            ) from None
+        except BitnetError:
+            raise
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError,
+                AttributeError, RecursionError, MemoryError) as error:  # fmt: skip
+            raise InvalidFormat(
+                f"the chat template of {self.source} failed: {type(error).__name__}: {error}",
+                hint="check the messages, or name another template with --chat-template FILE",
+            ) from None
+
+    def _suited(self, message: Message) -> Message:
+        """*message* with its content in the form the template understands."""
+        content = message.get("content")
+        if isinstance(content, list) and not self._takes_parts:
+            return {**message, "content": _flattened(content)}
+        if isinstance(content, str) and not self._takes_text:
+            return {**message, "content": [{"type": "text", "text": content}]}
+        return dict(message)
+
+    @cached_property
+    def _takes_text(self) -> bool:
+        """Whether content given as a text reaches the output; assumed when neither form does."""
+        return self._shows(_PROBE) or not self._takes_parts
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether content given as a list of parts reaches the output as text."""
+        return self._shows([{"type": "text", "text": _PROBE}])
+
+    def _shows(self, content: object) -> bool:
+        try:
+            text = self._render([{"role": "user", "content": content}], add_generation_prompt=True)
+        except BitnetError:
+            return False
+        return _PROBE in text and "'type'" not in text and '"type"' not in text
+
+
+def _flattened(parts: Sequence[Any]) -> str:
+    texts = []
+    for part in parts:
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict) and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+            raise Unsupported(f"content of type {kind!r} is not supported; only text is")
+    return "\n".join(texts)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as models saw it in training: not escaped for HTML, keys in their order."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+class _Refusal(Exception):
+    """The template called ``raise_exception``."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise _Refusal(str(message))

@@ -1,0 +1,173 @@
+"""The environment chat templates run in: immutable, sandboxed, and bounded in steps and memory."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from jinja2.parser import Parser
+
+__all__ = ["MAX_CHARS", "MAX_STEPS", "Overrun", "Sandbox"]
+
+MAX_STEPS = 2_000_000  # loop rounds and macro calls of one rendering
+MAX_CHARS = 64 << 20  # length of any text a template makes
+# A width of six digits, or one that comes with the arguments.
+_WIDE = re.compile(r"[0-9]{6,}|\*|\{[^{}]*:[^{}]*\{")
+# Methods that make long texts from short ones.
+_GROWING = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
+
+
+class Overrun(Exception):
+    """A template needed more steps or memory than any real one."""
+
+
+class _Generation(Extension):
+    """``{% generation %}`` marks what the assistant said; it changes nothing in the text."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own attribute
+
+    def parse(self, parser: Parser) -> nodes.CallBlock:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_same"), [], [], body, lineno=line)
+
+    def _same(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
+class _Generator(CodeGenerator):
+    """Compiles loops and concatenations so that the sandbox sees them."""
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802 - Jinja's name
+        counted = nodes.EnvironmentAttribute("counted", lineno=node.lineno)
+        node.iter = nodes.Call(counted, [node.iter], [], None, None, lineno=node.lineno)
+        super().visit_For(node, frame)
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.concat([str(part) for part in (")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write(")])")
+
+
+class _Counted:
+    """An iterable whose rounds count as steps."""
+
+    def __init__(self, items: Any, step: Callable[[], None]) -> None:
+        self._items = items
+        self._step = step
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            self._step()
+            yield item
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """As ``transformers`` sets it up, with bounds."""
+
+    code_generator_class = _Generator
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        )
+        self._steps = 0
+        self.concat = self._concat  # type: ignore[method-assign]
+        self.filters["center"] = _narrow(self.filters["center"])
+        self.filters["indent"] = _narrow(self.filters["indent"])
+        self.filters["format"] = _narrow(self.filters["format"])
+        del self.globals["lipsum"]
+
+    def restart(self) -> None:
+        """Begins the count of one rendering."""
+        self._steps = 0
+
+    def counted(self, items: Any) -> _Counted:
+        """*items* of a loop, each round a step."""
+        return _Counted(items, self._step)
+
+    def _step(self) -> None:
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise Overrun(f"more than {MAX_STEPS:,} steps")
+
+    def _concat(self, parts: Iterable[str]) -> str:
+        parts = list(parts)
+        _check(sum(map(len, parts)))
+        return "".join(parts)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Also refuses the methods that make long texts from short ones."""
+        growing = attr in _GROWING and isinstance(obj, str)
+        return not growing and super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """``str.format`` with bounded widths."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None and _WIDE.search(value.__self__):
+            raise Overrun("a format with an enormous width")
+        return wrapped
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls count as steps, and may not ask for enormous texts."""
+        self._step()
+        function = args[1] if len(args) > 1 else None
+        bound = getattr(function, "__self__", None)
+        if isinstance(bound, str):
+            name = getattr(function, "__name__", "")
+            if name == "replace" and len(args) >= 4:
+                _check(len(bound) + bound.count(str(args[2])) * len(str(args[3])))
+            if name == "join":
+                return self._concat(_joined(bound, list(args[2])))
+        return super().call(*args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Refuses results that no memory could hold."""
+        if operator == "*":
+            for text, times in ((left, right), (right, left)):
+                if isinstance(text, (str, list, tuple)) and isinstance(times, int):
+                    _check(len(text) * times)
+        elif operator == "+" and isinstance(left, (str, list)) and isinstance(right, (str, list)):
+            _check(len(left) + len(right))
+        elif operator == "**" and isinstance(left, int) and isinstance(right, int):
+            _check(left.bit_length() * max(right, 0))
+        elif operator == "%" and isinstance(left, str) and _WIDE.search(left):
+            raise Overrun("a format with an enormous width")
+        return super().call_binop(context, operator, left, right)
+
+
+def _check(length: int) -> None:
+    if length > MAX_CHARS:
+        raise Overrun(f"a text of more than {MAX_CHARS:,} characters")
+
+
+def _joined(separator: str, parts: list[str]) -> list[str]:
+    return [piece for part in parts for piece in (separator, part)][1:]
+
+
+def _narrow(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that makes no text out of a huge number."""
+
+    def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
+        for argument in (*args, *kwargs.values()):
+            if isinstance(argument, int) and not isinstance(argument, bool):
+                _check(abs(argument) * (str(value).count("\n") + 1))
+        if isinstance(value, str) and _WIDE.search(value) and "%" in value:
+            raise Overrun("a format with an enormous width")
+        return function(value, *args, **kwargs)
+
+    return bounded

@@ -1,0 +1,26 @@
+from bitnet.tokenizer.agreement import PROBES, measure_agreement
+
+
+def test_agreement_counts_texts_with_equal_ids():
+    found = measure_agreement(
+        lambda text: list(text.encode()), lambda text: [ord(char) for char in text]
+    )
+    ascii_only = [text for text in PROBES if text.isascii()]
+    assert found.total == len(PROBES)
+    assert found.equal == len(ascii_only)
+    assert found.first_difference == next(text for text in PROBES if not text.isascii())
+    assert f"{len(ascii_only)} of {len(PROBES)}" in str(found)
+
+
+def test_a_tokenizer_agrees_with_itself():
+    found = measure_agreement(str.split, str.split)
+    assert found.ratio == 1.0
+    assert found.first_difference is None
+
+
+def test_no_texts_are_no_agreement():
+    assert measure_agreement(str.split, str.split, texts=[]).ratio == 0.0
+
+
+def test_probes_differ_from_each_other():
+    assert len(set(PROBES)) == len(PROBES)

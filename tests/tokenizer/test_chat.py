@@ -1,0 +1,183 @@
+from datetime import datetime, timezone
+
+import pytest
+
+from bitnet.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.tokenizer.chat import ChatTemplate, chat_template
+from bitnet.tokenizer.spec import TokenizerSpec
+
+USER = {"role": "user", "content": "Hi"}
+LLAMA3 = (
+    "{% set loop_messages = messages %}{% for message in loop_messages %}"
+    "{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n'"
+    " + message['content'] | trim + '<|eot_id|>' %}"
+    "{% if loop.index0 == 0 %}{% set content = bos_token + content %}{% endif %}{{ content }}"
+    "{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+
+
+def render(template, messages=(USER,), **options):
+    return ChatTemplate(template, bos_token="<s>", eos_token="</s>").render(messages, **options)
+
+
+def test_llama3_conversation():
+    text = render(LLAMA3, [{"role": "system", "content": " Be kind. "}, USER])
+    assert text == (
+        "<s><|start_header_id|>system<|end_header_id|>\n\nBe kind.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    )
+
+
+def test_the_generation_prompt_can_be_left_out():
+    assert render(LLAMA3, add_generation_prompt=False).endswith("Hi<|eot_id|>")
+
+
+def test_blocks_leave_no_white_space():
+    assert render("  {% if true %}\nx\n  {% endif %}\ny") == "x\ny"
+
+
+def test_loops_can_be_left_early():
+    template = "{% for m in messages %}{% if loop.index == 2 %}{% break %}{% endif %}x{% endfor %}"
+    assert render(template, [USER] * 5) == "x"
+
+
+def test_json_is_not_escaped_and_keeps_its_order():
+    tools = [{"name": "f", "about": "<é> & 'x'"}]
+    assert render("{{ tools[0] | tojson }}", tools=tools) == '{"name": "f", "about": "<é> & \'x\'"}'
+    assert render("{{ {'b': 1, 'a': [2]} | tojson(indent=2) }}").startswith('{\n  "b": 1,\n')
+
+
+def test_generation_blocks_change_nothing():
+    assert render("a{% generation %}b{% endgeneration %}c") == "abc"
+
+
+def test_the_date_comes_from_the_clock():
+    clock = lambda: datetime(2026, 2, 3, tzinfo=timezone.utc)  # noqa: E731
+    template = ChatTemplate("{{ strftime_now('%d %b %Y') }}", now=clock)
+    assert template.render([USER]) == "03 Feb 2026"
+
+
+def test_tools_are_none_unless_given():
+    assert render("{{ tools is none }} {{ documents is none }}") == "True True"
+    assert render("{{ enable_thinking }}", variables={"enable_thinking": False}) == "False"
+
+
+def test_what_the_template_refuses_is_the_callers_mistake():
+    template = "{{ raise_exception('Conversation roles must alternate') }}"
+    with pytest.raises(UsageError, match="roles must alternate"):
+        render(template)
+
+
+def test_a_syntax_error_names_source_and_line():
+    with pytest.raises(InvalidFormat, match=r"model\.gguf.*line 2"):
+        ChatTemplate("\n{% if %}", source="model.gguf")
+
+
+def test_a_failing_template_names_its_source():
+    template = ChatTemplate("{{ messages[7].content.x }}", source="model.gguf")
+    with pytest.raises(InvalidFormat, match=r"model\.gguf"):
+        template.render([USER])
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.append(1) }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ raise_exception.__globals__.os }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{{ self.__init__.__globals__.os }}",
+    ],
+)
+def test_templates_cannot_leave_the_sandbox(template):
+    with pytest.raises(InvalidFormat):
+        render(template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ range(10 ** 9) }}",
+        "{{ 'x' * 10 ** 9 }}",
+        "{{ [0] * 10 ** 9 }}",
+        "{{ 9 ** (9 ** 9) }}",
+        "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+        "{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+        "{% set n.x = n.x + n.x %}{% endfor %}",
+        "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+        "{% set t %}{{ n.x }}{{ n.x }}{% endset %}{% set n.x = t %}{% endfor %}",
+        "{% set n = namespace(x='ab') %}{% for i in range(60) %}"
+        "{% set n.x = n.x.replace('b', n.x) %}{% endfor %}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%999999999d' | format(1) }}",
+        "{{ '{:999999999}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 999999999) }}",
+        "{{ 'x' | center(10 ** 9) }}",
+        "{{ 'x'.ljust(10 ** 9) }}",
+        "{{ 'x\n' | indent(10 ** 9) }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    ],
+)
+def test_runaway_templates_are_stopped(template):
+    with pytest.raises(InvalidFormat):
+        render(template)
+
+
+def test_the_step_count_begins_anew_with_every_rendering():
+    template = ChatTemplate("{% for i in range(99999) %}{% endfor %}x")
+    assert {template.render([USER]) for _ in range(30)} == {"x"}
+
+
+PARTS = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+
+
+def test_parts_become_a_text_where_the_template_only_knows_texts():
+    template = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
+    assert render(template, [{"role": "user", "content": PARTS}]) == "[one\ntwo]"
+
+
+def test_parts_stay_parts_where_the_template_knows_them():
+    template = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
+        "{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}{% endfor %}"
+    )
+    assert render(template, [{"role": "user", "content": PARTS}]) == "<one><two>"
+    assert render(template) == "Hi"
+
+
+def test_a_text_becomes_a_part_where_the_template_only_knows_parts():
+    template = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
+    assert render(template) == "Hi"
+
+
+def test_pictures_are_refused_by_name():
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    with pytest.raises(Unsupported, match="image_url"):
+        render(LLAMA3, [message])
+
+
+def test_a_tokenizer_lends_its_template_the_texts_of_its_tokens():
+    spec = TokenizerSpec(
+        model="bpe",
+        tokens=["a", "<B>", "<E>"],
+        bos_id=1,
+        eos_id=2,
+        chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
+    )
+    assert chat_template(spec).render([USER]) == "<B>Hi<E>"
+
+
+def test_a_tokenizer_without_template_says_so():
+    with pytest.raises(Unsupported, match="no chat template"):
+        chat_template(TokenizerSpec(model="bpe", tokens=["a"], source="x.gguf"))
+
+
+def test_a_bos_of_the_template_is_not_doubled():
+    spec = TokenizerSpec(model="bpe", tokens=["a", "<B>"], bos_id=1, add_bos=True)
+    assert spec.surround([0]) == [1, 0]
+    assert spec.surround([1, 0]) == [1, 0]
+    assert spec.surround([]) == [1]
