@@ -1,0 +1,152 @@
+// Python's view of the operations: arrays in, arrays out, the GIL released while they run.
+//
+// Outputs are allocated by the caller and never converted: a wrong dtype is a TypeError.
+#include "bind_kernels.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "ops.hpp"
+#include "thread_pool.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace bitnet {
+namespace {
+
+template <class T>
+using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+using Floats = Array<const float>;
+using OutFloats = Array<float>;
+using Bytes = Array<const uint8_t>;
+
+void require(bool condition, const char* what) {
+    if (!condition) throw nb::value_error(what);
+}
+
+Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weight) {
+    require(type >= 0 && type < kTypes, "unknown weight type");
+    require(rows > 0 && cols > 0 && row_bytes(Type(type), cols) > 0, "cols is not a whole number of blocks");
+    require(int64_t(weight.size()) / row_bytes(Type(type), cols) >= rows, "weight has too few bytes");
+    return Type(type);
+}
+
+void bind_linear(int type, const Bytes& weight, int64_t rows, int64_t cols, float scale, const Floats& x,
+                 const OutFloats& out) {
+    const Type checked = checked_type(type, rows, cols, weight);
+    const int64_t tokens = int64_t(x.size()) / cols;
+    require(int64_t(x.size()) == tokens * cols && int64_t(out.size()) == tokens * rows,
+            "x must be (tokens, cols) and out (tokens, rows)");
+    const nb::gil_scoped_release release;
+    linear(checked, weight.data(), rows, cols, scale, x.data(), tokens, out.data());
+}
+
+void bind_embed(int type, const Bytes& weight, int64_t rows, int64_t cols, float scale,
+                const Array<const int64_t>& ids, const OutFloats& out) {
+    const Type checked = checked_type(type, rows, cols, weight);
+    require(out.size() == ids.size() * size_t(cols), "out must be (ids, cols)");
+    for (size_t i = 0; i < ids.size(); ++i)
+        require(ids.data()[i] >= 0 && ids.data()[i] < rows, "a row number is out of range");
+    const nb::gil_scoped_release release;
+    embed(checked, weight.data(), cols, scale, ids.data(), int64_t(ids.size()), out.data());
+}
+
+int64_t rows_of(const Floats& x, const OutFloats& out, int64_t cols) {
+    require(cols > 0 && x.size() % size_t(cols) == 0 && out.size() == x.size(),
+            "x and out must be (rows, cols) like the weight");
+    return int64_t(x.size()) / cols;
+}
+
+void bind_rms_norm(const Floats& x, const Floats& weight, float eps, const OutFloats& out) {
+    const auto cols = int64_t(weight.size()), rows = rows_of(x, out, cols);
+    const nb::gil_scoped_release release;
+    rms_norm(x.data(), weight.data(), rows, cols, eps, out.data());
+}
+
+void bind_layer_norm(const Floats& x, const Floats& weight, const Floats& bias, float eps, const OutFloats& out) {
+    const auto cols = int64_t(weight.size()), rows = rows_of(x, out, cols);
+    require(bias.size() == 0 || bias.size() == weight.size(), "bias must be empty or like the weight");
+    const nb::gil_scoped_release release;
+    layer_norm(x.data(), weight.data(), bias.size() ? bias.data() : nullptr, rows, cols, eps, out.data());
+}
+
+void bind_rope(const Floats& x, const Floats& cos, const Floats& sin, bool half, const OutFloats& out) {
+    require(x.ndim() == 3 && cos.ndim() == 2 && cos.shape(0) == x.shape(0) && cos.size() == sin.size() &&
+                out.size() == x.size() && 2 * cos.shape(1) <= x.shape(2),
+            "x must be (tokens, heads, head_dim), cos and sin (tokens, rotated / 2)");
+    RopeArgs a;
+    a.x = x.data(), a.cos = cos.data(), a.sin = sin.data(), a.out = out.data();
+    a.heads = int64_t(x.shape(1)), a.head_dim = int64_t(x.shape(2)), a.rotated = 2 * int64_t(cos.shape(1));
+    a.half = half;
+    const auto tokens = int64_t(x.shape(0));
+    const nb::gil_scoped_release release;
+    rope(a, tokens);
+}
+
+void bind_gate(int kind, const Floats& g, const Floats& up, const OutFloats& out) {
+    require(kind >= 0 && kind <= int(Gate::relu2), "unknown gate");
+    require(g.size() == up.size() && g.size() == out.size(), "gate, up and out must have one size");
+    const nb::gil_scoped_release release;
+    gate(Gate(kind), g.data(), up.data(), int64_t(g.size()), out.data());
+}
+
+using Cache = nb::ndarray<const uint16_t, nb::ndim<3>, nb::device::cpu>;
+
+void bind_attention(const Floats& q, const Cache& k, const Cache& v, int64_t start, float scale, int64_t window,
+                    float softcap, const OutFloats& out) {
+    require(q.ndim() == 3 && out.size() == q.size(), "q and out must be (tokens, heads, head_dim)");
+    AttentionArgs a;
+    a.tokens = int64_t(q.shape(0)), a.heads = int64_t(q.shape(1)), a.head_dim = int64_t(q.shape(2));
+    a.kv_heads = int64_t(k.shape(1));
+    require(a.kv_heads > 0 && a.heads % a.kv_heads == 0 && int64_t(k.shape(2)) == a.head_dim && start >= 0 &&
+                int64_t(k.shape(0)) >= start + a.tokens,
+            "k must be (positions, kv_heads, head_dim) and hold every position up to the last query");
+    for (int i = 0; i < 3; ++i)
+        require(k.shape(size_t(i)) == v.shape(size_t(i)) && k.stride(size_t(i)) == v.stride(size_t(i)),
+                "k and v must have the same shape and strides");
+    require(k.stride(2) == 1 && window >= 0, "head_dim of the cache must be contiguous, window >= 0");
+    a.q = q.data(), a.k = k.data(), a.v = v.data(), a.out = out.data();
+    a.position_stride = k.stride(0), a.head_stride = k.stride(1);
+    a.start = start, a.scale = scale, a.window = window, a.softcap = softcap;
+    const nb::gil_scoped_release release;
+    attention(a);
+}
+
+void bind_to_half(const Floats& x, const Array<uint16_t>& out) {
+    require(x.size() == out.size(), "x and out must have one size");
+    const nb::gil_scoped_release release;
+    to_half(x.data(), int64_t(x.size()), out.data());
+}
+
+std::vector<std::string> type_names() { return {kTypeNames, kTypeNames + kTypes}; }
+
+}  // namespace
+
+void bind_kernels(nb::module_& m) {
+    m.def("kernel_types", &type_names, "Names of the weight encodings; a name's place is its type number.");
+    m.def("kernel_levels", &levels, "Instruction sets the kernels can use here, slowest first.");
+    m.def("kernel_level", &level, "The instruction set in use.");
+    m.def("set_kernel_level", &set_level, "name"_a, "Use another of kernel_levels(); False if it is none.");
+    m.def("kernel_self_test", &self_test, "Compare with scalar; names of the kernels that were replaced.");
+    m.def("threads", &threads, "Compute threads.");
+    m.def("set_threads", &set_threads, "count"_a, "Change the number of compute threads.");
+    m.def("linear", &bind_linear, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
+          "x"_a.noconvert(), "out"_a.noconvert(), "out (tokens, rows) = x (tokens, cols) * weight^T");
+    m.def("embed", &bind_embed, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
+          "ids"_a.noconvert(), "out"_a.noconvert(), "Weight rows as float32.");
+    m.def("rms_norm", &bind_rms_norm, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a, "out"_a.noconvert());
+    m.def("layer_norm", &bind_layer_norm, "x"_a.noconvert(), "weight"_a.noconvert(), "bias"_a.noconvert(),
+          "eps"_a, "out"_a.noconvert());
+    m.def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "half"_a,
+          "out"_a.noconvert());
+    m.def("gate", &bind_gate, "kind"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(),
+          "act(gate) * up; kind 0 silu, 1 gelu (tanh form), 2 squared relu");
+    m.def("attention", &bind_attention, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(), "start"_a,
+          "scale"_a, "window"_a, "softcap"_a, "out"_a.noconvert(),
+          "Causal attention over f16 keys and values, given as their bits.");
+    m.def("to_half", &bind_to_half, "x"_a.noconvert(), "out"_a.noconvert(), "Bits of the nearest f16.");
+}
+
+}  // namespace bitnet

@@ -1,0 +1,199 @@
+// Weight encodings: how many bytes hold how many weights, and what a group of them means.
+//
+// Layouts are ggml's (https://github.com/ggml-org/ggml, ggml-common.h) and, for I2_S, bitnet.cpp's
+// as written on x86. Everything here has internal linkage: files built for different instruction
+// sets include it, and the linker must not merge their copies.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace bitnet {
+
+enum class Type : int {
+    F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, I2_S, TQ2_0, TQ1_0, kCount
+};
+
+constexpr int kTypes = int(Type::kCount);
+constexpr const char* kTypeNames[kTypes] = {"F32",  "F16",  "BF16", "Q8_0", "Q4_0",  "Q4_1",  "Q5_0",
+                                            "Q5_1", "Q4_K", "Q5_K", "Q6_K", "I2_S", "TQ2_0", "TQ1_0"};
+
+// Weights per block and bytes per block; a row is a whole number of blocks.
+struct BlockSize {
+    int weights, bytes;
+};
+constexpr BlockSize kBlocks[kTypes] = {{1, 4},     {1, 2},     {1, 2},     {32, 34},  {32, 18},
+                                       {32, 20},   {32, 22},   {32, 24},   {256, 144}, {256, 176},
+                                       {256, 210}, {128, 32}, {256, 66}, {256, 54}};
+
+constexpr bool is_float(Type t) { return t <= Type::BF16; }
+constexpr bool is_ternary(Type t) { return t >= Type::I2_S; }
+
+struct BlockQ8_0 { uint16_t d; int8_t q[32]; };
+struct BlockQ4_0 { uint16_t d; uint8_t q[16]; };
+struct BlockQ4_1 { uint16_t d, m; uint8_t q[16]; };
+struct BlockQ5_0 { uint16_t d; uint8_t high[4], q[16]; };
+struct BlockQ5_1 { uint16_t d, m; uint8_t high[4], q[16]; };
+struct BlockQ4_K { uint16_t d, dmin; uint8_t scales[12], q[128]; };
+struct BlockQ5_K { uint16_t d, dmin; uint8_t scales[12], high[32], q[128]; };
+struct BlockQ6_K { uint8_t low[128], high[64]; int8_t scales[16]; uint16_t d; };
+struct BlockTQ2_0 { uint8_t q[64]; uint16_t d; };
+struct BlockTQ1_0 { uint8_t q[48], high[4]; uint16_t d; };
+
+static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20, "ggml layout");
+static_assert(sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24, "ggml layout");
+static_assert(sizeof(BlockQ4_K) == 144 && sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210, "ggml layout");
+static_assert(sizeof(BlockTQ2_0) == 66 && sizeof(BlockTQ1_0) == 54, "ggml layout");
+
+namespace {
+
+[[maybe_unused]] inline float bits_to_float(uint32_t bits) {
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+}
+
+[[maybe_unused]] inline uint32_t float_to_bits(float f) {
+    uint32_t bits;
+    std::memcpy(&bits, &f, 4);
+    return bits;
+}
+
+[[maybe_unused]] inline float bf16_to_float(uint16_t h) { return bits_to_float(uint32_t(h) << 16); }
+
+// IEEE half to single, exact, subnormals and NaN included.
+[[maybe_unused]] inline float half_to_float(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000) << 16;
+    const uint32_t magnitude = uint32_t(h & 0x7fff) << 13;
+    if (magnitude < (0x0400u << 13))  // zero or subnormal: let the float unit normalise it
+        return bits_to_float(sign | float_to_bits(float(h & 0x3ff) * 0x1p-24f));
+    const uint32_t exponent_shift = magnitude >= (0x7c00u << 13) ? 224u << 23 : 112u << 23;
+    return bits_to_float(sign | (magnitude + exponent_shift));
+}
+
+// Single to half, rounded to the nearest even; overflow becomes infinity.
+[[maybe_unused]] inline uint16_t float_to_half(float f) {
+    const uint32_t bits = float_to_bits(f);
+    const uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return uint16_t(sign | 0x7e00);
+    if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);
+    if (magnitude < 0x38800000)  // subnormal half: one addition rounds at its last bit
+        return uint16_t(sign | (float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000));
+    return uint16_t(sign | ((magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13));
+}
+
+// The blocks in a file have no alignment, so headers are read with memcpy.
+template <class T>
+inline T read(const void* p) {
+    T value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+}
+
+[[maybe_unused]] inline float read_half(const uint8_t* p) { return half_to_float(read<uint16_t>(p)); }
+
+// 32 weights: w[i] = scale[i / 16] * code[i] + min.
+struct Group {
+    int8_t code[32];
+    float scale[2];
+    float min;
+};
+
+// The eight 6-bit scales and minima of Q4_K and Q5_K, unpacked from 12 bytes.
+[[maybe_unused]] inline void unpack_k_scales(const uint8_t* packed, uint8_t* scale, uint8_t* min) {
+    for (int i = 0; i < 4; ++i) {
+        scale[i] = packed[i] & 63;
+        min[i] = packed[4 + i] & 63;
+        scale[4 + i] = uint8_t((packed[8 + i] & 15) | ((packed[i] >> 6) << 4));
+        min[4 + i] = uint8_t((packed[8 + i] >> 4) | ((packed[4 + i] >> 6) << 4));
+    }
+}
+
+[[maybe_unused]] inline void unpack_k(const uint8_t* block, int j, const uint8_t* high, const uint8_t* q,
+                                      Group& out) {
+    uint8_t scale[8], min[8];
+    unpack_k_scales(block + 4, scale, min);
+    for (int i = 0; i < 32; ++i) {
+        const int nibble = (q[32 * (j / 2) + i] >> (4 * (j % 2))) & 15;
+        out.code[i] = int8_t(nibble + (high ? ((high[i] >> j) & 1) << 4 : 0));
+    }
+    out.scale[0] = out.scale[1] = read_half(block) * float(scale[j]);
+    out.min = -(read_half(block + 2) * float(min[j]));
+}
+
+// Group *g* (weights 32g .. 32g+31) of a row in a block encoding (Q*). This is the specification.
+[[maybe_unused]] inline void unpack_group(Type type, const uint8_t* row, int64_t g, Group& out) {
+    const BlockSize size = kBlocks[int(type)];
+    const uint8_t* block = row + g * 32 / size.weights * size.bytes;
+    out.min = 0.0f;
+    const auto nibbles = [&](const uint8_t* q, uint32_t high, int offset) {
+        for (int i = 0; i < 16; ++i) {
+            out.code[i] = int8_t((q[i] & 15) + int((high >> i) & 1) * 16 - offset);
+            out.code[16 + i] = int8_t((q[i] >> 4) + int((high >> (16 + i)) & 1) * 16 - offset);
+        }
+        out.scale[0] = out.scale[1] = read_half(block);
+    };
+    switch (type) {
+        case Type::Q8_0:
+            std::memcpy(out.code, block + 2, 32);
+            out.scale[0] = out.scale[1] = read_half(block);
+            break;
+        case Type::Q4_0: nibbles(block + 2, 0, 8); break;
+        case Type::Q5_0: nibbles(block + 6, read<uint32_t>(block + 2), 16); break;
+        case Type::Q4_1:
+            nibbles(block + 4, 0, 0);
+            out.min = read_half(block + 2);
+            break;
+        case Type::Q5_1:
+            nibbles(block + 8, read<uint32_t>(block + 4), 0);
+            out.min = read_half(block + 2);
+            break;
+        case Type::Q4_K: unpack_k(block, int(g % 8), nullptr, block + 16, out); break;
+        case Type::Q5_K: unpack_k(block, int(g % 8), block + 16, block + 48, out); break;
+        case Type::Q6_K: {
+            const int j = int(g % 8), half = j / 4, quarter = j % 4;
+            const uint8_t* low = block + 64 * half + 32 * (quarter % 2);
+            const uint8_t* high = block + 128 + 32 * half;
+            for (int i = 0; i < 32; ++i) {
+                const int nibble = (low[i] >> (4 * (quarter / 2))) & 15;
+                out.code[i] = int8_t((nibble | (((high[i] >> (2 * quarter)) & 3) << 4)) - 32);
+            }
+            const float d = read_half(block + 208);
+            for (int i = 0; i < 2; ++i)
+                out.scale[i] = d * float(read<int8_t>(block + 192 + 2 * j + i));
+            break;
+        }
+        default: break;
+    }
+}
+
+// Codes 0, 1, 2 (weight + 1) of 128 ternary weights starting at 128 * *part* of a row.
+[[maybe_unused]] inline void unpack_ternary(Type type, const uint8_t* row, int64_t part, uint8_t* out) {
+    if (type == Type::TQ1_0) {
+        constexpr int kPower[5] = {1, 3, 9, 27, 81};
+        const uint8_t* block = row + part / 2 * 54;
+        const auto digit = [](uint8_t byte, int n) {
+            return uint8_t((uint8_t(byte * kPower[n]) * 3) >> 8);
+        };
+        for (int i = 0; i < 128; ++i) {
+            const int w = int(part % 2) * 128 + i;
+            if (w < 160) out[i] = digit(block[w % 32], w / 32);
+            else if (w < 240) out[i] = digit(block[32 + (w - 160) % 16], (w - 160) / 16);
+            else out[i] = digit(block[48 + (w - 240) % 4], (w - 240) / 4);
+        }
+        return;
+    }
+    const bool i2_s = type == Type::I2_S;
+    const uint8_t* bytes = i2_s ? row + 32 * part : row + part / 2 * 66 + 32 * (part % 2);
+    for (int n = 0; n < 4; ++n)
+        for (int i = 0; i < 32; ++i)
+            out[32 * n + i] = (bytes[i] >> (i2_s ? 6 - 2 * n : 2 * n)) & 3;
+}
+
+// Scale of the 256-weight block that holds weight 128 * *part*; I2_S has one for the tensor.
+[[maybe_unused]] inline float ternary_block_scale(Type type, const uint8_t* row, int64_t part) {
+    return type == Type::TQ1_0 ? read_half(row + part / 2 * 54 + 52) : read_half(row + part / 2 * 66 + 64);
+}
+
+}  // namespace
+}  // namespace bitnet

@@ -1,0 +1,219 @@
+// Decode: few activation rows, so a weight row is read once, in place, and used for all of them.
+//
+// The including file defines `dot32`: the sums of four neighbouring products u8 x s8 (dot32_signed:
+// s8 x s8) of 32, as eight int32, and `TernarySum`, which adds up products of codes 0..2.
+#pragma once
+
+#include "formats_x86.hpp"
+
+namespace bitnet {
+namespace {
+
+constexpr int kPrefetch = 1024;  // bytes ahead; the hardware prefetcher stops at page ends
+
+inline void prefetch(const uint8_t* p) {
+    _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetch), _MM_HINT_T0);
+}
+
+// One row times N tokens, tokens t .. t+N-1.
+template <class F, int N>
+void block_row(const LinearArgs& a, int64_t r, int64_t t) {
+    const int64_t groups = a.cols / 32;
+    const uint8_t* row = a.weight + r * a.row_bytes;
+    const int8_t* q[N];
+    const float *step[N], *sum32[N];
+    __m256 even[N], odd[N], minima[N];
+    float tail[N];
+    for (int n = 0; n < N; ++n) {
+        q[n] = a.q + (t + n) * a.cols;
+        step[n] = a.step + (t + n) * groups;
+        sum32[n] = a.sum32 + (t + n) * groups;
+        even[n] = odd[n] = minima[n] = _mm256_setzero_ps();
+        tail[n] = 0.0f;
+    }
+    const auto dot = [](__m256i codes, const int8_t* x) {
+        if constexpr (F::kSigned) return _mm256_cvtepi32_ps(dot32_signed(codes, load256(x)));
+        else return _mm256_cvtepi32_ps(dot32(codes, load256(x)));
+    };
+    int64_t g = 0;
+    for (; g + 8 <= groups; g += 8) {
+        const Scales scales = F::scales(row, g);
+        for (int64_t line = 0; line < 8 * 32 * F::kBytes / (F::kBytes > 34 ? 256 : 32); line += 64)
+            prefetch(row + g * 32 / (F::kBytes > 34 ? 256 : 32) * F::kBytes + line);
+        alignas(32) float s[N][8], second[N][8];
+        for (int n = 0; n < N; ++n) {
+            const __m256 x_step = _mm256_loadu_ps(step[n] + g);
+            _mm256_store_ps(s[n], _mm256_mul_ps(scales.s, x_step));
+            if constexpr (F::kHalves) {
+                _mm256_store_ps(second[n], _mm256_mul_ps(scales.second, x_step));
+            } else if constexpr (!F::kSigned) {
+                minima[n] = _mm256_fmadd_ps(scales.m, _mm256_loadu_ps(sum32[n] + g), minima[n]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int j = 0; j < 8; ++j) {
+            const __m256i codes = F::codes(row, g + j);
+            for (int n = 0; n < N; ++n) {
+                __m256 scale = _mm256_broadcast_ss(&s[n][j]), product;
+                if constexpr (F::kHalves) {
+                    scale = _mm256_blend_ps(scale, _mm256_broadcast_ss(&second[n][j]), 0xf0);
+                    const __m256i centred = _mm256_sub_epi8(codes, _mm256_set1_epi8(F::kOffset));
+                    product = _mm256_cvtepi32_ps(dot32_signed(centred, load256(q[n] + 32 * (g + j))));
+                } else {
+                    product = dot(codes, q[n] + 32 * (g + j));
+                }
+                __m256& sum = j % 2 ? odd[n] : even[n];
+                sum = _mm256_fmadd_ps(product, scale, sum);
+            }
+        }
+    }
+    for (; g < groups; ++g) {
+        float s, m;
+        F::scale(row, g, s, m);
+        const __m256i codes = F::codes(row, g);
+        for (int n = 0; n < N; ++n) {
+            even[n] = _mm256_fmadd_ps(dot(codes, q[n] + 32 * g), _mm256_set1_ps(s * step[n][g]), even[n]);
+            tail[n] += m * sum32[n][g];
+        }
+    }
+    for (int n = 0; n < N; ++n)
+        a.y[(t + n) * a.rows + r] = sum8(_mm256_add_ps(_mm256_add_ps(even[n], odd[n]), minima[n])) + tail[n];
+}
+
+template <class F>
+void decode_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
+    for (int64_t r = r0; r < r1; ++r) {
+        int64_t t = 0;
+        for (; t + 4 <= a.tokens; t += 4) block_row<F, 4>(a, r, t);
+        for (; t + 2 <= a.tokens; t += 2) block_row<F, 2>(a, r, t);
+        for (; t < a.tokens; ++t) block_row<F, 1>(a, r, t);
+    }
+}
+
+// Integer sum of one row times N tokens: sum of code * q over *parts* x 128 weights, from part p0.
+template <class F, int N>
+void ternary_run(const uint8_t* row, const int8_t* const* q, int64_t p0, int64_t p1, int32_t* out) {
+    TernarySum sum[N];
+    for (int64_t p = p0; p < p1; ++p) {
+        const uint8_t* at = F::part(row, p);
+        const __m256i bytes = load256(at);
+        if (p % 2 == 0) prefetch(at);
+        for (int i = 0; i < 4; ++i) {
+            const __m256i codes = F::quarter(bytes, i);
+            for (int n = 0; n < N; ++n) sum[n].add(codes, load256(q[n] + 128 * p + 32 * i));
+        }
+        for (int n = 0; n < N; ++n) sum[n].end_part(p - p0);
+    }
+    for (int n = 0; n < N; ++n) out[n] = sum[n].total();
+}
+
+template <class F, int N>
+void ternary_row(const LinearArgs& a, int64_t r, int64_t t) {
+    const uint8_t* row = a.weight + r * a.row_bytes;
+    const int64_t parts = a.cols / 128;
+    const int8_t* q[N];
+    for (int n = 0; n < N; ++n) q[n] = a.q + (t + n) * a.cols;
+    int32_t sum[N];
+    if constexpr (!F::kBlockScale) {
+        ternary_run<F, N>(row, q, 0, parts, sum);
+        for (int n = 0; n < N; ++n)
+            a.y[(t + n) * a.rows + r] = float(sum[n] - a.sums[t + n]) / a.step[t + n] * a.scale;
+    } else {
+        double total[N] = {};
+        for (int64_t p = 0; p < parts;) {
+            int64_t end = p + 2;
+            const uint16_t d = read<uint16_t>(F::part(row, p) + 64);
+            while (end < parts && read<uint16_t>(F::part(row, end) + 64) == d) end += 2;
+            ternary_run<F, N>(row, q, p, end, sum);
+            for (int n = 0; n < N; ++n) {
+                int32_t x_sum = a.sums[t + n];
+                if (p != 0 || end != parts) {
+                    x_sum = 0;
+                    for (int64_t i = 128 * p; i < 128 * end; ++i) x_sum += q[n][i];
+                }
+                total[n] += double(half_to_float(d)) * (sum[n] - x_sum);
+            }
+            p = end;
+        }
+        for (int n = 0; n < N; ++n)
+            a.y[(t + n) * a.rows + r] = float(total[n]) / a.step[t + n] * a.scale;
+    }
+}
+
+template <class F>
+void decode_ternary(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
+    for (int64_t r = r0; r < r1; ++r) {
+        int64_t t = 0;
+        for (; t + 4 <= a.tokens; t += 4) ternary_row<F, 4>(a, r, t);
+        for (; t < a.tokens; ++t) ternary_row<F, 1>(a, r, t);
+    }
+}
+
+// TQ1_0: five weights to a byte; a row is unpacked to one code per byte first.
+inline void decode_tq1_0(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
+    const int64_t parts = a.cols / 128;
+    for (int64_t r = r0; r < r1; ++r) {
+        const uint8_t* row = a.weight + r * a.row_bytes;
+        for (int64_t p = 0; p < parts; ++p) unpack_ternary(Type::TQ1_0, row, p, scratch + 128 * p);
+        for (int64_t t = 0; t < a.tokens; ++t) {
+            const int8_t* q = a.q + t * a.cols;
+            const __m256i ones = _mm256_set1_epi8(1);
+            double total = 0.0;
+            for (int64_t p = 0; p < parts;) {
+                const float d = ternary_block_scale(Type::TQ1_0, row, p);
+                TernarySum sum, x_sum;
+                int64_t i = 0;
+                do {
+                    for (int64_t c = 128 * p; c < 128 * p + 128; c += 32) {
+                        sum.add(load256(scratch + c), load256(q + c));
+                        x_sum.add(ones, load256(q + c));
+                    }
+                    sum.end_part(i);
+                    x_sum.end_part(i++);
+                    ++p;
+                } while (p < parts && ternary_block_scale(Type::TQ1_0, row, p) == d);
+                total += double(d) * (sum.total() - x_sum.total());
+            }
+            a.y[t * a.rows + r] = float(total) / a.step[t] * a.scale;
+        }
+    }
+}
+
+template <Type kType, int N>
+void float_row(const LinearArgs& a, int64_t r, int64_t t) {
+    const uint8_t* row = a.weight + r * a.row_bytes;
+    const float* x = a.x + t * a.cols;
+    __m256 sum[N][2];
+    for (int n = 0; n < N; ++n) sum[n][0] = sum[n][1] = _mm256_setzero_ps();
+    int64_t i = 0;
+    for (; i + 32 <= a.cols; i += 32) {
+        prefetch(row + i * kBlocks[int(kType)].bytes);
+        for (int j = 0; j < 4; ++j) {
+            const __m256 w = load_floats(kType, row, i + 8 * j);
+            for (int n = 0; n < N; ++n)
+                sum[n][j % 2] = _mm256_fmadd_ps(w, _mm256_loadu_ps(x + n * a.cols + i + 8 * j), sum[n][j % 2]);
+        }
+    }
+    for (int n = 0; n < N; ++n) {
+        float total = sum8(_mm256_add_ps(sum[n][0], sum[n][1]));
+        for (int64_t k = i; k < a.cols; ++k) {
+            const float w = kType == Type::F32   ? read<float>(row + 4 * k)
+                            : kType == Type::F16 ? one_half(row + 2 * k)
+                                                 : bf16_to_float(read<uint16_t>(row + 2 * k));
+            total += w * x[n * a.cols + k];
+        }
+        a.y[(t + n) * a.rows + r] = total;
+    }
+}
+
+template <Type kType>
+void decode_float(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
+    for (int64_t r = r0; r < r1; ++r) {
+        int64_t t = 0;
+        for (; t + 4 <= a.tokens; t += 4) float_row<kType, 4>(a, r, t);
+        for (; t < a.tokens; ++t) float_row<kType, 1>(a, r, t);
+    }
+}
+
+}  // namespace
+}  // namespace bitnet

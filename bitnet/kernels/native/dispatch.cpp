@@ -1,0 +1,198 @@
+// Which kernels are used: the best instruction set, minus those that fail their self-test.
+#include <cmath>
+#include <mutex>
+
+#include "cpu.hpp"
+#include "ops.hpp"
+#include "thread_pool.hpp"
+
+namespace bitnet {
+namespace {
+
+constexpr double kSelfTestNmse = 1e-9;  // float sums in another order: about 1e-13
+
+std::vector<const Kernels*> available() {
+    std::vector<const Kernels*> found = {&scalar_kernels()};
+#if defined(BITNET_X86)
+    if (cpu_features().avx2) found.push_back(&avx2_kernels());
+    if (cpu_features().avx512_vnni) found.push_back(&avx512_kernels());
+#endif
+    return found;
+}
+
+Kernels& table() {
+    static Kernels chosen = *available().back();
+    return chosen;
+}
+
+// The same numbers on every machine.
+struct Random {
+    uint32_t state = 0x9e3779b9;
+    uint32_t next() {
+        state ^= state << 13;
+        state ^= state >> 17;
+        return state ^= state << 5;
+    }
+    float unit() { return float(next() >> 8) * 0x1p-23f - 1.0f; }
+};
+
+// Random bytes are valid codes almost everywhere; scales must be ordinary numbers.
+std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Random& random) {
+    const BlockSize size = kBlocks[int(type)];
+    std::vector<uint8_t> bytes(size_t(rows * row_bytes(type, cols)));
+    for (uint8_t& b : bytes) b = uint8_t(random.next() >> 11);
+    const auto put_half = [&](size_t at) {
+        const uint16_t h = float_to_half(0.01f + 0.005f * random.unit());
+        std::memcpy(&bytes[at], &h, 2);
+    };
+    for (size_t at = 0; at < bytes.size(); at += size_t(size.bytes)) {
+        switch (type) {
+            case Type::F32: {
+                const float f = random.unit();
+                std::memcpy(&bytes[at], &f, 4);
+                break;
+            }
+            case Type::F16: put_half(at); break;
+            case Type::BF16: bytes[at + 1] = uint8_t(0x3c | (bytes[at + 1] & 0x80)); break;
+            case Type::I2_S: break;
+            case Type::Q6_K: put_half(at + 208); break;
+            case Type::TQ2_0: put_half(at + 64); break;
+            case Type::TQ1_0: put_half(at + 52); break;
+            default:
+                put_half(at);
+                if (type != Type::Q8_0 && type != Type::Q4_0 && type != Type::Q5_0) put_half(at + 2);
+        }
+        if (is_ternary(type))  // code 3 means nothing
+            for (int i = 0; i < (type == Type::I2_S ? 32 : 64) && type != Type::TQ1_0; ++i)
+                bytes[at + size_t(i)] &= uint8_t(~((bytes[at + size_t(i)] & (bytes[at + size_t(i)] >> 1) & 0x55) << 1));
+    }
+    return bytes;
+}
+
+bool close(const std::vector<float>& got, const std::vector<float>& expected, bool exact) {
+    double error = 0.0, norm = 0.0;
+    for (size_t i = 0; i < got.size(); ++i) {
+        if (exact && got[i] != expected[i]) return false;
+        error += (double(got[i]) - expected[i]) * (double(got[i]) - expected[i]);
+        norm += double(expected[i]) * expected[i];
+    }
+    return error <= kSelfTestNmse * norm;
+}
+
+bool linear_agrees(Type type, LinearKernel kernel, int64_t tokens) {
+    constexpr int64_t kRows = 19;
+    const int64_t cols = kBlocks[int(type)].weights <= 32 ? 352 : 512;
+    Random random;
+    const std::vector<uint8_t> weight = random_weights(type, kRows, cols, random);
+    std::vector<float> x(size_t(tokens * cols)), step(x.size()), sum32(x.size());
+    std::vector<int8_t> q(x.size());
+    std::vector<int32_t> sums(x.size());
+    for (float& f : x) f = random.unit();
+    const Kernels& scalar = scalar_kernels();
+    for (int64_t t = 0; t < tokens; ++t) {
+        const float* row = &x[size_t(t * cols)];
+        const size_t g = size_t(t * cols / 32);
+        if (is_ternary(type)) scalar.quantize_ternary(row, cols, &q[size_t(t * cols)], &step[size_t(t)], &sums[size_t(t)]);
+        else if (!is_float(type)) scalar.quantize_block(row, cols, &q[size_t(t * cols)], &step[g], &sum32[g], &sums[2 * g]);
+    }
+    LinearArgs a;
+    a.weight = weight.data(), a.type = type, a.row_bytes = row_bytes(type, cols);
+    a.rows = kRows, a.cols = cols, a.tokens = tokens, a.scale = 0.7f;
+    a.x = x.data(), a.q = q.data(), a.step = step.data(), a.sum32 = sum32.data(), a.sums = sums.data();
+    std::vector<float> got(size_t(tokens * kRows)), expected(got.size());
+    uint8_t* scratch = thread_scratch(scratch_bytes(cols));
+    a.y = expected.data();
+    scalar.decode[int(type)](a, 0, kRows, scratch);
+    a.y = got.data();
+    kernel(a, 0, kRows, scratch);
+    return close(got, expected, is_ternary(type));
+}
+
+bool row_ops_agree(const Kernels& k) {
+    constexpr int64_t kCols = 333;
+    Random random;
+    std::vector<float> x(kCols), w(kCols), got(kCols), expected(kCols);
+    for (float& f : x) f = random.unit();
+    for (float& f : w) f = random.unit();
+    const Kernels& s = scalar_kernels();
+    s.rms_norm(x.data(), w.data(), kCols, 1e-5f, expected.data());
+    k.rms_norm(x.data(), w.data(), kCols, 1e-5f, got.data());
+    if (!close(got, expected, false)) return false;
+    for (const Gate kind : {Gate::silu, Gate::gelu_tanh, Gate::relu2}) {
+        s.gate(kind, x.data(), w.data(), kCols, expected.data());
+        k.gate(kind, x.data(), w.data(), kCols, got.data());
+        if (!close(got, expected, false)) return false;
+    }
+    return true;
+}
+
+bool attention_agrees(const Kernels& k) {
+    AttentionArgs a;
+    a.tokens = 3, a.heads = 4, a.kv_heads = 2, a.head_dim = 40, a.start = 70, a.window = 68, a.scale = 0.2f;
+    a.head_stride = a.head_dim, a.position_stride = a.kv_heads * a.head_dim;
+    Random random;
+    std::vector<float> q(size_t(a.tokens * a.heads * a.head_dim)), got(q.size()), expected(q.size());
+    std::vector<uint16_t> cache(size_t((a.start + a.tokens) * a.position_stride));
+    for (float& f : q) f = random.unit();
+    for (uint16_t& h : cache) h = float_to_half(random.unit());
+    a.q = q.data(), a.k = cache.data(), a.v = cache.data();
+    auto* scratch = reinterpret_cast<float*>(thread_scratch(attention_scratch_floats(a) * sizeof(float)));
+    for (int64_t head = 0; head < a.kv_heads; ++head) {
+        a.out = expected.data();
+        scalar_kernels().attention(a, head, 0, a.tokens, scratch);
+        a.out = got.data();
+        k.attention(a, head, 0, a.tokens, scratch);
+    }
+    return close(got, expected, false);
+}
+
+}  // namespace
+
+namespace detail {
+const Kernels& active() { return table(); }
+}  // namespace detail
+
+std::vector<std::string> levels() {
+    std::vector<std::string> names;
+    for (const Kernels* kernels : available()) names.emplace_back(kernels->name);
+    return names;
+}
+
+std::string level() { return table().name; }
+
+bool set_level(const std::string& name) {
+    for (const Kernels* kernels : available())
+        if (name == kernels->name) {
+            table() = *kernels;
+            return true;
+        }
+    return false;
+}
+
+std::vector<std::string> self_test() {
+    Kernels& chosen = table();
+    const Kernels& scalar = scalar_kernels();
+    std::vector<std::string> replaced;
+    for (int i = 0; i < kTypes; ++i) {
+        if (!linear_agrees(Type(i), chosen.decode[i], 7)) {
+            chosen.decode[i] = scalar.decode[i];
+            replaced.push_back(std::string("linear ") + kTypeNames[i] + " decode");
+        }
+        if (!linear_agrees(Type(i), chosen.prefill[i], 17)) {
+            chosen.prefill[i] = scalar.prefill[i];
+            replaced.push_back(std::string("linear ") + kTypeNames[i] + " prefill");
+        }
+    }
+    if (!row_ops_agree(chosen)) {
+        chosen.rms_norm = scalar.rms_norm;
+        chosen.gate = scalar.gate;
+        replaced.emplace_back("rms_norm and gate");
+    }
+    if (!attention_agrees(chosen)) {
+        chosen.attention = scalar.attention;
+        replaced.emplace_back("attention");
+    }
+    return replaced;
+}
+
+}  // namespace bitnet

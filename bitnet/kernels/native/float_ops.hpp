@@ -1,0 +1,281 @@
+// Norms, rope, gates, attention, activation rounding: plain loops, built once per instruction set.
+//
+// Sums run in kLanes partial sums that are added in a fixed order, and contraction to fused
+// multiply-add is off, so every instruction set gives the same bits.
+#pragma once
+
+#include <cmath>
+
+#if defined(BITNET_F16C)
+#include <immintrin.h>
+#endif
+
+#include "kernels.hpp"
+
+namespace bitnet {
+namespace {
+
+constexpr int kLanes = 16;
+
+// Halves the distance each time: the tree of additions is the same at any vector width.
+inline float sum_lanes(float* lane) {
+    for (int n = kLanes / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; ++i) lane[i] += lane[i + n];
+    return lane[0];
+}
+
+template <class F>
+inline float sum_over(int64_t n, F value) {
+    float lane[kLanes] = {};
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes)
+        for (int j = 0; j < kLanes; ++j) lane[j] += value(i + j);
+    for (int j = 0; i < n; ++i, ++j) lane[j] += value(i);
+    return sum_lanes(lane);
+}
+
+inline float max_abs(const float* x, int64_t n) {
+    uint32_t lane[kLanes] = {};  // magnitudes of floats order like integers, NaN on top
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes)
+        for (int j = 0; j < kLanes; ++j) {
+            const uint32_t m = float_to_bits(x[i + j]) & 0x7fffffff;
+            lane[j] = lane[j] > m ? lane[j] : m;
+        }
+    for (int j = 0; i < n; ++i, ++j) {
+        const uint32_t m = float_to_bits(x[i]) & 0x7fffffff;
+        lane[j] = lane[j] > m ? lane[j] : m;
+    }
+    for (int j = 1; j < kLanes; ++j) lane[0] = lane[0] > lane[j] ? lane[0] : lane[j];
+    return bits_to_float(lane[0]);
+}
+
+// Nearest integer, halves to even, for |x| < 2^22: the addition shifts the fraction out.
+inline float round_half_even(float x) { return (x + 12582912.0f) - 12582912.0f; }
+
+// int8 of x * s for |x * s| <= 127.5; returns the sum.
+inline int32_t round_to_int8(const float* x, int n, float s, int8_t* q) {
+    int32_t sum = 0;
+    for (int i = 0; i < n; ++i) {
+        const float r = round_half_even(x[i] * s);
+        const int32_t v = int32_t(r < -128.0f ? -128.0f : r > 127.0f ? 127.0f : r);
+        q[i] = int8_t(v);
+        sum += v;
+    }
+    return sum;
+}
+
+// A row with NaN or infinity has no int8 form: zeros with a NaN step carry it to the result.
+void quantize_block(const float* x, int64_t cols, int8_t* q, float* step, float* sum32, int32_t* sums) {
+    for (int64_t g = 0; g < cols / 32; ++g) {
+        const float top = max_abs(x + 32 * g, 32);
+        const bool finite = top <= 3.4e38f, zero = top < 1e-30f;
+        const float s = finite && !zero ? 127.0f / top : 0.0f;
+        if (finite) {
+            sums[2 * g] = round_to_int8(x + 32 * g, 16, s, q + 32 * g);
+            sums[2 * g + 1] = round_to_int8(x + 32 * g + 16, 16, s, q + 32 * g + 16);
+        } else {
+            std::memset(q + 32 * g, 0, 32);
+            sums[2 * g] = sums[2 * g + 1] = 0;
+        }
+        step[g] = finite ? (zero ? 0.0f : top / 127.0f) : NAN;
+        sum32[g] = step[g] * float(sums[2 * g] + sums[2 * g + 1]);
+    }
+}
+
+void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum) {
+    const float top = max_abs(x, cols);
+    *sum = 0;
+    if (!(top <= 3.4e38f)) {
+        std::memset(q, 0, size_t(cols));
+        *s = NAN;
+        return;
+    }
+    *s = 127.0f / (top > 1e-5f ? top : 1e-5f);
+    for (int64_t i = 0; i < cols; i += 128)
+        *sum += round_to_int8(x + i, cols - i < 128 ? int(cols - i) : 128, *s, q + i);
+}
+
+inline void halves_to_floats(const uint16_t* h, int64_t n, float* out) {
+    int64_t i = 0;
+#if defined(BITNET_F16C)
+    for (; i + 8 <= n; i += 8)
+        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(h + i))));
+#endif
+    for (; i < n; ++i) out[i] = half_to_float(read<uint16_t>(h + i));
+}
+
+void dequantize(Type type, const uint8_t* row, int64_t cols, float scale, float* out) {
+    if (type == Type::F32) {
+        std::memcpy(out, row, size_t(cols) * 4);
+    } else if (type == Type::F16) {
+        for (int64_t i = 0; i < cols; ++i) out[i] = read_half(row + 2 * i);
+    } else if (type == Type::BF16) {
+        for (int64_t i = 0; i < cols; ++i) out[i] = bf16_to_float(read<uint16_t>(row + 2 * i));
+    } else if (is_ternary(type)) {
+        uint8_t code[128];
+        for (int64_t p = 0; p < cols / 128; ++p) {
+            unpack_ternary(type, row, p, code);
+            const float d = type == Type::I2_S ? scale : ternary_block_scale(type, row, p);
+            for (int i = 0; i < 128; ++i) out[128 * p + i] = d * float(int(code[i]) - 1);
+        }
+    } else {
+        Group group;
+        for (int64_t g = 0; g < cols / 32; ++g) {
+            unpack_group(type, row, g, group);
+            for (int i = 0; i < 32; ++i)
+                out[32 * g + i] = group.scale[i / 16] * float(group.code[i]) + group.min;
+        }
+    }
+}
+
+void rms_norm(const float* x, const float* weight, int64_t cols, float eps, float* out) {
+    const float mean = sum_over(cols, [&](int64_t i) { return x[i] * x[i]; }) / float(cols);
+    const float s = 1.0f / std::sqrt(mean + eps);
+    for (int64_t i = 0; i < cols; ++i) out[i] = x[i] * s * weight[i];
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, int64_t cols, float eps, float* out) {
+    const float mean = sum_over(cols, [&](int64_t i) { return x[i]; }) / float(cols);
+    const float variance =
+        sum_over(cols, [&](int64_t i) { return (x[i] - mean) * (x[i] - mean); }) / float(cols);
+    const float s = 1.0f / std::sqrt(variance + eps);
+    for (int64_t i = 0; i < cols; ++i) out[i] = (x[i] - mean) * s * weight[i] + (bias ? bias[i] : 0.0f);
+}
+
+void rope(const RopeArgs& a, int64_t t0, int64_t t1) {
+    const int64_t n = a.rotated / 2;
+    for (int64_t t = t0; t < t1; ++t) {
+        const float *c = a.cos + t * n, *s = a.sin + t * n;
+        for (int64_t h = 0; h < a.heads; ++h) {
+            const float* x = a.x + (t * a.heads + h) * a.head_dim;
+            float* out = a.out + (t * a.heads + h) * a.head_dim;
+            const int64_t stride = a.half ? 1 : 2, second = a.half ? n : 1;
+            for (int64_t i = 0; i < n; ++i) {
+                const float p = x[i * stride], q = x[i * stride + second];
+                out[i * stride] = p * c[i] - q * s[i];
+                out[i * stride + second] = p * s[i] + q * c[i];
+            }
+            for (int64_t i = a.rotated; i < a.head_dim; ++i) out[i] = x[i];
+        }
+    }
+}
+
+// e^x within 2 ulp (Cephes' polynomial), clamped to the range of normal floats.
+inline float exp_fast(float x) {
+    x = x > 88.0f ? 88.0f : x;
+    x = x < -87.0f ? -87.0f : x;
+    const float n = round_half_even(x * 1.44269504f);
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    // 2^n from the low bits of the rounding constant plus n.
+    const uint32_t exponent = (float_to_bits(n + 12582912.0f) - 0x4b400000u + 127u) << 23;
+    return p * bits_to_float(exponent);
+}
+
+void gate(Gate kind, const float* g, const float* up, int64_t n, float* out) {
+    if (kind == Gate::silu) {
+        for (int64_t i = 0; i < n; ++i) out[i] = g[i] / (1.0f + exp_fast(-g[i])) * up[i];
+    } else if (kind == Gate::gelu_tanh) {
+        // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u)), u = sqrt(2 / pi) (g + 0.044715 g^3)
+        for (int64_t i = 0; i < n; ++i) {
+            const float u2 = 1.5957691216f * (g[i] + 0.044715f * g[i] * g[i] * g[i]);
+            out[i] = g[i] / (1.0f + exp_fast(-u2)) * up[i];
+        }
+    } else {
+        for (int64_t i = 0; i < n; ++i) {
+            const float r = g[i] < 0.0f ? 0.0f : g[i];
+            out[i] = r * r * up[i];
+        }
+    }
+}
+
+// Scores of one query over keys [first, last) of a block, turned into weights; returns their sum.
+inline float softmax_step(const AttentionArgs& a, const float* q, const float* keys, int first, int last,
+                          float* weight, float& top, float& rescale) {
+    float block_top = top;
+    for (int i = first; i < last; ++i) {
+        const float* k = keys + i * a.head_dim;
+        float s = a.scale * sum_over(a.head_dim, [&](int64_t d) { return q[d] * k[d]; });
+        if (a.softcap > 0.0f) {
+            const float e = exp_fast(2.0f * s / a.softcap);
+            s = a.softcap * (1.0f - 2.0f / (e + 1.0f));
+        }
+        weight[i] = s;
+        block_top = s > block_top ? s : block_top;
+    }
+    rescale = exp_fast(top - block_top);
+    top = block_top;
+    for (int i = first; i < last; ++i) weight[i] = exp_fast(weight[i] - block_top);
+    return sum_over(last - first, [&](int64_t i) { return weight[first + i]; });
+}
+
+inline void accumulate_values(const float* values, int first, int last, const float* weight, int64_t dim,
+                              float rescale, float* acc) {
+    for (int64_t d = 0; d < dim; ++d) acc[d] *= rescale;
+    int i = first;
+    for (; i + 4 <= last; i += 4) {
+        const float *v = values + i * dim, *w = weight + i;
+        for (int64_t d = 0; d < dim; ++d)
+            acc[d] += (w[0] * v[d] + w[1] * v[dim + d]) + (w[2] * v[2 * dim + d] + w[3] * v[3 * dim + d]);
+    }
+    for (; i < last; ++i)
+        for (int64_t d = 0; d < dim; ++d) acc[d] += weight[i] * values[i * dim + d];
+}
+
+// Keys are visited in blocks that start at multiples of kKeyBlock whatever the batch, so a query's
+// result does not depend on the queries that are computed with it.
+void attention(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, float* scratch) {
+    const int64_t group = a.heads / a.kv_heads, dim = a.head_dim;
+    float* keys = scratch;
+    float* values = keys + kKeyBlock * dim;
+    float* weight = values + kKeyBlock * dim;
+    float* acc = weight + kKeyBlock;                    // (t1 - t0, group, dim)
+    float* state = acc + (t1 - t0) * group * dim;       // (t1 - t0, group, 2): largest score, sum
+    for (int64_t i = 0; i < (t1 - t0) * group * dim; ++i) acc[i] = 0.0f;
+    for (int64_t i = 0; i < (t1 - t0) * group; ++i) state[2 * i] = -1e30f, state[2 * i + 1] = 0.0f;
+
+    const auto first_key = [&](int64_t t) {
+        const int64_t first = a.start + t + 1 - a.window;
+        return a.window > 0 && first > 0 ? first : 0;
+    };
+    const int64_t end = a.start + t1;
+    for (int64_t b = first_key(t0) / kKeyBlock * kKeyBlock; b < end; b += kKeyBlock) {
+        const int count = int(end - b < kKeyBlock ? end - b : kKeyBlock);
+        for (int i = 0; i < count; ++i) {
+            const int64_t at = (b + i) * a.position_stride + kv_head * a.head_stride;
+            halves_to_floats(a.k + at, dim, keys + i * dim);
+            halves_to_floats(a.v + at, dim, values + i * dim);
+        }
+        for (int64_t t = t0; t < t1; ++t) {
+            const int64_t low = first_key(t) - b, high = a.start + t + 1 - b;
+            const int first = low > 0 ? int(low < count ? low : count) : 0;
+            const int last = high < count ? int(high > 0 ? high : 0) : count;
+            if (first >= last) continue;
+            for (int64_t h = 0; h < group; ++h) {
+                const int64_t unit = (t - t0) * group + h;
+                const float* q = a.q + (t * a.heads + kv_head * group + h) * dim;
+                float rescale;
+                const float sum =
+                    softmax_step(a, q, keys, first, last, weight, state[2 * unit], rescale);
+                state[2 * unit + 1] = state[2 * unit + 1] * rescale + sum;
+                accumulate_values(values, first, last, weight, dim, rescale, acc + unit * dim);
+            }
+        }
+    }
+    for (int64_t unit = 0; unit < (t1 - t0) * group; ++unit) {
+        const int64_t t = t0 + unit / group, h = kv_head * group + unit % group;
+        const float s = 1.0f / state[2 * unit + 1];
+        float* out = a.out + (t * a.heads + h) * dim;
+        for (int64_t d = 0; d < dim; ++d) out[d] = acc[unit * dim + d] * s;
+    }
+}
+
+}  // namespace
+}  // namespace bitnet

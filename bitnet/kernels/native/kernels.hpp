@@ -1,0 +1,97 @@
+// What one instruction set provides: a table of functions, filled by scalar.cpp, avx2.cpp, ...
+//
+// Numerics of `linear`, y (T, rows) = x (T, cols) * w^T, by class of encoding:
+//   float    F32 F16 BF16: products and sums in float32 with the activations as they are.
+//   block    Q*: the activations become int8 in groups of 32, step = max|x| / 127,
+//            q = round_half_even(x * (127 / max|x|)). Sums of code * q are exact integers per group
+//            (per 16 for Q6_K); group sums are scaled and added in float32. One step per 32
+//            activations is at least as fine as llama.cpp's (one per 32, or per 256 for *_K).
+//   ternary  I2_S TQ2_0 TQ1_0 (W1.58A8): one s = 127 / max(max|x|, 1e-5) per token,
+//            q = clip(round_half_even(x * s)), integer sums over the whole row (for TQ*: over each
+//            run of blocks with equal scale), y = sum / s * scale. The same bits for every
+//            instruction set, batch size and number of threads.
+// For float and block encodings a result depends on the instruction set and on whether the batch
+// is above kDecodeTokens, never on the number of threads or on the other rows of the batch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "blocks.hpp"
+
+namespace bitnet {
+
+constexpr int kDecodeTokens = 16;  // batches up to this size go through `decode`
+constexpr int kTileRows = 16;      // prefill work is cut into multiples of this many rows
+
+struct LinearArgs {
+    const uint8_t* weight = nullptr;
+    Type type = Type::F32;
+    int64_t row_bytes = 0, rows = 0, cols = 0, tokens = 0;
+    float scale = 1.0f;            // I2_S: scale of the tensor
+    const float* x = nullptr;      // (tokens, cols)
+    const int8_t* q = nullptr;     // (tokens, cols), block and ternary encodings
+    const float* step = nullptr;   // block: (tokens, cols / 32); ternary: (tokens,), the s above
+    const float* sum32 = nullptr;  // block: (tokens, cols / 32), step * sum of q
+    const int32_t* sums = nullptr; // block: (tokens, cols / 16), sum of q; ternary: (tokens,)
+    float* y = nullptr;            // (tokens, rows)
+};
+
+// Rows [r0, r1) of the product for all tokens; *scratch* has scratch_bytes(cols) bytes, 64-aligned.
+using LinearKernel = void (*)(const LinearArgs&, int64_t r0, int64_t r1, uint8_t* scratch);
+
+constexpr size_t scratch_bytes(int64_t cols) { return size_t(cols) * 96 + 4096; }
+
+// Attention of *tokens* queries at positions start, start+1, ... over keys 0 .. start+tokens-1.
+struct AttentionArgs {
+    const float* q = nullptr;                          // (tokens, heads, head_dim)
+    const uint16_t *k = nullptr, *v = nullptr;         // f16, element (position, kv head, d) at
+    int64_t position_stride = 0, head_stride = 0;      //   position * position_stride + head * head_stride + d
+    int64_t tokens = 0, heads = 0, kv_heads = 0, head_dim = 0, start = 0;
+    int64_t window = 0;                                // keys a query sees, itself included; 0: all
+    float scale = 1.0f, softcap = 0.0f;                // softcap 0: none
+    float* out = nullptr;                              // (tokens, heads, head_dim)
+};
+constexpr int kKeyBlock = 64;      // keys per step of the online softmax, counted from position 0
+constexpr int kQueryBlock = 16;    // tokens per unit of work
+
+enum class Gate : int { silu, gelu_tanh, relu2 };
+
+struct RopeArgs {
+    const float* x = nullptr;               // (tokens, heads, head_dim)
+    const float *cos = nullptr, *sin = nullptr;  // (tokens, rotated / 2)
+    int64_t heads = 0, head_dim = 0, rotated = 0;
+    bool half = true;                       // pairs (i, i + rotated/2); else (2i, 2i + 1)
+    float* out = nullptr;
+};
+
+struct Kernels {
+    const char* name;
+    LinearKernel decode[kTypes];
+    LinearKernel prefill[kTypes];
+    // int8 activations of one token; see the numerics above for the outputs.
+    void (*quantize_block)(const float* x, int64_t cols, int8_t* q, float* step, float* sum32, int32_t* sums);
+    void (*quantize_ternary)(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum);
+    // One weight row as float32.
+    void (*dequantize)(Type type, const uint8_t* row, int64_t cols, float scale, float* out);
+    // Per row of *cols*: x / sqrt(mean(x^2) + eps) * weight; layer_norm also centres and adds bias.
+    void (*rms_norm)(const float* x, const float* weight, int64_t cols, float eps, float* out);
+    void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t cols, float eps, float* out);
+    void (*rope)(const RopeArgs&, int64_t t0, int64_t t1);
+    void (*gate)(Gate kind, const float* gate, const float* up, int64_t n, float* out);
+    // Queries [t0, t1) of one kv head's group of heads; *scratch* from attention_scratch_bytes.
+    void (*attention)(const AttentionArgs&, int64_t kv_head, int64_t t0, int64_t t1, float* scratch);
+};
+
+constexpr size_t attention_scratch_floats(const AttentionArgs& a) {
+    return size_t(2 * kKeyBlock * a.head_dim) +
+           size_t(kQueryBlock * (a.heads / a.kv_heads)) * size_t(a.head_dim + 2) + kKeyBlock;
+}
+
+const Kernels& scalar_kernels();
+#if defined(BITNET_X86)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+#endif
+
+}  // namespace bitnet

@@ -1,0 +1,38 @@
+// The operations a model is made of, on the threads of thread_pool.hpp and the kernels of the best
+// instruction set that passed its self-test. Arrays are row-major and do not overlap.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+
+namespace bitnet {
+
+// Instruction sets this machine can run, slowest first: "scalar", "avx2", "avx512_vnni".
+std::vector<std::string> levels();
+std::string level();
+// False when *name* is not one of levels().
+bool set_level(const std::string& name);
+// Kernels of the chosen level that differ from the scalar ones and were replaced by them.
+std::vector<std::string> self_test();
+
+// Bytes of a weight row, 0 when *cols* is not a whole number of blocks.
+int64_t row_bytes(Type type, int64_t cols);
+
+// y (tokens, rows) = x (tokens, cols) * weight^T.
+void linear(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const float* x,
+            int64_t tokens, float* y);
+// Weight rows *ids* as float32, out (count, cols).
+void embed(Type type, const uint8_t* weight, int64_t cols, float scale, const int64_t* ids, int64_t count,
+           float* out);
+void rms_norm(const float* x, const float* weight, int64_t rows, int64_t cols, float eps, float* out);
+void layer_norm(const float* x, const float* weight, const float* bias, int64_t rows, int64_t cols, float eps,
+                float* out);
+void rope(const RopeArgs& args, int64_t tokens);
+void gate(Gate kind, const float* gate, const float* up, int64_t n, float* out);
+void attention(const AttentionArgs& args);
+// Nearest f16 of each float, ties to even.
+void to_half(const float* x, int64_t n, uint16_t* out);
+
+}  // namespace bitnet

@@ -1,0 +1,253 @@
+// Prefill: many activation rows. A tile of Vec::kLanes weight rows is unpacked once, interleaved so
+// that one register holds four neighbouring codes of every row, and multiplied with all tokens;
+// no sum crosses lanes. The including file defines `Vec`, the vector type of its instruction set.
+#pragma once
+
+#include "formats_x86.hpp"
+
+namespace bitnet {
+namespace {
+
+constexpr int kL = Vec::kLanes;
+
+// The weights of a tile: code (cols/4, kL, 4) bytes, scale and min (groups, kL).
+struct Tile {
+    uint8_t* code;
+    float *scale, *min;
+    Tile(uint8_t* scratch, int64_t cols)
+        : code(scratch), scale(reinterpret_cast<float*>(scratch + kL * cols)), min(scale + kL * (cols / 16)) {}
+};
+
+inline void put_codes(uint8_t* tile, int64_t at, int lane, __m256i codes) {
+    alignas(32) uint32_t words[8];
+    _mm256_store_si256(reinterpret_cast<__m256i*>(words), codes);
+    auto* out = reinterpret_cast<uint32_t*>(tile) + at / 4 * kL + lane;
+    for (int i = 0; i < 8; ++i) out[i * kL] = words[i];
+}
+
+template <class F>
+void fill_tile(const LinearArgs& a, const uint8_t* row, int lane, const Tile& tile) {
+    const int64_t groups = a.cols / 32;
+    const __m256i flip = _mm256_set1_epi8(F::kSigned && Vec::kSignedOffset ? char(0x80) : 0);
+    for (int64_t g = 0; g < groups; ++g)
+        put_codes(tile.code, 32 * g, lane, _mm256_xor_si256(F::codes(row, g), flip));
+    int64_t g = 0;
+    for (; g + 8 <= groups; g += 8) {
+        const Scales scales = F::scales(row, g);
+        alignas(32) float s[8], m[8];
+        _mm256_store_ps(s, scales.s);
+        _mm256_store_ps(m, F::kHalves ? scales.second : scales.m);
+        for (int j = 0; j < 8; ++j) {
+            if constexpr (F::kHalves) {
+                tile.scale[(2 * (g + j)) * kL + lane] = s[j];
+                tile.scale[(2 * (g + j) + 1) * kL + lane] = m[j];
+            } else {
+                tile.scale[(g + j) * kL + lane] = s[j];
+                tile.min[(g + j) * kL + lane] = m[j];
+            }
+        }
+    }
+    for (; g < groups; ++g) F::scale(row, g, tile.scale[g * kL + lane], tile.min[g * kL + lane]);
+}
+
+inline void store_tile_row(float* y, typename Vec::Float v, int rows) {
+    if (rows == kL) {
+        Vec::store(y, v);
+        return;
+    }
+    alignas(64) float all[kL];
+    Vec::store(all, v);
+    for (int i = 0; i < rows; ++i) y[i] = all[i];
+}
+
+// kL rows times N tokens. An offset of the codes is taken off in integers before scaling.
+template <class F, int N>
+void block_tile(const LinearArgs& a, const Tile& tile, int64_t r, int rows, int64_t t) {
+    constexpr int kGroup = F::kHalves ? 16 : 32;
+    constexpr bool kHasMin = !F::kSigned && F::kOffset == 0;
+    constexpr int kOffset = F::kSigned ? Vec::kSignedOffset : F::kOffset;
+    const int64_t groups = a.cols / kGroup;
+    typename Vec::Float sum[N];
+    for (int n = 0; n < N; ++n) sum[n] = Vec::zero_float();
+    const int8_t* q = a.q + t * a.cols;
+    for (int64_t g = 0; g < groups; ++g) {
+        typename Vec::template Products<F::kMax, F::kSigned> part[N];
+        if constexpr (kOffset != 0)
+            for (int n = 0; n < N; ++n) {
+                const int32_t* s = a.sums + (t + n) * (a.cols / 16) + g * (kGroup / 16);
+                part[n].start(-kOffset * (kGroup == 32 ? s[0] + s[1] : s[0]));
+            }
+        const uint8_t* code = tile.code + g * kGroup * kL;
+#pragma GCC unroll 8
+        for (int i = 0; i < kGroup / 4; ++i) {
+            const auto w = Vec::load(code + 4 * kL * i);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) part[n].add(w, q + n * a.cols + g * kGroup + 4 * i, i);
+        }
+        const auto scale = Vec::load_float(tile.scale + g * kL);
+        for (int n = 0; n < N; ++n) {
+            const auto step = Vec::set(a.step[(t + n) * (a.cols / 32) + g * kGroup / 32]);
+            sum[n] = Vec::fma(Vec::mul(part[n].total(), step), scale, sum[n]);
+        }
+        if constexpr (kHasMin) {
+            const auto min = Vec::load_float(tile.min + g * kL);
+            for (int n = 0; n < N; ++n)
+                sum[n] = Vec::fma(Vec::set(a.sum32[(t + n) * (a.cols / 32) + g]), min, sum[n]);
+        }
+    }
+    for (int n = 0; n < N; ++n) store_tile_row(a.y + (t + n) * a.rows + r, sum[n], rows);
+}
+
+template <class F>
+void prefill_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
+    const Tile tile(scratch, a.cols);
+    for (int64_t r = r0; r < r1; r += kL) {
+        const int rows = int(r1 - r < kL ? r1 - r : kL);
+        for (int lane = 0; lane < kL; ++lane)
+            fill_tile<F>(a, a.weight + (r + (lane < rows ? lane : 0)) * a.row_bytes, lane, tile);
+        int64_t t = 0;
+        for (; t + Vec::kTokens <= a.tokens; t += Vec::kTokens) block_tile<F, Vec::kTokens>(a, tile, r, rows, t);
+        for (; t < a.tokens; ++t) block_tile<F, 1>(a, tile, r, rows, t);
+    }
+}
+
+// Integer sums of code * q over columns [c0, c1) for kL rows and N tokens.
+template <int N>
+inline void ternary_products(const LinearArgs& a, const uint8_t* code, int64_t t, int64_t c0, int64_t c1,
+                             typename Vec::Int* out) {
+    typename Vec::TernaryProducts part[N];
+    const int8_t* q = a.q + t * a.cols;
+    for (int64_t c = c0; c < c1; c += 128) {
+#pragma GCC unroll 4
+        for (int i = 0; i < 128; i += 4) {
+            const auto w = Vec::load(code + (c + i) * kL);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) part[n].add(w, q + n * a.cols + c + i);
+        }
+        for (int n = 0; n < N; ++n) part[n].end_part();
+    }
+    for (int n = 0; n < N; ++n) out[n] = part[n].total();
+}
+
+// Rows whose blocks all have one scale, in whole tiles; others go row by row through `decode`.
+template <int N>
+void ternary_tile(const LinearArgs& a, const uint8_t* code, const float* scale, int64_t r, int rows, int64_t t) {
+    typename Vec::Int sum[N];
+    ternary_products<N>(a, code, t, 0, a.cols, sum);
+    for (int n = 0; n < N; ++n) {
+        alignas(64) int32_t all[kL];
+        Vec::store_int(all, sum[n]);
+        for (int i = 0; i < rows; ++i) {
+            const double total = double(scale[i]) * (all[i] - a.sums[t + n]);
+            a.y[(t + n) * a.rows + r + i] = float(total) / a.step[t + n] * a.scale;
+        }
+    }
+}
+
+// Codes of one row into the tile; returns whether all its blocks have the same scale.
+template <Type kType>
+bool fill_ternary(const LinearArgs& a, const uint8_t* row, int lane, uint8_t* tile, float& scale) {
+    bool same = true;
+    uint16_t first = 0;
+    for (int64_t p = 0; p < a.cols / 128; ++p) {
+        if constexpr (kType == Type::TQ1_0) {
+            uint8_t code[128];
+            unpack_ternary(kType, row, p, code);
+            for (int i = 0; i < 4; ++i) put_codes(tile, 128 * p + 32 * i, lane, load256(code + 32 * i));
+        } else if constexpr (kType == Type::TQ2_0) {
+            const __m256i bytes = load256(FormatTQ2_0::part(row, p));
+            for (int i = 0; i < 4; ++i)
+                put_codes(tile, 128 * p + 32 * i, lane, FormatTQ2_0::quarter(bytes, i));
+        } else {
+            const __m256i bytes = load256(FormatI2_S::part(row, p));
+            for (int i = 0; i < 4; ++i)
+                put_codes(tile, 128 * p + 32 * i, lane, FormatI2_S::quarter(bytes, i));
+        }
+        if constexpr (kType != Type::I2_S) {
+            const uint8_t* d = row + p / 2 * kBlocks[int(kType)].bytes + kBlocks[int(kType)].bytes - 2;
+            if (p == 0) first = read<uint16_t>(d);
+            same = same && read<uint16_t>(d) == first;
+        }
+    }
+    scale = kType == Type::I2_S ? 1.0f : half_to_float(first);
+    return same;
+}
+
+template <Type kType, LinearKernel kDecode>
+void prefill_ternary(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
+    for (int64_t r = r0; r < r1; r += kL) {
+        const int rows = int(r1 - r < kL ? r1 - r : kL);
+        float scale[kL];
+        bool same = true;
+        for (int lane = 0; lane < kL; ++lane)
+            same &= fill_ternary<kType>(a, a.weight + (r + (lane < rows ? lane : 0)) * a.row_bytes, lane,
+                                        scratch, scale[lane]);
+        if (!same) {
+            kDecode(a, r, r + rows, scratch);
+            continue;
+        }
+        int64_t t = 0;
+        for (; t + Vec::kTernaryTokens <= a.tokens; t += Vec::kTernaryTokens)
+            ternary_tile<Vec::kTernaryTokens>(a, scratch, scale, r, rows, t);
+        for (; t < a.tokens; ++t) ternary_tile<1>(a, scratch, scale, r, rows, t);
+    }
+}
+
+// kL rows times N tokens of float weights, interleaved (cols, kL).
+template <int N>
+void float_tile(const LinearArgs& a, const float* w, int64_t r, int rows, int64_t t) {
+    typename Vec::Float sum[N];
+    for (int n = 0; n < N; ++n) sum[n] = Vec::zero_float();
+    const float* x = a.x + t * a.cols;
+    for (int64_t k = 0; k < a.cols; ++k) {
+        const auto column = Vec::load_float(w + k * kL);
+#pragma GCC unroll 16
+        for (int n = 0; n < N; ++n) sum[n] = Vec::fma(Vec::set(x[n * a.cols + k]), column, sum[n]);
+    }
+    for (int n = 0; n < N; ++n) store_tile_row(a.y + (t + n) * a.rows + r, sum[n], rows);
+}
+
+template <Type kType>
+void prefill_float(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
+    auto* tile = reinterpret_cast<float*>(scratch);
+    for (int64_t r = r0; r < r1; r += kL) {
+        const int rows = int(r1 - r < kL ? r1 - r : kL);
+        for (int lane = 0; lane < kL; ++lane) {
+            const uint8_t* row = a.weight + (r + (lane < rows ? lane : 0)) * a.row_bytes;
+            int64_t k = 0;
+            for (; k + 8 <= a.cols; k += 8) {
+                alignas(32) float eight[8];
+                _mm256_store_ps(eight, load_floats(kType, row, k));
+                for (int i = 0; i < 8; ++i) tile[(k + i) * kL + lane] = eight[i];
+            }
+            for (; k < a.cols; ++k)
+                tile[k * kL + lane] = kType == Type::F32   ? read<float>(row + 4 * k)
+                                      : kType == Type::F16 ? one_half(row + 2 * k)
+                                                           : bf16_to_float(read<uint16_t>(row + 2 * k));
+        }
+        int64_t t = 0;
+        for (; t + Vec::kFloatTokens <= a.tokens; t += Vec::kFloatTokens)
+            float_tile<Vec::kFloatTokens>(a, tile, r, rows, t);
+        for (; t < a.tokens; ++t) float_tile<1>(a, tile, r, rows, t);
+    }
+}
+
+}  // namespace
+}  // namespace bitnet
+
+// The two linear tables of `Kernels`, in the order of `Type`.
+#define BITNET_X86_LINEAR                                                                             \
+    {decode_float<Type::F32>,   decode_float<Type::F16>,   decode_float<Type::BF16>,                  \
+     decode_block<FormatQ8_0>,  decode_block<FormatQ4_0>,  decode_block<FormatQ4_1>,                  \
+     decode_block<FormatQ5_0>,  decode_block<FormatQ5_1>,  decode_block<FormatQ4_K>,                  \
+     decode_block<FormatQ5_K>,  decode_block<FormatQ6_K>,  decode_ternary<FormatI2_S>,                \
+     decode_ternary<FormatTQ2_0>, decode_tq1_0},                                                      \
+    {                                                                                                 \
+        prefill_float<Type::F32>, prefill_float<Type::F16>, prefill_float<Type::BF16>,                \
+            prefill_block<FormatQ8_0>, prefill_block<FormatQ4_0>, prefill_block<FormatQ4_1>,          \
+            prefill_block<FormatQ5_0>, prefill_block<FormatQ5_1>, prefill_block<FormatQ4_K>,          \
+            prefill_block<FormatQ5_K>, prefill_block<FormatQ6_K>,                                     \
+            prefill_ternary<Type::I2_S, decode_ternary<FormatI2_S>>,                                  \
+            prefill_ternary<Type::TQ2_0, decode_ternary<FormatTQ2_0>>,                                \
+            prefill_ternary<Type::TQ1_0, decode_tq1_0>                                                \
+    }

@@ -1,0 +1,178 @@
+#include "thread_pool.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+#if !defined(_WIN32)
+#include <unistd.h>
+#endif
+
+namespace bitnet {
+namespace {
+
+constexpr int kSpins = 2000;      // about 40 microseconds: the gap between two operations
+constexpr int kCallerSpins = 200; // then the caller gives its core to a worker that lost one
+
+void pause_core() {
+#if defined(__x86_64__) || defined(_M_X64)
+    _mm_pause();
+#elif defined(__aarch64__) && !defined(_MSC_VER)
+    __asm__ volatile("yield");
+#endif
+}
+
+long process_id() {
+#if defined(_WIN32)
+    return 0;
+#else
+    return long(getpid());
+#endif
+}
+
+struct Job {
+    ChunkFunction function;
+    void* context;
+    int64_t chunks;
+    std::atomic<int64_t> next{0};
+
+    void work() {
+        for (;;) {
+            const int64_t chunk = next.fetch_add(1, std::memory_order_relaxed);
+            if (chunk >= chunks) return;
+            function(context, chunk);
+        }
+    }
+};
+
+class Pool {
+public:
+    explicit Pool(int workers) {
+        for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { loop(); });
+    }
+
+    ~Pool() {
+        {
+            const std::lock_guard<std::mutex> lock(sleep_);
+            stop_ = true;
+        }
+        epoch_.fetch_add(1);
+        wake_.notify_all();
+        for (std::thread& worker : workers_) worker.join();
+    }
+
+    // A worker that never gets a core in time has claimed nothing and is not waited for: the job
+    // is over when it is withdrawn and nobody is inside.
+    void run(Job& job) {
+        current_.store(&job);
+        epoch_.fetch_add(1);
+        if (sleepers_.load() > 0) {
+            { const std::lock_guard<std::mutex> lock(sleep_); }
+            wake_.notify_all();
+        }
+        job.work();
+        current_.store(nullptr);
+        for (int spins = 0; inside_.load() != 0; ++spins) {
+            if (spins < kCallerSpins) pause_core();
+            else std::this_thread::yield();
+        }
+    }
+
+    int workers() const { return int(workers_.size()); }
+
+private:
+    void loop() {
+        uint64_t seen = 0;
+        for (;;) {
+            wait(seen);
+            seen = epoch_.load();
+            if (stop_.load()) return;
+            inside_.fetch_add(1);
+            if (Job* job = current_.load()) job->work();
+            inside_.fetch_sub(1);
+        }
+    }
+
+    void wait(uint64_t seen) {
+        for (int i = 0; i < kSpins; ++i) {
+            if (epoch_.load(std::memory_order_acquire) != seen) return;
+            pause_core();
+        }
+        std::unique_lock<std::mutex> lock(sleep_);
+        sleepers_.fetch_add(1);
+        wake_.wait(lock, [&] { return epoch_.load() != seen; });
+        sleepers_.fetch_sub(1);
+    }
+
+    std::vector<std::thread> workers_;
+    std::mutex sleep_;
+    std::condition_variable wake_;
+    alignas(64) std::atomic<uint64_t> epoch_{0};
+    std::atomic<int> sleepers_{0};
+    std::atomic<bool> stop_{false};
+    alignas(64) std::atomic<Job*> current_{nullptr};
+    alignas(64) std::atomic<int> inside_{0};
+};
+
+// Leaked on purpose: at exit the workers may still be asleep in it.
+struct State {
+    std::mutex in_use;
+    std::atomic<int> wanted{int(std::max(1u, std::thread::hardware_concurrency()))};
+    long owner = process_id();
+    Pool* pool = nullptr;
+};
+
+State& state() {
+    static State& it = *new State;
+    return it;
+}
+
+// A forked child has this memory but none of the threads: it starts its own.
+void prepare_pool(State& s) {
+    const int workers = s.wanted.load() - 1;
+    if (s.owner != process_id()) {
+        s.pool = nullptr;
+        s.owner = process_id();
+    }
+    if (s.pool && s.pool->workers() == workers) return;
+    delete s.pool;
+    s.pool = new Pool(workers);
+}
+
+}  // namespace
+
+void set_threads(int count) { state().wanted.store(count < 1 ? 1 : count); }
+
+int threads() { return state().wanted.load(); }
+
+void run_chunks(int64_t chunks, ChunkFunction function, void* context) {
+    State& s = state();
+    if (chunks > 1 && s.wanted.load() > 1 && s.in_use.try_lock()) {
+        const std::lock_guard<std::mutex> lock(s.in_use, std::adopt_lock);
+        prepare_pool(s);
+        Job job{function, context, chunks, {}};
+        s.pool->run(job);
+        return;
+    }
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) function(context, chunk);
+}
+
+uint8_t* thread_scratch(size_t size) {
+    thread_local std::unique_ptr<uint8_t[]> memory;
+    thread_local size_t capacity = 0;
+    if (capacity < size + 64) {
+        memory.reset(new uint8_t[size + 64]);
+        capacity = size + 64;
+    }
+    const auto address = reinterpret_cast<uintptr_t>(memory.get());
+    return memory.get() + (64 - address % 64) % 64;
+}
+
+}  // namespace bitnet
