@@ -163,7 +163,7 @@ struct Group {
                 out.scale[i] = d * float(read<int8_t>(block + 192 + 2 * j + i));
             break;
         }
-        default: break;
+        default: out = {}; break;  // not a block encoding
     }
 }
 
@@ -172,7 +172,7 @@ struct Group {
     if (type == Type::TQ1_0) {
         constexpr int kPower[5] = {1, 3, 9, 27, 81};
         const uint8_t* block = row + part / 2 * 54;
-        const auto digit = [](uint8_t byte, int n) {
+        const auto digit = [&](uint8_t byte, int n) {
             return uint8_t((uint8_t(byte * kPower[n]) * 3) >> 8);
         };
         for (int i = 0; i < 128; ++i) {

@@ -38,8 +38,8 @@ void block_row(const LinearArgs& a, int64_t r, int64_t t) {
     int64_t g = 0;
     for (; g + 8 <= groups; g += 8) {
         const Scales scales = F::scales(row, g);
-        for (int64_t line = 0; line < 8 * 32 * F::kBytes / (F::kBytes > 34 ? 256 : 32); line += 64)
-            prefetch(row + g * 32 / (F::kBytes > 34 ? 256 : 32) * F::kBytes + line);
+        for (int64_t line = 0; line < 256 / F::kBlock * F::kBytes; line += 64)
+            prefetch(row + 32 * g / F::kBlock * F::kBytes + line);
         alignas(32) float s[N][8], second[N][8];
         for (int n = 0; n < N; ++n) {
             const __m256 x_step = _mm256_loadu_ps(step[n] + g);
@@ -67,13 +67,15 @@ void block_row(const LinearArgs& a, int64_t r, int64_t t) {
             }
         }
     }
-    for (; g < groups; ++g) {
-        float s, m;
-        F::scale(row, g, s, m);
-        const __m256i codes = F::codes(row, g);
-        for (int n = 0; n < N; ++n) {
-            even[n] = _mm256_fmadd_ps(dot(codes, q[n] + 32 * g), _mm256_set1_ps(s * step[n][g]), even[n]);
-            tail[n] += m * sum32[n][g];
+    if constexpr (F::kBlock == 32) {
+        for (; g < groups; ++g) {
+            float s, m;
+            F::scale(row, g, s, m);
+            const __m256i codes = F::codes(row, g);
+            for (int n = 0; n < N; ++n) {
+                even[n] = _mm256_fmadd_ps(dot(codes, q[n] + 32 * g), _mm256_set1_ps(s * step[n][g]), even[n]);
+                tail[n] += m * sum32[n][g];
+            }
         }
     }
     for (int n = 0; n < N; ++n)

@@ -1,7 +1,8 @@
 // How each encoding becomes 32 codes in a 256-bit register, for avx2.cpp and avx512.cpp.
 //
 // A format gives, for weights 32g .. 32g+31 of a row, `codes` (u8, or s8 if kSigned) and for eight
-// groups at once `scales`: w = s * code + m. Formats with kOffset have m = -kOffset * s.
+// groups at once `scales`: w = s * code + m. Formats with kOffset have m = -kOffset * s. Where a
+// block has 32 weights a row may end anywhere, so `scale` gives those of one group.
 #pragma once
 
 #include <immintrin.h>
@@ -49,7 +50,7 @@ inline __m256i fifth_bits(const uint8_t* p) {
 
 template <int kBytesPerBlock, int kOffsetOfCodes>
 struct Symmetric {  // d * (code - offset)
-    static constexpr int kBytes = kBytesPerBlock;
+    static constexpr int kBytes = kBytesPerBlock, kBlock = 32;
     static constexpr bool kHalves = false;
     template <int kOffset>
     static Scales scales_minus(const uint8_t* row, int64_t g) {
@@ -97,7 +98,7 @@ struct FormatQ5_0 : Symmetric<22, 6> {
 
 template <int kBytesPerBlock>
 struct WithMinimum {  // d * code + m, d and m side by side
-    static constexpr int kBytes = kBytesPerBlock;
+    static constexpr int kBytes = kBytesPerBlock, kBlock = 32;
     static constexpr bool kSigned = false, kHalves = false;
     static constexpr int kOffset = 0;
     static Scales scales(const uint8_t* row, int64_t g) {
@@ -133,7 +134,7 @@ struct FormatQ5_1 : WithMinimum<24> {
 // Super-blocks: g counts groups of 32, eight to a block, and a row is whole blocks.
 template <int kBytesPerBlock>
 struct KScales {
-    static constexpr int kBytes = kBytesPerBlock;
+    static constexpr int kBytes = kBytesPerBlock, kBlock = 256;
     static constexpr bool kSigned = false, kHalves = false;
     static constexpr int kOffset = 0;
     static Scales scales(const uint8_t* row, int64_t g) {
@@ -147,7 +148,6 @@ struct KScales {
         const __m256 scaled = _mm256_mul_ps(s, _mm256_set1_ps(one_half(block)));
         return {scaled, _mm256_mul_ps(m, _mm256_set1_ps(-one_half(block + 2))), scaled};
     }
-    static void scale(const uint8_t*, int64_t, float&, float&) {}  // no row ends inside a block
 };
 
 inline __m256i half_nibbles(const uint8_t* q, int j) {
@@ -174,7 +174,7 @@ struct FormatQ5_K : KScales<176> {
 };
 
 struct FormatQ6_K {
-    static constexpr int kBytes = 210, kMax = 63, kOffset = 32;
+    static constexpr int kBytes = 210, kBlock = 256, kMax = 63, kOffset = 32;
     static constexpr bool kSigned = false, kHalves = true;
     static __m256i codes(const uint8_t* row, int64_t g) {
         const uint8_t* block = row + g / 8 * kBytes;
@@ -198,7 +198,6 @@ struct FormatQ6_K {
         return {_mm256_mul_ps(_mm256_cvtepi32_ps(words), d), _mm256_setzero_ps(),
                 _mm256_mul_ps(_mm256_cvtepi32_ps(odd), d)};
     }
-    static void scale(const uint8_t*, int64_t, float&, float&) {}
 };
 
 // Ternary: 128 weights in 32 bytes; codes 0, 1, 2 of quarter n.

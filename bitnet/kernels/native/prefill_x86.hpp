@@ -47,7 +47,8 @@ void fill_tile(const LinearArgs& a, const uint8_t* row, int lane, const Tile& ti
             }
         }
     }
-    for (; g < groups; ++g) F::scale(row, g, tile.scale[g * kL + lane], tile.min[g * kL + lane]);
+    if constexpr (F::kBlock == 32)
+        for (; g < groups; ++g) F::scale(row, g, tile.scale[g * kL + lane], tile.min[g * kL + lane]);
 }
 
 inline void store_tile_row(float* y, typename Vec::Float v, int rows) {

@@ -1,0 +1,187 @@
+"""Norms, rope, gates, attention and f16 of the compiled module against float64 NumPy."""
+
+import numpy as np
+import pytest
+
+from bitnet import native
+
+NATIVE = native.module()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
+
+# Float32 sums of up to a few thousand terms, and an exponential within 2 ulp.
+NMSE = 1e-12
+GATES = {
+    0: lambda g: g / (1 + np.exp(-g)),
+    1: lambda g: g / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))),
+    2: lambda g: np.maximum(g, 0) ** 2,
+}
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512_vnni"])
+def level(request):
+    if request.param not in NATIVE.kernel_levels():
+        pytest.skip(f"this processor has no {request.param}")
+    before = NATIVE.kernel_level()
+    NATIVE.set_kernel_level(request.param)
+    yield request.param
+    NATIVE.set_kernel_level(before)
+
+
+def random(*shape, seed=1):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def nmse(got, expected):
+    return np.sum((got - expected) ** 2) / np.sum(expected**2)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 17), (5, 576), (70, 2560)])
+def test_rms_norm(shape, level):
+    x, w, out = random(*shape), random(shape[1], seed=2), np.empty(shape, dtype=np.float32)
+    NATIVE.rms_norm(x, w, 1e-5, out)
+    exact = x.astype(np.float64)
+    expected = exact / np.sqrt(np.mean(exact**2, axis=1, keepdims=True) + 1e-5) * w
+    assert nmse(out, expected) < NMSE
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("shape", [(3, 17), (5, 576)])
+def test_layer_norm(shape, biased, level):
+    x, w, out = random(*shape), random(shape[1], seed=2), np.empty(shape, dtype=np.float32)
+    bias = random(shape[1] if biased else 0, seed=3)
+    NATIVE.layer_norm(x, w, bias, 1e-5, out)
+    exact = x.astype(np.float64)
+    centred = exact - exact.mean(axis=1, keepdims=True)
+    expected = centred / np.sqrt(np.mean(centred**2, axis=1, keepdims=True) + 1e-5) * w
+    assert nmse(out, expected + bias if biased else expected) < NMSE
+
+
+@pytest.mark.parametrize("pairs", [1, 10, 32])
+@pytest.mark.parametrize("half", [True, False])
+def test_rope_rotates_pairs_and_keeps_the_rest(half, pairs, level):
+    x, angles = random(5, 3, 64), random(5, pairs, seed=2)
+    out = np.empty_like(x)
+    NATIVE.rope(x, np.cos(angles), np.sin(angles), half, out)
+    first, second = (
+        (slice(0, pairs), slice(pairs, 2 * pairs))
+        if half
+        else (slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2))
+    )
+    turned = (x[..., first] + 1j * x[..., second]) * np.exp(1j * angles.astype(np.float64))[:, None]
+    np.testing.assert_allclose(out[..., first], turned.real, atol=1e-6)
+    np.testing.assert_allclose(out[..., second], turned.imag, atol=1e-6)
+    np.testing.assert_array_equal(out[..., 2 * pairs :], x[..., 2 * pairs :])
+
+
+@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("n", [1, 33, 70000])
+def test_gate(kind, n, level):
+    g, up, out = random(n) * 4 + 0.1, random(n, seed=2), np.empty(n, dtype=np.float32)
+    NATIVE.gate(kind, g, up, out)
+    assert nmse(out, GATES[kind](g.astype(np.float64)) * up) < NMSE
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_a_gate_far_from_zero_is_the_identity_or_nothing(kind, level):
+    g, up = np.array([200.0, -200.0, 0.0], dtype=np.float32), np.ones(3, dtype=np.float32)
+    out = np.empty(3, dtype=np.float32)
+    NATIVE.gate(kind, g, up, out)
+    np.testing.assert_allclose(out, [200.0, 0.0, 0.0], atol=1e-30)
+
+
+def exact_attention(q, k, v, start, *, scale, window, softcap):
+    t, heads, _ = q.shape
+    group = heads // k.shape[1]
+    k, v = (np.repeat(a.astype(np.float64), group, axis=1) for a in (k, v))
+    scores = np.einsum("thd,shd->hts", q.astype(np.float64), k[: start + t]) * scale
+    if softcap:
+        scores = softcap * np.tanh(scores / softcap)
+    distance = np.arange(start, start + t)[:, None] - np.arange(start + t)
+    hidden = (distance < 0) | (distance >= window) if window else distance < 0
+    scores = np.where(hidden, -np.inf, scores)
+    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
+    weights /= weights.sum(axis=2, keepdims=True)
+    return np.einsum("hts,shd->thd", weights, v[: start + t])
+
+
+def attend(q, k, v, start, *, scale, window, softcap):
+    out = np.full_like(q, np.nan)
+    NATIVE.attention(q, k.view(np.uint16), v.view(np.uint16), start, scale, window, softcap, out)
+    return out
+
+
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+@pytest.mark.parametrize("window", [0, 1, 40])
+@pytest.mark.parametrize(("tokens", "start"), [(1, 0), (1, 200), (3, 62), (130, 0), (35, 100)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 40), (9, 3, 64), (4, 1, 256)])
+def test_attention(heads, kv_heads, dim, tokens, start, window, softcap, level):
+    q = random(tokens, heads, dim)
+    k = random(start + tokens + 7, kv_heads, dim, seed=2).astype(np.float16)
+    v = random(start + tokens + 7, kv_heads, dim, seed=3).astype(np.float16)
+    how = {"scale": dim**-0.5, "window": window, "softcap": softcap}
+    got = attend(q, k, v, start, **how)
+    assert nmse(got, exact_attention(q, k, v, start, **how)) < NMSE
+
+
+def test_attention_reads_a_cache_that_is_laid_out_by_head(level):
+    q = random(4, 6, 32)
+    k, v = (random(2, 50, 32, seed=s).astype(np.float16).transpose(1, 0, 2) for s in (2, 3))
+    how = {"scale": 0.2, "window": 0, "softcap": 0.0}
+    assert nmse(attend(q, k, v, 30, **how), exact_attention(q, k, v, 30, **how)) < NMSE
+
+
+def test_attention_of_huge_scores_stays_finite(level):
+    q, k = random(3, 2, 16) * 1000, random(70, 2, 16, seed=2).astype(np.float16)
+    v = np.ones_like(k)
+    got = attend(q, k, v, 60, scale=1.0, window=0, softcap=0.0)
+    np.testing.assert_allclose(got, 1.0, rtol=1e-5)
+
+
+def test_attention_of_a_query_does_not_depend_on_the_batch_or_the_threads(level):
+    q, how = random(40, 6, 64), {"scale": 0.125, "window": 90, "softcap": 0.0}
+    k, v = (random(140, 2, 64, seed=s).astype(np.float16) for s in (2, 3))
+    before = NATIVE.threads()
+    results = []
+    for threads in (1, 3):
+        NATIVE.set_threads(threads)
+        results.append(attend(q, k, v, 100, **how))
+    NATIVE.set_threads(before)
+    np.testing.assert_array_equal(results[0], results[1])
+    alone = [attend(q[t : t + 1], k, v, 100 + t, **how) for t in range(40)]
+    np.testing.assert_array_equal(np.concatenate(alone), results[0])
+
+
+def test_row_operations_are_the_same_bits_for_every_instruction_set():
+    x, w = random(3, 333), random(333, seed=2)
+    before = NATIVE.kernel_level()
+    results = set()
+    for chosen in NATIVE.kernel_levels():
+        NATIVE.set_kernel_level(chosen)
+        norm, gated = np.empty_like(x), np.empty_like(w)
+        NATIVE.rms_norm(x, w, 1e-6, norm)
+        NATIVE.gate(1, x[0].copy(), w, gated)
+        results.add(norm.tobytes() + gated.tobytes())
+    NATIVE.set_kernel_level(before)
+    assert len(results) == 1
+
+
+def test_half_is_rounded_as_numpy_rounds_it():
+    x = np.concatenate(
+        [
+            np.array([0.0, -0.0, 1.0, 65504.0, 65519.9, 65520.0, 1e9, -np.inf, 2.0**-24, 2.0**-25]),
+            np.array([6.1e-5, 5.9e-8, 2.98e-8, 1e-10, 0.333333, 1 + 2.0**-11, 1 + 3 * 2.0**-11]),
+            np.random.default_rng(4).standard_normal(5000) * 1e-5,
+            np.random.default_rng(5).standard_normal(5000) * 1e3,
+        ]
+    ).astype(np.float32)
+    out = np.empty(len(x), dtype=np.uint16)
+    NATIVE.to_half(x, out)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(out, x.astype(np.float16).view(np.uint16))
+
+
+def test_attention_refuses_a_cache_that_is_too_short():
+    q = random(2, 2, 16)
+    k = np.zeros((3, 1, 16), dtype=np.float16)
+    with pytest.raises(ValueError, match="every position"):
+        attend(q, k, k, 2, scale=1.0, window=0, softcap=0.0)
