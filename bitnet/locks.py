@@ -126,7 +126,7 @@ def hold(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Lock]:
-    """Hold the lock file *path*, whose folder exists.
+    """Hold the lock file *path*.
 
     Args:
         path: the lock file; made when missing, never deleted.

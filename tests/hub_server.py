@@ -128,7 +128,9 @@ class HubServer:
         self.seen: list[Seen] = []
         self.blobs: dict[str, Blob] = {}
         self.page_size = 1000
-        self.lock = threading.Lock()
+        self.in_flight = 0
+        self.stalled = 0  # connections that have gone silent
+        self.lock = threading.Condition()
         self.closing = threading.Event()
         self.connections: set[socket.socket] = set()
         self._hub = _Server(("127.0.0.1", port), "hub", self)
@@ -177,8 +179,9 @@ class HubServer:
         return sum(seen.sent for seen in self.requests(where, method))
 
     def requests(self, where: str = "", method: str = "") -> list[Seen]:
-        """The requests so far, in the order of their ends."""
+        """The requests so far, in the order of their ends; waits for those being answered."""
         with self.lock:
+            self.lock.wait_for(lambda: not self.in_flight, timeout=10)
             return [
                 seen
                 for seen in self.seen
@@ -235,6 +238,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self):
         self.status, self.count = 0, 0
+        with self.hub.lock:
+            self.hub.in_flight += 1
         self.rule = self.hub.rule_for(self.server.where, self.command, self.path)
         if self.rule.latency_s:
             time.sleep(self.rule.latency_s)
@@ -251,6 +256,8 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             with self.hub.lock:
                 headers = dict(self.headers.items())
+                self.hub.in_flight -= 1
+                self.hub.lock.notify_all()
                 self.hub.seen.append(
                     Seen(
                         self.server.where,
@@ -423,6 +430,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         if self.rule.stall_at is not None:
             self.connection.settimeout(None)
+            with self.hub.lock:
+                self.hub.stalled += 1
             self.connection.recv(1)  # silence, until the client or the server goes
         elif self.rule.reset_at is not None:
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

@@ -87,7 +87,7 @@ class FaultyTransport(HTTPAdapter):
         if fault.after_bytes is None:
             return self._broken(fault, request)
         response = super().send(request, *args, **options)
-        if request.method == "GET":
+        if request.method == "GET" and response.status_code in (200, 206):
             response.raw = _BreakingBody(response.raw, fault)
         else:
             self._faults.appendleft(fault)  # it waits for a body to break

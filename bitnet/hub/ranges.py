@@ -51,12 +51,12 @@ class Ranges:
         return not self._parts or (len(self._parts) == 1 and self._parts[0][0] == 0)
 
     def missing(self, size: int) -> list[tuple[int, int]]:
-        """The gaps in a file of *size* bytes."""
+        """The gaps in the first *size* bytes."""
         gaps: list[tuple[int, int]] = []
         position = 0
         for start, stop in self._parts:
-            if start > position:
-                gaps.append((position, start))
+            if position < min(start, size):
+                gaps.append((position, min(start, size)))
             position = stop
         if position < size:
             gaps.append((position, size))

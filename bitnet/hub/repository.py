@@ -130,7 +130,7 @@ def head(
         try:
             return session.retrying(shown(url), lambda: ask(session))
         except NotFound as error:
-            raise _with_candidates(error, url, session) from error
+            raise _with_candidates(error, url, session) from None
 
     return _in_session(attempt, options, session)
 

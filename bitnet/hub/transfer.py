@@ -7,6 +7,7 @@ import queue
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
+from http.client import IncompleteRead
 from typing import TYPE_CHECKING
 
 from urllib3.exceptions import HTTPError, ReadTimeoutError
@@ -34,7 +35,7 @@ AUTOMATIC_CONNECTIONS = 4
 PROBE_BYTES = 4 << 20
 FAST_BYTES_PER_S = 100e6  # one connection at this speed gains nothing from company
 PIECE_BYTES = 16 << 20
-NOTE_BYTES = 8 << 20  # parallel parts: what a kill may cost at most, per connection
+NOTE_BYTES = 4 << 20  # of parallel parts, between two notes: what a kill costs at most
 READ_BYTES = 1 << 20
 STALL_BYTES_PER_S = 100
 
@@ -286,7 +287,9 @@ class Transfer:
                 chunk = response.raw.read1(count, decode_content=False)
             except ReadTimeoutError:
                 raise Transient(failed(self._facts.url, "timeout")) from None
-            except (HTTPError, OSError):
+            except (HTTPError, OSError) as error:
+                if any(isinstance(arg, IncompleteRead) for arg in error.args):
+                    break  # said below, with the numbers
                 raise Transient(failed(self._facts.url, "the connection broke")) from None
             if not chunk:
                 break

@@ -1,10 +1,29 @@
 import hashlib
+import os
 import random
+import re
+import resource
+import shutil
+import socket
 
 import pytest
+from hub_server import PAGE, Rule
 
+from bitnet.errors import (
+    HashMismatch,
+    InvalidFormat,
+    NetworkError,
+    NoSpace,
+    Offline,
+    PermissionDenied,
+    RateLimited,
+    UpstreamChanged,
+    VocabMismatch,
+)
 from bitnet.hub.download import download
+from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url
+from bitnet.hub.session import HubSession, Patience
 
 CONTENT = random.Random(7).randbytes(3_000_000)
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -34,3 +53,355 @@ def test_a_file_is_fetched_verified_and_alone(hub, session, target):
     assert done.etag == DIGEST
     assert done.commit == hub.repos["org/model"].revisions["main"]
     assert names(target) == ["model.gguf", "model.gguf.lock"]
+
+
+def test_a_hit_needs_no_network(session, hub, target):
+    target.parent.mkdir()
+    target.write_bytes(CONTENT)
+    done = fetch(hub, session, target, sha256=DIGEST)
+    assert done.cached
+    assert fetch(hub, session, target).cached
+    assert hub.seen == []
+
+
+def test_force_fetches_again(session, hub, target):
+    fetch(hub, session, target)
+    assert not fetch(hub, session, target, force=True).cached
+    assert hub.sent("cdn") == 2 * len(CONTENT)
+
+
+def test_a_file_that_is_not_the_pinned_one_is_replaced(session, hub, target):
+    target.parent.mkdir()
+    target.write_bytes(b"something else")
+    assert not fetch(hub, session, target, sha256=DIGEST).cached
+    assert target.read_bytes() == CONTENT
+
+
+def test_small_files_come_from_the_hub_itself(session, hub, tmp_path):
+    hub.add("org/model", "model.gguf", b"small")
+    fetch(hub, session, tmp_path / "small")
+    assert (tmp_path / "small").read_bytes() == b"small"
+    assert hub.requests("cdn") == []
+
+
+@pytest.mark.parametrize(
+    "break_off", [{"reset_at": 1_000_000}, {"truncate_at": 2_999_999}, {"reset_at": 1}]
+)
+def test_a_broken_transfer_is_continued_where_it_broke(session, hub, target, break_off):
+    hub.rules.append(Rule(where="cdn", times=1, **break_off))
+    fetch(hub, session, target, sha256=DIGEST)
+    assert target.read_bytes() == CONTENT
+    at = next(iter(break_off.values()))
+    continued = hub.requests("cdn", "GET")[1]
+    start = int(continued.headers["Range"].removeprefix("bytes=").rstrip("-"))
+    assert 0 < start <= at
+    assert continued.headers["If-Range"].startswith('"cdn-')
+    assert continued.sent == len(CONTENT) - start
+
+
+def test_three_attempts_wait_200_and_400_milliseconds(session, hub, target, clock, caplog):
+    hub.rules.append(Rule(where="cdn", status=503))
+    with pytest.raises(NetworkError, match=r"HTTP error 503: .*\(3 attempts\)") as caught:
+        fetch(hub, session, target)
+    assert clock.waits == [0.2, 0.4]
+    assert "attempt 1 of 3 failed" in caplog.text
+    assert "attempt 3 failed" in caplog.text
+    assert "doctor network" in caught.value.hint
+    assert caught.value.exit_code == 14
+
+
+def test_progress_renews_the_attempts(session, hub, target, clock):
+    hub.rules.append(Rule(where="cdn", times=2, truncate_at=1_200_000))
+    hub.rules.append(Rule(where="cdn", times=1, status=500))
+    fetch(hub, session, target)
+    assert target.read_bytes() == CONTENT
+    assert clock.waits == [0.2, 0.2, 0.4]
+
+
+def test_retry_after_is_waited_for(session, hub, target, clock):
+    date = "Mon, 12 Jan 1970 13:47:10 GMT"  # 30 s after the moment the clock shows
+    hub.rules.append(Rule(where="hub", times=1, status=429, headers={"Retry-After": "7"}))
+    hub.rules.append(Rule(where="hub", times=1, status=503, headers={"Retry-After": date}))
+    fetch(hub, session, target)
+    assert clock.waits == [7.0, 30.0]
+
+
+def test_a_wait_longer_than_allowed_ends_it(session, hub, target, clock):
+    hub.rules.append(Rule(where="hub", status=429, headers={"Retry-After": "4000"}))
+    with pytest.raises(RateLimited, match="4000 s") as caught:
+        fetch(hub, session, target)
+    assert clock.waits == []
+    assert caught.value.exit_code == 12
+
+
+def test_too_many_requests_ends_as_rate_limited(session, hub, target):
+    hub.rules.append(Rule(where="hub", status=429))
+    with pytest.raises(RateLimited, match="HTTP error 429"):
+        fetch(hub, session, target)
+
+
+def test_a_stalled_connection_is_replaced(session, hub, target):
+    hub.rules.append(Rule(where="cdn", times=1, stall_at=1_500_000))
+    fetch(hub, session, target, options={"stall_timeout": 0.2})
+    assert target.read_bytes() == CONTENT
+    assert hub.requests("cdn", "GET")[-1].status == 206
+
+
+def test_no_progress_for_too_long_ends_it(hub, target):
+    clock = iter(range(0, 100_000, 400))
+    options = FetchOptions(base_url=hub.url, retries=50)
+    hub.rules.append(Rule(where="cdn", status=503))
+    with HubSession(options, clock=lambda: next(clock), sleep=lambda s: None) as one:
+        url = file_url("org/model", "main", "model.gguf", options)
+        with pytest.raises(NetworkError, match="no progress for"):
+            download(url, target, session=one, progress="none")
+
+
+@pytest.mark.parametrize("rule", [{"ignore_range": True}, {"shift_range": 10}, {"status": 416}])
+def test_resume_starts_over_when_the_server_cannot_continue(session, hub, target, rule):
+    hub.rules.append(Rule(where="cdn", times=1, reset_at=1_000_000))
+    hub.rules.append(Rule(where="cdn", times=1, **rule))
+    fetch(hub, session, target)
+    assert target.read_bytes() == CONTENT
+
+
+def test_an_etag_that_changes_between_attempts_starts_over(session, hub, target):
+    fresh = {"headers": {"ETag": '"another"'}}
+    hub.rules.append(Rule(where="cdn", times=1, reset_at=1_000_000, headers={"ETag": '"one"'}))
+    hub.rules.append(Rule(where="cdn", **fresh))
+    fetch(hub, session, target, sha256=DIGEST)
+    assert target.read_bytes() == CONTENT
+
+
+def test_a_push_during_the_transfer_does_not_mix_versions(session, hub, target):
+    newer = CONTENT[::-1]
+    hub.rules.append(Rule(where="cdn", times=1, reset_at=1_000_000))
+    with session() as one:
+        sleep = one.sleep
+
+        def push(seconds):
+            hub.add("org/model", "model.gguf", newer)
+            sleep(seconds)
+
+        one.sleep = push
+        url = file_url("org/model", "main", "model.gguf", one.options)
+        download(url, target, session=one, progress="none")
+    assert target.read_bytes() == CONTENT
+
+
+def test_a_wrong_byte_is_refused_and_nothing_is_kept(session, hub, target):
+    hub.rules.append(Rule(where="cdn", flip_at=2_000_000))
+    with pytest.raises(HashMismatch, match=f"expected {DIGEST}") as caught:
+        fetch(hub, session, target)
+    assert names(target) == ["model.gguf.lock"]
+    assert caught.value.exit_code == 13
+
+
+def test_a_good_file_survives_a_bad_transfer(session, hub, target):
+    fetch(hub, session, target)
+    hub.rules.append(Rule(where="cdn", flip_at=5))
+    with pytest.raises(HashMismatch):
+        fetch(hub, session, target, force=True)
+    assert target.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("pin", [{"sha256": "0" * 64}, {"size": 17}])
+def test_another_file_than_the_pinned_one_is_refused_before_the_transfer(session, hub, target, pin):
+    with pytest.raises(UpstreamChanged, match="has been replaced"):
+        fetch(hub, session, target, **pin)
+    assert hub.sent("cdn") == 0
+
+
+def test_a_size_that_differs_from_the_announced_one_is_refused(session, hub, target):
+    hub.rules.append(Rule(where="hub", headers={"X-Linked-Size": "2999999"}))
+    with pytest.raises(NetworkError, match="announces one file and sends another"):
+        fetch(hub, session, target)
+    assert not target.exists()
+
+
+def test_a_web_page_is_no_file(session, hub, target):
+    page = {"status": 200, "headers": {"Content-Type": "text/html; charset=utf-8"}, "body": PAGE}
+    hub.rules.append(Rule(where="cdn", **page))
+    with pytest.raises(NetworkError, match="got text/html"):
+        fetch(hub, session, target)
+    assert not target.exists()
+
+
+def test_an_encoded_body_is_refused(session, hub, target):
+    hub.rules.append(Rule(where="cdn", gzip=True))
+    with pytest.raises(NetworkError, match="gzip-encoded"):
+        fetch(hub, session, target)
+    assert hub.requests("cdn")[0].headers["Accept-Encoding"] == "identity"
+
+
+def test_an_empty_file_is_refused(session, hub, tmp_path):
+    hub.add("org/model", "model.gguf", b"")
+    with pytest.raises(InvalidFormat, match=r"^Downloaded tokenizer file is empty"):
+        fetch(hub, session, tmp_path / "tokenizer.json")
+
+
+def test_an_unknown_size_is_fetched_to_its_end(session, hub, target):
+    gone = ("X-Linked-Size", "X-Linked-Etag")
+    hub.rules.append(Rule(where="hub", drop_headers=gone))
+    fetch(hub, session, target)
+    assert target.read_bytes() == CONTENT
+
+
+def test_the_check_sees_the_finished_file_and_can_refuse_it(session, hub, target):
+    def check(path):
+        assert path.read_bytes() == CONTENT
+        raise VocabMismatch("Model: 128256, Tokenizer: 50257")
+
+    with pytest.raises(VocabMismatch):
+        fetch(hub, session, target, check=check)
+    assert names(target) == ["model.gguf.lock"]
+
+
+# --- what a stopped run leaves -------------------------------------------------------------------
+
+
+def stop_at(hub, session, target, count):
+    """Let a run fail for good after *count* bytes."""
+    hub.rules.append(Rule(where="cdn", times=1, truncate_at=count))
+    with pytest.raises(NetworkError):
+        fetch(hub, session, target, options={"retries": 1})
+    hub.seen.clear()
+
+
+def test_what_a_failed_run_left_is_continued(session, hub, target):
+    stop_at(hub, session, target, 1_000_000)
+    left = ["model.gguf.lock", "model.gguf.partial", "model.gguf.partial.json"]
+    assert names(target) == left
+    fetch(hub, session, target)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent("cdn") == 2_000_000
+    assert names(target) == ["model.gguf", "model.gguf.lock"]
+
+
+def test_a_deleted_partial_costs_only_time(session, hub, target):
+    stop_at(hub, session, target, 1_000_000)
+    target.with_name("model.gguf.partial").unlink()
+    fetch(hub, session, target)
+    assert target.read_bytes() == CONTENT
+
+
+def test_a_partial_of_another_version_is_not_continued(session, hub, target):
+    stop_at(hub, session, target, 1_000_000)
+    hub.add("org/model", "model.gguf", CONTENT[::-1])
+    fetch(hub, session, target)
+    assert target.read_bytes() == CONTENT[::-1]
+    assert hub.sent("cdn") == len(CONTENT)
+
+
+def test_a_damaged_partial_is_noticed_and_fetched_anew(session, hub, target, caplog):
+    stop_at(hub, session, target, 1_000_000)
+    with open(target.with_name("model.gguf.partial"), "r+b") as file:
+        file.write(b"\0\0\0\0")
+    fetch(hub, session, target)
+    assert target.read_bytes() == CONTENT
+    assert "damaged" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"url": 1}', "\0"])
+def test_a_damaged_sidecar_makes_the_partial_useless_not_harmful(session, hub, target, text):
+    stop_at(hub, session, target, 1_000_000)
+    target.with_name("model.gguf.partial.json").write_text(text)
+    fetch(hub, session, target)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent("cdn") == len(CONTENT)
+
+
+def test_ctrl_c_keeps_what_came(session, hub, target, monkeypatch):
+    def interrupt(self, count):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Patience, "gained", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fetch(hub, session, target)
+    partial = target.with_name("model.gguf.partial")
+    kept = partial.stat().st_size
+    assert partial.read_bytes() == CONTENT[:kept]
+    hub.seen.clear()
+    fetch(hub, session, target)
+    assert hub.sent("cdn") == len(CONTENT) - kept
+
+
+# --- the disk ------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_is_noticed_before_the_transfer(session, hub, target, monkeypatch):
+    usage = shutil.disk_usage(target.anchor)._replace(free=1_000_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(NoSpace, match=r"^No space left on device \(os error 28\)") as caught:
+        fetch(hub, session, target)
+    assert caught.value.exit_code == 10
+    assert hub.sent("cdn") == 0
+
+
+def test_a_disk_that_fills_up_keeps_the_partial(session, hub, target):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    try:
+        with pytest.raises(NoSpace):
+            fetch(hub, session, target)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    hub.seen.clear()
+    fetch(hub, session, target)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent("cdn") == 2_000_000
+
+
+def test_a_folder_that_cannot_be_made_is_a_permission_error(session, hub, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PermissionDenied, match=r"\(os error 17\)") as caught:
+        fetch(hub, session, tmp_path / "file" / "model.gguf")
+    assert caught.value.exit_code == 18
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_is_a_permission_error(session, hub, tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(PermissionDenied, match=r"^Permission denied \(os error 13\)"):
+        fetch(hub, session, tmp_path / "model.gguf")
+
+
+# --- offline -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variable", ["BITNET_OFFLINE", "HF_HUB_OFFLINE", None])
+def test_offline_creates_no_socket(session, hub, target, monkeypatch, variable):
+    def bomb(*args, **options):
+        raise AssertionError("a socket was created")
+
+    if variable is not None:
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setattr(socket, "socket", bomb)
+    monkeypatch.setattr(socket, "getaddrinfo", bomb)
+    with pytest.raises(Offline, match=re.escape(str(target))) as caught:
+        fetch(hub, session, target, options={"offline": variable is None})
+    assert caught.value.exit_code == 23
+    target.parent.mkdir()
+    target.write_bytes(CONTENT)
+    assert fetch(hub, session, target, sha256=DIGEST).cached
+
+
+# --- the fault drill -----------------------------------------------------------------------------
+
+
+def test_the_drill_breaks_requests_and_the_real_code_recovers(
+    session, hub, target, clock, monkeypatch
+):
+    drill = "timeout:2,503,reset@1MB,429:2"
+    monkeypatch.setenv("BITNET_SIMULATE_NETWORK_ERROR", drill)
+    fetch(hub, session, target, options={"retries": 4})
+    assert target.read_bytes() == CONTENT
+    assert len(clock.waits) == 6
+
+
+def test_a_drill_of_1_breaks_everything(session, hub, target, monkeypatch):
+    monkeypatch.setenv("BITNET_SIMULATE_NETWORK_ERROR", "1")
+    with pytest.raises(NetworkError, match=r"HTTP request failed for .*connection failed"):
+        fetch(hub, session, target)
+    assert hub.seen == []

@@ -1,0 +1,32 @@
+import pytest
+
+from bitnet.errors import UsageError
+from bitnet.hub.faults import Fault, parse_faults
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("", []),
+        ("0", []),
+        ("503", [Fault("503")]),
+        ("timeout:2", [Fault("timeout"), Fault("timeout")]),
+        ("reset@1MB, 429:1", [Fault("reset", 1_000_000), Fault("429")]),
+        ("timeout@20k", [Fault("timeout", 20_000)]),
+        ("RESET@7b,html", [Fault("reset", 7), Fault("html")]),
+    ],
+)
+def test_a_drill_is_a_list_of_faults(text, faults):
+    assert parse_faults(text) == (faults, False)
+
+
+def test_1_breaks_for_ever():
+    assert parse_faults("1") == ([Fault("reset")], True)
+
+
+@pytest.mark.parametrize(
+    "text", ["2", "299", "slow", "reset@", "503@1MB", "timeout:", "503,,", "x:1"]
+)
+def test_a_drill_that_cannot_be_read_is_refused(text):
+    with pytest.raises(UsageError, match="BITNET_SIMULATE_NETWORK_ERROR"):
+        parse_faults(text)

@@ -1,0 +1,87 @@
+import hashlib
+
+import pytest
+from hub_server import Rule
+
+from bitnet.errors import NetworkError, NotFound
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range
+
+CONTENT = bytes(range(256)) * 40
+
+
+@pytest.fixture
+def options(hub):
+    hub.add("org/model", "model.gguf", CONTENT)
+    hub.add("org/model", "config.json", b"{}")
+    return FetchOptions(base_url=hub.url, retries=1)
+
+
+def test_head_tells_commit_size_and_digest_of_a_large_file(hub, options):
+    facts = head(file_url("org/model", "main", "model.gguf", options), options)
+    commit = hub.repos["org/model"].revisions["main"]
+    assert facts.sha256 == facts.etag == hashlib.sha256(CONTENT).hexdigest()
+    assert (facts.size, facts.commit, facts.accepts_ranges) == (len(CONTENT), commit, True)
+    assert facts.url == f"{hub.url}/org/model/resolve/{commit}/model.gguf"
+    assert hub.requests("cdn") == []
+
+
+def test_head_of_a_small_file_has_an_etag_and_no_digest(hub, options):
+    facts = head(file_url("org/model", "main", "config.json", options), options)
+    assert (facts.size, facts.sha256) == (2, None)
+    assert facts.etag
+
+
+def test_a_weak_etag_binds_nothing(hub, options):
+    hub.rules.append(Rule(headers={"ETag": 'W/"abc"'}))
+    assert head(file_url("org/model", "main", "config.json", options), options).etag is None
+
+
+def test_files_are_listed_with_sizes_over_all_pages(hub, options):
+    hub.page_size = 1
+    files = list_files("org/model", "main", options)
+    assert [(file.path, file.size) for file in files] == [
+        ("config.json", 2),
+        ("model.gguf", len(CONTENT)),
+    ]
+    assert files[0].sha256 is None
+    assert files[1].sha256 == hashlib.sha256(CONTENT).hexdigest()
+
+
+def test_facts_name_licence_and_gate(hub, options):
+    hub.repo("org/model", gated=True, licence="llama3")
+    facts = model_facts("org/model", "main", options)
+    assert (facts.gated, facts.licence) == (True, "llama3")
+    assert facts.commit == hub.repos["org/model"].revisions["main"]
+
+
+def test_a_listing_of_an_unknown_repository_is_not_found(hub, options):
+    with pytest.raises(NotFound):
+        list_files("org/none", "main", options)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"", b'{"error": 1}', b'[{"type": "file"}]', b"7"])
+def test_a_listing_that_is_none_is_a_network_error(hub, options, body):
+    kind = {"Content-Type": "application/json"}
+    hub.rules.append(Rule(path="/tree/", status=200, headers=kind, body=body))
+    with pytest.raises(NetworkError):
+        list_files("org/model", "main", options)
+
+
+def test_a_part_is_read_without_the_rest(hub, options):
+    url = file_url("org/model", "main", "model.gguf", options)
+    assert read_range(url, 100, 356, options) == CONTENT[100:356]
+    assert hub.sent("cdn") == 256
+
+
+def test_a_part_at_the_end_is_as_long_as_the_file_allows(hub, options):
+    url = file_url("org/model", "main", "model.gguf", options)
+    assert read_range(url, len(CONTENT) - 3, len(CONTENT) + 10, options) == CONTENT[-3:]
+
+
+def test_the_beginning_comes_also_from_a_server_without_ranges(hub, options):
+    hub.rules.append(Rule(where="cdn", ignore_range=True))
+    url = file_url("org/model", "main", "model.gguf", options)
+    assert read_range(url, 0, 10, options) == CONTENT[:10]
+    with pytest.raises(NetworkError, match="cannot send a part"):
+        read_range(url, 5, 10, options)

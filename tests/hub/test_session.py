@@ -1,0 +1,258 @@
+import logging
+
+import pytest
+from hub_server import PAGE, SECRET_QUERY, Rule
+
+from bitnet.errors import (
+    LicenceNotAccepted,
+    NetworkError,
+    NotFound,
+    TokenInvalid,
+    TokenMissing,
+    UsageError,
+)
+from bitnet.hub.download import download
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.repository import file_url
+from bitnet.hub.session import HubSession
+
+TOKEN = "hf_TheSecretThatMustNeverAppear"
+BIG = b"x" * 5000
+
+
+def fetch(session, path, repo="org/model", file="model.gguf", revision="main"):
+    with session() as one:
+        url = file_url(repo, revision, file, one.options)
+        return download(url, path / file.replace("/", "-"), session=one, progress="none")
+
+
+# --- the token -----------------------------------------------------------------------------------
+
+
+def test_the_token_goes_to_the_hub_and_not_to_the_file_server(hub, session, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.tokens[TOKEN] = {"org/model"}
+    hub.add("org/model", "model.gguf", BIG)
+    hub.repo("org/model", gated=True)
+    fetch(session, tmp_path)
+    assert {seen.headers.get("Authorization") for seen in hub.requests("hub")} == {
+        f"Bearer {TOKEN}"
+    }
+    assert [seen.headers.get("Authorization") for seen in hub.requests("cdn")] == [None]
+
+
+@pytest.mark.parametrize("token", ["", "  "])
+def test_an_empty_token_is_no_token(hub, session, tmp_path, monkeypatch, token):
+    monkeypatch.setenv("HF_TOKEN", token)
+    hub.add("org/model", "model.gguf", BIG)
+    fetch(session, tmp_path)
+    assert not any("Authorization" in seen.headers for seen in hub.requests())
+
+
+def test_the_token_does_not_go_to_an_address_outside_the_hub(hub, session, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.tokens[TOKEN] = set()
+    blob = hub.add("org/model", "model.gguf", BIG)
+    with session() as one:
+        download(f"{hub.cdn_url}/{blob.sha256}", tmp_path / "file", session=one, progress="none")
+    assert not any("Authorization" in seen.headers for seen in hub.requests())
+
+
+def test_a_netrc_file_adds_no_password(hub, session, tmp_path, monkeypatch):
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine localhost login me password mine\ndefault login me password mine\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    hub.add("org/model", "model.gguf", BIG)
+    fetch(session, tmp_path)
+    assert not any("Authorization" in seen.headers for seen in hub.requests())
+
+
+def test_a_public_file_comes_without_a_token_that_is_not_accepted(
+    hub, session, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.add("org/model", "model.gguf", BIG)
+    fetch(session, tmp_path)
+    assert (tmp_path / "model.gguf").read_bytes() == BIG
+    assert caplog.text.count("does not accept the token") == 1
+    refused = [seen for seen in hub.requests("hub") if seen.status == 401]
+    assert len(refused) == 1
+
+
+@pytest.mark.parametrize("token", ["hf_two words", "hf_line\nbreak", "hf_ünicode"])
+def test_a_token_that_cannot_be_one_is_named_but_not_shown(
+    hub, session, tmp_path, monkeypatch, token
+):
+    monkeypatch.setenv("HF_TOKEN", token)
+    with pytest.raises(TokenInvalid, match="holds characters") as caught:
+        fetch(session, tmp_path)
+    assert token not in str(caught.value) + caught.value.hint
+    assert hub.seen == []
+
+
+FAILURES = {
+    "server error": Rule(status=500),
+    "refused": Rule(status=403),
+    "web page": Rule(status=200, headers={"Content-Type": "text/html"}, body=PAGE),
+    "missing": Rule(status=404),
+    "too many": Rule(status=429),
+    "bad bytes": Rule(where="cdn", flip_at=7),
+    "broken": Rule(where="cdn", truncate_at=7),
+    "reset": Rule(where="cdn", reset_at=0),
+    "loop": Rule(status=302, headers={"Location": f"/again?{SECRET_QUERY}"}),
+}
+
+
+@pytest.mark.parametrize("rule", FAILURES.values(), ids=FAILURES)
+def test_no_output_of_a_failing_run_holds_a_secret(
+    hub, session, tmp_path, monkeypatch, caplog, capfd, rule
+):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.tokens[TOKEN] = {"org/model"}
+    hub.add("org/model", "model.gguf", BIG)
+    hub.rules.append(Rule(**vars(rule)))
+    caplog.set_level(logging.DEBUG, "bitnet")
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        fetch(session, tmp_path)
+    said = [*capfd.readouterr(), str(caught.value), caught.value.hint, repr(caught.value)]
+    said += [record.getMessage() for record in caplog.records if record.name.startswith("bitnet")]
+    said += [path.read_text(errors="replace") for path in tmp_path.iterdir()]
+    error = caught.value
+    while error := error.__cause__:
+        said.append(repr(error))
+    for secret in (TOKEN, SECRET_QUERY):
+        assert secret not in "\n".join(said)
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gated(hub):
+    hub.add("org/model", "model.gguf", BIG)
+    hub.repo("org/model", gated=True)
+    hub.tokens[TOKEN] = set()
+    return hub
+
+
+def test_without_a_token_the_steps_to_get_one_are_named(gated, session, tmp_path):
+    with pytest.raises(TokenMissing, match="HF_TOKEN is not set") as caught:
+        fetch(session, tmp_path)
+    for step in ("1. make a token", "2. accept", f"{gated.url}/org/model", "3. export HF_TOKEN"):
+        assert step in caught.value.hint
+    assert caught.value.exit_code == 11
+
+
+def test_a_token_without_the_licence_is_told_where_to_accept_it(
+    gated, session, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(LicenceNotAccepted, match="has not accepted") as caught:
+        fetch(session, tmp_path)
+    assert f"{gated.url}/org/model" in caught.value.hint
+
+
+def test_a_token_that_is_not_accepted_is_called_that(gated, session, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_expired")
+    with pytest.raises(TokenInvalid, match="not accepted; it may have expired"):
+        fetch(session, tmp_path)
+
+
+def test_a_missing_file_lists_what_there_is(hub, session, tmp_path):
+    hub.add("org/model", "ggml-model-i2_s.gguf", BIG)
+    hub.add("org/model", "README.md", b"about")
+    with pytest.raises(NotFound) as caught:
+        fetch(session, tmp_path, file="ggml-model-i2s.gguf")
+    address = f"{hub.url}/org/model/resolve/main/ggml-model-i2s.gguf"
+    assert caught.value.message.startswith(f"HTTP error 404: {address}")
+    assert "it has README.md, ggml-model-i2_s.gguf" in caught.value.message
+    assert caught.value.hint == "did you mean ggml-model-i2_s.gguf?"
+
+
+def test_a_missing_revision_lists_the_revisions(hub, session, tmp_path):
+    hub.add("org/model", "model.gguf", BIG)
+    with pytest.raises(NotFound, match="no revision 'mian' in org/model; it has main") as caught:
+        fetch(session, tmp_path, revision="mian")
+    assert caught.value.hint == "did you mean main?"
+
+
+def test_a_missing_repository_is_called_that(hub, session, tmp_path):
+    with pytest.raises(NotFound, match="the repository does not exist, or is private"):
+        fetch(session, tmp_path, repo="unknown/repo")
+
+
+def test_a_server_that_is_not_there_is_named(session, tmp_path):
+    options = FetchOptions(base_url="http://127.0.0.1:9")
+    with HubSession(options, sleep=lambda s: None) as one:
+        url = file_url("org/model", "main", "model.gguf", options)
+        with pytest.raises(NetworkError, match=r"connection refused \(3 attempts\)"):
+            download(url, tmp_path / "file", session=one, progress="none")
+
+
+def test_a_server_that_says_nothing_is_a_timeout(hub, tmp_path):
+    hub.add("org/model", "model.gguf", BIG)
+    hub.rules.append(Rule(where="cdn", stall_at=0))
+    options = FetchOptions(base_url=hub.url, stall_timeout=0.05, retries=2)
+    with HubSession(options, sleep=lambda s: None) as one:
+        url = file_url("org/model", "main", "model.gguf", options)
+        with pytest.raises(NetworkError, match=r"^HTTP request failed for http.*: timeout"):
+            download(url, tmp_path / "file", session=one, progress="none")
+
+
+# --- where to ------------------------------------------------------------------------------------
+
+
+def test_the_endpoint_in_the_environment_is_read_at_call_time(hub, tmp_path, monkeypatch):
+    hub.add("org/model", "model.gguf", BIG)
+    options = FetchOptions()
+    monkeypatch.setenv("HF_ENDPOINT", f"{hub.url}/")
+    url = file_url("org/model", "main", "model.gguf", options)
+    assert url == f"{hub.url}/org/model/resolve/main/model.gguf"
+    download(url, tmp_path / "file", options=options, progress="none")
+
+
+def test_a_proxy_in_the_environment_is_used(hub, tmp_path, monkeypatch):
+    monkeypatch.setenv("http_proxy", hub.url)
+    monkeypatch.setenv("no_proxy", "")
+    options = FetchOptions(base_url="http://hub.example.org", retries=1)
+    with pytest.raises(NotFound):
+        download(
+            file_url("org/model", "main", "model.gguf", options),
+            tmp_path / "file",
+            options=options,
+            progress="none",
+        )
+    assert hub.seen[0].path.startswith("http://hub.example.org/org/model/")
+
+
+@pytest.mark.parametrize("address", ["ftp://hub", "hub.example.org", "file:///etc"])
+def test_an_address_that_is_none_is_refused(monkeypatch, address):
+    with pytest.raises(UsageError):
+        FetchOptions(base_url=address)
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(UsageError):
+        file_url("org/model", "main", "file")
+
+
+@pytest.mark.parametrize(
+    ("repo", "file"), [("../up", "f"), ("a/b/c", "f"), ("a/b", "../f"), ("a/b", ""), ("", "f")]
+)
+def test_names_that_leave_the_repository_are_refused(repo, file):
+    with pytest.raises(UsageError):
+        file_url(repo, "main", file)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"retries": 0},
+        {"timeout": -1.0},
+        {"stall_timeout": 0.0},
+        {"lock_timeout": -1.0},
+        {"connections": -1},
+        {"retry_after_max": float("nan")},
+    ],
+)
+def test_options_out_of_range_are_refused(wrong):
+    with pytest.raises(UsageError):
+        FetchOptions(**wrong)

@@ -1,0 +1,220 @@
+"""Several connections, processes that are killed, processes that race."""
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+from hub_server import Rule
+
+from bitnet.errors import NetworkError
+from bitnet.hub import transfer
+from bitnet.hub.download import download
+from bitnet.hub.repository import file_url
+
+CONTENT = random.Random(8).randbytes(24_000_000)
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+FETCH = """
+import logging, sys
+from pathlib import Path
+from bitnet.hub.download import download
+from bitnet.hub.options import FetchOptions
+logging.basicConfig(level=logging.INFO)
+if "no-locks" in sys.argv:
+    import fcntl
+    fcntl.flock = lambda *args: None  # what some shared file systems do
+connections = 4 if "parallel" in sys.argv else 1
+options = FetchOptions(base_url=sys.argv[1], connections=connections)
+url = sys.argv[1] + "/org/model/resolve/main/model.gguf"
+done = download(url, Path(sys.argv[2]), options=options, progress="none")
+print(done.sha256, done.cached)
+"""
+
+
+@pytest.fixture
+def target(hub, tmp_path):
+    hub.add("org/model", "model.gguf", CONTENT)
+    return tmp_path / "model.gguf"
+
+
+def fetch(hub, session, path, **options):
+    with session(**options) as one:
+        url = file_url("org/model", "main", "model.gguf", one.options)
+        return download(url, path, session=one, progress="none")
+
+
+def start(hub, target, *words):
+    return subprocess.Popen(
+        [sys.executable, "-c", FETCH, hub.url, str(target), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def left_behind(target):
+    """Partial files beside *target*, without their sidecars."""
+    beside = target.parent.iterdir()
+    ours = [path for path in beside if ".partial" in path.name]
+    return [path for path in ours if not path.name.endswith((".json", ".new"))]
+
+
+# --- several connections -------------------------------------------------------------------------
+
+
+def test_four_connections_fetch_every_byte_once(hub, session, target):
+    done = fetch(hub, session, target, connections=4)
+    assert target.read_bytes() == CONTENT
+    assert done.sha256 == DIGEST
+    assert hub.sent("cdn") == len(CONTENT)
+    parts = hub.requests("cdn", "GET")
+    assert len(parts) > 4
+    assert {part.status for part in parts} == {206}
+    assert len({part.headers.get("If-Range") for part in parts[1:]}) == 1
+
+
+def test_a_broken_part_is_continued_alone(hub, session, target):
+    hub.rules.append(Rule(where="cdn", method="GET", times=2, truncate_at=300_000))
+    fetch(hub, session, target, connections=4)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent("cdn") == len(CONTENT)
+
+
+def test_a_server_without_ranges_gets_one_connection(hub, session, target):
+    hub.rules.append(Rule(where="cdn", ignore_range=True))
+    fetch(hub, session, target, connections=4)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent("cdn") == len(CONTENT)
+
+
+def test_ranges_that_stop_working_midway_fall_back_to_one_connection(hub, session, target):
+    hub.rules.append(Rule(where="cdn", method="GET", times=1))
+    hub.rules.append(Rule(where="cdn", ignore_range=True))
+    fetch(hub, session, target, connections=4)
+    assert target.read_bytes() == CONTENT
+
+
+def test_a_small_file_gets_one_connection(hub, session, tmp_path):
+    hub.add("org/model", "model.gguf", CONTENT[:2_000_000])
+    fetch(hub, session, tmp_path / "small", connections=4)
+    assert len(hub.requests("cdn", "GET")) == 1
+
+
+def test_more_connections_come_by_themselves_only_where_one_is_slow(
+    hub, session, target, clock, monkeypatch
+):
+    monkeypatch.setattr(transfer, "PARALLEL_FROM_BYTES", 20_000_000)
+    fetch(hub, session, target)  # no time passes on this clock: as fast as can be
+    assert len(hub.requests("cdn", "GET")) == 2
+    hub.seen.clear()
+    target.unlink()
+    monkeypatch.setattr(transfer, "FAST_BYTES_PER_S", float("inf"))
+    fetch(hub, session, target)
+    assert len(hub.requests("cdn", "GET")) > 4
+    assert target.read_bytes() == CONTENT
+
+
+def test_what_parallel_connections_left_is_continued(hub, session, target):
+    hub.rules.append(Rule(where="cdn", method="GET", path="", times=6))
+    hub.rules.append(Rule(where="cdn", method="GET", truncate_at=100_000))
+    with pytest.raises(NetworkError, match="truncated"):
+        fetch(hub, session, target, connections=4, retries=2)
+    first = hub.sent("cdn")
+    hub.rules.clear()
+    fetch(hub, session, target, connections=4)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent("cdn") == len(CONTENT)
+    assert first > 4_000_000
+
+
+def test_one_connection_fills_the_gaps_that_parallel_ones_left(hub, session, target):
+    hub.rules.append(Rule(where="cdn", method="GET", times=6))
+    hub.rules.append(Rule(where="cdn", method="GET", truncate_at=100_000))
+    with pytest.raises(NetworkError):
+        fetch(hub, session, target, connections=4, retries=2)
+    hub.rules.clear()
+    fetch(hub, session, target, connections=1)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent("cdn") == len(CONTENT)
+
+
+# --- killed --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("point", [1, 65_536, 1_000_001, 9_000_000, 23_999_999])
+def test_a_killed_process_loses_nothing_that_was_written(hub, session, target, point):
+    hub.rules.append(Rule(where="cdn", method="GET", stall_at=point, times=1))
+    kill_when(start(hub, target), lambda: written(target) >= point)
+    assert not target.exists()
+    (partial,) = left_behind(target)
+    assert partial.read_bytes() == CONTENT[:point]
+    hub.requests()
+    hub.seen.clear()
+    done = fetch(hub, session, target, connections=1)
+    assert done.sha256 == DIGEST
+    assert hub.sent("cdn") == len(CONTENT) - point
+    assert left_behind(target) == []
+
+
+def test_a_killed_parallel_transfer_keeps_all_but_the_last_megabytes(hub, session, target):
+    hub.rules.append(Rule(where="cdn", method="GET", times=9))
+    hub.rules.append(Rule(where="cdn", method="GET", stall_at=10_000, times=4))
+    kill_when(start(hub, target, "parallel"), lambda: hub.stalled == 4)
+    kept = hub.sent("cdn") - transfer.NOTE_BYTES
+    assert kept > transfer.PROBE_BYTES
+    hub.seen.clear()
+    fetch(hub, session, target, connections=4)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent("cdn") <= len(CONTENT) - kept
+    assert left_behind(target) == []
+
+
+def written(target):
+    """Bytes in the biggest partial file beside *target*."""
+    return max((path.stat().st_size for path in left_behind(target)), default=0)
+
+
+def kill_when(process, condition):
+    """Let *process* run until *condition* holds, then kill it."""
+    try:
+        while not condition():
+            assert process.poll() is None, process.communicate()
+            os.sched_yield()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_killed_again_and_again_it_still_ends(hub, session, target):
+    for part in range(1, 5):
+        hub.rules[:] = [Rule(where="cdn", method="GET", stall_at=4_000_000, times=1)]
+        kill_when(start(hub, target), lambda part=part: written(target) >= part * 4_000_000)
+    hub.requests()
+    hub.rules.clear()
+    fetch(hub, session, target)
+    assert target.read_bytes() == CONTENT
+    assert hub.sent("cdn") == len(CONTENT)
+    assert left_behind(target) == []
+
+
+# --- racing --------------------------------------------------------------------------------------
+
+
+def test_eight_processes_make_one_transfer(hub, target):
+    processes = [start(hub, target) for _ in range(8)]
+    said = [process.communicate(timeout=60) for process in processes]
+    assert sorted(out.split()[1] for out, _ in said) == ["False"] + ["True"] * 7
+    assert hub.sent("cdn") == len(CONTENT)
+    assert {out.split()[0] for out, _ in said} == {DIGEST}
+
+
+def test_eight_processes_without_working_locks_end_in_the_right_bytes(hub, target):
+    hub.rules.append(Rule(where="cdn", times=5, truncate_at=9_000_000))
+    processes = [start(hub, target, "no-locks") for _ in range(8)]
+    said = [process.communicate(timeout=60) for process in processes]
+    assert {out.split()[0] for out, _ in said} == {DIGEST}, said
+    assert target.read_bytes() == CONTENT
+    assert left_behind(target) == []
