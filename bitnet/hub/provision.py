@@ -171,6 +171,7 @@ def provide_tokenizer(
     if origin is None:
         _require_connection(entry, f"inv tokenizer --source {source.name}", project.options)
         sources.require_token(source)
+        logger.info("Can download compatible tokenizer from: %s", source.repo)
         logger.info("Downloading tokenizer for repo: %s", source.repo)
         got = _fetch(
             replace(source, sha256=pinned.sha256 if pinned else source.sha256),

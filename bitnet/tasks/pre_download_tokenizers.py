@@ -1,0 +1,69 @@
+"""``inv pre-download-tokenizers``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from invoke.exceptions import Exit
+
+from bitnet.errors import BitnetError, TokenizerNotFound
+from bitnet.hub.options import FetchOptions
+from bitnet.options import CacheOptions
+from bitnet.tasks.declare import Output, task
+
+
+@task(
+    help={"model_dir": "folder with models; looked through with everything below it"},
+    metavars={"model_dir": "DIR"},
+)
+def pre_download_tokenizers(
+    c, model_dir="models", fetch=FetchOptions(), cache=CacheOptions(), output=Output()
+):
+    """Fetch the tokenizers that models lack into the cache.
+
+    A model with a complete tokenizer, inside it or beside it, needs nothing. Ends with the exit
+    code of the first failure if there is one.
+    """
+    from bitnet.hub.provision import Project
+    from bitnet.tokenizer.needs import find_models
+
+    project = Project(Path(), cache.root, fetch, output.progress)
+    rows, code = [], 0
+    for model in find_models(Path(model_dir)):
+        try:
+            row = {"model": str(model), "ok": True, **_provide(model, project)}
+        except BitnetError as error:
+            row = {"model": str(model), "ok": False, "state": error.message, "hint": error.hint}
+            code = code or error.exit_code
+        rows.append(row)
+        if not output.json:
+            print(f"{'✓' if row['ok'] else '✗'} {model}: {row['state']}")
+    if output.json:
+        print(json.dumps(rows))
+    if code:
+        failed = [row for row in rows if not row["ok"]]
+        raise Exit(f"{len(failed)} of {len(rows)} models: {failed[0]['hint']}", code=code)
+
+
+def _provide(model, project):
+    """What was done for *model*; raises when its tokenizer cannot be had."""
+    from bitnet.hub import sources
+    from bitnet.hub.provision import provide_tokenizer
+    from bitnet.tokenizer.needs import need_of
+    from bitnet.tokenizer.vocabulary import check_vocabulary
+
+    need = need_of(model)
+    if need.present:
+        return {"state": need.present, "path": None, "source": None}
+    source = sources.for_model(need.architecture, need.vocab_size)
+    if source is None:
+        raise TokenizerNotFound(
+            f"No compatible tokenizer found for {need.architecture or 'unknown'} model with "
+            f"vocab_size {need.vocab_size} (strict mode)"
+            + (f"; {need.reason}" if need.reason else ""),
+            hint="put the model's own tokenizer.json beside it",
+        )
+    got = provide_tokenizer(source, project, check=check_vocabulary)
+    state = f"{'in the cache' if got.cached else 'fetched'} from {source.repo}: {got.path}"
+    return {"state": state, "path": str(got.path), "source": source.name}
