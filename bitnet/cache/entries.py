@@ -102,10 +102,12 @@ def _files(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _companions_of(name: str, names: Iterable[str]) -> set[str]:
-    """Which of *names* mean nothing without *name*: its lock, the sidecar of a partial file."""
+    """Which of *names* mean nothing without *name*: its lock, its origin, a partial's sidecar."""
     if name.endswith(".lock"):
         return set()
-    wanted = {f"{name}.lock"} | ({f"{name}.json"} if _PARTIAL.fullmatch(name) else set())
+    wanted = {f"{name}.lock", f"{name}.origin"} | (
+        {f"{name}.json"} if _PARTIAL.fullmatch(name) else set()
+    )
     return wanted.intersection(names)
 
 

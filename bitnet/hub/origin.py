@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from bitnet.errors import from_os_error
+from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.place import digest_of, write_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Origin"]
+__all__ = ["Origin", "known_digests"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,17 @@ class Origin:
     def write(self, path: Path) -> None:
         """Put the record beside *path*."""
         write_text(_beside(path), json.dumps(asdict(self), indent=1) + "\n")
+
+
+def known_digests(cache: Path) -> dict[str, str]:
+    """SHA-256 of files in *cache* whose digest is pinned or was recorded, by path."""
+    known = {str(cache / model.entry): model.sha256 for model in PACKAGED.values()}
+    for record in sorted((cache / "tokenizers").glob("*/*.origin")):
+        path = record.with_suffix("")
+        origin = Origin.read(path)
+        if origin is not None:
+            known[str(path)] = origin.sha256
+    return known
 
 
 def _beside(path: Path) -> Path:

@@ -14,16 +14,19 @@ from bitnet.tasks.declare import Output, task
 def cache_verify(c, cache=CacheOptions(), output=Output()):
     """Check every file in the cache for damage.
 
-    Tokenizers must be valid JSON, models complete GGUF files. Ends with exit code 13 when one is
-    damaged.
+    Tokenizers must be valid JSON, models complete GGUF files, and both what was fetched where that
+    is recorded. Ends with exit code 13 when one is damaged.
     """
     from bitnet.cache import entries, verify
     from bitnet.errors import IntegrityError
     from bitnet.formats.gguf import GGUF
+    from bitnet.hub.origin import known_digests
 
     published = [e for e in entries(cache.root) if e.kind not in ("partial", "leftover")]
+    expected = known_digests(cache.root)
     verdicts = [
-        verify(entry, read_gguf=lambda path: GGUF.open(path).close()) for entry in published
+        verify(entry, read_gguf=lambda path: GGUF.open(path).close(), expected=expected)
+        for entry in published
     ]
     damaged = [verdict for verdict in verdicts if not verdict.intact]
     if output.json:

@@ -162,6 +162,17 @@ def test_a_damaged_record_of_the_origin_is_no_record(project):
         assert provide(OPEN, project).cached
 
 
+def test_the_cache_check_knows_the_digest_and_hides_the_record(project, bitnet):
+    provide(OPEN, project)
+    listed = bitnet("cache.list", "--cache-dir", project.cache, "--json").out
+    assert "origin" not in listed
+    assert bitnet("cache.verify", "--cache-dir", project.cache).code == 0
+    tokenizer_entry(OPEN, project.cache).write_bytes(tokenizer_json(note="altered"))
+    done = bitnet("cache.verify", "--cache-dir", project.cache)
+    assert done.code == 13
+    assert "SHA-256" in done.out
+
+
 # --- models ----------------------------------------------------------------------------------
 
 
