@@ -222,7 +222,7 @@ def test_a_proxy_in_the_environment_is_used(hub, tmp_path, monkeypatch):
             options=options,
             progress="none",
         )
-    assert hub.seen[0].path.startswith("http://hub.example.org/org/model/")
+    assert hub.requests()[0].path.startswith("http://hub.example.org/org/model/")
 
 
 @pytest.mark.parametrize("address", ["ftp://hub", "hub.example.org", "file:///etc"])
