@@ -21,7 +21,7 @@ from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 from bitnet.tokenizer.stop_ids import stop_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from bitnet.formats.gguf import GGUF
 
@@ -229,7 +229,7 @@ def _unigram(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
         add_bos=fields.flag("add_bos_token", False),
         add_eos=fields.flag("add_eos_token", True),
     )
-    return _finish(fields, spec, _sentencepiece_flags)
+    return _finish(fields, spec, _unigram_flags)
 
 
 def _wordpiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
@@ -255,12 +255,12 @@ def _wordpiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG00
         add_bos=True,
         add_eos=True,
     )
-    return _finish(fields, spec, lambda _fields, token: token)
+    return _finish(fields, spec, lambda _fields, token: (token,))
 
 
 def _has_capitals(fields: Fields) -> bool:
     """Whether the vocabulary can spell capital letters: it is a cased one then."""
-    marks = fields.special_types()
+    marks = fields.special_types
     return any(
         any("A" <= char <= "Z" for char in token)
         for id, token in enumerate(fields.tokens)
@@ -285,15 +285,15 @@ def _bert_spelling(tokens: Sequence[str]) -> list[str]:
 def _finish(
     fields: Fields,
     spec: TokenizerSpec,
-    flags: Callable[[Fields, AddedToken], AddedToken],
+    flags: Callable[[Fields, AddedToken], Iterable[AddedToken]],
 ) -> TokenizerSpec:
     """Adds what every kind has: added tokens and end-of-generation ids."""
-    added = []
-    for id, kind in fields.special_types().items():
+    added: list[AddedToken] = []
+    for id, kind in fields.special_types.items():
         text = fields.tokens_at(id)
         if kind not in (CONTROL, USER_DEFINED, UNKNOWN) or not text or text == f"[PAD{id}]":
             continue  # [PAD9] is how converters fill ids the original tokenizer does not have
-        added.append(flags(fields, AddedToken(id, text, special=kind != USER_DEFINED)))
+        added.extend(flags(fields, AddedToken(id, text, special=kind != USER_DEFINED)))
     # A special token the file names by id counts even when its type was forgotten.
     marked = {token.id for token in added}
     named = {spec.bos_id, spec.eos_id, *fields.end_ids()} - marked
@@ -301,7 +301,7 @@ def _finish(
         if fields.is_typed_normal(id):
             text = fields.tokens_at(id)
             if text.startswith("<") and text.endswith(">"):
-                added.append(flags(fields, AddedToken(id, text)))
+                added.extend(flags(fields, AddedToken(id, text)))
     by_text = {token.text: token.id for token in added}
     ends = stop_ids(
         by_text, (spec.eos_id if spec.model != "wordpiece" else None, *fields.end_ids())
@@ -323,27 +323,30 @@ def _finish(
     )
 
 
-def _lstrip_mask(fields: Fields, token: AddedToken) -> AddedToken:
+def _lstrip_mask(fields: Fields, token: AddedToken) -> Iterable[AddedToken]:
     """RoBERTa's and ModernBERT's mask tokens swallow the space before them."""
     pre = fields.text("pre")
     roberta = pre.startswith(("jina-v1", "jina-v2")) or pre == "roberta-bpe"
     if (roberta and token.text == "<mask>") or (pre == "modern-bert" and token.text == "[MASK]"):
-        return replace(token, lstrip=True)
-    return token
+        return (replace(token, lstrip=True),)
+    return (token,)
 
 
-def _sentencepiece_flags(fields: Fields, token: AddedToken) -> AddedToken:
-    """What the file leaves out: matching in normalized text, and Phi-3's right strip."""
-    if token.text == "<mask>":
-        return replace(token, lstrip=True)  # XLM-RoBERTa
-    if fields.is_phi3() and token.text not in _PHI3_PLAIN:
-        return replace(token, rstrip=True)
-    # Converters write Gemma's runs of spaces as spaces; SentencePiece looks for them after it
-    # has replaced spaces by U+2581, so that a literal U+2581 is part of a run too.
+def _unigram_flags(_fields: Fields, token: AddedToken) -> Iterable[AddedToken]:
+    """XLM-RoBERTa's mask token swallows the space before it."""
+    return (replace(token, lstrip=token.text == "<mask>"),)
+
+
+def _sentencepiece_flags(fields: Fields, token: AddedToken) -> Iterable[AddedToken]:
+    """What the file leaves out: Phi-3's right strip, and how Gemma's runs of spaces are found."""
+    if fields.is_phi3 and token.text not in _PHI3_PLAIN:
+        return (replace(token, rstrip=True),)
     spelled = token.text.replace(" ", _WORD_START)
-    if not token.special and _WORD_START in spelled:
-        return replace(token, text=spelled, normalized=True)
-    return token
+    if token.special or _WORD_START not in spelled:
+        return (token,)
+    # Converters write these pieces with spaces. The original is U+2581, found as such in raw text,
+    # and again once spaces have become U+2581 too.
+    return (replace(token, text=spelled), replace(token, text=spelled, normalized=True))
 
 
 _BUILDERS: dict[str, Callable[[Fields, str | None], TokenizerSpec]] = {

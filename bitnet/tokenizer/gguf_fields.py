@@ -129,6 +129,7 @@ class Fields:
             raise self._too_short("token_type", len(values))
         return values
 
+    @cached_property
     def special_types(self) -> dict[int, int]:
         """Type by id of every token that is not a normal one."""
         size = self.length("tokens")
@@ -138,7 +139,7 @@ class Fields:
 
     def normal_ids(self) -> Iterator[int]:
         """Ids of the normal tokens, in order."""
-        special = self.special_types()
+        special = self.special_types
         return (id for id in range(self.length("tokens")) if id not in special)
 
     def is_typed_normal(self, id: int) -> bool:
@@ -149,9 +150,10 @@ class Fields:
         """Whether the vocabulary has byte tokens to fall back to."""
         types = self.token_types
         if types:
-            return BYTE in self.special_types().values()
+            return BYTE in self.special_types.values()
         return "<0x00>" in self.tokens
 
+    @cached_property
     def is_phi3(self) -> bool:
         """Whether this is Phi-3's extension of LLaMA-2's vocabulary."""
         name = (self.optional_text("general.name") or "").lower()
@@ -159,7 +161,7 @@ class Fields:
             return True
         return any(
             self.tokens_at(id) == "<|placeholder1|>"
-            for id, kind in self.special_types().items()
+            for id, kind in self.special_types.items()
             if kind in (CONTROL, USER_DEFINED)
         )
 

@@ -69,7 +69,8 @@ class TokenizerSpec:
         scores: ``spm`` and ``unigram``: log-probability per token, float32; else empty.
         token_types: GGUF's token types per id (1 normal, 2 unknown, 3 control, 4
             user-defined, 5 unused, 6 byte); empty when the source has none.
-        added: tokens cut out of the text first, longest match first.
+        added: tokens cut out of the text first, longest match first. One that is looked for in
+            raw and in normalized text is listed twice.
         normalizer: steps applied to the text between added tokens, in order.
         pre_tokenizer: steps that cut normalized text into pieces encoded one by one, in order.
         byte_level: token texts are in GPT-2's byte spelling.
