@@ -6,6 +6,7 @@
 #include "bind_kernels.hpp"
 #include "cpu.hpp"
 #include "gguf.hpp"
+#include "tokenizer_bind.hpp"
 
 namespace nb = nanobind;
 
@@ -15,4 +16,5 @@ NB_MODULE(_native, m) {
           "Names of the instruction sets that can be used on this machine.");
     bitnet::bind_gguf(m);
     bitnet::bind_kernels(m);
+    bitnet::bind_tokenizer(m);
 }

@@ -1,0 +1,161 @@
+#include "tokenizer.hpp"
+
+#include <algorithm>
+
+namespace bitnet {
+namespace {
+
+constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // U+2581
+constexpr size_t kIdleWorkers = 4;
+
+uint32_t hex_digit(char c) {
+    return static_cast<uint32_t>(c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10) & 15;
+}
+
+template <typename Wanted>
+AddedMatcher matcher(const std::vector<AddedToken>& tokens, Wanted wanted) {
+    std::vector<AddedToken> chosen;
+    std::copy_if(tokens.begin(), tokens.end(), std::back_inserter(chosen), wanted);
+    return AddedMatcher(std::move(chosen));
+}
+
+}  // namespace
+
+TokenizerEngine::TokenizerEngine(const char* data, size_t size) : file_(data, size) {
+    for (TokenizerStep& step : read_steps(file_.section(Section::kSteps))) {
+        auto& list = step.kind < StepKind::kSplitRegex ? normalizer_ : pre_;
+        list.push_back(std::move(step));
+    }
+    const std::vector<AddedToken> added = read_added(file_.section(Section::kAdded));
+    const auto is = [](uint32_t flag) { return [flag](const AddedToken& t) { return (t.flags & flag) != 0; }; };
+    const auto normalized = is(AddedToken::kNormalized), special = is(AddedToken::kSpecial);
+    raw_ = matcher(added, [&](const AddedToken& t) { return !normalized(t); });
+    raw_ordinary_ = matcher(added, [&](const AddedToken& t) { return !normalized(t) && !special(t); });
+    normalized_ = matcher(added, normalized);
+    if (model() == ModelKind::kSpm) untouched_ = matcher(added, normalized);
+    if (model() == ModelKind::kUnigram) {
+        scores_ = normal_scores(file_);
+        std::vector<AddedToken> user;
+        for (uint32_t id = 0; id < file_.n_tokens; ++id) {
+            if (file_.flags(id) & kUserDefined) user.push_back({id, 0, std::string(file_.token(id))});
+        }
+        untouched_ = AddedMatcher(std::move(user));
+    }
+    idle_.push_back(std::make_unique<Worker>(*this));  // a pattern that cannot be run fails here
+}
+
+std::unique_ptr<TokenizerEngine::Worker> TokenizerEngine::borrow() {
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!idle_.empty()) {
+            auto worker = std::move(idle_.back());
+            idle_.pop_back();
+            return worker;
+        }
+    }
+    return std::make_unique<Worker>(*this);
+}
+
+void TokenizerEngine::give_back(std::unique_ptr<Worker> worker) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (idle_.size() < kIdleWorkers) idle_.push_back(std::move(worker));
+}
+
+bool TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out) {
+    auto worker = borrow();
+    bool exact = true;
+    std::string normal;
+    (parse_special ? raw_ : raw_ordinary_)
+        .split(
+            text,
+            [&](size_t begin, size_t end) {
+                if (!exact) return;
+                const std::string_view stretch = text.substr(begin, end - begin);
+                if (normalizer_.empty()) {
+                    encode_stretch(*worker, stretch, begin == 0, out);
+                    return;
+                }
+                normal.assign(stretch);
+                exact = normalize(normalizer_, normal);
+                if (exact) encode_stretch(*worker, normal, begin == 0, out);
+            },
+            [&](uint32_t id) { out.push_back(id); });
+    give_back(std::move(worker));
+    if (!exact) out.clear();
+    return exact;
+}
+
+void TokenizerEngine::encode_normalized(std::string_view text, bool at_start, Ids& out) {
+    auto worker = borrow();
+    encode_stretch(*worker, text, at_start, out);
+    give_back(std::move(worker));
+}
+
+// A stretch between tokens found in raw text, normalized.
+void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, bool at_start,
+                                     Ids& out) {
+    std::string normal;
+    if (is_sentencepiece()) {
+        normal = normalize_sentencepiece(file_, untouched_, text);
+        text = normal;
+        if (model() == ModelKind::kUnigram) {
+            encode_unigram(file_, scores_, text, out);
+            return;
+        }
+    }
+    normalized_.split(
+        text,
+        [&](size_t begin, size_t end) {
+            encode_pieces(worker, text.substr(begin, end - begin), at_start && begin == 0, out);
+        },
+        [&](uint32_t id) { out.push_back(id); });
+}
+
+void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, bool at_start,
+                                    Ids& out) {
+    if (worker.pre.empty()) {
+        encode_model(worker, text, out);
+        return;
+    }
+    Cut& cut = worker.cut;
+    cut.text = text;
+    cut.pieces.assign(1, {0, text.size()});
+    worker.pre.run(cut, at_start);
+    for (const Cut::Piece& piece : cut.pieces) {
+        encode_model(worker, cut.text.substr(piece.begin, piece.end - piece.begin), out);
+    }
+}
+
+void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& out) {
+    switch (model()) {
+        case ModelKind::kBpe: worker.bpe.encode(piece, out); break;
+        case ModelKind::kSpm: encode_spm(file_, piece, out); break;
+        case ModelKind::kUnigram: encode_unigram(file_, scores_, piece, out); break;
+        case ModelKind::kWordPiece: encode_wordpiece(file_, piece, out); break;
+    }
+}
+
+std::string TokenizerEngine::token_bytes(uint32_t id) const {
+    const std::string_view text = file_.token(id);
+    const uint8_t flags = file_.flags(id);
+    if (flags & kVerbatim) return std::string(text);
+    if (flags & kByteToken && text.size() == 6) {
+        return std::string(1, static_cast<char>(hex_digit(text[3]) << 4 | hex_digit(text[4])));
+    }
+    if (file_.config.flags & kByteLevel) return std::string(text);
+    std::string out;
+    if (model() == ModelKind::kWordPiece) {
+        const std::string_view prefix = file_.section(Section::kPrefix);
+        const bool inside = text.substr(0, prefix.size()) == prefix && !prefix.empty();
+        if (!inside) out += ' ';
+        return out.append(text.substr(inside ? prefix.size() : 0));
+    }
+    for (size_t i = 0; i < text.size();) {
+        const bool space = text.substr(i, kSpaceSymbol.size()) == kSpaceSymbol;
+        out += space ? ' ' : text[i];
+        i += space ? kSpaceSymbol.size() : 1;
+    }
+    return out;
+}
+
+}  // namespace bitnet

@@ -1,0 +1,57 @@
+// A compiled tokenizer that runs: text to ids, ids to bytes.
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tokenizer_added.hpp"
+#include "tokenizer_file.hpp"
+#include "tokenizer_models.hpp"
+#include "tokenizer_steps.hpp"
+
+namespace bitnet {
+
+class TokenizerEngine {
+public:
+    // The memory must outlive the engine. Throws std::invalid_argument when it is not right.
+    TokenizerEngine(const char* data, size_t size);
+
+    // Safe to call from several threads. False, and nothing in out: the text needs a normalization
+    // that only complete Unicode tables can do.
+    bool encode(std::string_view text, bool parse_special, Ids& out);
+    // The same for a stretch between added tokens whose normalization is done.
+    void encode_normalized(std::string_view text, bool at_start, Ids& out);
+
+    // What a token stands for in a decoded text.
+    std::string token_bytes(uint32_t id) const;
+    const TokenizerFile& file() const { return file_; }
+
+private:
+    struct Worker {
+        explicit Worker(const TokenizerEngine& engine) : pre(engine.pre_), bpe(engine.file_) {}
+        PreTokenizer pre;
+        Bpe bpe;
+        Cut cut;
+    };
+    std::unique_ptr<Worker> borrow();
+    void give_back(std::unique_ptr<Worker> worker);
+    void encode_stretch(Worker& worker, std::string_view text, bool at_start, Ids& out);
+    void encode_pieces(Worker& worker, std::string_view text, bool at_start, Ids& out);
+    void encode_model(Worker& worker, std::string_view piece, Ids& out);
+    ModelKind model() const { return static_cast<ModelKind>(file_.config.model); }
+    bool is_sentencepiece() const {
+        return model() == ModelKind::kSpm || model() == ModelKind::kUnigram;
+    }
+
+    TokenizerFile file_;
+    std::vector<TokenizerStep> normalizer_, pre_;
+    AddedMatcher raw_, raw_ordinary_, normalized_, untouched_;
+    ScoreRange scores_{0.0f, 0.0f};
+    std::mutex mutex_;
+    std::vector<std::unique_ptr<Worker>> idle_;
+};
+
+}  // namespace bitnet

@@ -1,0 +1,167 @@
+// Python side of the native tokenizer: bitnet._native.TokenizerEngine and build_tokenizer.
+#include "tokenizer_bind.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <cstddef>
+#include <limits>
+#include <memory>
+#include <stdexcept>
+
+#include "regex.hpp"
+#include "tokenizer.hpp"
+
+namespace nb = nanobind;
+
+namespace bitnet {
+namespace {
+
+std::string_view utf8(nb::handle text) {
+    Py_ssize_t size = 0;
+    const char* data = PyUnicode_AsUTF8AndSize(text.ptr(), &size);
+    if (data == nullptr) throw nb::python_error();  // lone surrogates, or no memory
+    if (size > std::numeric_limits<int32_t>::max()) throw nb::value_error("text of 2 GiB or more");
+    return {data, static_cast<size_t>(size)};
+}
+
+std::string_view view(const nb::bytes& bytes) {
+    return {static_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+nb::object to_list(const Ids& ids) {
+    PyObject* list = PyList_New(static_cast<Py_ssize_t>(ids.size()));
+    if (list == nullptr) throw nb::python_error();
+    for (size_t i = 0; i < ids.size(); ++i) {
+        PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), PyLong_FromUnsignedLong(ids[i]));
+    }
+    return nb::steal(list);
+}
+
+// Keeps the buffer that the engine looks into.
+class PyTokenizer {
+public:
+    explicit PyTokenizer(nb::handle buffer) {
+        if (PyObject_GetBuffer(buffer.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        try {
+            engine_ = std::make_unique<TokenizerEngine>(static_cast<const char*>(view_.buf),
+                                                        static_cast<size_t>(view_.len));
+        } catch (...) {
+            PyBuffer_Release(&view_);
+            throw;
+        }
+    }
+    PyTokenizer(const PyTokenizer&) = delete;
+    PyTokenizer& operator=(const PyTokenizer&) = delete;
+    ~PyTokenizer() {
+        engine_.reset();
+        PyBuffer_Release(&view_);
+    }
+
+    nb::object encode(nb::str text, bool parse_special) {
+        const std::string_view input = utf8(text);
+        Ids ids;
+        bool exact = false;
+        {
+            nb::gil_scoped_release release;
+            exact = engine_->encode(input, parse_special, ids);
+        }
+        return exact ? to_list(ids) : nb::none();
+    }
+
+    nb::object encode_normalized(nb::str text, bool at_start) {
+        const std::string_view input = utf8(text);
+        Ids ids;
+        {
+            nb::gil_scoped_release release;
+            engine_->encode_normalized(input, at_start, ids);
+        }
+        return to_list(ids);
+    }
+
+    nb::bytes token_bytes(uint32_t id) const {
+        check(id);
+        const std::string bytes = engine_->token_bytes(id);
+        return nb::bytes(bytes.data(), bytes.size());
+    }
+
+    uint32_t token_flags(uint32_t id) const {
+        check(id);
+        return engine_->file().flags(id);
+    }
+
+    nb::bytes spelling(uint32_t id) const {
+        check(id);
+        const std::string_view text = engine_->file().token(id);
+        return nb::bytes(text.data(), text.size());
+    }
+
+    nb::object find(nb::bytes spelling) const {
+        const std::string_view text = view(spelling);
+        const uint32_t id = engine_->file().find(text.data(), text.size());
+        return id == kNoId ? nb::none() : nb::cast(id);
+    }
+
+    nb::bytes section(Section id) const {
+        const std::string_view bytes = engine_->file().section(id);
+        return nb::bytes(bytes.data(), bytes.size());
+    }
+    nb::bytes key() const { return nb::bytes(static_cast<const char*>(view_.buf) + 32, 32); }
+    uint32_t size() const { return engine_->file().n_tokens; }
+
+private:
+    void check(uint32_t id) const {
+        if (id >= engine_->file().n_tokens) throw nb::index_error("token id out of range");
+    }
+    Py_buffer view_{};
+    std::unique_ptr<TokenizerEngine> engine_;
+};
+
+nb::bytes build(nb::bytes key, nb::bytes meta, nb::bytes config, nb::bytes offsets, nb::bytes bytes,
+                nb::bytes flags, nb::bytes merges, nb::bytes scores, nb::bytes byte_ids,
+                nb::bytes added, nb::bytes steps, nb::bytes charsmap, nb::bytes prefix) {
+    const TokenizerParts parts{view(key), view(meta), view(config), view(offsets), view(bytes),
+                               view(flags), view(merges), view(scores), view(byte_ids), view(added),
+                               view(steps), view(charsmap), view(prefix)};
+    const std::string file = build_tokenizer(parts);
+    return nb::bytes(file.data(), file.size());
+}
+
+nb::object find_all(const std::string& pattern, nb::str text) {
+    Regex regex(pattern);
+    const std::string_view input = utf8(text);
+    const char *begin = nullptr, *end = nullptr;
+    const char* const last = input.data() + input.size();
+    nb::list found;
+    for (const char* p = input.data(); regex.find(input.data(), p, last, &begin, &end); p = end) {
+        found.append(nb::str(begin, static_cast<size_t>(end - begin)));
+    }
+    return found;
+}
+
+}  // namespace
+
+void bind_tokenizer(nb::module_& m) {
+    static_assert(offsetof(FileHeader, key) == 32, "key() reads it there");
+    nb::class_<PyTokenizer>(m, "TokenizerEngine", "A compiled tokenizer that lies in memory.")
+        .def(nb::init<nb::handle>(), nb::arg("buffer"))
+        .def("encode", &PyTokenizer::encode, nb::arg("text"), nb::arg("parse_special"),
+             "Ids, or None when the text needs a normalization that is not built in.")
+        .def("encode_normalized", &PyTokenizer::encode_normalized, nb::arg("text"),
+             nb::arg("at_start"), "Ids of a normalized stretch between added tokens.")
+        .def("token_bytes", &PyTokenizer::token_bytes, nb::arg("id"))
+        .def("token_flags", &PyTokenizer::token_flags, nb::arg("id"))
+        .def("spelling", &PyTokenizer::spelling, nb::arg("id"))
+        .def("find", &PyTokenizer::find, nb::arg("spelling"))
+        .def_prop_ro("meta", [](const PyTokenizer& self) { return self.section(Section::kMeta); })
+        .def_prop_ro("key", &PyTokenizer::key)
+        .def("__len__", &PyTokenizer::size);
+    m.def("build_tokenizer", &build, nb::kw_only(), nb::arg("key"), nb::arg("meta"),
+          nb::arg("config"), nb::arg("offsets"), nb::arg("bytes"), nb::arg("flags"),
+          nb::arg("merges"), nb::arg("scores"), nb::arg("byte_ids"), nb::arg("added"),
+          nb::arg("steps"), nb::arg("charsmap"), nb::arg("prefix"),
+          "Content of a compiled file; ValueError when the parts do not fit together.");
+    m.def("regex_find_all", &find_all, nb::arg("pattern"), nb::arg("text"),
+          "Texts of all matches; ValueError when the pattern is not supported.");
+}
+
+}  // namespace bitnet

@@ -1,0 +1,277 @@
+#include "tokenizer_steps.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "unicode.hpp"
+
+namespace bitnet {
+namespace {
+
+// Options of BertNormalizer.
+constexpr uint32_t kCleanText = 1, kBertLowercase = 2;
+
+class Reader {
+public:
+    explicit Reader(std::string_view bytes) : rest_(bytes) {}
+    uint32_t number() {
+        uint32_t value = 0;
+        std::memcpy(&value, take(sizeof value).data(), sizeof value);
+        return value;
+    }
+    std::string text() { return std::string(take(number())); }
+
+private:
+    std::string_view take(size_t n) {
+        if (n > rest_.size()) throw std::invalid_argument("compiled tokenizer: steps end early");
+        const std::string_view found = rest_.substr(0, n);
+        rest_.remove_prefix(n);
+        return found;
+    }
+    std::string_view rest_;
+};
+
+bool is_ascii(std::string_view text) {
+    return std::none_of(text.begin(), text.end(), [](char c) { return (c & 0x80) != 0; });
+}
+
+template <typename Test>
+bool any_code(std::string_view text, Test test) {
+    const char* p = text.data();
+    const char* end = p + text.size();
+    while (p != end) {
+        if (test(unicode::next(p))) return true;
+    }
+    return false;
+}
+
+void lower_ascii(std::string& text) {
+    for (char& c : text) {
+        if (c >= 'A' && c <= 'Z') c = static_cast<char>(c | 0x20);
+    }
+}
+
+void replace_all(std::string& text, const std::string& from, const std::string& to) {
+    if (from.empty() || text.find(from) == std::string::npos) return;
+    std::string out;
+    out.reserve(text.size() + text.size() / 2);
+    size_t done = 0;
+    for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, done)) {
+        out.append(text, done, at - done).append(to);
+        done = at + from.size();
+    }
+    out.append(text, done, std::string::npos);
+    text = std::move(out);
+}
+
+void clean_ascii(std::string& text) {
+    std::string out;
+    for (const char c : text) {
+        if (c == '\t' || c == '\n' || c == '\r') out += ' ';
+        else if (static_cast<unsigned char>(c) >= 0x20 && c != 0x7F) out += c;
+    }
+    text = std::move(out);
+}
+
+}  // namespace
+
+std::vector<TokenizerStep> read_steps(std::string_view bytes) {
+    std::vector<TokenizerStep> steps;
+    if (bytes.empty()) return steps;
+    Reader in(bytes);
+    for (uint32_t count = in.number(); count > 0; --count) {
+        TokenizerStep step{};
+        step.kind = static_cast<StepKind>(in.number());
+        step.a = in.number();
+        step.b = in.number();
+        step.text = in.text();
+        step.other = in.text();
+        const bool known = (step.kind >= StepKind::kNfc && step.kind <= StepKind::kReplace) ||
+                           (step.kind >= StepKind::kSplitRegex && step.kind <= StepKind::kPunctuation);
+        if (!known) throw std::invalid_argument("compiled tokenizer: unknown step");
+        steps.push_back(std::move(step));
+    }
+    return steps;
+}
+
+bool normalize(const std::vector<TokenizerStep>& steps, std::string& text) {
+    for (const TokenizerStep& step : steps) {
+        switch (step.kind) {
+            case StepKind::kNfc:
+                if (any_code(text, unicode::may_change_nfc)) return false;
+                break;
+            case StepKind::kNfkc:
+                if (any_code(text, unicode::may_change_nfkc)) return false;
+                break;
+            case StepKind::kAsciiIdentity:
+                if (!is_ascii(text)) return false;
+                break;
+            case StepKind::kLowercase:
+                if (!is_ascii(text)) return false;
+                lower_ascii(text);
+                break;
+            case StepKind::kBertNormalizer:
+                if (!is_ascii(text)) return false;
+                if (step.a & kCleanText) clean_ascii(text);
+                if (step.a & kBertLowercase) lower_ascii(text);
+                break;
+            case StepKind::kPrepend:
+                if (!text.empty()) text.insert(0, step.text);
+                break;
+            case StepKind::kReplace: replace_all(text, step.text, step.other); break;
+            default: break;
+        }
+    }
+    return true;
+}
+
+PreTokenizer::PreTokenizer(const std::vector<TokenizerStep>& steps) : steps_(steps) {
+    for (const TokenizerStep& step : steps_) {
+        if (step.kind == StepKind::kSplitRegex) regexes_.emplace_back(step.text);
+    }
+}
+
+void PreTokenizer::run(Cut& cut, bool first) {
+    auto regex = regexes_.begin();
+    for (const TokenizerStep& step : steps_) {
+        if (step.kind == StepKind::kPrefixSpace || step.kind == StepKind::kMetaspace) {
+            prefix(cut, step, first);
+            if (step.kind == StepKind::kPrefixSpace || step.b == 0) continue;
+        }
+        split(cut, step, step.kind == StepKind::kSplitRegex ? &*regex++ : nullptr);
+    }
+}
+
+// Puts a space or its stand-in before pieces that do not start with it.
+void PreTokenizer::prefix(Cut& cut, const TokenizerStep& step, bool first) {
+    enum Scheme : uint32_t { kNever, kFirst, kAlways };
+    const bool meta = step.kind == StepKind::kMetaspace;
+    std::string out;
+    out.reserve(cut.text.size() * 2);
+    pieces_.clear();
+    for (const Cut::Piece& piece : cut.pieces) {
+        std::string text(cut.text.substr(piece.begin, piece.end - piece.begin));
+        if (meta) replace_all(text, " ", step.text);
+        const bool wanted =
+            step.a == kAlways || (step.a == kFirst && first && piece.begin == 0);
+        const size_t begin = out.size();
+        if (wanted && text.compare(0, step.text.size(), step.text) != 0) out += step.text;
+        out += text;
+        pieces_.push_back({begin, out.size()});
+    }
+    cut.own = std::move(out);
+    cut.text = cut.own;
+    cut.pieces.swap(pieces_);
+}
+
+void PreTokenizer::split(Cut& cut, const TokenizerStep& step, Regex* regex) {
+    const auto behavior = step.kind == StepKind::kMetaspace ? Behavior::kMergedWithNext
+                                                            : static_cast<Behavior>(step.a);
+    const bool invert = step.b != 0 && step.kind != StepKind::kMetaspace;
+    pieces_.clear();
+    for (const Cut::Piece& piece : cut.pieces) {
+        find(step, regex, cut.text.substr(piece.begin, piece.end - piece.begin));
+        if (step.kind != StepKind::kBertPreTokenizer) {
+            if (invert) {
+                for (Match& match : matches_) match.is_match = !match.is_match;
+            }
+            arrange(behavior);
+        }
+        for (const Match& match : matches_) {
+            if (match.begin == match.end) continue;
+            pieces_.push_back({piece.begin + match.begin, piece.begin + match.end});
+        }
+    }
+    cut.pieces.swap(pieces_);
+}
+
+// Fills matches_ with what the step matches in text and the stretches between.
+void PreTokenizer::find(const TokenizerStep& step, Regex* regex, std::string_view text) {
+    matches_.clear();
+    size_t done = 0;
+    const auto add = [&](size_t begin, size_t end) {
+        if (done < begin) matches_.push_back({done, begin, false});
+        matches_.push_back({begin, end, true});
+        done = end;
+    };
+    const char* const begin = text.data();
+    const char* const end = begin + text.size();
+    const auto each_code = [&](auto take) {
+        for (const char* p = begin; p != end;) {
+            const auto at = static_cast<size_t>(p - begin);
+            const uint32_t code = unicode::next(p);
+            take(code, at, static_cast<size_t>(p - begin));
+        }
+    };
+    const auto each = [&](auto test) {
+        each_code([&](uint32_t code, size_t from, size_t to) {
+            if (test(code)) add(from, to);
+        });
+    };
+    switch (step.kind) {
+        case StepKind::kSplitRegex: {
+            const char *from = nullptr, *to = nullptr;
+            for (const char* p = begin; regex->find(begin, p, end, &from, &to); p = to) {
+                add(static_cast<size_t>(from - begin), static_cast<size_t>(to - begin));
+            }
+            break;
+        }
+        case StepKind::kSplitString: case StepKind::kMetaspace:
+            for (size_t at = text.find(step.text); at != std::string_view::npos;
+                 at = text.find(step.text, done)) {
+                add(at, at + step.text.size());
+            }
+            break;
+        case StepKind::kDigits: each(unicode::is_numeric); break;
+        case StepKind::kPunctuation: each(unicode::is_punctuation); break;
+        case StepKind::kWhitespaceSplit: each(unicode::is_space); break;
+        case StepKind::kBertPreTokenizer:  // spaces go, punctuation stands alone
+            each_code([&](uint32_t code, size_t from, size_t to) {
+                const bool space = unicode::is_space(code);
+                if (!space && !unicode::is_punctuation(code)) return;
+                if (done < from) matches_.push_back({done, from, false});
+                if (!space) matches_.push_back({from, to, true});
+                done = to;
+            });
+            break;
+        default: break;
+    }
+    if (done < text.size()) matches_.push_back({done, text.size(), false});
+}
+
+void PreTokenizer::arrange(Behavior behavior) {
+    std::vector<Match>& m = matches_;
+    size_t n = 0;
+    bool previous = false;
+    switch (behavior) {
+        case Behavior::kIsolated: return;
+        case Behavior::kRemoved:
+            m.erase(std::remove_if(m.begin(), m.end(), [](const Match& x) { return x.is_match; }),
+                    m.end());
+            return;
+        case Behavior::kContiguous: case Behavior::kMergedWithPrevious:
+            for (const Match& match : m) {
+                const bool joins = behavior == Behavior::kContiguous
+                                       ? match.is_match == previous
+                                       : match.is_match && !previous;
+                previous = match.is_match;
+                if (joins && n > 0) m[n - 1].end = match.end;
+                else m[n++] = match;
+            }
+            break;
+        case Behavior::kMergedWithNext:
+            std::reverse(m.begin(), m.end());
+            for (const Match& match : m) {
+                const bool joins = match.is_match && !previous;
+                previous = match.is_match;
+                if (joins && n > 0) m[n - 1].begin = match.begin;
+                else m[n++] = match;
+            }
+            break;
+    }
+    m.resize(n);
+    if (behavior == Behavior::kMergedWithNext) std::reverse(m.begin(), m.end());
+}
+
+}  // namespace bitnet

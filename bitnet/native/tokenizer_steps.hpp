@@ -1,0 +1,70 @@
+// Normalizers and pre-tokenizers, as steps read from a compiled file.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "regex.hpp"
+
+namespace bitnet {
+
+enum class StepKind : uint32_t {
+    // normalizers; the first six are exact only where they are known to change nothing or little
+    kNfc = 1, kNfkc, kAsciiIdentity, kLowercase, kBertNormalizer, kPrepend, kReplace,
+    // pre-tokenizers
+    kSplitRegex = 20, kSplitString, kDigits, kPrefixSpace, kMetaspace, kBertPreTokenizer,
+    kWhitespaceSplit, kPunctuation
+};
+
+enum class Behavior : uint32_t { kRemoved, kIsolated, kMergedWithPrevious, kMergedWithNext, kContiguous };
+
+struct TokenizerStep {
+    StepKind kind;
+    uint32_t a = 0;  // behavior, scheme or flags
+    uint32_t b = 0;  // invert, split
+    std::string text;
+    std::string other;
+};
+
+// Throws std::invalid_argument when the bytes are no list of steps.
+std::vector<TokenizerStep> read_steps(std::string_view bytes);
+
+// False: the step may change this text in a way only the full Unicode tables know.
+bool normalize(const std::vector<TokenizerStep>& steps, std::string& text);
+
+// A text and the pieces it was cut into.
+struct Cut {
+    struct Piece {
+        size_t begin, end;
+    };
+    std::string own;        // set when a step had to change the text
+    std::string_view text;
+    std::vector<Piece> pieces;
+};
+
+// Runs pre-tokenizer steps; every worker has its own, since matching needs scratch memory.
+class PreTokenizer {
+public:
+    explicit PreTokenizer(const std::vector<TokenizerStep>& steps);
+    bool empty() const { return steps_.empty(); }
+    // cut.text is set, cut.pieces holds the whole of it; first: nothing came before this text.
+    void run(Cut& cut, bool first);
+
+private:
+    struct Match {
+        size_t begin, end;
+        bool is_match;
+    };
+    void find(const TokenizerStep& step, Regex* regex, std::string_view text);
+    void prefix(Cut& cut, const TokenizerStep& step, bool first);
+    void split(Cut& cut, const TokenizerStep& step, Regex* regex);
+    void arrange(Behavior behavior);
+
+    const std::vector<TokenizerStep>& steps_;
+    std::vector<Regex> regexes_;  // of the kSplitRegex steps, in order
+    std::vector<Match> matches_;
+    std::vector<Cut::Piece> pieces_;
+};
+
+}  // namespace bitnet

@@ -1,0 +1,287 @@
+"""Tokenizers in the form the native engine runs: one file of tables, mapped into memory.
+
+``<cache>/tokenizers/compiled/<fingerprint>.tok`` is written when a tokenizer is first used and
+holds everything :class:`~bitnet.tokenizer.tokenizer.Tokenizer` needs, so later uses build nothing.
+The native module checks version, size and checksum before it looks inside; a file that does not
+pass is written again. Without a cache folder to write to, the tables live in memory.
+
+A specification with a step that the native engine does not do exactly as the ``tokenizers``
+library does is refused here (:class:`NotNative`) and runs in the portable engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import mmap
+import os
+import struct
+import tempfile
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from bitnet import native, settings
+from bitnet.tokenizer.steps import NotNative, pack_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
+
+__all__ = ["NotNative", "compile_spec", "load_compiled", "open_compiled"]
+
+logger = logging.getLogger(__name__)
+
+_MODELS = ("bpe", "spm", "unigram", "wordpiece")
+_NO_ID = 0xFFFFFFFF
+# Config flags, see tokenizer_file.hpp.
+_BYTE_LEVEL, _BYTE_FALLBACK, _IGNORE_MERGES, _SPACE_PREFIX, _TRIM, _FUSE = 1, 2, 4, 8, 16, 64
+# Token flags, see tokenizer_file.hpp.
+_SPECIAL, _VERBATIM, _BYTE, _IN_MODEL, _USER, _UNUSED = 1, 2, 4, 8, 16, 32
+# GGUF token types.
+_CONTROL, _USER_TYPE, _UNUSED_TYPE, _BYTE_TYPE = 3, 4, 5, 6
+_ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
+_META = (
+    *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "unknown_id"),
+    *("model", "byte_level", "byte_fallback", "add_space_prefix", "remove_extra_whitespaces"),
+)
+
+
+def _byte_letters() -> dict[int, int]:
+    """GPT-2's alphabet: the character that spells a byte, to that byte."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {byte: byte for byte in plain} | {256 + i: byte for i, byte in enumerate(others)}
+
+
+def spell_bytes(text: str) -> bytes | None:
+    """The bytes a byte-level token spells, ``None`` if a character is not in the alphabet."""
+    shifted = text.translate(_SHIFT)
+    try:
+        return shifted.encode("latin-1")
+    except UnicodeEncodeError:
+        return None
+
+
+def byte_spelling(data: bytes) -> str:
+    """How a byte-level vocabulary spells *data*."""
+    return data.decode("latin-1").translate(_UNSHIFT)
+
+
+# Characters outside of the alphabet that Latin-1 knows must not pass for a byte.
+_LETTERS = _byte_letters()
+_SHIFT = {code: 0xFFFD for code in range(256) if code not in _LETTERS} | _LETTERS
+_UNSHIFT = {byte: code for code, byte in _LETTERS.items()}
+
+
+@dataclasses.dataclass
+class _Vocabulary:
+    """Spellings and flags of all tokens, as the file holds them."""
+
+    spellings: list[bytes]
+    flags: bytearray
+    byte_ids: array[int]
+
+
+def _vocabulary(spec: TokenizerSpec) -> _Vocabulary:
+    added = {token.id: token for token in spec.added}
+    types: Sequence[int] = spec.token_types or [1] * len(spec.tokens)
+    own = spec.model in ("spm", "unigram")
+    spellings: list[bytes] = []
+    flags = bytearray(len(spec.tokens))
+    byte_ids = array("I", [_NO_ID]) * 256
+    bytes_by_text = {f"<0x{byte:02X}>": byte for byte in range(256)} if spec.byte_fallback else {}
+    for id, (text, kind) in enumerate(zip(spec.tokens, types, strict=True)):
+        token = added.get(id)
+        spelling = spell_bytes(text) if spec.byte_level else None
+        in_model = bool(text) and (kind in (1, _USER_TYPE, _UNUSED_TYPE) if own else True)
+        if spec.byte_level:
+            in_model = in_model and spelling is not None
+            if spelling is not None and len(spelling) == 1:
+                byte_ids[spelling[0]] = id
+        byte = bytes_by_text.get(text)
+        if byte is not None and (not own or kind in (1, _BYTE_TYPE)):
+            byte_ids[byte] = id
+            flags[id] |= _BYTE
+        if token is not None or spelling is None:
+            spelling = (token.text if token is not None and not in_model else text).encode()
+        if token is not None and spec.byte_level:
+            in_model = in_model and text.isascii()
+        flags[id] |= (
+            (_IN_MODEL if in_model else 0)
+            | (_SPECIAL if kind == _CONTROL or (token is not None and token.special) else 0)
+            | (_VERBATIM if kind == _CONTROL or token is not None else 0)
+            | (_USER if kind == _USER_TYPE else 0)
+            | (_UNUSED if kind == _UNUSED_TYPE else 0)
+        )
+        spellings.append(spelling)
+    return _Vocabulary(spellings, flags, byte_ids)
+
+
+def _added(tokens: Sequence[AddedToken]) -> bytes:
+    parts = []
+    for token in tokens:
+        flags = (
+            token.special
+            | token.lstrip << 1
+            | token.rstrip << 2
+            | token.single_word << 3
+            | token.normalized << 4
+        )
+        text = token.text.encode()
+        parts.append(struct.pack("<III", token.id, flags, len(text)) + text)
+    return b"".join(parts)
+
+
+def _config(spec: TokenizerSpec) -> bytes:
+    flags = (
+        (_BYTE_LEVEL if spec.byte_level else 0)
+        | (_BYTE_FALLBACK if spec.byte_fallback else 0)
+        | (_IGNORE_MERGES if spec.ignore_merges else 0)
+        | (_SPACE_PREFIX if spec.add_space_prefix else 0)
+        | (_TRIM if spec.remove_extra_whitespaces else 0)
+        | (_FUSE if spec.fuse_unknown else 0)
+    )
+    unknown = _NO_ID if spec.unknown_id is None or spec.byte_level else spec.unknown_id
+    model = _MODELS.index(spec.model)
+    return struct.pack("<5I", model, flags, unknown, spec.max_chars_per_word, 0)
+
+
+def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
+    """What a :class:`Tokenizer` knows beside its engine; plain JSON values."""
+    prefix, suffix = spec.affixes
+    special = {id for id, kind in enumerate(spec.token_types) if kind == _CONTROL}
+    special |= {token.id for token in spec.added if token.special}
+    values: dict[str, Any] = {name: getattr(spec, name) for name in _META}
+    return values | {
+        "prefix": list(prefix),
+        "suffix": list(suffix),
+        "stop_ids": sorted(spec.stop_ids),
+        "special_ids": sorted(special),
+        "steps": [[step.type, step.options] for step in spec.normalizer],
+        "added": [
+            [token.id, token.text, {name: getattr(token, name) for name in _ADDED_FLAGS}]
+            for token in spec.added
+        ],
+    }
+
+
+def _key(spec: TokenizerSpec) -> bytes:
+    try:
+        key = bytes.fromhex(spec.fingerprint)
+    except ValueError:
+        key = b""
+    return key if len(key) == 32 else hashlib.sha256(spec.fingerprint.encode()).digest()
+
+
+def compile_spec(spec: TokenizerSpec) -> bytes:
+    """The content of the compiled file for *spec*.
+
+    Raises:
+        NotNative: the native module is not there, or cannot do something exactly.
+    """
+    module = native.module()
+    if module is None:
+        raise NotNative("the native module is not in use")
+    own = spec.model in ("spm", "unigram")
+    if own and (spec.normalizer or spec.pre_tokenizer):
+        raise NotNative(f"{spec.model} with steps of its own")
+    steps = pack_steps(spec, module)
+    try:
+        vocabulary = _vocabulary(spec)
+        if own and spec.byte_fallback and _NO_ID in vocabulary.byte_ids:
+            raise NotNative("byte fallback without all byte tokens")
+        offsets = array("I", [0])
+        for spelling in vocabulary.spellings:
+            offsets.append(offsets[-1] + len(spelling))
+        return bytes(
+            module.build_tokenizer(
+                key=_key(spec),
+                meta=json.dumps(meta_of(spec), ensure_ascii=False).encode(),
+                config=_config(spec),
+                offsets=offsets.tobytes(),
+                bytes=b"".join(vocabulary.spellings),
+                flags=bytes(vocabulary.flags),
+                merges=array("I", (id for pair in spec.merges for id in pair)).tobytes(),
+                scores=array("f", spec.scores).tobytes(),
+                byte_ids=vocabulary.byte_ids.tobytes(),
+                added=_added(spec.added),
+                steps=steps,
+                charsmap=spec.charsmap,
+                prefix=spec.continuing_prefix.encode() if spec.model == "wordpiece" else b"",
+            )
+        )
+    except (ValueError, UnicodeEncodeError) as error:
+        raise NotNative(str(error)) from error
+
+
+def load_compiled(path: Path) -> Any:
+    """The native engine over the mapped file at *path*.
+
+    Raises:
+        NotNative: the native module is not there.
+        OSError: the file cannot be opened or mapped.
+        ValueError: it is damaged, truncated or of another version.
+    """
+    module = native.module()
+    if module is None:
+        raise NotNative("the native module is not in use")
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return module.TokenizerEngine(mapped)
+
+
+def compiled_path(fingerprint: str) -> Path:
+    """Where the compiled form of a tokenizer with this fingerprint is kept."""
+    return settings.cache_dir() / "tokenizers" / "compiled" / f"{fingerprint}.tok"
+
+
+def open_compiled(spec: TokenizerSpec) -> Any:
+    """The native engine for *spec*, from the cache where it is there and sound.
+
+    Only ``spec.fingerprint`` is looked at when it is; sequences that load lazily stay unloaded.
+
+    Raises:
+        NotNative: the native module is not there, or cannot do something exactly.
+    """
+    module = native.module()
+    if module is None:
+        raise NotNative("the native module is not in use")
+    path = compiled_path(spec.fingerprint) if spec.fingerprint else None
+    if path is not None:
+        try:
+            engine = load_compiled(path)
+            if engine.key == _key(spec):
+                return engine
+            logger.debug("%s belongs to another tokenizer: written again", path)
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            logger.debug("%s cannot be used, written again: %s", path, error)
+    content = compile_spec(spec)
+    if path is not None:
+        _write(path, content)
+    try:
+        return module.TokenizerEngine(content)
+    except ValueError as error:
+        raise NotNative(str(error)) from error
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Puts the file there in one step; a cache that cannot be written is only slower."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+            temporary = file.name
+            file.write(content)
+        os.replace(temporary, path)  # noqa: PTH105
+    except OSError as error:
+        logger.debug("compiled tokenizer not kept: %s", error)
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)  # noqa: PTH108

@@ -1,0 +1,334 @@
+"""The tokenizer everything else uses: text to ids and back, whatever engine runs underneath."""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import json
+import logging
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bitnet.errors import UsageError
+from bitnet.tokenizer.compiled import open_compiled
+from bitnet.tokenizer.steps import NotNative
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bitnet.tokenizer.spec import TokenizerSpec
+
+__all__ = ["TokenStream", "Tokenizer"]
+
+logger = logging.getLogger(__name__)
+
+_SPACE = "\u2581"
+_VERBATIM = 2  # token flag of the compiled file: an added token
+_CONTROL = 3  # GGUF token type
+_BYTE = 6  # GGUF token type
+
+
+class _Engine(Protocol):
+    """What runs a specification: native or portable."""
+
+    name: str
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]: ...
+    def token_bytes(self, id: int) -> bytes: ...
+    def is_verbatim(self, id: int) -> bool: ...
+    def id_of(self, text: str) -> int | None: ...
+    def __len__(self) -> int: ...
+
+
+class _Native:
+    """Runs compiled tables; normalizations beyond them go through the ``tokenizers`` library."""
+
+    name = "native"
+
+    def __init__(self, engine: Any, meta: dict[str, Any]) -> None:
+        self._engine = engine
+        self._byte_level = bool(meta["byte_level"])
+        self._steps = meta["steps"]
+        self._added = [(id, text, flags) for id, text, flags in meta["added"]]
+        self.token_bytes = engine.token_bytes
+
+    def __len__(self) -> int:
+        return len(self._engine)
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        ids = self._engine.encode(text, parse_special)
+        return ids if ids is not None else self._normalized(text, parse_special=parse_special)
+
+    def is_verbatim(self, id: int) -> bool:
+        return bool(self._engine.token_flags(id) & _VERBATIM)
+
+    def id_of(self, text: str) -> int | None:
+        found = next((id for id, own, _ in self._added if own == text), None)
+        if found is not None:
+            return found
+        spelled = text if self._byte_level else text.replace(" ", _SPACE)
+        id: int | None = self._engine.find(spelled.encode())
+        return id
+
+    @cached_property
+    def _normalizer(self) -> Any:
+        from tokenizers import Tokenizer, models
+
+        outline = json.loads(Tokenizer(models.BPE()).to_str())
+        steps = [{"type": kind, **options} for kind, options in self._steps]
+        outline["normalizer"] = {"type": "Sequence", "normalizers": steps}
+        return Tokenizer.from_str(json.dumps(outline)).normalizer
+
+    @cached_property
+    def _raw_tokens(self) -> Any:
+        from bitnet.tokenizer.added import AddedTokens
+        from bitnet.tokenizer.spec import AddedToken
+
+        return AddedTokens(AddedToken(id, text, **flags) for id, text, flags in self._added)
+
+    def _normalized(self, text: str, *, parse_special: bool) -> list[int]:
+        """The same as ``encode``, with the library's normalizer between the two native halves."""
+        ids: list[int] = []
+        for i, part in enumerate(self._raw_tokens.split(text, parse_special=parse_special)):
+            if isinstance(part, int):
+                ids.append(part)
+            else:
+                normal = self._normalizer.normalize_str(part)
+                ids.extend(self._engine.encode_normalized(normal, i == 0))
+        return ids
+
+
+class _Portable:
+    """Runs the specification without our compiled module."""
+
+    name = "portable"
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        from bitnet.tokenizer.portable import PortableEngine
+
+        self._spec = spec
+        self._engine = PortableEngine(spec)
+        self._added = {token.id: token.text for token in spec.added}
+        self._bytes = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
+
+    def __len__(self) -> int:
+        return len(self._spec.tokens)
+
+    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+        return self._engine.encode(text, parse_special=parse_special)
+
+    def _type(self, id: int) -> int:
+        return self._spec.token_types[id] if self._spec.token_types else 1
+
+    def is_verbatim(self, id: int) -> bool:
+        return id in self._added or self._type(id) == _CONTROL
+
+    def token_bytes(self, id: int) -> bytes:
+        from bitnet.tokenizer.compiled import spell_bytes
+
+        spec = self._spec
+        text = self._added.get(id, spec.tokens[id])
+        if self.is_verbatim(id):
+            return text.encode()
+        if spec.byte_level:
+            spelled = spell_bytes(text)
+            return text.encode() if spelled is None else spelled
+        plain = spec.model in ("bpe", "wordpiece")
+        if spec.byte_fallback and text in self._bytes and (plain or self._type(id) in (1, _BYTE)):
+            return self._bytes[text]
+        if spec.model == "wordpiece":
+            inside = text.startswith(spec.continuing_prefix) and spec.continuing_prefix
+            return (text[len(spec.continuing_prefix) :] if inside else " " + text).encode()
+        return text.replace(_SPACE, " ").encode()
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return {text: id for id, text in enumerate(self._spec.tokens)}
+
+    def id_of(self, text: str) -> int | None:
+        found = next((id for id, own in self._added.items() if own == text), None)
+        if found is not None:
+            return found
+        if not self._spec.byte_level:
+            return self._ids.get(text.replace(" ", _SPACE))
+        from bitnet.tokenizer.compiled import byte_spelling
+
+        return self._ids.get(byte_spelling(text.encode()))
+
+
+class Tokenizer:
+    """Text to token ids and back.
+
+    One instance may be used from several threads. It is not picklable: make it again from its
+    source, which is fast.
+
+    Attributes:
+        source: where it comes from, for people.
+        engine: ``native`` or ``portable``; both give the same ids.
+        vocab_size: number of ids.
+        bos_id: the id that begins a text, ``None`` when there is none.
+        eos_id: the id that ends a text, ``None`` when there is none.
+        stop_ids: every id that ends a generation.
+        special_ids: ids that ``decode(skip_special=True)`` leaves out.
+        chat_template: Jinja source, ``None`` when there is none.
+        pre: name of the pre-tokenizer in GGUF's terms, or empty.
+        fingerprint: SHA-256 over what it was built from.
+    """
+
+    def __init__(self, engine: _Engine, meta: dict[str, Any]) -> None:
+        self._engine = engine
+        self.engine = engine.name
+        self.source: str = meta["source"]
+        self.vocab_size = len(engine)
+        self.bos_id: int | None = meta["bos_id"]
+        self.eos_id: int | None = meta["eos_id"]
+        self.stop_ids: frozenset[int] = frozenset(meta["stop_ids"])
+        self.special_ids: frozenset[int] = frozenset(meta["special_ids"])
+        self.chat_template: str | None = meta["chat_template"]
+        self.pre: str = meta["pre"]
+        self.fingerprint: str = meta["fingerprint"]
+        self._prefix: list[int] = meta["prefix"]
+        self._suffix: list[int] = meta["suffix"]
+        self._strips_one = bool(meta["add_space_prefix"]) or meta["model"] == "wordpiece"
+        self._strips_all = bool(meta["remove_extra_whitespaces"])
+
+    @classmethod
+    def from_spec(cls, spec: TokenizerSpec) -> Tokenizer:
+        """The tokenizer of a specification, native where that is exact, else portable.
+
+        With a fingerprint whose compiled form is in the cache, nothing of *spec* but that and
+        its source is looked at.
+
+        Raises:
+            InvalidFormat: the specification's steps or vocabulary are not usable.
+        """
+        from bitnet.tokenizer.compiled import meta_of
+
+        try:
+            engine = open_compiled(spec)
+        except NotNative as reason:
+            logger.debug("%s runs in the portable engine: %s", spec.source, reason)
+            return cls(_Portable(spec), meta_of(spec))
+        meta = json.loads(engine.meta)
+        meta["source"] = spec.source
+        return cls(_Native(engine, meta), meta)
+
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Ids of *text*.
+
+        Args:
+            text: any text that can be written as UTF-8.
+            add_special: put BOS and EOS around it where the model wants them; a text that begins
+                with BOS, or ends with EOS, gets no second one.
+            parse_special: read text that spells a special token as that token.
+
+        Raises:
+            UsageError: *text* holds half of a surrogate pair.
+        """
+        try:
+            text.encode() if not text.isascii() else None
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the text cannot be written as UTF-8: character {error.start} is "
+                f"U+{ord(text[error.start]):04X}, half of a surrogate pair",
+                hint="decode the input as UTF-8, or with errors='replace'",
+            ) from None
+        ids = self._engine.encode(text, parse_special=parse_special)
+        if not add_special:
+            return ids
+        prefix, suffix = self._prefix, self._suffix
+        if prefix and ids[: len(prefix)] != prefix:
+            ids = prefix + ids
+        if suffix and ids[-len(suffix) :] != suffix:
+            ids = ids + suffix
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of *ids*; bytes that are no UTF-8 become U+FFFD.
+
+        Args:
+            ids: token ids; the space that encoding puts first is taken off again.
+            skip_special: leave special tokens out.
+
+        Raises:
+            UsageError: an id is not in the vocabulary.
+        """
+        return self.decode_bytes(ids, skip_special=skip_special).decode("utf-8", "replace")
+
+    def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = False) -> bytes:
+        """The same as :meth:`decode`, as bytes."""
+        joiner = _Joiner(self, skip_special=skip_special)
+        return b"".join(map(joiner.take, ids))
+
+    def token_bytes(self, id: int) -> bytes:
+        """What *id* stands for in a text.
+
+        Raises:
+            UsageError: it is not in the vocabulary.
+        """
+        if not 0 <= id < self.vocab_size:
+            raise UsageError(
+                f"token id {id} is not in the vocabulary of {self.source}: "
+                f"expected 0 to {self.vocab_size - 1}",
+                hint="check that tokenizer and model belong together: inv compat-check",
+            )
+        return self._engine.token_bytes(id)
+
+    def id_of(self, text: str) -> int | None:
+        """The id of the token that stands for exactly *text*, ``None`` when there is none."""
+        return self._engine.id_of(text)
+
+    def stream(self, *, skip_special: bool = False) -> TokenStream:
+        """A decoder for ids that arrive one by one."""
+        return TokenStream(self, skip_special=skip_special)
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def __repr__(self) -> str:
+        return f"<Tokenizer {self.source}: {self.vocab_size:,} tokens, {self.engine}>"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a Tokenizer cannot be pickled; make it again from its source")
+
+
+class _Joiner:
+    """Bytes of one id after the other, without the space that encoding put first."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._strips_all = tokenizer._strips_all
+        self._at_start = tokenizer._strips_one or self._strips_all
+
+    def take(self, id: int) -> bytes:
+        piece = self._tokenizer.token_bytes(id)
+        if id in self._skipped:
+            return b""
+        if self._at_start and not self._tokenizer._engine.is_verbatim(id):
+            stripped = piece.lstrip(b" ") if self._strips_all else piece.removeprefix(b" ")
+            self._at_start = self._strips_all and not stripped
+            return stripped
+        return piece
+
+
+class TokenStream:
+    """Text of ids as they arrive; a character comes out when its last byte is there."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = False) -> None:
+        self._joiner = _Joiner(tokenizer, skip_special=skip_special)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, id: int) -> str:
+        """The text that *id* completes, often empty inside a character.
+
+        Raises:
+            UsageError: *id* is not in the vocabulary.
+        """
+        return self._decoder.decode(self._joiner.take(id))
+
+    def finish(self) -> str:
+        """What is left: U+FFFD for a character that was never completed, else empty."""
+        return self._decoder.decode(b"", final=True)
