@@ -1,4 +1,5 @@
 // Written by unicode_tables.py from the `tokenizers` library; do not edit.
+
 #pragma once
 
 #include <cstddef>

@@ -65,9 +65,7 @@ def matching(pattern: str) -> Ranges:
 
 def alone(step: Callable[[str], list[tuple[str, tuple[int, int]]]]) -> Ranges:
     """Code points that *step* always makes a piece of their own between two letters."""
-    return to_ranges(
-        [code for code in _CODE_POINTS if len(step(f"a{chr(code)}a")) == 3]  # noqa: PLR2004
-    )
+    return to_ranges([code for code in _CODE_POINTS if len(step(f"a{chr(code)}a")) == 3])
 
 
 def changed_by(normalize: Callable[[str], str]) -> Ranges:
@@ -112,7 +110,8 @@ def write() -> str:
     cells = [f"{{{first:#x},{last:#x},{index}}}" for first, last, index in labelled]
     lines = [",".join(cells[i : i + 6]) for i in range(0, len(cells), 6)]
     parts = [
-        "// Written by unicode_tables.py from the `tokenizers` library; do not edit.\n#pragma once\n",
+        "// Written by unicode_tables.py from the `tokenizers` library; do not edit.\n",
+        "#pragma once\n",
         "#include <cstddef>\n#include <cstdint>\n\nnamespace bitnet::unicode {\n",
         "struct Range {\n    uint32_t first, last;\n};\n",
         "struct CategoryRange {\n    uint32_t first, last;\n    uint8_t category;\n};\n",

@@ -19,7 +19,7 @@ import logging
 import mmap
 import os
 import struct
-import tempfile
+import threading
 from array import array
 from typing import TYPE_CHECKING, Any
 
@@ -273,15 +273,13 @@ def open_compiled(spec: TokenizerSpec) -> Any:
 
 def _write(path: Path, content: bytes) -> None:
     """Puts the file there in one step; a cache that cannot be written is only slower."""
-    temporary = None
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            temporary = file.name
+        with temporary.open("xb") as file:
             file.write(content)
-        os.replace(temporary, path)  # noqa: PTH105
+        temporary.replace(path)
     except OSError as error:
         logger.debug("compiled tokenizer not kept: %s", error)
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)  # noqa: PTH108
+        with contextlib.suppress(OSError):
+            temporary.unlink()

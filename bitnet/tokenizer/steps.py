@@ -27,14 +27,12 @@ _SCHEMES = ("never", "first", "always")
 _ALWAYS = 2
 
 # The expression built into the ByteLevel step.
-GPT2_PATTERN = (
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-)
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 Packed = tuple[int, int, int, str, str]
 
 
-class NotNative(Exception):  # noqa: N818 - it is a fork in the road, no error
+class NotNative(Exception):
     """The native engine cannot run this tokenizer exactly; the portable one can."""
 
 

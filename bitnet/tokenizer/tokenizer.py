@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import dataclasses
 import json
 import logging
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bitnet.errors import UsageError
 from bitnet.tokenizer.compiled import open_compiled
@@ -57,7 +56,9 @@ class _Native:
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
         ids = self._engine.encode(text, parse_special)
-        return ids if ids is not None else self._normalized(text, parse_special=parse_special)
+        if ids is None:
+            return self._normalized(text, parse_special=parse_special)
+        return cast("list[int]", ids)
 
     def is_verbatim(self, id: int) -> bool:
         return bool(self._engine.token_flags(id) & _VERBATIM)
@@ -67,8 +68,7 @@ class _Native:
         if found is not None:
             return found
         spelled = text if self._byte_level else text.replace(" ", _SPACE)
-        id: int | None = self._engine.find(spelled.encode())
-        return id
+        return cast("int | None", self._engine.find(spelled.encode()))
 
     @cached_property
     def _normalizer(self) -> Any:

@@ -1,0 +1,83 @@
+"""Every recorded string of every vocabulary, on both engines."""
+
+import gzip
+import json
+
+import pytest
+
+from bitnet import native
+from bitnet.formats.gguf import GGUF
+from bitnet.tokenizer import Tokenizer
+from bitnet.tokenizer.from_files import spec_from_file, spec_from_vocab_merges
+from bitnet.tokenizer.from_gguf import spec_from_gguf
+
+VOCABULARIES = [
+    *("bert-bge", "deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "starcoder"),
+]
+# What an oracle recorded, the vocabulary it holds for, and whether it parsed special tokens.
+EXPECTED = [
+    ("llama3", "tokenizers/llama3/tokenizer.json", True),
+    ("llama3", "vocab/ggml-vocab-llama-bpe.gguf", True),
+    ("llama3_meta_ordinary", "tokenizers/llama3/tokenizer.model", False),
+    ("llama2", "tokenizers/llama2/tokenizer.model", False),
+    ("llama2", "vocab/ggml-vocab-llama-spm.gguf", False),
+    ("gpt2", "tokenizers/gpt2", True),
+    ("gpt2", "vocab/ggml-vocab-gpt-2.gguf", True),
+    ("phi3", "tokenizers/phi3/tokenizer.json", True),
+    ("phi3", "vocab/ggml-vocab-phi-3.gguf", True),
+    ("bert", "vocab/ggml-vocab-bert-bge.gguf", True),
+]
+SEPARATOR = "\n__ggml_vocab_test__\n"
+
+
+@pytest.fixture(params=["native", "portable"])
+def engine(request, monkeypatch):
+    if request.param == "native" and native.module() is None:
+        pytest.skip("the native module is not installed")
+    if request.param == "portable":
+        monkeypatch.setenv("BITNET_BACKEND", "reference")
+    return request.param
+
+
+def _spec(path):
+    if path.suffix == ".gguf":
+        with GGUF.open(path) as gguf:
+            return spec_from_gguf(gguf)
+    if path.is_dir():
+        return spec_from_vocab_merges(path)
+    return spec_from_file(path)
+
+
+def _tokenizer(path, engine):
+    tokenizer = Tokenizer.from_spec(_spec(path))
+    assert tokenizer.engine == engine
+    return tokenizer
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_all_recorded_cases_of_a_gguf_vocabulary_pass(test_data, name, engine):
+    path = test_data / f"vocab/ggml-vocab-{name}.gguf"
+    texts = path.with_suffix(".gguf.inp").read_bytes().decode().split(SEPARATOR)
+    lines = path.with_suffix(".gguf.out").read_text().split("\n")
+    expected = [[int(word) for word in line.split()] for line in lines]
+    tokenizer = _tokenizer(path, engine)
+    wrong = [
+        text
+        for text, ids in zip(texts, expected, strict=True)
+        if tokenizer.encode(text, add_special=False) != ids
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize(("oracle", "source", "parse_special"), EXPECTED)
+def test_all_strings_of_an_oracle_get_its_ids(test_data, oracle, source, parse_special, engine):
+    with gzip.open(test_data / f"expected/{oracle}.jsonl.gz", "rt") as file:
+        rows = [json.loads(line) for line in file]
+    tokenizer = _tokenizer(test_data / source, engine)
+    wrong = [
+        row["text"]
+        for row in rows
+        if tokenizer.encode(row["text"], add_special=False, parse_special=parse_special)
+        != row["ids"]
+    ]
+    assert not wrong
