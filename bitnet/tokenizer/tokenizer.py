@@ -209,8 +209,10 @@ class Tokenizer:
         except NotNative as reason:
             logger.debug("%s runs in the portable engine: %s", spec.source, reason)
             return cls(_Portable(spec), meta_of(spec))
-        meta = json.loads(engine.meta)
-        meta["source"] = spec.source
+        # What costs nothing to know is taken from the specification, not from the cache.
+        prefix, suffix = map(list, spec.affixes)
+        meta = json.loads(engine.meta) | {"prefix": prefix, "suffix": suffix}
+        meta |= {name: getattr(spec, name) for name in ("source", "chat_template", "pre")}
         return cls(_Native(engine, meta), meta)
 
     def encode(
@@ -278,7 +280,12 @@ class Tokenizer:
 
     def id_of(self, text: str) -> int | None:
         """The id of the token that stands for exactly *text*, ``None`` when there is none."""
-        return self._engine.id_of(text)
+        id = self._engine.id_of(text)
+        if id is None:
+            return None
+        # <0x0A> is the name of a byte token, not the text it stands for.
+        wanted = text.encode().removeprefix(b" ")
+        return id if self._engine.token_bytes(id).removeprefix(b" ") == wanted else None
 
     def stream(self, *, skip_special: bool = False) -> TokenStream:
         """A decoder for ids that arrive one by one."""
