@@ -201,6 +201,15 @@ no_color = Setting(
 )
 
 
+def as_set(setting: Setting[Any]) -> str | None:
+    """The text *setting* is set to in the environment, for people; a secret is not shown."""
+    for name in setting.names:
+        text = os.environ.get(name)
+        if text is not None:
+            return "(set, not shown)" if setting.secret else repr(text)
+    return None
+
+
 def cache_dir() -> Path:
     """The cache folder that holds now; it need not exist."""
     override = cache_dir_override()
