@@ -133,6 +133,7 @@ class Program(InvokeProgram):
         if any(word in _HELP for word in before) and before[0] in self.parser.contexts:
             self.print_task_help(before[0])
             raise Exit
+        self._name_optional_positional(words, len(before))
         super().parse_tasks()
         if self.core.remainder:
             for context in self.tasks:
@@ -141,6 +142,25 @@ class Program(InvokeProgram):
                         f"{context.name} takes nothing after ' -- ', got {self.core.remainder!r}",
                         hint="write every option before the ' -- ', or leave it out",
                     )
+
+    def _name_optional_positional(self, words: list[str], end: int) -> None:
+        """Write ``doctor network`` as ``doctor --area=network``.
+
+        Invoke gives words only to positional arguments without a default.
+        """
+        context = self.parser.contexts.get(words[0]) if words else None
+        if context is None:
+            return
+        optional = [arg for arg in context.positional_args if arg.default is not None]
+        flags = context.flags
+        for place in range(1, end if optional else 0):
+            word, previous = words[place], words[place - 1]
+            is_value = previous in flags and flags[previous].takes_value
+            if word in self.parser.contexts:
+                return
+            if not word.startswith("-") and not is_value:
+                words[place] = f"--{optional[0].name}={word}"
+                return
 
     def _explained(self, error: ParseError) -> UsageError:
         """What the user did wrong, in words, with the nearest thing that would have worked."""
