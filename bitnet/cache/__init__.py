@@ -1,8 +1,9 @@
 """The cache folder: what is in it, whether it is intact, and how it is emptied.
 
     <cache>/tokenizers/<key>/tokenizer.json            published, verified; key: llama3-128k ...
+    <cache>/tokenizers/<key>/tokenizer.json.origin     repository, commit, digest it came with
     <cache>/tokenizers/<key>/tokenizer.json.lock       kernel lock, its owner written inside
-    <cache>/tokenizers/<key>/tokenizer.json.partial    resumable; .partial.json: of what
+    <cache>/tokenizers/<key>/tokenizer.json.partial    resumable; .partial.json: what of
     <cache>/tokenizers/compiled/<sha256>.tok           memory-mapped form, rebuilt when missing
     <cache>/models/<org>--<repo>/<revision>/<file>
     <cache>/reports/

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import stat
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["AREAS", "Entry", "Kind", "entries", "held", "locks_for"]
+__all__ = ["AREAS", "Entry", "Kind", "entries", "locks_for"]
 
 Kind = Literal["tokenizer", "model", "compiled", "report", "partial", "leftover"]
 
@@ -102,12 +101,12 @@ def _files(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _companions_of(name: str, names: Iterable[str]) -> set[str]:
-    """Which of *names* mean nothing without *name*: its lock, its origin, a partial's sidecar."""
-    if name.endswith(".lock"):
+    """Which of *names* mean nothing without *name*: lock, origin, sidecar of a partial file."""
+    if name.endswith((".lock", ".origin")):
         return set()
-    wanted = {f"{name}.lock", f"{name}.origin"} | (
-        {f"{name}.json"} if _PARTIAL.fullmatch(name) else set()
-    )
+    wanted = {f"{name}.lock", f"{name}.origin"}
+    if _PARTIAL.fullmatch(name):
+        wanted.add(f"{name}.json")
     return wanted.intersection(names)
 
 
@@ -129,7 +128,7 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
 
 def _kind(area: str, inner: list[str]) -> Kind:
     name = inner[-1]
-    if name.endswith((".lock", *_LEFTOVER_SUFFIXES)):
+    if name.endswith((".lock", ".origin", *_LEFTOVER_SUFFIXES)):
         return "leftover"
     if _PARTIAL.fullmatch(name):
         return "partial"
@@ -153,40 +152,16 @@ def locks_for(path: Path) -> Iterator[Path]:
     yield path.with_name(f"{name}.lock")
     partial = _PARTIAL.fullmatch(name)
     while partial and name:
-        # A writer's own partial file may carry its name: tokenizer.json.<writer>.partial
+        # A writer's own partial file carries its name: tokenizer.json.partial.<writer>
         name = name.rpartition(".")[0]
         yield path.with_name(f"{name}.lock")
 
 
 def _owner(lock_path: Path) -> str:
     """Who holds *lock_path*; empty when nobody does. Never creates the file."""
-    if not lock_path.is_file():
+    from bitnet import locks
+
+    if not locks.is_held(lock_path):
         return ""
-    with held(lock_path) as free:
-        if free:
-            return ""
-    try:
-        record = json.loads(lock_path.read_text())
-        return f"process {int(record['pid'])} on {record['host']}"
-    except (OSError, ValueError, KeyError, TypeError):
-        return "another process"
-
-
-@contextlib.contextmanager
-def held(lock_path: Path) -> Iterator[bool]:
-    """Hold the lock at *lock_path* if that is possible at once; says whether it was."""
-    import filelock
-
-    lock = filelock.FileLock(lock_path)
-    try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
-        yield False
-        return
-    except OSError:  # read-only, or a file system that has no locks
-        yield True
-        return
-    try:
-        yield True
-    finally:
-        lock.release()
+    owner = locks.owner_of(lock_path)
+    return str(owner) if owner is not None else "another process"

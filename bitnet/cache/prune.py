@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bitnet.cache.entries import AREAS, Entry, entries, held, locks_for
-from bitnet.errors import NotFound, PermissionDenied, UsageError, from_os_error
+from bitnet.cache.entries import AREAS, Entry, entries, locks_for
+from bitnet.errors import CacheBusy, NotFound, PermissionDenied, UsageError, from_os_error
 from bitnet.options import option
 from bitnet.progress import human_size
 
@@ -175,13 +175,17 @@ def prune(planned: Plan) -> Plan:
     Raises:
         PermissionDenied: a file cannot be removed.
     """
+    from bitnet import locks
+
     removed: list[Entry] = []
     busy = list(planned.busy)
     for entry in planned.remove:
         with contextlib.ExitStack() as stack:
-            locks = [path for path in locks_for(entry.path) if path.is_file()]
-            if not all(stack.enter_context(held(path)) for path in locks):
-                busy.append(replace(entry, owner=entry.owner or "another process"))
+            try:
+                for path in filter(Path.is_file, locks_for(entry.path)):
+                    stack.enter_context(locks.hold(path, timeout_s=0))
+            except CacheBusy:
+                busy.append(replace(entry, owner="another process"))
                 continue
             _remove(planned.root, entry)
             removed.append(entry)

@@ -27,7 +27,7 @@ TOKENIZER = b'{"model": {"type": "BPE"}}'
 HOLD = (
     "import sys, json, os, filelock\n"
     "lock = filelock.FileLock(sys.argv[1]); lock.acquire()\n"
-    "open(sys.argv[1], 'w').write(json.dumps({'pid': os.getpid(), 'host': 'here'}))\n"
+    "open(sys.argv[1], 'w').write(json.dumps({'pid': os.getpid(), 'host': 'here', 'since': 0.0}))\n"
     "print('held', flush=True); sys.stdin.readline()\n"
 )
 
@@ -45,6 +45,7 @@ def root(tmp_path):
     put(root / "tokenizers/llama3-128k/tokenizer.json", age_days=1)
     put(root / "tokenizers/llama3-128k/tokenizer.json.lock", b"")
     put(root / "tokenizers/gpt2-50k/tokenizer.json", age_days=40)
+    put(root / "tokenizers/gpt2-50k/tokenizer.json.origin", b"{}")
     put(root / "tokenizers/gpt2-50k/tokenizer.json.partial", b"12345", age_days=2)
     put(root / "tokenizers/gpt2-50k/tokenizer.json.partial.json", b"{}")
     put(root / "tokenizers/gpt2-50k/old.json.incomplete", b"1", age_days=90)
@@ -119,16 +120,15 @@ def test_files_outside_our_folders_are_not_ours(root):
 def test_an_entry_that_another_process_holds_names_its_owner(root, holding):
     pid = holding(root / "tokenizers/llama3-128k/tokenizer.json.lock")
     busy = [entry for entry in entries(root) if entry.owner]
-    assert [(entry.key, entry.owner) for entry in busy] == [
-        ("llama3-128k", f"process {pid} on here")
-    ]
+    assert [entry.key for entry in busy] == ["llama3-128k"]
+    assert busy[0].owner.startswith(f"process {pid} on here since ")
 
 
 def test_a_partial_file_is_busy_while_its_file_is_locked(root, holding):
-    put(root / "tokenizers/gpt2-50k/tokenizer.json.4711.partial", b"x")
+    put(root / "tokenizers/gpt2-50k/tokenizer.json.partial.4711-ab", b"x")
     holding(root / "tokenizers/gpt2-50k/tokenizer.json.lock")
     busy = {entry.path.name for entry in entries(root) if entry.owner}
-    assert busy == {"tokenizer.json", "tokenizer.json.partial", "tokenizer.json.4711.partial"}
+    assert busy == {"tokenizer.json", "tokenizer.json.partial", "tokenizer.json.partial.4711-ab"}
 
 
 def test_looking_leaves_no_lock_files_behind(root):

@@ -1,0 +1,138 @@
+"""The way to the hub step by step, to see at which one it ends."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import requests
+
+from bitnet.errors import BitnetError, NetworkError
+from bitnet.hub.session import HubSession, Transient, origin, shown
+from bitnet.progress import human_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from bitnet.hub.options import FetchOptions
+
+__all__ = ["PROBE", "Step", "diagnose"]
+
+PROBE = "openai-community/gpt2/resolve/main/tokenizer.json"  # small, public, needs no token
+TIMEOUT_S = 10.0
+SPEED_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of the way: what was seen, what went wrong, seconds it took."""
+
+    name: str
+    text: str
+    problem: BitnetError | None = None
+    duration_s: float | None = None
+
+
+def diagnose(options: FetchOptions) -> Iterator[Step]:
+    """Each step of a download in turn; ends at the first that fails. Offline: opens nothing."""
+    if options.is_offline:
+        yield Step("network", "switched off (BITNET_OFFLINE, HF_HUB_OFFLINE); nothing was opened")
+        return
+    url = f"{options.endpoint}/{PROBE}"
+    with requests.Session() as finder:
+        proxies = finder.merge_environment_settings(url, {}, None, None, None)
+    chosen = proxies["verify"]  # REQUESTS_CA_BUNDLE, where it is set
+    bundle = chosen if isinstance(chosen, str) else requests.utils.DEFAULT_CA_BUNDLE_PATH
+    proxy = requests.utils.select_proxy(url, proxies["proxies"])
+    yield Step("hub", options.endpoint)
+    yield Step("proxy", shown(proxy) if proxy else "none")
+    _, host, port = origin(proxy or url)
+    steps: list[tuple[str, Callable[[], str]]] = [
+        ("DNS", lambda: _resolve(str(host), port)),
+        ("TCP", lambda: _connect(str(host), port)),
+    ]
+    if not proxy and url.startswith("https:"):
+        steps.append(("TLS", lambda: _certificate(str(host), port, bundle)))
+    with HubSession(options) as session:
+        steps.append(("reply", lambda: _reply(session, url)))
+        steps.append(("speed", lambda: _speed(session, url)))
+        for name, look in steps:
+            step = _timed(name, look, url)
+            yield step
+            if step.problem is not None:
+                return
+
+
+def _timed(name: str, look: Callable[[], str], url: str) -> Step:
+    started = time.monotonic()
+    problem: BitnetError | None = None
+    try:
+        text = look()
+    except BitnetError as error:
+        problem = error
+    except Transient as broken:
+        problem = broken.error
+    except (OSError, requests.exceptions.RequestException) as error:
+        problem = NetworkError(f"{name} fails for {shown(url)}: {error}", hint=_HINTS[name])
+    took = time.monotonic() - started
+    return Step(name, "failed" if problem else text, problem, took)
+
+
+_HINTS = {
+    "DNS": "check the host name and the DNS server; behind a proxy: export HTTPS_PROXY=URL; "
+    "a mirror: --base-url=URL",
+    "TCP": "a firewall blocks it; behind a proxy: export HTTPS_PROXY=URL; a mirror: --base-url=URL",
+    "TLS": "behind an inspecting proxy: export REQUESTS_CA_BUNDLE=FILE with its certificate",
+    "reply": "try again, or use a mirror: --base-url=URL",
+    "speed": "try again, or use a mirror: --base-url=URL",
+}
+
+
+def _resolve(host: str, port: int | None) -> str:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return f"{host} is {', '.join(addresses[:4])}"
+
+
+def _connect(host: str, port: int | None) -> str:
+    with socket.create_connection((host, port or 443), timeout=TIMEOUT_S) as connection:
+        return f"connected to {connection.getpeername()[0]} port {port}"
+
+
+def _certificate(host: str, port: int | None, bundle: str) -> str:
+    context = ssl.create_default_context(cafile=bundle)
+    with (
+        socket.create_connection((host, port or 443), timeout=TIMEOUT_S) as connection,
+        context.wrap_socket(connection, server_hostname=host) as secured,
+    ):
+        certificate = secured.getpeercert() or {}
+        version = secured.version()
+    issuer: dict[str, str] = {}
+    for part in certificate.get("issuer", ()):
+        issuer.update(part)  # type: ignore[arg-type]
+    name = issuer.get("organizationName") or issuer.get("commonName") or "unknown"
+    return f"{version}, certificate issued by {name}"
+
+
+def _reply(session: HubSession, url: str) -> str:
+    response = session.open(url, method="HEAD", leave_origin=False)
+    response.close()
+    target = response.headers.get("Location", "")
+    moved = f", the file comes from {urlsplit(target).hostname}" if target else ""
+    return f"status {response.status_code}{moved}"
+
+
+def _speed(session: HubSession, url: str) -> str:
+    started, size = time.monotonic(), 0
+    response = session.open(url, headers={"Range": f"bytes=0-{SPEED_BYTES - 1}"})
+    with response:
+        for chunk in response.iter_content(1 << 16):
+            size += len(chunk)
+            if size >= SPEED_BYTES or time.monotonic() - started > TIMEOUT_S:
+                break
+    rate = size / max(time.monotonic() - started, 1e-6)
+    return f"{human_size(size)} from {urlsplit(response.url).hostname} at {human_size(rate)}/s"

@@ -1,0 +1,42 @@
+"""``inv doctor``."""
+
+from __future__ import annotations
+
+import json
+
+from invoke.exceptions import Exit
+
+from bitnet.hub.options import FetchOptions
+from bitnet.options import CacheOptions
+from bitnet.tasks.declare import Output, task
+
+
+@task(
+    positional=["area"],
+    choices={"area": ("network",)},
+    help={
+        "area": "'network' also follows the way to the hub step by step",
+        "report": "print a block of Markdown for a bug report",
+    },
+)
+def doctor(c, area="", report=False, fetch=FetchOptions(), cache=CacheOptions(), output=Output()):
+    """Say what is wrong here, and what to do about it.
+
+    Ends in one sentence. The exit code is that of the first thing that is wrong, 0 when nothing
+    is. Secrets are never shown.
+    """
+    from bitnet.doctor import Finding, examine, markdown, verdict
+    from bitnet.hub.diagnose import diagnose
+
+    findings = examine(cache.root)
+    if area:
+        findings += [Finding(*vars(step).values()) for step in diagnose(fetch)]
+    if output.json:
+        facts = [finding.facts() for finding in findings]
+        print(json.dumps({"findings": facts, "verdict": verdict(findings)}))
+    else:
+        shown = [markdown(findings)] if report else [*findings, verdict(findings)]
+        print(*shown, sep="\n")
+    problem = next((f.problem for f in findings if f.problem is not None), None)
+    if problem is not None:
+        raise Exit(code=problem.exit_code)

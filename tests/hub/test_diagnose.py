@@ -1,0 +1,91 @@
+"""``doctor network``: each step of the way to the hub."""
+
+import socket
+import ssl
+
+import pytest
+from hub_server import Rule
+
+from bitnet.errors import NetworkError
+from bitnet.hub.diagnose import PROBE, diagnose
+from bitnet.hub.options import FetchOptions
+
+REPO, _, FILE = PROBE.partition("/resolve/main/")
+
+
+def look(url, **options):
+    return {step.name: step for step in diagnose(FetchOptions(base_url=url, **options))}
+
+
+def test_every_step_of_a_working_hub_succeeds(hub):
+    hub.add(REPO, FILE, b"x" * 5000)
+    steps = look(hub.url)
+    assert list(steps) == ["hub", "proxy", "DNS", "TCP", "reply", "speed"]
+    assert all(step.problem is None for step in steps.values())
+    assert steps["speed"].text.startswith("5.0 kB from ")
+    assert "the file comes from" in steps["reply"].text
+
+
+def test_it_ends_at_the_first_step_that_fails(hub):
+    steps = look(hub.url)  # the repository does not exist
+    assert list(steps)[-1] == "reply"
+    assert steps["reply"].problem is not None
+
+
+@pytest.mark.parametrize(("status", "code"), [(401, 11), (403, 11), (429, 12), (503, 14)])
+def test_a_refusing_hub_is_named(hub, status, code):
+    hub.add(REPO, FILE, b"x")
+    hub.rules.append(Rule(where="hub", status=status))
+    assert look(hub.url)["reply"].problem.exit_code == code
+
+
+def test_nobody_listening_is_a_failed_connection():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    steps = look(f"http://127.0.0.1:{port}")
+    assert isinstance(steps["TCP"].problem, NetworkError)
+    assert "HTTPS_PROXY" in steps["TCP"].problem.hint
+
+
+def test_a_server_without_encryption_fails_at_tls(hub):
+    steps = look(hub.url.replace("http://", "https://"))
+    assert list(steps)[-1] == "TLS"
+    assert "REQUESTS_CA_BUNDLE" in steps["TLS"].problem.hint
+
+
+def test_a_name_that_does_not_resolve_fails_at_dns(monkeypatch):
+    def unknown(*args, **kwargs):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    steps = look("https://hub.invalid")
+    assert list(steps)[-1] == "DNS"
+    assert "DNS server" in steps["DNS"].problem.hint
+
+
+def test_behind_a_proxy_the_proxy_is_what_is_connected_to(monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@127.0.0.1:9")
+    steps = look("https://hub.invalid")
+    assert steps["proxy"].text == "http://127.0.0.1:9"
+    assert "127.0.0.1" in steps["DNS"].text
+    assert list(steps)[-1] == "TCP"
+
+
+def test_the_token_and_signed_addresses_are_in_no_step(hub, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_do_not_show")
+    hub.add(REPO, FILE, b"x" * 5000)
+    shown = repr(look(hub.url))
+    assert "do_not_show" not in shown
+    assert "Signature" not in shown
+
+
+def test_offline_opens_nothing(monkeypatch):
+    def bomb(*args, **kwargs):
+        raise AssertionError("a socket was made")
+
+    monkeypatch.setattr(socket, "socket", bomb)
+    monkeypatch.setattr(socket, "getaddrinfo", bomb)
+    monkeypatch.setattr(ssl, "create_default_context", bomb)
+    monkeypatch.setenv("BITNET_OFFLINE", "1")
+    (step,) = diagnose(FetchOptions())
+    assert "nothing was opened" in step.text

@@ -1,0 +1,47 @@
+"""``doctor`` as a user meets it."""
+
+import json
+
+import pytest
+
+
+def test_it_ends_in_one_sentence(bitnet):
+    done = bitnet("doctor")
+    assert (done.code, done.out.splitlines()[-1]) == (0, "Nothing is wrong.")
+
+
+def test_the_exit_code_is_that_of_the_first_problem(bitnet, monkeypatch):
+    monkeypatch.setenv("BITNET_SEED", "x")
+    done = bitnet("doctor", "--json")
+    facts = json.loads(done.out)
+    assert done.code == 2
+    assert [entry["name"] for entry in facts["findings"] if not entry["ok"]] == ["BITNET_SEED"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("doctor", "network"),
+        ("doctor", "--report", "network"),
+        ("doctor", "network", "--report"),
+        ("doctor", "--retries", "1", "network"),
+        ("doctor", "--area=network"),
+    ],
+)
+def test_the_network_is_looked_at_when_asked_for(bitnet, monkeypatch, words):
+    monkeypatch.setenv("BITNET_OFFLINE", "1")
+    done = bitnet(*words)
+    assert done.code == 0
+    assert "nothing was opened" in done.out
+
+
+def test_another_command_may_follow(bitnet):
+    done = bitnet("doctor", "exit-codes")
+    assert done.code == 0
+    assert "interrupted" in done.out
+
+
+def test_an_unknown_area_is_refused(bitnet):
+    done = bitnet("doctor", "netwrok")
+    assert done.code == 2
+    assert "network" in done.err

@@ -1,0 +1,92 @@
+"""What ``bitnet.doctor`` finds on this machine, without the network."""
+
+import os
+import socket
+
+import pytest
+
+from bitnet.doctor import Finding, examine, markdown, verdict
+from bitnet.errors import NetworkError, NoSpace, PermissionDenied
+
+
+@pytest.fixture(autouse=True)
+def _no_socket(monkeypatch):
+    def bomb(*args, **kwargs):
+        raise AssertionError("a socket was made")
+
+    monkeypatch.setattr(socket, "socket", bomb)
+
+
+def by_name(findings):
+    return {finding.name: finding for finding in findings}
+
+
+def test_a_healthy_machine_has_nothing_wrong_and_nothing_is_left_behind(tmp_path):
+    root = tmp_path / "cache"
+    found = examine(root)
+    assert verdict(found) == "Nothing is wrong."
+    assert list(tmp_path.iterdir()) == []
+    assert by_name(found)["locks"].text == "work"
+
+
+def test_versions_and_processor_are_named(tmp_path):
+    names = by_name(examine(tmp_path))
+    assert {"bitnet", "Python", "pip", "numpy", "backend", "system", "C++ compiler"} <= set(names)
+    assert names["bitnet"].text == "0.1.0"
+
+
+def test_set_variables_are_listed_and_secrets_are_not_shown(tmp_path, monkeypatch):
+    monkeypatch.setenv("BITNET_SEED", "7")
+    monkeypatch.setenv("HF_TOKEN", "hf_do_not_show")
+    found = examine(tmp_path)
+    assert by_name(found)["BITNET_SEED"].text == "'7'"
+    assert by_name(found)["access token"].text == "set"
+    assert "do_not_show" not in markdown(found)
+
+
+def test_a_wrong_variable_is_the_verdict(tmp_path, monkeypatch):
+    monkeypatch.setenv("BITNET_OFFLINE", "maybe")
+    found = examine(tmp_path)
+    assert verdict(found).startswith("environment variable BITNET_OFFLINE is 'maybe'")
+    assert "unset BITNET_OFFLINE" in verdict(found)
+
+
+def test_an_unusable_backend_is_the_verdict(tmp_path, monkeypatch):
+    monkeypatch.setenv("BITNET_BACKEND", "quantum")
+    assert by_name(examine(tmp_path))["backend"].problem.exit_code == 2
+
+
+def test_a_cache_folder_that_is_a_file_is_found(tmp_path):
+    (tmp_path / "cache").write_text("")
+    problem = by_name(examine(tmp_path / "cache"))["cache folder"].problem
+    assert isinstance(problem, PermissionDenied)
+    assert "--cache-dir" in problem.hint
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_cache_folder_is_found(tmp_path):
+    tmp_path.chmod(0o500)
+    problem = by_name(examine(tmp_path / "cache"))["cache folder"].problem
+    assert isinstance(problem, PermissionDenied)
+
+
+def test_a_full_disk_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr("bitnet.doctor.SPACE_BYTES", 1 << 62)
+    assert isinstance(by_name(examine(tmp_path))["disk"].problem, NoSpace)
+
+
+def test_the_verdict_is_one_sentence_about_the_first_problem():
+    findings = [
+        Finding("a", "fine"),
+        Finding("b", "failed", NetworkError("b broke.\nmore", hint="run c"), 0.25),
+        Finding("d", "failed", NoSpace("d is full")),
+    ]
+    assert verdict(findings) == "b broke: run c."
+    assert verdict(findings[2:]) == "d is full."
+    assert str(findings[1]) == "✗ b: failed (250 ms)"
+
+
+def test_the_report_is_a_block_that_can_be_pasted(tmp_path):
+    lines = markdown(examine(tmp_path)).splitlines()
+    assert lines[0] == "### bitnet doctor"
+    assert (lines[2], lines[-2], lines[-1]) == ("```", "Nothing is wrong.", "```")
