@@ -21,7 +21,7 @@ Kind = Literal["tokenizer", "model", "compiled", "report", "partial", "leftover"
 
 AREAS = ("tokenizers", "models", "reports")
 _LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress")
-_PARTIAL = re.compile(r"(?P<file>.+?)\.partial(\..+)?", re.DOTALL)
+_PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
 
 
 @dataclass(frozen=True)
