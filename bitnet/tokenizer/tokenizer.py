@@ -48,7 +48,7 @@ class _Native:
         self._engine = engine
         self._byte_level = bool(meta["byte_level"])
         self._steps = meta["steps"]
-        self._added = [(id, text, flags) for id, text, flags in meta["added"]]
+        self._added: list[tuple[int, str, dict[str, bool]]] = meta["added"]
         self.token_bytes = engine.token_bytes
 
     def __len__(self) -> int:
