@@ -101,16 +101,22 @@ def test_programs_get_events(stream, clock):
     ]
 
 
-def test_a_failure_is_the_last_event_and_no_summary(stream, clock):
-    with pytest.raises(OSError), Progress("f", 9, mode="json", stream=stream, clock=clock) as p:  # noqa: PT011
-        p.reach(3)
-        raise OSError
+def transfer_that_breaks(mode, stream):
+    with Progress("file", 9, mode=mode, stream=stream) as progress:
+        progress.reach(3)
+        raise ConnectionResetError
+
+
+def test_a_failure_is_the_last_event_and_no_summary(stream):
+    with pytest.raises(ConnectionResetError):
+        transfer_that_breaks("json", stream)
     assert json.loads(stream.getvalue())["event"] == "failed"
-    lines = io.StringIO()
-    with pytest.raises(OSError), Progress("f", 9, mode="lines", stream=lines, clock=clock) as p:  # noqa: PT011
-        p.reach(3)
-        raise OSError
-    assert lines.getvalue() == ""
+
+
+def test_a_log_gets_no_summary_of_what_failed(stream):
+    with pytest.raises(ConnectionResetError):
+        transfer_that_breaks("lines", stream)
+    assert stream.getvalue() == ""
 
 
 def test_a_terminal_gets_a_bar():

@@ -138,6 +138,7 @@ def test_any_text_is_a_value_or_a_usage_error(monkeypatch, text):
     for setting in (settings.offline, settings.threads, settings.download_timeout):
         monkeypatch.setenv(setting.names[0], text)
         try:
-            assert isinstance(setting(), type(setting.default))
-        except UsageError as error:
-            assert setting.names[0] in error.message
+            value = setting()
+        except UsageError:
+            continue
+        assert isinstance(value, type(setting.default))
