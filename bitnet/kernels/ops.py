@@ -1,0 +1,102 @@
+"""What a model asks of a backend. ``reference.py`` defines what is correct.
+
+Activations are float arrays with one row per token: ``(T, dim)``, or ``(T, heads, head_dim)``
+inside attention.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bitnet.formats.checkpoint import RopeStyle
+    from bitnet.quants.weight import Weight
+
+__all__ = ["Activation", "Array", "Ops", "Prepared"]
+
+Array: TypeAlias = "NDArray[np.floating[Any]]"
+Prepared: TypeAlias = Any  # a weight in the form its backend wants; only that backend looks inside
+Activation = Literal["silu", "gelu_tanh", "relu_squared"]
+
+
+class Ops(ABC):
+    """A backend: the operations of a decoder.
+
+    Attributes:
+        name: what ``--version`` and reports call it.
+    """
+
+    name: str
+
+    @abstractmethod
+    def prepare(self, weight: Weight) -> Prepared:
+        """*weight* unpacked, repacked or uploaded, once; what the other operations take.
+
+        Raises:
+            Unsupported: the encoding has no kernel here.
+            InvalidFormat: the weight's bytes are damaged.
+        """
+
+    @abstractmethod
+    def embed(self, table: Prepared, tokens: Sequence[int]) -> Array:
+        """Rows *tokens* of the ``(vocabulary, dim)`` *table*: ``(T, dim)``."""
+
+    @abstractmethod
+    def linear(self, x: Array, weight: Prepared, bias: Prepared | None = None) -> Array:
+        """``x @ weight.T + bias``: ``(T, inputs)`` to ``(T, outputs)``.
+
+        A BitNet encoding rounds *x* to int8 per token first: with ``s = 127 / max(|x|, 1e-5)``, the
+        product of ``q = clip(round_half_even(x * s), -128, 127)`` and the codes, times
+        ``scale / s``.
+        """
+
+    @abstractmethod
+    def rms_norm(self, x: Array, weight: Prepared, eps: float) -> Array:
+        """``x / sqrt(mean(x * x) + eps) * weight`` over the last axis."""
+
+    @abstractmethod
+    def rope(self, x: Array, angles: Array, *, style: RopeStyle, scale: float = 1.0) -> Array:
+        """*x*, shape ``(T, heads, head_dim)``, rotated pair by pair.
+
+        Args:
+            x: only the first ``2 * pairs`` elements of a head are rotated, the others are kept.
+            angles: float64, shape ``(T, pairs)``.
+            style: which elements form a pair.
+            scale: factor on the rotated elements.
+        """
+
+    @abstractmethod
+    def attention(
+        self,
+        q: Array,
+        keys: Array,
+        values: Array,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> Array:
+        """Causal attention of the last T of S positions: ``(T, heads * head_dim)``.
+
+        Args:
+            q: ``(T, heads, head_dim)``.
+            keys: ``(kv_heads, S, head_dim)``; query t sees keys up to ``S - T + t``.
+            values: as *keys*.
+            scale: factor on the scores.
+            window: how many positions back a query sees, itself included; 0: all.
+            softcap: scores become ``softcap * tanh(scores / softcap)``; 0: they stay.
+        """
+
+    @abstractmethod
+    def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
+        """``activation(gate) * up``."""
+
+    @abstractmethod
+    def softcap(self, x: Array, cap: float) -> Array:
+        """``cap * tanh(x / cap)``."""

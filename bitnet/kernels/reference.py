@@ -1,0 +1,147 @@
+"""The backend that defines what is correct: NumPy, one expression per formula.
+
+Weights become float arrays once, when they are prepared. Ternary weights of BitNet's stay int8
+codes, since their product with int8 activations is exact in float32 (fewer than 2**17 inputs).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.errors import UsageError
+from bitnet.kernels.ops import Activation, Array, Ops
+from bitnet.quants import registry
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import DTypeLike, NDArray
+
+    from bitnet.formats.checkpoint import RopeStyle
+    from bitnet.quants.weight import Weight
+
+__all__ = ["ReferenceOps"]
+
+_CHUNK = 1 << 24  # codes turned into floats at a time
+
+
+@dataclass(frozen=True, eq=False)
+class _TernaryMatrix:
+    """Codes ``(outputs, inputs)`` int8 and scales ``(outputs or 1,)``; rounds its input to int8."""
+
+    codes: NDArray[np.int8]
+    scales: Array
+
+
+class ReferenceOps(Ops):
+    """NumPy in float32, or in float64 to measure how exact the others are."""
+
+    name = "reference"
+
+    def __init__(self, *, dtype: DTypeLike = np.float32) -> None:
+        self.dtype = np.dtype(dtype)
+        if self.dtype not in (np.float32, np.float64):
+            raise UsageError(f"the reference computes in float32 or float64, not in {self.dtype}")
+
+    def prepare(self, weight: Weight) -> Any:
+        if registry.rounds_activations(weight.quant) and len(weight.shape) == 2:
+            ternary = registry.unpack_ternary(weight)
+            return _TernaryMatrix(ternary.codes, ternary.scales[:, 0].astype(self.dtype))
+        return registry.dequantize(weight).astype(self.dtype, copy=False)
+
+    def embed(self, table: Any, tokens: Sequence[int]) -> Array:
+        rows = np.asarray(tokens, dtype=np.intp)
+        if isinstance(table, _TernaryMatrix):
+            scales = np.broadcast_to(table.scales, len(table.codes))[rows]
+            return table.codes[rows] * scales[:, None]
+        return table[rows]
+
+    def linear(self, x: Array, weight: Any, bias: Any | None = None) -> Array:
+        y = self._ternary(x, weight) if isinstance(weight, _TernaryMatrix) else x @ weight.T
+        return y if bias is None else y + bias
+
+    def _ternary(self, x: Array, weight: _TernaryMatrix) -> Array:
+        largest = np.maximum(np.abs(x).max(axis=-1, keepdims=True), self.dtype.type(1e-5))
+        scale = self.dtype.type(127) / largest  # (T, 1)
+        q = np.clip(np.rint(x * scale), -128, 127)
+        outputs, inputs = weight.codes.shape
+        step = max(1, _CHUNK // inputs)
+        sums = [
+            q @ weight.codes[start : start + step].T.astype(self.dtype)
+            for start in range(0, outputs, step)
+        ]
+        return np.concatenate(sums, axis=1) / scale * weight.scales
+
+    def rms_norm(self, x: Array, weight: Any, eps: float) -> Array:
+        mean = np.mean(x * x, axis=-1, keepdims=True)
+        return x / np.sqrt(mean + self.dtype.type(eps)) * weight
+
+    def rope(self, x: Array, angles: Array, *, style: RopeStyle, scale: float = 1.0) -> Array:
+        pairs = angles.shape[1]
+        cos = (np.cos(angles) * scale).astype(self.dtype)[:, None, :]  # (T, 1, pairs)
+        sin = (np.sin(angles) * scale).astype(self.dtype)[:, None, :]
+        if style == "interleaved":
+            first, second = slice(0, 2 * pairs, 2), slice(1, 2 * pairs, 2)
+        else:
+            first, second = slice(0, pairs), slice(pairs, 2 * pairs)
+        rotated = x.copy()
+        rotated[..., first] = x[..., first] * cos - x[..., second] * sin
+        rotated[..., second] = x[..., second] * cos + x[..., first] * sin
+        return rotated
+
+    def attention(
+        self,
+        q: Array,
+        keys: Array,
+        values: Array,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+    ) -> Array:
+        t, heads, head_dim = q.shape
+        kv_heads, s, _ = keys.shape
+        group = heads // kv_heads
+        # Query heads that share a key head are neighbours.
+        q = q.reshape(t, kv_heads, group, head_dim).transpose(1, 2, 0, 3)  # (KV, G, T, D)
+        keys = keys.astype(self.dtype, copy=False)[:, None]  # (KV, 1, S, D)
+        scores = (q * self.dtype.type(scale)) @ keys.transpose(0, 1, 3, 2)  # (KV, G, T, S)
+        if softcap:
+            scores = self.softcap(scores, softcap)
+        at = np.arange(s - t, s)[:, None]
+        distance = at - np.arange(s)[None, :]  # (T, S)
+        hidden = (distance < 0) | (distance >= window) if window else distance < 0
+        scores = np.where(hidden, self.dtype.type(-np.inf), scores)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        mixed = weights @ values.astype(self.dtype, copy=False)[:, None]  # (KV, G, T, D)
+        return mixed.transpose(2, 0, 1, 3).reshape(t, heads * head_dim)
+
+    def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
+        return _ACTIVATIONS[activation](gate) * up
+
+    def softcap(self, x: Array, cap: float) -> Array:
+        limit = self.dtype.type(cap)
+        return np.tanh(x / limit) * limit
+
+
+def _silu(x: Array) -> Array:
+    # exp of a large negative x overflows to inf, and x / inf is the right 0.
+    with np.errstate(over="ignore"):
+        return x / (1 + np.exp(-x))
+
+
+def _gelu_tanh(x: Array) -> Array:
+    root = x.dtype.type(np.sqrt(2 / np.pi))
+    return x * (1 + np.tanh(root * (x + x.dtype.type(0.044715) * x * x * x))) / 2
+
+
+def _relu_squared(x: Array) -> Array:
+    positive = np.maximum(x, 0)
+    return positive * positive
+
+
+_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "relu_squared": _relu_squared}

@@ -1,0 +1,125 @@
+"""Which tensors a configuration needs, and the check that a checkpoint has exactly these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from bitnet.errors import InvalidFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.kernels.ops import Ops, Prepared
+    from bitnet.models.config import TransformerConfig
+
+__all__ = ["bind", "expected_tensors"]
+
+_LISTED = 20  # tensors a message names before it counts the rest
+
+# Read by the configuration, or nothing but a copy of what follows from it.
+_READ_ELSEWHERE = frozenset(
+    {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+)
+
+
+@dataclass
+class _Expected:
+    """Shapes by tensor name."""
+
+    required: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    optional: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def linear(self, name: str, outputs: int, inputs: int, *, bias: bool = False) -> None:
+        self.required[f"{name}.weight"] = (outputs, inputs)
+        (self.required if bias else self.optional)[f"{name}.bias"] = (outputs,)
+        # llama.cpp's converter keeps BitNet's scale beside the matrix.
+        self.optional[f"{name}.scale"] = (1,)
+
+    def norm(self, name: str, width: int, *, wanted: bool = True) -> None:
+        if wanted:
+            self.required[f"{name}.weight"] = (width,)
+
+
+def expected_tensors(
+    config: TransformerConfig,
+) -> tuple[Mapping[str, tuple[int, ...]], Mapping[str, tuple[int, ...]]]:
+    """Shapes of the tensors a model must have, and of those it may have, by GGUF name."""
+    expected = _Expected()
+    expected.required["token_embd.weight"] = (config.vocab_size, config.dim)
+    expected.norm("output_norm", config.dim)
+    expected.optional["output.weight"] = (config.vocab_size, config.dim)
+    expected.optional["output.bias"] = (config.vocab_size,)
+    for layer in range(config.n_layers):
+        _expect_block(expected, config, f"blk.{layer}")
+    return expected.required, expected.optional
+
+
+def _expect_block(expected: _Expected, config: TransformerConfig, block: str) -> None:
+    dim, heads = config.dim, config.n_heads * config.head_dim
+    kv = config.n_kv_heads * config.head_dim
+    expected.norm(f"{block}.attn_norm", dim)
+    expected.norm(f"{block}.ffn_norm", dim)
+    if config.fused:
+        expected.linear(f"{block}.attn_qkv", heads + 2 * kv, dim, bias=config.qkv_bias)
+        expected.linear(f"{block}.ffn_up", 2 * config.ffn_dim, dim)
+    else:
+        expected.linear(f"{block}.attn_q", heads, dim, bias=config.qkv_bias)
+        expected.linear(f"{block}.attn_k", kv, dim, bias=config.qkv_bias)
+        expected.linear(f"{block}.attn_v", kv, dim, bias=config.qkv_bias)
+        expected.linear(f"{block}.ffn_gate", config.ffn_dim, dim)
+        expected.linear(f"{block}.ffn_up", config.ffn_dim, dim)
+    expected.linear(f"{block}.attn_output", dim, heads)
+    expected.linear(f"{block}.ffn_down", dim, config.ffn_dim)
+    expected.norm(f"{block}.attn_q_norm", config.head_dim, wanted=config.qk_norm)
+    expected.norm(f"{block}.attn_k_norm", config.head_dim, wanted=config.qk_norm)
+    expected.norm(f"{block}.attn_sub_norm", heads, wanted=config.sub_norms)
+    expected.norm(f"{block}.ffn_sub_norm", config.ffn_dim, wanted=config.sub_norms)
+    expected.norm(f"{block}.post_attention_norm", dim, wanted=config.post_norms)
+    expected.norm(f"{block}.post_ffw_norm", dim, wanted=config.post_norms)
+
+
+def bind(checkpoint: Checkpoint, config: TransformerConfig, ops: Ops) -> dict[str, Prepared]:
+    """Every tensor of *checkpoint*, prepared by *ops*, by GGUF name.
+
+    Raises:
+        InvalidFormat: tensors are missing, unexpected or of the wrong shape; it lists all of them.
+        Unsupported: *ops* has no kernel for an encoding.
+    """
+    required, optional = expected_tensors(config)
+    wrong = list(_differences(checkpoint, required, optional))
+    if wrong:
+        more = len(wrong) - _LISTED
+        shown = wrong[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
+        raise InvalidFormat(
+            f"{checkpoint.path.name}: {len(wrong)} tensors do not fit a model of architecture "
+            f"{config.architecture}:\n  " + "\n  ".join(shown),
+            hint="the file is incomplete or was converted for another architecture",
+        )
+    prepared = {}
+    for name, weight in checkpoint.weights.items():
+        if name in _READ_ELSEWHERE or name.endswith(".scale"):
+            continue
+        scale = checkpoint.numbers(name.removesuffix("weight") + "scale", (1,))
+        if scale is not None and name.endswith(".weight"):
+            weight = replace(weight, scale=weight.scale * float(scale[0]))
+        prepared[name] = ops.prepare(weight)
+    return prepared
+
+
+def _differences(
+    checkpoint: Checkpoint,
+    required: Mapping[str, tuple[int, ...]],
+    optional: Mapping[str, tuple[int, ...]],
+) -> Iterator[str]:
+    for name, shape in required.items():
+        if name not in checkpoint.weights:
+            yield f"{name} {shape} is missing"
+    for name, weight in checkpoint.weights.items():
+        shape = required.get(name) or optional.get(name)
+        if shape is None:
+            if name not in _READ_ELSEWHERE:
+                yield f"{name} {weight.shape} is unexpected"
+        elif weight.shape != shape:
+            yield f"{name} has shape {weight.shape}, expected {shape}"

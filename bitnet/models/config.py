@@ -1,0 +1,121 @@
+"""What distinguishes one decoder from another, as data; family files fill it in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat
+from bitnet.models.rope import Rope, rope_from
+
+if TYPE_CHECKING:
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.kernels.ops import Activation
+
+__all__ = ["TransformerConfig", "base_config"]
+
+
+@dataclass(frozen=True, eq=False)
+class TransformerConfig:
+    """A decoder-only transformer.
+
+    Attributes:
+        architecture: GGUF's name for the family.
+        n_layers: blocks.
+        dim: width of the residual stream.
+        n_heads: query heads.
+        n_kv_heads: key and value heads; each serves ``n_heads / n_kv_heads`` query heads.
+        head_dim: width of a head.
+        ffn_dim: width inside the feed-forward network.
+        vocab_size: rows of the embedding.
+        context_length: positions the model was made for.
+        norm_eps: of every RMS norm.
+        rope: position embedding of layers that see everything.
+        attention_scale: factor on scores.
+        windows: per layer, positions a query sees; 0: all.
+        local_rope: of layers with a window, where it differs (Gemma 3).
+        activation: of the gate.
+        attention_softcap: 0: none.
+        final_softcap: on logits; 0: none.
+        embedding_scale: factor on embeddings.
+        fused: query, key and value in one matrix, gate and up in another (Phi-3).
+        qkv_bias: biases the family must have; others may still have them.
+        qk_norm: RMS norms on each query and key head.
+        sub_norms: RMS norms before the output projections (BitNet).
+        post_norms: RMS norms after attention and feed-forward (Gemma).
+    """
+
+    architecture: str
+    n_layers: int
+    dim: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn_dim: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    rope: Rope
+    attention_scale: float
+    windows: tuple[int, ...]
+    local_rope: Rope | None = None
+    activation: Activation = "silu"
+    attention_softcap: float = 0.0
+    final_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    fused: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    sub_norms: bool = False
+    post_norms: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = (self.n_layers, self.dim, self.n_heads, self.n_kv_heads, self.head_dim)
+        rotated = self.rope.dims
+        if (
+            min(sizes) < 1
+            or self.n_heads % self.n_kv_heads
+            or not 2 <= rotated <= self.head_dim
+            or rotated % 2
+            or len(self.windows) != self.n_layers
+        ):
+            raise InvalidFormat(
+                f"{self.architecture}: {self.n_layers} layers ({len(self.windows)} with a window "
+                f"size), width {self.dim}, {self.n_heads} heads of {self.head_dim} ({rotated} of "
+                f"them rotated) and {self.n_kv_heads} key heads make no transformer",
+                hint="the file is damaged; fetch it again",
+            )
+
+
+def base_config(checkpoint: Checkpoint, *, default_window: int = 0) -> dict[str, Any]:
+    """The fields every family reads the same way; a family's function adds or replaces some.
+
+    Raises:
+        InvalidFormat: a key or the embedding is missing.
+    """
+    embedding = checkpoint.weights.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise InvalidFormat(
+            f"{checkpoint.path.name} has no matrix token_embd.weight: it is not a whole model",
+            hint="pass the model's file, not a vocabulary or an adapter",
+        )
+    layers = checkpoint.integer("block_count")
+    dim = checkpoint.integer("embedding_length")
+    heads = checkpoint.integer("attention.head_count")
+    head_dim = checkpoint.integer("attention.key_length", dim // max(heads, 1))
+    window = checkpoint.integer("attention.sliding_window", default_window)
+    return {
+        "architecture": checkpoint.architecture,
+        "n_layers": layers,
+        "dim": dim,
+        "n_heads": heads,
+        "n_kv_heads": checkpoint.integer("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "ffn_dim": checkpoint.integer("feed_forward_length"),
+        "vocab_size": embedding.shape[0],
+        "context_length": checkpoint.integer("context_length"),
+        "norm_eps": checkpoint.number("attention.layer_norm_rms_epsilon"),
+        "rope": rope_from(checkpoint, head_dim),
+        "attention_scale": checkpoint.number("attention.scale", max(head_dim, 1) ** -0.5),
+        "windows": (window,) * layers,
+    }
