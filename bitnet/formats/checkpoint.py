@@ -1,9 +1,9 @@
 """A model on disk, whatever its container: GGUF keys and GGUF tensor names, weights still encoded.
 
-    checkpoint = open_checkpoint("model.gguf")       # or a folder with safetensors files
-    checkpoint.architecture                          # "llama"
-    checkpoint.value("block_count")                  # the key llama.block_count
-    checkpoint.weights["blk.0.attn_q.weight"]        # a Weight: a view into the mapped file
+checkpoint = open_checkpoint("model.gguf")       # or a folder with safetensors files
+checkpoint.architecture                          # "llama"
+checkpoint.value("block_count")                  # the key llama.block_count
+checkpoint.weights["blk.0.attn_q.weight"]        # a Weight: a view into the mapped file
 """
 
 from __future__ import annotations
@@ -120,9 +120,7 @@ class Checkpoint:
         )
 
 
-def open_checkpoint(
-    path: str | os.PathLike[str], *, i2_s_layout: I2SLayout = "x86"
-) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], *, i2_s_layout: I2SLayout = "x86") -> Checkpoint:
     """The model at *path*: a GGUF file, a safetensors file, or a folder with safetensors files.
 
     Args:

@@ -42,7 +42,7 @@ class ReferenceOps(Ops):
     name = "reference"
 
     def __init__(self, *, dtype: DTypeLike = np.float32) -> None:
-        self.dtype = np.dtype(dtype)
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
         if self.dtype not in (np.float32, np.float64):
             raise UsageError(f"the reference computes in float32 or float64, not in {self.dtype}")
 
@@ -114,7 +114,7 @@ class ReferenceOps(Ops):
         at = np.arange(s - t, s)[:, None]
         distance = at - np.arange(s)[None, :]  # (T, S)
         hidden = (distance < 0) | (distance >= window) if window else distance < 0
-        scores = np.where(hidden, self.dtype.type(-np.inf), scores)
+        scores[..., hidden] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
         mixed = weights @ values.astype(self.dtype, copy=False)[:, None]  # (KV, G, T, D)

@@ -117,9 +117,9 @@ def _differences(
         if name not in checkpoint.weights:
             yield f"{name} {shape} is missing"
     for name, weight in checkpoint.weights.items():
-        shape = required.get(name) or optional.get(name)
-        if shape is None:
+        wanted = required.get(name) or optional.get(name)
+        if wanted is None:
             if name not in _READ_ELSEWHERE:
                 yield f"{name} {weight.shape} is unexpected"
-        elif weight.shape != shape:
-            yield f"{name} has shape {weight.shape}, expected {shape}"
+        elif weight.shape != wanted:
+            yield f"{name} has shape {weight.shape}, expected {wanted}"

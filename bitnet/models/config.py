@@ -87,8 +87,15 @@ class TransformerConfig:
             )
 
 
-def base_config(checkpoint: Checkpoint, *, default_window: int = 0) -> dict[str, Any]:
+def base_config(
+    checkpoint: Checkpoint, *, default_window: int = 0, period: int = 0
+) -> dict[str, Any]:
     """The fields every family reads the same way; a family's function adds or replaces some.
+
+    Args:
+        checkpoint: what to read them from.
+        default_window: of layers with a window, where no key says it.
+        period: every so many layers one sees everything; 0: none does.
 
     Raises:
         InvalidFormat: a key or the embedding is missing.
@@ -117,5 +124,13 @@ def base_config(checkpoint: Checkpoint, *, default_window: int = 0) -> dict[str,
         "norm_eps": checkpoint.number("attention.layer_norm_rms_epsilon"),
         "rope": rope_from(checkpoint, head_dim),
         "attention_scale": checkpoint.number("attention.scale", max(head_dim, 1) ** -0.5),
-        "windows": (window,) * layers,
+        "windows": _windows(checkpoint, layers, period=period, window=window),
     }
+
+
+def _windows(checkpoint: Checkpoint, layers: int, *, period: int, window: int) -> tuple[int, ...]:
+    """Window of each layer; the last of each *period* has none unless a pattern says otherwise."""
+    pattern = checkpoint.value("attention.sliding_window_pattern", period)
+    if not isinstance(pattern, list):
+        pattern = [not pattern or (layer + 1) % pattern != 0 for layer in range(layers)]
+    return tuple(window if local else 0 for local in pattern)

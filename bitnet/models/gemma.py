@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bitnet.models.config import TransformerConfig, base_config
 
@@ -20,12 +20,13 @@ _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 def config(checkpoint: Checkpoint) -> TransformerConfig:
     """``gemma2``: every second layer sees all, soft-caps. ``gemma3``: every sixth, q/k norms."""
     third = checkpoint.architecture == "gemma3"
-    fields = base_config(checkpoint, default_window=1024 if third else 4096)
+    fields = base_config(
+        checkpoint, default_window=1024 if third else 4096, period=6 if third else 2
+    )
     fields["embedding_scale"] = math.sqrt(fields["dim"])
     if fields["n_layers"] == _LAYERS_OF_27B[checkpoint.architecture]:
         scale = (fields["dim"] / fields["n_heads"]) ** -0.5
         fields["attention_scale"] = checkpoint.number("attention.scale", scale)
-    fields["windows"] = _windows(checkpoint, fields, period=6 if third else 2)
     if third:
         # Layers with a window kept Gemma 2's frequencies, without scaling.
         fields["local_rope"] = replace(
@@ -38,12 +39,3 @@ def config(checkpoint: Checkpoint) -> TransformerConfig:
         fields["attention_softcap"] = checkpoint.number("attn_logit_softcapping", 50.0)
         fields["final_softcap"] = checkpoint.number("final_logit_softcapping", 30.0)
     return TransformerConfig(**fields, activation="gelu_tanh", post_norms=True)
-
-
-def _windows(checkpoint: Checkpoint, fields: dict[str, Any], *, period: int) -> tuple[int, ...]:
-    """The last layer of each *period* sees everything, unless a pattern says otherwise."""
-    pattern = checkpoint.value("attention.sliding_window_pattern", period)
-    if isinstance(pattern, int):
-        pattern = [(layer + 1) % pattern != 0 for layer in range(fields["n_layers"])]
-    window = fields["windows"][0]
-    return tuple(window if local else 0 for local in pattern)

@@ -1,4 +1,4 @@
-"""Rotary position embedding: the angle of each pair per position, and how contexts are stretched."""
+"""Rotary position embedding: each pair's angle per position, and how contexts are stretched."""
 
 from __future__ import annotations
 

@@ -1,0 +1,177 @@
+"""Safetensors files, read in place: eight bytes of header length, a JSON directory, the tensors.
+
+    tensors = read_folder(Path("model"))            # one file, or the shards of an index
+    tensors["model.norm.weight"].data               # a view into the mapped file
+
+Every offset is checked before it is used. Format: huggingface/safetensors, ``README.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.errors import InvalidFormat, NotFound, from_os_error
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["Tensor", "read_file", "read_folder", "read_json", "recognises"]
+
+INDEX = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
+_ITEM_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I16": 2,
+    "U16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "I32": 4,
+    "U32": 4,
+    "F32": 4,
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Tensor:
+    """One tensor.
+
+    Attributes:
+        dtype: as the format spells it: ``F32``, ``BF16``, ``U8``.
+        shape: rows first.
+        data: its bytes, one-dimensional uint8, a view into the mapped file.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: NDArray[np.uint8]
+
+
+def recognises(path: Path) -> bool:
+    """Whether *path* is a safetensors file, or a folder that holds some."""
+    if path.is_dir():
+        return any(path.glob("*.safetensors")) or (path / INDEX).exists()
+    with path.open("rb") as file:
+        head = file.read(9)
+    return len(head) == 9 and head[8:] == b"{" and head[4:8] == b"\0\0\0\0"
+
+
+def read_folder(folder: Path) -> dict[str, Tensor]:
+    """All tensors of the model in *folder*, by name.
+
+    Raises:
+        NotFound: no safetensors file there, or a shard of the index is missing.
+        InvalidFormat: a damaged file or index.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in _files(folder):
+        tensors.update(read_file(path))
+    return tensors
+
+
+def read_file(path: Path) -> dict[str, Tensor]:
+    """The tensors of one file, by name.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidFormat: it is damaged or truncated.
+    """
+    try:
+        with path.open("rb") as file:
+            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except ValueError:
+        raise _damaged(path, "it is empty") from None
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    if len(view) < 8:
+        raise _damaged(path, "it ends before its header")
+    (length,) = struct.unpack_from("<Q", view)
+    if length > min(_MAX_HEADER_BYTES, len(view) - 8):
+        raise _damaged(path, f"its header of {length:,} bytes does not fit {len(view):,} bytes")
+    directory = _parse_json(bytes(view[8 : 8 + length]), path)
+    data = np.frombuffer(view[8 + length :], dtype=np.uint8)
+    return {
+        name: _tensor(name, entry, data, path)
+        for name, entry in directory.items()
+        if name != "__metadata__"
+    }
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in the file *path*.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidFormat: it is not a JSON object.
+    """
+    try:
+        return _parse_json(path.read_bytes(), path)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+
+
+def _files(folder: Path) -> list[Path]:
+    if not (folder / INDEX).exists():
+        single = folder / "model.safetensors"
+        found = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+        if not found:
+            raise NotFound(f"{folder} holds no safetensors file", hint="check the path")
+        return found
+    shards = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise _damaged(folder / INDEX, "it has no weight_map")
+    names = sorted({str(name) for name in shards.values()})
+    for name in names:
+        # An index is data from elsewhere: it names files of this folder and nothing else.
+        if "/" in name or "\\" in name or not (folder / name).is_file():
+            raise NotFound(
+                f"{folder / INDEX} names {name!r}, which is not in the folder",
+                hint="fetch the missing shard",
+            )
+    return [folder / name for name in names]
+
+
+def _tensor(name: str, entry: Any, data: NDArray[np.uint8], path: Path) -> Tensor:
+    try:
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        start, stop = entry["data_offsets"]
+        size = math.prod(shape) * _ITEM_BYTES[dtype]
+    except (KeyError, TypeError, ValueError):
+        raise _damaged(path, f"its entry for {name} makes no sense") from None
+    if not all(type(item) is int and item >= 0 for item in (*shape, start, stop)):
+        raise _damaged(path, f"its entry for {name} makes no sense")
+    if stop - start != size or stop > len(data):
+        raise _damaged(
+            path,
+            f"tensor {name} of {size:,} bytes is at {start:,}..{stop:,} of {len(data):,}",
+        )
+    return Tensor(dtype, shape, data[start:stop])
+
+
+def _parse_json(raw: bytes, path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise _damaged(path, "it is not valid JSON") from None
+    if not isinstance(found, dict):
+        raise _damaged(path, "it is not a JSON object")
+    return found
+
+
+def _damaged(path: Path, why: str) -> InvalidFormat:
+    return InvalidFormat(f"{path.name}: {why}", hint="the file is damaged: fetch it again")

@@ -1,0 +1,207 @@
+"""Every family against transformers: tiny random models, float32, through safetensors."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.hf_names import gguf_name
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+from bitnet.quants.registry import dequantize
+from bitnet.runtime.kv_cache import KVCache
+
+REASON = "transformers is not installed: pip install 'bitnet-xtask[parity]'"
+torch = pytest.importorskip("torch", reason=REASON)
+transformers = pytest.importorskip("transformers", reason=REASON)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+# Both compute in float32 and differ in the order of sums only.
+MAX_RELATIVE_DIFFERENCE = 1e-3
+
+TINY = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+    "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0],
+}
+
+CASES = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
+    "llama-llama3-rope": ("Llama", {"rope_parameters": LLAMA3}),
+    "llama-linear-rope": (
+        "Llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+    ),
+    "llama-yarn-rope": (
+        "Llama",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 16,
+            }
+        },
+    ),
+    "mistral-window": ("Mistral", {"sliding_window": 7}),
+    "mistral-head-dim": ("Mistral", {"head_dim": 32, "sliding_window": None}),
+    "phi3": ("Phi3", {"sliding_window": 9}),
+    "phi3-longrope": (
+        "Phi3",
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16},
+    ),
+    "qwen2": ("Qwen2", {}),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+    "gemma2": ("Gemma2", {"head_dim": 32, "sliding_window": 5, "query_pre_attn_scalar": 24}),
+    "gemma3": (
+        "Gemma3",
+        {"head_dim": 32, "sliding_window": 5, "num_hidden_layers": 7, "query_pre_attn_scalar": 24},
+    ),
+}
+TOKENS = np.random.default_rng(3).integers(3, 96, 24).tolist()
+
+
+def make(kind, options, folder):
+    """A random model of transformers, saved into *folder*."""
+    torch.manual_seed(0)
+    text = "Text" if kind == "Gemma3" else ""
+    config = getattr(transformers, f"{kind}{text}Config")(**(TINY | options))
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Initial norms of one and biases of zero would hide a mix-up.
+            spread = 0.2 if "norm" in name or name.endswith("bias") else 0.1
+            parameter.add_(torch.randn_like(parameter) * spread)
+    model.save_pretrained(folder, safe_serialization=True)
+    return model
+
+
+def ours(folder, tokens=TOKENS, capacity=64, chunk=10, dtype=np.float32):
+    """All-position logits, the prompt in chunks."""
+    model = load_model(open_checkpoint(folder), ops=ReferenceOps(dtype=dtype))
+    cache = KVCache(model.config, capacity, dtype=dtype)
+    parts = [tokens[start : start + chunk] for start in range(0, len(tokens), chunk)]
+    return np.concatenate([model.forward(part, cache, all_positions=True) for part in parts])
+
+
+def relative_difference(found, expected):
+    return np.abs(found - expected).max() / np.ptp(expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_agree_with_transformers(case, tmp_path):
+    model = make(*CASES[case], tmp_path)
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    assert relative_difference(ours(tmp_path), expected) < MAX_RELATIVE_DIFFERENCE
+
+
+def test_phi3_uses_short_factors_within_the_original_context(tmp_path):
+    model = make(*CASES["phi3-longrope"], tmp_path)
+    tokens = TOKENS[:12]
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+    assert relative_difference(ours(tmp_path, tokens, capacity=16), expected) < (
+        MAX_RELATIVE_DIFFERENCE
+    )
+
+
+def test_a_window_changes_the_logits(tmp_path):
+    make("Mistral", {"sliding_window": 7}, tmp_path / "narrow")
+    make("Mistral", {"sliding_window": None}, tmp_path / "wide")
+    narrow, wide = ours(tmp_path / "narrow"), ours(tmp_path / "wide")
+    np.testing.assert_allclose(narrow[:7], wide[:7], rtol=1e-4, atol=1e-4)
+    assert relative_difference(narrow[7:], wide[7:]) > 0.01
+
+
+def bitnet_layers(model, online):
+    """*model* with transformers' own BitNet layers: rounded weights and activations."""
+    from transformers.integrations.bitnet import AutoBitLinear
+
+    for name, module in list(model.named_modules()):
+        if isinstance(module, torch.nn.Linear) and "lm_head" not in name:
+            layer = AutoBitLinear(
+                module.in_features, module.out_features, bias=False, online_quant=online
+            )
+            layer.weight = module.weight
+            model.set_submodule(name, layer)
+    return model
+
+
+@pytest.fixture
+def eager_layers(monkeypatch):
+    """transformers compiles its rounding functions; they are run as they are written."""
+    from transformers.integrations import bitnet
+
+    for function in (bitnet.WeightQuant, bitnet.ActQuant):
+        plain = getattr(function.forward, "_torchdynamo_orig_callable", function.forward)
+        monkeypatch.setattr(function, "forward", staticmethod(plain))
+
+
+def test_bitnet_agrees_with_transformers_activation_rounding(tmp_path, eager_layers, monkeypatch):
+    model = make("BitNet", {"num_hidden_layers": 2}, tmp_path)
+    # In float32 a sum in another order now and then rounds an activation to the next int8, which
+    # moves logits by far more than the bound; in float64 it does not.
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    tokens = TOKENS[:8]
+    with torch.no_grad():
+        model = bitnet_layers(model, online=True).double()
+        expected = model(torch.tensor([tokens]), use_cache=False).logits[0].numpy()
+    found = ours(tmp_path, tokens, dtype=np.float64)
+    assert relative_difference(found, expected) < MAX_RELATIVE_DIFFERENCE
+
+
+@pytest.mark.parametrize("linear_class", ["autobitlinear", "bitlinear"])
+def test_packed_bitnet_weights_decode_to_what_was_packed(tmp_path, linear_class):
+    from safetensors.torch import load_file, save_file
+    from transformers.integrations.bitnet import pack_weights
+
+    make("BitNet", {}, tmp_path)
+    stored, expected = {}, {}
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        stored[name] = tensor
+        if "proj" in name:
+            codes = (tensor / tensor.abs().mean()).round().clamp(-1, 1)
+            stored[name] = pack_weights(codes.clone())
+            scale = 0.25 if linear_class == "autobitlinear" else 4.0
+            stored[f"{name}_scale"] = torch.tensor([scale])
+            expected[gguf_name(name, "bitnet-b1.58")] = codes.numpy() * 0.25
+    save_file(stored, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitnet", "linear_class": linear_class}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    weights = open_checkpoint(tmp_path).weights
+    assert len(expected) == 3 * 7
+    for name, values in expected.items():
+        np.testing.assert_array_equal(dequantize(weights[name]), values)
