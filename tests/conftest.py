@@ -84,3 +84,12 @@ def bitnet(capsys):
         return Finished(stopped.value.code, shown.out, shown.err)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def test_models():
+    """Folder with SmolLM2-135M-Instruct.Q4_1.gguf and gemma-3-270m-q4_k_m.gguf."""
+    folder = os.environ.get("BITNET_TEST_MODELS")
+    if not folder:
+        pytest.skip("BITNET_TEST_MODELS is not set; `inv download-model` fetches the models")
+    return Path(folder)
