@@ -1,0 +1,167 @@
+"""Architecture and encoding are independent; what does not fit is listed."""
+
+import numpy as np
+import pytest
+from tiny_models import FAMILIES, LAYERS, VOCAB, in_encoding, tiny
+
+from bitnet.errors import InferenceError, InvalidFormat, Unsupported, UsageError
+from bitnet.formats.checkpoint import Checkpoint
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import ARCHITECTURES, config_from, load_model
+from bitnet.quants import types
+from bitnet.quants.registry import dequantize, rounds_activations
+from bitnet.quants.weight import Weight
+from bitnet.runtime.kv_cache import KVCache
+
+TOKENS = [5, 9, 33, 2, 61, 17, 8, 40]
+F32 = types.by_name("F32")
+
+
+def logits(checkpoint, chunk=8, dtype=np.float32):
+    model = load_model(checkpoint, ops=ReferenceOps(dtype=dtype))
+    cache = KVCache(model.config, 32, dtype=dtype)
+    parts = [TOKENS[start : start + chunk] for start in range(0, len(TOKENS), chunk)]
+    return np.concatenate([model.forward(part, cache, all_positions=True) for part in parts])
+
+
+def with_weights(checkpoint, changed):
+    weights = {name: weight for name, weight in (checkpoint.weights | changed).items() if weight}
+    return Checkpoint(
+        checkpoint.path,
+        checkpoint.architecture,
+        checkpoint.metadata,
+        weights,
+        checkpoint.rope_style,
+    )
+
+
+def dequantized(checkpoint):
+    plain = {
+        name: Weight(name, weight.shape, F32, dequantize(weight).reshape(-1).view(np.uint8))
+        for name, weight in checkpoint.weights.items()
+    }
+    return with_weights(checkpoint, plain)
+
+
+@pytest.mark.parametrize("encoding", ["F32", "F16", "BF16", "Q8_0", "Q4_K", "TQ2_0", "I2_S"])
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_family_runs_in_every_encoding(architecture, encoding):
+    encoded = in_encoding(tiny(architecture), encoding)
+    found, exact = logits(encoded), logits(dequantized(encoded))
+    assert found.shape == (len(TOKENS), VOCAB)
+    assert np.ptp(exact) > 0.1
+    # The same numbers in another container give the same logits; int8 activations cost accuracy.
+    tolerance = 0.15 if rounds_activations(types.by_name(encoding)) else 1e-4
+    assert np.abs(found - exact).max() < tolerance * np.ptp(exact)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(architecture):
+    checkpoint = tiny(architecture)
+    np.testing.assert_allclose(
+        logits(checkpoint, chunk=3, dtype=np.float64), logits(checkpoint, dtype=np.float64), 1e-9
+    )
+
+
+def test_a_scale_tensor_multiplies_its_matrix():
+    checkpoint = tiny("bitnet")
+    name = "blk.0.attn_q.weight"
+    values = dequantize(checkpoint.weights[name])
+    halved = Weight(name, values.shape, F32, (values / 2).reshape(-1).view(np.uint8))
+    two = np.array([2], dtype="<f4").view(np.uint8)
+    scaled = with_weights(
+        checkpoint, {name: halved, "blk.0.attn_q.scale": Weight("s", (1,), F32, two)}
+    )
+    np.testing.assert_array_equal(logits(scaled), logits(checkpoint))
+
+
+def test_an_untied_head_is_used():
+    checkpoint = tiny("llama")
+    head = np.zeros((VOCAB, 256), dtype="<f4")
+    weight = Weight("output.weight", head.shape, F32, head.reshape(-1).view(np.uint8))
+    assert not logits(with_weights(checkpoint, {"output.weight": weight})).any()
+
+
+def test_missing_surplus_and_misshapen_tensors_are_listed_together():
+    checkpoint = tiny("qwen2")
+    norm = checkpoint.weights["blk.0.attn_norm.weight"]
+    broken = {
+        "blk.1.ffn_down.weight": None,
+        "blk.0.attn_k.bias": None,
+        "blk.7.attn_q.weight": norm,
+        "output_norm.weight": Weight("output_norm.weight", (3,), F32, norm.data[:12]),
+    }
+    with pytest.raises(InvalidFormat) as raised:
+        load_model(with_weights(checkpoint, broken))
+    message = str(raised.value)
+    assert "4 tensors do not fit" in message
+    assert "blk.1.ffn_down.weight (256, 512) is missing" in message
+    assert "blk.0.attn_k.bias (128,) is missing" in message
+    assert "blk.7.attn_q.weight (256,) is unexpected" in message
+    assert "output_norm.weight has shape (3,), expected (256,)" in message
+
+
+def test_an_unknown_architecture_names_the_supported_ones():
+    llama = tiny("llama")
+    other = Checkpoint(llama.path, "rwkv7", {}, llama.weights, "half")
+    with pytest.raises(Unsupported) as raised:
+        config_from(other)
+    assert "Unsupported quantized architecture: rwkv7. Supported: " in str(raised.value)
+    assert all(name in str(raised.value) for name in ARCHITECTURES)
+
+
+def test_keys_under_another_prefix_are_found():
+    llama = tiny("llama")
+    keys = {name.replace("llama.", "bitnet."): value for name, value in llama.metadata.items()}
+    other = Checkpoint(llama.path, "bitnet-b1.58", keys, llama.weights, "half")
+    assert config_from(other).n_layers == LAYERS
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("attention.head_count_kv", 3, "make no transformer"),
+        ("attention.head_count", 0, "make no transformer"),
+        ("attention.layer_norm_rms_epsilon", "small", "expected a finite number"),
+        ("block_count", None, "block_count is missing"),
+        ("block_count", True, "expected an integer"),
+        ("rope.dimension_count", 66, "make no transformer"),
+    ],
+)
+def test_senseless_keys_are_refused(key, value, said):
+    llama = tiny("llama")
+    keys = dict(llama.metadata) | {f"llama.{key}": value}
+    with pytest.raises(InvalidFormat, match=said):
+        config_from(Checkpoint(llama.path, "llama", keys, llama.weights, "interleaved"))
+
+
+def test_an_unknown_rope_scaling_is_named():
+    with pytest.raises(Unsupported, match="'spiral'"):
+        tiny("llama", **{"rope.scaling.type": "spiral"})
+
+
+def test_a_token_outside_the_vocabulary_is_refused():
+    model = load_model(tiny("llama"))
+    with pytest.raises(UsageError, match="token id 64 is outside"):
+        model.forward([1, 64], KVCache(model.config, 8))
+
+
+def test_no_tokens_are_refused():
+    model = load_model(tiny("llama"))
+    with pytest.raises(UsageError, match="no tokens"):
+        model.forward([], KVCache(model.config, 8))
+
+
+def test_a_full_context_is_refused_before_anything_is_computed():
+    model = load_model(tiny("llama"))
+    cache = KVCache(model.config, 4)
+    with pytest.raises(InferenceError, match="5 positions, the context holds 4"):
+        model.forward([1, 2, 3, 4, 5], cache)
+    assert cache.length == 0
+
+
+def test_gemma_alternates_windows():
+    assert config_from(tiny("gemma2")).windows == (4, 0)
+    gemma3 = config_from(tiny("gemma3"))
+    assert gemma3.windows == (4, 4)
+    assert gemma3.local_rope.base == 10000.0

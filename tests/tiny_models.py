@@ -1,0 +1,88 @@
+"""Tiny random models of every family, as checkpoints in memory or GGUF files."""
+
+from pathlib import Path
+
+import numpy as np
+
+from bitnet.formats.checkpoint import Checkpoint
+from bitnet.models.binding import expected_tensors
+from bitnet.models.load import config_from
+from bitnet.quants import types
+from bitnet.quants.registry import quantize
+from bitnet.quants.weight import Weight
+
+F32 = types.by_name("F32")
+VOCAB, DIM, LAYERS = 64, 256, 2
+KEYS = {
+    "block_count": LAYERS,
+    "embedding_length": DIM,
+    "feed_forward_length": 512,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "context_length": 64,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.sliding_window": 0,
+}
+FAMILIES = ("bitnet", "bitnet-b1.58", "gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3")
+
+
+def metadata(architecture, **more):
+    keys = KEYS | more
+    if architecture.startswith("gemma"):
+        keys["attention.sliding_window"] = 4
+    own = {f"{architecture}.{key}": value for key, value in keys.items()}
+    return {"general.architecture": architecture} | own
+
+
+def tiny(architecture, *, seed=0, **more):
+    """An F32 checkpoint with random weights, norms near one."""
+    rng = np.random.default_rng(seed)
+    rope_style = "interleaved" if architecture == "llama" else "half"
+    embedding = _f32("token_embd.weight", rng.standard_normal((VOCAB, DIM)) * 0.5)
+    weights = {embedding.name: embedding}
+    keys = metadata(architecture, **more)
+    checkpoint = Checkpoint(Path(f"tiny-{architecture}"), architecture, keys, weights, rope_style)
+    required, _ = expected_tensors(config_from(checkpoint))
+    for name, shape in required.items():
+        if name in weights:
+            continue
+        values = rng.standard_normal(shape) * 0.08
+        weights[name] = _f32(name, values + 1 if name.endswith("norm.weight") else values)
+    return checkpoint
+
+
+def in_encoding(checkpoint, name):
+    """*checkpoint* with the matrices of its blocks in the encoding *name*."""
+    weights = {
+        key: _encoded(weight, name) if key.startswith("blk.") and len(weight.shape) == 2 else weight
+        for key, weight in checkpoint.weights.items()
+    }
+    return Checkpoint(
+        checkpoint.path,
+        checkpoint.architecture,
+        checkpoint.metadata,
+        weights,
+        checkpoint.rope_style,
+    )
+
+
+def _encoded(weight, name):
+    quant = types.by_name(name)
+    if name == "Q4_K":
+        return Weight(weight.name, weight.shape, quant, _random_q4_k(weight))
+    return quantize(weight.name, weight.data.view("<f4").reshape(weight.shape), quant)
+
+
+def _random_q4_k(weight):
+    """Valid blocks without a quantizer: small scales, random codes."""
+    rng = np.random.default_rng(len(weight.name))
+    n_blocks = weight.shape[0] * weight.shape[1] // 256
+    blocks = rng.integers(0, 256, (n_blocks, 144)).astype(np.uint8)
+    scales = np.array([[4e-4, 3e-3]], dtype="<f2").view(np.uint8)
+    blocks[:, :4] = scales
+    return blocks.reshape(-1)
+
+
+def _f32(name, values):
+    values = np.asarray(values, dtype="<f4")
+    return Weight(name, values.shape, F32, values.reshape(-1).view(np.uint8))
