@@ -149,7 +149,7 @@ def write_copy(
         IntegrityError: the copy read back differs.
     """
     if output.exists():
-        raise UsageError(f"{output} exists and is not overwritten", hint="name another --output")
+        raise _exists(output)
     with GGUF.open(source) as gguf:
         if len(gguf.paths) > 1:
             raise Unsupported(
@@ -163,15 +163,13 @@ def write_copy(
         parsed = [parse_change(text, gguf.metadata, types) for text in changes]
         _check(parsed)
         header = _header(view, index, parsed, gguf.alignment)
-        data = view[gguf.data_offset :]
         partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
         try:
-            try:
-                digest = _write(partial, header, data, on_progress)
-                _verify(partial, gguf, parsed, data_offset=len(header), digest=digest)
-                _publish(partial, output)
-            except OSError as error:
-                raise from_os_error(error, output) from error
+            digest = _write(partial, header, view[gguf.data_offset :], on_progress)
+            _verify(partial, gguf, parsed, data_offset=len(header), digest=digest)
+            _publish(partial, output)
+        except OSError as error:
+            raise from_os_error(error, output) from error
         finally:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
@@ -280,6 +278,12 @@ def _publish(partial: Path, output: Path) -> None:
     try:
         os.link(partial, output)
     except FileExistsError:
-        raise UsageError(f"{output} exists and is not overwritten") from None
+        raise _exists(output) from None
     except OSError:  # a file system without hard links
+        if output.exists():
+            raise _exists(output) from None
         partial.rename(output)
+
+
+def _exists(output: Path) -> UsageError:
+    return UsageError(f"{output} exists and is not overwritten", hint="name another --output")

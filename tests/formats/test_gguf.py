@@ -101,6 +101,27 @@ def test_an_empty_array_has_no_elements(backend):
         gguf.metadata["i"][0]
 
 
+def test_a_file_that_changes_while_it_is_open_is_an_error(backend, tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", {"a": ["text", "more"]})
+    with GGUF.open(path) as gguf:
+        with path.open("r+b") as file:
+            file.seek(path.read_bytes().index(b"text") - 8)
+            file.write(b"\xff" * 8)
+        array = gguf.metadata["a"]
+        with pytest.raises(InvalidFormat, match="was changed"):
+            array.strings()
+        with pytest.raises(InvalidFormat, match="was changed"):
+            array.bytes_at(0)
+
+
+def test_objects_show_what_they_are(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", {"general.architecture": "llama", "a": ["x", "y"]})
+    with GGUF.open(path) as gguf:
+        assert repr(gguf) == "<GGUF m.gguf: llama, 0 tensors>"
+        assert repr(gguf.metadata["a"]) == "<Array of 2 string>"
+        assert gguf.paths == [path]
+
+
 def test_the_wrong_kind_of_array_is_refused_by_name(backend):
     gguf = GGUF.parse(gguf_bytes({"s": ["a"], "i": Typed(FLOAT32, [1.0])}))
     with pytest.raises(InvalidFormat, match="float32 where strings"):
@@ -345,9 +366,9 @@ def test_memory_stays_in_proportion_to_the_file(backend):
         )
         assert promise != array
         assert _peak_bytes(promise) < 100_000
-    strings = gguf_bytes({"a": [""] * 200_000})
+    strings = gguf_bytes({"a": [""] * 50_000})
     assert _peak_bytes(strings) < 100_000
-    keys = gguf_bytes({f"{i:x}": 1 for i in range(65_536)})
+    keys = gguf_bytes({f"{i:x}": 1 for i in range(5_000)})
     assert _peak_bytes(keys) < 40 * len(keys)
 
 

@@ -1,3 +1,4 @@
+import errno
 import hashlib
 import os
 
@@ -135,6 +136,15 @@ def test_a_copy_that_reads_back_wrong_is_not_published(source, tmp_path, where):
     with pytest.raises(IntegrityError):
         write_copy(source, output, changes=["a=1"], on_progress=damage)
     assert [path.name for path in tmp_path.iterdir()] == ["in.gguf"]
+
+
+def test_a_file_system_without_hard_links_will_do(source, tmp_path, monkeypatch):
+    def link(*_paths):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", link)
+    write_copy(source, tmp_path / "out.gguf", changes=["a=1"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf", "out.gguf"]
 
 
 def test_damaged_split_and_missing_sources_are_refused(tmp_path):
