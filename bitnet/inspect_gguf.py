@@ -189,12 +189,11 @@ class Inspection:
         yield f"Ternary weights ({len(self.ternary)} tensors{sample})"
         width = min(48, max(len(printable(row.name)) for row in self.ternary))
         for row in self.ternary:
-            shares = (
-                f"{count / max(1, row.total):6.1%}" for count in (row.minus, row.zero, row.plus)
-            )
+            minus, zero, plus = (n / max(1, row.total) for n in (row.minus, row.zero, row.plus))
+            shares = f"-1 {minus:6.1%}  0 {zero:6.1%}  +1 {plus:6.1%}"
             scale = "" if row.scale is None else f"  scale {row.scale:.6g}"
             bad = f"  {row.invalid:,} invalid codes" if row.invalid else ""
-            yield f"  {printable(row.name):<{width}}  -1 {' '.join(_labelled(shares))}{scale}{bad}"
+            yield f"  {printable(row.name):<{width}}  {shares}{scale}{bad}"
 
 
 def inspect_gguf(path: Path, *, full: bool = False) -> Inspection:
@@ -382,12 +381,6 @@ def _kv_per_token(gguf: GGUF) -> int | None:
     if key is None or value is None or total_heads < 0:
         return None
     return total_heads * (key + value) * _KV_BYTES
-
-
-def _labelled(shares: Iterator[str]) -> Iterator[str]:
-    """``12.0% | 0 76.0% | +1 12.0%`` in pieces."""
-    minus, zero, plus = shares
-    yield from (minus, " 0", zero, " +1", plus)
 
 
 def _shown(value: Any) -> str:
