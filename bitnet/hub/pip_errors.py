@@ -28,7 +28,7 @@ _LOGIN = re.compile(r"\b(401|403) (Client )?Error|Unauthorized|Forbidden")
 _NETWORK = re.compile(
     r"connection broken|ConnectionError|ConnectTimeout|ReadTimeout|Max retries|timed out"
     r"|name resolution|Name or service not known|getaddrinfo|ProxyError|SSLError"
-    r"|certificate verify failed|IncompleteRead|\b5\d\d Server Error|HTTP error",
+    r"|certificate verify failed|IncompleteRead|\b5\d\d Server Error",
 )
 _HASHES = re.compile(r"DO NOT MATCH THE HASHES|Hash mismatch", re.IGNORECASE)
 _MISSING = re.compile(r"No matching distribution found for (\S+)")

