@@ -1,0 +1,44 @@
+"""What the pages say exists, exists."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from bitnet.tasks import load
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "cache/README.md"]
+DEVELOPER = {"test", "lint", "types", "native", "docs"}
+
+
+def page_id(path):
+    return str(path.relative_to(ROOT))
+
+
+def shell_lines(page):
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_lead_somewhere(page):
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_commands_and_their_options_exist(page):
+    commands = load()
+    for line in shell_lines(page):
+        found = re.search(r"(?:^|[/\s])(?:inv|bitnet) ([a-z][\w.-]*)(.*)", line)
+        if found is None or found[1] in DEVELOPER:
+            continue
+        known = {
+            name if name.startswith("-") else f"--{name}"
+            for argument in commands[found[1]].get_arguments()
+            for name in argument.names
+        }
+        given = {w.partition("=")[0] for w in shlex.split(found[2]) if w.startswith("--")}
+        assert given <= known, line
