@@ -37,7 +37,9 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
     for verdict in verdicts:
         print(verdict)
     if damaged:
+        first = damaged[0].entry
+        models = " --models" if first.kind == "model" else ""
         raise IntegrityError(
             f"{len(damaged)} of {len(verdicts)} files in {cache.root} are damaged",
-            hint=f"inv clean-cache --key {damaged[0].entry.key} --yes, then fetch it again",
+            hint=f"inv clean-cache --key {first.key}{models} --yes, then fetch it again",
         )

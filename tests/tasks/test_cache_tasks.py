@@ -72,9 +72,12 @@ def test_verify_names_the_tensor_a_truncated_model_lacks(run, cache):
     (folder / "tiny.gguf").write_bytes(whole)
     assert run("cache.verify")[0] == 0
     (folder / "tiny.gguf").write_bytes(whole[:-100])
-    code, out, _ = run("cache.verify")
+    code, out, err = run("cache.verify")
     assert code == 13
     assert "tensor output_norm.weight needs bytes" in out
+    remedy = err.partition("hint: inv ")[2].partition(",")[0]
+    assert run(*remedy.split())[0] == 0
+    assert not (folder / "tiny.gguf").exists()
 
 
 def test_clean_removes_nothing_where_nobody_can_be_asked(run, cache):
