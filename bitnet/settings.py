@@ -133,6 +133,19 @@ hf_endpoint = Setting(
     default="https://huggingface.co",
     help="address of the hub or of a mirror that speaks its protocol",
 )
+hf_hub_cache = Setting(
+    "HF_HUB_CACHE",
+    "HUGGINGFACE_HUB_CACHE",
+    parse=Path,
+    default=None,
+    help="cache of huggingface_hub, read (never written) when a tokenizer is looked for",
+)
+hf_home = Setting(
+    "HF_HOME",
+    parse=Path,
+    default=Path("~/.cache/huggingface"),
+    help="home of Hugging Face's tools; its folder hub is the cache when HF_HUB_CACHE is not set",
+)
 download_timeout = Setting(
     "BITNET_DOWNLOAD_TIMEOUT",
     parse=_seconds,
@@ -148,9 +161,9 @@ simulate_network_error = Setting(
 strict_tokenizers = Setting(
     "BITNET_STRICT_TOKENIZERS",
     parse=_boolean,
-    default=True,
+    default=None,
     keep_empty=True,
-    help="1: refuse a mock tokenizer even with --allow-mock; vocabulary mismatch is an error",
+    help="1: refuse a mock tokenizer even with --allow-mock; 0: a vocabulary mismatch only warns",
 )
 allow_mock = Setting(
     "BITNET_ALLOW_MOCK",

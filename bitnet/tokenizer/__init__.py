@@ -1,4 +1,13 @@
-"""Exact tokenizers: found, rebuilt or refused, never approximated."""
+"""Exact tokenizers: found, rebuilt or refused, never approximated.
+
+    from bitnet.tokenizer import resolve_tokenizer
+
+    tokenizer = resolve_tokenizer("models/model.gguf")
+    ids = tokenizer.encode("Hello")
+    tokenizer.decode(ids)
+
+Names load on first use, so that importing the package stays cheap.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +15,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from bitnet.tokenizer.discover import TokenizerDiscovery, resolve_tokenizer
+    from bitnet.tokenizer.load import (
+        detect_architecture_from_gguf,
+        extract_merges,
+        extract_scores,
+        extract_tokenizer_from_gguf,
+        extract_tokens,
+        load_tokenizer,
+    )
+    from bitnet.tokenizer.strategy import TokenizerDownloadInfo, TokenizerStrategy
     from bitnet.tokenizer.tokenizer import Tokenizer, TokenStream
 
-__all__ = ["TokenStream", "Tokenizer"]
+__all__ = [
+    "TokenStream",
+    "Tokenizer",
+    "TokenizerDiscovery",
+    "TokenizerDownloadInfo",
+    "TokenizerStrategy",
+    "detect_architecture_from_gguf",
+    "extract_merges",
+    "extract_scores",
+    "extract_tokenizer_from_gguf",
+    "extract_tokens",
+    "load_tokenizer",
+    "resolve_tokenizer",
+]
 
-# Loaded on first use: importing the package stays cheap.
 _HOME = {
-    "TokenStream": "bitnet.tokenizer.tokenizer",
-    "Tokenizer": "bitnet.tokenizer.tokenizer",
+    "TokenStream": "tokenizer",
+    "Tokenizer": "tokenizer",
+    "TokenizerDiscovery": "discover",
+    "TokenizerDownloadInfo": "strategy",
+    "TokenizerStrategy": "strategy",
+    "detect_architecture_from_gguf": "load",
+    "extract_merges": "load",
+    "extract_scores": "load",
+    "extract_tokenizer_from_gguf": "load",
+    "extract_tokens": "load",
+    "load_tokenizer": "load",
+    "resolve_tokenizer": "discover",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

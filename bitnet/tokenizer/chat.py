@@ -17,7 +17,7 @@ from bitnet.errors import BitnetError, InvalidFormat, Unsupported, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from bitnet.tokenizer.spec import TokenizerSpec
+    from bitnet.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["ChatTemplate", "chat_template"]
 
@@ -26,23 +26,27 @@ Message = dict[str, Any]
 _PROBE = "p\u2063r\u2063o\u2063b\u2063e"  # invisible separators: in no template
 
 
-def chat_template(spec: TokenizerSpec) -> ChatTemplate:
+def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
     """The chat template of a tokenizer.
 
     Raises:
         Unsupported: it has none.
         InvalidFormat: it is not a Jinja template.
     """
-    if not spec.chat_template:
+    if not tokenizer.chat_template:
         raise Unsupported(
-            f"the tokenizer {spec.source} has no chat template",
+            f"the tokenizer {tokenizer.source} has no chat template",
             hint="send a plain prompt, or name a template with --chat-template FILE",
         )
+
+    def text(id: int | None) -> str:
+        return "" if id is None else tokenizer.token_bytes(id).decode("utf-8", "replace")
+
     return ChatTemplate(
-        spec.chat_template,
-        bos_token="" if spec.bos_id is None else spec.tokens[spec.bos_id],
-        eos_token="" if spec.eos_id is None else spec.tokens[spec.eos_id],
-        source=spec.source,
+        tokenizer.chat_template,
+        bos_token=text(tokenizer.bos_id),
+        eos_token=text(tokenizer.eos_id),
+        source=tokenizer.source,
     )
 
 

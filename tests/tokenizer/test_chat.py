@@ -5,6 +5,7 @@ import pytest
 from bitnet.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.tokenizer.chat import ChatTemplate, chat_template
 from bitnet.tokenizer.spec import TokenizerSpec
+from bitnet.tokenizer.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "Hi"}
 LLAMA3 = (
@@ -164,16 +165,17 @@ def test_a_tokenizer_lends_its_template_the_texts_of_its_tokens():
     spec = TokenizerSpec(
         model="bpe",
         tokens=["a", "<B>", "<E>"],
+        byte_level=True,
         bos_id=1,
         eos_id=2,
         chat_template="{{ bos_token }}{{ messages[0].content }}{{ eos_token }}",
     )
-    assert chat_template(spec).render([USER]) == "<B>Hi<E>"
+    assert chat_template(Tokenizer.from_spec(spec)).render([USER]) == "<B>Hi<E>"
 
 
 def test_a_tokenizer_without_template_says_so():
     with pytest.raises(Unsupported, match="no chat template"):
-        chat_template(TokenizerSpec(model="bpe", tokens=["a"], source="x.gguf"))
+        chat_template(Tokenizer.from_spec(TokenizerSpec(model="bpe", tokens=["a"])))
 
 
 def test_a_bos_of_the_template_is_not_doubled():

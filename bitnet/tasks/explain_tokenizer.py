@@ -1,0 +1,41 @@
+"""``inv explain-tokenizer``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from bitnet.tasks.declare import Output, task
+
+
+@task(
+    help={
+        "model": "GGUF file, or folder with config.json",
+        "tokenizer": "look only at this tokenizer file or folder",
+        "pre": "pre-tokenizer name to use instead of what the GGUF file says",
+    },
+    positional=["model"],
+    metavars={"tokenizer": "PATH", "pre": "NAME"},
+)
+def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
+    """Show every place a tokenizer was looked for, and why."""
+    from bitnet.tokenizer.discover import Search, download_info, not_found
+    from bitnet.tokenizer.model_facts import model_facts
+
+    facts = model_facts(Path(model))
+    search = Search(facts, Path(tokenizer) if tokenizer else None, pre or None, exhaustive=True)
+    search.run()
+    fetchable = download_info(facts)
+    if output.json:
+        rows = [asdict(entry) | {"path": str(entry.path)} for entry in search.candidates]
+        info = asdict(fetchable) if fetchable else None
+        print(json.dumps({"model": str(facts.path), "candidates": rows, "download": info}))
+    else:
+        print(f"{facts.path}: {facts.architecture} model, {facts.vocab_size:,} tokens")
+        for entry in search.candidates:
+            print(f"  {entry.verdict:<10} {entry.place:<18} {entry.path}\n{'':13}{entry.reason}")
+        if fetchable:
+            print(f"  can be fetched: {fetchable.repo} (inv pre-download-tokenizers)")
+    if search.tokenizer is None:
+        raise not_found(search)

@@ -1,0 +1,43 @@
+"""``inv verify-tokenizer``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from bitnet.tasks.declare import Output, task
+
+
+@task(
+    help={
+        "tokenizer": "GGUF file, tokenizer file or folder",
+        "against": "the tokenizer to compare with: GGUF file, tokenizer file or folder",
+        "corpus": "UTF-8 text file, one text a line; else about 470 built-in texts",
+        "pre": "pre-tokenizer name to use instead of what the GGUF file says",
+    },
+    positional=["tokenizer"],
+    required=["against"],
+    metavars={"against": "PATH", "corpus": "FILE", "pre": "NAME"},
+)
+def verify_tokenizer(c, tokenizer=None, against="", corpus="", pre="", output=Output()):
+    """Encode a corpus with two tokenizers and compare the ids."""
+    from bitnet.errors import VerificationFailed
+    from bitnet.tokenizer.agreement import measure_agreement
+    from bitnet.tokenizer.load import load_tokenizer
+    from bitnet.tokenizer.probes import corpus_texts
+
+    ours, other = load_tokenizer(tokenizer, pre=pre or None), load_tokenizer(against)
+    encoders = [partial(entry.encode, add_special=False) for entry in (ours, other)]
+    found = measure_agreement(*encoders, texts=corpus_texts(Path(corpus) if corpus else None))
+    print(json.dumps(asdict(found)) if output.json else found)
+    if found.first_difference is not None:
+        mine, theirs = (encode(found.first_difference) for encode in encoders)
+        raise VerificationFailed(
+            f"first difference: {found.first_difference!r}\n  {ours.source}: {mine}\n"
+            f"  {other.source}: {theirs}",
+            hint=f"inv explain-tokenizer {tokenizer}",
+        )
+    if not found.total:
+        raise VerificationFailed("no text was compared", hint="give a corpus with a line in it")

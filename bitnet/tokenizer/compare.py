@@ -1,0 +1,104 @@
+"""Whether a tokenizer belongs to a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bitnet.errors import BitnetError
+from bitnet.tokenizer.chat import chat_template
+from bitnet.tokenizer.load import extract_tokenizer_from_gguf
+from bitnet.tokenizer.model_facts import MAX_PADDING, model_facts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bitnet.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["Compatibility", "compatibility"]
+
+
+@dataclass(frozen=True)
+class Compatibility:
+    """The judgement on a model and a tokenizer.
+
+    Attributes:
+        compatible: they belong together.
+        verdict: one line for people.
+        findings: what is worth knowing besides, one line each.
+        model_vocab: ids the model has.
+        tokenizer_vocab: ids the tokenizer has.
+        padded_rows: embedding rows beyond the vocabulary.
+    """
+
+    compatible: bool
+    verdict: str
+    findings: tuple[str, ...]
+    model_vocab: int
+    tokenizer_vocab: int
+    padded_rows: int
+
+
+def compatibility(model: Path, tokenizer: Tokenizer) -> Compatibility:
+    """Judge *tokenizer* for *model*: size, token texts where the model embeds them, special ids."""
+    facts = model_facts(model)
+    needed, has = facts.vocab_size, tokenizer.vocab_size
+    spare = facts.padding(has)
+    findings: list[str] = []
+    problem = ""
+    sizes = (0, has, has + facts.filler_tokens)
+    own = _embedded(model, findings) if facts.token_count else None
+    if facts.token_count not in sizes or spare is None:
+        size = facts.token_count or needed
+        problem = f"vocabulary size differs (Model: {size}, Tokenizer: {has})"
+    elif own is not None:
+        problem = _first_difference(own, tokenizer)
+    if spare:
+        findings.append(
+            f"{spare} embedding rows beyond the vocabulary (padding, below {MAX_PADDING})"
+        )
+    findings += _special_findings(tokenizer)
+    if problem:
+        verdict = f"NOT COMPATIBLE: {tokenizer.source} and {model.name}: {problem}"
+    else:
+        how = "token by token" if own is not None else "by vocabulary size"
+        verdict = f"compatible: {tokenizer.source} and {model.name}: {has:,} tokens, {how}"
+    return Compatibility(not problem, verdict, tuple(findings), needed, has, spare or 0)
+
+
+def _embedded(model: Path, findings: list[str]) -> Tokenizer | None:
+    try:
+        return extract_tokenizer_from_gguf(model)
+    except BitnetError as error:
+        findings.append(f"the embedded tokenizer cannot be rebuilt: {error.message}")
+        return None
+
+
+def _first_difference(own: Tokenizer, other: Tokenizer) -> str:
+    """How the vocabularies differ, empty when every id stands for the same bytes."""
+    different = [
+        id for id in range(other.vocab_size) if own.token_bytes(id) != other.token_bytes(id)
+    ]
+    if not different:
+        return ""
+    first = different[0]
+    return (
+        f"same size, other vocabulary: {len(different):,} of {other.vocab_size:,} tokens differ, "
+        f"first id {first}: {own.token_bytes(first)!r} and {other.token_bytes(first)!r}"
+    )
+
+
+def _special_findings(tokenizer: Tokenizer) -> list[str]:
+    """What is missing or odd about special tokens and the chat template."""
+    findings = []
+    if not tokenizer.stop_ids:
+        findings.append("no end-of-generation token is known: generation stops only at its limit")
+    for name, token_id in (("BOS", tokenizer.bos_id), ("EOS", tokenizer.eos_id)):
+        if token_id is not None and not 0 <= token_id < tokenizer.vocab_size:
+            findings.append(f"{name} id {token_id} is outside the vocabulary")
+    if tokenizer.chat_template is not None:
+        try:
+            chat_template(tokenizer).render([{"role": "user", "content": "Hello"}])
+        except BitnetError as error:
+            findings.append(f"the chat template cannot be rendered: {error}")
+    return findings

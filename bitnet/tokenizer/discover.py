@@ -1,0 +1,319 @@
+"""Finds the tokenizer of a model: the first place in :data:`CHAIN` that has one that fits.
+
+Explicit, then embedded in the GGUF file, then beside the model, one folder up, in our cache, in
+the Hugging Face cache of the model's own repository. Nothing here opens a connection: when no
+place has it, the answer is what could be fetched, and only a command the user typed does that.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet import settings
+from bitnet.errors import (
+    BitnetError,
+    TokenizerNotFound,
+    VocabMismatch,
+)
+from bitnet.hub.sources import for_model
+from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
+from bitnet.tokenizer.model_facts import ModelFacts, model_facts
+from bitnet.tokenizer.strategy import Strategy, TokenizerDownloadInfo, TokenizerStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from bitnet.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["CHAIN", "Candidate", "Search", "TokenizerDiscovery", "resolve_tokenizer"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One place that was looked at.
+
+    Attributes:
+        place: name of the place in the chain.
+        path: the file that would be used.
+        verdict: ``chosen``, ``rejected``, ``absent`` or ``not needed`` (an earlier place won).
+        reason: why.
+    """
+
+    place: str
+    path: Path
+    verdict: str
+    reason: str
+
+
+@dataclass
+class Search:
+    """The search for one model's tokenizer; :meth:`run` fills in the rest.
+
+    Attributes:
+        model: what the model needs.
+        explicit: the file the user named, which then is the only candidate.
+        pre: name of the pre-tokenizer, overriding what the GGUF file says.
+        exhaustive: look at every place, even after one has won.
+        places: names of the places to look at; every place of :data:`CHAIN` when empty.
+        candidates: every place looked at, in order.
+        tokenizer: the tokenizer that won.
+        place: the place it was found in.
+    """
+
+    model: ModelFacts
+    explicit: Path | None = None
+    pre: str | None = None
+    exhaustive: bool = False
+    places: tuple[str, ...] = ()
+    candidates: list[Candidate] = field(default_factory=list)
+    tokenizer: Tokenizer | None = None
+    place: str = ""
+    refusal: BitnetError | None = None
+
+    def run(self) -> Search:
+        """Walk the chain.
+
+        Raises:
+            BitnetError: the explicit tokenizer cannot be read or does not fit.
+        """
+        logger.info(
+            "Discovering tokenizer strategy for %s model (vocab_size: %d)",
+            self.model.family,
+            self.model.vocab_size,
+        )
+        logger.debug("model type: %s (%s)", self.model.family, self.model.path)
+        if self.explicit is not None:
+            self._try("explicit", self.explicit)
+            if self.refusal is not None:
+                raise self.refusal
+            return self
+        for place in self.places or CHAIN:
+            for path in CHAIN[place](self.model):
+                if self.tokenizer is not None and not self.exhaustive:
+                    return self
+                self._try(place, path)
+        return self
+
+    def _try(self, place: str, path: Path) -> None:
+        if not path.exists():
+            self._note(place, path, "absent", "no such file")
+            if place == "explicit":
+                load_tokenizer(path)  # raises with the text for a missing tokenizer
+            return
+        try:
+            if place == "embedded":
+                if self.model.token_count == 0:
+                    self._note(place, path, "absent", "Missing tokenizer.ggml.tokens")
+                    return
+                found = extract_tokenizer_from_gguf(path, pre=self.pre)
+            else:
+                found = load_tokenizer(path, pre=self.pre)
+            note = fits(self.model, found)
+        except BitnetError as error:
+            self._note(place, path, "rejected", error.message)
+            self.refusal = self.refusal or error
+            return
+        if self.tokenizer is not None:
+            same = _same_vocabulary(self.tokenizer, found)
+            verdict = "same vocabulary" if same else "ANOTHER VOCABULARY than the one chosen"
+            self._note(place, path, "not needed", f"{self.place} comes first; {verdict}")
+            if not same:
+                logger.warning("%s has another vocabulary than the %s one", path, self.place)
+            return
+        self.tokenizer, self.place = found, place
+        self._note(place, path, "chosen", note)
+
+    def _note(self, place: str, path: Path, verdict: str, reason: str) -> None:
+        logger.debug("tokenizer candidate %s: %s: %s (%s)", place, path, verdict, reason)
+        self.candidates.append(Candidate(place, path, verdict, reason))
+
+
+def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
+    """Why *tokenizer* fits *model*, in words.
+
+    Raises:
+        VocabMismatch: it does not have exactly the model's ids (padded embedding rows apart), and
+            ``BITNET_STRICT_TOKENIZERS=0`` does not say to go on with a warning.
+    """
+    needed, has = model.token_count or model.vocab_size, tokenizer.vocab_size
+    spare = model.padding(has)
+    counted = (0, has, has + model.filler_tokens)
+    if model.token_count in counted and spare is not None:
+        padded = f", {spare} padded embedding rows" if spare else ""
+        return f"{has:,} tokens, as the model needs{padded}"
+    text = f"Vocabulary size mismatch: expected {needed}, got {has}"
+    if settings.strict_tokenizers() is False:
+        logger.warning("%s", text)
+        return text
+    raise VocabMismatch(
+        f"{text} (Model: {needed}, Tokenizer: {has}): {tokenizer.source} is not the tokenizer "
+        f"of {model.path.name}",
+        hint=f"inv explain-tokenizer {model.path}",
+    )
+
+
+def _same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
+    shared = min(one.vocab_size, other.vocab_size)
+    return all(one.token_bytes(id) == other.token_bytes(id) for id in range(shared))
+
+
+def _embedded(model: ModelFacts) -> Iterator[Path]:
+    if model.path.is_file():
+        yield model.path
+
+
+def _beside(model: ModelFacts) -> Iterator[Path]:
+    if model.path.is_dir():
+        # A folder with both holds the original in tokenizer.model.
+        yield from (model.path / "tokenizer.model", model.path / "tokenizer.json")
+        yield from (path for path in (model.path / "vocab.json",) if path.exists())
+        return
+    folder = model.path.parent
+    yield folder / "tokenizer.json"
+    yield folder / "tokenizer.model"
+    yield folder / f"{model.path.stem}.tokenizer.json"
+
+
+def _parent(model: ModelFacts) -> Iterator[Path]:
+    folder = model.path if model.path.is_dir() else model.path.parent
+    yield folder.absolute().parent / "tokenizer.json"
+
+
+def _cached(model: ModelFacts) -> Iterator[Path]:
+    info = download_info(model)
+    if info is not None:
+        for name in info.files:
+            yield settings.cache_dir() / "tokenizers" / info.cache_key / name
+
+
+def _hub_cache(model: ModelFacts) -> Iterator[Path]:
+    if not model.repository:
+        return
+    cache = settings.hf_hub_cache() or settings.hf_home().expanduser() / "hub"
+    snapshots = cache / f"models--{model.repository.replace('/', '--')}" / "snapshots"
+    yield from sorted(snapshots.glob("*/tokenizer.json"))
+
+
+CHAIN: dict[str, Callable[[ModelFacts], Iterator[Path]]] = {
+    "embedded": _embedded,
+    "sibling": _beside,
+    "parent": _parent,
+    "cache": _cached,
+    "hugging face cache": _hub_cache,
+}
+
+
+def download_info(model: ModelFacts) -> TokenizerDownloadInfo | None:
+    """What could be fetched for *model*; ``None`` when its vocabulary is not a known one."""
+    source = for_model(model.architecture, model.vocab_size)
+    if source is None:
+        return None
+    files = ("tokenizer.json", "tokenizer.model") if model.family == "bitnet" else (source.file,)
+    return TokenizerDownloadInfo(source.repo, files, source.cache_key, source.vocab_size)
+
+
+def not_found(search: Search) -> TokenizerNotFound:
+    """The error for a search that came to nothing: what was tried, what would help."""
+    model = search.model
+    looked = "".join(
+        f"\n - {entry.place}: {entry.path}: {entry.reason}" for entry in search.candidates
+    )
+    info = download_info(model)
+    hint = "name a tokenizer file: --tokenizer FILE"
+    if search.refusal is not None and search.refusal.hint:
+        hint = search.refusal.hint
+    elif info is not None:
+        logger.info("Can download compatible tokenizer from: %s", info.repo)
+        hint = f"fetch {info.repo}: add --auto-download, or inv pre-download-tokenizers"
+    return TokenizerNotFound(
+        f"No compatible tokenizer found for {model.family} model with vocab_size "
+        f"{model.vocab_size} (strict mode). Looked for:{looked}",
+        hint=hint,
+    )
+
+
+def resolve_tokenizer(
+    model: str | Path,
+    explicit: str | Path | None = None,
+    *,
+    pre: str | None = None,
+    allow_mock: bool = False,
+) -> Tokenizer:
+    """The exact tokenizer of *model*, or the one named, if it fits.
+
+    Args:
+        model: GGUF file, or folder with ``config.json``.
+        explicit: tokenizer file or folder; then nothing else is looked at.
+        pre: pre-tokenizer name to use instead of what the GGUF file says or does not say.
+        allow_mock: fall back to bytes, loudly, unless ``BITNET_STRICT_TOKENIZERS=1``.
+
+    Raises:
+        TokenizerNotFound: no place has one that fits; the text lists every place.
+        VocabMismatch: the explicit one does not fit.
+    """
+    search = Search(model_facts(Path(model)), Path(explicit) if explicit else None, pre=pre).run()
+    if search.tokenizer is not None:
+        return search.tokenizer
+    if (allow_mock or settings.allow_mock()) and not settings.strict_tokenizers():
+        logger.warning("MOCK tokenizer: its ids mean nothing to %s", search.model.path.name)
+        return mock_tokenizer()
+    raise not_found(search)
+
+
+class TokenizerDiscovery:
+    """Finds the tokenizer of one model.
+
+    Args:
+        model_path: GGUF file, or folder with ``config.json``.
+    """
+
+    def __init__(self, model_path: str | Path) -> None:
+        self.model = model_facts(Path(model_path))
+
+    @classmethod
+    def from_gguf(cls, path: str | Path) -> TokenizerDiscovery:
+        """The discovery for a GGUF file."""
+        return cls(path)
+
+    def model_type(self) -> str:
+        """The model's family: ``llama``, ``bitnet``, ``gpt2`` ..."""
+        return self.model.family
+
+    def vocab_size(self) -> int:
+        """Number of ids the tokenizer must have."""
+        return self.model.vocab_size
+
+    def discover_tokenizer_strategy(self) -> Strategy:
+        """How the model comes by its tokenizer.
+
+        Raises:
+            TokenizerNotFound: it is on no disk and its vocabulary is not one that can be fetched.
+        """
+        search = Search(self.model).run()
+        if search.tokenizer is not None:
+            if search.place == "embedded":
+                return TokenizerStrategy.EmbeddedGguf(search.tokenizer)
+            return TokenizerStrategy.Discovered(search.candidates[-1].path)
+        info = download_info(self.model)
+        if info is not None:
+            logger.info("Can download compatible tokenizer from: %s", info.repo)
+            return TokenizerStrategy.NeedsDownload(info)
+        if settings.allow_mock() and not settings.strict_tokenizers():
+            return TokenizerStrategy.Mock()
+        raise not_found(search)
+
+    def discover(self) -> Path:
+        """The file the tokenizer is in; the model itself when it is embedded.
+
+        Raises:
+            TokenizerNotFound: no place has one that fits.
+        """
+        search = Search(self.model).run()
+        if search.tokenizer is None:
+            raise not_found(search)
+        return search.candidates[-1].path

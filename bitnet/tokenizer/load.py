@@ -1,0 +1,152 @@
+"""Opens the tokenizer in a file, whatever kind of file it is."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet.errors import TokenizerNotFound
+from bitnet.formats.gguf import GGUF, MAGIC
+from bitnet.tokenizer.from_files import spec_from_file, spec_from_folder
+from bitnet.tokenizer.from_gguf import spec_from_gguf
+from bitnet.tokenizer.spec import TokenizerSpec
+from bitnet.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = [
+    "detect_architecture_from_gguf",
+    "extract_merges",
+    "extract_scores",
+    "extract_tokenizer_from_gguf",
+    "extract_tokens",
+    "load_spec",
+    "load_tokenizer",
+    "mock_tokenizer",
+]
+
+logger = logging.getLogger(__name__)
+
+
+def load_tokenizer(path: str | os.PathLike[str], *, pre: str | None = None) -> Tokenizer:
+    """The tokenizer in *path*, ready to use; see :func:`load_spec`."""
+    return Tokenizer.from_spec(load_spec(path, pre=pre))
+
+
+def load_spec(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
+    """What the tokenizer in *path* is.
+
+    Args:
+        path: GGUF file, ``tokenizer.json``, ``tokenizer.model`` (SentencePiece or tiktoken
+            ranks), ``vocab.json`` with ``merges.txt`` beside it, ``vocab.txt``, or a folder with
+            one of these or with a single GGUF file.
+        pre: pre-tokenizer name, where the file does not say or says it wrongly.
+
+    Raises:
+        TokenizerNotFound: nothing is there, or not enough to rebuild a tokenizer exactly.
+        InvalidFormat: the file is damaged.
+        Unsupported: a kind of tokenizer that is not known.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise TokenizerNotFound(
+            f'No tokenizer found at "{path}". Expected tokenizer.json, tokenizer.model or a GGUF '
+            "file with an embedded tokenizer",
+            hint="inv tokenizer --source mirror --into models/",
+        )
+    if path.is_dir():
+        models = sorted(path.glob("*.gguf"))
+        names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+        if len(models) == 1 and not any((path / name).exists() for name in names):
+            return _embedded_spec(models[0], pre)
+        return spec_from_folder(path, pre=pre)
+    with path.open("rb") as file:
+        is_gguf = file.read(len(MAGIC)) == MAGIC
+    if is_gguf:
+        return _embedded_spec(path, pre)
+    return spec_from_file(path, pre=pre)
+
+
+def extract_tokenizer_from_gguf(
+    path: str | os.PathLike[str], *, pre: str | None = None
+) -> Tokenizer:
+    """The tokenizer embedded in a GGUF file.
+
+    Args:
+        path: the file, or the first part of a split one.
+        pre: overrides ``tokenizer.ggml.pre``.
+
+    Raises:
+        TokenizerNotFound: none is embedded, or how it cuts text cannot be told.
+        InvalidFormat: the file is damaged.
+        Unsupported: a kind of tokenizer that is not known.
+    """
+    return Tokenizer.from_spec(_embedded_spec(path, pre))
+
+
+def extract_tokens(path: str | os.PathLike[str]) -> list[str]:
+    """The token texts embedded in a GGUF file, by id."""
+    return _embedded_strings(path, "tokenizer.ggml.tokens")
+
+
+def extract_merges(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
+    """The merges embedded in a GGUF file, in order of priority; split at the first space only."""
+    lines = _embedded_strings(path, "tokenizer.ggml.merges")
+    # A token may start with a space, and then the separator is the first space after it.
+    split_at = ((line, line.index(" ", 1)) for line in lines)
+    return [(line[:at], line[at + 1 :]) for line, at in split_at]
+
+
+def extract_scores(path: str | os.PathLike[str]) -> list[float]:
+    """The scores embedded in a GGUF file, by id; empty for vocabularies that have none."""
+    with GGUF.open(path) as gguf:
+        scores = gguf.metadata.get("tokenizer.ggml.scores", ())
+        return [float(score) for score in scores]
+
+
+def detect_architecture_from_gguf(path: str | os.PathLike[str]) -> str:
+    """``general.architecture`` of a GGUF file; empty when it has none."""
+    with GGUF.open(path) as gguf:
+        return gguf.architecture
+
+
+def mock_tokenizer() -> Tokenizer:
+    """A tokenizer whose ids are UTF-8 bytes: for drills only, no model was trained with it."""
+    tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    return Tokenizer.from_spec(
+        TokenizerSpec(
+            model="spm",
+            tokens=tokens,
+            scores=[0.0] * 256,
+            token_types=[6] * 256,
+            byte_fallback=True,
+            source="MOCK (bytes; means nothing to any model)",
+            fingerprint="mock",
+        )
+    )
+
+
+def _embedded_spec(path: str | os.PathLike[str], pre: str | None) -> TokenizerSpec:
+    logger.info("Detected GGUF file, extracting embedded tokenizer")
+    with GGUF.open(path) as gguf:
+        if "tokenizer.ggml.tokens" not in gguf.metadata:
+            raise TokenizerNotFound(
+                f"Missing tokenizer.ggml.tokens: {gguf.path} has no embedded tokenizer",
+                hint=f"inv explain-tokenizer {gguf.path}",
+            )
+        spec = spec_from_gguf(gguf, pre=pre)
+    logger.info("Extracted tokenizer from GGUF (%d tokens)", spec.vocab_size)
+    return spec
+
+
+def _embedded_strings(path: str | os.PathLike[str], key: str) -> list[str]:
+    with GGUF.open(path) as gguf:
+        if key not in gguf.metadata:
+            raise TokenizerNotFound(
+                f"Missing {key}: {gguf.path} does not embed it",
+                hint=f"inv inspect-gguf {gguf.path}",
+            )
+        strings: list[str] = gguf.metadata[key].strings()
+        return strings

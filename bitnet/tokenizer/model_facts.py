@@ -1,0 +1,156 @@
+"""What a model says about the tokenizer it needs: family, vocabulary size, embedding rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat, NotFound, Unsupported, from_os_error
+from bitnet.formats.gguf import GGUF
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["MAX_PADDING", "ModelFacts", "model_facts"]
+
+# Embedding matrices are padded to round sizes; more spare rows than this: another vocabulary.
+MAX_PADDING = 1024
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """A model as far as its tokenizer is concerned.
+
+    Attributes:
+        path: the GGUF file or the folder.
+        architecture: ``general.architecture``, or ``model_type`` of ``config.json``.
+        declared: vocabulary size in the metadata, ``None`` when it is absent (normal for GGUF).
+        token_count: tokens in the embedded list, 0 when there is none.
+        filler_tokens: how many at its end only fill it up to the embedding (``[PAD151665]``).
+        embedding_rows: rows of the token embedding, ``None`` in files without weights.
+        repository: repository the model says it comes from, empty when unknown.
+    """
+
+    path: Path
+    architecture: str
+    declared: int | None
+    token_count: int
+    embedding_rows: int | None
+    filler_tokens: int = 0
+    repository: str = ""
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids: the embedded list, else the metadata, else the embedding rows.
+
+        Raises:
+            InvalidFormat: the model says nothing about it.
+        """
+        size = self.token_count or self.declared or self.embedding_rows
+        if not size:
+            raise InvalidFormat(
+                f"{self.path}: no vocabulary size: neither tokenizer.ggml.tokens nor "
+                f"{self.architecture}.vocab_size nor token_embd.weight is there",
+                hint=f"inv inspect-gguf {self.path}",
+            )
+        return size
+
+    @property
+    def family(self) -> str:
+        """The name messages use for the model: its architecture without version suffixes."""
+        return "bitnet" if self.architecture.startswith("bitnet") else self.architecture
+
+    def padding(self, vocab_size: int) -> int | None:
+        """Spare embedding rows under a vocabulary of that size; ``None`` if it does not fit."""
+        rows = self.embedding_rows or self.declared or self.token_count
+        spare = (rows or vocab_size) - vocab_size
+        return spare if 0 <= spare < MAX_PADDING else None
+
+
+def model_facts(path: Path) -> ModelFacts:
+    """Facts of a GGUF file or of a folder with ``config.json``.
+
+    Raises:
+        NotFound: nothing is there.
+        InvalidFormat: the file is damaged.
+        Unsupported: neither GGUF nor a folder with ``config.json``.
+    """
+    if not path.exists():
+        raise NotFound(f"no model at {path}", hint="inv download-model --id smollm2-135m")
+    if path.is_dir():
+        return _folder_facts(path)
+    with GGUF.open(path) as gguf:
+        return gguf_facts(gguf)
+
+
+def gguf_facts(gguf: GGUF) -> ModelFacts:
+    """Facts of an open GGUF file."""
+    metadata = gguf.metadata
+    tokens = metadata.get("tokenizer.ggml.tokens", ())
+    embedding = gguf.tensors.get("token_embd.weight")
+    return ModelFacts(
+        path=gguf.path,
+        architecture=gguf.architecture,
+        declared=_whole(metadata, f"{gguf.architecture}.vocab_size"),
+        token_count=len(tokens),
+        embedding_rows=int(embedding.shape[0]) if embedding is not None else None,
+        filler_tokens=_fillers(tokens),
+        repository=_repository(metadata),
+    )
+
+
+def _fillers(tokens: Sequence[str]) -> int:
+    """Tokens at the end of the list that converters made up because the embedding has more rows."""
+    count = len(tokens)
+    last = count
+    while last and tokens[last - 1] == f"[PAD{last - 1}]":
+        last -= 1
+    return count - last
+
+
+def _folder_facts(folder: Path) -> ModelFacts:
+    config_path = folder / "config.json"
+    if not config_path.exists():
+        only = sorted(folder.glob("*.gguf"))
+        if len(only) == 1:
+            return model_facts(only[0])
+        raise Unsupported(
+            f"{folder} has no config.json and {len(only)} GGUF files",
+            hint="name the GGUF file itself, or a folder with config.json and safetensors",
+        )
+    try:
+        config = json.loads(config_path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise from_os_error(error, config_path) from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidFormat(f"{config_path} is not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidFormat(f"{config_path} is not a JSON object")
+    inner = config.get("text_config")
+    text = {**(inner if isinstance(inner, dict) else {}), **config}
+    return ModelFacts(
+        path=folder,
+        architecture=str(text.get("model_type", "unknown")),
+        declared=_whole(text, "vocab_size"),
+        token_count=0,
+        embedding_rows=_whole(text, "vocab_size"),
+        repository=str(text.get("_name_or_path", "")),
+    )
+
+
+def _whole(metadata: Mapping[str, Any], key: str) -> int | None:
+    value = metadata.get(key)
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _repository(metadata: Mapping[str, Any]) -> str:
+    """``org/name`` from the keys converters write about a model's origin, or nothing."""
+    for key in ("general.source.huggingface.repository", "general.source.url", "general.repo_url"):
+        value = metadata.get(key)
+        if isinstance(value, str) and value:
+            parts = value.rstrip("/").split("/")
+            if len(parts) >= 2:
+                return "/".join(parts[-2:])
+    return ""

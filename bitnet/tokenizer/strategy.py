@@ -1,0 +1,101 @@
+"""The ways a model can come by its tokenizer, as values to match on.
+
+match TokenizerDiscovery.from_gguf(path).discover_tokenizer_strategy():
+    case TokenizerStrategy.EmbeddedGguf(tokenizer): ...
+    case TokenizerStrategy.NeedsDownload(info): ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bitnet.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["Strategy", "TokenizerDownloadInfo", "TokenizerStrategy"]
+
+
+@dataclass(frozen=True)
+class TokenizerDownloadInfo:
+    """A tokenizer that can be fetched.
+
+    Attributes:
+        repo: repository on the hub.
+        files: files of it that make up the tokenizer.
+        cache_key: folder below ``tokenizers/`` in the cache.
+        expected_vocab: number of ids it must have.
+    """
+
+    repo: str
+    files: tuple[str, ...]
+    cache_key: str
+    expected_vocab: int
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The tokenizer the user named."""
+
+    path: Path
+
+    def description(self) -> str:
+        """What will be done, for people."""
+        return f"user-specified tokenizer: {self.path}"
+
+
+@dataclass(frozen=True)
+class Discovered:
+    """A file beside the model, above it, or in a cache."""
+
+    path: Path
+
+    def description(self) -> str:
+        """What will be done, for people."""
+        return f"auto-discovered tokenizer: {self.path}"
+
+
+@dataclass(frozen=True)
+class NeedsDownload:
+    """Nothing on disk; *info* says what to fetch."""
+
+    info: TokenizerDownloadInfo
+
+    def description(self) -> str:
+        """What will be done, for people."""
+        return f"smart download required: {self.info.repo}"
+
+
+@dataclass(frozen=True)
+class EmbeddedGguf:
+    """The tokenizer inside the GGUF file."""
+
+    tokenizer: Tokenizer
+
+    def description(self) -> str:
+        """What will be done, for people."""
+        return f"GGUF-embedded tokenizer: {self.tokenizer.vocab_size} tokens"
+
+
+@dataclass(frozen=True)
+class Mock:
+    """Bytes instead of tokens, only when explicitly allowed; its ids mean nothing to the model."""
+
+    def description(self) -> str:
+        """What will be done, for people."""
+        return "MOCK tokenizer: the ids mean nothing to the model"
+
+
+Strategy: TypeAlias = Exact | Discovered | NeedsDownload | EmbeddedGguf | Mock
+
+
+class TokenizerStrategy:
+    """The variants under one name."""
+
+    Exact = Exact
+    Discovered = Discovered
+    NeedsDownload = NeedsDownload
+    EmbeddedGguf = EmbeddedGguf
+    Mock = Mock
