@@ -51,7 +51,7 @@ class PortableEngine:
             text: any text; lone surrogates become U+FFFD.
             parse_special: recognise special tokens in it; other added tokens always are.
         """
-        text = text.encode("utf-8", "replace").decode() if _has_surrogates(text) else text
+        text = _without_surrogates(text)
         ids: list[int] = []
         for i, part in enumerate(self._added.split(text, parse_special=parse_special)):
             if isinstance(part, int):
@@ -70,12 +70,12 @@ class PortableEngine:
         return self._pieces.encode(text, at_start=at_start)
 
 
-def _has_surrogates(text: str) -> bool:
+def _without_surrogates(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return True
-    return False
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 class _Own:

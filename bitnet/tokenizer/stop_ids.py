@@ -37,6 +37,8 @@ END_OF_GENERATION = frozenset(
         "<|tool_response>",
         "<｜end▁of▁sentence｜>",
         "[e~[",
+        "<|eot|>",  # LLaMA-4
+        "<|eom|>",
         # Fill-in-the-middle models end with the marker of the next file or of padding.
         "<|fim_pad|>",
         "<fim-pad>",

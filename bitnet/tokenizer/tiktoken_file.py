@@ -52,8 +52,8 @@ class _Published:
     eos: str = ""
 
 
-def _reserved(count: int, start: int) -> list[str]:
-    return [f"<|reserved_special_token_{n}|>" for n in range(start, start + count)]
+def _reserved(count: int, start: int, kind: str = "") -> list[str]:
+    return [f"<|{kind}reserved_special_token_{n}|>" for n in range(start, start + count)]
 
 
 def _numbered(first: int, texts: list[str]) -> dict[int, str]:
@@ -70,6 +70,37 @@ _LLAMA3 = [
     "<|eot_id|>",
     *_reserved(246, 5),
 ]
+_LLAMA4 = [
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|header_start|>",
+    "<|header_end|>",
+    "<|eom|>",
+    "<|eot|>",
+    "<|step|>",
+    *_reserved(6, 0, "text_post_train_"),
+    "<|python_start|>",
+    "<|python_end|>",
+    "<|finetune_right_pad|>",
+    *_reserved(61, 8, "text_post_train_"),
+    "<|image_start|>",
+    "<|image_end|>",
+    *_reserved(2, 0, "vision_"),
+    "<|tile_x_separator|>",
+    "<|tile_y_separator|>",
+    *_reserved(4, 2, "vision_"),
+    "<|image|>",
+    *_reserved(1, 6, "vision_"),
+    "<|patch|>",
+    *_reserved(1041, 7, "vision_"),
+    *_reserved(8, 0, "reasoning_"),
+    "<|reasoning_thinking_start|>",
+    "<|reasoning_thinking_end|>",
+]
+_LLAMA4 += _reserved(2048 - len(_LLAMA4), 0)
 _QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{n}|>" for n in range(205))]
 
 _PUBLISHED = {
@@ -99,6 +130,13 @@ _PUBLISHED = {
         "gpt-4o",
         {199_999: "<|endoftext|>", 200_018: "<|endofprompt|>"},
         eos="<|endoftext|>",
+    ),
+    200_000: _Published(
+        "LLaMA-4",
+        "llama4",
+        _numbered(200_000, _LLAMA4),
+        bos="<|begin_of_text|>",
+        eos="<|end_of_text|>",
     ),
 }
 

@@ -43,8 +43,14 @@ TEXTS = [
 ]
 
 
+def present(path):
+    if not path.exists():
+        pytest.skip(f"{path} is missing: not everything in BITNET_TEST_DATA is published")
+    return path
+
+
 def rows(test_data, name):
-    with gzip.open(test_data / "expected" / f"{name}.jsonl.gz", "rt") as lines:
+    with gzip.open(present(test_data / "expected" / f"{name}.jsonl.gz"), "rt") as lines:
         return [json.loads(line) for line in lines]
 
 
@@ -67,7 +73,7 @@ def test_published_tokenizer_json_gives_the_recorded_ids(test_data, name, key):
 
 
 def spec_from_folder_json(test_data, name):
-    return spec_from_tokenizer_json(test_data / "tokenizers" / name / "tokenizer.json")
+    return spec_from_tokenizer_json(present(test_data / "tokenizers" / name / "tokenizer.json"))
 
 
 def test_meta_rank_file_gives_tiktoken_ids(test_data):
@@ -87,7 +93,7 @@ def test_rank_file_and_tokenizer_json_of_llama3_are_the_same_vocabulary(test_dat
 
 
 def test_llama2_sentencepiece_model_gives_the_recorded_ids(test_data):
-    spec = spec_from_folder(test_data / "tokenizers" / "llama2")
+    spec = spec_from_folder(present(test_data / "tokenizers" / "llama2"))
     recorded = rows(test_data, "llama2")
     assert wrong_ids(spec, recorded, parse_special=False) == []
     assert wrong_ids(spec, recorded, parse_special=False, key="ids_with_special") == []

@@ -68,7 +68,10 @@ def test_ids_are_those_of_the_original_tokenizer(name, test_data):
     recorded, parse_special = ORACLES[name]
     with open_vocabulary(test_data, name) as gguf:
         engine = PortableEngine(spec_from_gguf(gguf))
-    with gzip.open(test_data / "expected" / f"{recorded}.jsonl.gz", "rt") as lines:
+    path = test_data / "expected" / f"{recorded}.jsonl.gz"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not in BITNET_TEST_DATA; it is not published")
+    with gzip.open(path, "rt") as lines:
         rows = [json.loads(line) for line in lines]
     assert len(rows) >= 2000
     wrong = [
