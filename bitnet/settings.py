@@ -12,6 +12,7 @@ A setting is a callable: ``settings.offline()`` gives the value that holds now.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
+_LOGIN = re.compile(r"//[^/?#]*@")
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
 
@@ -219,7 +221,8 @@ def as_set(setting: Setting[Any]) -> str | None:
     for name in setting.names:
         text = os.environ.get(name)
         if text is not None:
-            return "(set, not shown)" if setting.secret else repr(text)
+            # An address may carry a user's password.
+            return "(set, not shown)" if setting.secret else repr(_LOGIN.sub("//***@", text))
     return None
 
 

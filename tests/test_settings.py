@@ -118,7 +118,9 @@ def test_what_is_set_is_shown_and_secrets_are_not(monkeypatch):
     monkeypatch.setenv("BITNET_SEED", "7")
     monkeypatch.setenv("HF_TOKEN", "hush")
     assert settings.as_set(settings.seed) == "'7'"
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:hush@mirror.example/x")
     assert "hush" not in settings.as_set(settings.hf_token)
+    assert settings.as_set(settings.hf_endpoint) == "'https://***@mirror.example/x'"
 
 
 def test_the_cache_folder_follows_its_order(monkeypatch, tmp_path):

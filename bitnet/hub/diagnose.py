@@ -48,7 +48,7 @@ def diagnose(options: FetchOptions) -> Iterator[Step]:
     chosen = proxies["verify"]  # REQUESTS_CA_BUNDLE, where it is set
     bundle = chosen if isinstance(chosen, str) else requests.utils.DEFAULT_CA_BUNDLE_PATH
     proxy = requests.utils.select_proxy(url, proxies["proxies"])
-    yield Step("hub", options.endpoint)
+    yield Step("hub", shown(options.endpoint))
     yield Step("proxy", shown(proxy) if proxy else "none")
     _, host, port = origin(proxy or url)
     steps: list[tuple[str, Callable[[], str]]] = [
@@ -76,7 +76,7 @@ def _timed(name: str, look: Callable[[], str], url: str) -> Step:
         problem = error
     except Transient as broken:
         problem = broken.error
-    except (OSError, requests.exceptions.RequestException) as error:
+    except (OSError, UnicodeError) as error:  # requests' errors are OSErrors, a bad name is none
         problem = NetworkError(f"{name} fails for {shown(url)}: {error}", hint=_HINTS[name])
     took = time.monotonic() - started
     return Step(name, "failed" if problem else text, problem, took)

@@ -21,6 +21,7 @@ from bitnet.cache import (
 )
 from bitnet.errors import InvalidFormat, NotFound, PermissionDenied, UsageError
 
+needs_links = pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")
 NOW_S = 2_000_000_000.0
 DAY_S = 86_400
 TOKENIZER = b'{"model": {"type": "BPE"}}'
@@ -264,6 +265,7 @@ def test_a_file_that_is_already_gone_is_no_error(root):
     assert not (root / "tokenizers/gpt2-50k").exists()
 
 
+@needs_links
 def test_links_are_removed_and_never_followed(root, tmp_path):
     outside = put(tmp_path / "elsewhere/precious.gguf", b"GGUF")
     (root / "models/acme--tiny/main/link.gguf").symlink_to(outside)
@@ -274,6 +276,7 @@ def test_links_are_removed_and_never_followed(root, tmp_path):
     assert not (root / "models/acme--tiny").exists()
 
 
+@needs_links
 def test_a_folder_replaced_by_a_link_after_the_plan_is_not_followed(root, tmp_path):
     planned = plan(root, Selection(key="gpt2-50k"), now_s=NOW_S)
     folder = root / "tokenizers/gpt2-50k"
@@ -284,6 +287,7 @@ def test_a_folder_replaced_by_a_link_after_the_plan_is_not_followed(root, tmp_pa
     assert (tmp_path / "moved/tokenizer.json").exists()
 
 
+@needs_links
 def test_an_area_that_is_a_link_is_not_ours(tmp_path):
     put(tmp_path / "elsewhere/k/tokenizer.json")
     (tmp_path / "cache").mkdir()
@@ -309,7 +313,7 @@ def test_a_project_folder_is_refused_until_it_is_marked(root):
         plan(root, Selection())
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may do anything")
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may do anything")
 def test_a_folder_that_cannot_be_read_is_a_permission_error(root):
     (root / "tokenizers").chmod(0)
     try:

@@ -63,6 +63,11 @@ def test_a_name_that_does_not_resolve_fails_at_dns(monkeypatch):
     assert "DNS server" in steps["DNS"].problem.hint
 
 
+def test_a_name_that_cannot_be_one_fails_at_dns():
+    steps = look(f"https://{'x' * 70}.invalid")
+    assert steps["DNS"].problem.exit_code == 14
+
+
 def test_behind_a_proxy_the_proxy_is_what_is_connected_to(monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@127.0.0.1:9")
     steps = look("https://hub.invalid")

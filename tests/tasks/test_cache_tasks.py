@@ -2,13 +2,18 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from builders import f32, gguf_bytes, llama_metadata
 
 from bitnet.cli import Program
 from bitnet.tasks import load
+
+SCRIPTS = Path(__file__).parents[2] / "ci/scripts"
 
 
 class Terminal(io.StringIO):
@@ -121,3 +126,17 @@ def test_clean_as_json_prints_one_document(run, cache):
     assert (facts["removed"], len(facts["remove"])) == (False, 1)
     facts = json.loads(run("clean-cache", "--json", "--yes")[1])
     assert (facts["removed"], facts["size_bytes"]) == (True, 13)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell script")
+def test_the_cleanup_script_removes_what_is_old(cache):
+    path = cache / "tokenizers/gpt2-50k/tokenizer.json"
+    bin_folder = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "KEEP": "0"}
+    command = [str(SCRIPTS / "cleanup-tokenizer-cache.sh")]
+    os.utime(path, (0, 0))
+    subprocess.run(command, env={**environment, "KEEP": "1"}, check=True, capture_output=True)
+    assert path.exists()
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert not path.exists()
+    assert done.stdout.endswith("Cache cleanup complete\n")
