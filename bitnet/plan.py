@@ -125,7 +125,8 @@ class ModelPlan:
 
     def lines(self) -> Iterator[str]:
         """The plan for people, a line per question."""
-        yield f"{self.name}: {_size(self.size_bytes)} ({_size(self.header_bytes)} of it read)"
+        read = f"{_size(self.header_bytes)} of it read" if self.header_bytes else "not read"
+        yield f"{self.name}: {_size(self.size_bytes)} ({read})"
         yield f"  licence        {self.licence or 'not stated'}"
         yield f"  access         {self._access()}"
         if self.header_bytes:

@@ -36,7 +36,7 @@ from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.origin import Origin
 from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.place import free_space, matches, place
-from bitnet.hub.repository import file_url, head
+from bitnet.hub.repository import file_url, head, model_facts
 from bitnet.progress import human_size
 
 if TYPE_CHECKING:
@@ -96,8 +96,9 @@ class Project:
     def pin(self, entry: Locked) -> None:
         """Write *entry* into the lock file; several processes may do so at once."""
         known = self.pinned(entry.key)
-        if known is not None and known.sha256 == entry.sha256 and entry.commit is None:
-            entry = replace(entry, commit=known.commit)
+        if known is not None and known.sha256 == entry.sha256:
+            commit, licence = entry.commit or known.commit, entry.licence or known.licence
+            entry = replace(entry, commit=commit, licence=licence)
         if known == entry:
             return
         name = hashlib.sha256(str(self.lock_path.absolute()).encode()).hexdigest()[:16]
@@ -271,8 +272,23 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
     _require_connection(path, f"inv download-model --id {source.repo}", project.options)
     sources.require_token(source)
     got = _fetch(replace(source, sha256=wanted), project, path, pinned=pinned)
+    source = _with_licence(source, project)
     origin = _origin(source, got.commit, got.sha256, path)
     return _model(source, project, path, origin, cached=got.cached)
+
+
+def _with_licence(source: Source, project: Project) -> Source:
+    """*source* with the licence its page names, as far as the server knows pages."""
+    if source.licence:
+        return source
+    options = with_mirror(project.options, source.repo, project.folder)
+    try:
+        facts = model_facts(source.repo, source.revision, options)
+    except BitnetError as error:
+        logger.debug("licence of %s is not known: %s", source.repo, error)
+        return source
+    page = facts.licence_link or source.page
+    return replace(source, licence=facts.licence or "", licence_url=page)
 
 
 def _model(
@@ -378,15 +394,13 @@ def provide_locked(locked: Locked, project: Project, *, check: VocabularyCheck) 
     """
     target = project.folder / locked.path if locked.path is not None else None
     if locked.kind == "model":
-        known = sources.model_source(locked.repo)
-        licence_url = known.licence_url if known else f"https://huggingface.co/{locked.repo}"
-        source = sources.Source(
-            locked.repo,
-            locked.repo,
-            locked.file,
-            locked.revision,
+        source = sources.model_source(locked.repo) or sources.Source(locked.repo, locked.repo)
+        source = replace(
+            source,
+            file=locked.file,
+            revision=locked.revision,
             licence=locked.licence,
-            licence_url=licence_url,
+            licence_url=source.licence_url or source.page,
         )
         return provide_model(source, project, target=target)
     if locked.kind == "package":

@@ -58,10 +58,15 @@ class Source:
         return (self.file,)
 
     @property
+    def page(self) -> str:
+        """Where its owner describes it."""
+        return f"https://huggingface.co/{self.repo}"
+
+    @property
     def licence_line(self) -> str:
         """What a person should read before using the file; no judgement about what it allows."""
         if not self.licence:
-            return f"Licence: see https://huggingface.co/{self.repo}"
+            return f"Licence: see {self.page}"
         return f"Licence: {self.licence}, {self.licence_url} (you decide whether it fits your use)"
 
 
@@ -164,7 +169,7 @@ def require_token(source: Source) -> None:
     open_copy = " Without an account: --source mirror." if source.cache_key == "llama3-128k" else ""
     raise TokenMissing(
         f"HF_TOKEN environment variable required for {which} ({source.repo})\n"
-        f"  1. Accept the licence: https://huggingface.co/{source.repo}\n"
+        f"  1. Accept the licence: {source.page}\n"
         "  2. Create a token with read access: https://huggingface.co/settings/tokens\n"
         "  3. Set it: export HF_TOKEN=hf_...",
         hint=f"set HF_TOKEN and run the command again.{open_copy}",

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from hub_server import Rule
 
 from bitnet.errors import (
     NotFound,
@@ -186,6 +187,22 @@ def test_a_model_goes_below_models_and_is_pinned(project, hub):
     assert pinned.path == "models/org-model/model.gguf"
     assert (pinned.sha256, pinned.size) == (got.sha256, len(CONTENT))
     assert pinned.commit == hub.repos["org/model"].revisions["main"]
+
+
+def test_the_licence_the_page_names_is_shown_and_pinned(project, hub):
+    hub.repo("org/model", licence="bsd-3-clause")
+    assert "bsd-3-clause" in provide_model(WEIGHTS, project).licence
+    assert lockfile.read(project.lock_path)[0].licence == "bsd-3-clause"
+    (again,) = sync(project)
+    assert "bsd-3-clause" in again.licence
+    assert "see https://huggingface.co/org/model" in provide_model(WEIGHTS, project).licence
+    assert lockfile.read(project.lock_path)[0].licence == "bsd-3-clause"
+
+
+def test_a_mirror_that_knows_no_pages_only_loses_the_licence(project, hub):
+    hub.rules.append(Rule(where="hub", path="/api/", status=404))
+    assert provide_model(WEIGHTS, project).path.exists()
+    assert lockfile.read(project.lock_path)[0].licence == ""
 
 
 def test_a_pinned_model_that_is_there_needs_no_connection(project, hub):
