@@ -18,6 +18,7 @@ import numpy as np
 from bitnet.errors import BitnetError, InvalidFormat, Unsupported, from_os_error
 from bitnet.formats.gguf import GGUF, NeedMoreBytes
 from bitnet.inspect_gguf import encodings, memory, vocabulary
+from bitnet.models.load import ARCHITECTURES
 from bitnet.progress import human_size
 from bitnet.quants.registry import dequantize
 from bitnet.quants.weight import Weight
@@ -344,6 +345,9 @@ def _context(gguf: GGUF) -> int:
 
 
 def _format_problems(gguf: GGUF) -> Iterator[str]:
+    if gguf.architecture not in ARCHITECTURES:
+        known = ", ".join(sorted(ARCHITECTURES))
+        yield f"architecture {gguf.architecture or '(none)'} is not supported; supported: {known}"
     if not gguf.tensors:
         yield "it has no weights, only metadata"
     kinds = {info.type for info in gguf.tensors.values()}

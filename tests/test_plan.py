@@ -112,6 +112,12 @@ def test_weights_that_cannot_be_decoded_are_named(tmp_path):
     assert any("no decoder for" in problem for problem in found.problems)
 
 
+def test_an_architecture_that_does_not_run_is_named(tmp_path):
+    path = write_gguf(tmp_path / "m.gguf", llama_metadata("mamba"), [f32("x", (4, 128))])
+    found = plan_file(path, Origin(), machine=ROOMY)
+    assert found.problems[0].startswith("architecture mamba is not supported; supported: bitnet")
+
+
 def test_a_vocabulary_alone_does_not_run(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", metadata())
     assert "it has no weights, only metadata" in plan_file(path, Origin(), machine=ROOMY).problems

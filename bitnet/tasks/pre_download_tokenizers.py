@@ -25,7 +25,7 @@ def pre_download_tokenizers(
     A model with a complete tokenizer, inside it or beside it, needs nothing. Ends with the exit
     code of the first failure if there is one.
     """
-    from bitnet.hub.provision import Project
+    from bitnet.hub.project import Project
     from bitnet.tokenizer.needs import find_models
 
     project = Project(Path(), cache.root, fetch, output.progress)

@@ -21,7 +21,8 @@ def sync(c, update=False, fetch=FetchOptions(), cache=CacheOptions(), output=Out
     file; commit it, and every machine gets the same bytes.
     """
     from bitnet.hub import lockfile
-    from bitnet.hub.provision import Project, provide_locked
+    from bitnet.hub.project import Project
+    from bitnet.hub.sync import provide_locked
     from bitnet.tokenizer.vocabulary import check_vocabulary
 
     project = Project(Path(), cache.root, fetch, output.progress, update=update)

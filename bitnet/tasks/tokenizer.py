@@ -44,7 +44,8 @@ def tokenizer(
     The two sources are never swapped for each other. --compare A --with B says where two files
     differ in meaning: vocabulary, merges, special tokens, template.
     """
-    from bitnet.hub.provision import Project, provide_tokenizer
+    from bitnet.hub.project import Project
+    from bitnet.hub.provision import provide_tokenizer
     from bitnet.tokenizer.vocabulary import check_vocabulary
 
     if compare or against:

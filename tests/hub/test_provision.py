@@ -22,14 +22,10 @@ from bitnet.hub import lockfile, sources
 from bitnet.hub.lockfile import Locked
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.origin import Origin
-from bitnet.hub.provision import (
-    Project,
-    provide_locked,
-    provide_model,
-    provide_tokenizer,
-    tokenizer_entry,
-)
+from bitnet.hub.project import Project
+from bitnet.hub.provision import provide_model, provide_tokenizer, tokenizer_entry
 from bitnet.hub.sources import Source
+from bitnet.hub.sync import provide_locked
 from bitnet.tokenizer.vocabulary import check_vocabulary
 
 OPEN = Source("open", "mirror/tiny", vocab_size=3, cache_key="tiny", licence="MIT")

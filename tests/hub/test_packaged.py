@@ -12,17 +12,19 @@ import pytest
 from test_package_index import TINY, WHOLE, local_index, wheels  # noqa: F401 - fixtures
 
 from bitnet.errors import NoSpace, Offline
-from bitnet.hub import lockfile, provision
+from bitnet.hub import lockfile, packaged
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.package_index import PACKAGED
-from bitnet.hub.provision import Project, provide_packaged
+from bitnet.hub.packaged import provide_packaged
+from bitnet.hub.project import Project
 
 # What a second process runs: the same model, in the same project.
 PROVIDE = """
 import sys
 from pathlib import Path
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.provision import Project, provide_packaged
+from bitnet.hub.packaged import provide_packaged
+from bitnet.hub.project import Project
 sys.path[:0] = [sys.argv[1], sys.argv[2]]
 from test_package_index import TINY
 project = Project(Path(sys.argv[3]), Path(sys.argv[4]), FetchOptions(), "none")
@@ -93,7 +95,7 @@ def test_a_damaged_copy_is_replaced_from_the_cache(project, local_index):  # noq
 
 
 def test_a_full_disk_is_noticed_before_pip_is_started(project, monkeypatch):
-    monkeypatch.setattr(provision, "free_space", lambda folder: 10)
+    monkeypatch.setattr(packaged, "free_space", lambda folder: 10)
     with pytest.raises(NoSpace, match="os error 28"):
         provide_packaged(TINY, project)
 

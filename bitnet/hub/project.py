@@ -1,0 +1,119 @@
+"""A working folder with its lock file and cache, and what is provided to it."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
+
+from bitnet import locks
+from bitnet.errors import Offline, PermissionDenied
+from bitnet.hub import lockfile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bitnet.hub.lockfile import Locked
+    from bitnet.hub.options import FetchOptions
+    from bitnet.progress import Mode
+
+__all__ = ["Project", "Provided"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Project:
+    """Where things are and how to fetch them; the same for all files of one command.
+
+    Attributes:
+        folder: holds the lock file; ``models`` is below it.
+        cache: the cache folder.
+        options: how to fetch.
+        progress: how progress is shown.
+        force: fetch again what is already there.
+        update: accept files that differ from the lock file.
+    """
+
+    folder: Path
+    cache: Path
+    options: FetchOptions
+    progress: Mode = "auto"
+    force: bool = False
+    update: bool = False
+
+    @property
+    def lock_path(self) -> Path:
+        """The lock file."""
+        return self.folder / lockfile.NAME
+
+    def pinned(self, key: tuple[str, str, str, str]) -> Locked | None:
+        """What the lock file says about *key*."""
+        return lockfile.find(lockfile.read(self.lock_path), key)
+
+    def pin(self, entry: Locked) -> None:
+        """Write *entry* into the lock file; several processes may do so at once."""
+        known = self.pinned(entry.key)
+        if known is not None and known.sha256 == entry.sha256:
+            commit, licence = entry.commit or known.commit, entry.licence or known.licence
+            entry = replace(entry, commit=commit, licence=licence)
+        if known == entry:
+            return
+        name = hashlib.sha256(str(self.lock_path.absolute()).encode()).hexdigest()[:16]
+        guard = self.cache / "reports" / f"lockfile-{name}.lock"
+        with ExitStack() as stack:
+            with suppress(OSError, PermissionDenied):  # without a guard an entry may get lost
+                guard.parent.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(
+                    locks.hold(guard, timeout_s=self.options.lock_timeout, what=lockfile.NAME)
+                )
+            try:
+                lockfile.record(self.lock_path, entry)
+            except PermissionDenied as error:
+                logger.warning("%s/%s is not pinned: %s", entry.repo, entry.file, error)
+                return
+        logger.info("pinned %s/%s in %s", entry.repo, entry.file, self.lock_path)
+
+    def require_connection(self, path: Path, command: str) -> None:
+        """Stop if the network is switched off.
+
+        Args:
+            path: what would be fetched.
+            command: what fetches it.
+
+        Raises:
+            Offline: it is.
+        """
+        if self.options.is_offline:
+            state = "is not what was asked for" if path.exists() else "does not exist"
+            raise Offline(
+                f"offline: {path} {state}, and the network is switched off",
+                hint=f"with a connection: {command}",
+            )
+
+
+@dataclass(frozen=True)
+class Provided:
+    """A file that is where it should be.
+
+    Attributes:
+        path: where the caller wanted it.
+        sha256: its digest.
+        size: its bytes.
+        commit: of the repository, where the server said.
+        cached: no bytes were transferred.
+        licence: the licence line.
+    """
+
+    path: Path
+    sha256: str
+    size: int
+    commit: str | None
+    cached: bool
+    licence: str
+
+    def facts(self) -> dict[str, object]:
+        """The file as JSON values."""
+        return asdict(self) | {"path": str(self.path)}
