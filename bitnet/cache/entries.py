@@ -7,13 +7,13 @@ import os
 import re
 import stat
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.errors import from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 __all__ = ["AREAS", "Entry", "Kind", "entries", "locks_for"]
 
@@ -95,9 +95,15 @@ def _files(folder: Path) -> list[os.DirEntry[str]]:
     """Files and links to files in *folder*."""
     try:
         with os.scandir(folder) as items:
-            return [item for item in items if item.is_file()]
+            return [item for item in items if item.is_file() or _is_dangling(item)]
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise from_os_error(error, folder) from error
+
+
+def _is_dangling(item: os.DirEntry[str]) -> bool:
+    return item.is_symlink() and not Path(item).exists()
 
 
 def _companions_of(name: str, names: Iterable[str]) -> set[str]:

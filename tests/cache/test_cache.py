@@ -269,6 +269,7 @@ def test_a_file_that_is_already_gone_is_no_error(root):
 def test_links_are_removed_and_never_followed(root, tmp_path):
     outside = put(tmp_path / "elsewhere/precious.gguf", b"GGUF")
     (root / "models/acme--tiny/main/link.gguf").symlink_to(outside)
+    (root / "models/acme--tiny/main/gone.gguf").symlink_to(tmp_path / "nowhere")
     (root / "models/linked").symlink_to(outside.parent, target_is_directory=True)
     prune(plan(root, Selection(models=True), now_s=NOW_S))
     assert outside.read_bytes() == b"GGUF"
