@@ -1,0 +1,158 @@
+"""The reference operations against formulas written out element by element."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bitnet.errors import UsageError
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.quants import types
+from bitnet.quants.registry import PACKED_U8, quantize
+from bitnet.quants.weight import Weight
+
+RNG = np.random.default_rng(0)
+OPS = ReferenceOps(dtype=np.float64)
+F32 = types.by_name("F32")
+
+
+def weight(values):
+    values = np.asarray(values, dtype="<f4")
+    return Weight("w", values.shape, F32, values.reshape(-1).view(np.uint8))
+
+
+def test_linear_multiplies_by_the_transpose_and_adds_the_bias():
+    matrix = OPS.prepare(weight([[1, 2, 3], [4, 5, 6]]))
+    bias = OPS.prepare(weight([10, 20]))
+    assert OPS.linear(np.array([[1.0, 0, -1]]), matrix, bias).tolist() == [[8, 18]]
+
+
+def test_embed_picks_rows():
+    table = OPS.prepare(weight([[1, 2], [3, 4], [5, 6]]))
+    assert OPS.embed(table, [2, 0, 2]).tolist() == [[5, 6], [1, 2], [5, 6]]
+
+
+@pytest.mark.parametrize("encoding", ["I2_S", "PACKED_U8"])
+def test_a_bitnet_linear_rounds_its_input_per_token(encoding):
+    values = RNG.standard_normal((8, 128)).astype(np.float32)
+    quant = types.by_name(encoding) or PACKED_U8
+    prepared = OPS.prepare(quantize("w", values, quant))
+    x = RNG.standard_normal((3, 128)) * [[1], [100], [0]]
+    magnitude = float(np.abs(values).mean(dtype=np.float32))
+    codes = np.clip(np.rint(values / magnitude), -1, 1)
+    expected = np.zeros((3, 8))
+    for t in range(3):
+        step = 127 / max(np.abs(x[t]).max(), 1e-5)
+        rounded = [min(max(round(value * step), -128), 127) for value in x[t]]
+        for row in range(8):
+            total = sum(q * code for q, code in zip(rounded, codes[row], strict=True))
+            expected[t, row] = total / step * magnitude
+    np.testing.assert_allclose(OPS.linear(x, prepared), expected, rtol=1e-6)
+
+
+def test_ternary_sums_are_exact_in_float32():
+    codes = RNG.choice([-1.0, 1.0], (4, 8192)).astype(np.float32)
+    ops = ReferenceOps()
+    x = np.full((1, 8192), 127, dtype=np.float32)
+    expected = codes.astype(np.int64).sum(axis=1) * 127
+    prepared = ops.prepare(quantize("w", codes, types.by_name("I2_S")))
+    np.testing.assert_array_equal(ops.linear(x, prepared)[0], expected)
+
+
+def test_an_embedding_in_a_ternary_encoding():
+    values = RNG.choice([-0.5, 0.5], (4, 128)).astype(np.float32)
+    prepared = OPS.prepare(quantize("w", values, types.by_name("I2_S")))
+    np.testing.assert_array_equal(OPS.embed(prepared, [3, 1]), values[[3, 1]])
+
+
+def test_rms_norm_divides_by_the_root_of_the_mean_square():
+    found = OPS.rms_norm(np.array([[3.0, 4.0]]), OPS.prepare(weight([1, 2])), 0.5)
+    root = math.sqrt(12.5 + 0.5)
+    np.testing.assert_allclose(found, [[3 / root, 8 / root]])
+
+
+@pytest.mark.parametrize(
+    ("style", "pairs"), [("interleaved", [(0, 1), (2, 3)]), ("half", [(0, 2), (1, 3)])]
+)
+def test_rope_turns_each_pair_by_its_angle(style, pairs):
+    x = RNG.standard_normal((2, 3, 6))  # the last two elements are not rotated
+    angles = RNG.standard_normal((2, 2))
+    found = OPS.rope(x, angles, style=style, scale=1.5)
+    for t in range(2):
+        for pair, (first, second) in enumerate(pairs):
+            turned = (x[t, :, first] + 1j * x[t, :, second]) * 1.5 * np.exp(1j * angles[t, pair])
+            np.testing.assert_allclose(found[t, :, first], turned.real)
+            np.testing.assert_allclose(found[t, :, second], turned.imag)
+    np.testing.assert_array_equal(found[..., 4:], x[..., 4:])
+
+
+def attention_by_hand(q, keys, values, scale, window, softcap):
+    t, heads, width = q.shape
+    kv_heads, s, _ = keys.shape
+    out = np.zeros((t, heads, width))
+    for i in range(t):
+        at = s - t + i
+        visible = [j for j in range(at + 1) if not window or at - j < window]
+        for head in range(heads):
+            shared = head // (heads // kv_heads)
+            scores = [float(q[i, head] @ keys[shared, j]) * scale for j in visible]
+            if softcap:
+                scores = [softcap * math.tanh(score / softcap) for score in scores]
+            weights = [math.exp(score) for score in scores]
+            for share, j in zip(weights, visible, strict=True):
+                out[i, head] += share / sum(weights) * values[shared, j]
+    return out.reshape(t, -1)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+@pytest.mark.parametrize("window", [0, 1, 3])
+@pytest.mark.parametrize("t", [1, 4, 7])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (3, 1)])
+def test_attention_sees_what_it_may(heads, kv_heads, t, window, softcap):
+    q = RNG.standard_normal((t, heads, 8))
+    keys, values = RNG.standard_normal((2, kv_heads, 7, 8))
+    options = {"scale": 0.4, "window": window, "softcap": softcap}
+    expected = attention_by_hand(q, keys, values, **options)
+    np.testing.assert_allclose(OPS.attention(q, keys, values, **options), expected)
+
+
+def test_gates():
+    gate, up = np.array([[-2.0, 0.5, 3.0]]), np.array([[1.0, 2.0, -1.0]])
+
+    def gelu(x):
+        return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+    expected = {
+        "silu": [x / (1 + math.exp(-x)) for x in gate[0]],
+        "gelu_tanh": [gelu(x) for x in gate[0]],
+        "relu_squared": [0, 0.25, 9],
+    }
+    for name, values in expected.items():
+        np.testing.assert_allclose(OPS.gate(gate, up, name), [values * up[0]])
+
+
+def test_silu_of_a_large_negative_number_is_zero():
+    gate = np.array([[-1000.0]], dtype=np.float32)
+    assert ReferenceOps().gate(gate, gate, "silu") == 0
+
+
+def test_softcap_bounds():
+    np.testing.assert_allclose(OPS.softcap(np.array([1e9, 0.1]), 30.0), [30, 0.1], rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_results_stay_in_the_chosen_precision(dtype):
+    ops = ReferenceOps(dtype=dtype)
+    x = ops.embed(ops.prepare(weight(RNG.standard_normal((4, 8)))), [1, 2])
+    x = ops.rms_norm(x, ops.prepare(weight(np.ones(8))), 1e-5)
+    x = ops.linear(x, ops.prepare(weight(RNG.standard_normal((8, 8)))))
+    heads = ops.rope(x.reshape(2, 2, 4), np.ones((2, 2)), style="half", scale=1.1)
+    cached = heads.transpose(1, 0, 2).astype(np.float16)
+    x = ops.attention(heads, cached, cached, scale=0.5, softcap=50.0)
+    x = ops.softcap(ops.gate(x, x, "gelu_tanh"), 30.0)
+    assert x.dtype == dtype
+
+
+def test_another_precision_is_refused():
+    with pytest.raises(UsageError, match="float16"):
+        ReferenceOps(dtype=np.float16)

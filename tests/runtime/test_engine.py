@@ -1,0 +1,151 @@
+"""Generation with tiny models: what is yielded, why it ends, what the cache keeps."""
+
+import numpy as np
+import pytest
+from tiny_models import VOCAB, tiny
+
+from bitnet.errors import InferenceError, UsageError
+from bitnet.models.load import load_model
+from bitnet.runtime import engine as engine_module
+from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.sampling import SamplingParams
+
+PROMPT = [5, 9, 33, 2]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return load_model(tiny("llama"))
+
+
+def greedy_by_hand(model, ids, count):
+    """The likeliest token after everything so far, recomputed from nothing each time."""
+    ids = list(ids)
+    for _ in range(count):
+        cache = KVCache(model.config, 64, dtype=np.float32)
+        ids.append(int(model.forward(ids, cache)[0].argmax()))
+    return ids[-count:]
+
+
+def tokens(pieces):
+    return [piece.token for piece in pieces]
+
+
+def test_greedy_generation_is_what_recomputing_gives(model):
+    engine = Engine(model, cache_dtype=np.float32)
+    pieces = list(engine.generate(PROMPT, GenerationParams(max_tokens=8)))
+    assert tokens(pieces) == greedy_by_hand(model, PROMPT, 8)
+    assert [piece.finish_reason for piece in pieces] == [None] * 7 + ["length"]
+
+
+def test_a_prompt_longer_than_a_chunk_changes_nothing(model, monkeypatch):
+    whole = list(Engine(model).generate(PROMPT * 5, GenerationParams(max_tokens=5)))
+    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 3)
+    assert tokens(Engine(model).generate(PROMPT * 5, GenerationParams(max_tokens=5))) == tokens(
+        whole
+    )
+
+
+def test_a_stop_id_ends_the_answer(model):
+    third = greedy_by_hand(model, PROMPT, 3)[2]
+    first = greedy_by_hand(model, PROMPT, 3).index(third)
+    params = GenerationParams(max_tokens=9, stop_ids=frozenset({third}))
+    pieces = list(Engine(model).generate(PROMPT, params))
+    assert pieces[-1].token == third
+    assert pieces[-1].finish_reason == "stop"
+    assert len(pieces) == first + 1
+
+
+def test_a_full_context_ends_the_answer(model):
+    engine = Engine(model, context=6)
+    pieces = list(engine.generate(PROMPT, GenerationParams(max_tokens=50)))
+    assert len(pieces) == 3  # two fill the context, the third needs no room
+    assert pieces[-1].finish_reason == "context"
+
+
+def test_a_prompt_that_fills_the_context_gives_one_token(model):
+    pieces = list(Engine(model, context=4).generate(PROMPT, GenerationParams(max_tokens=50)))
+    assert [piece.finish_reason for piece in pieces] == ["context"]
+
+
+def test_a_prompt_beyond_the_context_is_refused_at_once(model):
+    with pytest.raises(InferenceError, match="the prompt has 4 tokens, the context holds 3"):
+        Engine(model, context=3).generate(PROMPT)
+
+
+def test_a_context_beyond_the_models_is_refused(model):
+    with pytest.raises(UsageError, match="made for 64"):
+        Engine(model, context=65)
+
+
+@pytest.mark.parametrize("ids", [[], [VOCAB], [-1]])
+def test_a_senseless_prompt_is_refused_at_once(model, ids):
+    with pytest.raises(UsageError):
+        Engine(model).generate(ids)
+
+
+def test_cancelling_ends_with_a_reason(model):
+    passes = iter([False, False, True])
+    pieces = list(Engine(model).generate(PROMPT, cancel=lambda: next(passes)))
+    assert [piece.finish_reason for piece in pieces] == [None, None, "cancelled"]
+    assert pieces[-1].token is None
+
+
+def test_an_engine_goes_on_after_a_cancelled_prompt(model):
+    engine = Engine(model, cache_dtype=np.float32)
+    list(engine.generate(PROMPT, cancel=lambda: True))
+    found = tokens(engine.generate(PROMPT, GenerationParams(max_tokens=4)))
+    assert found == greedy_by_hand(model, PROMPT, 4)
+
+
+def test_a_continued_prompt_reuses_what_is_cached(model, monkeypatch):
+    engine = Engine(model, cache_dtype=np.float32)
+    answer = tokens(engine.generate(PROMPT, GenerationParams(max_tokens=4)))
+    longer = [*PROMPT, *answer, 7]
+    passed = []
+    forward = model.forward
+    monkeypatch.setattr(
+        model, "forward", lambda ids, *rest, **more: passed.append(len(ids)) or forward(ids, *rest)
+    )
+    continued = tokens(engine.generate(longer, GenerationParams(max_tokens=3)))
+    monkeypatch.undo()
+    assert passed == [2, 1, 1]  # the last token of the answer was never run
+    assert continued == greedy_by_hand(model, longer, 3)
+
+
+def test_another_prompt_does_not_see_the_last_one(model):
+    engine = Engine(model, cache_dtype=np.float32)
+    list(engine.generate(PROMPT, GenerationParams(max_tokens=4)))
+    other = [5, 9, 1, 1]
+    assert tokens(engine.generate(other, GenerationParams(max_tokens=4))) == greedy_by_hand(
+        model, other, 4
+    )
+
+
+def test_the_same_seed_repeats_and_another_one_differs(model):
+    def run(seed):
+        sampling = SamplingParams(temperature=2.0, seed=seed)
+        return tokens(Engine(model).generate(PROMPT, GenerationParams(16, sampling=sampling)))
+
+    assert run(1) == run(1)
+    assert run(1) != run(2)
+
+
+def test_logits_of_every_position(model):
+    engine = Engine(model, cache_dtype=np.float32)
+    logits = engine.logits(PROMPT)
+    assert logits.shape == (4, VOCAB)
+    piece = next(iter(engine.generate(PROMPT, GenerationParams(logprobs=3))))
+    assert piece.token == logits[-1].argmax()
+    assert [token for token, _ in piece.top_logprobs] == np.argsort(-logits[-1])[:3].tolist()
+
+
+def test_no_tokens_to_generate_is_a_usage_error():
+    with pytest.raises(UsageError, match="--max-tokens is 0"):
+        GenerationParams(max_tokens=0)
+
+
+def test_a_cache_in_float16_stays_close(model):
+    half, single = Engine(model).logits(PROMPT), Engine(model, cache_dtype="f4").logits(PROMPT)
+    assert 0 < np.abs(half - single).max() < 1e-3 * np.ptp(single)

@@ -1,0 +1,71 @@
+"""Keys and values: stored in order, grown with use, never beyond the capacity."""
+
+import numpy as np
+import pytest
+from tiny_models import tiny
+
+from bitnet.errors import InferenceError, UsageError
+from bitnet.models.load import config_from
+from bitnet.runtime.kv_cache import KVCache
+
+CONFIG = config_from(tiny("llama"))  # 2 layers, 2 key heads of 64
+
+
+def rows(first, count):
+    """Keys of *count* positions that hold their number."""
+    positions = np.arange(first, first + count, dtype=np.float32)
+    return np.broadcast_to(positions[:, None, None], (count, 2, 64))
+
+
+def store(cache, count):
+    new = rows(cache.length, count)
+    for layer in range(2):
+        keys, values = cache.append(layer, new, -new)
+    cache.advance(count)
+    return keys, values
+
+
+def test_positions_come_back_in_order_whatever_the_steps():
+    cache = KVCache(CONFIG, 200)
+    for count in (5, 1, 90, 1):
+        keys, values = store(cache, count)
+    assert keys.shape == (2, 97, 64)
+    assert keys.dtype == np.float16
+    np.testing.assert_array_equal(keys[1, :, 0], np.arange(97))
+    np.testing.assert_array_equal(values[0, :, 63], -np.arange(97))
+
+
+def test_truncated_positions_are_overwritten():
+    cache = KVCache(CONFIG, 20)
+    store(cache, 10)
+    cache.truncate(4)
+    assert cache.length == 4
+    keys, _ = store(cache, 2)
+    np.testing.assert_array_equal(keys[0, :, 0], np.arange(6))
+
+
+def test_truncating_beyond_the_end_keeps_all():
+    cache = KVCache(CONFIG, 20)
+    store(cache, 3)
+    cache.truncate(9)
+    assert cache.length == 3
+
+
+def test_the_capacity_is_a_limit():
+    cache = KVCache(CONFIG, 4)
+    store(cache, 4)
+    with pytest.raises(InferenceError, match="5 positions, the context holds 4"):
+        cache.append(0, rows(4, 1), rows(4, 1))
+
+
+def test_memory_grows_with_use():
+    cache = KVCache(CONFIG, 100_000)
+    assert cache.size_bytes == 0
+    store(cache, 1)
+    per_position = 2 * 2 * 2 * 64 * 2  # keys and values, layers, heads, width, bytes
+    assert cache.size_bytes == 64 * per_position
+
+
+def test_a_context_of_nothing_is_refused():
+    with pytest.raises(UsageError):
+        KVCache(CONFIG, 0)
