@@ -53,6 +53,13 @@ void bind_embed(int type, const Bytes& weight, int64_t rows, int64_t cols, float
     embed(checked, weight.data(), cols, scale, ids.data(), int64_t(ids.size()), out.data());
 }
 
+bool bind_codes_are_valid(int type, const Bytes& weight, int64_t rows, int64_t cols) {
+    const Type checked = checked_type(type, rows, cols, weight);
+    require(checked == Type::I2_S || checked == Type::TQ2_0, "the encoding has no two-bit codes");
+    const nb::gil_scoped_release release;
+    return codes_are_valid(checked, weight.data(), rows, cols);
+}
+
 int64_t rows_of(const Floats& x, const OutFloats& out, int64_t cols) {
     require(cols > 0 && x.size() % size_t(cols) == 0 && out.size() == x.size(),
             "x and out must be (rows, cols) like the weight");
@@ -134,6 +141,8 @@ void bind_kernels(nb::module_& m) {
     m.def("set_threads", &set_threads, "count"_a, "Change the number of compute threads.");
     m.def("linear", &bind_linear, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
           "x"_a.noconvert(), "out"_a.noconvert(), "out (tokens, rows) = x (tokens, cols) * weight^T");
+    m.def("codes_are_valid", &bind_codes_are_valid, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a,
+          "Whether every code of an I2_S or TQ2_0 matrix is 0, 1 or 2.");
     m.def("embed", &bind_embed, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
           "ids"_a.noconvert(), "out"_a.noconvert(), "Weight rows as float32.");
     m.def("rms_norm", &bind_rms_norm, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a, "out"_a.noconvert());

@@ -1,7 +1,7 @@
 #include "ops.hpp"
 
 #include <algorithm>
-#include <memory>
+#include <atomic>
 
 #include "thread_pool.hpp"
 
@@ -91,6 +91,22 @@ void linear(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float 
     const LinearKernel kernel = (decode ? active().decode : active().prefill)[int(type)];
     const Split split(rows, kTileRows, rows * cols * tokens < kSerialWork);
     split.run([&](int64_t r0, int64_t r1) { kernel(a, r0, r1, thread_scratch(scratch_bytes(cols))); });
+}
+
+bool codes_are_valid(Type type, const uint8_t* weight, int64_t rows, int64_t cols) {
+    const int64_t bytes = type == Type::I2_S ? 32 : 64, stride = kBlocks[int(type)].bytes;
+    const int64_t blocks = rows * row_bytes(type, cols) / stride;
+    std::atomic<bool> valid{true};
+    Split(blocks, 1024, false).run([&](int64_t b0, int64_t b1) {
+        uint64_t threes = 0;  // both bits of a field
+        for (int64_t b = b0; b < b1; ++b)
+            for (int64_t i = 0; i < bytes; i += 8) {
+                const auto word = read<uint64_t>(weight + b * stride + i);
+                threes |= word & (word >> 1);
+            }
+        if (threes & 0x5555555555555555u) valid = false;
+    });
+    return valid;
 }
 
 void embed(Type type, const uint8_t* weight, int64_t cols, float scale, const int64_t* ids, int64_t count,

@@ -20,6 +20,9 @@ std::vector<std::string> self_test();
 // Bytes of a weight row, 0 when *cols* is not a whole number of blocks.
 int64_t row_bytes(Type type, int64_t cols);
 
+// Whether every two-bit code of an I2_S or TQ2_0 matrix is 0, 1 or 2.
+bool codes_are_valid(Type type, const uint8_t* weight, int64_t rows, int64_t cols);
+
 // y (tokens, rows) = x (tokens, cols) * weight^T.
 void linear(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const float* x,
             int64_t tokens, float* y);

@@ -1,0 +1,24 @@
+"""Which backend computes: the compiled one where it is installed, NumPy otherwise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bitnet import native
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
+
+if TYPE_CHECKING:
+    from bitnet.kernels.ops import Ops
+
+__all__ = ["select"]
+
+
+def select() -> Ops:
+    """The backend ``BITNET_BACKEND`` asks for; without it the fastest there is.
+
+    Raises:
+        Unsupported: ``BITNET_BACKEND=native`` and the compiled module cannot be loaded.
+        UsageError: ``BITNET_BACKEND`` names no backend.
+    """
+    return ReferenceOps() if native.module() is None else NativeOps()
