@@ -16,7 +16,7 @@ inline __m256i dot32_signed(__m256i a, __m256i b) {
 
 struct TernarySum {
     __m256i narrow = _mm256_setzero_si256(), wide = _mm256_setzero_si256();
-    void add(__m256i codes, __m256i q) { narrow = _mm256_add_epi16(narrow, _mm256_maddubs_epi16(codes, q)); }
+    void add(__m256i codes, __m256i q, int) { narrow = _mm256_add_epi16(narrow, _mm256_maddubs_epi16(codes, q)); }
     // 8 parts are 32 additions of at most 2 * 2 * 128: within 16 bits.
     void end_part(int64_t i) {
         if (i % 8 == 7) flush();

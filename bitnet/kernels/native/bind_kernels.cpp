@@ -127,6 +127,11 @@ void bind_to_half(const Floats& x, const Array<uint16_t>& out) {
     to_half(x.data(), int64_t(x.size()), out.data());
 }
 
+uint64_t bind_sum_bytes(const Bytes& bytes) {
+    const nb::gil_scoped_release release;
+    return sum_bytes(bytes.data(), int64_t(bytes.size()));
+}
+
 std::vector<std::string> type_names() { return {kTypeNames, kTypeNames + kTypes}; }
 
 }  // namespace
@@ -155,6 +160,7 @@ void bind_kernels(nb::module_& m) {
     m.def("attention", &bind_attention, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(), "start"_a,
           "scale"_a, "window"_a, "softcap"_a, "out"_a.noconvert(),
           "Causal attention over f16 keys and values, given as their bits.");
+    m.def("sum_bytes", &bind_sum_bytes, "bytes"_a.noconvert(), "Sum of 64-bit words, at the speed of memory.");
     m.def("to_half", &bind_to_half, "x"_a.noconvert(), "out"_a.noconvert(), "Bits of the nearest f16.");
 }
 

@@ -167,20 +167,25 @@ struct Group {
     }
 }
 
+// Digit *n* of *count* bytes: a byte is a fraction of 256 in base 3, so a multiplication by 3^n in
+// eight bits brings the digit to the front.
+[[maybe_unused]] inline void unpack_base3(const uint8_t* bytes, int count, int n, uint8_t* out) {
+    constexpr uint8_t kPower[5] = {1, 3, 9, 27, 81};
+    const uint8_t power = kPower[n];
+    for (int i = 0; i < count; ++i) out[i] = uint8_t((uint16_t(uint8_t(bytes[i] * power)) * 3) >> 8);
+}
+
 // Codes 0, 1, 2 (weight + 1) of 128 ternary weights starting at 128 * *part* of a row.
 [[maybe_unused]] inline void unpack_ternary(Type type, const uint8_t* row, int64_t part, uint8_t* out) {
     if (type == Type::TQ1_0) {
-        constexpr int kPower[5] = {1, 3, 9, 27, 81};
         const uint8_t* block = row + part / 2 * 54;
-        const auto digit = [&](uint8_t byte, int n) {
-            return uint8_t((uint8_t(byte * kPower[n]) * 3) >> 8);
-        };
-        for (int i = 0; i < 128; ++i) {
-            const int w = int(part % 2) * 128 + i;
-            if (w < 160) out[i] = digit(block[w % 32], w / 32);
-            else if (w < 240) out[i] = digit(block[32 + (w - 160) % 16], (w - 160) / 16);
-            else out[i] = digit(block[48 + (w - 240) % 4], (w - 240) / 4);
+        if (part % 2 == 0) {
+            for (int n = 0; n < 4; ++n) unpack_base3(block, 32, n, out + 32 * n);
+            return;
         }
+        unpack_base3(block, 32, 4, out);
+        for (int n = 0; n < 5; ++n) unpack_base3(block + 32, 16, n, out + 32 + 16 * n);
+        for (int n = 0; n < 4; ++n) unpack_base3(block + 48, 4, n, out + 112 + 4 * n);
         return;
     }
     const bool i2_s = type == Type::I2_S;

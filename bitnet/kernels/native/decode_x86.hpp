@@ -100,9 +100,10 @@ void ternary_run(const uint8_t* row, const int8_t* const* q, int64_t p0, int64_t
         const uint8_t* at = F::part(row, p);
         const __m256i bytes = load256(at);
         if (p % 2 == 0) prefetch(at);
+#pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
             const __m256i codes = F::quarter(bytes, i);
-            for (int n = 0; n < N; ++n) sum[n].add(codes, load256(q[n] + 128 * p + 32 * i));
+            for (int n = 0; n < N; ++n) sum[n].add(codes, load256(q[n] + 128 * p + 32 * i), i);
         }
         for (int n = 0; n < N; ++n) sum[n].end_part(p - p0);
     }
@@ -166,9 +167,11 @@ inline void decode_tq1_0(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* s
                 TernarySum sum, x_sum;
                 int64_t i = 0;
                 do {
-                    for (int64_t c = 128 * p; c < 128 * p + 128; c += 32) {
-                        sum.add(load256(scratch + c), load256(q + c));
-                        x_sum.add(ones, load256(q + c));
+#pragma GCC unroll 4
+                    for (int j = 0; j < 4; ++j) {
+                        const __m256i x = load256(q + 128 * p + 32 * j);
+                        sum.add(load256(scratch + 128 * p + 32 * j), x, j);
+                        x_sum.add(ones, x, j);
                     }
                     sum.end_part(i);
                     x_sum.end_part(i++);

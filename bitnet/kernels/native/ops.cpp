@@ -156,6 +156,19 @@ void attention(const AttentionArgs& a) {
     });
 }
 
+uint64_t sum_bytes(const uint8_t* bytes, int64_t n) {
+    std::atomic<uint64_t> total{0};
+    Split(n / 64, 1024, n < kSerialWork).run([&](int64_t c0, int64_t c1) {
+        uint64_t lane[8] = {};
+        for (int64_t c = c0; c < c1; ++c)
+            for (int i = 0; i < 8; ++i) lane[i] += read<uint64_t>(bytes + 64 * c + 8 * i);
+        uint64_t sum = 0;
+        for (const uint64_t value : lane) sum += value;
+        total += sum;
+    });
+    return total;
+}
+
 void to_half(const float* x, int64_t n, uint16_t* out) {
     for (int64_t i = 0; i < n; ++i) out[i] = float_to_half(x[i]);
 }

@@ -35,6 +35,8 @@ void layer_norm(const float* x, const float* weight, const float* bias, int64_t 
 void rope(const RopeArgs& args, int64_t tokens);
 void gate(Gate kind, const float* gate, const float* up, int64_t n, float* out);
 void attention(const AttentionArgs& args);
+// Sum of the 64-bit words of *n* bytes: what reading memory costs, for benchmarks to compare with.
+uint64_t sum_bytes(const uint8_t* bytes, int64_t n);
 // Nearest f16 of each float, ties to even.
 void to_half(const float* x, int64_t n, uint16_t* out);
 

@@ -1,0 +1,101 @@
+"""Speed of every kernel: GB/s of weights in decode, GMAC/s in prefill, against reading memory.
+
+    python benchmarks/kernels.py [--rows 2560] [--columns 2560] [--threads 1,2] [--level avx2]
+
+Best of several short runs, so that other work on the machine shows as little as possible. "of read"
+is the share of the bandwidth that a plain sum over memory reaches in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from bitnet import native
+
+DECODE_BYTES = 256 << 20  # weights walked through per measurement, more than any cache holds
+PREFILL_TOKENS = 128
+
+
+def best_s(work, repetitions):
+    """Seconds of the fastest of *repetitions* calls."""
+    times = []
+    for _ in range(repetitions):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def weight_bytes(module, kind, columns):
+    """Bytes of one row, found by asking for ever larger ones."""
+    x = np.zeros((1, columns), dtype=np.float32)
+    out = np.zeros((1, 1), dtype=np.float32)
+    low, high = 0, 4 * columns
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            module.linear(kind, np.zeros(middle, dtype=np.uint8), 1, columns, 1.0, x, out)
+            high = middle
+        except ValueError:
+            low = middle + 1
+    return low
+
+
+def decode_gb_s(module, kind, rows, columns, row_bytes):
+    """Bytes of weights per second with one activation row, each matrix read from memory."""
+    count = max(1, DECODE_BYTES // (rows * row_bytes))
+    matrices = np.zeros((count, rows * row_bytes), dtype=np.uint8)
+    x = np.random.default_rng(0).standard_normal((1, columns)).astype(np.float32)
+    out = np.empty((1, rows), dtype=np.float32)
+    seconds = []
+    for matrix in matrices:
+        start = time.perf_counter()
+        module.linear(kind, matrix, rows, columns, 1.0, x, out)
+        seconds.append(time.perf_counter() - start)
+    # The lower quartile: a single best one may have found its matrix in a cache.
+    return rows * row_bytes / float(np.quantile(seconds, 0.25)) / 1e9
+
+
+def prefill_gmac_s(module, kind, rows, columns, row_bytes):
+    """Billions of multiply-adds per second with PREFILL_TOKENS activation rows."""
+    matrix = np.zeros(rows * row_bytes, dtype=np.uint8)
+    x = np.random.default_rng(0).standard_normal((PREFILL_TOKENS, columns)).astype(np.float32)
+    out = np.empty((PREFILL_TOKENS, rows), dtype=np.float32)
+    seconds = best_s(lambda: module.linear(kind, matrix, rows, columns, 1.0, x, out), 7)
+    return rows * columns * PREFILL_TOKENS / seconds / 1e9
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=2560)
+    parser.add_argument("--columns", type=int, default=2560)
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--level", default="")
+    parser.add_argument("--types", default="")
+    options = parser.parse_args()
+    module = native.module()
+    if module is None:
+        raise SystemExit("the compiled module is not installed")
+    if options.level and not module.set_kernel_level(options.level):
+        raise SystemExit(f"--level: one of {', '.join(module.kernel_levels())}")
+    types = module.kernel_types()
+    print(f"level {module.kernel_level()}, {options.rows} x {options.columns}")
+    print(f"{'type':6} {'threads':>7} {'decode GB/s':>12} {'of read':>8} {'prefill GMAC/s':>15}")
+    memory = np.zeros(DECODE_BYTES, dtype=np.uint8)
+    for threads in (int(n) for n in options.threads.split(",")):
+        module.set_threads(threads)
+        read = len(memory) / best_s(lambda: module.sum_bytes(memory), 5) / 1e9
+        print(f"{'read':6} {threads:7} {read:12.1f}")
+        for name in options.types.split(",") if options.types else types:
+            kind = types.index(name)
+            size = weight_bytes(module, kind, options.columns)
+            decode = decode_gb_s(module, kind, options.rows, options.columns, size)
+            prefill = prefill_gmac_s(module, kind, options.rows, options.columns, size)
+            print(f"{name:6} {threads:7} {decode:12.1f} {decode / read:7.0%} {prefill:15.1f}")
+
+
+if __name__ == "__main__":
+    main()
