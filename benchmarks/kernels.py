@@ -47,7 +47,7 @@ def weight_bytes(module, kind, columns):
 def decode_gb_s(module, kind, rows, columns, row_bytes):
     """Bytes of weights per second with one activation row, each matrix read from memory."""
     count = max(1, DECODE_BYTES // (rows * row_bytes))
-    matrices = np.zeros((count, rows * row_bytes), dtype=np.uint8)
+    matrices = np.full((count, rows * row_bytes), 0x11, dtype=np.uint8)
     x = np.random.default_rng(0).standard_normal((1, columns)).astype(np.float32)
     out = np.empty((1, rows), dtype=np.float32)
     seconds = []
@@ -61,7 +61,7 @@ def decode_gb_s(module, kind, rows, columns, row_bytes):
 
 def prefill_gmac_s(module, kind, rows, columns, row_bytes):
     """Billions of multiply-adds per second with PREFILL_TOKENS activation rows."""
-    matrix = np.zeros(rows * row_bytes, dtype=np.uint8)
+    matrix = np.full(rows * row_bytes, 0x11, dtype=np.uint8)
     x = np.random.default_rng(0).standard_normal((PREFILL_TOKENS, columns)).astype(np.float32)
     out = np.empty((PREFILL_TOKENS, rows), dtype=np.float32)
     seconds = best_s(lambda: module.linear(kind, matrix, rows, columns, 1.0, x, out), 7)
@@ -69,6 +69,7 @@ def prefill_gmac_s(module, kind, rows, columns, row_bytes):
 
 
 def main():
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=2560)
     parser.add_argument("--columns", type=int, default=2560)
@@ -84,7 +85,7 @@ def main():
     types = module.kernel_types()
     print(f"level {module.kernel_level()}, {options.rows} x {options.columns}")
     print(f"{'type':6} {'threads':>7} {'decode GB/s':>12} {'of read':>8} {'prefill GMAC/s':>15}")
-    memory = np.zeros(DECODE_BYTES, dtype=np.uint8)
+    memory = np.ones(DECODE_BYTES, dtype=np.uint8)
     for threads in (int(n) for n in options.threads.split(",")):
         module.set_threads(threads)
         read = len(memory) / best_s(lambda: module.sum_bytes(memory), 5) / 1e9

@@ -1,8 +1,8 @@
 """The backend in C++: the same operations as ``reference.py``, on packed weights, in place.
 
 Matrices stay in the bytes of the mapped file. Their products round activations to int8, in groups
-of 32 or, for ternary weights, per token; ``kernels/native/kernels.hpp`` states the numerics. Results
-do not depend on the number of threads.
+or, for ternary weights, per token; ``kernels/native/kernels.hpp`` states the numerics. Results do
+not depend on the number of threads.
 """
 
 from __future__ import annotations
