@@ -170,12 +170,12 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
     }
 
 
-def _key(spec: TokenizerSpec) -> bytes:
+def _key(fingerprint: str) -> bytes:
     try:
-        key = bytes.fromhex(spec.fingerprint)
+        key = bytes.fromhex(fingerprint)
     except ValueError:
         key = b""
-    return key if len(key) == 32 else hashlib.sha256(spec.fingerprint.encode()).digest()
+    return key if len(key) == 32 else hashlib.sha256(fingerprint.encode()).digest()
 
 
 def compile_spec(spec: TokenizerSpec) -> bytes:
@@ -200,7 +200,7 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
             offsets.append(offsets[-1] + len(spelling))
         return bytes(
             module.build_tokenizer(
-                key=_key(spec),
+                key=_key(spec.fingerprint),
                 meta=json.dumps(meta_of(spec), ensure_ascii=False).encode(),
                 config=_config(spec),
                 offsets=offsets.tobytes(),
@@ -240,6 +240,24 @@ def compiled_path(fingerprint: str) -> Path:
     return settings.cache_dir() / "tokenizers" / "compiled" / f"{fingerprint}.tok"
 
 
+def find_compiled(fingerprint: str) -> Any | None:
+    """The native engine for *fingerprint* from the cache; ``None`` if it is not there and sound."""
+    if not fingerprint or native.module() is None:
+        return None
+    path = compiled_path(fingerprint)
+    try:
+        engine = load_compiled(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        logger.debug("%s cannot be used, written again: %s", path, error)
+        return None
+    if engine.key != _key(fingerprint):
+        logger.debug("%s belongs to another tokenizer: written again", path)
+        return None
+    return engine
+
+
 def open_compiled(spec: TokenizerSpec) -> Any:
     """The native engine for *spec*, from the cache where it is there and sound.
 
@@ -248,25 +266,14 @@ def open_compiled(spec: TokenizerSpec) -> Any:
     Raises:
         NotNative: the native module is not there, or cannot do something exactly.
     """
-    module = native.module()
-    if module is None:
-        raise NotNative("the native module is not in use")
-    path = compiled_path(spec.fingerprint) if spec.fingerprint else None
-    if path is not None:
-        try:
-            engine = load_compiled(path)
-            if engine.key == _key(spec):
-                return engine
-            logger.debug("%s belongs to another tokenizer: written again", path)
-        except FileNotFoundError:
-            pass
-        except (OSError, ValueError) as error:
-            logger.debug("%s cannot be used, written again: %s", path, error)
+    found = find_compiled(spec.fingerprint)
+    if found is not None:
+        return found
     content = compile_spec(spec)
-    if path is not None:
-        _write(path, content)
+    if spec.fingerprint:
+        _write(compiled_path(spec.fingerprint), content)
     try:
-        return module.TokenizerEngine(content)
+        return native.module().TokenizerEngine(content)  # type: ignore[union-attr]
     except ValueError as error:
         raise NotNative(str(error)) from error
 

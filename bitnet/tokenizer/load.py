@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import mmap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +13,7 @@ from bitnet.errors import TokenizerNotFound
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_gguf
+from bitnet.tokenizer.side_files import read_side_files
 from bitnet.tokenizer.spec import TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
 
@@ -29,10 +33,21 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+# Of a folder, in the order in which they are believed.
+TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json", "vocab.json", "vocab.txt")
+
 
 def load_tokenizer(path: str | os.PathLike[str], *, pre: str | None = None) -> Tokenizer:
-    """The tokenizer in *path*, ready to use; see :func:`load_spec`."""
-    return Tokenizer.from_spec(load_spec(path, pre=pre))
+    """The tokenizer in *path*, ready to use; see :func:`load_spec`.
+
+    Files take long to read; their compiled form is found by a hash of everything they hold.
+    """
+    key = _content_key(Path(path), pre)
+    found = Tokenizer.from_cache(key, source=str(path)) if key else None
+    if found is not None:
+        return found
+    spec = load_spec(path, pre=pre)
+    return Tokenizer.from_spec(replace(spec, fingerprint=key) if key else spec)
 
 
 def load_spec(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
@@ -58,8 +73,7 @@ def load_spec(path: str | os.PathLike[str], *, pre: str | None = None) -> Tokeni
         )
     if path.is_dir():
         models = sorted(path.glob("*.gguf"))
-        names = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
-        if len(models) == 1 and not any((path / name).exists() for name in names):
+        if len(models) == 1 and not any((path / name).exists() for name in TOKENIZER_FILES):
             return _embedded_spec(models[0], pre)
         return spec_from_folder(path, pre=pre)
     with path.open("rb") as file:
@@ -126,6 +140,31 @@ def mock_tokenizer() -> Tokenizer:
             fingerprint="mock",
         )
     )
+
+
+def _content_key(path: Path, pre: str | None) -> str:
+    """Hash of all a tokenizer file says, with the files beside it; empty for GGUF files."""
+    if path.is_dir():
+        found = (path / name for name in TOKENIZER_FILES if (path / name).is_file())
+        path = next(found, path)
+    if not path.is_file():
+        return ""
+    digest = hashlib.sha256(f"{path.name}\n{pre}\n".encode())
+    parts = [path, path.with_name("merges.txt")] if path.name == "vocab.json" else [path]
+    try:
+        for part in parts:
+            with (
+                part.open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+            ):
+                if content[: len(MAGIC)] == MAGIC:
+                    return ""
+                digest.update(len(content).to_bytes(8, "little"))
+                digest.update(content)
+    except (OSError, ValueError):
+        return ""  # unreadable or empty: loading says what is wrong
+    digest.update(read_side_files(path.parent).raw)
+    return digest.hexdigest()
 
 
 def _embedded_spec(path: str | os.PathLike[str], pre: str | None) -> TokenizerSpec:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bitnet.errors import UsageError
-from bitnet.tokenizer.compiled import open_compiled
+from bitnet.tokenizer.compiled import find_compiled, open_compiled
 from bitnet.tokenizer.steps import NotNative
 
 if TYPE_CHECKING:
@@ -209,6 +209,24 @@ class Tokenizer:
         except NotNative as reason:
             logger.debug("%s runs in the portable engine: %s", spec.source, reason)
             return cls(_Portable(spec), meta_of(spec))
+        return cls._native(engine, spec)
+
+    @classmethod
+    def from_cache(cls, fingerprint: str, *, source: str) -> Tokenizer | None:
+        """The tokenizer whose compiled form is in the cache, ``None`` if it is not.
+
+        Args:
+            fingerprint: what it was built from; see ``TokenizerSpec.fingerprint``.
+            source: where it comes from, for people.
+        """
+        engine = find_compiled(fingerprint)
+        if engine is None:
+            return None
+        meta = json.loads(engine.meta) | {"source": source}
+        return cls(_Native(engine, meta), meta)
+
+    @classmethod
+    def _native(cls, engine: Any, spec: TokenizerSpec) -> Tokenizer:
         # What costs nothing to know is taken from the specification, not from the cache.
         prefix, suffix = map(list, spec.affixes)
         meta = json.loads(engine.meta) | {"prefix": prefix, "suffix": suffix}
