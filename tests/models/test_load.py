@@ -63,6 +63,23 @@ def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(architecture):
     )
 
 
+def test_interleaved_rope_is_half_rope_with_permuted_rows():
+    half = tiny("llama")
+    half = Checkpoint(half.path, "llama", half.metadata, half.weights, "half")
+    changed = {}
+    for name, weight in half.weights.items():
+        if "attn_q" in name or "attn_k" in name:
+            heads = dequantize(weight).reshape(-1, 2, 32, 256)  # heads, halves, pairs, inputs
+            rows = np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(-1)
+            changed[name] = Weight(name, weight.shape, F32, rows.view(np.uint8))
+    permuted = with_weights(half, changed)
+    interleaved = Checkpoint(half.path, "llama", half.metadata, permuted.weights, "interleaved")
+    np.testing.assert_allclose(
+        logits(interleaved, dtype=np.float64), logits(half, dtype=np.float64), rtol=1e-9
+    )
+    assert np.abs(logits(permuted) - logits(half)).max() > 0.01
+
+
 def test_a_scale_tensor_multiplies_its_matrix():
     checkpoint = tiny("bitnet")
     name = "blk.0.attn_q.weight"

@@ -137,6 +137,16 @@ def test_phi3_uses_short_factors_within_the_original_context(tmp_path):
     )
 
 
+def test_dynamic_scaling_agrees_when_the_context_is_the_prompt(tmp_path):
+    # transformers stretches by the length so far, we by the length the context may reach.
+    parameters = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    options = {"rope_parameters": parameters, "max_position_embeddings": 16}
+    model = make("Llama", options, tmp_path)
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    assert relative_difference(ours(tmp_path, capacity=24), expected) < MAX_RELATIVE_DIFFERENCE
+
+
 def test_a_window_changes_the_logits(tmp_path):
     make("Mistral", {"sliding_window": 7}, tmp_path / "narrow")
     make("Mistral", {"sliding_window": None}, tmp_path / "wide")

@@ -1,0 +1,224 @@
+"""One view on GGUF files and safetensors folders: GGUF keys, GGUF names, weights still encoded."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from builders import Tensor, i2_s, write_gguf
+from tiny_models import FAMILIES, tiny
+
+from bitnet.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.models.load import load_model
+from bitnet.quants.registry import dequantize
+from bitnet.runtime.kv_cache import KVCache
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 32,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+}
+
+
+def folder(path, tensors, **config):
+    """A safetensors folder; *tensors* maps Hugging Face names to arrays or (dtype, array)."""
+    directory, data = {}, b""
+    for name, value in tensors.items():
+        dtype, array = value if isinstance(value, tuple) else ("F32", value.astype("<f4"))
+        shape = list(array.shape)
+        offsets = [len(data), len(data) + array.nbytes]
+        directory[name] = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+        data += array.tobytes()
+    header = json.dumps(directory).encode()
+    content = struct.pack("<Q", len(header)) + header + data
+    (path / "model.safetensors").write_bytes(content)
+    (path / "config.json").write_text(json.dumps(CONFIG | config))
+    return path
+
+
+def test_a_gguf_file_gives_views_and_its_own_keys(tmp_path):
+    metadata = {"general.architecture": "llama", "llama.block_count": 3}
+    path = write_gguf(tmp_path / "x.bin", metadata, [i2_s("w", (2, 128), scale=0.5)])
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.architecture == "llama"
+    assert checkpoint.rope_style == "interleaved"
+    assert checkpoint.integer("block_count") == 3
+    weight = checkpoint.weights["w"]
+    assert (weight.shape, weight.quant.name) == ((2, 128), "I2_S")
+    expected = (np.arange(256) % 3 - 1).reshape(2, 128) * 0.5
+    np.testing.assert_array_equal(dequantize(weight), expected)
+
+
+def test_the_arm_order_is_an_explicit_choice(tmp_path):
+    metadata = {"general.architecture": "bitnet-b1.58"}
+    path = write_gguf(tmp_path / "x.gguf", metadata, [i2_s("w", (1, 128))])
+    x86, arm = open_checkpoint(path), open_checkpoint(path, i2_s_layout="arm")
+    assert x86.rope_style == "half"
+    first, second = dequantize(x86.weights["w"]), dequantize(arm.weights["w"])
+    assert first[0, 32] == second[0, 16]  # both are bits 5 and 4 of byte 0
+    assert not np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_model_gives_the_same_logits_from_a_gguf_file(tmp_path, architecture):
+    memory = tiny(architecture)
+    tensors = [
+        Tensor(name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
+        for name, weight in memory.weights.items()
+    ]
+    file = open_checkpoint(write_gguf(tmp_path / "x.gguf", memory.metadata, tensors))
+    first, second = (
+        model.forward([1, 2, 3], KVCache(model.config, 8))
+        for model in (load_model(memory), load_model(file))
+    )
+    # The file keeps the norm's epsilon in float32.
+    np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-5)
+
+
+def test_hugging_face_names_become_gguf_names(tmp_path):
+    names = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+        "model.layers.0.self_attn.q_proj.weight": "blk.0.attn_q.weight",
+        "model.layers.0.self_attn.q_proj.bias": "blk.0.attn_q.bias",
+        "model.layers.11.post_attention_layernorm.weight": "blk.11.ffn_norm.weight",
+        "model.layers.0.unheard_of.weight": "model.layers.0.unheard_of.weight",
+    }
+    path = folder(tmp_path, {name: np.ones((2, 2)) for name in names})
+    checkpoint = open_checkpoint(path)
+    assert list(checkpoint.weights) == list(names.values())
+    assert checkpoint.rope_style == "half"
+    assert checkpoint.integer("attention.head_count_kv") == 1
+
+
+def test_the_file_inside_a_folder_opens_the_folder(tmp_path):
+    path = folder(tmp_path, {"model.norm.weight": np.ones(8)})
+    assert open_checkpoint(path / "model.safetensors").weights.keys() == {"output_norm.weight"}
+
+
+def test_a_tied_head_is_left_out(tmp_path):
+    path = folder(tmp_path, {"lm_head.weight": np.ones((2, 8))}, tie_word_embeddings=True)
+    assert not open_checkpoint(path).weights
+
+
+def test_rotary_buffers_and_vision_towers_are_left_out(tmp_path):
+    names = ["model.layers.0.self_attn.rotary_emb.inv_freq", "vision_tower.x.weight"]
+    path = folder(tmp_path, {name: np.ones(2) for name in names})
+    assert not open_checkpoint(path).weights
+
+
+def test_gemma_norms_become_factors(tmp_path):
+    path = folder(
+        tmp_path,
+        {"model.norm.weight": np.full(8, 0.25)},
+        model_type="gemma3_text",
+        hidden_act="gelu_pytorch_tanh",
+    )
+    norm = open_checkpoint(path).weights["output_norm.weight"]
+    assert dequantize(norm).tolist() == [1.25] * 8
+
+
+@pytest.mark.parametrize(("linear_class", "factor"), [("autobitlinear", 4.0), ("bitlinear", 0.25)])
+def test_packed_weights_take_their_scale_by_the_kind_of_layer(tmp_path, linear_class, factor):
+    name = "model.layers.0.self_attn.q_proj.weight"
+    packed = np.array([[0b10100001, 0b00011000]], dtype=np.uint8)
+    scale = np.array([0x4080], dtype="<u2")  # 4 in bfloat16
+    path = folder(
+        tmp_path,
+        {name: ("U8", packed), f"{name}_scale": ("BF16", scale)},
+        model_type="bitnet",
+        hidden_act="relu2",
+        quantization_config={"quant_method": "bitnet", "linear_class": linear_class},
+    )
+    weight = open_checkpoint(path).weights["blk.0.attn_q.weight"]
+    assert (weight.shape, weight.quant.name) == ((4, 2), "PACKED_U8")
+    expected = np.array([[0, -1], [-1, 1], [1, 0], [1, -1]]) * factor
+    np.testing.assert_array_equal(dequantize(weight), expected)
+
+
+@pytest.mark.parametrize("scale", [0.0, np.nan, np.inf, -1.0])
+def test_a_senseless_weight_scale_is_refused(tmp_path, scale):
+    name = "model.layers.0.self_attn.q_proj.weight"
+    tensors = {name: ("U8", np.zeros((1, 2), np.uint8)), f"{name}_scale": np.array([scale])}
+    with pytest.raises(InvalidFormat, match="weight_scale"):
+        open_checkpoint(folder(tmp_path, tensors, model_type="bitnet", hidden_act="relu2"))
+
+
+def test_packed_weights_need_their_scale(tmp_path):
+    tensors = {"model.layers.0.mlp.up_proj.weight": ("U8", np.zeros((1, 2), np.uint8))}
+    with pytest.raises(InvalidFormat, match="without a weight_scale"):
+        open_checkpoint(folder(tmp_path, tensors, model_type="bitnet", hidden_act="relu2"))
+
+
+def test_master_weights_become_ternary(tmp_path):
+    values = np.array([[0.1, -0.3], [0.15, 1.0], [0, 0], [0.7, -0.9]])
+    path = folder(
+        tmp_path,
+        {"model.layers.0.mlp.up_proj.weight": values, "model.embed_tokens.weight": values},
+        model_type="bitnet",
+        hidden_act="relu2",
+    )
+    weights = open_checkpoint(path).weights
+    assert weights["token_embd.weight"].quant.name == "F32"
+    mean = np.abs(values).mean()
+    expected = np.clip(np.rint(values / mean), -1, 1) * mean
+    np.testing.assert_allclose(dequantize(weights["blk.0.ffn_up.weight"]), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model_type": "mamba"}, "Unsupported architecture: mamba. Supported: .*llama"),
+        ({"model_type": None}, "Unsupported architecture"),
+        ({"hidden_act": "gelu"}, "activation 'gelu'"),
+    ],
+)
+def test_what_we_cannot_run_is_named(tmp_path, changed, said):
+    with pytest.raises(Unsupported, match=said):
+        open_checkpoint(folder(tmp_path, {"model.norm.weight": np.ones(8)}, **changed))
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"num_attention_heads": 0},
+        {"hidden_size": "wide"},
+        {"rope_scaling": "long"},
+        {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+    ],
+)
+def test_a_senseless_configuration_is_an_invalid_format(tmp_path, changed):
+    with pytest.raises(InvalidFormat, match=r"config\.json"):
+        open_checkpoint(folder(tmp_path, {"model.norm.weight": np.ones(8)}, **changed))
+
+
+def test_a_folder_without_configuration_is_not_found(tmp_path):
+    path = folder(tmp_path, {"model.norm.weight": np.ones(8)})
+    (path / "config.json").unlink()
+    with pytest.raises(NotFound, match=r"config\.json"):
+        open_checkpoint(path)
+
+
+def test_nothing_there_is_not_found(tmp_path):
+    with pytest.raises(NotFound, match="no such file or folder"):
+        open_checkpoint(tmp_path / "absent.gguf")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip file", b"text"])
+def test_another_kind_of_file_is_unsupported(tmp_path, content):
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(Unsupported, match="neither a GGUF file nor safetensors"):
+        open_checkpoint(tmp_path / "model.gguf")
+
+
+def test_an_empty_folder_is_unsupported(tmp_path):
+    with pytest.raises(Unsupported):
+        open_checkpoint(tmp_path)

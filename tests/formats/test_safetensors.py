@@ -1,0 +1,144 @@
+"""Safetensors files and folders: what is read, and that damage never gets further than an error."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitnet.errors import InvalidFormat, NotFound
+from bitnet.formats.safetensors import INDEX, read_file, read_folder, recognises
+
+MATRIX = np.arange(6, dtype="<f4").reshape(2, 3)
+BYTES = np.array([1, 2, 3, 4], dtype=np.uint8)
+
+
+def file_bytes(directory, data=b""):
+    header = directory if isinstance(directory, bytes) else json.dumps(directory).encode()
+    return struct.pack("<Q", len(header)) + header + data
+
+
+def entry(dtype, shape, start, stop):
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+def good():
+    directory = {
+        "__metadata__": {"format": "pt"},
+        "a": entry("F32", [2, 3], 0, 24),
+        "b": entry("U8", [4], 24, 28),
+        "empty": entry("F16", [0, 3], 28, 28),
+    }
+    return file_bytes(directory, MATRIX.tobytes() + BYTES.tobytes())
+
+
+def write(path, content):
+    path.write_bytes(content)
+    return path
+
+
+def test_tensors_are_views_with_type_and_shape(tmp_path):
+    tensors = read_file(write(tmp_path / "model.safetensors", good()))
+    assert list(tensors) == ["a", "b", "empty"]
+    assert (tensors["a"].dtype, tensors["a"].shape) == ("F32", (2, 3))
+    np.testing.assert_array_equal(tensors["a"].data.view("<f4").reshape(2, 3), MATRIX)
+    np.testing.assert_array_equal(tensors["b"].data, BYTES)
+    assert tensors["empty"].data.size == 0
+    assert not tensors["a"].data.flags.owndata
+
+
+def test_shards_of_an_index_are_put_together(tmp_path):
+    for number in (1, 2):
+        directory = {f"t{number}": entry("U8", [1], 0, 1)}
+        write(tmp_path / f"model-{number}.safetensors", file_bytes(directory, bytes([number])))
+    index = {"weight_map": {f"t{n}": f"model-{n}.safetensors" for n in (1, 2)}}
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    assert {name: tensor.data[0] for name, tensor in read_folder(tmp_path).items()} == {
+        "t1": 1,
+        "t2": 2,
+    }
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"t": "model-7.safetensors"}}))
+    with pytest.raises(NotFound, match=r"model-7\.safetensors"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/passwd", "..\\x"])
+def test_an_index_cannot_name_files_elsewhere(tmp_path, name):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write(tmp_path / "secret.safetensors", good())
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"t": name}}))
+    with pytest.raises(NotFound, match="not in the folder"):
+        read_folder(folder)
+
+
+def test_the_file_called_model_wins_over_others(tmp_path):
+    write(tmp_path / "model.safetensors", good())
+    write(tmp_path / "consolidated.safetensors", file_bytes({"x": entry("U8", [1], 0, 1)}, b"x"))
+    assert "x" not in read_folder(tmp_path)
+
+
+def test_an_empty_folder_is_not_found(tmp_path):
+    with pytest.raises(NotFound, match="no safetensors"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x01",
+        struct.pack("<Q", 2**63) + b"{}",
+        struct.pack("<Q", 50) + b"{}",
+        file_bytes(b"[1, 2]"),
+        file_bytes(b"{'a': 1}"),
+        file_bytes(b"[" * 100_000),
+        file_bytes(b'{"\xff": 1}'),
+        file_bytes({"a": 3}),
+        file_bytes({"a": entry("F32", [2], 0, 4)}, bytes(8)),
+        file_bytes({"a": entry("F32", [2], 4, 12)}, bytes(8)),
+        file_bytes({"a": entry("F32", [-2], 0, -8)}, bytes(8)),
+        file_bytes({"a": entry("F32", [True], 0, 4)}, bytes(8)),
+        file_bytes({"a": entry("F32", ["2"], 0, 8)}, bytes(8)),
+        file_bytes({"a": entry("F31", [2], 0, 8)}, bytes(8)),
+        file_bytes({"a": entry("F32", [2], -8, 0)}, bytes(8)),
+        file_bytes({"a": entry("F32", [2], 0, 8.0)}, bytes(8)),
+        file_bytes({"a": {"dtype": "F32", "shape": None, "data_offsets": [0, 8]}}, bytes(8)),
+        file_bytes({"a": {"dtype": [], "shape": [2], "data_offsets": [0, 8]}}, bytes(8)),
+    ],
+)
+def test_damaged_files_are_invalid_formats(tmp_path, content):
+    with pytest.raises(InvalidFormat, match=r"model\.safetensors"):
+        read_file(write(tmp_path / "model.safetensors", content))
+
+
+@given(st.integers(0, len(good()) - 1), st.integers(0, 255))
+def test_any_changed_byte_is_read_or_refused(tmp_path_factory, at, value):
+    content = bytearray(good())
+    content[at] = value
+    path = write(tmp_path_factory.mktemp("fuzz") / "model.safetensors", bytes(content))
+    try:
+        tensors = read_file(path)
+    except InvalidFormat:
+        return
+    assert sum(tensor.data.size for tensor in tensors.values()) <= len(content)
+
+
+@given(st.integers(0, len(good()) - 1))
+def test_any_truncation_is_refused(tmp_path_factory, length):
+    path = write(tmp_path_factory.mktemp("cut") / "model.safetensors", good()[:length])
+    with pytest.raises(InvalidFormat):
+        read_file(path)
+
+
+def test_recognition_looks_at_the_content(tmp_path):
+    assert recognises(write(tmp_path / "weights.bin", good()))
+    assert recognises(tmp_path) is False
+    write(tmp_path / "model.safetensors", good())
+    assert recognises(tmp_path)
+    assert not recognises(write(tmp_path / "model.gguf", b"GGUF" + bytes(20)))
