@@ -57,8 +57,12 @@ class Project:
         """Write *entry* into the lock file; several processes may do so at once."""
         known = self.pinned(entry.key)
         if known is not None and known.sha256 == entry.sha256:
-            commit, licence = entry.commit or known.commit, entry.licence or known.licence
-            entry = replace(entry, commit=commit, licence=licence)
+            entry = replace(
+                entry,
+                commit=entry.commit or known.commit,
+                licence=entry.licence or known.licence,
+                path=entry.path or known.path,
+            )
         if known == entry:
             return
         name = hashlib.sha256(str(self.lock_path.absolute()).encode()).hexdigest()[:16]

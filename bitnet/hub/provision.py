@@ -69,8 +69,8 @@ def provide_tokenizer(
     pinned = project.pinned(("tokenizer", source.repo, source.revision, source.file))
     if project.update:
         pinned = None
-    refuse = bool(project.force or project.update)
-    origin = None if refuse else _cached(entry, source, pinned, check)
+    fresh = project.force or project.update
+    origin = None if fresh else _cached(entry, source, pinned, check)
     cached = origin is not None
     if origin is None:
         project.require_connection(entry, f"inv tokenizer --source {source.name}")
@@ -90,10 +90,12 @@ def provide_tokenizer(
         if not cached or got.commit:  # else another process has fetched it and writes the record
             origin.write(entry)
         logger.info("Successfully downloaded tokenizer: %s", entry)
-    if origin.repo:
-        project.pin(_locked("tokenizer", origin, source.licence))
     if target is not None:
         place(entry, target)
+    if origin.repo:
+        pin = _locked("tokenizer", replace(origin, revision=source.revision), source.licence)
+        path = lockfile.relative(target, project.folder) if target is not None else None
+        project.pin(replace(pin, path=path))
     return Provided(
         target or entry, origin.sha256, origin.size, origin.commit, cached, source.licence_line
     )
@@ -108,6 +110,9 @@ def _cached(
     origin = Origin.read(entry)
     if origin is not None and origin.repo != source.repo:
         logger.info("%s is from %s, not from %s", entry, origin.repo, source.repo)
+        return None
+    if origin is not None and pinned is None and origin.revision != source.revision:
+        logger.info("%s is of %s, not of %s", entry, origin.revision, source.revision)
         return None
     found = Origin.of(entry)
     if origin is None or found.sha256 != origin.sha256:

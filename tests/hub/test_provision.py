@@ -141,6 +141,15 @@ def test_a_wrong_vocabulary_on_the_server_never_reaches_the_cache(project, hub):
     assert not project.lock_path.exists()
 
 
+def test_another_revision_is_another_file(project, hub):
+    first = provide(OPEN, project)
+    hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="newer"))
+    hub.repos["mirror/tiny"].revisions["v1"] = first.commit
+    assert not provide(replace(OPEN, revision="v1"), project).cached
+    assert provide(replace(OPEN, revision="v1"), project).cached
+    assert [entry.revision for entry in lockfile.read(project.lock_path)] == ["main", "v1"]
+
+
 def test_force_fetches_what_is_there(project, hub):
     provide(OPEN, project)
     assert not provide(OPEN, replace(project, force=True)).cached
@@ -296,6 +305,14 @@ def test_another_machine_gets_the_pinned_commit_although_main_has_moved(project,
     assert model.path.read_bytes() == CONTENT
     assert tokenizer.path.read_bytes() == tokenizer_json(note="mirror")
     assert other.lock_path.read_bytes() == before
+
+
+def test_sync_puts_the_tokenizer_where_it_was_put_when_it_was_pinned(project):
+    target = provide(OPEN, project, target=project.folder / "models" / "tokenizer.json").path
+    provide(OPEN, project)  # from elsewhere, without a place
+    target.unlink()
+    assert sync(project)[0].path == target
+    assert target.read_bytes() == tokenizer_json(note="mirror")
 
 
 def test_a_replaced_file_is_an_error_that_names_both_digests_until_it_is_accepted(project, hub):
