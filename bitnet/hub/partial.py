@@ -13,11 +13,13 @@ the lock cannot mix their bytes.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import json
 import logging
 import os
 import re
+import sys
 import threading
 import time
 import uuid
@@ -37,6 +39,8 @@ __all__ = ["Partial", "find_leftover", "sweep"]
 logger = logging.getLogger(__name__)
 
 _COPY_BYTES = 1 << 22
+_FLUSH_BYTES = 16 << 20
+_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _ABANDONED_S = 24 * 3600.0  # silence after which a process on another host counts as gone
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -97,6 +101,7 @@ class Partial:
             owner=asdict(Owner.me()),
         )
         self._seeking = threading.Lock()
+        self._flushed = 0
         self.note()
 
     @property
@@ -135,6 +140,13 @@ class Partial:
         with self._seeking:
             os.lseek(self.fd, at, os.SEEK_SET)
             return os.write(self.fd, view)
+
+    def flush_behind(self) -> None:
+        """Let the disk start on what has come, so that publishing need not wait for all of it."""
+        frontier = self.done.frontier
+        if frontier - self._flushed >= _FLUSH_BYTES:
+            _start_writing(self.fd, self._flushed, frontier - self._flushed)
+            self._flushed = frontier
 
     def note(self) -> None:
         """Write the sidecar, atomically."""
@@ -192,6 +204,7 @@ class Partial:
         """Forget every byte."""
         os.ftruncate(self.fd, 0)
         self.done = Ranges()
+        self._flushed = 0
         self._contiguous = True
         self.bind(None)
 
@@ -294,6 +307,14 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+
+def _start_writing(fd: int, start: int, length: int) -> None:
+    """Start writing a part of a file to disk without waiting for it (Linux; nothing elsewhere)."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):
+            offset, count = ctypes.c_int64(start), ctypes.c_int64(length)
+            ctypes.CDLL(None).sync_file_range(fd, offset, count, _SYNC_FILE_RANGE_WRITE)
 
 
 def _unlink(path: Path) -> None:

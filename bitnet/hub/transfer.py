@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 PARALLEL_FROM_BYTES = 64_000_000
 AUTOMATIC_CONNECTIONS = 4
-PROBE_BYTES = 4 << 20
+PROBE_BYTES = 2 << 20
 FAST_BYTES_PER_S = 100e6  # one connection at this speed gains nothing from company
 PIECE_BYTES = 16 << 20
 NOTE_BYTES = 4 << 20  # of parallel parts, between two notes: what a kill costs at most
@@ -215,8 +215,8 @@ class Transfer:
         logger.info("%s: %s, starting over", self._name, reason)
         self._ranges = self._together = False
         self._stop.clear()
-        self._partial.restart()
         self._hash.stop()
+        self._partial.restart()
         self._hash = TrailingHash(self._partial.path)
 
     def _fetch(self, start: int, stop: int | None) -> None:
@@ -324,6 +324,7 @@ class Transfer:
                 with suppress(OSError):
                     partial.note()
             self._advance()
+        partial.flush_behind()
         self._patience.gained(len(chunk))
 
     def _advance(self) -> None:

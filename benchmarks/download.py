@@ -1,0 +1,182 @@
+"""How fast a file arrives: bitnet against curl and huggingface_hub, from a hub on loopback.
+
+    python benchmarks/download.py --size-mb 512 --rounds 5
+
+Every round runs each program once, in turn, so a machine that slows down slows them all; each
+result is the best round, and what counts are the ratios. bitnet also computes the SHA-256 and
+makes the file durable, which curl does not: hence the line for curl followed by sha256sum.
+The processor time per GB, of the client alone, hardly depends on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+
+from hub_server import HubServer, Rule
+
+REPO, FILE = "bench/model", "model.gguf"
+
+
+def bitnet(hub, target, *, connections):
+    """Our download: seconds and processor seconds, as of the others."""
+    from bitnet.hub.download import download
+    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.repository import file_url
+
+    options = FetchOptions(base_url=hub, connections=connections)
+    begun = _clocks()
+    download(file_url(REPO, "main", FILE, options), target, options=options, progress="none")
+    return _since(begun)
+
+
+def huggingface_hub(hub, target):
+    """The one of huggingface_hub."""
+    os.environ.update(HF_ENDPOINT=hub, HF_HUB_DISABLE_XET="1", HF_HUB_DISABLE_PROGRESS_BARS="1")
+    from huggingface_hub import hf_hub_download
+
+    begun = _clocks()
+    hf_hub_download(REPO, FILE, local_dir=target, endpoint=hub)
+    return _since(begun)
+
+
+def curl(hub, target, *, digest=False):
+    """curl, and sha256sum after it with *digest*."""
+    url = f"{hub}/{REPO}/resolve/main/{FILE}"
+    begun = _clocks()
+    subprocess.run(["curl", "-sSfL", "-o", str(target), url], check=True)
+    if digest:
+        subprocess.run(["sha256sum", str(target)], check=True, stdout=subprocess.DEVNULL)
+    return _since(begun)
+
+
+PROGRAMS = {
+    "curl": curl,
+    "curl + sha256sum": lambda hub, target: curl(hub, target, digest=True),
+    "bitnet, 1 connection": lambda hub, target: bitnet(hub, target, connections=1),
+    "bitnet": lambda hub, target: bitnet(hub, target, connections=0),
+    "huggingface_hub": huggingface_hub,
+}
+
+
+def one(program, hub, folder):
+    """Seconds, and processor seconds, of *program* in a process of its own, without its imports."""
+    target = Path(folder) / "target"
+    command = [sys.executable, __file__, "--only", program, "--hub", hub, "--folder", str(target)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    shutil.rmtree(target)
+    seconds, cpu = map(float, done.stdout.split())
+    return seconds, cpu
+
+
+def measure(size, rounds, rules, programs):
+    """Best seconds and best processor seconds of each program."""
+    seconds = {name: [] for name in programs}
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "source"
+        with open(source, "wb") as file:
+            for _ in range(size // 1_000_000):
+                file.write(os.urandom(1_000_000))
+        server = [sys.executable, __file__, "--serve", str(source), "--rules", json.dumps(rules)]
+        with subprocess.Popen(server, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                hub = process.stdout.readline().strip()
+                for _ in range(rounds):
+                    for name in programs:
+                        os.sync()  # nobody pays for what another one has left to write
+                        seconds[name].append(one(name, hub, folder))
+            finally:
+                process.terminate()
+    return {name: tuple(map(min, zip(*times, strict=True))) for name, times in seconds.items()}
+
+
+def _clocks():
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.perf_counter(), time.process_time() + used.ru_utime + used.ru_stime
+
+
+def _since(begun):
+    return tuple(after - before for before, after in zip(begun, _clocks(), strict=True))
+
+
+def serve(source, rules):
+    """The hub, until terminated."""
+    with HubServer() as hub:
+        hub.add(REPO, FILE, source)
+        hub.rules += [Rule(**rule) for rule in rules]
+        print(hub.url, flush=True)
+        while True:
+            time.sleep(60)
+
+
+def main():
+    """Measure both cases and print a table and, with --json, the numbers."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--size-mb", type=int, default=512, help="size of the plain file in MB")
+    parser.add_argument("--slow-mb", type=int, default=128, help="size of the rate-limited file")
+    parser.add_argument("--rate-mb", type=float, default=10.0, help="MB/s of one connection")
+    parser.add_argument("--latency-ms", type=float, default=50.0, help="per request")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
+    for internal in ("--only", "--hub", "--serve", "--rules"):
+        parser.add_argument(internal, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.serve:
+        serve(Path(arguments.serve), json.loads(arguments.rules))
+    if arguments.only:
+        arguments.folder.mkdir()
+        folder = arguments.folder
+        place = folder if arguments.only == "huggingface_hub" else folder / "file"
+        print(*PROGRAMS[arguments.only](arguments.hub, place))
+        return
+    report(arguments)
+
+
+def report(arguments):
+    """Run both cases and print what came out."""
+    latency = {"latency_s": arguments.latency_ms / 1000}
+    limit = {"where": "cdn", "rate": arguments.rate_mb * 1e6}
+    available = [name for name in PROGRAMS if name != "huggingface_hub" or _has_huggingface_hub()]
+    cases = {
+        "unlimited": (arguments.size_mb, arguments.rounds, []),
+        "rate-limited": (arguments.slow_mb, 1, [limit | latency, {"where": "hub"} | latency]),
+    }
+    results = {}
+    for case, (size_mb, rounds, rules) in cases.items():
+        best = measure(size_mb * 1_000_000, rounds, rules, available)
+        base, results[case] = best["curl"][0], {}
+        print(f"\n{case}, {size_mb} MB: MB/s, ratio to curl, processor s per GB", file=sys.stderr)
+        for name, (seconds, cpu) in best.items():
+            figures = {
+                "mb_per_s": round(size_mb / seconds, 1),
+                "ratio_to_curl": round(base / seconds, 2),
+                "cpu_s_per_gb": round(cpu / size_mb * 1000, 2),
+            }
+            results[case][name] = figures
+            speed, ratio, cost = figures.values()
+            print(f"  {name:<22} {speed:>8.1f} {ratio:>6.2f} {cost:>6.2f}", file=sys.stderr)
+    if arguments.json:
+        machine = {"system": platform.system(), "cores": os.cpu_count()}
+        print(json.dumps({"machine": machine, "results": results}, indent=1))
+
+
+def _has_huggingface_hub():
+    from importlib.util import find_spec
+
+    return find_spec("huggingface_hub") is not None
+
+
+if __name__ == "__main__":
+    main()
