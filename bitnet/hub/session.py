@@ -46,6 +46,7 @@ T = TypeVar("T")
 
 BACKOFF_S = 0.2  # doubles with every failure
 JITTER = 0.1  # largest share added to a wait, so that many clients do not come back together
+STOP_POLL_S = 0.2  # how soon a waiting thread notices that the others have failed
 CONNECT_TIMEOUT_S = 15.0
 MAX_REDIRECTS = 8
 FRESH_START_BYTES = 1 << 20  # an attempt that brought this much does not count as a failure
@@ -313,8 +314,10 @@ class Patience:
             if self._gained >= FRESH_START_BYTES:
                 self._failures = self._gained = 0
 
-    def failed(self, what: str, broken: Transient) -> None:
-        """Report a failure of *what* and wait before the next attempt.
+    def failed(
+        self, what: str, broken: Transient, *, stopped: Callable[[], bool] | None = None
+    ) -> None:
+        """Report a failure of *what* and wait before the next attempt, or until *stopped*.
 
         Raises:
             BitnetError: there will be no next attempt.
@@ -347,7 +350,12 @@ class Patience:
             broken.error,
             wait,
         )
-        session.sleep(wait)
+        if stopped is None:
+            session.sleep(wait)
+        else:
+            until = session.clock() + wait
+            while (left := until - session.clock()) > 0 and not stopped():
+                session.sleep(min(left, STOP_POLL_S))
         if broken.retry_after_s is not None:
             with self._lock:
                 self._last_gain = session.clock()  # a wait the server asked for is not silence

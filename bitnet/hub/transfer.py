@@ -209,7 +209,8 @@ class Transfer:
         except Transient as broken:
             if self._stop.is_set():
                 raise _Stopped from None
-            self._patience.failed(self._name, broken)
+            stopped = self._stop.is_set if self._together else None
+            self._patience.failed(self._name, broken, stopped=stopped)
 
     def _start_over(self, reason: str) -> None:
         logger.info("%s: %s, starting over", self._name, reason)

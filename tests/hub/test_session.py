@@ -14,7 +14,7 @@ from bitnet.errors import (
 from bitnet.hub.download import download
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url
-from bitnet.hub.session import HubSession
+from bitnet.hub.session import HubSession, Patience, Transient
 
 TOKEN = "hf_TheSecretThatMustNeverAppear"
 BIG = b"x" * 5000
@@ -256,3 +256,10 @@ def test_names_that_leave_the_repository_are_refused(repo, file):
 def test_options_out_of_range_are_refused(wrong):
     with pytest.raises(UsageError):
         FetchOptions(**wrong)
+
+
+def test_a_long_wait_ends_when_the_others_have_failed(session, clock):
+    broken = Transient(NetworkError("busy"), retry_after_s=3000.0)
+    with session() as one:
+        Patience(one).failed("model.gguf", broken, stopped=lambda: len(clock.waits) == 3)
+    assert clock.seconds < 1
