@@ -8,6 +8,7 @@ checkpoint.weights["blk.0.attn_q.weight"]        # a Weight: a view into the map
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -75,7 +76,7 @@ class Checkpoint:
         )
 
     def integer(self, key: str, default: Any = _MISSING) -> int:
-        """The positive or zero integer *key*.
+        """The integer *key*, at least zero.
 
         Raises:
             InvalidFormat: it is missing, or not such a number.
@@ -92,9 +93,8 @@ class Checkpoint:
             InvalidFormat: it is missing, or not such a number.
         """
         found = self.value(key, default)
-        if isinstance(found, bool) or not isinstance(found, int | float) or abs(found) > 1e300:
-            raise self._wrong_value(key, found, "a finite number")
-        if found != found:
+        is_number = isinstance(found, int | float) and not isinstance(found, bool)
+        if not is_number or not abs(found) <= sys.float_info.max:  # false for NaN, too
             raise self._wrong_value(key, found, "a finite number")
         return float(found)
 

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["bind", "expected_tensors"]
 
-_LISTED = 20  # tensors a message names before it counts the rest
-
-# Read by the configuration, or nothing but a copy of what follows from it.
+# Read by the configuration.
 _READ_ELSEWHERE = frozenset(
     {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 )
@@ -90,11 +88,9 @@ def bind(checkpoint: Checkpoint, config: TransformerConfig, ops: Ops) -> dict[st
     required, optional = expected_tensors(config)
     wrong = list(_differences(checkpoint, required, optional))
     if wrong:
-        more = len(wrong) - _LISTED
-        shown = wrong[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
         raise InvalidFormat(
             f"{checkpoint.path.name}: {len(wrong)} tensors do not fit a model of architecture "
-            f"{config.architecture}:\n  " + "\n  ".join(shown),
+            f"{config.architecture}:\n  " + "\n  ".join(wrong),
             hint="the file is incomplete or was converted for another architecture",
         )
     prepared = {}

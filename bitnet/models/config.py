@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TransformerConfig", "base_config"]
 
+MAX_LAYERS = 4096  # a damaged file must not make us list billions of tensors
+
 
 @dataclass(frozen=True, eq=False)
 class TransformerConfig:
@@ -70,21 +72,24 @@ class TransformerConfig:
     post_norms: bool = False
 
     def __post_init__(self) -> None:
-        sizes = (self.n_layers, self.dim, self.n_heads, self.n_kv_heads, self.head_dim)
-        rotated = self.rope.dims
-        if (
-            min(sizes) < 1
-            or self.n_heads % self.n_kv_heads
-            or not 2 <= rotated <= self.head_dim
-            or rotated % 2
-            or len(self.windows) != self.n_layers
+        for holds, said in (
+            (min(self.n_layers, self.dim, self.ffn_dim, self.head_dim) >= 1, "a size below 1"),
+            (self.vocab_size >= 1 and self.context_length >= 1, "no vocabulary or no context"),
+            (self.n_heads >= 1 and self.n_kv_heads >= 1, "no heads"),
+            (not self.n_heads % max(self.n_kv_heads, 1), "key heads that do not divide the heads"),
+            (len(self.windows) == self.n_layers, "windows for another number of layers"),
+            (4 <= self.rope.dims <= self.head_dim, "rotated elements outside of 4..head width"),
+            (not self.rope.dims % 2, "an odd number of rotated elements"),
+            (self.rope.base > 1, "a rope base of at most 1"),
+            (self.rope.original_context >= 2, "an original context below 2"),
         ):
-            raise InvalidFormat(
-                f"{self.architecture}: {self.n_layers} layers ({len(self.windows)} with a window "
-                f"size), width {self.dim}, {self.n_heads} heads of {self.head_dim} ({rotated} of "
-                f"them rotated) and {self.n_kv_heads} key heads make no transformer",
-                hint="the file is damaged; fetch it again",
-            )
+            if not holds:
+                raise InvalidFormat(
+                    f"{self.architecture}: the keys make no transformer: {said} "
+                    f"({self.n_layers} layers of width {self.dim}, {self.n_heads} heads of "
+                    f"{self.head_dim}, {self.n_kv_heads} key heads, {self.rope.dims} rotated)",
+                    hint="the file is damaged; fetch it again",
+                )
 
 
 def base_config(
@@ -107,6 +112,11 @@ def base_config(
             hint="pass the model's file, not a vocabulary or an adapter",
         )
     layers = checkpoint.integer("block_count")
+    if layers > MAX_LAYERS:
+        raise InvalidFormat(
+            f"{checkpoint.path.name}: {layers:,} layers, expected at most {MAX_LAYERS:,}",
+            hint="the file is damaged; fetch it again",
+        )
     dim = checkpoint.integer("embedding_length")
     heads = checkpoint.integer("attention.head_count")
     head_dim = checkpoint.integer("attention.key_length", dim // max(heads, 1))

@@ -45,7 +45,7 @@ class Rope:
     style: RopeStyle
     scaling: str = "none"
     factor: float = 1.0
-    original_context: int = 0
+    original_context: int = 2
     attention_factor: float = 0.0
     divisors: NDArray[np.float32] | None = None
     long_divisors: NDArray[np.float32] | None = None
@@ -56,7 +56,7 @@ class Rope:
         Args:
             context: positions the sequence may reach.
         """
-        beyond = context > self.original_context > 0
+        beyond = context > self.original_context
         base = self.base
         if self.scaling == "dynamic" and beyond:
             stretch = self.factor * context / self.original_context - (self.factor - 1)

@@ -137,12 +137,21 @@ def test_keys_under_another_prefix_are_found():
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("attention.head_count_kv", 3, "make no transformer"),
-        ("attention.head_count", 0, "make no transformer"),
+        ("attention.head_count_kv", 3, "do not divide the heads"),
+        ("attention.head_count_kv", 0, "no heads"),
+        ("attention.head_count", 0, "no heads"),
+        ("feed_forward_length", 0, "a size below 1"),
+        ("context_length", 0, "no context"),
+        ("rope.freq_base", 0.0, "a rope base"),
+        ("rope.freq_base", float("nan"), "expected a finite number"),
+        ("rope.scaling.original_context_length", 0, "an original context below 2"),
+        ("attention.sliding_window_pattern", [True], "another number of layers"),
+        ("block_count", 2**31, "expected at most 4,096"),
         ("attention.layer_norm_rms_epsilon", "small", "expected a finite number"),
         ("block_count", None, "block_count is missing"),
         ("block_count", True, "expected an integer"),
-        ("rope.dimension_count", 66, "make no transformer"),
+        ("rope.dimension_count", 66, "rotated elements outside"),
+        ("rope.dimension_count", 5, "an odd number"),
     ],
 )
 def test_senseless_keys_are_refused(key, value, said):
