@@ -34,7 +34,7 @@ TokenizerEngine::TokenizerEngine(const char* data, size_t size) : file_(data, si
     normalized_ = matcher(added, normalized);
     if (model() == ModelKind::kSpm) untouched_ = matcher(added, normalized);
     if (model() == ModelKind::kUnigram) {
-        scores_ = normal_scores(file_);
+        lowest_score_ = lowest_score(file_);
         std::vector<AddedToken> user;
         for (uint32_t id = 0; id < file_.n_tokens; ++id) {
             if (file_.flags(id) & kUserDefined) user.push_back({id, 0, std::string(file_.token(id))});
@@ -99,7 +99,7 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, bool
         normal = normalize_sentencepiece(file_, untouched_, text);
         text = normal;
         if (model() == ModelKind::kUnigram) {
-            encode_unigram(file_, scores_, text, out);
+            encode_unigram(file_, lowest_score_, text, out);
             return;
         }
     }
@@ -130,7 +130,7 @@ void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& 
     switch (model()) {
         case ModelKind::kBpe: worker.bpe.encode(piece, out); break;
         case ModelKind::kSpm: encode_spm(file_, piece, out); break;
-        case ModelKind::kUnigram: encode_unigram(file_, scores_, piece, out); break;
+        case ModelKind::kUnigram: encode_unigram(file_, lowest_score_, piece, out); break;
         case ModelKind::kWordPiece: encode_wordpiece(file_, piece, out); break;
     }
 }

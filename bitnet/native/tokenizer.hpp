@@ -49,7 +49,7 @@ private:
     TokenizerFile file_;
     std::vector<TokenizerStep> normalizer_, pre_;
     AddedMatcher raw_, raw_ordinary_, normalized_, untouched_;
-    ScoreRange scores_{0.0f, 0.0f};
+    float lowest_score_ = 0.0f;
     std::mutex mutex_;
     std::vector<std::unique_ptr<Worker>> idle_;
 };

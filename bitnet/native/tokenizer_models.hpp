@@ -50,12 +50,9 @@ private:
 void encode_spm(const TokenizerFile& file, std::string_view text, Ids& out);
 
 // SentencePiece Unigram: the segmentation with the best sum of scores.
-struct ScoreRange {
-    float lowest, highest;
-};
-ScoreRange normal_scores(const TokenizerFile& file);
-void encode_unigram(const TokenizerFile& file, const ScoreRange& range, std::string_view text,
-                    Ids& out);
+// `lowest` is the lowest score of a normal piece; what has no piece costs more.
+float lowest_score(const TokenizerFile& file);
+void encode_unigram(const TokenizerFile& file, float lowest, std::string_view text, Ids& out);
 
 // Longest token first; a word that cannot be covered is unknown as a whole.
 void encode_wordpiece(const TokenizerFile& file, std::string_view word, Ids& out);

@@ -113,7 +113,7 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const AddedMatche
             add(chunk);
         }
     }
-    if (replaced.empty()) return {};
+    if (text.empty()) return {};  // a text that vanishes still gets its prefix
     std::string out;
     out.reserve(replaced.size() + replaced.size() / 2 + 3);
     if (flags & kAddSpacePrefix) out += kSpaceSymbol;
@@ -193,31 +193,30 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Ids& out) {
     }
 }
 
-ScoreRange normal_scores(const TokenizerFile& file) {
+float lowest_score(const TokenizerFile& file) {
     constexpr float kMax = std::numeric_limits<float>::max();
-    ScoreRange range{kMax, -kMax};
+    float lowest = kMax;
     for (uint32_t id = 0; id < file.n_tokens; ++id) {
         const uint8_t flags = file.flags(id);
         if (!(flags & kInModel) || flags & (kUserDefined | kUnused)) continue;
-        range.lowest = std::min(range.lowest, file.score(id));
-        range.highest = std::max(range.highest, file.score(id));
+        lowest = std::min(lowest, file.score(id));
     }
-    return range.lowest > range.highest ? ScoreRange{0.0f, 0.0f} : range;
+    return lowest == kMax ? 0.0f : lowest;
 }
 
-void encode_unigram(const TokenizerFile& file, const ScoreRange& range, std::string_view text,
-                    Ids& out) {
+void encode_unigram(const TokenizerFile& file, float lowest, std::string_view text, Ids& out) {
     struct Node {
         float score = 0.0f;
         int64_t start = -1;
     };
-    const float unknown = range.lowest - kUnknownPenalty;
+    const float unknown = lowest - kUnknownPenalty;
     std::vector<Node> nodes(text.size() + 1);
+    // Sums are rounded before they are compared, so that equal paths stay equal.
     const auto offer = [&](size_t start, size_t stop, double score) {
-        const double candidate = score + static_cast<double>(nodes[start].score);
+        const auto candidate = static_cast<float>(score + static_cast<double>(nodes[start].score));
         Node& node = nodes[stop];
-        if (node.start < 0 || candidate > static_cast<double>(node.score)) {
-            node = {static_cast<float>(candidate), static_cast<int64_t>(start)};
+        if (node.start < 0 || candidate > node.score) {
+            node = {candidate, static_cast<int64_t>(start)};
         }
     };
     for (size_t start = 0; start < text.size();) {
@@ -231,8 +230,9 @@ void encode_unigram(const TokenizerFile& file, const ScoreRange& range, std::str
             if (id == kNoId || file.flags(id) & kUnused) continue;
             const size_t size = stop - start;
             const bool user = (file.flags(id) & kUserDefined) != 0;
+            // A user-defined piece gets a bonus that beats any other way (library 0.2.3).
             offer(start, stop,
-                  user ? static_cast<double>(static_cast<float>(size) * range.highest) - 0.1
+                  user ? 0.1 * static_cast<double>(size - 1)
                        : static_cast<double>(file.score(id)));
             has_single = has_single || size == width;
         }
