@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["KNOWN", "KnownVocabulary", "fingerprint", "identify", "identify_merges"]
+    from bitnet.tokenizer.spec import TokenizerSpec
+
+__all__ = ["KNOWN", "KnownVocabulary", "fingerprint", "identify", "identify_merges", "spec_key"]
 
 
 @dataclass(frozen=True)
@@ -213,6 +215,9 @@ KNOWN: tuple[KnownVocabulary, ...] = (
         "d302e76e888a6916773eded4c38105580b0bcdcd664fd19525914389e345dce9",
     ),
 )
+# Fields of a specification that are not hashed by their values: they are long, or do not matter.
+_LONG = frozenset({"tokens", "merges", "scores", "token_types", "charsmap"})
+_ASIDE = frozenset({"source", "fingerprint"})
 _BY_KEY = {known.key: known for known in KNOWN if known.key}
 _BY_MERGES = {(known.n_merges, known.merges_key): known for known in KNOWN if known.merges_key}
 _MERGE_COUNTS = {known.n_merges for known in KNOWN if known.merges_key}
@@ -242,3 +247,22 @@ def identify_merges(n_merges: int, key: Callable[[], str]) -> KnownVocabulary | 
     if n_merges not in _MERGE_COUNTS:
         return None
     return _BY_MERGES.get((n_merges, key()))
+
+
+def spec_key(spec: TokenizerSpec, *content: bytes) -> str:
+    """Hash of everything a specification depends on: the key of its compiled form.
+
+    Args:
+        spec: all of it counts but its long sequences, which *content* stands for.
+        content: the bytes it was built from.
+    """
+    digest = hashlib.sha256()
+    for part in content:
+        digest.update(struct.pack("<Q", len(part)))
+        digest.update(part)
+    for field in fields(spec):
+        if field.name not in _LONG | _ASIDE:
+            value = getattr(spec, field.name)
+            shown = sorted(value) if isinstance(value, frozenset) else value
+            digest.update(f"{field.name}={shown!r};".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

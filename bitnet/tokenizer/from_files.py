@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,7 +137,7 @@ def _sentencepiece(path: Path, data: bytes) -> TokenizerSpec:
     eos = _configured(side, "eos", by_text, model.eos_id)
     is_t5 = "T5" in str(side.config.get("tokenizer_class", ""))
     add_bos, add_eos = side.adds("bos"), side.adds("eos")
-    return TokenizerSpec(
+    spec = TokenizerSpec(
         model="spm" if bpe else "unigram",
         tokens=tokens,
         scores=scores,
@@ -155,8 +155,8 @@ def _sentencepiece(path: Path, data: bytes) -> TokenizerSpec:
         stop_ids=stop_ids(by_text, (eos, *(id for id in side.declared_ends if id < len(tokens)))),
         chat_template=side.chat_template,
         source=str(path),
-        fingerprint=hashlib.sha256(data + side.raw).hexdigest(),
     )
+    return replace(spec, fingerprint=fingerprints.spec_key(spec, data, side.raw))
 
 
 def _optional(id: int) -> int | None:
@@ -196,7 +196,7 @@ def spec_from_vocab_merges(
         tokens[token.id] = token.text
     by_text = {token.text: token.id for token in added}
     bos, eos = side.special_id("bos", by_text), side.special_id("eos", by_text)
-    return TokenizerSpec(
+    spec = TokenizerSpec(
         model="bpe",
         tokens=tokens,
         merges=LazySequence(len(lines), lambda: parse_merges(lines, tokens)),
@@ -213,10 +213,9 @@ def spec_from_vocab_merges(
         chat_template=side.chat_template,
         pre=name,
         source=str(path),
-        fingerprint=hashlib.sha256(
-            read_bytes(path) + merges_data + side.raw + name.encode()
-        ).hexdigest(),
     )
+    content = (read_bytes(path), merges_data, side.raw)
+    return replace(spec, fingerprint=fingerprints.spec_key(spec, *content))
 
 
 def _pre_of(lines: list[str], side: SideFiles, path: Path) -> str:
@@ -273,7 +272,7 @@ def spec_from_vocab_txt(path: str | os.PathLike[str]) -> TokenizerSpec:
         "lowercase": lowercase,
     }
     names = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-    return TokenizerSpec(
+    spec = TokenizerSpec(
         model="wordpiece",
         tokens=tokens,
         added=tuple(AddedToken(ids[name], name) for name in names if name in ids),
@@ -285,5 +284,5 @@ def spec_from_vocab_txt(path: str | os.PathLike[str]) -> TokenizerSpec:
         add_bos=True,
         add_eos=True,
         source=str(path),
-        fingerprint=hashlib.sha256(data + side.raw).hexdigest(),
     )
+    return replace(spec, fingerprint=fingerprints.spec_key(spec, data, side.raw))

@@ -6,7 +6,6 @@ how text is cut and merged is the original tokenizer's, where the two differ.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -74,29 +73,14 @@ def spec_from_metadata(
             f" Supported: {', '.join(sorted(_BUILDERS))}",
             hint="name the model's own tokenizer.json with --tokenizer FILE",
         )
-    spec = build(fields, pre)
-    return replace(
-        spec,
+    spec = replace(
+        build(fields, pre),
         chat_template=fields.optional_text("tokenizer.chat_template"),
         source=source,
-        fingerprint=_key(fields, spec),
     )
-
-
-def _key(fields: Fields, spec: TokenizerSpec) -> str:
-    """Hash of everything the specification depends on."""
-    digest = hashlib.sha256(fields.tokens_key.encode())
-    for name in ("merges", "scores", "token_type", "precompiled_charsmap"):
-        digest.update(name.encode())
-        digest.update(fields.raw(name))
-    scalars = (
-        spec.model, spec.added, spec.normalizer, spec.pre_tokenizer, spec.byte_level,
-        spec.byte_fallback, spec.ignore_merges, spec.add_space_prefix,
-        spec.remove_extra_whitespaces, spec.unknown_id, spec.bos_id, spec.eos_id, spec.add_bos,
-        spec.add_eos, sorted(spec.stop_ids),
-    )  # fmt: skip
-    digest.update(repr(scalars).encode())
-    return digest.hexdigest()
+    arrays = ("merges", "scores", "token_type", "precompiled_charsmap")
+    content = (fields.tokens_key.encode(), *(fields.raw(name) for name in arrays))
+    return replace(spec, fingerprint=fingerprints.spec_key(spec, *content))
 
 
 def _bpe(fields: Fields, pre: str | None) -> TokenizerSpec:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hashlib
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet.errors import InvalidFormat, TokenizerNotFound
+from bitnet.tokenizer.fingerprints import spec_key
 from bitnet.tokenizer.lazy import LazySequence
 from bitnet.tokenizer.merges import merges_from_ranks
 from bitnet.tokenizer.pretokenizers import pre_tokenizer
@@ -185,10 +185,10 @@ def spec_from_ranks(path: str | os.PathLike[str], *, pre: str | None = None) -> 
         ignore_merges=True,
         pre=name,
         source=str(path),
-        fingerprint=hashlib.sha256(data + side.raw + name.encode()).hexdigest(),
         chat_template=side.chat_template,
     )
-    return _with_special(spec, special, known, side)
+    spec = _with_special(spec, special, known, side)
+    return replace(spec, fingerprint=spec_key(spec, data, side.raw))
 
 
 def _with_special(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +40,6 @@ def spec_from_tokenizer_json(path: str | os.PathLike[str]) -> TokenizerSpec:
     path = Path(path)
     data = read_json(path)
     side = read_side_files(path.parent)
-    key = hashlib.sha256(read_bytes(path) + side.raw).hexdigest()
     try:
         spec = _spec(data, side, str(path))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -49,6 +47,7 @@ def spec_from_tokenizer_json(path: str | os.PathLike[str]) -> TokenizerSpec:
             f"{path} is no tokenizer.json: {type(error).__name__} {error}",
             hint="fetch the file again",
         ) from None
+    key = fingerprints.spec_key(spec, read_bytes(path), side.raw)
     return replace(spec, source=str(path), fingerprint=key)
 
 
