@@ -172,12 +172,7 @@ class HubSession:
             if not leave_origin and origin(target) != origin(here):
                 return response
             response.close()
-            if here.startswith("https:") and not target.startswith("https:"):
-                raise NetworkError(
-                    f"{shown(here)} redirects to an unencrypted address: {shown(target)}",
-                    hint=TROUBLESHOOTING,
-                )
-            here = target
+            here = _safe(here, target)
         else:
             raise NetworkError(f"{shown(url)}: more than {MAX_REDIRECTS} redirects")
         if response.status_code in also:
@@ -370,6 +365,16 @@ def _given_up(error: BitnetError, ending: str) -> BitnetError:
     hint = error.hint or TROUBLESHOOTING
     kind = RateLimited if isinstance(error, RateLimited) else NetworkError
     return kind(f"{error.message} ({ending})", hint=hint)
+
+
+def _safe(here: str, target: str) -> str:
+    """*target* of a redirect from *here*, unless it gives up encryption."""
+    if here.startswith("https:") and not target.startswith("https:"):
+        raise NetworkError(
+            f"{shown(here)} redirects to an unencrypted address: {shown(target)}",
+            hint=TROUBLESHOOTING,
+        )
+    return target
 
 
 def _no_auth(request: requests.PreparedRequest) -> requests.PreparedRequest:

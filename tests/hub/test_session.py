@@ -1,6 +1,7 @@
 import logging
 
 import pytest
+import responses
 from hub_server import PAGE, SECRET_QUERY, Rule
 
 from bitnet.errors import (
@@ -263,3 +264,14 @@ def test_a_long_wait_ends_when_the_others_have_failed(session, clock):
     with session() as one:
         Patience(one).failed("model.gguf", broken, stopped=lambda: len(clock.waits) == 3)
     assert clock.seconds < 1
+
+
+def test_a_redirect_that_gives_up_encryption_is_refused(session):
+    encrypted = responses.RequestsMock()
+    encrypted.get("https://hub.example.org/f", status=302, headers={"Location": "http://cdn/f"})
+    with (
+        encrypted,
+        session() as one,
+        pytest.raises(NetworkError, match="redirects to an unencrypted address: http://cdn/f"),
+    ):
+        one.open("https://hub.example.org/f")
