@@ -97,6 +97,8 @@ public:
         }
     }
 
+    uint32_t n_loops = 0;
+
 private:
     static void join(FirstSet& into, const FirstSet& from) {
         into.ascii[0] |= from.ascii[0];
@@ -135,6 +137,7 @@ private:
             const uint32_t loop = add(possessive ? Op::kPossessive : Op::kLoop, body.value);
             program_[loop].min = node.min;
             program_[loop].max = node.max;
+            program_[loop].b = n_loops++;
             return;
         }
         if (node.mode == Node::kPossessive) {
@@ -184,10 +187,12 @@ Regex::Regex(const std::string& pattern) {
     compiler.emit(root);
     compiler.add(Op::kMatch);
     first_ = compiler.first(root);
+    loops_.resize(compiler.n_loops);
 }
 
 bool Regex::find(const char* begin, const char* from, const char* end, const char** match_begin,
                  const char** match_end) {
+    if (from == begin || begin != begin_ || end != end_) loops_.assign(loops_.size(), Loop{});
     begin_ = begin;
     end_ = end;
     for (const char* pos = from; pos < end; pos += unicode::length(*pos)) {
@@ -197,6 +202,16 @@ bool Regex::find(const char* begin, const char* from, const char* end, const cha
         }
     }
     return false;
+}
+
+// The rest of the pattern does not match at high, the character after low.
+void Regex::note_failure(Loop& loop, const char* low, const char* high) {
+    if (loop.failed_low == high) {
+        loop.failed_low = low;
+    } else {
+        loop.failed_low = low;
+        loop.failed_high = high;
+    }
 }
 
 bool Regex::run(uint32_t pc, const char* pos, const char** stop) {
@@ -212,17 +227,30 @@ bool Regex::run(uint32_t pc, const char* pos, const char** stop) {
                 good = pos != end_ && sets_[inst.a].contains(unicode::next(pos));
                 break;
             case Op::kLoop: case Op::kPossessive: {
+                Loop& loop = loops_[inst.b];
                 const CharSet& set = sets_[inst.a];
+                const char* const start = pos;
                 const char* low = pos;
                 uint32_t count = 0;
-                while (count < inst.max && pos != end_) {
+                const bool known = inst.max == kUnbounded && pos >= loop.run_begin &&
+                                   pos < loop.run_end;
+                while (count < (known ? inst.min : inst.max) && pos != end_) {
                     const char* ahead = pos;
                     if (!set.contains(unicode::next(ahead))) break;
                     pos = ahead;
                     if (++count == inst.min) low = pos;
                 }
                 good = count >= inst.min;
-                if (good && inst.op == Op::kLoop && pos > low) stack_.push_back({pc + 1, pos, low});
+                if (known) {
+                    pos = loop.run_end;
+                } else if (inst.max == kUnbounded) {
+                    loop.run_begin = start;
+                    loop.run_end = pos;
+                }
+                if (good && inst.op == Op::kLoop) {
+                    good = !(low > loop.failed_low && pos <= loop.failed_high);
+                    if (good && pos > low) stack_.push_back({pc + 1, pos, low});
+                }
                 break;
             }
             case Op::kSplit:
@@ -266,7 +294,9 @@ bool Regex::run(uint32_t pc, const char* pos, const char** stop) {
             pos = frame.pos;
             stack_.pop_back();
         } else {  // the loop gives back one character
-            pos = frame.pos = unicode::previous(frame.pos);
+            pos = unicode::previous(frame.pos);
+            note_failure(loops_[program_[pc - 1].b], pos, frame.pos);
+            frame.pos = pos;
             if (pos == frame.low) stack_.pop_back();
         }
     }

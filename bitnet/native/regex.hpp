@@ -67,7 +67,7 @@ public:
     struct Inst {
         Op op;
         uint32_t a = 0;         // character, set, first target
-        uint32_t b = 0;         // second target
+        uint32_t b = 0;         // second target, number of a loop
         uint32_t min = 0, max = 0;
         int guard = -1;         // kSplit: what the first way can start with
     };
@@ -78,6 +78,14 @@ private:
         const char* pos;
         const char* low;  // a greedy loop may give back characters down to here
     };
+    // What is known about a greedy loop in this text. Whether the rest of the pattern matches at a
+    // position does not depend on how it was reached, so a later start need not try again: without
+    // this, a search that fails along a run would be quadratic in the run.
+    struct Loop {
+        const char *run_begin = nullptr, *run_end = nullptr;      // a run, to its very end
+        const char *failed_low = nullptr, *failed_high = nullptr; // fails in (low, high]
+    };
+    static void note_failure(Loop& loop, const char* low, const char* high);
     bool run(uint32_t pc, const char* pos, const char** stop);
 
     std::vector<Inst> program_;
@@ -85,6 +93,7 @@ private:
     std::vector<FirstSet> guards_;
     FirstSet first_;
     std::vector<Frame> stack_;
+    std::vector<Loop> loops_;
     const char* begin_ = nullptr;
     const char* end_ = nullptr;
 };
