@@ -7,6 +7,7 @@ restricted to whole words. Every engine uses this one implementation, so they ca
 from __future__ import annotations
 
 import re
+import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ __all__ = ["AddedTokens"]
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _SPACES_LEFT = re.compile(f"[{_SPACE}]+$")
 _SPACES_RIGHT = re.compile(f"[{_SPACE}]+")
-_WORD = re.compile(r"\w")
+# Joiners, and letters in circles and squares.
+_OTHER_WORD = re.compile(
+    "[\u200c\u200d\u24b6-\u24e9\U0001f130-\U0001f149\U0001f150-\U0001f169\U0001f170-\U0001f189]"
+)
 
 
 class AddedTokens:
@@ -81,6 +85,12 @@ class _Matcher:
 
 
 def _is_whole_word(text: str, start: int, stop: int) -> bool:
-    before = start > 0 and _WORD.match(text, start - 1)
-    after = stop < len(text) and _WORD.match(text, stop)
+    before = start > 0 and _is_word(text[start - 1])
+    after = stop < len(text) and _is_word(text[stop])
     return not before and not after
+
+
+def _is_word(character: str) -> bool:
+    r"""``\w`` of Rust's regex crate; Python's has no marks, and has fractions."""
+    kind = unicodedata.category(character)
+    return kind[0] in "LM" or kind in ("Nd", "Nl", "Pc") or bool(_OTHER_WORD.match(character))
