@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import random
 
 import pytest
+import tokenizers
 
 from bitnet import native
 from bitnet.formats.gguf import GGUF
@@ -81,3 +83,19 @@ def test_all_strings_of_an_oracle_get_its_ids(test_data, oracle, source, parse_s
         != row["ids"]
     ]
     assert not wrong
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_joins_of_tokens_get_the_ids_of_the_library(test_data):
+    path = test_data / "tokenizers/llama3/tokenizer.json"
+    tokenizer = _tokenizer(path, "native" if native.module() is not None else "portable")
+    oracle = tokenizers.Tokenizer.from_file(str(path))
+    draw = random.Random(20)
+    pieces = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+    for _ in range(20):
+        texts = [
+            b"".join(draw.choices(pieces, k=draw.randint(2, 6))).decode("utf-8", "replace")
+            for _ in range(5_000)
+        ]
+        expected = [found.ids for found in oracle.encode_batch(texts, add_special_tokens=False)]
+        assert [tokenizer.encode(text, add_special=False) for text in texts] == expected

@@ -1,0 +1,107 @@
+"""The compiled form: written once, checked always, written again when it is damaged."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from small_specs import byte_level
+
+from bitnet import native
+from bitnet.tokenizer import Tokenizer, compiled
+from bitnet.tokenizer.lazy import LazySequence
+from bitnet.tokenizer.spec import Step
+
+pytestmark = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
+
+KEY = "ab" * 32
+TEXT = "hello <|im|> world  aaaa </s> 12"
+
+
+@pytest.fixture
+def spec():
+    return byte_level(fingerprint=KEY)
+
+
+@pytest.fixture
+def file(spec):
+    Tokenizer.from_spec(spec)
+    return compiled.compiled_path(KEY)
+
+
+def _never():
+    raise AssertionError("the vocabulary was loaded")
+
+
+def test_a_second_load_builds_nothing(spec, file):
+    first = Tokenizer.from_spec(spec).encode(TEXT)
+    lazy = byte_level(
+        fingerprint=KEY,
+        tokens=LazySequence(len(spec.tokens), _never),
+        merges=LazySequence(len(spec.merges), _never),
+    )
+    assert file.exists()
+    assert Tokenizer.from_spec(lazy).encode(TEXT) == first
+
+
+def test_no_temporary_file_stays(file):
+    assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("keep", [0, 10, 64, 200, 1000])
+def test_a_truncated_file_is_written_again(spec, file, keep):
+    whole = file.read_bytes()
+    expected = Tokenizer.from_spec(spec).encode(TEXT)
+    file.unlink()
+    file.write_bytes(whole[:keep])
+    assert Tokenizer.from_spec(spec).encode(TEXT) == expected
+    assert file.read_bytes() == whole
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(min_value=0), value=st.integers(1, 255))
+def test_a_flipped_byte_is_refused(spec, place, value):
+    content = bytearray(compiled.compile_spec(spec))
+    content[place % len(content)] ^= value
+    module = native.module()
+    try:
+        engine = module.TokenizerEngine(bytes(content))
+    except ValueError:
+        return
+    # Only the key lies outside of the checksum; a file with another key is not used.
+    assert engine.key != bytes.fromhex(KEY)
+
+
+def test_a_file_of_another_tokenizer_is_not_used(spec, file):
+    other = byte_level(fingerprint="cd" * 32, merges=())
+    file.write_bytes(compiled.compile_spec(other))
+    assert Tokenizer.from_spec(spec).encode("hello") != Tokenizer.from_spec(other).encode("hello")
+
+
+def test_an_unusable_cache_folder_only_costs_the_file(spec, tmp_path, monkeypatch):
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(blocked / "below"))
+    tokenizer = Tokenizer.from_spec(spec)
+    assert tokenizer.engine == "native"
+    assert tokenizer.decode(tokenizer.encode(TEXT, add_special=False)) == TEXT.replace(
+        " <|im|>", "<|im|>"
+    ).replace("</s> ", "</s>")
+
+
+def test_a_chat_template_is_never_that_of_another_file(spec, file):
+    assert file.exists()
+    changed = byte_level(fingerprint=KEY, chat_template="{{ messages }}")
+    assert Tokenizer.from_spec(changed).chat_template == "{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_tokenizer": ()},
+        {"pre_tokenizer": (Step("UnicodeScripts", {}), *byte_level().pre_tokenizer)},
+        {"normalizer": (Step("Nmt", {}),)},
+        {"merges": [(0, 1)]},
+    ],
+)
+def test_what_cannot_run_exactly_is_not_compiled(changes):
+    with pytest.raises(compiled.NotNative):
+        compiled.compile_spec(byte_level(**changes))

@@ -1,0 +1,146 @@
+"""The native engine against the portable one and against SentencePiece."""
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_specs import BYTE_LEVEL_STEP, byte_level
+
+from bitnet import native
+from bitnet.tokenizer import Tokenizer
+from bitnet.tokenizer.from_files import spec_from_file
+from bitnet.tokenizer.portable import PortableEngine
+from bitnet.tokenizer.spec import Step, TokenizerSpec
+
+pytestmark = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
+
+BEHAVIORS = ["Removed", "Isolated", "MergedWithPrevious", "MergedWithNext", "Contiguous"]
+STEPS = {
+    "gpt2": [],
+    "prefix": [],
+    "digits": [Step("Digits", {"individual_digits": True})],
+    "digit runs": [Step("Digits", {"individual_digits": False})],
+    "punctuation": [Step("Punctuation", {"behavior": "Contiguous"})],
+    "white space": [Step("WhitespaceSplit", {})],
+    **{
+        behavior: [
+            Step("Split", {"pattern": {"Regex": r"[ab]"}, "behavior": behavior, "invert": False})
+        ]
+        for behavior in (
+            "Removed",
+            "Isolated",
+            "MergedWithPrevious",
+            "MergedWithNext",
+            "Contiguous",
+        )
+    },
+    "inverted": [
+        Step("Split", {"pattern": {"String": "aa"}, "behavior": "MergedWithNext", "invert": True})
+    ],
+}
+NORMALIZERS = {
+    "none": (),
+    "NFC": (Step("NFC", {}),),
+    "NFKC": (Step("NFKC", {}),),
+    "lower": (Step("Lowercase", {}),),
+    "replace": (
+        Step("Prepend", {"prepend": "a"}),
+        Step("Replace", {"pattern": {"String": "b"}, "content": "aa"}),
+    ),
+}
+texts = st.text(
+    st.one_of(
+        st.sampled_from(" aabbchelowr12.,!\n\tAHeé\u0301Å\u212b字ﬁ\u1100\u1161"),
+        st.characters(exclude_categories=["Cs"]),
+    ),
+    max_size=30,
+)
+joined = st.lists(
+    st.one_of(texts, st.sampled_from(["<s>", "</s>", "<|im|>", "word", "norm", " ", "hello"])),
+    max_size=6,
+).map("".join)
+CORPUS = ["hello world, this is a test of segmentation", "the theory of the thing", "ABC abc 123"]
+
+PARTS = [*CORPUS, "<sep>", "ell", "  "]
+
+
+def _same(spec, text, *, parse_special=True):
+    tokenizer = Tokenizer.from_spec(spec)
+    assert tokenizer.engine == "native"
+    portable = PortableEngine(spec)
+    found = tokenizer.encode(text, add_special=False, parse_special=parse_special)
+    assert found == portable.encode(text, parse_special=parse_special)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@settings(max_examples=40)
+@given(text=joined, parse_special=st.booleans())
+def test_every_pre_tokenizer_step_cuts_as_the_library_does(name, text, parse_special):
+    last = Step("ByteLevel", BYTE_LEVEL_STEP.options | {"add_prefix_space": name == "prefix"})
+    _same(byte_level(pre_tokenizer=(*STEPS[name], last)), text, parse_special=parse_special)
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+@settings(max_examples=40)
+@given(text=joined)
+def test_every_normalizer_step_changes_what_the_library_changes(name, text):
+    _same(byte_level(normalizer=NORMALIZERS[name]), text)
+
+
+@settings(max_examples=60)
+@given(text=joined)
+def test_byte_level_text_survives_a_round_trip(text):
+    spec = byte_level(added=())
+    tokenizer = Tokenizer.from_spec(spec)
+    assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text
+
+
+@settings(max_examples=40)
+@given(text=texts, lower=st.booleans())
+def test_wordpiece_cuts_as_the_library_does(text, lower):
+    tokens = ["[UNK]", "hello", "##lo", "he", "##l", "a", "##a", "b", "##b", "1", "2", ".", "字"]
+    options = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    spec = TokenizerSpec(
+        model="wordpiece",
+        tokens=tokens,
+        unknown_id=0,
+        max_chars_per_word=8,
+        normalizer=(Step("BertNormalizer", options | {"lowercase": lower}),),
+        pre_tokenizer=(Step("BertPreTokenizer", {}),),
+    )
+    _same(spec, text)
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def trained(request, tmp_path_factory):
+    """A SentencePiece model with a character map and user-defined pieces, and our tokenizer."""
+    prefix = tmp_path_factory.mktemp("model") / "tokenizer"
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS * 20),
+        model_prefix=str(prefix),
+        vocab_size=320 if request.param == "bpe" else 300,
+        model_type=request.param,
+        byte_fallback=True,
+        user_defined_symbols=["<sep>", "ell"],
+        hard_vocab_limit=False,
+        minloglevel=3,
+    )
+    path = prefix.with_suffix(".model")
+    oracle = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    return oracle, Tokenizer.from_spec(spec_from_file(path))
+
+
+@settings(max_examples=150)
+@given(text=st.lists(st.one_of(texts, st.sampled_from(PARTS))).map(" ".join))
+def test_sentencepiece_models_give_the_ids_of_sentencepiece(trained, text):
+    oracle, tokenizer = trained
+    assert tokenizer.engine == "native"
+    found = tokenizer.encode(text, add_special=False, parse_special=False)
+    assert found == oracle.encode(text)
+
+
+@pytest.mark.parametrize("unit", [" ", "字", "1", "a", "\n", "<", "hello ", "\u0301"])
+def test_a_megabyte_of_one_thing_is_encoded_and_decoded(unit):
+    text = unit * (1_000_000 // len(unit.encode()))
+    tokenizer = Tokenizer.from_spec(byte_level())
+    assert tokenizer.decode(tokenizer.encode(text, add_special=False)) == text

@@ -1,0 +1,106 @@
+"""The native regular expressions against Oniguruma as the ``tokenizers`` library uses it."""
+
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, pre_tokenizers
+
+from bitnet import native
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+
+module = native.module()
+pytestmark = pytest.mark.skipif(module is None, reason="the native module is not installed")
+
+UNSUPPORTED = [
+    r"\p{L}*",
+    "(?<=a)b",
+    r"\bx",
+    "[[:alpha:]]",
+    "(a",
+    "a)",
+    "a{2000}",
+    "[z-a]",
+    "(?i:ß)",
+]
+CONSTRUCTS = [
+    *(r"a{1,2}+", r"a++b?", r"(?:ab|a)(?:bc|c)?", r"(?>a|ab)c?", r"a+?b", r"[^\S\n]+", r"a$"),
+    *(r"(?i:'s|k)+", r"[\p{Han}&&[^一]]+", r"\P{L}+", r"\p{^L}+", r"[^(\s|[.,])]+", r"\x{41}|\d"),
+    *(r"(?!b)\w", r"(?=..)[ab]", r"\Aa|b\z", r".+", r"(?:a{2}|b){2,3}", r"[a-c\-\]]+", r"a|^b"),
+]
+LONG = {
+    name: text * 100_000 + "x" for name, text in [("spaces", " "), ("lines", "\n"), ("cjk", "字")]
+}
+mixed = st.text(
+    st.one_of(
+        st.sampled_from("abcAsSkKxyz'- .,\r\n\t 019]一二字ſKé\u0301²Ⅷ\u3000"),
+        st.characters(exclude_categories=["Cs"]),
+    ),
+    max_size=40,
+)
+
+
+def _expressions():
+    found = {}
+    for name, kind in PRE_TOKENIZERS.items():
+        for step in kind.steps:
+            pattern = step.options.get("pattern")
+            if isinstance(pattern, dict) and "Regex" in pattern:
+                found.setdefault(pattern["Regex"], name)
+    return [(name, pattern) for pattern, name in found.items() if _is_supported(pattern)]
+
+
+def _is_supported(pattern):
+    try:
+        module.regex_find_all(pattern, "")
+    except ValueError:
+        return False
+    return True
+
+
+def _oracle(pattern, text):
+    step = pre_tokenizers.Split(Regex(pattern), "removed", invert=True)
+    return [piece for piece, _ in step.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("pattern", CONSTRUCTS)
+@given(text=mixed)
+def test_a_construct_matches_what_oniguruma_matches(pattern, text):
+    assert module.regex_find_all(pattern, text) == _oracle(pattern, text)
+
+
+@pytest.mark.slow
+def test_known_pre_tokenizers_match_what_oniguruma_matches():
+    expressions = _expressions()
+    assert len(expressions) > 30
+
+    @given(text=mixed)
+    def check(text):
+        for name, pattern in expressions:
+            assert module.regex_find_all(pattern, text) == _oracle(pattern, text), name
+
+    check()
+
+
+@pytest.mark.parametrize("pattern", UNSUPPORTED)
+def test_what_is_not_exact_is_refused(pattern):
+    with pytest.raises(ValueError, match="regular expression"):
+        module.regex_find_all(pattern, "text")
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+def test_a_long_run_is_cut_without_exhausting_anything(text):
+    for name in ("llama-bpe", "deepseek-llm", "gpt-4o"):
+        for step in PRE_TOKENIZERS[name].steps:
+            pattern = step.options.get("pattern")
+            if isinstance(pattern, dict):
+                assert "".join(module.regex_find_all(pattern["Regex"], text)) in text
+
+
+@pytest.mark.parametrize("name", ["L", "N", "P", "S", "M", "Lu", "Ll", "Lo", "Nd", "Han", "Hangul"])
+def test_properties_are_those_of_the_library(name):
+    codes = [c for c in range(0, sys.maxunicode, 61) if not 0xD800 <= c < 0xE000]
+    text = "".join(map(chr, codes))
+    pattern = rf"\p{{{name}}}"
+    assert module.regex_find_all(pattern, text) == _oracle(pattern, text)

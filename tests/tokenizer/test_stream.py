@@ -1,0 +1,35 @@
+"""Text that comes out of a stream of ids."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from small_specs import byte_level
+
+from bitnet.tokenizer import Tokenizer
+
+tokenizer = Tokenizer.from_spec(byte_level(added=(), add_bos=False, bos_id=None, eos_id=None))
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_the_parts_are_whole_characters_and_join_to_the_text(text):
+    stream = tokenizer.stream()
+    parts = [stream.push(id) for id in tokenizer.encode(text)]
+    assert "".join(parts) == text
+    assert stream.finish() == ""
+
+
+@given(st.lists(st.integers(0, tokenizer.vocab_size - 1)))
+def test_any_ids_stream_to_what_decode_gives(ids):
+    stream = tokenizer.stream()
+    assert "".join(map(stream.push, ids)) + stream.finish() == tokenizer.decode(ids)
+
+
+def test_a_character_comes_out_with_its_last_byte():
+    stream = tokenizer.stream()
+    assert [stream.push(id) for id in tokenizer.encode("字")] == ["", "", "字"]
+
+
+def test_an_unfinished_character_ends_as_a_replacement():
+    stream = tokenizer.stream()
+    first = tokenizer.encode("字")[0]
+    assert stream.push(first) == ""
+    assert stream.finish() == "\ufffd"

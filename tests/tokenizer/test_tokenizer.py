@@ -1,0 +1,107 @@
+"""The tokenizer that everything else uses, on both engines."""
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from small_specs import byte_level
+
+from bitnet import native
+from bitnet.errors import UsageError
+from bitnet.tokenizer import Tokenizer
+from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
+
+
+@pytest.fixture(params=["native", "portable"])
+def engine(request, monkeypatch):
+    if request.param == "native" and native.module() is None:
+        pytest.skip("the native module is not installed")
+    if request.param == "portable":
+        monkeypatch.setenv("BITNET_BACKEND", "reference")
+    return request.param
+
+
+@pytest.fixture
+def tokenizer(engine):
+    made = Tokenizer.from_spec(byte_level())
+    assert made.engine == engine
+    return made
+
+
+def _plain():
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    tokens += ["\u2581", "h", "i", "\u2581h", "\u2581hi"]
+    types = [2, 3, 3, *([6] * 256), *([1] * 5)]
+    return TokenizerSpec(
+        model="spm",
+        tokens=tokens,
+        token_types=types,
+        scores=[0.0] * 259 + [-1.0, -2.0, -3.0, -4.0, -5.0],
+        added=(AddedToken(1, "<s>"), AddedToken(2, "</s>")),
+        byte_fallback=True,
+        add_space_prefix=True,
+        unknown_id=0,
+        bos_id=1,
+        add_bos=True,
+    )
+
+
+def test_bos_is_added_once(tokenizer):
+    bos = tokenizer.bos_id
+    plain = tokenizer.encode("hello", add_special=False)
+    assert tokenizer.encode("hello") == [bos, *plain]
+    assert tokenizer.encode("<s>hello") == [bos, *plain]
+
+
+def test_an_empty_text_is_bos_alone(tokenizer):
+    assert tokenizer.encode("") == [tokenizer.bos_id]
+    assert tokenizer.encode("", add_special=False) == []
+
+
+def test_special_text_is_text_when_not_parsed(tokenizer):
+    ids = tokenizer.encode("<s>", add_special=False, parse_special=False)
+    assert tokenizer.bos_id not in ids
+    assert tokenizer.decode(ids) == "<s>"
+
+
+def test_special_tokens_can_be_left_out(tokenizer):
+    ids = tokenizer.encode("hello</s>")
+    assert tokenizer.decode(ids) == "<s>hello</s>"
+    assert tokenizer.decode(ids, skip_special=True) == "hello"
+
+
+def test_half_a_surrogate_pair_is_an_error_that_names_it(tokenizer):
+    with pytest.raises(UsageError, match=r"character 2 is U\+D800"):
+        tokenizer.encode("ab\ud800")
+
+
+@pytest.mark.parametrize("id", [-1, 10**6, 2**32])
+def test_an_id_outside_of_the_vocabulary_is_an_error(tokenizer, id):
+    with pytest.raises(UsageError, match="not in the vocabulary"):
+        tokenizer.decode([id])
+
+
+def test_the_id_of_a_text_is_found(tokenizer):
+    assert tokenizer.id_of("</s>") == tokenizer.eos_id
+    assert tokenizer.token_bytes(tokenizer.id_of("hello")) == b"hello"
+    assert tokenizer.id_of("no such token") is None
+
+
+def test_the_space_that_encoding_adds_is_taken_off(engine):
+    tokenizer = Tokenizer.from_spec(_plain())
+    assert tokenizer.engine == engine
+    ids = tokenizer.encode("hi hi\né")
+    assert tokenizer.decode(ids, skip_special=True) == "hi hi\né"
+    assert tokenizer.decode(ids) == "<s>hi hi\né"
+    assert tokenizer.token_bytes(3 + 10) == b"\n"
+
+
+def test_it_cannot_be_pickled_and_says_so(tokenizer):
+    with pytest.raises(TypeError, match="make it again"):
+        pickle.dumps(tokenizer)
+
+
+def test_threads_share_one_tokenizer(tokenizer):
+    texts = [f"hello {i} aaaa é" * 20 for i in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(tokenizer.encode, texts)) == [tokenizer.encode(t) for t in texts]
