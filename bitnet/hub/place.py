@@ -10,7 +10,6 @@ from secrets import token_hex
 
 from bitnet.errors import from_os_error
 from bitnet.hub.hashing import sha256_of
-from bitnet.hub.partial import sweep
 
 __all__ = ["digest_of", "free_space", "matches", "place", "write_text"]
 
@@ -55,7 +54,6 @@ def place(source: Path, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.exists() and target.samefile(source):
             return
-        sweep(target)
         fresh = target.with_name(f"{target.name}.partial.{os.getpid()}-{token_hex(4)}")
         try:
             try:

