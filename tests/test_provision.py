@@ -1,0 +1,55 @@
+"""Fetching tokenizers from Python code, against a real hub on loopback."""
+
+import asyncio
+import json
+
+import pytest
+
+from bitnet import SmartTokenizerDownload, TokenizerDownloadInfo
+from bitnet.errors import Offline, TokenizerNotFound, VocabMismatch
+from bitnet.hub.options import FetchOptions
+
+WORDS = {f"t{id}": id for id in range(5)}
+CONTENT = json.dumps({"version": "1.0", "model": {"type": "BPE", "vocab": WORDS, "merges": []}})
+INFO = TokenizerDownloadInfo("org/name", ("tokenizer.json",), "five", 5)
+
+
+@pytest.fixture
+def download(hub, tmp_path):
+    hub.add("org/name", "tokenizer.json", CONTENT.encode())
+    return SmartTokenizerDownload(tmp_path / "cache", options=FetchOptions(base_url=hub.url))
+
+
+def test_a_tokenizer_is_fetched_once_and_then_found(download, hub, tmp_path):
+    path = asyncio.run(download.download_tokenizer(INFO))
+    assert path == tmp_path / "cache" / "tokenizers" / "five" / "tokenizer.json"
+    assert path.read_text() == CONTENT
+    asked = len(hub.requests())
+    assert download.download_tokenizer_sync(INFO) == path
+    assert len(hub.requests()) == asked
+
+
+def test_what_is_cached_needs_no_network(download, tmp_path):
+    path = download.download_tokenizer_sync(INFO)
+    cut_off = SmartTokenizerDownload(tmp_path / "cache", options=FetchOptions(offline=True))
+    assert cut_off.download_tokenizer_sync(INFO) == path
+    with pytest.raises(Offline):
+        cut_off.download_tokenizer_sync(TokenizerDownloadInfo("org/x", INFO.files, "x", 5))
+
+
+def test_another_vocabulary_is_not_accepted(download, tmp_path):
+    with pytest.raises(VocabMismatch, match="expected 6, got 5"):
+        download.download_tokenizer_sync(TokenizerDownloadInfo("org/name", INFO.files, "six", 6))
+    assert not (tmp_path / "cache" / "tokenizers" / "six" / "tokenizer.json").exists()
+
+
+def test_a_further_file_that_is_not_there_is_not_needed(download):
+    both = TokenizerDownloadInfo("org/name", ("tokenizer.json", "tokenizer.model"), "five", 5)
+    assert download.download_tokenizer_sync(both).name == "tokenizer.json"
+
+
+def test_a_further_file_that_is_there_has_to_fit(download, hub):
+    hub.add("org/name", "tokenizer.model", b"YQ== 0\nYg== 1\n")
+    both = TokenizerDownloadInfo("org/name", ("tokenizer.json", "tokenizer.model"), "five", 5)
+    with pytest.raises(TokenizerNotFound, match=r"tokenizer\.model"):
+        download.download_tokenizer_sync(both)
