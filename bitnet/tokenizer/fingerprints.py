@@ -214,6 +214,22 @@ KNOWN: tuple[KnownVocabulary, ...] = (
         "",
         "d302e76e888a6916773eded4c38105580b0bcdcd664fd19525914389e345dce9",
     ),
+    KnownVocabulary(
+        "LLaMA-4",
+        "llama4",
+        0,
+        439_802,
+        "",
+        "28adb8618aad53cc0f967d92055c36087fa00b51cf451f489b78fc1dbb51c672",
+    ),
+    KnownVocabulary(
+        "SmolLM2",
+        "smollm",
+        49_152,
+        48_900,
+        "e3f79317b457a91937391f6e0ee99d97ba2a3adae02bc26db8f59710ddb27ffe",
+        "f21dff0382d448ea564fe1869e6158795a0db82c4b0771f6fb3d5db9818f0166",
+    ),
 )
 # Fields of a specification that are not hashed by their values: they are long, or do not matter.
 _LONG = frozenset({"tokens", "merges", "scores", "token_types", "charsmap"})

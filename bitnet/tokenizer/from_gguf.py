@@ -280,12 +280,12 @@ def _finish(
         added.extend(flags(fields, AddedToken(id, text, special=kind != USER_DEFINED)))
     # A special token the file names by id counts even when its type was forgotten.
     marked = {token.id for token in added}
-    named = {spec.bos_id, spec.eos_id, *fields.end_ids()} - marked
-    for id in sorted(id for id in named if id is not None):
-        if fields.is_typed_normal(id):
-            text = fields.tokens_at(id)
-            if text.startswith("<") and text.endswith(">"):
-                added.extend(flags(fields, AddedToken(id, text)))
+    named = {spec.bos_id, spec.eos_id, spec.unknown_id, *fields.end_ids()}
+    named |= {fields.token_id(name, None) for name in ("padding", "mask")}
+    for id in sorted(id for id in named if id is not None and id not in marked):
+        text = fields.tokens_at(id)
+        if fields.is_typed_normal(id) and text[:1] + text[-1:] in ("<>", "[]"):
+            added.extend(flags(fields, AddedToken(id, text)))
     by_text = {token.text: token.id for token in added}
     ends = stop_ids(
         by_text, (spec.eos_id if spec.model != "wordpiece" else None, *fields.end_ids())

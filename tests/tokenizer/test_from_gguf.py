@@ -260,6 +260,13 @@ def test_gemma_runs_of_spaces_are_found_in_normalized_text():
     assert engine.encode(" \u2581\u2581a") == [3, 7, 4]
 
 
+def test_special_tokens_whose_type_was_forgotten_are_special():
+    spec = spec_from_metadata(tiny_spm(token_type=None))
+    assert {token.text for token in spec.added if token.special} == {"<unk>", "<s>", "</s>"}
+    assert PortableEngine(spec).encode("<s>a") == [1, 6]
+    assert PortableEngine(spec).encode("<s>", parse_special=False) != [1]
+
+
 def test_bert_words_get_their_own_spelling_back():
     spec = spec_from_metadata(
         {
