@@ -30,6 +30,27 @@ ARCHITECTURES: dict[str, tuple[str, str]] = {
     "qwen3": ("qwen3", "silu"),
 }
 
+# What transformers assumes where a config.json is silent and silence would give another model;
+# published Gemma 3 files say little more than their sizes.
+_GEMMA = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+_GEMMA3 = _GEMMA | {"rope_theta": 1e6, "max_position_embeddings": 131072}
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "bitnet": {"rope_theta": 500000.0},
+    "gemma2": _GEMMA | {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+    "gemma3": _GEMMA3,
+    "gemma3_text": _GEMMA3,
+    "mistral": {"sliding_window": 4096},
+    "qwen2": {"use_sliding_window": False},
+    "qwen3": {"use_sliding_window": False, "head_dim": 128},
+}
+
 _PLAIN_KEYS = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
@@ -94,7 +115,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     activation = found.get("hidden_activation") or found.get("hidden_act") or wanted
     if activation != wanted:
         raise Unsupported(f"{kind} with activation {activation!r}; supported: {wanted!r}")
-    return {**found, "model_type": kind}
+    return {**_DEFAULTS.get(kind, {}), **found, "model_type": kind}
 
 
 def gguf_name(name: str, architecture: str) -> str:
@@ -138,6 +159,10 @@ def _window_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in kinds]
+    elif config.get("use_sliding_window"):
+        first = config.get("max_window_layers", 0)
+        local = [layer >= first for layer in range(config["num_hidden_layers"])]
+        keys["attention.sliding_window_pattern"] = local
     elif isinstance(config.get("sliding_window_pattern"), int):
         keys["attention.sliding_window_pattern"] = config["sliding_window_pattern"]
     return keys

@@ -10,6 +10,7 @@ from tiny_models import FAMILIES, tiny
 
 from bitnet.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.hf_names import gguf_keys, text_config
 from bitnet.models.load import load_model
 from bitnet.quants.registry import dequantize
 from bitnet.runtime.kv_cache import KVCache
@@ -142,6 +143,38 @@ def test_packed_weights_take_their_scale_by_the_kind_of_layer(tmp_path, linear_c
     assert (weight.shape, weight.quant.name) == ((4, 2), "PACKED_U8")
     expected = np.array([[0, -1], [-1, 1], [1, 0], [1, -1]]) * factor
     np.testing.assert_array_equal(dequantize(weight), expected)
+
+
+def test_a_short_gemma_3_configuration_is_filled_in():
+    written = {
+        "model_type": "gemma3",
+        "text_config": {
+            "model_type": "gemma3_text",
+            "hidden_size": 2560,
+            "intermediate_size": 10240,
+            "num_hidden_layers": 34,
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "sliding_window": 1024,
+        },
+    }
+    keys = gguf_keys(text_config(written))
+    assert {key.removeprefix("gemma3."): value for key, value in keys.items()} == {
+        "general.architecture": "gemma3",
+        "block_count": 34,
+        "embedding_length": 2560,
+        "feed_forward_length": 10240,
+        "attention.head_count": 8,
+        "attention.head_count_kv": 4,
+        "attention.key_length": 256,
+        "attention.scale": 1 / 16,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+        "attention.sliding_window": 1024,
+        "context_length": 131072,
+        "rope.dimension_count": 256,
+        "rope.freq_base": 1e6,
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": 8.0,
+    }
 
 
 @pytest.mark.parametrize("scale", [0.0, np.nan, np.inf, -1.0])

@@ -82,6 +82,10 @@ CASES = {
     ),
     "qwen2": ("Qwen2", {}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
     "gemma2": ("Gemma2", {"head_dim": 32, "sliding_window": 5, "query_pre_attn_scalar": 24}),
     "gemma3": (
         "Gemma3",
