@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is n
 
 # Against float64 with the same rounded activations: only float32 sums differ.
 SUM_NMSE = 1e-12
-# Against float64 with exact activations: rounding to max|x| of 32 / 127 is 2e-5 on average, and a
+# Against float64 with exact activations: rounding to max|x| of 16 / 127 is 2e-5 on average, and a
 # short row with few large scales may see several times that.
 ROUNDING_NMSE = 2e-4
 
@@ -90,8 +90,8 @@ def product(name, packed, x, rows, *, scale=1.0):
 
 
 def rounded_blocks(x):
-    """Activations as the block encodings see them: one int8 step per 32."""
-    groups = x.reshape(len(x), -1, 32)
+    """Activations as the block encodings see them: one int8 step per 16."""
+    groups = x.reshape(len(x), -1, 16)
     top = np.abs(groups).max(axis=2, keepdims=True)
     q = np.rint(groups * (np.float32(127) / top))
     return (q.astype(np.float64) * (top / np.float32(127))).reshape(x.shape)

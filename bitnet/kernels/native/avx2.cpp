@@ -48,8 +48,8 @@ struct Vec {
 
     template <int kMax, bool kSigned>
     struct Products {
-        // Steps that fit 16 bits: 8 for 4-bit codes, 4 for 5, 2 for 6, 1 for 8.
-        static constexpr int kDepth = kMax <= 15 ? 8 : kMax <= 31 ? 4 : kMax <= 63 ? 2 : 1;
+        // Steps whose sums fit 16 bits, of the four steps of a group.
+        static constexpr int kDepth = kMax <= 31 ? 4 : kMax <= 63 ? 2 : 1;
         static_assert(kDepth * 2 * 127 * kMax <= 32767, "16-bit sums overflow");
         __m256i wide = _mm256_setzero_si256(), narrow = _mm256_setzero_si256();
         void start(int32_t v) { wide = _mm256_set1_epi32(v); }
@@ -58,12 +58,9 @@ struct Vec {
             const __m256i pairs = kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
                                           : _mm256_maddubs_epi16(w, x);
             narrow = i % kDepth == 0 ? pairs : _mm256_add_epi16(narrow, pairs);
-            if (i % kDepth == kDepth - 1) {
-                wide = _mm256_add_epi32(wide, widen(narrow));
-                narrow = _mm256_setzero_si256();
-            }
+            if (i % kDepth == kDepth - 1) wide = _mm256_add_epi32(wide, widen(narrow));
         }
-        __m256 total() const { return _mm256_cvtepi32_ps(_mm256_add_epi32(wide, widen(narrow))); }
+        __m256 total() const { return _mm256_cvtepi32_ps(wide); }
     };
 
     struct TernaryProducts {

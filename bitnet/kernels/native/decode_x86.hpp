@@ -15,6 +15,11 @@ inline void prefetch(const uint8_t* p) {
     _mm_prefetch(reinterpret_cast<const char*>(p + kPrefetch), _MM_HINT_T0);
 }
 
+// The scale of the first 16 products in the lower lanes, of the others in the upper ones.
+inline __m256 both_halves(float first, float second) {
+    return _mm256_blend_ps(_mm256_set1_ps(first), _mm256_set1_ps(second), 0xf0);
+}
+
 // One row times N tokens, tokens t .. t+N-1.
 template <class F, int N>
 void block_row(const LinearArgs& a, int64_t r, int64_t t) {
@@ -26,13 +31,14 @@ void block_row(const LinearArgs& a, int64_t r, int64_t t) {
     float tail[N];
     for (int n = 0; n < N; ++n) {
         q[n] = a.q + (t + n) * a.cols;
-        step[n] = a.step + (t + n) * groups;
+        step[n] = a.step + 2 * (t + n) * groups;
         sum32[n] = a.sum32 + (t + n) * groups;
         even[n] = odd[n] = minima[n] = _mm256_setzero_ps();
         tail[n] = 0.0f;
     }
     const auto dot = [](__m256i codes, const int8_t* x) {
-        if constexpr (F::kSigned) return _mm256_cvtepi32_ps(dot32_signed(codes, load256(x)));
+        if constexpr (F::kHalves) codes = _mm256_sub_epi8(codes, _mm256_set1_epi8(F::kOffset));
+        if constexpr (F::kSigned || F::kHalves) return _mm256_cvtepi32_ps(dot32_signed(codes, load256(x)));
         else return _mm256_cvtepi32_ps(dot32(codes, load256(x)));
     };
     int64_t g = 0;
@@ -42,28 +48,18 @@ void block_row(const LinearArgs& a, int64_t r, int64_t t) {
             prefetch(row + 32 * g / F::kBlock * F::kBytes + line);
         alignas(32) float s[N][8], second[N][8];
         for (int n = 0; n < N; ++n) {
-            const __m256 x_step = _mm256_loadu_ps(step[n] + g);
-            _mm256_store_ps(s[n], _mm256_mul_ps(scales.s, x_step));
-            if constexpr (F::kHalves) {
-                _mm256_store_ps(second[n], _mm256_mul_ps(scales.second, x_step));
-            } else if constexpr (!F::kSigned) {
+            _mm256_store_ps(s[n], _mm256_mul_ps(scales.s, _mm256_loadu_ps(step[n] + g)));
+            _mm256_store_ps(second[n], _mm256_mul_ps(scales.second, _mm256_loadu_ps(step[n] + groups + g)));
+            if constexpr (!F::kSigned && !F::kHalves)
                 minima[n] = _mm256_fmadd_ps(scales.m, _mm256_loadu_ps(sum32[n] + g), minima[n]);
-            }
         }
 #pragma GCC unroll 8
         for (int j = 0; j < 8; ++j) {
             const __m256i codes = F::codes(row, g + j);
             for (int n = 0; n < N; ++n) {
-                __m256 scale = _mm256_broadcast_ss(&s[n][j]), product;
-                if constexpr (F::kHalves) {
-                    scale = _mm256_blend_ps(scale, _mm256_broadcast_ss(&second[n][j]), 0xf0);
-                    const __m256i centred = _mm256_sub_epi8(codes, _mm256_set1_epi8(F::kOffset));
-                    product = _mm256_cvtepi32_ps(dot32_signed(centred, load256(q[n] + 32 * (g + j))));
-                } else {
-                    product = dot(codes, q[n] + 32 * (g + j));
-                }
+                const __m256 scale = both_halves(s[n][j], second[n][j]);
                 __m256& sum = j % 2 ? odd[n] : even[n];
-                sum = _mm256_fmadd_ps(product, scale, sum);
+                sum = _mm256_fmadd_ps(dot(codes, q[n] + 32 * (g + j)), scale, sum);
             }
         }
     }
@@ -73,7 +69,8 @@ void block_row(const LinearArgs& a, int64_t r, int64_t t) {
             F::scale(row, g, s, m);
             const __m256i codes = F::codes(row, g);
             for (int n = 0; n < N; ++n) {
-                even[n] = _mm256_fmadd_ps(dot(codes, q[n] + 32 * g), _mm256_set1_ps(s * step[n][g]), even[n]);
+                const __m256 scale = both_halves(s * step[n][g], s * step[n][groups + g]);
+                even[n] = _mm256_fmadd_ps(dot(codes, q[n] + 32 * g), scale, even[n]);
                 tail[n] += m * sum32[n][g];
             }
         }

@@ -93,7 +93,7 @@ bool linear_agrees(Type type, LinearKernel kernel, int64_t tokens) {
         const float* row = &x[size_t(t * cols)];
         const size_t g = size_t(t * cols / 32);
         if (is_ternary(type)) scalar.quantize_ternary(row, cols, &q[size_t(t * cols)], &step[size_t(t)], &sums[size_t(t)]);
-        else if (!is_float(type)) scalar.quantize_block(row, cols, &q[size_t(t * cols)], &step[g], &sum32[g], &sums[2 * g]);
+        else if (!is_float(type)) scalar.quantize_block(row, cols, &q[size_t(t * cols)], &step[2 * g], &sum32[g], &sums[2 * g]);
     }
     LinearArgs a;
     a.weight = weight.data(), a.type = type, a.row_bytes = row_bytes(type, cols);

@@ -65,21 +65,26 @@ inline int32_t round_to_int8(const float* x, int n, float s, int8_t* q) {
     return sum;
 }
 
-// A row with NaN or infinity has no int8 form: zeros with a NaN step carry it to the result.
+// int8 of 16 floats; returns the step. NaN and infinity have no int8 form: zeros with a NaN step
+// carry them to the result.
+inline float quantize_16(const float* x, int8_t* q, int32_t* sum) {
+    const float top = max_abs(x, 16);
+    if (!(top <= 3.4e38f)) {
+        std::memset(q, 0, 16);
+        *sum = 0;
+        return NAN;
+    }
+    const bool zero = top < 1e-30f;
+    *sum = round_to_int8(x, 16, zero ? 0.0f : 127.0f / top, q);
+    return zero ? 0.0f : top / 127.0f;
+}
+
 void quantize_block(const float* x, int64_t cols, int8_t* q, float* step, float* sum32, int32_t* sums) {
+    float* second = step + cols / 32;
     for (int64_t g = 0; g < cols / 32; ++g) {
-        const float top = max_abs(x + 32 * g, 32);
-        const bool finite = top <= 3.4e38f, zero = top < 1e-30f;
-        const float s = finite && !zero ? 127.0f / top : 0.0f;
-        if (finite) {
-            sums[2 * g] = round_to_int8(x + 32 * g, 16, s, q + 32 * g);
-            sums[2 * g + 1] = round_to_int8(x + 32 * g + 16, 16, s, q + 32 * g + 16);
-        } else {
-            std::memset(q + 32 * g, 0, 32);
-            sums[2 * g] = sums[2 * g + 1] = 0;
-        }
-        step[g] = finite ? (zero ? 0.0f : top / 127.0f) : NAN;
-        sum32[g] = step[g] * float(sums[2 * g] + sums[2 * g + 1]);
+        step[g] = quantize_16(x + 32 * g, q + 32 * g, sums + 2 * g);
+        second[g] = quantize_16(x + 32 * g + 16, q + 32 * g + 16, sums + 2 * g + 1);
+        sum32[g] = step[g] * float(sums[2 * g]) + second[g] * float(sums[2 * g + 1]);
     }
 }
 

@@ -2,10 +2,10 @@
 //
 // Numerics of `linear`, y (T, rows) = x (T, cols) * w^T, by class of encoding:
 //   float    F32 F16 BF16: products and sums in float32 with the activations as they are.
-//   block    Q*: the activations become int8 in groups of 32, step = max|x| / 127,
-//            q = round_half_even(x * (127 / max|x|)). Sums of code * q are exact integers per group
-//            (per 16 for Q6_K); group sums are scaled and added in float32. One step per 32
-//            activations is at least as fine as llama.cpp's (one per 32, or per 256 for *_K).
+//   block    Q*: the activations become int8 in groups of 16, step = max|x| / 127,
+//            q = round_half_even(x * (127 / max|x|)). Sums of code * q are exact integers per group;
+//            they are scaled and added in float32. llama.cpp has one step per 32 activations, for
+//            *_K one per 256: with 16 the error of the rounding is smaller.
 //   ternary  I2_S TQ2_0 TQ1_0 (W1.58A8): one s = 127 / max(max|x|, 1e-5) per token,
 //            q = clip(round_half_even(x * s)), integer sums over the whole row (for TQ*: over each
 //            run of blocks with equal scale), y = sum / s * scale. The same bits for every
@@ -31,8 +31,10 @@ struct LinearArgs {
     float scale = 1.0f;            // I2_S: scale of the tensor
     const float* x = nullptr;      // (tokens, cols)
     const int8_t* q = nullptr;     // (tokens, cols), block and ternary encodings
-    const float* step = nullptr;   // block: (tokens, cols / 32); ternary: (tokens,), the s above
-    const float* sum32 = nullptr;  // block: (tokens, cols / 32), step * sum of q
+    // block: (tokens, 2, cols / 32), of the first and the second 16 of each 32; ternary: (tokens,),
+    // the s above
+    const float* step = nullptr;
+    const float* sum32 = nullptr;  // block: (tokens, cols / 32), sum of step * q
     const int32_t* sums = nullptr; // block: (tokens, cols / 16), sum of q; ternary: (tokens,)
     float* y = nullptr;            // (tokens, rows)
 };

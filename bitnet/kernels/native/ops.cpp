@@ -50,13 +50,13 @@ void quantize(LinearArgs& a, Activations& out) {
                                           &out.step[size_t(i)], &out.sums[size_t(i)]);
         });
     } else {
-        out.step.resize(size_t(t * groups));
+        out.step.resize(size_t(2 * t * groups));
         out.sum32.resize(size_t(t * groups));
         out.sums.resize(size_t(2 * t * groups));
         split.run([&](int64_t t0, int64_t t1) {
             for (int64_t i = t0; i < t1; ++i)
                 active().quantize_block(a.x + i * a.cols, a.cols, &out.q[size_t(i * a.cols)],
-                                        &out.step[size_t(i * groups)], &out.sum32[size_t(i * groups)],
+                                        &out.step[size_t(2 * i * groups)], &out.sum32[size_t(i * groups)],
                                         &out.sums[size_t(2 * i * groups)]);
         });
     }

@@ -64,36 +64,47 @@ inline void store_tile_row(float* y, typename Vec::Float v, int rows) {
 // kL rows times N tokens. An offset of the codes is taken off in integers before scaling.
 template <class F, int N>
 void block_tile(const LinearArgs& a, const Tile& tile, int64_t r, int rows, int64_t t) {
-    constexpr int kGroup = F::kHalves ? 16 : 32;
     constexpr bool kHasMin = !F::kSigned && F::kOffset == 0;
     constexpr int kOffset = F::kSigned ? Vec::kSignedOffset : F::kOffset;
-    const int64_t groups = a.cols / kGroup;
+    const int64_t groups = a.cols / 32;
     typename Vec::Float sum[N];
     for (int n = 0; n < N; ++n) sum[n] = Vec::zero_float();
-    const int8_t* q = a.q + t * a.cols;
     for (int64_t g = 0; g < groups; ++g) {
-        typename Vec::template Products<F::kMax, F::kSigned> part[N];
-        if constexpr (kOffset != 0)
-            for (int n = 0; n < N; ++n) {
-                const int32_t* s = a.sums + (t + n) * (a.cols / 16) + g * (kGroup / 16);
-                part[n].start(-kOffset * (kGroup == 32 ? s[0] + s[1] : s[0]));
+        typename Vec::Float scaled[N];
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            typename Vec::template Products<F::kMax, F::kSigned> part[N];
+            if constexpr (kOffset != 0)
+                for (int n = 0; n < N; ++n)
+                    part[n].start(-kOffset * a.sums[(t + n) * 2 * groups + 2 * g + half]);
+            const uint8_t* code = tile.code + (2 * g + half) * 16 * kL;
+            const int8_t* q = a.q + t * a.cols + 32 * g + 16 * half;
+#pragma GCC unroll 4
+            for (int i = 0; i < 4; ++i) {
+                const auto w = Vec::load(code + 4 * kL * i);
+#pragma GCC unroll 8
+                for (int n = 0; n < N; ++n) part[n].add(w, q + n * a.cols + 4 * i, i);
             }
-        const uint8_t* code = tile.code + g * kGroup * kL;
-#pragma GCC unroll 8
-        for (int i = 0; i < kGroup / 4; ++i) {
-            const auto w = Vec::load(code + 4 * kL * i);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) part[n].add(w, q + n * a.cols + g * kGroup + 4 * i, i);
+            const float* step = a.step + (2 * t + half) * groups + g;
+            if constexpr (F::kHalves) {
+                const auto scale = Vec::load_float(tile.scale + (2 * g + half) * kL);
+                for (int n = 0; n < N; ++n)
+                    sum[n] = Vec::fma(Vec::mul(part[n].total(), Vec::set(step[2 * n * groups])), scale, sum[n]);
+            } else {
+                for (int n = 0; n < N; ++n) {
+                    const auto x_step = Vec::set(step[2 * n * groups]);
+                    scaled[n] = half ? Vec::fma(part[n].total(), x_step, scaled[n]) : Vec::mul(part[n].total(), x_step);
+                }
+            }
         }
-        const auto scale = Vec::load_float(tile.scale + g * kL);
-        for (int n = 0; n < N; ++n) {
-            const auto step = Vec::set(a.step[(t + n) * (a.cols / 32) + g * kGroup / 32]);
-            sum[n] = Vec::fma(Vec::mul(part[n].total(), step), scale, sum[n]);
+        if constexpr (!F::kHalves) {
+            const auto scale = Vec::load_float(tile.scale + g * kL);
+            for (int n = 0; n < N; ++n) sum[n] = Vec::fma(scaled[n], scale, sum[n]);
         }
         if constexpr (kHasMin) {
             const auto min = Vec::load_float(tile.min + g * kL);
             for (int n = 0; n < N; ++n)
-                sum[n] = Vec::fma(Vec::set(a.sum32[(t + n) * (a.cols / 32) + g]), min, sum[n]);
+                sum[n] = Vec::fma(Vec::set(a.sum32[(t + n) * groups + g]), min, sum[n]);
         }
     }
     for (int n = 0; n < N; ++n) store_tile_row(a.y + (t + n) * a.rows + r, sum[n], rows);

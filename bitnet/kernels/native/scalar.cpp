@@ -24,8 +24,8 @@ float dot_block(const LinearArgs& a, const uint8_t* row, int64_t t) {
         const int8_t* q = a.q + t * a.cols + 32 * g;
         int32_t part[2] = {0, 0};
         for (int i = 0; i < 32; ++i) part[i / 16] += int32_t(group.code[i]) * q[i];
-        const float step = a.step[t * groups + g];
-        sum += (group.scale[0] * float(part[0]) + group.scale[1] * float(part[1])) * step;
+        const float* step = a.step + 2 * t * groups + g;
+        sum += group.scale[0] * (float(part[0]) * step[0]) + group.scale[1] * (float(part[1]) * step[groups]);
         sum += group.min * a.sum32[t * groups + g];
     }
     return sum;
