@@ -142,13 +142,3 @@ class TokenizerSpec:
             first if self.prefix_ids is None else self.prefix_ids,
             last if self.suffix_ids is None else self.suffix_ids,
         )
-
-    def surround(self, ids: Sequence[int]) -> list[int]:
-        """*ids* with what ``encode(add_special=True)`` puts around them.
-
-        The one place where BOS and EOS are added: chat templates and prompts that bring their own
-        BOS do not get a second one. (BERT's text pairs may begin with [CLS] for other reasons.)
-        """
-        first, last = self.affixes
-        begins = self.model != "wordpiece" and tuple(ids[: len(first)]) == first
-        return [*(() if begins else first), *ids, *last]

@@ -4,7 +4,7 @@ import pytest
 
 from bitnet.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.tokenizer.chat import ChatTemplate, chat_template
-from bitnet.tokenizer.spec import TokenizerSpec
+from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "Hi"}
@@ -179,7 +179,14 @@ def test_a_tokenizer_without_template_says_so():
 
 
 def test_a_bos_of_the_template_is_not_doubled():
-    spec = TokenizerSpec(model="bpe", tokens=["a", "<B>"], bos_id=1, add_bos=True)
-    assert spec.surround([0]) == [1, 0]
-    assert spec.surround([1, 0]) == [1, 0]
-    assert spec.surround([]) == [1]
+    spec = TokenizerSpec(
+        model="bpe",
+        tokens=["H", "i", "<B>"],
+        added=(AddedToken(2, "<B>"),),
+        bos_id=2,
+        add_bos=True,
+        chat_template="{{ bos_token }}{{ messages[0].content }}",
+    )
+    tokenizer = Tokenizer.from_spec(spec)
+    assert tokenizer.encode(chat_template(tokenizer).render([USER])) == [2, 0, 1]
+    assert tokenizer.encode("Hi") == [2, 0, 1]
