@@ -148,7 +148,6 @@ private:
     }
 
     RegexNode atom() {
-        const char* start = p_;
         const uint32_t code = character();
         switch (code) {
             case '(': return group();
@@ -163,9 +162,7 @@ private:
             case '$': return RegexNode{RegexNode::kLineEnd};
             case '\\': return escape();
             case '*': case '+': case '?': refuse("a quantifier without a target");
-            default:
-                (void)start;
-                return literal(code);
+            default: return literal(code);
         }
     }
 

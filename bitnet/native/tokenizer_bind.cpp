@@ -89,12 +89,6 @@ public:
         return engine_->file().flags(id);
     }
 
-    nb::bytes spelling(uint32_t id) const {
-        check(id);
-        const std::string_view text = engine_->file().token(id);
-        return nb::bytes(text.data(), text.size());
-    }
-
     nb::object find(nb::bytes spelling) const {
         const std::string_view text = view(spelling);
         const uint32_t id = engine_->file().find(text.data(), text.size());
@@ -150,7 +144,6 @@ void bind_tokenizer(nb::module_& m) {
              nb::arg("at_start"), "Ids of a normalized stretch between added tokens.")
         .def("token_bytes", &PyTokenizer::token_bytes, nb::arg("id"))
         .def("token_flags", &PyTokenizer::token_flags, nb::arg("id"))
-        .def("spelling", &PyTokenizer::spelling, nb::arg("id"))
         .def("find", &PyTokenizer::find, nb::arg("spelling"))
         .def_prop_ro("meta", [](const PyTokenizer& self) { return self.section(Section::kMeta); })
         .def_prop_ro("key", &PyTokenizer::key)

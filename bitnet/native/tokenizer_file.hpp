@@ -46,7 +46,7 @@ static_assert(sizeof(Config) == 20, "the configuration is part of the format");
 
 enum ConfigFlag : uint32_t {
     kByteLevel = 1, kByteFallback = 2, kIgnoreMerges = 4, kAddSpacePrefix = 8,
-    kRemoveExtraWhitespaces = 16, kStripLeadingSpace = 32, kFuseUnknown = 64
+    kRemoveExtraWhitespaces = 16, kFuseUnknown = 64
 };
 
 enum TokenFlag : uint8_t {

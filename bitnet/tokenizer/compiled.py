@@ -32,7 +32,16 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 
-__all__ = ["NotNative", "compile_spec", "load_compiled", "open_compiled"]
+__all__ = [
+    "NotNative",
+    "byte_spelling",
+    "compile_spec",
+    "compiled_path",
+    "load_compiled",
+    "meta_of",
+    "open_compiled",
+    "spell_bytes",
+]
 
 logger = logging.getLogger(__name__)
 
