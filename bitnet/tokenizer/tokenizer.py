@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import logging
+import operator
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -329,6 +330,7 @@ class _Joiner:
         self._at_start = tokenizer._strips_one or self._strips_all
 
     def take(self, id: int) -> bytes:
+        id = operator.index(id)  # NumPy's integers are welcome
         piece = self._tokenizer.token_bytes(id)
         if id in self._skipped:
             return b""

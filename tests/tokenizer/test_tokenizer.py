@@ -3,6 +3,7 @@
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from small_specs import byte_level
 
@@ -94,6 +95,11 @@ def test_the_space_that_encoding_adds_is_taken_off(engine):
     assert tokenizer.decode(ids, skip_special=True) == "hi hi\né"
     assert tokenizer.decode(ids) == "<s>hi hi\né"
     assert tokenizer.token_bytes(3 + 10) == b"\n"
+
+
+def test_ids_may_be_an_array(tokenizer):
+    ids = np.array(tokenizer.encode("hello", add_special=False))
+    assert tokenizer.decode(ids) == "hello"
 
 
 def test_it_cannot_be_pickled_and_says_so(tokenizer):
