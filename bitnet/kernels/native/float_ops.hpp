@@ -34,6 +34,24 @@ inline float sum_over(int64_t n, F value) {
     return sum_lanes(lane);
 }
 
+// Sum of products; with AVX the same additions in the same order as sum_over.
+inline float dot(const float* a, const float* b, int64_t n) {
+#if defined(BITNET_F16C)
+    if (n % kLanes == 0) {
+        __m256 low = _mm256_setzero_ps(), high = low;
+        for (int64_t i = 0; i < n; i += kLanes) {
+            low = _mm256_add_ps(low, _mm256_mul_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i)));
+            high = _mm256_add_ps(high, _mm256_mul_ps(_mm256_loadu_ps(a + i + 8), _mm256_loadu_ps(b + i + 8)));
+        }
+        low = _mm256_add_ps(low, high);
+        const __m128 four = _mm_add_ps(_mm256_castps256_ps128(low), _mm256_extractf128_ps(low, 1));
+        const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    }
+#endif
+    return sum_over(n, [&](int64_t i) { return a[i] * b[i]; });
+}
+
 inline float max_abs(const float* x, int64_t n) {
     uint32_t lane[kLanes] = {};  // magnitudes of floats order like integers, NaN on top
     int64_t i = 0;
@@ -166,10 +184,11 @@ void rope(const RopeArgs& a, int64_t t0, int64_t t1) {
     }
 }
 
-// e^x within 2 ulp (Cephes' polynomial), clamped to the range of normal floats.
+// e^x within 2 ulp (Cephes' polynomial), with |x| clamped to 87, where floats are normal. The clamp is
+// on the bits: around a comparison of floats GCC computes the clamped result too, with subnormals.
 inline float exp_fast(float x) {
-    x = x > 88.0f ? 88.0f : x;
-    x = x < -87.0f ? -87.0f : x;
+    const uint32_t bits = float_to_bits(x), magnitude = bits & 0x7fffffff;
+    x = bits_to_float((bits & 0x80000000) | (magnitude < 0x42ae0000 ? magnitude : 0x42ae0000));
     const float n = round_half_even(x * 1.44269504f);
     const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
@@ -184,7 +203,7 @@ inline float exp_fast(float x) {
     return p * bits_to_float(exponent);
 }
 
-void gate(Gate kind, const float* g, const float* up, int64_t n, float* out) {
+void gate(Gate kind, const float* __restrict g, const float* __restrict up, int64_t n, float* __restrict out) {
     if (kind == Gate::silu) {
         for (int64_t i = 0; i < n; ++i) out[i] = g[i] / (1.0f + exp_fast(-g[i])) * up[i];
     } else if (kind == Gate::gelu_tanh) {
@@ -207,7 +226,7 @@ inline float softmax_step(const AttentionArgs& a, const float* q, const float* k
     float block_top = top;
     for (int i = first; i < last; ++i) {
         const float* k = keys + i * a.head_dim;
-        float s = a.scale * sum_over(a.head_dim, [&](int64_t d) { return q[d] * k[d]; });
+        float s = a.scale * dot(q, k, a.head_dim);
         if (a.softcap > 0.0f) {
             const float e = exp_fast(2.0f * s / a.softcap);
             s = a.softcap * (1.0f - 2.0f / (e + 1.0f));
@@ -221,8 +240,8 @@ inline float softmax_step(const AttentionArgs& a, const float* q, const float* k
     return sum_over(last - first, [&](int64_t i) { return weight[first + i]; });
 }
 
-inline void accumulate_values(const float* values, int first, int last, const float* weight, int64_t dim,
-                              float rescale, float* acc) {
+inline void accumulate_values(const float* __restrict values, int first, int last, const float* __restrict weight,
+                              int64_t dim, float rescale, float* __restrict acc) {
     for (int64_t d = 0; d < dim; ++d) acc[d] *= rescale;
     int i = first;
     for (; i + 4 <= last; i += 4) {
