@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import requests
-
 from bitnet.errors import BitnetError, NetworkError
+from bitnet.hub.http import requests
 from bitnet.hub.session import HubSession, Transient, origin, shown
 from bitnet.progress import human_size
 

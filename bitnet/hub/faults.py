@@ -18,12 +18,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import requests.exceptions
-from requests.adapters import HTTPAdapter
-from urllib3.exceptions import ProtocolError, ReadTimeoutError
-from urllib3.response import HTTPResponse
-
 from bitnet.errors import UsageError
+from bitnet.hub.http import requests, urllib3
 
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response
@@ -71,7 +67,7 @@ def parse_faults(text: str) -> tuple[list[Fault], bool]:
     return faults, False
 
 
-class FaultyTransport(HTTPAdapter):
+class FaultyTransport(requests.adapters.HTTPAdapter):
     """A transport that breaks the requests *text* says, and carries the others."""
 
     def __init__(self, text: str, **options: Any) -> None:
@@ -105,7 +101,7 @@ class FaultyTransport(HTTPAdapter):
         if status == 429:
             headers["Retry-After"] = "1"
         body = _PAGE if status == 200 else b"simulated"
-        raw = HTTPResponse(
+        raw = urllib3.HTTPResponse(
             io.BytesIO(body),
             headers=headers,
             status=status,
@@ -128,8 +124,8 @@ class _BreakingBody:
         if self._left <= 0:
             self._raw.close()
             if self._fault.kind == "timeout":
-                raise ReadTimeoutError(None, None, "simulated time-out")  # type: ignore[arg-type]
-            raise ProtocolError("simulated reset")
+                raise urllib3.exceptions.ReadTimeoutError(None, None, "simulated time-out")  # type: ignore[arg-type]
+            raise urllib3.exceptions.ProtocolError("simulated reset")
         chunk: bytes = self._raw.read1(min(amt, self._left), decode_content=decode_content)
         self._left -= len(chunk)
         return chunk

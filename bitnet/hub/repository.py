@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from requests.utils import parse_header_links
-from urllib3.exceptions import HTTPError
-
 from bitnet.errors import BitnetError, NetworkError, NotFound, UsageError
+from bitnet.hub.http import requests, urllib3
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.replies import refuse_pages, repository_of
 from bitnet.hub.session import HubSession, Transient, failed, origin, shown
@@ -160,7 +158,7 @@ def list_files(
                 files += [_repo_file(entry) for entry in entries if entry["type"] == "file"]
             except (KeyError, TypeError, ValueError):
                 raise NetworkError(f"{shown(url)}: not a list of files") from None
-            links = parse_header_links(headers.get("Link", ""))
+            links = requests.utils.parse_header_links(headers.get("Link", ""))
             following = [link["url"] for link in links if link.get("rel") == "next"]
             url = following[0] if following and origin(following[0]) == origin(url) else None
         return sorted(files, key=lambda file: file.path)
@@ -249,7 +247,7 @@ def _first_bytes(raw: object, count: int, url: str) -> bytes:
     while count > 0:
         try:
             part = raw.read1(min(count, 1 << 20), decode_content=False)  # type: ignore[attr-defined]
-        except (HTTPError, OSError):
+        except (urllib3.exceptions.HTTPError, OSError):
             raise Transient(failed(url, "the connection broke")) from None
         if not part:
             break

@@ -16,11 +16,6 @@ from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urljoin, urlsplit, urlunsplit
 
-import requests
-from requests.adapters import HTTPAdapter
-from requests.exceptions import JSONDecodeError
-from urllib3.exceptions import NameResolutionError
-
 from bitnet import __version__, settings
 from bitnet.errors import (
     BitnetError,
@@ -32,6 +27,7 @@ from bitnet.errors import (
 )
 from bitnet.hub import replies
 from bitnet.hub.faults import FaultyTransport
+from bitnet.hub.http import requests, urllib3
 from bitnet.hub.options import FetchOptions
 
 if TYPE_CHECKING:
@@ -112,7 +108,9 @@ class HubSession:
         self._requests.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         pool: dict[str, Any] = {"pool_maxsize": max(4, self.options.connections)}
         drill = settings.simulate_network_error()
-        transport = FaultyTransport(drill, **pool) if drill else HTTPAdapter(**pool)
+        transport = (
+            FaultyTransport(drill, **pool) if drill else requests.adapters.HTTPAdapter(**pool)
+        )
         self._requests.mount("http://", transport)
         self._requests.mount("https://", transport)
         self._token_refused = False
@@ -283,7 +281,7 @@ class HubSession:
             with self.open(url) as response:
                 try:
                     return response.json(), response.headers
-                except JSONDecodeError:
+                except requests.exceptions.JSONDecodeError:
                     raise replies.not_expected(response, shown(url), "JSON") from None
                 except requests.exceptions.RequestException as error:
                     raise Transient(failed(url, _reason(error))) from None
@@ -400,7 +398,7 @@ def _reason(error: BaseException) -> str:
         return "the proxy does not answer"
     cause: BaseException | None = error
     while cause is not None:
-        if isinstance(cause, NameResolutionError):
+        if isinstance(cause, urllib3.exceptions.NameResolutionError):
             return "the host name cannot be resolved"
         if isinstance(cause, ConnectionRefusedError):
             return "connection refused"

@@ -10,10 +10,9 @@ from contextlib import suppress
 from http.client import IncompleteRead
 from typing import TYPE_CHECKING
 
-from urllib3.exceptions import HTTPError, ReadTimeoutError
-
 from bitnet.errors import NetworkError, from_os_error
 from bitnet.hub.hashing import TrailingHash
+from bitnet.hub.http import urllib3
 from bitnet.hub.ranges import content_range
 from bitnet.hub.replies import refuse_pages
 from bitnet.hub.repository import FileFacts, strong_etag
@@ -286,9 +285,9 @@ class Transfer:
             try:
                 count = READ_BYTES if end is None else min(READ_BYTES, end - at)
                 chunk = response.raw.read1(count, decode_content=False)
-            except ReadTimeoutError:
+            except urllib3.exceptions.ReadTimeoutError:
                 raise Transient(failed(self._facts.url, "timeout")) from None
-            except (HTTPError, OSError) as error:
+            except (urllib3.exceptions.HTTPError, OSError) as error:
                 if any(isinstance(arg, IncompleteRead) for arg in error.args):
                     break  # said below, with the numbers
                 raise Transient(failed(self._facts.url, "the connection broke")) from None
