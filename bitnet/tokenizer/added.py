@@ -7,11 +7,13 @@ restricted to whole words. Every engine uses this one implementation, so they ca
 from __future__ import annotations
 
 import re
-import unicodedata
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from tokenizers.pre_tokenizers import PreTokenizer
 
     from bitnet.tokenizer.spec import AddedToken
 
@@ -21,10 +23,6 @@ __all__ = ["AddedTokens"]
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _SPACES_LEFT = re.compile(f"[{_SPACE}]+$")
 _SPACES_RIGHT = re.compile(f"[{_SPACE}]+")
-# Joiners, and letters in circles and squares.
-_OTHER_WORD = re.compile(
-    "[\u200c\u200d\u24b6-\u24e9\U0001f130-\U0001f149\U0001f150-\U0001f169\U0001f170-\U0001f189]"
-)
 
 
 class AddedTokens:
@@ -90,7 +88,21 @@ def _is_whole_word(text: str, start: int, stop: int) -> bool:
     return not before and not after
 
 
+@cache
 def _is_word(character: str) -> bool:
-    r"""``\w`` of Rust's regex crate; Python's has no marks, and has fractions."""
-    kind = unicodedata.category(character)
-    return kind[0] in "LM" or kind in ("Nd", "Nl", "Pc") or bool(_OTHER_WORD.match(character))
+    r"""Whether *character* is in ``\w`` of Rust's regex crate.
+
+    Python's tables are older and its ``\w`` is another set, so the library's own are asked.
+    """
+    if character.isascii():
+        return character.isalnum() or character == "_"
+    return not _word_splitter().pre_tokenize_str(character)
+
+
+@cache
+def _word_splitter() -> PreTokenizer:
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Split
+
+    word = r"[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\u200c\u200d]"
+    return Split(Regex(word), "removed")
