@@ -126,6 +126,47 @@ bool row_ops_agree(const Kernels& k) {
     return true;
 }
 
+bool norm_and_rope_agree(const Kernels& k) {
+    constexpr int64_t kCols = 84;
+    Random random;
+    std::vector<float> x(kCols), w(kCols), got(kCols), expected(kCols);
+    for (float& f : x) f = random.unit();
+    for (float& f : w) f = random.unit();
+    const Kernels& s = scalar_kernels();
+    s.layer_norm(x.data(), w.data(), w.data(), kCols, 1e-5f, expected.data());
+    k.layer_norm(x.data(), w.data(), w.data(), kCols, 1e-5f, got.data());
+    if (!close(got, expected, false)) return false;
+    for (const bool half : {true, false}) {
+        RopeArgs a;
+        a.x = x.data(), a.cos = w.data(), a.sin = w.data() + 20, a.half = half;
+        a.heads = 2, a.head_dim = kCols / 2, a.rotated = 40;
+        a.out = expected.data();
+        s.rope(a, 0, 1);
+        a.out = got.data();
+        k.rope(a, 0, 1);
+        if (!close(got, expected, false)) return false;
+    }
+    return true;
+}
+
+// Rounded activations are part of the ternary result, so they must be the same bits.
+bool rounding_agrees(const Kernels& k) {
+    constexpr int64_t kCols = 416, kGroups = kCols / 32;
+    Random random;
+    std::vector<float> x(kCols), step[2] = {std::vector<float>(2 * kGroups), std::vector<float>(2 * kGroups)};
+    std::vector<float> sum[2] = {std::vector<float>(kGroups), std::vector<float>(kGroups)};
+    std::vector<int8_t> q[2] = {std::vector<int8_t>(kCols), std::vector<int8_t>(kCols)};
+    std::vector<int32_t> sums[2] = {std::vector<int32_t>(2 * kGroups), std::vector<int32_t>(2 * kGroups)};
+    for (float& f : x) f = random.unit();
+    const Kernels* both[2] = {&scalar_kernels(), &k};
+    for (int i = 0; i < 2; ++i)
+        both[i]->quantize_block(x.data(), kCols, q[i].data(), step[i].data(), sum[i].data(), sums[i].data());
+    if (q[0] != q[1] || sums[0] != sums[1] || step[0] != step[1] || sum[0] != sum[1]) return false;
+    for (int i = 0; i < 2; ++i)
+        both[i]->quantize_ternary(x.data(), kCols, q[i].data(), step[i].data(), sums[i].data());
+    return q[0] == q[1] && sums[0] == sums[1] && step[0] == step[1];
+}
+
 bool attention_agrees(const Kernels& k) {
     AttentionArgs a;
     a.tokens = 3, a.heads = 4, a.kv_heads = 2, a.head_dim = 40, a.start = 70, a.window = 68, a.scale = 0.2f;
@@ -187,6 +228,16 @@ std::vector<std::string> self_test() {
         chosen.rms_norm = scalar.rms_norm;
         chosen.gate = scalar.gate;
         replaced.emplace_back("rms_norm and gate");
+    }
+    if (!norm_and_rope_agree(chosen)) {
+        chosen.layer_norm = scalar.layer_norm;
+        chosen.rope = scalar.rope;
+        replaced.emplace_back("layer_norm and rope");
+    }
+    if (!rounding_agrees(chosen)) {
+        chosen.quantize_block = scalar.quantize_block;
+        chosen.quantize_ternary = scalar.quantize_ternary;
+        replaced.emplace_back("rounding of activations");
     }
     if (!attention_agrees(chosen)) {
         chosen.attention = scalar.attention;
