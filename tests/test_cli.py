@@ -66,7 +66,7 @@ def say(
 def check(c, path: str | None = None, fail=""):
     """Look at a file."""
     if fail == "error":
-        raise errors.VocabMismatch("no match", hint="inv tokenizer")
+        raise errors.VocabMismatch("no match", hint="bitnet tokenizer")
     if fail == "bug":
         raise ZeroDivisionError("oops")
     if fail == "interrupt":
@@ -209,7 +209,7 @@ def test_text_after_the_dashes_reaches_a_command_that_wants_it(run):
 @pytest.mark.parametrize(
     ("how", "code", "message"),
     [
-        ("error", 15, "Error: no match\nhint: inv tokenizer\n"),
+        ("error", 15, "Error: no match\nhint: bitnet tokenizer\n"),
         ("bug", 1, "Error: internal error: ZeroDivisionError: oops"),
         ("interrupt", 130, "Error: interrupted"),
         ("full", 10, "Error: No space left on device (os error 28): /tmp/x"),

@@ -134,7 +134,7 @@ def open_checkpoint(path: str | os.PathLike[str], *, i2_s_layout: I2SLayout = "x
     """
     path = Path(path)
     if not path.exists():
-        raise NotFound(f"no such file or folder: {path}", hint="inv download-model --help")
+        raise NotFound(f"no such file or folder: {path}", hint="bitnet download-model --help")
     for recognises, opener in OPENERS:
         if recognises(path):
             checkpoint = opener(path)

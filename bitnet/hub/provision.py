@@ -73,7 +73,7 @@ def provide_tokenizer(
     origin = None if fresh else _cached(entry, source, pinned, check)
     cached = origin is not None
     if origin is None:
-        project.require_connection(entry, f"inv tokenizer --source {source.name}")
+        project.require_connection(entry, f"bitnet tokenizer --source {source.name}")
         sources.require_token(source)
         logger.info("Can download compatible tokenizer from: %s", source.repo)
         logger.info("Downloading tokenizer for repo: %s", source.repo)
@@ -158,7 +158,7 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
         raise UsageError(
             f"--sha256 is {source.sha256}, {lockfile.NAME} has {pinned.sha256} for "
             f"{source.repo}/{source.file}",
-            hint="leave --sha256 out, or accept the file on the server: inv sync --update",
+            hint="leave --sha256 out, or accept the file on the server: bitnet sync --update",
         )
     wanted = pinned.sha256 if pinned is not None else source.sha256
     there = path.exists() and not project.force
@@ -169,7 +169,7 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
         logger.warning("%s is used unchecked: its digest is not known, and we are offline", path)
         found = Origin.of(path)
         return Provided(path, found.sha256, found.size, None, True, source.licence_line)
-    project.require_connection(path, f"inv download-model --id {source.repo}")
+    project.require_connection(path, f"bitnet download-model --id {source.repo}")
     sources.require_token(source)
     got = _fetch(replace(source, sha256=wanted), project, path, pinned=pinned)
     source = _with_licence(source, project)
@@ -256,12 +256,12 @@ def _fetch(
         raise UpstreamChanged(
             f"{source.repo}/{source.file} ({pinned.revision}) is not what {lockfile.NAME} pins "
             f"(sha256 {pinned.sha256}, {pinned.size:,} bytes): {error.message}",
-            hint="keep the old file, or accept the new one: inv sync --update",
+            hint="keep the old file, or accept the new one: bitnet sync --update",
         ) from error
     except NotFound as error:
         if pinned is None or pinned.commit is None:
             raise
         raise NotFound(
             f"{error.message}; {lockfile.NAME} pins commit {pinned.commit}",
-            hint="accept what the server has: inv sync --update",
+            hint="accept what the server has: bitnet sync --update",
         ) from error

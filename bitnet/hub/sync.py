@@ -44,7 +44,7 @@ def provide_locked(locked: Locked, project: Project, *, check: VocabularyCheck) 
         raise Unsupported(
             f"{lockfile.NAME} pins {locked.repo} {locked.revision} with sha256 {locked.sha256}, "
             f"this version has {model.version + ' ' + model.sha256 if model else 'no such model'}",
-            hint="inv sync --update, or the version of bitnet that wrote the lock file",
+            hint="bitnet sync --update, or use the version that wrote the lock file",
         )
     for tokenizer in sources.TOKENIZERS.values():
         if (tokenizer.repo, tokenizer.file) == (locked.repo, locked.file):

@@ -110,7 +110,7 @@ class Sampler:
         if not np.isfinite(wide).all():
             raise InferenceError(
                 "the model's logits are not finite numbers",
-                hint="the weights are damaged: inv verify",
+                hint="the weights are damaged: fetch the model again",
             )
         token = self._choose(self._adjusted(wide))
         self._seen.add(token)

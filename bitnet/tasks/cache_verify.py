@@ -41,5 +41,5 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
         models = " --models" if first.kind == "model" else ""
         raise IntegrityError(
             f"{len(damaged)} of {len(verdicts)} files in {cache.root} are damaged",
-            hint=f"inv clean-cache --key {first.key}{models} --yes, then fetch it again",
+            hint=f"bitnet clean-cache --key {first.key}{models} --yes, then fetch it again",
         )

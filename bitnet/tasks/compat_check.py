@@ -53,7 +53,7 @@ def compat_check(
     verdict = [result.verdict] if result.compatible else []  # else it is the error
     print("\n".join([*lines, *result.findings, *verdict]))
     if not result.compatible:
-        raise VocabMismatch(result.verdict, hint=f"inv explain-tokenizer {path}")
+        raise VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {path}")
 
 
 def _approximation(name, exact, fetch, cache, output):

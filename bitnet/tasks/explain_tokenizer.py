@@ -39,6 +39,6 @@ def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
     for entry in search.candidates:
         print(f"  {entry.verdict:<10} {entry.place:<18} {entry.path}\n{'':13}{entry.reason}")
     if fetchable:
-        print(f"  can be fetched: {fetchable.repo} (inv pre-download-tokenizers)")
+        print(f"  can be fetched: {fetchable.repo} (bitnet pre-download-tokenizers)")
     if search.tokenizer is None:
         raise not_found(search)

@@ -37,7 +37,7 @@ def plan(
     tokenizer, memory, and whether it will run here.
     """
     if bool(id) == bool(model):
-        raise UsageError("plan needs one of --id and --model", hint="inv plan --id smollm2-135m")
+        raise UsageError("plan needs one of --id and --model", hint="bitnet plan --id smollm2-135m")
     found = _plan_file(Path(model)) if model else _plan_id(id, file, rev, fetch, cache, output)
     print(json.dumps(found.facts()) if output.json else "\n".join(found.lines()))
 

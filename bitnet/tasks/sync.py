@@ -29,7 +29,7 @@ def sync(c, update=False, fetch=FetchOptions(), cache=CacheOptions(), output=Out
     entries = lockfile.read(project.lock_path)
     if not entries:
         raise NotFound(
-            f"{project.lock_path} pins nothing", hint="inv tokenizer --source mirror writes it"
+            f"{project.lock_path} pins nothing", hint="bitnet tokenizer --source mirror writes it"
         )
     results = []
     for entry in entries:

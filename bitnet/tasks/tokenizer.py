@@ -65,7 +65,7 @@ def _compare(left: str, right: str, output: Output) -> None:
 
     if not (left and right):
         raise UsageError(
-            "tokenizer --compare needs two files", hint="inv tokenizer --compare A --with B"
+            "tokenizer --compare needs two files", hint="bitnet tokenizer --compare A --with B"
         )
     found = compare(Path(left), Path(right))
     if output.json:

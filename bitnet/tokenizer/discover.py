@@ -153,7 +153,7 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
     raise VocabMismatch(
         f"{text} (Model: {needed}, Tokenizer: {has}): {tokenizer.source} is not the tokenizer "
         f"of {model.path.name}",
-        hint=f"inv explain-tokenizer {model.path}",
+        hint=f"bitnet explain-tokenizer {model.path}",
     )
 
 
@@ -229,7 +229,7 @@ def not_found(search: Search) -> TokenizerNotFound:
         hint = search.refusal.hint
     elif info is not None:
         logger.info("Can download compatible tokenizer from: %s", info.repo)
-        hint = f"fetch {info.repo}: add --auto-download, or inv pre-download-tokenizers"
+        hint = f"fetch {info.repo}: add --auto-download, or bitnet pre-download-tokenizers"
     return TokenizerNotFound(
         f"No compatible tokenizer found for {model.family} model with vocab_size "
         f"{model.vocab_size} (strict mode). Looked for:{looked}",

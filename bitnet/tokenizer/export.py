@@ -247,5 +247,5 @@ def _prove(document: dict[str, Any], spec: TokenizerSpec) -> None:
             raise Unsupported(
                 f"{spec.source} cannot be said exactly as tokenizer.json: {text!r} is {wanted}, "
                 f"and would be {got}",
-                hint="use the original file; bitnet reads it as it is",
+                hint="use the original file: it can be read as it is",
             )

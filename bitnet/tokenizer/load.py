@@ -69,7 +69,7 @@ def load_spec(path: str | os.PathLike[str], *, pre: str | None = None) -> Tokeni
         raise TokenizerNotFound(
             f'No tokenizer found at "{path}". Expected tokenizer.json, tokenizer.model or a GGUF '
             "file with an embedded tokenizer",
-            hint="inv tokenizer --source mirror --into models/",
+            hint="bitnet tokenizer --source mirror --into models/",
         )
     if path.is_dir():
         models = sorted(path.glob("*.gguf"))
@@ -173,7 +173,7 @@ def _embedded_spec(path: str | os.PathLike[str], pre: str | None) -> TokenizerSp
         if "tokenizer.ggml.tokens" not in gguf.metadata:
             raise TokenizerNotFound(
                 f"Missing tokenizer.ggml.tokens: {gguf.path} has no embedded tokenizer",
-                hint=f"inv explain-tokenizer {gguf.path}",
+                hint=f"bitnet explain-tokenizer {gguf.path}",
             )
         spec = spec_from_gguf(gguf, pre=pre)
     logger.info("Extracted tokenizer from GGUF (%d tokens)", spec.vocab_size)
@@ -185,7 +185,7 @@ def _embedded_strings(path: str | os.PathLike[str], key: str) -> list[str]:
         if key not in gguf.metadata:
             raise TokenizerNotFound(
                 f"Missing {key}: {gguf.path} does not embed it",
-                hint=f"inv inspect-gguf {gguf.path}",
+                hint=f"bitnet inspect-gguf {gguf.path}",
             )
         strings: list[str] = gguf.metadata[key].strings()
         return strings

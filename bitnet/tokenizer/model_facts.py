@@ -53,7 +53,7 @@ class ModelFacts:
             raise InvalidFormat(
                 f"{self.path}: no vocabulary size: neither tokenizer.ggml.tokens nor "
                 f"{self.architecture}.vocab_size nor token_embd.weight is there",
-                hint=f"inv inspect-gguf {self.path}",
+                hint=f"bitnet inspect-gguf {self.path}",
             )
         return size
 
@@ -78,7 +78,7 @@ def model_facts(path: Path) -> ModelFacts:
         Unsupported: neither GGUF nor a folder with ``config.json``.
     """
     if not path.exists():
-        raise NotFound(f"no model at {path}", hint="inv download-model --id smollm2-135m")
+        raise NotFound(f"no model at {path}", hint="bitnet download-model --id smollm2-135m")
     if path.is_dir():
         return _folder_facts(path)
     with GGUF.open(path) as gguf:

@@ -46,7 +46,7 @@ def find_models(folder: Path) -> list[Path]:
     """
     try:
         if not folder.is_dir():
-            raise NotFound(f"no folder {folder}", hint="inv download-model --id smollm2-135m")
+            raise NotFound(f"no folder {folder}", hint="bitnet download-model --id smollm2-135m")
         files = [path for path in folder.rglob("*.gguf") if path.is_file()]
         weights = {path.parent for path in folder.rglob("*.safetensors")}
     except OSError as error:
@@ -56,7 +56,7 @@ def find_models(folder: Path) -> list[Path]:
     if not found:
         raise NotFound(
             f"no model in {folder}: neither *.gguf nor *.safetensors with config.json",
-            hint="inv download-model --id smollm2-135m",
+            hint="bitnet download-model --id smollm2-135m",
         )
     return sorted(found)
 

@@ -293,7 +293,7 @@ class Tokenizer:
             raise UsageError(
                 f"token id {id} is not in the vocabulary of {self.source}: "
                 f"expected 0 to {self.vocab_size - 1}",
-                hint="check that tokenizer and model belong together: inv compat-check",
+                hint="check that tokenizer and model belong together: bitnet compat-check",
             )
         return self._engine.token_bytes(id)
 

@@ -103,7 +103,7 @@ def test_a_gated_source_without_a_token_opens_no_connection(project, hub):
 def test_offline_names_the_cache_path_and_the_command(project):
     with pytest.raises(Offline, match=r"tiny/tokenizer\.json does not exist") as caught:
         provide(OPEN, offline(project))
-    assert "inv tokenizer --source open" in caught.value.hint
+    assert "bitnet tokenizer --source open" in caught.value.hint
 
 
 def test_a_cached_file_with_a_wrong_vocabulary_is_fetched_once_more_and_said(project, hub, caplog):
@@ -350,7 +350,7 @@ def test_a_vanished_commit_says_how_to_go_on(project, hub):
     got.path.unlink()
     with pytest.raises(NotFound, match=got.commit) as caught:
         sync(project)
-    assert "inv sync --update" in caught.value.hint
+    assert "bitnet sync --update" in caught.value.hint
 
 
 def test_update_transfers_nothing_when_nothing_has_changed(project, hub):

@@ -80,7 +80,7 @@ def test_verify_names_the_tensor_a_truncated_model_lacks(run, cache):
     code, out, err = run("cache.verify")
     assert code == 13
     assert "tensor output_norm.weight needs bytes" in out
-    remedy = err.partition("hint: inv ")[2].partition(",")[0]
+    remedy = err.partition("hint: bitnet ")[2].partition(",")[0]
     assert run(*remedy.split())[0] == 0
     assert not (folder / "tiny.gguf").exists()
 

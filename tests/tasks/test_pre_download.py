@@ -63,7 +63,7 @@ def test_one_failure_is_reported_beside_the_successes(hub, models, bitnet):
 def test_offline_is_the_exit_code_when_a_tokenizer_is_missing(models, bitnet):
     done = bitnet("pre-download-tokenizers", "--offline")
     assert done.code == 23
-    assert "inv tokenizer --source gpt2-50k" in done.err
+    assert "bitnet tokenizer --source gpt2-50k" in done.err
 
 
 def test_a_folder_without_models_is_not_found(bitnet, tmp_path):
