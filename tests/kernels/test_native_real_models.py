@@ -1,0 +1,62 @@
+"""How exact the native backend is on real weights, and how exact llama.cpp was on the same."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bitnet import native
+from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+from bitnet.runtime.kv_cache import KVCache
+
+MODELS = {
+    "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "gemma3": "gemma-3-270m-q4_k_m.gguf",
+}
+PROMPTS = 4
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(native.module() is None, reason="the compiled module is not installed"),
+]
+
+
+def log_probabilities(model, ids, dtype):
+    cache = KVCache(model.config, 256, dtype=dtype)
+    logits = model.forward(ids, cache, all_positions=True).astype(np.float64)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def with_rest(log_p):
+    """Some log-probabilities, and the log of what they leave."""
+    return np.append(log_p, np.log(max(1 - np.exp(log_p).sum(), 1e-12)))
+
+
+def divergence(exact, other):
+    return float((np.exp(exact) * (exact - other)).sum())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_it_is_closer_to_exact_arithmetic_than_llama_cpp(name, test_data, test_models):
+    path = test_models / MODELS[name]
+    if not path.exists():
+        pytest.skip(f"{path.name} is not in the folder BITNET_TEST_MODELS names")
+    prompts = json.loads((test_data / "goldens" / f"{name}.json").read_text())["prompts"]
+    checkpoint = open_checkpoint(path)
+    exact_model = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
+    native_model = load_model(checkpoint, ops=NativeOps())
+    ours, theirs = [], []
+    for prompt in prompts[:PROMPTS]:
+        exact = log_probabilities(exact_model, prompt["ids"], np.float64)
+        found = log_probabilities(native_model, prompt["ids"], np.float16)
+        for exact_row, row, position in zip(exact, found, prompt["positions"], strict=True):
+            wanted = with_rest(exact_row[position["ids"]])
+            ours.append(divergence(wanted, with_rest(row[position["ids"]])))
+            recorded = np.array(position["logits"]) - position["lse"]
+            theirs.append(divergence(wanted, with_rest(recorded)))
+    assert len(ours) > 40
+    assert np.mean(ours) < np.mean(theirs)
