@@ -91,8 +91,8 @@ class NativeOps(Ops):
         name: ``native``, and the instruction set.
     """
 
-    def __init__(self) -> None:
-        """Start the threads and test the kernels.
+    def __init__(self, *, threads: int = 0) -> None:
+        """Start *threads* threads, :func:`thread_count` by default, and test the kernels.
 
         Raises:
             Unsupported: the compiled module is not installed.
@@ -104,7 +104,7 @@ class NativeOps(Ops):
                 hint="unset BITNET_BACKEND, install a C++ compiler and reinstall bitnet-xtask",
             )
         _self_test(module)
-        module.set_threads(thread_count())
+        module.set_threads(threads or thread_count())
         self._native = module
         self._kinds = {name: kind for kind, name in enumerate(module.kernel_types())}
         self._turns: tuple[Array, float, Array, Array] | None = None

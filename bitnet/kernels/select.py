@@ -14,11 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["select"]
 
 
-def select() -> Ops:
+def select(*, threads: int = 0) -> Ops:
     """The backend ``BITNET_BACKEND`` asks for; without it the fastest there is.
+
+    Args:
+        threads: compute threads of the compiled backend; 0: see :func:`thread_count`.
 
     Raises:
         Unsupported: ``BITNET_BACKEND=native`` and the compiled module cannot be loaded.
         UsageError: ``BITNET_BACKEND`` names no backend.
     """
-    return ReferenceOps() if native.module() is None else NativeOps()
+    return ReferenceOps() if native.module() is None else NativeOps(threads=threads)
