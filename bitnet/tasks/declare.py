@@ -11,8 +11,8 @@ choices are checked with a readable error, and options can have synonyms.
     )
     def example(c, source="mirror", max_tokens=16, output=Output()): ...
 
-A parameter whose default is an instance of a frozen dataclass stands for all its fields: each
-becomes an option (declared with :func:`option`), and the body receives one object.
+A parameter whose default is an instance of a frozen dataclass stands for its fields: each declared
+with :func:`option` becomes an option, and the body receives one object.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from bitnet.options import option
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from bitnet.progress import Mode
+
 __all__ = ["Option", "Output", "Task", "option", "task"]
 
 _TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str, "list[str]": list}
@@ -49,7 +51,7 @@ class Output:
     no_warnings: bool = option(False, "hide warnings")
 
     @property
-    def progress(self) -> str:
+    def progress(self) -> Mode:
         """The mode for :class:`bitnet.progress.Progress`."""
         return "none" if self.no_progress else "json" if self.json else "auto"
 
@@ -178,6 +180,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
                         **entry.metadata,
                     )
                     for entry in fields(parameter.default)
+                    if entry.metadata
                 ]
                 continue
             default = parameter.default
