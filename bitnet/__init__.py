@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from bitnet.errors import BitnetError
     from bitnet.hub.sources import TokenizerDownloadInfo
     from bitnet.provision import SmartTokenizerDownload
+    from bitnet.runtime.language_model import LanguageModel, load
     from bitnet.tokenizer import (
         Tokenizer,
         TokenizerDiscovery,
@@ -24,23 +25,27 @@ __version__ = "0.1.0"
 
 _EXPORTS: dict[str, str] = {
     "BitnetError": "bitnet.errors",
+    "LanguageModel": "bitnet.runtime.language_model",
     "SmartTokenizerDownload": "bitnet.provision",
     "Tokenizer": "bitnet.tokenizer",
     "TokenizerDiscovery": "bitnet.tokenizer",
     "TokenizerDownloadInfo": "bitnet.hub.sources",
     "TokenizerStrategy": "bitnet.tokenizer",
+    "load": "bitnet.runtime.language_model",
     "load_tokenizer": "bitnet.tokenizer",
     "resolve_tokenizer": "bitnet.tokenizer",
 }
 
 __all__ = [
     "BitnetError",
+    "LanguageModel",
     "SmartTokenizerDownload",
     "Tokenizer",
     "TokenizerDiscovery",
     "TokenizerDownloadInfo",
     "TokenizerStrategy",
     "__version__",
+    "load",
     "load_tokenizer",
     "resolve_tokenizer",
 ]

@@ -1,8 +1,10 @@
 """Tiny random models of every family, as checkpoints in memory or GGUF files."""
 
+import string
 from pathlib import Path
 
 import numpy as np
+from builders import Tensor, vocabulary, write_gguf
 
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.models.binding import expected_tensors
@@ -10,6 +12,7 @@ from bitnet.models.load import config_from
 from bitnet.quants import types
 from bitnet.quants.registry import quantize
 from bitnet.quants.weight import Weight
+from bitnet.tokenizer.compiled import byte_spelling
 
 F32 = types.by_name("F32")
 VOCAB, DIM, LAYERS = 64, 256, 2
@@ -86,3 +89,35 @@ def _random_q4_k(weight):
 def _f32(name, values):
     values = np.asarray(values, dtype="<f4")
     return Weight(name, values.shape, F32, values.reshape(-1).view(np.uint8))
+
+
+_BYTES = bytes([0xE6, 0x97, 0xA5, 0xC3, 0xA9]) + b"!.\n "  # the first three: one character
+TOKENS = (
+    "<s>",
+    "</s>",
+    "<extra>",
+    *string.ascii_letters,
+    *(byte_spelling(bytes([byte])) for byte in _BYTES),
+)
+
+
+def tiny_gguf(path, *, tokenizer=True, **keys):
+    """A LLaMA with random weights as a file, with one token per letter; *keys* are metadata."""
+    checkpoint = tiny("llama")
+    metadata = dict(checkpoint.metadata)
+    if tokenizer:
+        types = [3, 3, 3, *[1] * (VOCAB - 3)]
+        metadata |= vocabulary(
+            TOKENS,
+            merges=[],
+            token_types=types,
+            pre="gpt-2",
+            bos_token_id=0,
+            eos_token_id=1,
+            add_bos_token=True,
+        )
+    tensors = [
+        Tensor(weight.name, weight.shape, 0, weight.data.tobytes())
+        for weight in checkpoint.weights.values()
+    ]
+    return write_gguf(path, metadata | keys, tensors)

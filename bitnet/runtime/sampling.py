@@ -6,68 +6,21 @@ Order, as in llama.cpp: penalties, logit bias, top-k, top-p, min-p, temperature,
 from __future__ import annotations
 
 import math
-import secrets
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet import settings
 from bitnet.errors import InferenceError, UsageError
-from bitnet.options import option
+from bitnet.runtime.options import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
 __all__ = ["Sampled", "Sampler", "SamplingParams"]
-
-DEFAULT_SEED = 42
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How the next token is chosen. A value out of its range is a :class:`UsageError`.
-
-    ``logit_bias`` maps token ids to what is added to their logits.
-    """
-
-    temperature: float = option(0.0, "randomness; 0: always the most likely token")
-    top_k: int = option(0, "choose among this many most likely tokens; 0: all")
-    top_p: float = option(1.0, "choose among the likeliest tokens that make up this probability")
-    min_p: float = option(0.0, "leave out tokens less likely than this share of the likeliest")
-    repetition_penalty: float = option(1.0, "make tokens seen before less likely; 1: off")
-    frequency_penalty: float = option(0.0, "subtract this per time a token was generated")
-    presence_penalty: float = option(0.0, "subtract this once a token was generated")
-    seed: int | None = option(None, "seed of the random draws; else BITNET_SEED, else 42")
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        ranges = (
-            ("temperature", 0.0, 100.0),
-            ("top_k", 0, 2**31),
-            ("top_p", 0.0, 1.0),
-            ("min_p", 0.0, 1.0),
-            ("repetition_penalty", 1e-3, 100.0),
-            ("frequency_penalty", -100.0, 100.0),
-            ("presence_penalty", -100.0, 100.0),
-            ("seed", 0, 2**64),
-        )
-        for name, low, high in ranges:
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise UsageError(
-                    f"--{name.replace('_', '-')} is {value}, expected {low:g} to {high:g}"
-                )
-
-    def actual_seed(self) -> int:
-        """The seed that holds: given, from the environment, 42, or random if so configured."""
-        given = self.seed if self.seed is not None else settings.seed()
-        if given is not None:
-            return given
-        return DEFAULT_SEED if settings.deterministic() else secrets.randbits(63)
 
 
 @dataclass(frozen=True)

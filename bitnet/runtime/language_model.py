@@ -1,0 +1,215 @@
+"""A model and its tokenizer as one object that writes text.
+
+import bitnet
+
+with bitnet.load("models/model.gguf") as model:
+print(model.generate("The capital of France is", max_tokens=8))
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InferenceError
+from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.kernels.select import select
+from bitnet.models.load import load_model
+from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.text import Generation, Stats, check_prompt
+from bitnet.tokenizer import Tokenizer, resolve_tokenizer
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bitnet.models.config import TransformerConfig
+
+__all__ = ["LanguageModel", "load"]
+
+
+class LanguageModel:
+    """A model ready to write; :func:`load` makes it.
+
+    One at a time may generate. What a prompt shares with the one before is not computed again.
+
+    Attributes:
+        path: where it came from.
+        tokenizer: text to ids and back.
+        config: what kind of transformer it is.
+        backend: what computes it, with its instruction set.
+        load_s: seconds it took to load.
+    """
+
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, *, path: Path, load_s: float = 0.0
+    ) -> None:
+        self._engine: Engine | None = engine
+        self.path = path
+        self.tokenizer = tokenizer
+        self.config: TransformerConfig = engine.model.config
+        self.backend: str = engine.model.ops.name
+        self.load_s = load_s
+
+    @property
+    def engine(self) -> Engine:
+        """What runs ids.
+
+        Raises:
+            InferenceError: the model is closed.
+        """
+        if self._engine is None:
+            raise InferenceError(f"the model {self.path} is closed", hint="load it again")
+        return self._engine
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = 128,
+        stop: Sequence[str] = (),
+        sampling: SamplingParams | None = None,
+    ) -> Generation:
+        """The continuation of *prompt*; iterate over it for the text as it is written.
+
+        Args:
+            prompt: text, or ids as the tokenizer or :meth:`encode_chat` gives them.
+            max_tokens: tokens at most, at least one.
+            stop: texts that end the answer and are no part of it.
+            sampling: how tokens are chosen; the most likely one when not given.
+
+        Raises:
+            UsageError: the prompt is empty, or a value is out of its range.
+            InferenceError: the prompt does not fit the context.
+        """
+        stats = Stats(backend=self.backend, load_s=self.load_s)
+        started = time.perf_counter()
+        ids = self._encoded(prompt)
+        stats.tokenize_s = time.perf_counter() - started
+        params = GenerationParams(
+            max_tokens=max_tokens,
+            stop_ids=self.tokenizer.stop_ids,
+            sampling=sampling or SamplingParams(),
+        )
+        return Generation(self.engine, self.tokenizer, ids, params, stop, stats)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = 128,
+        stop: Sequence[str] = (),
+        sampling: SamplingParams | None = None,
+    ) -> str:
+        """The continuation of *prompt* as one text; see :meth:`stream`."""
+        return "".join(self.stream(prompt, max_tokens=max_tokens, stop=stop, sampling=sampling))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int = 128,
+        stop: Sequence[str] = (),
+        sampling: SamplingParams | None = None,
+    ) -> str:
+        """The answer to a conversation; see :meth:`encode_chat` and :meth:`stream`."""
+        ids = self.encode_chat(messages)
+        return self.generate(ids, max_tokens=max_tokens, stop=stop, sampling=sampling)
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Ids of a conversation, up to where the assistant's answer begins.
+
+        Args:
+            messages: ``{"role": ..., "content": ...}``, oldest first.
+
+        Raises:
+            Unsupported: the model has no chat template.
+            UsageError: its template does not accept this conversation.
+        """
+        from bitnet.tokenizer.chat import chat_template
+
+        text = chat_template(self.tokenizer).render([dict(message) for message in messages])
+        # The template writes BOS itself where the model wants it.
+        return self.tokenizer.encode(text, add_special=False)
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
+        """Logits after every position of *ids*, ``(len(ids), vocab_size)``.
+
+        Raises:
+            UsageError: *ids* is empty, or holds an id outside the vocabulary.
+            InferenceError: *ids* is longer than the context.
+        """
+        return self.engine.logits(ids)
+
+    def close(self) -> None:
+        """Let go of weights and cache; the object cannot be used afterwards."""
+        self._engine = None
+
+    def __enter__(self) -> LanguageModel:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<LanguageModel {self.path}: {self.config.architecture}, {self.backend}>"
+
+    def _encoded(self, prompt: str | Sequence[int]) -> list[int]:
+        if not isinstance(prompt, str):
+            return list(prompt)
+        check_prompt(prompt)
+        return self.tokenizer.encode(prompt)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
+    pre: str | None = None,
+    context: int | None = None,
+    threads: int = 0,
+    allow_mock: bool = False,
+) -> LanguageModel:
+    """The model at *path* with its tokenizer, ready to write.
+
+    Args:
+        path: GGUF file, or folder with ``config.json`` and safetensors files.
+        tokenizer: the tokenizer, or a file or folder with it; found by itself when not given.
+        pre: pre-tokenizer name to use instead of what the GGUF file says.
+        context: positions a sequence may reach; the model's own length when not given.
+        threads: compute threads; 0: ``BITNET_THREADS``, else as many as there are cores.
+        allow_mock: without a tokenizer, take bytes for tokens.
+
+    Raises:
+        NotFound: nothing is there.
+        TokenizerNotFound: there is no tokenizer that is exactly the model's.
+        VocabMismatch: *tokenizer* is not the model's.
+        InvalidFormat: a damaged file.
+        Unsupported: the architecture, an encoding, or not a model at all.
+        InferenceError: not enough memory.
+    """
+    started = time.perf_counter()
+    path = Path(path)
+    with _memory_errors(path):
+        checkpoint = open_checkpoint(path)
+        if not isinstance(tokenizer, Tokenizer):
+            explicit = Path(tokenizer) if tokenizer is not None else None
+            tokenizer = resolve_tokenizer(path, explicit, pre=pre, allow_mock=allow_mock)
+        engine = Engine(load_model(checkpoint, ops=select(threads=threads)), context=context)
+    return LanguageModel(engine, tokenizer, path=path, load_s=time.perf_counter() - started)
+
+
+@contextmanager
+def _memory_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise InferenceError(
+            f"not enough memory for {path.name}: {error}", hint=f"bitnet plan --model {path}"
+        ) from error

@@ -1,0 +1,128 @@
+"""What the command line can say about running a model; cheap to import."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from bitnet import settings
+from bitnet.errors import UsageError
+from bitnet.options import option
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["ModelOptions", "PromptOptions", "SamplingParams"]
+
+DEFAULT_SEED = 42
+MAX_THREADS = 1024
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is chosen. A value out of its range is a :class:`UsageError`.
+
+    ``logit_bias`` maps token ids to what is added to their logits.
+    """
+
+    temperature: float = option(0.0, "randomness; 0: always the most likely token")
+    top_k: int = option(0, "choose among this many most likely tokens; 0: all")
+    top_p: float = option(1.0, "choose among the likeliest tokens that make up this probability")
+    min_p: float = option(0.0, "leave out tokens less likely than this share of the likeliest")
+    repetition_penalty: float = option(
+        1.0, "make tokens seen before less likely; 1: off", synonyms=("repeat-penalty",)
+    )
+    frequency_penalty: float = option(0.0, "subtract this per time a token was generated")
+    presence_penalty: float = option(0.0, "subtract this once a token was generated")
+    seed: int | None = option(None, "seed of the random draws; else BITNET_SEED, else 42")
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ranges = (
+            ("temperature", 0.0, 100.0),
+            ("top_k", 0, 2**31),
+            ("top_p", 0.0, 1.0),
+            ("min_p", 0.0, 1.0),
+            ("repetition_penalty", 1e-3, 100.0),
+            ("frequency_penalty", -100.0, 100.0),
+            ("presence_penalty", -100.0, 100.0),
+            ("seed", 0, 2**64),
+        )
+        for name, low, high in ranges:
+            value = getattr(self, name)
+            if value is not None and not low <= value <= high:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is {value}, expected {low:g} to {high:g}"
+                )
+
+    def actual_seed(self) -> int:
+        """The seed that holds: given, from the environment, 42, or random if so configured."""
+        given = self.seed if self.seed is not None else settings.seed()
+        if given is not None:
+            return given
+        return DEFAULT_SEED if settings.deterministic() else secrets.randbits(63)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model to run, with which tokenizer, on what."""
+
+    model: str = option(
+        "",
+        "GGUF file or folder with safetensors; default: BITNET_GGUF, else smollm2-135m, which is "
+        "fetched as `download-model --id smollm2-135m` does",
+        metavar="PATH",
+    )
+    tokenizer: str = option("", "tokenizer file or folder; else found by itself", metavar="PATH")
+    pre: str = option(
+        "", "pre-tokenizer name to use instead of what the GGUF file says", metavar="NAME"
+    )
+    auto_download: bool = option(False, "fetch the tokenizer if the model has none")
+    allow_mock: bool = option(False, "without a tokenizer, take bytes for tokens: for drills only")
+    threads: int = option(0, "compute threads; default: BITNET_THREADS, else one per core")
+    context: int | None = option(None, "positions of prompt and answer; default: the model's own")
+    features: str = option("", "accepted for old scripts; the device is the CPU", metavar="LIST")
+    no_default_features: bool = option(False, "accepted for old scripts, as --features")
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot say.
+
+        Raises:
+            UsageError: a number is out of range.
+        """
+        if not 0 <= self.threads <= MAX_THREADS:
+            raise UsageError(f"--threads is {self.threads}, expected 0 to {MAX_THREADS}")
+        if self.context is not None and self.context < 1:
+            raise UsageError(f"--context is {self.context}, expected at least 1")
+
+
+@dataclass(frozen=True)
+class PromptOptions:
+    """What to write about, and when to stop."""
+
+    prompt: str | None = option(None, "text to continue")
+    prompt_file: str = option(
+        "", "file with the text, - for stdin; one newline at its end is left out", metavar="FILE|-"
+    )
+    chat: bool = option(False, "the text is a message to answer, in the model's chat template")
+    system: str = option("", "with --chat: instructions that come before the message")
+    max_tokens: int = option(
+        128, "tokens to write at most", synonyms=("max-new-tokens", "n-predict")
+    )
+    stop: list[str] = option([], "text that ends the answer; may be given several times")
+    dump_ids: bool = option(False, "print the ids of prompt and answer on stderr")
+    stats: bool = option(False, "print more figures on stderr")
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot say.
+
+        Raises:
+            UsageError: a number is out of range, or options contradict each other.
+        """
+        if self.max_tokens < 1:
+            raise UsageError(f"--max-tokens is {self.max_tokens}, expected at least 1")
+        if self.prompt is not None and self.prompt_file:
+            raise UsageError("--prompt and --prompt-file are both given", hint="leave one out")
+        if self.system and not self.chat:
+            raise UsageError("--system needs --chat", hint="add --chat")
