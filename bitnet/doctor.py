@@ -117,7 +117,9 @@ def _cache(root: Path) -> list[Finding]:
             problem = PermissionDenied(problem.message, hint="choose another: --cache-dir DIR")
         return [*found, Finding("cache folder", f"{root} cannot be used", problem)]
     text = f"{human_size(free)} free"
-    full = NoSpace(f"only {text} in {root}", hint="bitnet clean-cache") if free < SPACE_BYTES else None
+    full = (
+        NoSpace(f"only {text} in {root}", hint="bitnet clean-cache") if free < SPACE_BYTES else None
+    )
     return [*found, Finding("disk", text, full)]
 
 

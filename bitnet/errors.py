@@ -238,7 +238,8 @@ def from_os_error(error: OSError, path: str | os.PathLike[str]) -> BitnetError:
     text = f"{os.strerror(code) if code else error} (os error {code}): {os.fspath(path)}"
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return NoSpace(
-            text, hint="free some space: bitnet clean-cache, or choose another disk: --cache-dir DIR"
+            text,
+            hint="free some space: bitnet clean-cache, or choose another disk: --cache-dir DIR",
         )
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
         return PermissionDenied(

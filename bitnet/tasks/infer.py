@@ -51,7 +51,9 @@ def _text(options):
 
     text = read_prompt(options.prompt_file) if options.prompt_file else options.prompt
     if text is None:
-        raise UsageError("infer needs --prompt or --prompt-file", hint="bitnet infer --prompt 'Hello'")
+        raise UsageError(
+            "infer needs --prompt or --prompt-file", hint="bitnet infer --prompt 'Hello'"
+        )
     check_prompt(text)
     return text
 
