@@ -14,7 +14,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from invoke.exceptions import Exit, ParseError, UnexpectedExit
+from invoke.exceptions import Exit, ParseError, UnexpectedExit, UnknownFileType
 from invoke.program import Program as InvokeProgram
 
 import bitnet
@@ -58,7 +58,11 @@ class Program(InvokeProgram):
             return self._report(error)
         except ParseError as error:
             return self._report(self._explained(error))
+        except UnknownFileType as error:
+            return self._report(UsageError(str(error), hint="leave --config out"))
         except Exit as stop:
+            if str(stop.message or "").startswith("Sub-collection "):  # after --list
+                return self._report(UsageError(stop.message, hint=f"{self.binary} --list"))
             if stop.message:
                 print(stop.message, file=sys.stderr)
             return int(stop.code)
@@ -213,10 +217,19 @@ class Program(InvokeProgram):
             return UsageError(f"{flag} is given twice", hint=usage)
         return UsageError(
             f"{context.name}: unexpected argument {token!r}",
-            hint="a text with spaces needs quotes: --prompt 'two words'",
+            hint=f"a value with spaces needs quotes; see: {usage}",
         )
 
     # --- texts -------------------------------------------------------------------------------
+
+    def list_tasks(self) -> None:
+        """The commands, in one of Invoke's formats."""
+        formats = ("flat", "nested", "json")
+        if self.list_format not in formats:
+            raise UsageError(
+                f"--list-format expects one of {', '.join(formats)}, got {self.list_format!r}"
+            )
+        super().list_tasks()
 
     def print_version(self) -> None:
         """``bitnet 0.1.0 (native (avx2), Python 3.11.7)``."""

@@ -101,9 +101,8 @@ class Option(Argument):
             self.raw_value = self._value = value
             return
         if cast and self.choices and value not in self.choices:
-            raise UsageError(
-                f"--{self.names[0]} expects one of {', '.join(self.choices)}, got {value!r}"
-            )
+            shown = self.names[0].upper() if self.positional else f"--{self.names[0]}"
+            raise UsageError(f"{shown} expects one of {', '.join(self.choices)}, got {value!r}")
         super().set_value(value, cast)
 
     def _number(self, text: str) -> int | float:

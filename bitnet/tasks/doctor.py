@@ -26,10 +26,11 @@ def doctor(c, area="", report=False, fetch=FetchOptions(), cache=CacheOptions(),
     is. Secrets are never shown.
     """
     from bitnet.doctor import Finding, examine, markdown, verdict
-    from bitnet.hub.diagnose import diagnose
 
     findings = examine(cache.root)
     if area:
+        from bitnet.hub.diagnose import diagnose
+
         findings += [Finding(*vars(step).values()) for step in diagnose(fetch)]
     if output.json:
         facts = [finding.facts() for finding in findings]

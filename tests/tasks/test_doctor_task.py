@@ -44,4 +44,4 @@ def test_another_command_may_follow(bitnet):
 def test_an_unknown_area_is_refused(bitnet):
     done = bitnet("doctor", "netwrok")
     assert done.code == 2
-    assert "network" in done.err
+    assert done.err == "Error: AREA expects one of network, got 'netwrok'\n"
