@@ -43,7 +43,7 @@ def error_of(
     Args:
         response: a reply with a status of 400 or more.
         url: what was asked for, fit to be shown.
-        endpoint: address of the hub.
+        endpoint: address of the hub, fit to be shown.
         with_token: whether an access token had been sent.
     """
     status, code = response.status_code, response.headers.get("X-Error-Code", "")

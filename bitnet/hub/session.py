@@ -199,7 +199,7 @@ class HubSession:
         logger.warning(
             "the hub does not accept the token in HF_TOKEN; the file is public and comes without "
             "it; make a new token at %s/settings/tokens",
-            self.options.endpoint,
+            shown(self.options.endpoint),
         )
         return response
 
@@ -239,7 +239,8 @@ class HubSession:
         if response.ok:
             return response
         response.close()
-        error = replies.error_of(response, shown(url), self.options.endpoint, with_token=with_token)
+        endpoint = shown(self.options.endpoint)
+        error = replies.error_of(response, shown(url), endpoint, with_token=with_token)
         if response.status_code in (408, 429) or response.status_code >= 500:
             raise Transient(error, retry_after_s=self._retry_after(response))
         raise error

@@ -5,6 +5,7 @@ import responses
 from hub_server import PAGE, SECRET_QUERY, Rule
 
 from bitnet.errors import (
+    AuthError,
     LicenceNotAccepted,
     NetworkError,
     NotFound,
@@ -123,6 +124,20 @@ def test_no_output_of_a_failing_run_holds_a_secret(
         said.append(repr(error))
     for secret in (TOKEN, SECRET_QUERY):
         assert secret not in "\n".join(said)
+
+
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_a_password_in_the_hubs_address_is_in_no_error(hub, tmp_path, monkeypatch, token, caplog):
+    if token:
+        monkeypatch.setenv("HF_TOKEN", token)
+    hub.add("org/model", "model.gguf", BIG)
+    hub.repo("org/model", gated=True)
+    options = FetchOptions(base_url=hub.url.replace("//", "//me:password@"))
+    with HubSession(options) as one, pytest.raises(AuthError) as caught:
+        fetch(lambda: one, tmp_path)
+    said = f"{caught.value} {caught.value.hint} {caplog.text}"
+    assert f"{hub.url}/" in said
+    assert "password" not in said
 
 
 # --- refusals ------------------------------------------------------------------------------------
