@@ -117,10 +117,8 @@ def _cache(root: Path) -> list[Finding]:
             problem = PermissionDenied(problem.message, hint="choose another: --cache-dir DIR")
         return [*found, Finding("cache folder", f"{root} cannot be used", problem)]
     text = f"{human_size(free)} free"
-    full = (
-        NoSpace(f"only {text} in {root}", hint="bitnet clean-cache") if free < SPACE_BYTES else None
-    )
-    return [*found, Finding("disk", text, full)]
+    full = NoSpace(f"only {text} in {root}", hint="bitnet clean-cache")
+    return [*found, Finding("disk", text, full if free < SPACE_BYTES else None)]
 
 
 def _locking(folder: Path) -> Finding:

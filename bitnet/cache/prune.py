@@ -104,9 +104,7 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Pla
         if not chosen:
             raise NotFound(
                 f"nothing in {root} has the key {selection.key!r}",
-                hint=f"keys are: {', '.join(known)}"
-                if known
-                else "bitnet cache.list shows the keys",
+                hint=f"keys are: {', '.join(known) or 'none'}; see: bitnet cache.list",
             )
     published = [entry for entry in chosen if entry.kind not in ("partial", "leftover")]
     newest = sorted(published, key=lambda entry: entry.last_used_s, reverse=True)

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from bitnet.errors import NotFound, UsageError
+from bitnet.hub.repository import some_of
 from bitnet.progress import human_size
 
 if TYPE_CHECKING:
@@ -74,7 +75,12 @@ def candidates(files: Iterable[RepoFile], pattern: str) -> list[Candidate]:
 
 
 def choose(
-    repo: str, found: list[Candidate], pattern: str, *, fits: Callable[[int], bool | None]
+    repo: str,
+    found: list[Candidate],
+    pattern: str,
+    *,
+    fits: Callable[[int], bool | None],
+    files: Iterable[RepoFile] = (),
 ) -> Candidate:
     """The one candidate.
 
@@ -83,6 +89,7 @@ def choose(
         found: what :func:`candidates` gave.
         pattern: what was asked for.
         fits: whether a file of so many bytes can be run here.
+        files: everything in the repository, for the message when nothing fits.
 
     Raises:
         NotFound: there is none.
@@ -92,8 +99,9 @@ def choose(
         return found[0]
     if not found:
         raise NotFound(
-            f"{repo} has no file that matches {pattern or '*.gguf'!r}",
-            hint=f"bitnet download-model --id {repo} --file '*'",
+            f"{repo} has no file that matches {pattern or '*.gguf'!r}; "
+            f"it has {some_of(file.path for file in files)}",
+            hint="name one with --file FILE",
         )
     lines = "\n".join(candidate.line(fits(candidate.size)) for candidate in found)
     fitting = [candidate for candidate in found if fits(candidate.size) is not False]

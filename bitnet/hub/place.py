@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from secrets import token_hex
 
-from bitnet.errors import from_os_error
+from bitnet.errors import NoSpace, PermissionDenied, from_os_error
 from bitnet.hub.hashing import sha256_of
 
 __all__ = ["digest_of", "free_space", "matches", "place", "write_text"]
@@ -65,7 +65,10 @@ def place(source: Path, target: Path) -> None:
         finally:
             fresh.unlink(missing_ok=True)
     except OSError as error:
-        raise from_os_error(error, target) from error
+        problem = from_os_error(error, target)
+        if isinstance(problem, NoSpace | PermissionDenied):
+            problem = type(problem)(problem.message, hint="choose another folder: --into or --out")
+        raise problem from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -91,7 +91,10 @@ class Project:
             Offline: it is.
         """
         if self.options.is_offline:
-            state = "is not what was asked for" if path.exists() else "does not exist"
+            state = "does not exist"
+            if path.exists():
+                again = self.force or self.update
+                state = "would be fetched again" if again else "is not what was asked for"
             raise Offline(
                 f"offline: {path} {state}, and the network is switched off",
                 hint=f"with a connection: {command}",

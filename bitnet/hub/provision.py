@@ -154,6 +154,8 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
     pinned = project.pinned(("model", source.repo, source.revision, source.file))
     if project.update:
         pinned = None
+    if pinned is not None and not source.licence:
+        source = replace(source, licence=pinned.licence, licence_url=source.page)
     if pinned is not None and source.sha256 not in (None, pinned.sha256):
         raise UsageError(
             f"--sha256 is {source.sha256}, {lockfile.NAME} has {pinned.sha256} for "
@@ -165,11 +167,12 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
     if there and wanted and matches(path, sha256=wanted):
         origin = _origin(source, pinned.commit if pinned else None, wanted, path)
         return _model(source, project, path, origin, cached=True)
-    if there and not wanted and project.options.is_offline:
+    if there and not wanted and project.options.is_offline and not project.update:
         logger.warning("%s is used unchecked: its digest is not known, and we are offline", path)
         found = Origin.of(path)
         return Provided(path, found.sha256, found.size, None, True, source.licence_line)
-    project.require_connection(path, f"bitnet download-model --id {source.repo}")
+    command = f"bitnet download-model --id {source.repo} --file {source.file}"
+    project.require_connection(path, "bitnet sync --update" if project.update else command)
     sources.require_token(source)
     got = _fetch(replace(source, sha256=wanted), project, path, pinned=pinned)
     source = _with_licence(source, project)

@@ -29,6 +29,7 @@ __all__ = [
     "list_files",
     "model_facts",
     "read_range",
+    "some_of",
 ]
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -314,7 +315,7 @@ def _with_candidates(error: NotFound, url: str, session: HubSession) -> NotFound
         file, what = revision, f"no revision {revision!r} in {repo}"
     except BitnetError:
         return error
-    return NotFound(f"{error.message}: {what}; it has {_some(names)}", hint=_nearest(file, names))
+    return NotFound(f"{error.message}: {what}; it has {some_of(names)}", hint=_nearest(file, names))
 
 
 def _revisions(repo: str, session: HubSession) -> list[str]:
@@ -323,7 +324,8 @@ def _revisions(repo: str, session: HubSession) -> list[str]:
     return [str(ref["name"]) for kind in ("branches", "tags") for ref in refs[kind]]
 
 
-def _some(names: Iterable[str]) -> str:
+def some_of(names: Iterable[str]) -> str:
+    """The first of *names*, and how many more there are."""
     every = list(names)
     more = f" and {len(every) - _NAMES_SHOWN} more" if len(every) > _NAMES_SHOWN else ""
     return ", ".join(every[:_NAMES_SHOWN]) + more if every else "none"

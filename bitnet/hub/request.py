@@ -59,7 +59,7 @@ def provide(
         raise UsageError(f"--sha256 expects 64 hexadecimal digits, got {request.sha256!r}")
     packaged = PACKAGED.get(request.id)
     if packaged is not None:
-        _refuse_file(request, packaged.file, packaged.sha256)
+        _refuse_other(request, packaged.file, packaged.version, packaged.sha256)
         target = request.out / packaged.file if request.out else None
         return [provide_packaged(packaged, project, target=target)]
     wanted = resolve(request, project, fits=fits)
@@ -107,7 +107,7 @@ def resolve(
             hint=_known_files(project, repo) or "name the file: --file FILE",
         )
     files = list_files(repo, request.revision, options)
-    chosen = choose(repo, candidates(files, file), file, fits=fits)
+    chosen = choose(repo, candidates(files, file), file, fits=fits, files=files)
     return [replace(base, file=path, revision=request.revision) for path in chosen.files]
 
 
@@ -118,9 +118,14 @@ def _known_files(project: Project, repo: str) -> str:
     return f"already here: {', '.join(f'--file {file}' for file in here)}" if here else ""
 
 
-def _refuse_file(request: ModelRequest, file: str, sha256: str) -> None:
+def _refuse_other(request: ModelRequest, file: str, version: str, sha256: str) -> None:
     if request.file not in ("", file):
         raise UsageError(f"{request.id} has one file, {file}, not {request.file!r}")
+    if request.revision not in ("", "main", version):
+        raise UsageError(
+            f"{request.id} is pinned to version {version}, --rev is {request.revision!r}",
+            hint="leave --rev out: packaged models are pinned already",
+        )
     if request.sha256 and request.sha256.lower() != sha256:
         raise UsageError(
             f"--sha256 is {request.sha256}, {request.id} is pinned to {sha256}",

@@ -200,7 +200,7 @@ def test_the_licence_the_page_names_is_shown_and_pinned(project, hub):
     assert lockfile.read(project.lock_path)[0].licence == "bsd-3-clause"
     (again,) = sync(project)
     assert "bsd-3-clause" in again.licence
-    assert "see https://huggingface.co/org/model" in provide_model(WEIGHTS, project).licence
+    assert "bsd-3-clause" in provide_model(WEIGHTS, project).licence
     assert lockfile.read(project.lock_path)[0].licence == "bsd-3-clause"
 
 
@@ -215,6 +215,25 @@ def test_a_pinned_model_that_is_there_needs_no_connection(project, hub):
     hub.seen.clear()
     assert provide_model(WEIGHTS, offline(project)).cached
     assert hub.requests() == []
+
+
+def test_a_model_that_is_there_keeps_the_licence_it_was_pinned_with(project):
+    first = provide_model(WEIGHTS, project)
+    assert "apache-2.0" in first.licence
+    assert provide_model(WEIGHTS, offline(project)).licence == first.licence
+
+
+@pytest.mark.parametrize("change", [{"force": True}, {"update": True}])
+def test_fetching_again_offline_says_so(project, change):
+    provide_model(WEIGHTS, project)
+    with pytest.raises(Offline, match="would be fetched again"):
+        provide_model(WEIGHTS, replace(offline(project), **change))
+
+
+def test_the_offline_hint_for_a_model_names_its_file(project):
+    with pytest.raises(Offline) as caught:
+        provide_model(WEIGHTS, offline(project))
+    assert "bitnet download-model --id org/model --file model.gguf" in caught.value.hint
 
 
 def test_a_damaged_model_is_not_used_offline_and_replaced_online(project):

@@ -14,18 +14,22 @@ COMMAND = re.compile(r"\b(?:bitnet|inv) (?P<name>[a-z][a-z.-]*[a-z])(?P<rest>[^;
 OPTION = re.compile(r"--[a-z][a-z0-9-]*")
 
 
+def _texts(expression):
+    for node in ast.walk(expression):
+        if isinstance(node, ast.JoinedStr):
+            parts = [getattr(part, "value", "") for part in node.values]
+            yield "".join(part if isinstance(part, str) else "X" for part in parts)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
 def _hints():
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.keyword) and node.arg == "hint":
-                texts = [
-                    part.value if isinstance(part, ast.Constant) else "X"
-                    for part in ast.walk(node.value)
-                    if isinstance(part, ast.FormattedValue)
-                    or (isinstance(part, ast.Constant) and isinstance(part.value, str))
-                ]
-                for match in COMMAND.finditer("".join(texts)):
-                    yield f"{path.name}:{node.value.lineno}", match
+                for text in _texts(node.value):
+                    for match in COMMAND.finditer(text):
+                        yield f"{path.name}:{node.value.lineno}", match
 
 
 HINTS = list(_hints())

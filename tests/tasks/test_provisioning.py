@@ -132,6 +132,8 @@ def test_all_parts_of_a_split_model_are_fetched(hub, bitnet):
         (("--id", "org/model", "--file", "x.txt", "--offline"), 23, "does not exist"),
         (("--id", "smollm2-135m", "--file", "y.gguf"), 2, "has one file"),
         (("--id", "smollm2-135m", "--sha256", "0" * 64), 2, "is pinned to"),
+        (("--id", "smollm2-135m", "--rev", "next"), 2, "is pinned to version"),
+        (("--id", "org/model", "--file", "*.zip"), 19, "it has "),
         (("--id", "smollm2-135m", "--offline"), 23, "is switched off"),
         ((), 2, "needs --id"),
     ],
