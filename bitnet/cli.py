@@ -61,7 +61,7 @@ class Program(InvokeProgram):
         except UnknownFileType as error:
             return self._report(UsageError(str(error), hint="leave --config out"))
         except Exit as stop:
-            if str(stop.message or "").startswith("Sub-collection "):  # after --list
+            if stop.message and stop.message.startswith("Sub-collection "):  # after --list
                 return self._report(UsageError(stop.message, hint=f"{self.binary} --list"))
             if stop.message:
                 print(stop.message, file=sys.stderr)
