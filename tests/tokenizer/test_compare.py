@@ -1,0 +1,104 @@
+"""The verdict on a model and a tokenizer."""
+
+import json
+
+import pytest
+from builders import Tensor, vocabulary, write_gguf
+
+from bitnet.tokenizer.compare import compatibility
+from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer
+
+TOKENS = ["a", "b", "c", "ab", "<end>"]
+TYPES = [1, 1, 1, 1, 3]
+
+
+def model(path, tokens=TOKENS, *, rows=None, **more):
+    metadata = {"general.architecture": "gpt2"} | vocabulary(
+        tokens,
+        merges=["a b"],
+        token_types=[*TYPES, *[5] * 9][: len(tokens)],
+        **({"eos_token_id": 4, "pre": "gpt-2"} | more),
+    )
+    rows = rows or len(tokens)
+    return write_gguf(path, metadata, [Tensor("token_embd.weight", (rows, 1), 0, bytes(4 * rows))])
+
+
+def tokenizer_json(path, tokens):
+    vocab = {token: id for id, token in enumerate(tokens)}
+    merges = [["a", "b"]] if "ab" in tokens else []
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+    document = {
+        "version": "1.0",
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
+        "pre_tokenizer": byte_level | {"trim_offsets": True},
+        "added_tokens": [{"id": 4, "content": tokens[4], "special": True}],
+    }
+    path.write_text(json.dumps(document))
+    return load_tokenizer(path)
+
+
+def test_a_model_and_its_own_tokenizer_are_compatible(tmp_path):
+    path = model(tmp_path / "m.gguf")
+    found = compatibility(path, extract_tokenizer_from_gguf(path))
+    assert found.compatible
+    assert found.verdict.endswith("m.gguf: 5 tokens, token by token")
+    assert found.findings == ()
+
+
+def test_the_same_vocabulary_from_another_file_is_compatible(tmp_path):
+    path = model(tmp_path / "m.gguf")
+    assert compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", TOKENS)).compatible
+
+
+def test_another_size_is_named_with_both_numbers(tmp_path):
+    path = model(tmp_path / "m.gguf")
+    found = compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", [*TOKENS, "d"]))
+    assert not found.compatible
+    assert "vocabulary size differs (Model: 5, Tokenizer: 6)" in found.verdict
+
+
+def test_the_same_size_with_other_tokens_is_found_out(tmp_path):
+    path = model(tmp_path / "m.gguf")
+    other = tokenizer_json(tmp_path / "tokenizer.json", ["a", "b", "d", "ab", "<end>"])
+    found = compatibility(path, other)
+    assert not found.compatible
+    assert "1 of 5 tokens differ, first id 2: b'c' and b'd'" in found.verdict
+
+
+def test_padded_rows_are_allowed_and_declared(tmp_path):
+    path = model(tmp_path / "m.gguf", rows=64)
+    found = compatibility(path, extract_tokenizer_from_gguf(path))
+    assert (found.compatible, found.padded_rows) == (True, 59)
+    assert found.findings == ("59 embedding rows beyond the vocabulary (padding, below 1024)",)
+
+
+def test_too_many_spare_rows_are_not_padding(tmp_path):
+    path = model(tmp_path / "m.gguf", rows=5 + 1024)
+    assert not compatibility(path, extract_tokenizer_from_gguf(path)).compatible
+
+
+def test_filler_tokens_of_the_model_do_not_count(tmp_path):
+    path = model(tmp_path / "m.gguf", [*TOKENS, "[PAD5]", "[PAD6]"])
+    assert compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", TOKENS)).compatible
+
+
+@pytest.mark.parametrize(
+    ("template", "finding"),
+    [("{{ messages[0].content }}", ()), ("{% if %}", ("the chat template cannot be rendered",))],
+)
+def test_a_chat_template_that_cannot_be_rendered_is_a_finding(tmp_path, template, finding):
+    path = model(tmp_path / "m.gguf")
+    tokenizer = extract_tokenizer_from_gguf(path)
+    tokenizer.chat_template = template
+    found = compatibility(path, tokenizer)
+    assert found.compatible
+    assert len(found.findings) == len(finding)
+    assert all(text in found.findings[0] for text in finding)
+
+
+def test_an_embedded_tokenizer_that_cannot_be_rebuilt_is_a_finding(tmp_path):
+    path = model(tmp_path / "m.gguf", pre="nobody-knows-this-one")
+    found = compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", TOKENS))
+    assert found.compatible
+    assert "the embedded tokenizer cannot be rebuilt" in found.findings[0]
+    assert "by vocabulary size" in found.verdict
