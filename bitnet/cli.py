@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import io
 import json
 import os
 import sys
@@ -49,6 +50,9 @@ class Program(InvokeProgram):
 
     def _guarded(self, argv: list[str]) -> int:
         """Exit code of *argv*; every error is reported here and nowhere else."""
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            # As stderr does: a narrow encoding, or a name that is no text, is shown escaped.
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             try:
                 self._run_steps(argv)

@@ -1,5 +1,6 @@
 """The command line as a user meets it: help, errors, exit codes, and the same texts everywhere."""
 
+import io
 import json
 import re
 import subprocess
@@ -326,3 +327,10 @@ def test_a_full_disk_behind_stdout_is_reported():
         )
     assert done.returncode == 10
     assert "No space left on device" in done.stderr
+
+
+def test_a_terminal_that_knows_ascii_only_gets_escapes_and_no_error(monkeypatch):
+    written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", written)
+    Program(COMMANDS, "bitnet").run(["bitnet", "doctor"], exit=False)
+    assert b"\\u2713 bitnet: " in written.buffer.getvalue()
