@@ -133,6 +133,11 @@ class Engine:
         ]
         return np.concatenate(parts)
 
+    def reusable(self, ids: Sequence[int]) -> int:
+        """How many ids at the start of *ids* need not be run again."""
+        # The last id is run again even if it is cached: its logits are not.
+        return max(0, min(_common_prefix(self._cached, ids), len(ids) - 1))
+
     def reset(self) -> None:
         """Forget the last sequence and free its cache."""
         self._cache = self._new_cache()
@@ -165,8 +170,7 @@ class Engine:
         self, ids: list[int], cancel: Callable[[], bool]
     ) -> NDArray[np.floating[Any]] | None:
         """Logits after *ids*, of which the cache may hold a beginning; ``None`` if cancelled."""
-        # The last id is run again even if it is cached: its logits are not.
-        shared = min(_common_prefix(self._cached, ids), len(ids) - 1)
+        shared = self.reusable(ids)
         self._cache.truncate(shared)
         del self._cached[shared:]
         logits = None

@@ -13,7 +13,7 @@ from bitnet.options import option
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ModelOptions", "PromptOptions", "SamplingParams"]
+__all__ = ["AnswerOptions", "ModelOptions", "PromptOptions", "SamplingParams"]
 
 DEFAULT_SEED = 42
 MAX_THREADS = 1024
@@ -79,6 +79,9 @@ class ModelOptions:
         "", "pre-tokenizer name to use instead of what the GGUF file says", metavar="NAME"
     )
     auto_download: bool = option(False, "fetch the tokenizer if the model has none")
+    chat_template: str = option(
+        "", "file with the chat template to use instead of the model's own", metavar="FILE"
+    )
     allow_mock: bool = option(False, "without a tokenizer, take bytes for tokens: for drills only")
     threads: int = option(0, "compute threads; default: BITNET_THREADS, else one per core")
     context: int | None = option(None, "positions of prompt and answer; default: the model's own")
@@ -99,7 +102,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """What to write about, and when to stop."""
+    """What to write about, and what to show besides."""
 
     prompt: str | None = option(None, "text to continue")
     prompt_file: str = option(
@@ -107,10 +110,6 @@ class PromptOptions:
     )
     chat: bool = option(False, "the text is a message to answer, in the model's chat template")
     system: str = option("", "with --chat: instructions that come before the message")
-    max_tokens: int = option(
-        128, "tokens to write at most", synonyms=("max-new-tokens", "n-predict")
-    )
-    stop: list[str] = option([], "text that ends the answer; may be given several times")
     dump_ids: bool = option(False, "print the ids of prompt and answer on stderr")
     stats: bool = option(False, "print more figures on stderr")
 
@@ -118,11 +117,28 @@ class PromptOptions:
         """Check what a type cannot say.
 
         Raises:
-            UsageError: a number is out of range, or options contradict each other.
+            UsageError: options contradict each other.
         """
-        if self.max_tokens < 1:
-            raise UsageError(f"--max-tokens is {self.max_tokens}, expected at least 1")
         if self.prompt is not None and self.prompt_file:
             raise UsageError("--prompt and --prompt-file are both given", hint="leave one out")
         if self.system and not self.chat:
             raise UsageError("--system needs --chat", hint="add --chat")
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """When an answer ends."""
+
+    max_tokens: int = option(
+        128, "tokens to write at most", synonyms=("max-new-tokens", "n-predict")
+    )
+    stop: list[str] = option([], "text that ends the answer; may be given several times")
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot say.
+
+        Raises:
+            UsageError: a number is out of range.
+        """
+        if self.max_tokens < 1:
+            raise UsageError(f"--max-tokens is {self.max_tokens}, expected at least 1")

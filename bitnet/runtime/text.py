@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bitnet.errors import UsageError
+from bitnet.errors import InferenceError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,6 +29,7 @@ class Stats:
         prefill_s: seconds from the prompt's ids to the first token.
         decode_s: seconds for the tokens after the first.
         prompt_tokens: ids of the prompt.
+        reused_tokens: how many of them the cache still had from the prompt before.
         tokens: ids generated, with the one that ended the answer.
         peak_memory_bytes: most memory the process has had so far; 0 if the system does not say.
     """
@@ -39,13 +40,15 @@ class Stats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     prompt_tokens: int = 0
+    reused_tokens: int = 0
     tokens: int = 0
     peak_memory_bytes: int = 0
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Prompt ids per second; 0 before the first token."""
-        return self.prompt_tokens / self.prefill_s if self.prefill_s else 0.0
+        """Prompt ids run per second; 0 before the first token."""
+        run = self.prompt_tokens - self.reused_tokens
+        return run / self.prefill_s if self.prefill_s else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:
@@ -147,8 +150,19 @@ class Generation:
 
     def _tokens(self) -> Iterator[int]:
         """The ids that belong to the answer, timed."""
+        try:
+            yield from self._timed()
+        except MemoryError as error:
+            positions = len(self.prompt_ids) + len(self.ids)
+            raise InferenceError(
+                f"not enough memory for {positions:,} positions: {error}",
+                hint="shorten the prompt or lower --max-tokens",
+            ) from error
+
+    def _timed(self) -> Iterator[int]:
         stats = self.stats
         stats.prompt_tokens = len(self.prompt_ids)
+        stats.reused_tokens = self.engine.reusable(self.prompt_ids)
         started = time.perf_counter()
         for piece in self.engine.generate(self.prompt_ids, self.params):
             passed = time.perf_counter() - started

@@ -8,15 +8,16 @@ from dataclasses import asdict
 from bitnet.errors import UsageError
 from bitnet.hub.options import FetchOptions
 from bitnet.options import CacheOptions
-from bitnet.runtime.options import ModelOptions, PromptOptions, SamplingParams
+from bitnet.runtime.options import AnswerOptions, ModelOptions, PromptOptions, SamplingParams
 from bitnet.tasks.declare import Output, task
-from bitnet.tasks.running import open_model, read_prompt, say, summary, write
+from bitnet.tasks.running import open_model, read_text, say, summary, write
 
 
 @task()
 def infer(
     c,
     prompt=PromptOptions(),
+    wanted=AnswerOptions(),
     model=ModelOptions(),
     sampling=SamplingParams(),
     fetch=FetchOptions(),
@@ -31,8 +32,8 @@ def infer(
     with open_model(model, fetch=fetch, cache=cache, output=output) as running:
         answer = running.stream(
             running.encode_chat(_messages(text, prompt)) if prompt.chat else text,
-            max_tokens=prompt.max_tokens,
-            stop=prompt.stop,
+            max_tokens=wanted.max_tokens,
+            stop=wanted.stop,
             sampling=sampling,
         )
         _show(answer, streams=not output.json)
@@ -49,7 +50,7 @@ def _text(options):
     """The prompt from wherever it comes; wrong ones are refused before a model is loaded."""
     from bitnet.runtime.text import check_prompt
 
-    text = read_prompt(options.prompt_file) if options.prompt_file else options.prompt
+    text = read_text(options.prompt_file) if options.prompt_file else options.prompt
     if text is None:
         raise UsageError(
             "infer needs --prompt or --prompt-file", hint="bitnet infer --prompt 'Hello'"

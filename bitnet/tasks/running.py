@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.text import Stats
     from bitnet.tasks.declare import Output
 
-__all__ = ["open_model", "read_prompt", "say", "summary", "write"]
+__all__ = ["open_model", "read_text", "say", "summary", "write"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def write(piece: str) -> None:
     print(piece.encode(coding, "replace").decode(coding), end="", flush=True)
 
 
-def read_prompt(file: str) -> str:
+def read_text(file: str) -> str:
     """The text in *file*, or on stdin when it is ``-``, without one newline at its end.
 
     Raises:
@@ -74,6 +74,8 @@ def open_model(
     named = options.model or settings.gguf()
     path = Path(named) if named else _default_model(fetch, cache, output)
     model = _loaded(path, options, fetch=fetch, cache=cache)
+    if options.chat_template:
+        model.tokenizer.chat_template = read_text(options.chat_template)
     if model.config.vocab_size > LARGE_VOCABULARY:
         logger.warning(
             "Large vocabulary (%d) running on CPU - consider GPU acceleration",
@@ -142,9 +144,11 @@ def summary(stats: Stats) -> str:
     """*stats* as the one line a command ends with."""
     from bitnet.progress import human_size
 
+    rate = f", {stats.decode_tokens_per_s:.1f} tok/s" if stats.tokens > 1 else ""
+    reused = f" ({stats.reused_tokens} reused)" if stats.reused_tokens else ""
     return (
-        f"load {stats.load_s:.2f} s | prompt {stats.prompt_tokens} tokens, "
-        f"{stats.prefill_tokens_per_s:.1f} tok/s | {stats.tokens} tokens, "
-        f"{stats.decode_tokens_per_s:.1f} tok/s | {human_size(stats.peak_memory_bytes)} | "
+        f"load {stats.load_s:.2f} s | prompt {stats.prompt_tokens} tokens{reused}, "
+        f"{stats.prefill_tokens_per_s:.1f} tok/s | {stats.tokens} tokens{rate} | "
+        f"{human_size(stats.peak_memory_bytes)} | "
         f"{stats.backend}"
     )

@@ -92,6 +92,7 @@ def test_a_full_context_is_a_reason_to_finish(model):
 
 
 def test_figures_count_what_was_run(model):
+    model.engine.reset()
     answer = model.stream(PROMPT, max_tokens=7, sampling=SamplingParams(logit_bias={LETTER: 1e9}))
     "".join(answer)
     stats = answer.stats

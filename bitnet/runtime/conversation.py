@@ -1,0 +1,80 @@
+"""A conversation with a model: messages, answers, and what is left when one is cut short."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bitnet.runtime.text import check_prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.options import AnswerOptions, SamplingParams
+    from bitnet.runtime.text import Stats
+
+__all__ = ["Conversation"]
+
+
+class Conversation:
+    """Messages back and forth; only what is new is computed.
+
+    Attributes:
+        system: instructions that come first; empty: none.
+        turns: messages of user and assistant, oldest first.
+        stats: of the last answer, ``None`` before there is one.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        wanted: AnswerOptions,
+        *,
+        sampling: SamplingParams,
+        system: str = "",
+    ) -> None:
+        """An empty conversation with *model*.
+
+        Raises:
+            Unsupported: the model has no chat template.
+        """
+        self.system = system
+        self.turns: list[dict[str, str]] = []
+        self.stats: Stats | None = None
+        self._model = model
+        self._wanted = wanted
+        self._sampling = sampling
+        model.encode_chat([{"role": "user", "content": "-"}])
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """All messages, with the instructions."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.turns]
+
+    def ask(self, text: str) -> Iterator[str]:
+        """The answer to *text*, piece by piece; closing the iterator cuts it short.
+
+        A message that got no answer at all is forgotten; a part of an answer is kept.
+
+        Raises:
+            UsageError: *text* is empty, or the template does not accept the conversation.
+            InferenceError: the conversation does not fit the context.
+        """
+        check_prompt(text)
+        self.turns.append({"role": "user", "content": text})
+        answer = None
+        try:
+            answer = self._model.stream(
+                self._model.encode_chat(self.messages),
+                max_tokens=self._wanted.max_tokens,
+                stop=self._wanted.stop,
+                sampling=self._sampling,
+            )
+            yield from answer
+        finally:
+            if answer is not None and answer.text:
+                self.stats = answer.stats
+                self.turns.append({"role": "assistant", "content": answer.text})
+            else:
+                self.turns.pop()

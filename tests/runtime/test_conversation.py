@@ -1,0 +1,64 @@
+"""Conversations with a tiny random model: what is remembered, computed again and forgotten."""
+
+import pytest
+from tiny_models import TOKENS, tiny_gguf
+
+import bitnet
+from bitnet.errors import InferenceError, Unsupported, UsageError
+from bitnet.runtime.conversation import Conversation
+from bitnet.runtime.options import AnswerOptions, SamplingParams
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
+LETTER = TOKENS.index("x")
+ALWAYS_X = SamplingParams(logit_bias={LETTER: 1e9})
+
+
+@pytest.fixture
+def model(tmp_path):
+    with bitnet.load(tiny_gguf(tmp_path / "m.gguf", **{"tokenizer.chat_template": TEMPLATE})) as m:
+        yield m
+
+
+def talk_with(model, *, count=4, **options):
+    return Conversation(model, AnswerOptions(max_tokens=count), sampling=ALWAYS_X, **options)
+
+
+def test_every_message_sees_those_before(model):
+    talk = talk_with(model, system="s")
+    assert "".join(talk.ask("b")) == "xxxx"
+    assert talk.stats.reused_tokens == 0
+    assert "".join(talk.ask("c")) == "xxxx"
+    assert [message["content"] for message in talk.messages] == ["s", "b", "xxxx", "c", "xxxx"]
+    # "ss.ub.axxx" was run for the first answer; its last token never was.
+    assert talk.stats.prompt_tokens == len("ss.ub.axxxx.uc.a")
+    assert talk.stats.reused_tokens == len("ss.ub.axxx")
+
+
+def test_an_answer_cut_short_is_kept_as_far_as_it_got(model):
+    talk = talk_with(model, count=9)
+    pieces = talk.ask("b")
+    assert [next(pieces), next(pieces)] == ["x", "x"]
+    pieces.close()
+    assert [message["content"] for message in talk.turns] == ["b", "xx"]
+    assert "".join(talk.ask("c")) == "x" * 9
+
+
+def test_a_message_without_an_answer_is_forgotten(model):
+    talk = talk_with(model)
+    with pytest.raises(UsageError, match="empty"):
+        list(talk.ask(""))
+    with pytest.raises(InferenceError, match="context holds 64"):
+        list(talk.ask("b" * 80))
+    assert talk.turns == []
+    assert "".join(talk.ask("b")) == "xxxx"
+
+
+def test_a_model_without_a_template_cannot_talk(tmp_path):
+    with (
+        bitnet.load(tiny_gguf(tmp_path / "m.gguf")) as model,
+        pytest.raises(Unsupported, match="no chat template"),
+    ):
+        talk_with(model)

@@ -1,0 +1,125 @@
+"""chat from a pipe and on a terminal, with a tiny random model."""
+
+import io
+import json
+import sys
+
+import pytest
+from tiny_models import tiny_gguf
+
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}a"
+
+
+@pytest.fixture
+def model(tmp_path):
+    return tiny_gguf(tmp_path / "m.gguf", **{"tokenizer.chat_template": TEMPLATE})
+
+
+@pytest.fixture
+def talk(bitnet, model, monkeypatch):
+    """Run ``chat`` with these bytes on stdin."""
+
+    def run(raw, *words):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        return bitnet("chat", "--model", model, "--max-tokens", 3, *words)
+
+    return run
+
+
+@pytest.fixture
+def typed(bitnet, model, monkeypatch):
+    """Run ``chat`` on a terminal where these lines are typed; an exception is a key."""
+
+    def run(*lines):
+        waiting = iter(lines)
+
+        def read(prompt):
+            line = next(waiting, EOFError())
+            if isinstance(line, BaseException):
+                raise line
+            return line
+
+        monkeypatch.setattr("builtins.input", read)
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+        return bitnet("chat", "--model", model, "--max-tokens", 3)
+
+    return run
+
+
+def test_every_line_of_a_pipe_is_a_message(talk, tmp_path):
+    saved = tmp_path / "talk.json"
+    done = talk(f"b\n\nc\n/save {saved}\n/stats\n/exit\nnever\n".encode(), "--system", "s")
+    assert done.code == 0
+    messages = json.loads(saved.read_text())
+    assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2]
+    assert [message["content"] for message in messages[1::2]] == ["b", "c"]
+    assert done.out == f"{messages[2]['content']}\n{messages[4]['content']}\n"
+    assert "saved 5 messages" in done.err
+    assert "reused" in done.err
+
+
+def test_json_is_one_message_a_line(talk):
+    answers = [json.loads(line) for line in talk(b"b\nc\n", "--json").out.splitlines()]
+    assert [answer["role"] for answer in answers] == ["assistant", "assistant"]
+
+
+def test_the_same_question_after_clear_gets_the_same_answer(talk):
+    first, second = talk(b"b\n/clear\nb\n").out.splitlines()
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("raw", "code", "said"),
+    [
+        (b"/nonsense\n", 2, "no command '/nonsense'"),
+        (b"/save\n", 2, "no command '/save'"),
+        (b"/save /nowhere/at/all\n", 19, "/nowhere/at/all"),
+        (b"a\nb\xff\n", 2, "line 2 of stdin is not UTF-8: byte 0xff"),
+        (b"a\0b\n", 2, "NUL character"),
+        (b"b" * 99, 16, "the context holds 64"),
+    ],
+)
+def test_the_first_error_ends_a_pipe(talk, raw, code, said):
+    done = talk(raw)
+    assert done.code == code
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_on_a_terminal_errors_and_ctrl_c_do_not_end_the_talk(typed):
+    done = typed("/nonsense", "b" * 99, KeyboardInterrupt(), "/system s", "/help", "b", "/stats")
+    assert done.code == 0
+    assert "no command '/nonsense'" in done.err
+    assert "the context holds 64" in done.err
+    assert "(stopped; /exit leaves)" in done.err
+    assert "/clear" in done.err
+    assert "| 3 tokens" in done.err
+    assert done.out.strip()
+    assert typed("/exit", AssertionError("read on after /exit")).code == 0
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_it(typed, tmp_path, monkeypatch):
+    from bitnet.tasks import chat
+
+    def interrupted(piece):
+        monkeypatch.setattr(chat, "write", lambda piece: None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chat, "write", interrupted)
+    saved = tmp_path / "talk.json"
+    assert typed("b", f"/save {saved}").code == 0
+    question, answer = json.loads(saved.read_text())
+    assert question["content"] == "b"
+    assert len(answer["content"]) == 1
+
+
+def test_a_model_without_a_template_can_be_given_one(bitnet, tmp_path, monkeypatch):
+    bare = tiny_gguf(tmp_path / "bare.gguf")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"b\n")))
+    refused = bitnet("chat", "--model", bare)
+    assert refused.code == 20
+    assert "--chat-template FILE" in refused.err
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    words = ("--chat-template", template, "--max-tokens", 2)
+    assert bitnet("chat", "--model", bare, *words).code == 0
