@@ -327,7 +327,7 @@ class Patience:
             wait = max(wait, broken.retry_after_s)
         ending = ""
         if failures >= options.retries:
-            ending = f"{failures} attempts"
+            ending = "1 attempt" if failures == 1 else f"{failures} attempts"
         elif wait > options.retry_after_max:
             ending = f"the server asks to wait {wait:.0f} s, --retry-after-max allows less"
         elif silent_s > options.deadline_s:
