@@ -76,9 +76,13 @@ class Program(InvokeProgram):
             return self._report(Interrupted("interrupted"))
         except BrokenPipeError:
             # The reader has gone (``| head``): nothing left to say, and nobody to say it to.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _let_go_of_stdout()
             return 0
         except OSError as error:
+            try:
+                sys.stdout.flush()
+            except OSError:
+                _let_go_of_stdout()
             return self._report(from_os_error(error, error.filename or "output"))
         except Exception as error:  # noqa: BLE001 - the last line of defence
             return self._internal(error)
@@ -286,6 +290,11 @@ def _flag_without_value(words: list[str], context: ParserContext) -> str:
         ):
             return word
     return "an option"
+
+
+def _let_go_of_stdout() -> None:
+    """Point stdout at nothing, so that what is left in its buffer cannot fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def started_by_invoke() -> bool:
