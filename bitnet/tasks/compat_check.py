@@ -41,17 +41,18 @@ def compat_check(
     from bitnet.tokenizer.load import load_tokenizer
 
     path = Path(model)
-    exact = load_tokenizer(tokenizer) if tokenizer else resolve_tokenizer(path, pre=pre or None)
-    result, stamp, lines = compatibility(path, exact), {}, []
+    pre = pre or None
+    exact = load_tokenizer(tokenizer) if tokenizer else resolve_tokenizer(path, pre=pre)
+    result, stamp, lines = compatibility(path, exact, pre=pre), {}, []
     if approximate_tokenizer:
         stand_in = _approximation(approximate_tokenizer, exact, fetch, cache, output)
-        result, stamp = compatibility(path, stand_in.tokenizer), stand_in.facts()
+        result, stamp = compatibility(path, stand_in.tokenizer, pre=pre), stand_in.facts()
         lines.append(str(stand_in))
     if output.json:
         print(json.dumps(asdict(result) | stamp))
         raise Exit(code=0 if result.compatible else VocabMismatch.exit_code)
     verdict = [result.verdict] if result.compatible else []  # else it is the error
-    print("\n".join([*lines, *result.findings, *verdict]))
+    print("".join(f"{line}\n" for line in (*lines, *result.findings, *verdict)), end="")
     if not result.compatible:
         raise VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {path}")
 

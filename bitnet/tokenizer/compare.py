@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,20 +40,27 @@ class Compatibility:
     padded_rows: int
 
 
-def compatibility(model: Path, tokenizer: Tokenizer) -> Compatibility:
-    """Judge *tokenizer* for *model*: size, token texts where the model embeds them, special ids."""
+def compatibility(model: Path, tokenizer: Tokenizer, *, pre: str | None = None) -> Compatibility:
+    """Judge *tokenizer* for *model*: size, token texts where the model embeds them, special ids.
+
+    Args:
+        model: GGUF file, or folder with ``config.json``.
+        tokenizer: what is judged.
+        pre: pre-tokenizer name to use instead of what the GGUF file says.
+    """
     facts = model_facts(model)
     needed, has = facts.vocab_size, tokenizer.vocab_size
     spare = facts.padding(has)
     findings: list[str] = []
     problem = ""
     sizes = (0, has, has + facts.filler_tokens)
-    own = _embedded(model, findings) if facts.token_count else None
+    own = _embedded(model, pre, findings) if facts.token_count else None
     if facts.token_count not in sizes or spare is None:
         size = facts.token_count or needed
         problem = f"vocabulary size differs (Model: {size}, Tokenizer: {has})"
     elif own is not None:
         problem = _first_difference(own, tokenizer)
+    spare = 0 if problem else spare or 0
     if spare:
         findings.append(
             f"{spare} embedding rows beyond the vocabulary (padding, below {MAX_PADDING})"
@@ -63,15 +71,18 @@ def compatibility(model: Path, tokenizer: Tokenizer) -> Compatibility:
     else:
         how = "token by token" if own is not None else "by vocabulary size"
         verdict = f"compatible: {tokenizer.source} and {model.name}: {has:,} tokens, {how}"
-    return Compatibility(not problem, verdict, tuple(findings), needed, has, spare or 0)
+    return Compatibility(not problem, verdict, tuple(findings), needed, has, spare)
 
 
-def _embedded(model: Path, findings: list[str]) -> Tokenizer | None:
+def _embedded(model: Path, pre: str | None, findings: list[str]) -> Tokenizer | None:
+    """The embedded tokenizer, good for its texts at least; ``None`` when there is no telling."""
     try:
-        return extract_tokenizer_from_gguf(model)
+        return extract_tokenizer_from_gguf(model, pre=pre)
     except BitnetError as error:
         findings.append(f"the embedded tokenizer cannot be rebuilt: {error.message}")
-        return None
+    with suppress(BitnetError):  # what a token stands for is the same however text is cut
+        return extract_tokenizer_from_gguf(model, pre="gpt-2")
+    return None
 
 
 def _first_difference(own: Tokenizer, other: Tokenizer) -> str:

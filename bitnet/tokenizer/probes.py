@@ -50,11 +50,14 @@ def probe_texts() -> list[str]:
 def corpus_texts(path: Path | None) -> list[str]:
     """The lines of the file at *path* without their line ends; without a file, the probe texts.
 
+    An empty line is an empty text; an empty file has none.
+
     Bytes that are not UTF-8 become U+FFFD.
     """
     if path is None:
         return probe_texts()
     try:
-        return path.read_bytes().decode("utf-8", "replace").split("\n")
+        lines = path.read_bytes().decode("utf-8", "replace").split("\n")
     except OSError as error:
         raise from_os_error(error, path) from error
+    return lines if lines[-1] else lines[:-1]

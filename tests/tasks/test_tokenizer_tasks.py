@@ -1,0 +1,188 @@
+"""explain-tokenizer, compat-check, verify-tokenizer, export-tokenizer as commands."""
+
+import json
+
+import pytest
+from builders import f32, vocabulary, write_gguf
+from tokenizers import Tokenizer as Library
+
+TOKENS = ["a", "b", "c", "ab", "<|end|>"]
+NORMAL, CONTROL = 1, 3
+
+
+def _model(path, *, tokens=TOKENS, rows=None, merges=("a b",), **more):
+    keys = vocabulary(
+        tokens,
+        merges=merges,
+        token_types=[NORMAL] * (len(tokens) - 1) + [CONTROL],
+        eos_token_id=len(tokens) - 1,
+        **{"pre": "gpt-2", **more},
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensors = [f32("token_embd.weight", (rows or len(tokens), 1))]
+    return write_gguf(path, {"general.architecture": "llama", **keys}, tensors)
+
+
+@pytest.fixture
+def model(tmp_path):
+    return _model(tmp_path / "models" / "one" / "m.gguf")
+
+
+@pytest.fixture
+def nameless(tmp_path):
+    """A vocabulary nobody knows, without ``tokenizer.ggml.pre``."""
+    return _model(tmp_path / "models" / "two" / "m.gguf", pre="")
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_text("ab\ncab\n")
+    return path
+
+
+def test_explain_shows_every_place_and_why(model, bitnet):
+    done = bitnet("explain-tokenizer", model)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0] == f"{model}: llama model, 5 tokens"
+    assert lines[1].split() == ["chosen", "embedded", str(model)]
+    assert lines[2].strip() == "5 tokens, as the model needs"
+    assert [line.split()[1] for line in lines[3::2]] == ["sibling"] * 3 + ["parent"]
+
+
+def test_explain_names_a_second_tokenizer_that_differs(model, bitnet):
+    assert bitnet("export-tokenizer", model, "--into", model.parent).code == 0
+    facts = json.loads(bitnet("explain-tokenizer", model, "--json").out)
+    verdicts = {entry["path"]: entry for entry in facts["candidates"]}
+    sibling = verdicts[str(model.parent / "tokenizer.json")]
+    assert (sibling["verdict"], sibling["reason"]) == (
+        "not needed",
+        "embedded comes first; same vocabulary",
+    )
+    assert facts["download"] is None
+    other = Library.from_file(sibling["path"]).to_str().replace('"c"', '"d"')
+    (model.parent / "tokenizer.json").write_text(other)
+    done = bitnet("explain-tokenizer", model)
+    assert done.code == 0
+    assert "ANOTHER VOCABULARY" in done.out
+    assert "has another vocabulary than the embedded one" in done.err
+
+
+def test_explain_ends_with_the_exit_code_of_a_missing_tokenizer(nameless, bitnet):
+    done = bitnet("explain-tokenizer", nameless)
+    assert done.code == 19
+    assert "rejected   embedded" in done.out
+    assert "No compatible tokenizer found for llama model with vocab_size 5 (strict" in done.err
+    assert "--pre NAME" in done.err
+    done = bitnet("explain-tokenizer", nameless, "--json")
+    assert done.code == 19
+    assert json.loads(done.out)["candidates"][0]["verdict"] == "rejected"
+    assert bitnet("explain-tokenizer", nameless, "--pre", "gpt-2").code == 0
+
+
+def test_compat_check_says_yes_in_one_line(model, bitnet):
+    done = bitnet("compat-check", model)
+    assert (done.code, done.err) == (0, "")
+    assert len(done.out.splitlines()) == 1
+    assert done.out.startswith("compatible: ")
+
+
+def test_compat_check_declares_padded_rows(tmp_path, bitnet):
+    model = _model(tmp_path / "m.gguf", rows=64)
+    done = bitnet("compat-check", model, "--json")
+    assert done.code == 0
+    facts = json.loads(done.out)
+    assert (facts["compatible"], facts["padded_rows"]) == (True, 59)
+    assert "59" in bitnet("compat-check", model).out
+
+
+@pytest.mark.parametrize("tokens", [["a", "b", "c", "ab"], ["a", "b", "x", "ab", "<|end|>"]])
+def test_compat_check_refuses_another_vocabulary(model, tmp_path, bitnet, tokens):
+    other = _model(tmp_path / "other.gguf", tokens=tokens)
+    done = bitnet("compat-check", model, "--tokenizer", other)
+    assert (done.code, done.out) == (15, "")
+    assert done.err.count("NOT COMPATIBLE") == 1
+    done = bitnet("compat-check", model, "--tokenizer", other, "--json")
+    assert (done.code, json.loads(done.out)["compatible"]) == (15, False)
+
+
+def test_compat_check_compares_texts_of_unknown_cut(model, nameless, tmp_path, bitnet):
+    done = bitnet("compat-check", nameless, "--tokenizer", model)
+    assert done.code == 0
+    assert "cannot be rebuilt" in done.out
+    other = _model(tmp_path / "other.gguf", tokens=["a", "b", "x", "ab", "<|end|>"])
+    done = bitnet("compat-check", nameless, "--tokenizer", other)
+    assert done.code == 15
+    assert "first id 2: b'c' and b'x'" in done.err
+
+
+def test_compat_check_takes_the_pre_tokenizer_from_the_command_line(nameless, bitnet):
+    assert bitnet("compat-check", nameless).code == 19
+    assert bitnet("compat-check", nameless, "--pre", "gpt-2").code == 0
+
+
+def test_what_was_exported_verifies_against_its_source(model, tmp_path, bitnet, corpus):
+    done = bitnet("export-tokenizer", model, "--into", tmp_path / "out", "--json")
+    assert done.code == 0
+    files = json.loads(done.out)["files"]
+    assert files[0] == str(tmp_path / "out" / "tokenizer.json")
+    assert Library.from_file(files[0]).encode("cab<|end|>").ids == [2, 3, 4]
+    done = bitnet("verify-tokenizer", model, "--against", files[0], "--corpus", corpus)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("2 of 2 ")
+
+
+def test_verify_shows_the_first_difference(model, tmp_path, bitnet, corpus):
+    other = _model(tmp_path / "other.gguf", merges=[])
+    done = bitnet("verify-tokenizer", model, "--against", other, "--corpus", corpus)
+    assert done.code == 15
+    assert "first difference: 'ab'" in done.err
+    assert "embedded in m.gguf: [3]" in done.err
+    assert "embedded in other.gguf: [0, 1]" in done.err
+    done = bitnet("verify-tokenizer", model, "--against", other, "--corpus", corpus, "--json")
+    assert done.code == 15
+    facts = json.loads(done.out)
+    assert (facts["equal"], facts["total"], facts["first_difference"]) == (0, 2, "ab")
+
+
+def test_an_empty_corpus_verifies_nothing(model, tmp_path, bitnet):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    words = ("verify-tokenizer", model, "--against", model, "--corpus", empty)
+    assert bitnet(*words).code == 15
+    assert bitnet(*words, "--json").code == 15
+
+
+def test_export_replaces_nothing_unless_forced(model, tmp_path, bitnet):
+    words = ("export-tokenizer", model, "--into", tmp_path / "out")
+    assert bitnet(*words).out.splitlines()[0] == str(tmp_path / "out" / "tokenizer.json")
+    again = bitnet(*words)
+    assert (again.code, again.out) == (2, "")
+    assert "add --force" in again.err
+    assert bitnet(*words, "--force").code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (["explain-tokenizer"], 2, "needs MODEL"),
+        (["explain-tokenizer", "none.gguf"], 19, "no model at none.gguf"),
+        (["compat-check", "none.gguf"], 19, "no model at none.gguf"),
+        (["compat-check", "m.gguf", "--tokenizer", "none"], 19, 'No tokenizer found at "none"'),
+        (["compat-check", "m.gguf", "--pre", "nonsense"], 19, "unknown pre-tokenizer 'nonsense'"),
+        (["export-tokenizer", "m.gguf", "--into", "out", "--pre", "x"], 20, "pre-tokenizer 'x'"),
+        (["verify-tokenizer", "m.gguf"], 2, "needs --against"),
+        (["verify-tokenizer", "none", "--against", "m.gguf"], 19, "No tokenizer found"),
+        (["export-tokenizer", "m.gguf"], 2, "needs --into"),
+        (["export-tokenizer", "none", "--into", "out"], 19, "No tokenizer found"),
+        (["export-tokenizer", "torn.gguf", "--into", "out"], 13, "torn.gguf"),
+    ],
+)
+def test_wrong_use_ends_in_one_error_and_its_code(model, monkeypatch, bitnet, words, code, text):
+    monkeypatch.chdir(model.parent)
+    (model.parent / "torn.gguf").write_bytes(model.read_bytes()[:200])
+    done = bitnet(*words)
+    assert (done.code, done.out) == (code, "")
+    assert done.err.count("Error:") == 1
+    assert text in done.err
