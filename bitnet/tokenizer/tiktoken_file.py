@@ -105,6 +105,9 @@ _QWEN = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{n}|>" for n
 
 _PUBLISHED = {
     50_256: _Published("GPT-2 (r50k)", "gpt-2", {50_256: "<|endoftext|>"}, eos="<|endoftext|>"),
+    50_280: _Published(  # runs of spaces after the one special token
+        "p50k", "gpt-2", {50_256: "<|endoftext|>"}, eos="<|endoftext|>"
+    ),
     100_256: _Published(
         "cl100k",
         "llama-bpe",
@@ -160,8 +163,8 @@ def spec_from_ranks(path: str | os.PathLike[str], *, pre: str | None = None) -> 
     path = Path(path)
     data = read_bytes(path)
     side = read_side_files(path.parent)
-    tokens = _tokens(data, path)
-    n_ranks = len(tokens)
+    ranks = _ranks(data, path)
+    n_ranks = len(ranks)
     known = _PUBLISHED.get(n_ranks)
     if known is None and pre is None:
         raise TokenizerNotFound(
@@ -171,9 +174,11 @@ def spec_from_ranks(path: str | os.PathLike[str], *, pre: str | None = None) -> 
         )
     name = pre or (known.pre if known else "")
     special = dict(known.special) if known else {}
-    special.update((token.id, token.text) for token in side.added if token.id >= n_ranks)
-    tokens += [special.get(id, "") for id in range(n_ranks, max(special, default=-1) + 1)]
-    merges = _LazyMerges(tokens, n_ranks)
+    special.update((token.id, token.text) for token in side.added if token.id not in ranks)
+    size = max([*ranks, *special], default=-1) + 1
+    _check_holes(ranks, special, path)
+    tokens = [ranks.get(id) or special.get(id, "") for id in range(size)]
+    merges = _LazyMerges(tokens, sorted(ranks))
     kind = pre_tokenizer(name)
     spec = TokenizerSpec(
         model="bpe",
@@ -211,7 +216,7 @@ def _with_special(
     )
 
 
-def _tokens(data: bytes, path: Path) -> list[str]:
+def _ranks(data: bytes, path: Path) -> dict[int, str]:
     """Tokens by rank, in GPT-2's byte spelling."""
     tokens: dict[int, str] = {}
     for number, line in enumerate(data.splitlines(), 1):
@@ -227,19 +232,25 @@ def _tokens(data: bytes, path: Path) -> list[str]:
                 f" found {line[:40]!r}",
                 hint="fetch the file again",
             ) from None
-    if sorted(tokens) != list(range(len(tokens))):
+    return tokens
+
+
+def _check_holes(ranks: dict[int, str], special: dict[int, str], path: Path) -> None:
+    """Every id below the last rank belongs to a rank or to a special token."""
+    last = max(ranks, default=-1)
+    inside = sum(id < last for id in special)
+    if min(ranks, default=0) < 0 or len(ranks) + inside != last + 1:
         raise InvalidFormat(
-            f"{path} has {len(tokens):,} ranks up to {max(tokens):,}: some are missing",
+            f"{path} has {len(ranks):,} ranks up to {last:,}: some are missing",
             hint="fetch the file again",
         )
-    return [tokens[rank] for rank in range(len(tokens))]
 
 
 class _LazyMerges(LazySequence[tuple[int, int]]):
     """Merges derived from ranks on first use; their number is only known then."""
 
-    def __init__(self, tokens: list[str], n_ranks: int) -> None:
-        super().__init__(0, lambda: merges_from_ranks(tokens, range(n_ranks)))
+    def __init__(self, tokens: list[str], ranks: list[int]) -> None:
+        super().__init__(0, lambda: merges_from_ranks(tokens, ranks))
 
     def __len__(self) -> int:
         return len(self._all())

@@ -290,6 +290,23 @@ def test_unknown_ranks_are_refused_unless_the_pre_tokenizer_is_named(tmp_path):
     assert PortableEngine(spec).encode("hi") == [104, 105]
 
 
+def test_a_special_token_may_sit_between_the_ranks(tmp_path):
+    # The layout of p50k: 50,256 ranks, <|endoftext|>, 24 more ranks. Made-up tokens of two bytes.
+    texts = [bytes([n]) for n in range(256)] + [divmod(n, 256) for n in range(50_000)]
+    lines = [
+        b"%s %d\n" % (base64.b64encode(bytes(text)), n if n < 50_256 else n + 1)
+        for n, text in enumerate([*texts, *(b"   %c" % n for n in range(24))])
+    ]
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(b"".join(lines))
+    spec = spec_from_tokenizer_model(path)
+    assert (spec.vocab_size, spec.pre, spec.eos_id) == (50_281, "gpt-2", 50_256)
+    assert PortableEngine(spec).encode("A<|endoftext|>") == [65, 50_256]
+    path.write_bytes(b"".join(lines[:100] + lines[101:]))
+    with pytest.raises(InvalidFormat, match="some are missing"):
+        spec_from_tokenizer_model(path, pre="gpt-2")
+
+
 @pytest.mark.parametrize("damage", [b"!!!! 256\n", b"AAA 256\n", b"IQ== 300\n", b"IQ==\n"])
 def test_damaged_ranks_are_refused(damage, tmp_path):
     path = rank_file(tmp_path / "tokenizer.model", 256)
