@@ -62,7 +62,7 @@ def spec_from_metadata(
     model = fields.text("model")
     if model in ("", "none", "no_vocab"):
         raise TokenizerNotFound(
-            f"no tokenizer is {source}: tokenizer.ggml.model is {model or 'absent'!r}",
+            f"no tokenizer is {source}: tokenizer.ggml.model is {repr(model) if model else 'absent'}",
             hint="name one with --tokenizer FILE, or put its tokenizer.json beside the model",
         )
     build = _BUILDERS.get(model)
@@ -169,7 +169,7 @@ def _pre_name(fields: Fields, explicit: str | None) -> str:
         return known.pre
     if named in ("", "default"):
         raise TokenizerNotFound(
-            f"tokenizer.ggml.pre is {named or 'absent'!r}, {fields.source}, and the vocabulary of"
+            f"tokenizer.ggml.pre is {repr(named) if named else 'absent'}, {fields.source}, and the vocabulary of"
             f" {fields.length('tokens'):,} tokens and {n_merges:,} merges is not a known one:"
             " how text is cut into words cannot be told from the file",
             hint="say which with --pre NAME (the model's family, such as llama-bpe or qwen2),"

@@ -137,9 +137,10 @@ class Fields:
         size = self.length("tokens")
         types = self.token_types
         if isinstance(types, memoryview):
-            # The lowest bytes of the numbers: one search is 30 times as fast as a loop.
-            low = types.tobytes()[: 4 * size : 4]
-            return {found.start(): types[found.start()] for found in _NOT_NORMAL.finditer(low)}
+            # One search through the lowest bytes is 30 times as fast as a loop.
+            low, *high = (types.tobytes()[byte : 4 * size : 4] for byte in range(4))
+            if all(part.count(0) == size for part in high):
+                return {found.start(): types[found.start()] for found in _NOT_NORMAL.finditer(low)}
         return {id: kind for id, kind in enumerate(types) if kind != NORMAL and id < size}
 
     def normal_ids(self) -> Iterator[int]:

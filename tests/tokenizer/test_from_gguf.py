@@ -1,6 +1,7 @@
 import gzip
 import json
 import logging
+import struct
 
 import pytest
 
@@ -156,6 +157,16 @@ def tiny_spm(**changes):
     return {key: value for key, value in metadata.items() if value is not None}
 
 
+class _Int32(list):
+    """An int32 array with its bytes, as the GGUF reader gives it."""
+
+    item_type = "int32"
+
+    @property
+    def raw(self):
+        return memoryview(struct.pack(f"<{len(self)}i", *self))
+
+
 def test_stop_ids_are_declared_and_named_ones_together():
     assert spec_from_metadata(tiny_bpe()).stop_ids == {3, 4}
 
@@ -265,6 +276,13 @@ def test_special_tokens_whose_type_was_forgotten_are_special():
     assert {token.text for token in spec.added if token.special} == {"<unk>", "<s>", "</s>"}
     assert PortableEngine(spec).encode("<s>a") == [1, 6]
     assert PortableEngine(spec).encode("<s>", parse_special=False) != [1]
+
+
+@pytest.mark.parametrize("form", [list, lambda types: _Int32(types)])
+def test_types_beyond_a_byte_are_not_taken_for_their_lowest_byte(form):
+    types = form([2, 3, 3, 1, 257, 0x10003, -255, 1])
+    spec = spec_from_metadata(tiny_spm(token_type=types))
+    assert [token.id for token in spec.added] == [0, 1, 2]
 
 
 def test_bert_words_get_their_own_spelling_back():
