@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bitnet import __version__
 from bitnet.errors import TokenizerNotFound
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_folder
@@ -149,7 +150,8 @@ def _content_key(path: Path, pre: str | None) -> str:
         path = next(found, path)
     if not path.is_file():
         return ""
-    digest = hashlib.sha256(f"{path.name}\n{pre}\n".encode())
+    # What is made of a file may change with our version.
+    digest = hashlib.sha256(f"{__version__}\n{path.name}\n{pre}\n".encode())
     parts = [path, path.with_name("merges.txt")] if path.name == "vocab.json" else [path]
     try:
         for part in parts:
