@@ -62,7 +62,8 @@ def spec_from_metadata(
     model = fields.text("model")
     if model in ("", "none", "no_vocab"):
         raise TokenizerNotFound(
-            f"no tokenizer is {source}: tokenizer.ggml.model is {repr(model) if model else 'absent'}",
+            f"no tokenizer is {source}: tokenizer.ggml.model is"
+            f" {repr(model) if model else 'absent'}",
             hint="name one with --tokenizer FILE, or put its tokenizer.json beside the model",
         )
     build = _BUILDERS.get(model)
@@ -169,8 +170,8 @@ def _pre_name(fields: Fields, explicit: str | None) -> str:
         return known.pre
     if named in ("", "default"):
         raise TokenizerNotFound(
-            f"tokenizer.ggml.pre is {repr(named) if named else 'absent'}, {fields.source}, and the vocabulary of"
-            f" {fields.length('tokens'):,} tokens and {n_merges:,} merges is not a known one:"
+            f"tokenizer.ggml.pre is {repr(named) if named else 'absent'}, {fields.source},"
+            f" and the vocabulary of {fields.length('tokens'):,} tokens and {n_merges:,} merges is not a known one:"
             " how text is cut into words cannot be told from the file",
             hint="say which with --pre NAME (the model's family, such as llama-bpe or qwen2),"
             " or name the model's own tokenizer.json with --tokenizer FILE",
