@@ -86,6 +86,22 @@ def test_all_strings_of_an_oracle_get_its_ids(test_data, oracle, source, parse_s
 
 
 @pytest.mark.slow
+def test_the_stand_in_cl100k_gets_the_ids_of_tiktoken(test_data, test_models, engine):
+    ranks = test_models / "cl100k_base.tiktoken"
+    if not ranks.exists():
+        pytest.skip(f"{ranks} is not there; `inv download-model --id cl100k_base` fetches it")
+    with gzip.open(test_data / "expected/cl100k.jsonl.gz", "rt") as file:
+        rows = [json.loads(line) for line in file]
+    tokenizer = _tokenizer(ranks, engine)
+    wrong = [
+        row["text"]
+        for row in rows
+        if tokenizer.encode(row["text"], add_special=False, parse_special=False) != row["ids"]
+    ]
+    assert not wrong
+
+
+@pytest.mark.slow
 def test_a_hundred_thousand_joins_of_tokens_get_the_ids_of_the_library(test_data):
     path = test_data / "tokenizers/llama3/tokenizer.json"
     tokenizer = _tokenizer(path, "native" if native.module() is not None else "portable")
