@@ -171,8 +171,8 @@ def _pre_name(fields: Fields, explicit: str | None) -> str:
     if named in ("", "default"):
         raise TokenizerNotFound(
             f"tokenizer.ggml.pre is {repr(named) if named else 'absent'}, {fields.source},"
-            f" and the vocabulary of {fields.length('tokens'):,} tokens and {n_merges:,} merges is not a known one:"
-            " how text is cut into words cannot be told from the file",
+            f" and the vocabulary of {fields.length('tokens'):,} tokens and {n_merges:,} merges is"
+            " not a known one: how text is cut into words cannot be told from the file",
             hint="say which with --pre NAME (the model's family, such as llama-bpe or qwen2),"
             " or name the model's own tokenizer.json with --tokenizer FILE",
         )
