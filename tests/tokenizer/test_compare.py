@@ -12,10 +12,10 @@ TOKENS = ["a", "b", "c", "ab", "<end>"]
 TYPES = [1, 1, 1, 1, 3]
 
 
-def model(path, tokens=TOKENS, *, rows=None, **more):
+def model(path, tokens=TOKENS, *, rows=None, merges=("a b",), **more):
     metadata = {"general.architecture": "gpt2"} | vocabulary(
         tokens,
-        merges=["a b"],
+        merges=merges,
         token_types=[*TYPES, *[5] * 9][: len(tokens)],
         **({"eos_token_id": 4, "pre": "gpt-2"} | more),
     )
@@ -97,8 +97,18 @@ def test_a_chat_template_that_cannot_be_rendered_is_a_finding(tmp_path, template
 
 
 def test_an_embedded_tokenizer_that_cannot_be_rebuilt_is_a_finding(tmp_path):
-    path = model(tmp_path / "m.gguf", pre="nobody-knows-this-one")
+    # Whose merges name a token that is not there.
+    path = model(tmp_path / "m.gguf", merges=["a x"])
     found = compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", TOKENS))
     assert found.compatible
     assert "the embedded tokenizer cannot be rebuilt" in found.findings[0]
     assert "by vocabulary size" in found.verdict
+
+
+def test_texts_are_compared_even_when_how_text_is_cut_is_unknown(tmp_path):
+    path = model(tmp_path / "m.gguf", pre="nobody-knows-this-one")
+    same = compatibility(path, tokenizer_json(tmp_path / "tokenizer.json", TOKENS))
+    assert "the embedded tokenizer cannot be rebuilt" in same.findings[0]
+    assert "token by token" in same.verdict
+    other = compatibility(path, tokenizer_json(tmp_path / "o.json", ["a", "b", "x", "d", "<end>"]))
+    assert "first id 2: b'c' and b'x'" in other.verdict
