@@ -259,7 +259,7 @@ class Program(InvokeProgram):
             super().print_task_help(name)
             return
         options = [entry for entry in command.get_arguments() if isinstance(entry, Option)]
-        shown = " ".join(["[--options]", *(o.spelled() for o in options if o.positional)])
+        shown = " ".join(["[--options]", *(o.in_usage() for o in options if o.positional)])
         print(f"Usage: {self.binary} {name} {shown}\n")
         for line in (command.__doc__ or "").strip().splitlines():
             print(line.removeprefix("    "))

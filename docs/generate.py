@@ -80,7 +80,7 @@ def stale() -> list[str]:
 
 def _command(name: str, command: Task) -> str:
     options = [entry for entry in command.get_arguments() if isinstance(entry, Option)]
-    words = " ".join(["[--options]", *(o.spelled() for o in options if o.positional)])
+    words = " ".join(["[--options]", *(o.in_usage() for o in options if o.positional)])
     lines = (command.__doc__ or "").strip().splitlines()
     text = "\n".join(line.removeprefix("    ") for line in lines)
     rows = [[f"`{option.spelled()}`", option.described()] for option in options]

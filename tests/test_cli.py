@@ -334,3 +334,9 @@ def test_a_terminal_that_knows_ascii_only_gets_escapes_and_no_error(monkeypatch)
     monkeypatch.setattr("sys.stdout", written)
     Program(COMMANDS, "bitnet").run(["bitnet", "doctor"], exit=False)
     assert b"\\u2713 bitnet: " in written.buffer.getvalue()
+
+
+def test_usage_puts_what_may_be_left_out_in_brackets(run, capsys):
+    assert "Usage: bitnet check [--options] PATH\n" in run("check", "--help")[1]
+    Program(COMMANDS, "bitnet").run(["bitnet", "doctor", "--help"], exit=False)
+    assert "Usage: bitnet doctor [--options] [AREA]\n" in capsys.readouterr().out

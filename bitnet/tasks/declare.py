@@ -124,6 +124,10 @@ class Option(Argument):
             long[0] = f"--[no-]{self.names[0]}"
         return ", ".join([f"-{name}" for name in self.names if len(name) == 1] + long)
 
+    def in_usage(self) -> str:
+        """A positional argument as the usage line shows it: ``PATH``, or ``[AREA]`` if optional."""
+        return self.spelled() if self.default is None else f"[{self.spelled()}]"
+
     def described(self) -> str:
         """Help with the default where there is one to speak of."""
         text = self.help or ""
