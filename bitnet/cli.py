@@ -11,7 +11,9 @@ import difflib
 import io
 import json
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from invoke.parser.context import ParserContext
 
 __all__ = ["Program", "main", "started_by_invoke"]
+
+HELP_COLUMN = 28  # where the help of an option starts
 
 _HELP = ("--help", "-h")
 
@@ -264,11 +268,22 @@ class Program(InvokeProgram):
         for line in (command.__doc__ or "").strip().splitlines():
             print(line.removeprefix("    "))
         print("\nOptions:")
-        self.print_columns([(entry.spelled(), entry.described()) for entry in options])
+        for entry in options:
+            print("\n".join(_help_lines(entry.spelled(), entry.described())))
 
     def task_list_opener(self, extra: str = "") -> str:
         """Heading of the list of commands."""
         return f"Commands{f' ({extra})' if extra else ''}"
+
+
+def _help_lines(name: str, text: str) -> list[str]:
+    """An option and its help; a long name has a line of its own."""
+    width = max(40, min(100, shutil.get_terminal_size().columns)) - HELP_COLUMN
+    lines = textwrap.wrap(text, width, break_on_hyphens=False)
+    if len(name) + 4 > HELP_COLUMN:
+        return [f"  {name}", *(" " * HELP_COLUMN + line for line in lines)]
+    first, *rest = lines or [""]
+    return [f"  {name:<{HELP_COLUMN - 2}}{first}".rstrip(), *(" " * HELP_COLUMN + r for r in rest)]
 
 
 def _nearest(word: str, known: list[str]) -> str:
