@@ -5,6 +5,7 @@ import json
 import sys
 
 import pytest
+import tiny_models
 from tiny_models import TOKENS, VOCAB, tiny_gguf
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
@@ -119,6 +120,28 @@ def test_a_model_without_tokenizer_needs_consent_to_fetch_one(bitnet, tmp_path, 
     assert "MOCK" in mock.err
     monkeypatch.setenv("BITNET_STRICT_TOKENIZERS", "1")
     assert bitnet("infer", "--model", bare, "--prompt", "!", "--allow-mock").code == 19
+
+
+def test_auto_download_fetches_what_discovery_says(bitnet, hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiny_models, "VOCAB", 32_000)
+    bare = tiny_gguf(tmp_path / "bare.gguf", tokenizer=False)
+    vocab = {f"t{number}": number for number in range(31_998)} | {"a": 31_998, "b": 31_999}
+    content = {"version": "1.0", "model": {"type": "BPE", "vocab": vocab, "merges": []}}
+    hub.add("meta-llama/Llama-2-7b-hf", "tokenizer.json", json.dumps(content).encode())
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("HF_TOKEN", "hf_any")
+    words = ("infer", "--model", bare, "--prompt", "ab", "--max-tokens", 2, "--json", "--dump-ids")
+    refused = bitnet(*words)
+    assert refused.code == 19
+    assert "add --auto-download" in refused.err
+    done = bitnet(*words, "--auto-download", "-v")
+    assert done.code == 0
+    assert json.loads(done.out)["prompt_ids"] == [31_998, 31_999]
+    assert "Can download compatible tokenizer from: meta-llama/Llama-2-7b-hf" in done.err
+    assert "Successfully downloaded tokenizer" in done.err
+    hub.seen.clear()
+    assert bitnet(*words).code == 0  # in the cache now: no consent, no connection
+    assert hub.requests() == []
 
 
 @pytest.mark.parametrize(
