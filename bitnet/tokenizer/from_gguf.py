@@ -176,7 +176,22 @@ def _pre_name(fields: Fields, explicit: str | None) -> str:
             hint="say which with --pre NAME (the model's family, such as llama-bpe or qwen2),"
             " or name the model's own tokenizer.json with --tokenizer FILE",
         )
+    _warn_of_other_cut(fields, named, n_merges)
     return named
+
+
+def _warn_of_other_cut(fields: Fields, named: str, n_merges: int) -> None:
+    """Merges of a known vocabulary under the name of another cut: possible, but seldom right."""
+    known = fingerprints.identify_merges(n_merges, lambda: fields.digest("merges"))
+    if known is None or named in known.also or named not in PRE_TOKENIZERS:
+        return
+    ours, usual = PRE_TOKENIZERS[named], PRE_TOKENIZERS[known.pre]
+    if (ours.steps, ours.normalizer) != (usual.steps, usual.normalizer):
+        logger.warning(
+            "tokenizer.ggml.pre is %r and is believed, but the merges are those of %s, which cuts"
+            " text like %r: --pre %s tries that",
+            named, known.name, known.pre, known.pre,
+        )  # fmt: skip
 
 
 def _sentencepiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001

@@ -119,6 +119,17 @@ def test_renamed_special_tokens_do_not_hide_a_known_vocabulary(test_data):
     assert spec_from_metadata(metadata).pre == "llama-bpe"
 
 
+@pytest.mark.parametrize(("pre", "warned"), [("gpt-2", True), ("llama3", False)])
+def test_known_merges_under_another_name_are_believed_with_a_warning(
+    test_data, caplog, pre, warned
+):
+    metadata = metadata_of(test_data, "llama-bpe", pre=pre)
+    metadata["tokenizer.ggml.tokens"] = [*metadata["tokenizer.ggml.tokens"], "<|my_own|>"]
+    metadata["tokenizer.ggml.token_type"] = [*metadata["tokenizer.ggml.token_type"], 3]
+    assert spec_from_metadata(metadata).pre == pre
+    assert ("--pre llama-bpe" in caplog.text) == warned
+
+
 def test_a_second_pre_tokenizer_of_the_same_vocabulary_is_believed(test_data):
     assert spec_from_metadata(metadata_of(test_data, "qwen2", pre="qwen35")).pre == "qwen35"
 
