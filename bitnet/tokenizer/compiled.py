@@ -21,6 +21,7 @@ import os
 import struct
 import threading
 from array import array
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bitnet import native, settings
@@ -215,7 +216,7 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
                 offsets=offsets.tobytes(),
                 bytes=b"".join(vocabulary.spellings),
                 flags=bytes(vocabulary.flags),
-                merges=array("I", (id for pair in spec.merges for id in pair)).tobytes(),
+                merges=array("I", chain.from_iterable(spec.merges)).tobytes(),
                 scores=array("f", spec.scores).tobytes(),
                 byte_ids=vocabulary.byte_ids.tobytes(),
                 added=_added(spec.added),

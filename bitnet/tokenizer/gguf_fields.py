@@ -109,7 +109,7 @@ class Fields:
     def strings(self, name: str) -> list[str]:
         """An array of strings."""
         values = list(self._array(name))
-        if values and not all(isinstance(value, str) for value in values):
+        if not set(map(type, values)) <= {str}:
             raise self._wrong(_PREFIX + name, "an array of strings", values[0])
         return values
 

@@ -48,8 +48,8 @@ def pair_merges(halves: Sequence[tuple[str, str]], tokens: Sequence[str]) -> lis
 
 def token_ids(tokens: Sequence[str]) -> dict[str, int]:
     """Id by text; of equal texts the first one counts."""
-    last = len(tokens) - 1
-    return {text: last - at for at, text in enumerate(reversed(tokens))}
+    texts = list(tokens)
+    return dict(zip(reversed(texts), range(len(texts) - 1, -1, -1), strict=True))
 
 
 def merges_from_ranks(tokens: Sequence[str], ids: Iterable[int]) -> list[tuple[int, int]]:
