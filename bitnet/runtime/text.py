@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bitnet.runtime.engine import Engine, FinishReason, GenerationParams
-    from bitnet.tokenizer import Tokenizer
+    from bitnet.tokenizer import Tokenizer, TokenStream
 
 __all__ = ["Generation", "Stats", "StopStrings", "check_prompt", "peak_memory"]
 
@@ -130,18 +130,29 @@ class Generation:
             InferenceError: the prompt does not fit the context, or memory runs out.
             UsageError: the prompt is empty or has ids the model does not know.
         """
-        stream, stops = self.tokenizer.stream(skip_special=True), StopStrings(self.stop)
+        stream, stops = self._stream(), StopStrings(self.stop)
         for token in self._tokens():
             started = time.perf_counter()
-            # Rows that only pad the embedding, and a mock's missing ids, stand for no text.
-            known = token < self.tokenizer.vocab_size
-            piece = stops.push(stream.push(token) if known else "")
+            piece = stops.push(stream.push(token) if self._has_text(token) else "")
             self.stats.tokenize_s += time.perf_counter() - started
             yield from self._written(piece)
             if stops.found:
                 self.finish_reason = "stop"
                 return
         yield from self._written(stops.push(stream.finish()) + stops.finish())
+
+    def _stream(self) -> TokenStream:
+        """A decoder that has seen the prompt: a space that begins the answer is part of it."""
+        started = time.perf_counter()
+        stream = self.tokenizer.stream(skip_special=True)
+        for token in filter(self._has_text, self.prompt_ids):
+            stream.push(token)
+        self.stats.tokenize_s += time.perf_counter() - started
+        return stream
+
+    def _has_text(self, token: int) -> bool:
+        """Whether the tokenizer knows *token*: not a row that only pads the embedding."""
+        return 0 <= token < self.tokenizer.vocab_size
 
     def _written(self, piece: str) -> Iterator[str]:
         if piece:

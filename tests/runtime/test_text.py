@@ -4,7 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from tiny_models import TOKENS, tiny_gguf
+from builders import vocabulary
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import TOKENS, VOCAB, tiny_gguf
 
 import bitnet
 from bitnet.errors import InferenceError, UsageError, VocabMismatch
@@ -46,6 +49,13 @@ def test_a_stop_string_ends_the_text_however_it_is_cut(stops, pieces, shown, fou
     assert pushed(stops, pieces) == (shown, found)
 
 
+@given(st.lists(st.text("ab", max_size=4)), st.text("ab", min_size=1, max_size=4))
+def test_any_cut_shows_the_text_before_the_stop_string(pieces, stop):
+    shown, found = pushed([stop], pieces)
+    before, separator, _ = "".join(pieces).partition(stop)
+    assert ("".join(shown), found) == (before, bool(separator))
+
+
 def test_streamed_pieces_are_the_text_of_the_ids(model):
     answer = model.stream(PROMPT, max_tokens=60, sampling=SPREAD)
     pieces = list(answer)
@@ -63,6 +73,24 @@ def test_bytes_of_one_character_come_out_together(model):
     answer = model.stream(PROMPT, max_tokens=7, sampling=turns)
     assert list(answer) == ["日", "日", "\ufffd"]
     assert answer.ids == [*ids, *ids, ids[0]]
+
+
+def test_a_space_that_begins_the_answer_is_part_of_it(tmp_path):
+    tokens = ["<unk>", "<s>", "</s>", "\u2581", "\u2581x", "a"]
+    tokens += [f"t{at}" for at in range(VOCAB - len(tokens))]
+    words = vocabulary(
+        tokens,
+        model="llama",
+        scores=[-float(at) for at in range(VOCAB)],
+        token_types=[2, 3, 3, *[1] * (VOCAB - 3)],
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    path = tiny_gguf(tmp_path / "m.gguf", tokenizer=False, **words)
+    forced = SamplingParams(logit_bias={tokens.index("\u2581x"): 1e9})
+    with bitnet.load(path) as model:
+        assert model.generate("a", max_tokens=2, sampling=forced) == " x x"
+        assert model.generate([1], max_tokens=2, sampling=forced) == "x x"
 
 
 def test_a_stop_string_of_several_tokens_is_no_part_of_the_answer(model):
