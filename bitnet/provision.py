@@ -1,10 +1,10 @@
 """Provisioning for Python code: what the commands fetch, as objects to call.
 
-from bitnet import SmartTokenizerDownload, TokenizerDiscovery, TokenizerStrategy
+    from bitnet import SmartTokenizerDownload, TokenizerDiscovery, TokenizerStrategy
 
-match TokenizerDiscovery.from_gguf("model.gguf").discover_tokenizer_strategy():
-    case TokenizerStrategy.NeedsDownload(info):
-        path = await SmartTokenizerDownload().download_tokenizer(info)
+    match TokenizerDiscovery.from_gguf("model.gguf").discover_tokenizer_strategy():
+        case TokenizerStrategy.NeedsDownload(info):
+            path = await SmartTokenizerDownload().download_tokenizer(info)
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A model and its tokenizer as one object that writes text.
 
-import bitnet
+    import bitnet
 
-with bitnet.load("models/model.gguf") as model:
-print(model.generate("The capital of France is", max_tokens=8))
+    with bitnet.load("models/model.gguf") as model:
+        print(model.generate("The capital of France is", max_tokens=8))
 """
 
 from __future__ import annotations
