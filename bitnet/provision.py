@@ -1,5 +1,7 @@
 """Provisioning for Python code: what the commands fetch, as objects to call.
 
+What discovery says is missing is what is fetched::
+
     from bitnet import SmartTokenizerDownload, TokenizerDiscovery, TokenizerStrategy
 
     match TokenizerDiscovery.from_gguf("model.gguf").discover_tokenizer_strategy():

@@ -1,5 +1,7 @@
 """A model and its tokenizer as one object that writes text.
 
+Close it, or use it as a context manager::
+
     import bitnet
 
     with bitnet.load("models/model.gguf") as model:

@@ -1,8 +1,10 @@
 """The ways a model can come by its tokenizer, as values to match on.
 
-match TokenizerDiscovery.from_gguf(path).discover_tokenizer_strategy():
-    case TokenizerStrategy.EmbeddedGguf(tokenizer): ...
-    case TokenizerStrategy.NeedsDownload(info): ...
+Each variant says in words what will be done::
+
+    match TokenizerDiscovery.from_gguf(path).discover_tokenizer_strategy():
+        case TokenizerStrategy.EmbeddedGguf(tokenizer): ...
+        case TokenizerStrategy.NeedsDownload(info): ...
 """
 
 from __future__ import annotations
