@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent
 @task(help={"args": "arguments for pytest, such as '-k resume -x'"})
 def test(c, args=""):
     """Run the tests with branch coverage."""
-    c.run(f"{sys.executable} -m pytest --cov {args}", pty=False)
+    c.run(f"{sys.executable} -m pytest --cov=bitnet {args}", pty=False)
 
 
 @task(help={"fix": "repair what can be repaired, and format"})
