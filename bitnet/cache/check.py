@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import BitnetError, from_os_error
+from bitnet.files import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -65,7 +65,7 @@ def verify(
         if not path.stat().st_size:
             return Verdict(entry, check, "the file is empty")
         digest = (expected or {}).get(str(path))
-        if digest and (found := _sha256(path)) != digest:
+        if digest and (found := sha256_of(path)) != digest:
             return Verdict(entry, "SHA-256", f"expected {digest}, found {found}")
         problem = ""
         if check == "JSON":
@@ -75,14 +75,6 @@ def verify(
     except OSError as error:
         return Verdict(entry, check, from_os_error(error, path).message)
     return Verdict(entry, check, problem)
-
-
-def _sha256(path: Path) -> str:
-    state = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            state.update(chunk)
-    return state.hexdigest()
 
 
 def _json_problem(path: Path) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ from bitnet.errors import (
     UpstreamChanged,
     from_os_error,
 )
-from bitnet.hub.hashing import sha256_of
+from bitnet.files import free_space, sha256_of
 from bitnet.hub.partial import Partial, find_leftover, sweep
 from bitnet.hub.repository import FileFacts, head
 from bitnet.hub.session import HubSession, shown
@@ -297,7 +296,7 @@ class _Damaged(Exception):
 def _need_space(order: _Order, facts: FileFacts) -> None:
     if facts.size is None:
         return
-    free = shutil.disk_usage(order.destination.parent).free
+    free = free_space(order.destination.parent)
     if facts.size + HEADROOM_BYTES > free:
         raise NoSpace(
             f"No space left on device (os error {errno.ENOSPC}): {order.destination} needs "

@@ -31,7 +31,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.errors import InvalidFormat, Unsupported, from_os_error
-from bitnet.hub.place import write_text
+from bitnet.files import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

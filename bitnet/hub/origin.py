@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from bitnet.errors import from_os_error
+from bitnet.files import digest_of, write_text
 from bitnet.hub.package_index import PACKAGED
-from bitnet.hub.place import digest_of, write_text
 
 if TYPE_CHECKING:
     from pathlib import Path

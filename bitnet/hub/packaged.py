@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from bitnet import locks
 from bitnet.errors import NoSpace, from_os_error
+from bitnet.files import free_space, matches, place
 from bitnet.hub import lockfile, package_index
 from bitnet.hub.lockfile import Locked
-from bitnet.hub.place import free_space, matches, place
 from bitnet.hub.project import Provided
 from bitnet.progress import human_size
 

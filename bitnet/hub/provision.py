@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet.errors import BitnetError, HashMismatch, NotFound, UpstreamChanged, UsageError
+from bitnet.files import matches, place
 from bitnet.hub import lockfile, sources
 from bitnet.hub.download import download
 from bitnet.hub.lockfile import Locked
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.origin import Origin
-from bitnet.hub.place import matches, place
 from bitnet.hub.project import Provided
 from bitnet.hub.repository import file_url, head, model_facts
 

@@ -11,12 +11,12 @@ from http.client import IncompleteRead
 from typing import TYPE_CHECKING
 
 from bitnet.errors import NetworkError, from_os_error
-from bitnet.hub.hashing import TrailingHash
 from bitnet.hub.http import urllib3
 from bitnet.hub.ranges import content_range
 from bitnet.hub.replies import refuse_pages
 from bitnet.hub.repository import FileFacts, strong_etag
 from bitnet.hub.session import HubSession, Patience, Transient, failed, shown
+from bitnet.hub.trailing_hash import TrailingHash
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,7 +3,7 @@ import hashlib
 import pytest
 
 from bitnet.errors import NoSpace, NotFound, PermissionDenied
-from bitnet.hub.place import digest_of, free_space, matches, place, write_text
+from bitnet.files import digest_of, free_space, matches, place, write_text
 
 
 @pytest.fixture

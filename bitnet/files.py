@@ -1,7 +1,8 @@
-"""A finished file from the cache to where a person wants it, in one step."""
+"""Whole files, in one step: digests, copies, new contents, room on the disk."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
@@ -9,9 +10,24 @@ from pathlib import Path
 from secrets import token_hex
 
 from bitnet.errors import NoSpace, PermissionDenied, from_os_error
-from bitnet.hub.hashing import sha256_of
 
-__all__ = ["digest_of", "free_space", "matches", "place", "write_text"]
+__all__ = ["digest_of", "free_space", "matches", "place", "sha256_of", "write_text"]
+
+_READ_BYTES = 1 << 18  # stays in a core's own cache
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of the file *path*, hexadecimal.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    digest = hashlib.sha256()
+    buffer = bytearray(_READ_BYTES)
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:count])
+    return digest.hexdigest()
 
 
 def digest_of(path: Path) -> str:

@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["TrailingHash", "sha256_of"]
+__all__ = ["TrailingHash"]
 
 _READ_BYTES = 1 << 18  # stays in a core's own cache
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of the file *path*, hexadecimal."""
-    digest = hashlib.sha256()
-    buffer = bytearray(_READ_BYTES)
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
-    return digest.hexdigest()
 
 
 class TrailingHash:
