@@ -14,25 +14,8 @@ inline __m256i dot32_signed(__m256i a, __m256i b) {
     return widen(_mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a)));
 }
 
-struct TernarySum {
-    __m256i narrow = _mm256_setzero_si256(), wide = _mm256_setzero_si256();
-    void add(__m256i codes, __m256i q, int) { narrow = _mm256_add_epi16(narrow, _mm256_maddubs_epi16(codes, q)); }
-    // 8 parts are 32 additions of at most 2 * 2 * 128: within 16 bits.
-    void end_part(int64_t i) {
-        if (i % 8 == 7) flush();
-    }
-    void flush() {
-        wide = _mm256_add_epi32(wide, widen(narrow));
-        narrow = _mm256_setzero_si256();
-    }
-    int32_t total() {
-        flush();
-        return sum8(wide);
-    }
-};
-
 struct Vec {
-    static constexpr int kLanes = 8, kTokens = 4, kTernaryTokens = 4, kFloatTokens = 8;
+    static constexpr int kLanes = 8, kTokens = 4, kFloatTokens = 8;
     static constexpr int kSignedOffset = 0;
     using Float = __m256;
     using Int = __m256i;
@@ -44,7 +27,6 @@ struct Vec {
     static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
     static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
     static void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
-    static void store_int(int32_t* p, Int v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
 
     template <int kMax, bool kSigned>
     struct Products {
@@ -62,18 +44,6 @@ struct Vec {
         }
         __m256 total() const { return _mm256_cvtepi32_ps(wide); }
     };
-
-    struct TernaryProducts {
-        __m256i wide = _mm256_setzero_si256(), narrow = _mm256_setzero_si256();
-        void add(__m256i w, const int8_t* q) {
-            narrow = _mm256_add_epi16(narrow, _mm256_maddubs_epi16(w, _mm256_set1_epi32(read<int>(q))));
-        }
-        void end_part() {  // 32 additions of at most 2 * 2 * 128
-            wide = _mm256_add_epi32(wide, widen(narrow));
-            narrow = _mm256_setzero_si256();
-        }
-        Int total() const { return wide; }
-    };
 };
 
 }  // namespace
@@ -85,8 +55,12 @@ struct Vec {
 namespace bitnet {
 
 const Kernels& avx2_kernels() {
-    static const Kernels table = {"avx2", BITNET_X86_LINEAR, quantize_block, quantize_ternary, dequantize,
-                                  rms_norm, layer_norm, rope, gate, attention};
+    static const Kernels table = [] {
+        Kernels k = {"avx2", BITNET_X86_LINEAR, quantize_block, quantize_ternary, dequantize,
+                     rms_norm, layer_norm, rope, gate, attention};
+        add_avx2_ternary(k);
+        return k;
+    }();
     return table;
 }
 

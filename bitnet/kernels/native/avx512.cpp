@@ -10,18 +10,8 @@ inline __m256i dot32(__m256i u, __m256i s) { return _mm256_dpbusd_epi32(_mm256_s
 
 inline __m256i dot32_signed(__m256i a, __m256i b) { return dot32(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a)); }
 
-struct TernarySum {
-    // One sum per quarter of a part: vpdpbusd takes four cycles and can start every half cycle.
-    __m256i sum[4] = {};
-    void add(__m256i codes, __m256i q, int quarter) { sum[quarter] = _mm256_dpbusd_epi32(sum[quarter], codes, q); }
-    void end_part(int64_t) {}
-    int32_t total() const {
-        return sum8(_mm256_add_epi32(_mm256_add_epi32(sum[0], sum[1]), _mm256_add_epi32(sum[2], sum[3])));
-    }
-};
-
 struct Vec {
-    static constexpr int kLanes = 16, kTokens = 8, kTernaryTokens = 16, kFloatTokens = 16;
+    static constexpr int kLanes = 16, kTokens = 8, kFloatTokens = 16;
     static constexpr int kSignedOffset = 128;  // vpdpbusd needs one unsigned side
     using Float = __m512;
     using Int = __m512i;
@@ -33,7 +23,6 @@ struct Vec {
     static Float mul(Float a, Float b) { return _mm512_mul_ps(a, b); }
     static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     static void store(float* p, Float v) { _mm512_storeu_ps(p, v); }
-    static void store_int(int32_t* p, Int v) { _mm512_storeu_si512(p, v); }
 
     template <int kMax, bool kSigned>
     struct Products {
@@ -43,15 +32,6 @@ struct Vec {
             sum = _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(read<int>(q)));
         }
         __m512 total() const { return _mm512_cvtepi32_ps(sum); }
-    };
-
-    struct TernaryProducts {
-        __m512i sum = _mm512_setzero_si512();
-        void add(__m512i w, const int8_t* q) {
-            sum = _mm512_dpbusd_epi32(sum, w, _mm512_set1_epi32(read<int>(q)));
-        }
-        void end_part() {}
-        Int total() const { return sum; }
     };
 };
 
@@ -64,8 +44,12 @@ struct Vec {
 namespace bitnet {
 
 const Kernels& avx512_kernels() {
-    static const Kernels table = {"avx512_vnni", BITNET_X86_LINEAR, quantize_block, quantize_ternary, dequantize,
-                                  rms_norm, layer_norm, rope, gate, attention};
+    static const Kernels table = [] {
+        Kernels k = {"avx512_vnni", BITNET_X86_LINEAR, quantize_block, quantize_ternary, dequantize,
+                     rms_norm, layer_norm, rope, gate, attention};
+        add_avx512_ternary(k);
+        return k;
+    }();
     return table;
 }
 

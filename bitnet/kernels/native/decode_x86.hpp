@@ -1,7 +1,7 @@
 // Decode: few activation rows, so a weight row is read once, in place, and used for all of them.
 //
 // The including file defines `dot32`: the sums of four neighbouring products u8 x s8 (dot32_signed:
-// s8 x s8) of 32, as eight int32, and `TernarySum`, which adds up products of codes 0..2.
+// s8 x s8) of 32, as eight int32.
 #pragma once
 
 #include "formats_x86.hpp"
@@ -86,98 +86,6 @@ void decode_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
         for (; t + 4 <= a.tokens; t += 4) block_row<F, 4>(a, r, t);
         for (; t + 2 <= a.tokens; t += 2) block_row<F, 2>(a, r, t);
         for (; t < a.tokens; ++t) block_row<F, 1>(a, r, t);
-    }
-}
-
-// Integer sum of one row times N tokens: sum of code * q over *parts* x 128 weights, from part p0.
-template <class F, int N>
-void ternary_run(const uint8_t* row, const int8_t* const* q, int64_t p0, int64_t p1, int32_t* out) {
-    TernarySum sum[N];
-    for (int64_t p = p0; p < p1; ++p) {
-        const uint8_t* at = F::part(row, p);
-        const __m256i bytes = load256(at);
-        if (p % 2 == 0) prefetch(at);
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i) {
-            const __m256i codes = F::quarter(bytes, i);
-            for (int n = 0; n < N; ++n) sum[n].add(codes, load256(q[n] + 128 * p + 32 * i), i);
-        }
-        for (int n = 0; n < N; ++n) sum[n].end_part(p - p0);
-    }
-    for (int n = 0; n < N; ++n) out[n] = sum[n].total();
-}
-
-template <class F, int N>
-void ternary_row(const LinearArgs& a, int64_t r, int64_t t) {
-    const uint8_t* row = a.weight + r * a.row_bytes;
-    const int64_t parts = a.cols / 128;
-    const int8_t* q[N];
-    for (int n = 0; n < N; ++n) q[n] = a.q + (t + n) * a.cols;
-    int32_t sum[N];
-    if constexpr (!F::kBlockScale) {
-        ternary_run<F, N>(row, q, 0, parts, sum);
-        for (int n = 0; n < N; ++n)
-            a.y[(t + n) * a.rows + r] = float(sum[n] - a.sums[t + n]) / a.step[t + n] * a.scale;
-    } else {
-        double total[N] = {};
-        for (int64_t p = 0; p < parts;) {
-            int64_t end = p + 2;
-            const uint16_t d = read<uint16_t>(F::part(row, p) + 64);
-            while (end < parts && read<uint16_t>(F::part(row, end) + 64) == d) end += 2;
-            ternary_run<F, N>(row, q, p, end, sum);
-            for (int n = 0; n < N; ++n) {
-                int32_t x_sum = a.sums[t + n];
-                if (p != 0 || end != parts) {
-                    x_sum = 0;
-                    for (int64_t i = 128 * p; i < 128 * end; ++i) x_sum += q[n][i];
-                }
-                total[n] += double(half_to_float(d)) * (sum[n] - x_sum);
-            }
-            p = end;
-        }
-        for (int n = 0; n < N; ++n)
-            a.y[(t + n) * a.rows + r] = float(total[n]) / a.step[t + n] * a.scale;
-    }
-}
-
-template <class F>
-void decode_ternary(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
-    for (int64_t r = r0; r < r1; ++r) {
-        int64_t t = 0;
-        for (; t + 4 <= a.tokens; t += 4) ternary_row<F, 4>(a, r, t);
-        for (; t < a.tokens; ++t) ternary_row<F, 1>(a, r, t);
-    }
-}
-
-// TQ1_0: five weights to a byte; a row is unpacked to one code per byte first.
-inline void decode_tq1_0(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
-    const int64_t parts = a.cols / 128;
-    for (int64_t r = r0; r < r1; ++r) {
-        const uint8_t* row = a.weight + r * a.row_bytes;
-        for (int64_t p = 0; p < parts; ++p) unpack_ternary(Type::TQ1_0, row, p, scratch + 128 * p);
-        for (int64_t t = 0; t < a.tokens; ++t) {
-            const int8_t* q = a.q + t * a.cols;
-            const __m256i ones = _mm256_set1_epi8(1);
-            double total = 0.0;
-            for (int64_t p = 0; p < parts;) {
-                const float d = ternary_block_scale(Type::TQ1_0, row, p);
-                TernarySum sum, x_sum;
-                int64_t i = 0;
-                do {
-#pragma GCC unroll 4
-                    for (int j = 0; j < 4; ++j) {
-                        const __m256i x = load256(q + 128 * p + 32 * j);
-                        sum.add(load256(scratch + 128 * p + 32 * j), x, j);
-                        x_sum.add(ones, x, j);
-                    }
-                    sum.end_part(i);
-                    x_sum.end_part(i++);
-                    ++p;
-                } while (p < parts && ternary_block_scale(Type::TQ1_0, row, p) == d);
-                total += double(d) * (sum.total() - x_sum.total());
-            }
-            a.y[t * a.rows + r] = float(total) / a.step[t] * a.scale;
-        }
     }
 }
 

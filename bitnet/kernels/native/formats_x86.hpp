@@ -5,15 +5,11 @@
 // block has 32 weights a row may end anywhere, so `scale` gives those of one group.
 #pragma once
 
-#include <immintrin.h>
-
 #include "kernels.hpp"
+#include "simd_x86.hpp"
 
 namespace bitnet {
 namespace {
-
-inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 
 // Scales of groups g .. g+7, and of their halves where a group has two (kHalves).
 struct Scales {
@@ -199,37 +195,6 @@ struct FormatQ6_K {
                 _mm256_mul_ps(_mm256_cvtepi32_ps(odd), d)};
     }
 };
-
-// Ternary: 128 weights in 32 bytes; codes 0, 1, 2 of quarter n.
-struct FormatI2_S {
-    static constexpr bool kBlockScale = false;
-    static const uint8_t* part(const uint8_t* row, int64_t p) { return row + 32 * p; }
-    static __m256i quarter(__m256i bytes, int n) {
-        const __m256i shifted = n == 0 ? _mm256_srli_epi16(bytes, 6)
-                                : n == 1 ? _mm256_srli_epi16(bytes, 4)
-                                : n == 2 ? _mm256_srli_epi16(bytes, 2)
-                                         : bytes;
-        return _mm256_and_si256(shifted, _mm256_set1_epi8(3));
-    }
-};
-
-struct FormatTQ2_0 {
-    static constexpr bool kBlockScale = true;
-    static const uint8_t* part(const uint8_t* row, int64_t p) { return row + p / 2 * 66 + p % 2 * 32; }
-    static __m256i quarter(__m256i bytes, int n) { return FormatI2_S::quarter(bytes, 3 - n); }
-};
-
-inline float sum8(__m256 v) {
-    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-}
-
-inline int32_t sum8(__m256i v) {
-    const __m128i four = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
-    const __m128i two = _mm_add_epi32(four, _mm_unpackhi_epi64(four, four));
-    return _mm_cvtsi128_si32(_mm_add_epi32(two, _mm_shuffle_epi32(two, 1)));
-}
 
 inline __m256 load_floats(Type type, const uint8_t* row, int64_t i) {
     if (type == Type::F32) return _mm256_loadu_ps(reinterpret_cast<const float*>(row + 4 * i));

@@ -94,6 +94,9 @@ const Kernels& scalar_kernels();
 #if defined(BITNET_X86)
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+// The entries of the ternary encodings, from files of their own.
+void add_avx2_ternary(Kernels&);
+void add_avx512_ternary(Kernels&);
 #endif
 
 }  // namespace bitnet

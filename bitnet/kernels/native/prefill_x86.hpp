@@ -123,88 +123,6 @@ void prefill_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch
     }
 }
 
-// Integer sums of code * q over columns [c0, c1) for kL rows and N tokens.
-template <int N>
-inline void ternary_products(const LinearArgs& a, const uint8_t* code, int64_t t, int64_t c0, int64_t c1,
-                             typename Vec::Int* out) {
-    typename Vec::TernaryProducts part[N];
-    const int8_t* q = a.q + t * a.cols;
-    for (int64_t c = c0; c < c1; c += 128) {
-#pragma GCC unroll 4
-        for (int i = 0; i < 128; i += 4) {
-            const auto w = Vec::load(code + (c + i) * kL);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) part[n].add(w, q + n * a.cols + c + i);
-        }
-        for (int n = 0; n < N; ++n) part[n].end_part();
-    }
-    for (int n = 0; n < N; ++n) out[n] = part[n].total();
-}
-
-// Rows whose blocks all have one scale, in whole tiles; others go row by row through `decode`.
-template <int N>
-void ternary_tile(const LinearArgs& a, const uint8_t* code, const float* scale, int64_t r, int rows, int64_t t) {
-    typename Vec::Int sum[N];
-    ternary_products<N>(a, code, t, 0, a.cols, sum);
-    for (int n = 0; n < N; ++n) {
-        alignas(64) int32_t all[kL];
-        Vec::store_int(all, sum[n]);
-        for (int i = 0; i < rows; ++i) {
-            const double total = double(scale[i]) * (all[i] - a.sums[t + n]);
-            a.y[(t + n) * a.rows + r + i] = float(total) / a.step[t + n] * a.scale;
-        }
-    }
-}
-
-// Codes of one row into the tile; returns whether all its blocks have the same scale.
-template <Type kType>
-bool fill_ternary(const LinearArgs& a, const uint8_t* row, int lane, uint8_t* tile, float& scale) {
-    bool same = true;
-    uint16_t first = 0;
-    for (int64_t p = 0; p < a.cols / 128; ++p) {
-        if constexpr (kType == Type::TQ1_0) {
-            uint8_t code[128];
-            unpack_ternary(kType, row, p, code);
-            for (int i = 0; i < 4; ++i) put_codes(tile, 128 * p + 32 * i, lane, load256(code + 32 * i));
-        } else if constexpr (kType == Type::TQ2_0) {
-            const __m256i bytes = load256(FormatTQ2_0::part(row, p));
-            for (int i = 0; i < 4; ++i)
-                put_codes(tile, 128 * p + 32 * i, lane, FormatTQ2_0::quarter(bytes, i));
-        } else {
-            const __m256i bytes = load256(FormatI2_S::part(row, p));
-            for (int i = 0; i < 4; ++i)
-                put_codes(tile, 128 * p + 32 * i, lane, FormatI2_S::quarter(bytes, i));
-        }
-        if constexpr (kType != Type::I2_S) {
-            const uint8_t* d = row + p / 2 * kBlocks[int(kType)].bytes + kBlocks[int(kType)].bytes - 2;
-            if (p == 0) first = read<uint16_t>(d);
-            same = same && read<uint16_t>(d) == first;
-        }
-    }
-    scale = kType == Type::I2_S ? 1.0f : half_to_float(first);
-    return same;
-}
-
-template <Type kType, LinearKernel kDecode>
-void prefill_ternary(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
-    for (int64_t r = r0; r < r1; r += kL) {
-        const int rows = int(r1 - r < kL ? r1 - r : kL);
-        float scale[kL];
-        bool same = true;
-        for (int lane = 0; lane < kL; ++lane)
-            same &= fill_ternary<kType>(a, a.weight + (r + (lane < rows ? lane : 0)) * a.row_bytes, lane,
-                                        scratch, scale[lane]);
-        if (!same) {
-            kDecode(a, r, r + rows, scratch);
-            continue;
-        }
-        int64_t t = 0;
-        for (; t + Vec::kTernaryTokens <= a.tokens; t += Vec::kTernaryTokens)
-            ternary_tile<Vec::kTernaryTokens>(a, scratch, scale, r, rows, t);
-        for (; t < a.tokens; ++t) ternary_tile<1>(a, scratch, scale, r, rows, t);
-    }
-}
-
 // kL rows times N tokens of float weights, interleaved (cols, kL).
 template <int N>
 void float_tile(const LinearArgs& a, const float* w, int64_t r, int rows, int64_t t) {
@@ -247,19 +165,15 @@ void prefill_float(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch
 }  // namespace
 }  // namespace bitnet
 
-// The two linear tables of `Kernels`, in the order of `Type`.
+// The entries of the two linear tables of `Kernels` for float and block encodings, in the order of `Type`.
 #define BITNET_X86_LINEAR                                                                             \
     {decode_float<Type::F32>,   decode_float<Type::F16>,   decode_float<Type::BF16>,                  \
      decode_block<FormatQ8_0>,  decode_block<FormatQ4_0>,  decode_block<FormatQ4_1>,                  \
      decode_block<FormatQ5_0>,  decode_block<FormatQ5_1>,  decode_block<FormatQ4_K>,                  \
-     decode_block<FormatQ5_K>,  decode_block<FormatQ6_K>,  decode_ternary<FormatI2_S>,                \
-     decode_ternary<FormatTQ2_0>, decode_tq1_0},                                                      \
+     decode_block<FormatQ5_K>,  decode_block<FormatQ6_K>},                                            \
     {                                                                                                 \
         prefill_float<Type::F32>, prefill_float<Type::F16>, prefill_float<Type::BF16>,                \
             prefill_block<FormatQ8_0>, prefill_block<FormatQ4_0>, prefill_block<FormatQ4_1>,          \
             prefill_block<FormatQ5_0>, prefill_block<FormatQ5_1>, prefill_block<FormatQ4_K>,          \
-            prefill_block<FormatQ5_K>, prefill_block<FormatQ6_K>,                                     \
-            prefill_ternary<Type::I2_S, decode_ternary<FormatI2_S>>,                                  \
-            prefill_ternary<Type::TQ2_0, decode_ternary<FormatTQ2_0>>,                                \
-            prefill_ternary<Type::TQ1_0, decode_tq1_0>                                                \
+            prefill_block<FormatQ5_K>, prefill_block<FormatQ6_K>                                      \
     }
