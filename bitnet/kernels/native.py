@@ -21,7 +21,7 @@ from bitnet.kernels.packing import prepare_matrix
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
@@ -88,6 +88,10 @@ class NativeOps(Ops):
         if len(weight.shape) != 2:
             return np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)
         return prepare_matrix(self._native, weight)
+
+    def counters(self) -> Mapping[str, int]:
+        counted: dict[str, int] = self._native.kernel_counters()
+        return counted
 
     def embed(self, table: Any, tokens: Sequence[int]) -> Array:
         ids = np.ascontiguousarray(tokens, dtype=np.int64)

@@ -9,13 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from bitnet.kernels.program import Interpreter
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import RopeStyle
+    from bitnet.kernels.program import Program, Segment
     from bitnet.quants.weight import Weight
 
 __all__ = ["Activation", "Array", "Ops", "Prepared"]
@@ -41,6 +44,22 @@ class Ops(ABC):
         Raises:
             Unsupported: the encoding has no kernel here.
             InvalidFormat: the weight's bytes are damaged.
+        """
+
+    def compile(
+        self, program: Program, weights: Mapping[str, Prepared]
+    ) -> Callable[[Sequence[Segment]], Array]:
+        """*program* over *weights* as a function from a batch to its wanted rows.
+
+        A backend may run it in any way that gives the bits of its own operations one by one.
+        """
+        return Interpreter(program, weights, self).run
+
+    @abstractmethod
+    def counters(self) -> Mapping[str, int]:
+        """How often each kernel ran since the process began, counted where it runs.
+
+        Names are ``operation/instruction set``, with the encoding in between where there is one.
         """
 
     @abstractmethod

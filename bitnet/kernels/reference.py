@@ -6,6 +6,7 @@ codes, since their product with int8 activations is exact in float32 (fewer than
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from bitnet.kernels.ops import Activation, Array, Ops
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["ReferenceOps"]
 
 _CHUNK = 1 << 24  # codes turned into floats at a time
+_calls: Counter[str] = Counter()
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,11 @@ class ReferenceOps(Ops):
             return _TernaryMatrix(ternary.codes, ternary.scales[:, 0].astype(self.dtype))
         return registry.dequantize(weight).astype(self.dtype, copy=False)
 
+    def counters(self) -> Mapping[str, int]:
+        return dict(_calls)
+
     def embed(self, table: Any, tokens: Sequence[int]) -> Array:
+        _calls[f"embed/{_kind(table)}/numpy"] += 1
         rows = np.asarray(tokens, dtype=np.intp)
         if isinstance(table, _TernaryMatrix):
             scales = np.broadcast_to(table.scales, len(table.codes))[rows]
@@ -60,6 +66,7 @@ class ReferenceOps(Ops):
         return table[rows]
 
     def linear(self, x: Array, weight: Any, bias: Any | None = None) -> Array:
+        _calls[f"linear/{_kind(weight)}/numpy"] += 1
         y = self._ternary(x, weight) if isinstance(weight, _TernaryMatrix) else x @ weight.T
         return y if bias is None else y + bias
 
@@ -76,10 +83,12 @@ class ReferenceOps(Ops):
         return np.concatenate(sums, axis=1) / scale * weight.scales
 
     def rms_norm(self, x: Array, weight: Any, eps: float) -> Array:
+        _calls["rms_norm/numpy"] += 1
         mean = np.mean(x * x, axis=-1, keepdims=True)
         return x / np.sqrt(mean + self.dtype.type(eps)) * weight
 
     def rope(self, x: Array, angles: Array, *, style: RopeStyle, scale: float = 1.0) -> Array:
+        _calls["rope/numpy"] += 1
         pairs = angles.shape[1]
         cos = (np.cos(angles) * scale).astype(self.dtype)[:, None, :]  # (T, 1, pairs)
         sin = (np.sin(angles) * scale).astype(self.dtype)[:, None, :]
@@ -102,6 +111,7 @@ class ReferenceOps(Ops):
         window: int = 0,
         softcap: float = 0.0,
     ) -> Array:
+        _calls["attention/numpy"] += 1
         t, heads, head_dim = q.shape
         kv_heads, s, _ = keys.shape
         group = heads // kv_heads
@@ -121,11 +131,16 @@ class ReferenceOps(Ops):
         return mixed.transpose(2, 0, 1, 3).reshape(t, heads * head_dim)
 
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
+        _calls["gate/numpy"] += 1
         return _ACTIVATIONS[activation](gate) * up
 
     def softcap(self, x: Array, cap: float) -> Array:
         limit = self.dtype.type(cap)
         return np.tanh(x / limit) * limit
+
+
+def _kind(weight: Any) -> str:
+    return "ternary" if isinstance(weight, _TernaryMatrix) else str(weight.dtype)
 
 
 def _silu(x: Array) -> Array:

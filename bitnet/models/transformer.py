@@ -2,48 +2,28 @@
 
     block:  x += post_norm(attention(attn_norm(x)));  x += post_norm(ffn(ffn_norm(x)))
 
-Parts a family does not have are absent from its tensors. Shapes: T new tokens, H query heads, D
-width of a head.
+``plan.py`` writes that down as a program; here it is bound to weights and run on batches. On the
+compiled backend the results for a token are the same bits whatever else is in the batch.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
-import numpy as np
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InferenceError, UsageError
+from bitnet.kernels.program import Cache, Interpreter, Segment
 from bitnet.models.binding import bind
+from bitnet.models.plan import hidden_program
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterator, Sequence
 
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.kernels.ops import Array, Ops, Prepared
+    from bitnet.kernels.ops import Array, Ops
     from bitnet.models.config import TransformerConfig
-    from bitnet.models.rope import Rope
 
-__all__ = ["Cache", "Model"]
-
-
-class Cache(Protocol):
-    """Keys and values of the positions seen so far; ``runtime.kv_cache`` has the real one.
-
-    Attributes:
-        length: positions stored.
-        capacity: positions there is room for.
-    """
-
-    length: int
-    capacity: int
-
-    def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Store ``(T, kv_heads, D)`` behind the positions of *layer*; all ``(kv_heads, S, D)``."""
-
-    def advance(self, count: int) -> None:
-        """Count *count* positions that every layer has appended."""
+__all__ = ["Cache", "Model", "Segment"]
 
 
 class Model:
@@ -65,10 +45,40 @@ class Model:
         self.ops = ops
         self._weights = bind(checkpoint, config, ops)
         self._head = self._weights.get("output.weight", self._weights["token_embd.weight"])
+        program = hidden_program(config, self._weights)
+        self._run = ops.compile(program, self._weights)
+        self._interpreter = Interpreter(program, self._weights, ops)
 
-    def forward(
-        self, tokens: Sequence[int], cache: Cache, *, all_positions: bool = False
-    ) -> NDArray[np.floating]:
+    def hidden(self, segments: Sequence[Segment]) -> list[Array]:
+        """What the head reads after the wanted tokens of each segment, ``(wanted, dim)``.
+
+        The caches hold the segments' tokens afterwards.
+
+        Raises:
+            UsageError: no segments, one without tokens, an id outside the vocabulary, or a cache
+                that two segments share.
+            InferenceError: a cache has no room.
+        """
+        self._check(segments)
+        return _parts(self._run(segments), segments)
+
+    def head(self, hidden: Array) -> Array:
+        """Logits of hidden states, ``(n, dim)`` to ``(n, vocab_size)``."""
+        logits = self.ops.linear(hidden, self._head, self._weights.get("output.bias"))
+        cap = self.config.final_softcap
+        return self.ops.softcap(logits, cap) if cap else logits
+
+    def run(self, segments: Sequence[Segment]) -> list[Array]:
+        """Logits after the wanted tokens of each segment, ``(wanted, vocab_size)``.
+
+        Raises:
+            UsageError: as :meth:`hidden`.
+            InferenceError: as :meth:`hidden`.
+        """
+        self._check(segments)
+        return _parts(self.head(self._run(segments)), segments)
+
+    def forward(self, tokens: Sequence[int], cache: Cache, *, all_positions: bool = False) -> Array:
         """Logits after *tokens*, which continue what *cache* holds; it holds them afterwards.
 
         Args:
@@ -83,99 +93,48 @@ class Model:
             UsageError: no tokens, or an id outside the vocabulary.
             InferenceError: the cache has no room for them.
         """
-        self._check(tokens, cache)
-        config, ops, weights = self.config, self.ops, self._weights
-        x = ops.embed(weights["token_embd.weight"], tokens)  # (T, dim)
-        if config.embedding_scale != 1.0:
-            x = x * x.dtype.type(config.embedding_scale)
-        rotation = self._rotation(config.rope, len(tokens), cache)
-        local = rotation
-        if config.local_rope is not None:
-            local = self._rotation(config.local_rope, len(tokens), cache)
-        for layer in range(config.n_layers):
-            angles = local if config.windows[layer] else rotation
-            x = x + self._attention(layer, x, angles, cache)
-            x = x + self._feed_forward(layer, x)
-        cache.advance(len(tokens))
-        if not all_positions:
-            x = x[-1:]
-        x = ops.rms_norm(x, weights["output_norm.weight"], config.norm_eps)
-        logits = ops.linear(x, self._head, weights.get("output.bias"))
-        if config.final_softcap:
-            logits = ops.softcap(logits, config.final_softcap)
-        return logits
+        return self.run([Segment(tokens, cache, "all" if all_positions else "last")])[0]
 
-    def _check(self, tokens: Sequence[int], cache: Cache) -> None:
-        if not len(tokens):
+    def traced(self, tokens: Sequence[int], cache: Cache) -> Iterator[tuple[str, Array]]:
+        """Every named intermediate of a pass over *tokens*, in order, one row per token.
+
+        The names are llama.cpp's: ``embed``, per layer ``attn_norm-0 Qcur-0 Kcur-0 Vcur-0``
+        (rotated) ``kqv_out-0 attn_out-0 ffn_norm-0 ffn_gate-0 ffn_up-0 ffn_act-0 ffn_out-0
+        l_out-0``, then ``result_norm`` and ``result_output``.
+
+        Raises:
+            UsageError: as :meth:`forward`.
+            InferenceError: as :meth:`forward`.
+        """
+        segments = [Segment(tokens, cache, "all")]
+        self._check(segments)
+        value: Any = None
+        for name, value in self._interpreter.trace(segments):
+            yield name, value
+        yield "result_output", self.head(value)
+
+    def _check(self, segments: Sequence[Segment]) -> None:
+        if not segments or not all(len(segment.tokens) for segment in segments):
             raise UsageError("there are no tokens to run the model on", hint="pass some text")
+        if len({id(segment.cache) for segment in segments}) != len(segments):
+            raise UsageError("two segments of a batch share a cache; each needs its own")
         size = self.config.vocab_size
-        outside = next((token for token in tokens if not 0 <= token < size), None)
-        if outside is not None:
-            raise UsageError(
-                f"token id {outside} is outside the model's vocabulary of {size:,}",
-                hint="use the model's own tokenizer",
-            )
-        if cache.length + len(tokens) > cache.capacity:
-            raise InferenceError(
-                f"{cache.length + len(tokens):,} positions, the context holds {cache.capacity:,}",
-                hint="shorten the prompt or raise the context size",
-            )
+        for segment in segments:
+            if min(segment.tokens) < 0 or max(segment.tokens) >= size:
+                outside = next(token for token in segment.tokens if not 0 <= token < size)
+                raise UsageError(
+                    f"token id {outside} is outside the model's vocabulary of {size:,}",
+                    hint="use the model's own tokenizer",
+                )
+            needed = segment.cache.length + len(segment.tokens)
+            if needed > segment.cache.capacity:
+                raise InferenceError(
+                    f"{needed:,} positions, the context holds {segment.cache.capacity:,}",
+                    hint="shorten the prompt or raise the context size",
+                )
 
-    def _rotation(self, rope: Rope, count: int, cache: Cache) -> tuple[Array, float]:
-        frequencies, scale = rope.frequencies(cache.capacity)
-        positions = np.arange(cache.length, cache.length + count, dtype=np.float64)
-        return positions[:, None] * frequencies, scale  # (T, pairs)
 
-    def _linear(self, x: Array, name: str) -> Array:
-        return self.ops.linear(x, self._weights[f"{name}.weight"], self._bias(name))
-
-    def _bias(self, name: str) -> Prepared | None:
-        return self._weights.get(f"{name}.bias")
-
-    def _norm(self, x: Array, name: str) -> Array:
-        """*x* normed by the weight *name*, as it is where the family has no such norm."""
-        weight = self._weights.get(f"{name}.weight")
-        return x if weight is None else self.ops.rms_norm(x, weight, self.config.norm_eps)
-
-    def _attention(
-        self, layer: int, x: Array, rotation: tuple[Array, float], cache: Cache
-    ) -> Array:
-        config, ops, block = self.config, self.ops, f"blk.{layer}"
-        style = config.rope.style
-        angles, scale = rotation
-        q, k, v = self._queries_keys_values(self._norm(x, f"{block}.attn_norm"), block)
-        q = ops.rope(self._norm(q, f"{block}.attn_q_norm"), angles, style=style, scale=scale)
-        k = ops.rope(self._norm(k, f"{block}.attn_k_norm"), angles, style=style, scale=scale)
-        keys, values = cache.append(layer, k, v)  # (KV, S, D)
-        mixed = ops.attention(
-            q,
-            keys,
-            values,
-            scale=config.attention_scale,
-            window=config.windows[layer],
-            softcap=config.attention_softcap,
-        )  # (T, H * D)
-        out = self._linear(self._norm(mixed, f"{block}.attn_sub_norm"), f"{block}.attn_output")
-        return self._norm(out, f"{block}.post_attention_norm")
-
-    def _queries_keys_values(self, x: Array, block: str) -> tuple[Array, Array, Array]:
-        config = self.config
-        heads, kv_heads, head_dim = config.n_heads, config.n_kv_heads, config.head_dim
-        if config.fused:
-            cuts = (heads * head_dim, (heads + kv_heads) * head_dim)
-            q, k, v = np.split(self._linear(x, f"{block}.attn_qkv"), cuts, axis=1)
-        else:
-            q, k, v = (self._linear(x, f"{block}.attn_{part}") for part in "qkv")
-        q = q.reshape(-1, heads, head_dim)  # (T, H, D)
-        return q, k.reshape(-1, kv_heads, head_dim), v.reshape(-1, kv_heads, head_dim)
-
-    def _feed_forward(self, layer: int, x: Array) -> Array:
-        config, block = self.config, f"blk.{layer}"
-        x = self._norm(x, f"{block}.ffn_norm")
-        if config.fused:
-            gate, up = np.split(self._linear(x, f"{block}.ffn_up"), 2, axis=1)
-        else:
-            gate, up = self._linear(x, f"{block}.ffn_gate"), self._linear(x, f"{block}.ffn_up")
-        hidden = self.ops.gate(gate, up, config.activation)  # (T, ffn_dim)
-        out = self._linear(self._norm(hidden, f"{block}.ffn_sub_norm"), f"{block}.ffn_down")
-        return self._norm(out, f"{block}.post_ffw_norm")
+def _parts(rows: Array, segments: Sequence[Segment]) -> list[Array]:
+    """*rows* of the whole batch, by segment."""
+    ends = list(accumulate(segment.rows for segment in segments))
+    return [rows[end - segment.rows : end] for end, segment in zip(ends, segments, strict=True)]

@@ -90,6 +90,25 @@ class KVCache:
         """Forget the positions from *length* on; prefix reuse and rejected drafts."""
         self.length = min(self.length, max(length, 0))
 
+    def copy_prefix(self, other: KVCache, length: int) -> None:
+        """Hold what *other*, of the same model, holds of its first *length* positions.
+
+        Raises:
+            InferenceError: *other* holds fewer, or the capacity does not suffice.
+        """
+        if length > min(other.length, self.capacity):
+            raise InferenceError(
+                f"{length:,} positions to copy; there are {other.length:,}, and room for "
+                f"{self.capacity:,}"
+            )
+        self.length = 0
+        if length > self._room:
+            self._grow(length)
+        for layer in range(self._layers):
+            self._keys[layer][:, :length] = other._keys[layer][:, :length]
+            self._values[layer][:, :length] = other._values[layer][:, :length]
+        self.length = length
+
     def _empty(self, room: int) -> Array:
         heads, head_dim = self._heads
         return np.empty((heads, room, head_dim), dtype=self._dtype)

@@ -69,3 +69,22 @@ def test_memory_grows_with_use():
 def test_a_context_of_nothing_is_refused():
     with pytest.raises(UsageError):
         KVCache(CONFIG, 0)
+
+
+def test_a_copied_prefix_is_independent_of_its_source():
+    first, second = KVCache(CONFIG, 100), KVCache(CONFIG, 80)
+    store(first, 70)
+    second.copy_prefix(first, 66)
+    assert second.length == 66
+    store(first, 1)
+    keys, values = store(second, 3)
+    np.testing.assert_array_equal(keys[0, :, 0], np.arange(69))
+    np.testing.assert_array_equal(values[1, :, 5], -np.arange(69))
+
+
+@pytest.mark.parametrize("length", [11, 9])
+def test_a_prefix_that_is_not_there_or_does_not_fit_is_refused(length):
+    first, second = KVCache(CONFIG, 20), KVCache(CONFIG, 8)
+    store(first, 10)
+    with pytest.raises(InferenceError, match=f"{length} positions to copy"):
+        second.copy_prefix(first, length)

@@ -4,9 +4,11 @@
 #include "bind_kernels.hpp"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "counters.hpp"
 #include "ops.hpp"
 #include "thread_pool.hpp"
 
@@ -142,6 +144,7 @@ void bind_kernels(nb::module_& m) {
     m.def("kernel_level", &level, "The instruction set in use.");
     m.def("set_kernel_level", &set_level, "name"_a, "Use another of kernel_levels(); False if it is none.");
     m.def("kernel_self_test", &self_test, "Compare with scalar; names of the kernels that were replaced.");
+    m.def("kernel_counters", &counters, "Calls of each kernel since the process began.");
     m.def("threads", &threads, "Compute threads.");
     m.def("set_threads", &set_threads, "count"_a, "Change the number of compute threads.");
     m.def("linear", &bind_linear, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "counters.hpp"
 #include "thread_pool.hpp"
 
 namespace bitnet {
@@ -88,6 +89,7 @@ void linear(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float 
     thread_local Activations activations;
     if (!is_float(type)) quantize(a, activations);
     const bool decode = tokens <= kDecodeTokens;
+    count_call(decode ? Op::decode : Op::prefill, type);
     const LinearKernel kernel = (decode ? active().decode : active().prefill)[int(type)];
     const Split split(rows, kTileRows, rows * cols * tokens < kSerialWork);
     split.run([&](int64_t r0, int64_t r1) { kernel(a, r0, r1, thread_scratch(scratch_bytes(cols))); });
@@ -112,11 +114,13 @@ bool codes_are_valid(Type type, const uint8_t* weight, int64_t rows, int64_t col
 void embed(Type type, const uint8_t* weight, int64_t cols, float scale, const int64_t* ids, int64_t count,
            float* out) {
     const int64_t stride = row_bytes(type, cols);
+    count_call(Op::embed, type);
     for (int64_t i = 0; i < count; ++i)
         active().dequantize(type, weight + ids[i] * stride, cols, scale, out + i * cols);
 }
 
 void rms_norm(const float* x, const float* weight, int64_t rows, int64_t cols, float eps, float* out) {
+    count_call(Op::rms_norm);
     Split(rows, 1, rows * cols < kSerialWork).run([&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; ++r) active().rms_norm(x + r * cols, weight, cols, eps, out + r * cols);
     });
@@ -124,6 +128,7 @@ void rms_norm(const float* x, const float* weight, int64_t rows, int64_t cols, f
 
 void layer_norm(const float* x, const float* weight, const float* bias, int64_t rows, int64_t cols, float eps,
                 float* out) {
+    count_call(Op::layer_norm);
     Split(rows, 1, rows * cols < kSerialWork).run([&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; ++r)
             active().layer_norm(x + r * cols, weight, bias, cols, eps, out + r * cols);
@@ -131,12 +136,14 @@ void layer_norm(const float* x, const float* weight, const float* bias, int64_t 
 }
 
 void rope(const RopeArgs& args, int64_t tokens) {
+    count_call(Op::rope);
     Split(tokens, 1, tokens * args.heads * args.head_dim < kSerialWork).run([&](int64_t t0, int64_t t1) {
         active().rope(args, t0, t1);
     });
 }
 
 void gate(Gate kind, const float* g, const float* up, int64_t n, float* out) {
+    count_call(Op::gate);
     Split(n, 1024, n < kSerialWork).run([&](int64_t i0, int64_t i1) {
         active().gate(kind, g + i0, up + i0, i1 - i0, out + i0);
     });
@@ -145,6 +152,7 @@ void gate(Gate kind, const float* g, const float* up, int64_t n, float* out) {
 void attention(const AttentionArgs& a) {
     const int64_t blocks = (a.tokens + kQueryBlock - 1) / kQueryBlock, units = blocks * a.kv_heads;
     const int64_t work = a.tokens * a.heads * a.head_dim * (a.start + a.tokens);
+    count_call(Op::attention);
     // Last blocks first: with a causal mask they are the longest.
     Split(units, 1, work < kSerialWork).run([&](int64_t u0, int64_t u1) {
         auto* scratch = reinterpret_cast<float*>(thread_scratch(attention_scratch_floats(a) * sizeof(float)));

@@ -1,0 +1,140 @@
+"""The forward pass of a configuration, written down once as a program.
+
+Registers: ``x`` the residual stream, ``h`` what a block's part reads and, at its end, what it adds;
+``q k v`` queries, keys and values, ``mixed`` what attention gives; ``gate up`` inside the
+feed-forward network. ``qkv`` and ``gate_up`` hold fused projections.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bitnet.kernels.program import (
+    Add,
+    Attend,
+    Embed,
+    Gate,
+    Instruction,
+    Linear,
+    Mark,
+    Norm,
+    Program,
+    Rotate,
+    Select,
+    Split,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterator, Sequence
+
+    from bitnet.models.config import TransformerConfig
+
+__all__ = ["hidden_program"]
+
+
+def hidden_program(config: TransformerConfig, tensors: Container[str]) -> Program:
+    """From tokens to the normed hidden state that the head reads.
+
+    Args:
+        config: what kind of transformer.
+        tensors: names of those the model has; parts without their tensors are left out.
+    """
+    heads, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
+    widths = {"x": config.dim, "h": config.dim, "q": heads, "k": kv, "v": kv, "mixed": heads}
+    widths |= {"gate": config.ffn_dim, "up": config.ffn_dim}
+    if config.fused:
+        widths |= {"qkv": heads + 2 * kv, "gate_up": 2 * config.ffn_dim}
+    return Program(
+        tuple(_Writer(config, tensors).instructions()),
+        widths,
+        head_dim=config.head_dim,
+        eps=config.norm_eps,
+        result="x",
+    )
+
+
+class _Writer:
+    def __init__(self, config: TransformerConfig, tensors: Container[str]) -> None:
+        self._config = config
+        self._tensors = tensors
+
+    def instructions(self) -> Iterator[Instruction]:
+        yield Embed("x", "token_embd.weight", self._config.embedding_scale)
+        yield Mark("embed", "x")
+        for layer in range(self._config.n_layers):
+            yield from self._attention(layer, f"blk.{layer}")
+            yield from self._feed_forward(layer, f"blk.{layer}")
+            yield Mark(f"l_out-{layer}", "x")
+        yield Norm("x", "x", "output_norm.weight")
+        yield Mark("result_norm", "x")
+
+    def _attention(self, layer: int, block: str) -> Iterator[Instruction]:
+        config = self._config
+        window = config.windows[layer]
+        local = bool(window) and config.local_rope is not None
+        rotation = config.local_rope if local and config.local_rope else config.rope
+        yield Norm("h", "x", f"{block}.attn_norm.weight")
+        yield Mark(f"attn_norm-{layer}", "h")
+        if config.fused:
+            yield self._linear(("qkv",), "h", (f"{block}.attn_qkv",))
+            yield Split(("q", "k", "v"), "qkv")
+        else:
+            yield self._linear(("q", "k", "v"), "h", [f"{block}.attn_{part}" for part in "qkv"])
+        yield from self._norm("q", f"{block}.attn_q_norm")
+        yield from self._norm("k", f"{block}.attn_k_norm")
+        yield Rotate("q", rotation)
+        yield Rotate("k", rotation)
+        for part in "qkv":
+            yield Mark(f"{part.upper()}cur-{layer}", part)
+        yield Attend(
+            "mixed",
+            "q",
+            "k",
+            "v",
+            layer,
+            scale=config.attention_scale,
+            window=window,
+            softcap=config.attention_softcap,
+        )
+        yield Mark(f"kqv_out-{layer}", "mixed")
+        if layer == config.n_layers - 1:  # nothing behind here reads the other rows
+            yield Select(("x", "mixed"))
+        yield from self._norm("mixed", f"{block}.attn_sub_norm")
+        yield self._linear(("h",), "mixed", (f"{block}.attn_output",))
+        yield from self._norm("h", f"{block}.post_attention_norm")
+        yield Mark(f"attn_out-{layer}", "h")
+        yield Add("x", "h")
+
+    def _feed_forward(self, layer: int, block: str) -> Iterator[Instruction]:
+        yield Norm("h", "x", f"{block}.ffn_norm.weight")
+        yield Mark(f"ffn_norm-{layer}", "h")
+        if self._config.fused:
+            yield self._linear(("gate_up",), "h", (f"{block}.ffn_up",))
+            yield Split(("gate", "up"), "gate_up")
+        else:
+            names = (f"{block}.ffn_gate", f"{block}.ffn_up")
+            yield self._linear(("gate", "up"), "h", names)
+        yield Mark(f"ffn_gate-{layer}", "gate")
+        yield Mark(f"ffn_up-{layer}", "up")
+        yield Gate("gate", "gate", "up", self._config.activation)
+        yield Mark(f"ffn_act-{layer}", "gate")
+        yield from self._norm("gate", f"{block}.ffn_sub_norm")
+        yield self._linear(("h",), "gate", (f"{block}.ffn_down",))
+        yield from self._norm("h", f"{block}.post_ffw_norm")
+        yield Mark(f"ffn_out-{layer}", "h")
+        yield Add("x", "h")
+
+    def _linear(self, outs: tuple[str, ...], x: str, names: Sequence[str]) -> Linear:
+        biases = (f"{name}.bias" for name in names)
+        return Linear(
+            outs,
+            x,
+            tuple(f"{name}.weight" for name in names),
+            tuple(bias if bias in self._tensors else "" for bias in biases),
+        )
+
+    def _norm(self, register: str, name: str) -> Iterator[Norm]:
+        """A norm in place, where the family has one there."""
+        weight = f"{name}.weight"
+        if weight in self._tensors:
+            yield Norm(register, register, weight)
