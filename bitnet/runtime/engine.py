@@ -161,7 +161,7 @@ class Engine:
                 reason = "length"
             elif len(waiting) == self.context:
                 reason = "context"
-            yield Piece(sampled.token, sampled.logprob, sampled.top, reason)
+            yield Piece(sampled.token, sampled.logprob or 0.0, sampled.top, reason)
             if reason is not None:
                 return
             waiting = [*waiting, sampled.token]

@@ -1,6 +1,10 @@
 """From logits to the next token.
 
 Order, as in llama.cpp: penalties, logit bias, top-k, top-p, min-p, temperature, one random draw.
+
+Every filter keeps a beginning of the tokens in falling order, so only as many are sorted as can be
+kept, and the vocabulary is looked at in whole passes of float32. All choosing works on *values* at
+*ids*: the whole vocabulary, or the part of it that may be chosen.
 """
 
 from __future__ import annotations
@@ -16,11 +20,15 @@ from bitnet.errors import InferenceError, UsageError
 from bitnet.runtime.options import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
 __all__ = ["Sampled", "Sampler", "SamplingParams"]
+
+GROUP = 64  # values of which only the highest helps to bound the k-th highest of all from below
+BLOCK = 512  # weights summed up before a draw looks into one block of them
+FIRST_SORTED = 256  # tokens sorted at first when a filter may need any number of them
 
 
 @dataclass(frozen=True)
@@ -29,12 +37,13 @@ class Sampled:
 
     Attributes:
         token: its id.
-        logprob: natural logarithm of its probability under the model, before any adjustment.
+        logprob: natural logarithm of its probability under the model, before any adjustment;
+            ``None`` when nobody asked.
         top: the likeliest tokens with their logarithms, likeliest first.
     """
 
     token: int
-    logprob: float
+    logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()
 
 
@@ -47,42 +56,63 @@ class Sampler:
         self._seen = set(prompt)
         self._counts: Counter[int] = Counter()
         self._random = np.random.Generator(np.random.PCG64(params.actual_seed()))
+        self._adjusts = bool(
+            params.logit_bias
+            or params.repetition_penalty != 1
+            or params.frequency_penalty
+            or params.presence_penalty
+        )
 
-    def sample(self, logits: NDArray[np.floating[Any]], *, top: int = 0) -> Sampled:
+    def sample(
+        self,
+        logits: NDArray[np.floating[Any]],
+        *,
+        top: int | None = None,
+        allowed: NDArray[np.intp] | None = None,
+    ) -> Sampled:
         """The next token, which is counted as generated from now on.
 
         Args:
             logits: ``(vocab_size,)``.
-            top: how many of the likeliest tokens to report.
+            top: how many of the likeliest tokens to report; ``None``: no log-probabilities at all.
+            allowed: ids that may be chosen, rising; all when not given.
 
         Raises:
-            InferenceError: the logits are not numbers.
+            InferenceError: the logits are not numbers, or no token may be chosen.
             UsageError: a biased token id is outside the vocabulary.
         """
-        wide = logits.astype(np.float64)
-        if not np.isfinite(wide).all():
+        # A NaN is the minimum and the maximum of whatever it is in.
+        if not (math.isfinite(logits.min()) and math.isfinite(logits.max())):
             raise InferenceError(
                 "the model's logits are not finite numbers",
                 hint="the weights are damaged: fetch the model again",
             )
-        token = self._choose(self._adjusted(wide))
-        self._seen.add(token)
-        self._counts[token] += 1
-        logprobs = wide - wide.max()
-        logprobs -= math.log(np.exp(logprobs).sum())
-        best = _likeliest(logprobs, min(top, len(logprobs))) if top else ()
-        pairs = tuple((int(at), float(logprobs[at])) for at in best)
-        return Sampled(token, float(logprobs[token]), pairs)
+        values = self._adjusted(logits) if self._adjusts else logits
+        if allowed is not None:
+            values = values[allowed]
+        if not len(values) or values.max() == -math.inf:
+            raise InferenceError(
+                "no token may be chosen",
+                hint="leave a token with --logit-bias, or choose another --json-schema or --regex",
+            )
+        at = self._choose(values)
+        token = at if allowed is None else int(allowed[at])
+        if self._adjusts:
+            self._seen.add(token)
+            self._counts[token] += 1
+        return Sampled(token) if top is None else _with_logprobs(token, logits, top)
 
-    def _adjusted(self, logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _adjusted(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
         """Penalties and bias; a copy."""
         params, out = self.params, logits.copy()
         if params.repetition_penalty != 1 and self._seen:
             at = np.fromiter(self._seen, dtype=np.intp)
             factor = np.where(out[at] > 0, 1 / params.repetition_penalty, params.repetition_penalty)
             out[at] *= factor
-        for token, count in self._counts.items():
-            out[token] -= params.frequency_penalty * count + params.presence_penalty
+        if self._counts and (params.frequency_penalty or params.presence_penalty):
+            at = np.fromiter(self._counts, dtype=np.intp)
+            counts = np.fromiter(self._counts.values(), dtype=np.float64)
+            out[at] -= params.frequency_penalty * counts + params.presence_penalty
         for token, bias in params.logit_bias.items():
             if not 0 <= token < len(out):
                 raise UsageError(
@@ -92,33 +122,95 @@ class Sampler:
             out[token] += bias
         return out
 
-    def _choose(self, logits: NDArray[np.float64]) -> int:
+    def _choose(self, values: NDArray[np.floating[Any]]) -> int:
+        """Where in *values* the chosen token is."""
         params = self.params
-        if params.temperature == 0:
-            return int(logits.argmax())
-        order = _likeliest(logits, params.top_k or len(logits))
-        kept = logits[order]  # falling
-        probabilities = _softmax(kept)
-        if params.top_p < 1:
+        if params.temperature == 0 or params.top_k == 1:
+            return int(values.argmax())
+        if params.top_k in range(1, len(values)):
+            order = _likeliest(values, params.top_k)
+            # top-p is a share of what top-k has left.
+            return self._filtered(values, [order], values[order])
+        if params.top_p < 1 or params.min_p > 0:
+            return self._filtered(values, _sorted_beginnings(values), values)
+        return self._draw_any(values)
+
+    def _filtered(
+        self,
+        values: NDArray[np.floating[Any]],
+        orders: Iterable[NDArray[np.intp]],
+        whole: NDArray[np.floating[Any]],
+    ) -> int:
+        """A draw from what top-p, a share of *whole*, and min-p leave of the first of *orders*.
+
+        If the filters leave all of it, the next and longer one is looked at.
+        """
+        params, best = self.params, values.max()
+        total = _weights(whole, best).sum(dtype=np.float64)
+        for order in orders:
+            kept = values[order].astype(np.float64)  # falling
+            weights = np.exp(kept - best)
             # The token that reaches the sum still belongs to it, so one always stays.
-            count = int(np.searchsorted(np.cumsum(probabilities), params.top_p)) + 1
-            kept, probabilities = kept[:count], probabilities[:count]
-        if params.min_p > 0:
-            kept = kept[probabilities >= params.min_p * probabilities[0]]
-        cumulative = np.cumsum(_softmax(kept / params.temperature))
+            limit = params.top_p * total if params.top_p < 1 else math.inf
+            count = int(np.searchsorted(np.cumsum(weights), limit)) + 1
+            if params.min_p > 0:
+                enough = int(np.searchsorted(-weights, -params.min_p, side="right"))
+                count = max(1, min(count, enough))
+            if count < len(order):
+                break
+        cumulative = np.cumsum(_weights(kept[:count], best, params.temperature))
         drawn = self._random.random() * cumulative[-1]
-        return int(order[min(np.searchsorted(cumulative, drawn, side="right"), len(kept) - 1)])
+        last = len(cumulative) - 1
+        return int(order[min(np.searchsorted(cumulative, drawn, side="right"), last)])
+
+    def _draw_any(self, values: NDArray[np.floating[Any]]) -> int:
+        """A draw from all *values*, whose order plays no part."""
+        weights = _weights(values, values.max(), self.params.temperature)
+        starts = np.arange(0, len(weights), BLOCK)
+        blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+        drawn = self._random.random() * blocks[-1]
+        block = int(np.searchsorted(blocks, drawn, side="right"))
+        start = int(starts[block])
+        inside = np.cumsum(weights[start : start + BLOCK], dtype=np.float64)
+        # The sums of a block differ in the last bit; a token without weight is never drawn.
+        left = min(drawn - (blocks[block - 1] if block else 0.0), np.nextafter(inside[-1], 0))
+        return start + int(np.searchsorted(inside, left, side="right"))
 
 
-def _likeliest(logits: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """Ids of the *count* highest logits, highest first; equal ones by id."""
-    if count >= len(logits):
-        return np.argsort(-logits, kind="stable")
-    threshold = np.partition(logits, -count)[-count]
-    candidates = np.flatnonzero(logits >= threshold)
-    return candidates[np.argsort(-logits[candidates], kind="stable")][:count]
+def _with_logprobs(token: int, logits: NDArray[np.floating[Any]], top: int) -> Sampled:
+    best = logits.max()
+    norm = float(best) + math.log(_weights(logits, best).sum(dtype=np.float64))
+    ids = _likeliest(logits, top) if top else ()
+    pairs = tuple((int(at), float(logits[at]) - norm) for at in ids)
+    return Sampled(token, float(logits[token]) - norm, pairs)
 
 
-def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    weights = np.exp(logits - logits.max())
-    return weights / weights.sum()
+def _weights(
+    values: NDArray[np.floating[Any]], best: np.floating[Any], temperature: float = 1.0
+) -> NDArray[np.floating[Any]]:
+    """Probabilities of *values* at a temperature, up to a common factor: one for *best*."""
+    # A temperature below the smallest float leaves the likeliest, without an overflow.
+    return np.exp((values - best) * min(1 / temperature, 1e25))
+
+
+def _sorted_beginnings(values: NDArray[np.floating[Any]]) -> Iterator[NDArray[np.intp]]:
+    """Ids of the highest *values*, highest first: some, more of them, all."""
+    count = FIRST_SORTED
+    while count < len(values):
+        yield _likeliest(values, count)
+        count *= 16
+    yield _likeliest(values, len(values))
+
+
+def _likeliest(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.intp]:
+    """Ids of the *count* highest *values*, highest first; equal ones by id."""
+    if count >= len(values):
+        return np.argsort(-values, kind="stable")
+    groups = len(values) // GROUP
+    maxima = values
+    if count * 4 <= groups:
+        # As many groups as asked for have a maximum of at least the threshold.
+        maxima = values[: groups * GROUP].reshape(GROUP, groups).max(axis=0)
+    threshold = np.partition(maxima, -count)[-count]
+    candidates = np.flatnonzero(values >= threshold)
+    return candidates[np.argsort(-values[candidates], kind="stable")][:count]

@@ -153,3 +153,99 @@ def test_any_settings_choose_a_token_of_the_vocabulary(logits, temperature, k, p
     params = SamplingParams(temperature=temperature, top_k=k, top_p=p, min_p=low, seed=seed)
     token = Sampler(params).sample(np.array(logits, dtype=np.float32)).token
     assert 0 <= token < len(logits)
+
+
+def falling(logits):
+    """Ids by falling logit, equal ones by id."""
+    return sorted(range(len(logits)), key=lambda token: (-logits[token], token))
+
+
+def large(seed=0, spread=4.0, size=30_000):
+    return (np.random.default_rng(seed).standard_normal(size) * spread).astype(np.float32)
+
+
+@pytest.mark.parametrize("count", [1, 40, 400, 4000, 29_999])
+def test_the_likeliest_of_a_large_vocabulary_are_those_sorting_finds(count):
+    logits = np.round(large(), 1)  # with many ties
+    top = Sampler(SamplingParams()).sample(logits, top=count).top
+    assert [token for token, _ in top] == falling(logits)[:count]
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({"top_k": 3}, 3),
+        ({"top_p": 0.5}, 4),
+        ({"top_k": 3, "top_p": 0.8}, 3),
+        ({"min_p": 0.6}, 4),
+        ({"top_p": 0.95}, 8),
+    ],
+)
+def test_filters_keep_a_beginning_of_a_large_vocabulary(options, kept):
+    # Eight tokens share most of the probability, falling slowly.
+    logits = np.full(30_000, -40, dtype=np.float32)
+    best = np.arange(8) * 3_001 + 7
+    logits[best] = np.log(np.array([20, 16, 14, 13, 11, 10, 9, 7]) / 100)
+    found = set(draws({"temperature": 1.0} | options, n=300, logits=logits))
+    assert found == set(best[:kept].tolist())
+
+
+def test_a_flat_distribution_needs_more_than_the_tokens_sorted_at_first():
+    logits = np.zeros(3000, dtype=np.float32)
+    found = set(draws({"temperature": 1.0, "top_p": 0.5}, n=3000, logits=logits))
+    assert max(found) in range(1400, 1500 + 1)
+
+
+def test_draws_from_a_large_vocabulary_follow_the_probabilities():
+    logits = large(spread=1.0, size=3000)
+    share = np.exp(logits.astype(np.float64))
+    share /= share.sum()
+    half = int(np.searchsorted(np.cumsum(share), 0.5))
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=3))
+    low = sum(sampler.sample(logits).token <= half for _ in range(4000))
+    # Four standard deviations of a binomial count.
+    assert abs(low - 4000 * share[: half + 1].sum()) < 4 * math.sqrt(1000)
+
+
+def test_a_token_without_weight_is_never_drawn():
+    logits = np.full(2000, -1e4, dtype=np.float32)
+    logits[[511, 512, 1999]] = 0.0
+    assert set(draws({"temperature": 1.0}, logits=logits)) == {511, 512, 1999}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 2, "min_p": 0.01}]
+)
+def test_only_allowed_tokens_are_chosen(options):
+    sampler = Sampler(SamplingParams(**options))
+    allowed = np.array([0, 2, 4])
+    found = {sampler.sample(LOGITS, allowed=allowed).token for _ in range(200)}
+    assert found <= {0, 2, 4}
+    assert 4 in found
+
+
+def test_log_probabilities_are_those_before_the_mask():
+    sampled = Sampler(SamplingParams()).sample(LOGITS, top=1, allowed=np.array([2]))
+    assert (sampled.token, sampled.top[0][0]) == (2, 1)
+    assert sampled.logprob == pytest.approx(math.log(0.05), abs=1e-6)
+
+
+def test_without_a_token_that_may_be_chosen_there_is_an_error():
+    with pytest.raises(InferenceError, match="no token may be chosen"):
+        Sampler(SamplingParams()).sample(LOGITS, allowed=np.array([], dtype=np.intp))
+    banned = SamplingParams(logit_bias=dict.fromkeys(range(5), -math.inf))
+    with pytest.raises(InferenceError, match="no token may be chosen"):
+        Sampler(banned).sample(LOGITS)
+
+
+def test_log_probabilities_cost_nothing_unless_asked_for():
+    sampler = Sampler(SamplingParams())
+    assert sampler.sample(LOGITS).logprob is None
+    assert sampler.sample(LOGITS, top=0).top == ()
+    assert sampler.sample(LOGITS, top=0).logprob == pytest.approx(math.log(0.4), abs=1e-6)
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-30, 1e-3])
+def test_a_tiny_temperature_takes_the_likeliest(temperature):
+    assert set(draws({"temperature": temperature}, n=20)) == {1}
+    assert set(draws({"temperature": temperature, "top_p": 0.9}, n=20)) == {1}
