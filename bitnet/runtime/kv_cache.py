@@ -56,6 +56,12 @@ class KVCache:
         """Bytes allocated at the moment."""
         return sum(array.nbytes for array in (*self._keys, *self._values))
 
+    @property
+    def bytes_per_position(self) -> int:
+        """Bytes that one position takes."""
+        heads, head_dim = self._heads
+        return 2 * self._layers * heads * head_dim * self._dtype.itemsize
+
     def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
         """Store new *keys* and *values* of one layer behind those it has.
 
@@ -109,12 +115,17 @@ class KVCache:
             self._values[layer][:, :length] = other._values[layer][:, :length]
         self.length = length
 
+    def reserve(self, positions: int) -> None:
+        """Take the memory for *positions* at once: growing step by step takes up to twice that."""
+        if min(positions, self.capacity) > self._room:
+            self._grow(positions, exactly=True)
+
     def _empty(self, room: int) -> Array:
         heads, head_dim = self._heads
         return np.empty((heads, room, head_dim), dtype=self._dtype)
 
-    def _grow(self, needed: int) -> None:
-        self._room = min(self.capacity, max(needed, 2 * self._room, 64))
+    def _grow(self, needed: int, *, exactly: bool = False) -> None:
+        self._room = min(self.capacity, needed if exactly else max(needed, 2 * self._room, 64))
         for stores in (self._keys, self._values):
             for layer, old in enumerate(stores):
                 stores[layer] = self._empty(self._room)
