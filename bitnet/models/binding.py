@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bitnet.kernels.ops import Ops, Prepared
     from bitnet.models.config import TransformerConfig
 
-__all__ = ["bind", "expected_tensors"]
+__all__ = ["bind", "differences", "expected_tensors"]
 
 # Read by the configuration.
 _READ_ELSEWHERE = frozenset(
@@ -86,7 +86,7 @@ def bind(checkpoint: Checkpoint, config: TransformerConfig, ops: Ops) -> dict[st
         Unsupported: *ops* has no kernel for an encoding.
     """
     required, optional = expected_tensors(config)
-    wrong = list(_differences(checkpoint, required, optional))
+    wrong = list(differences(checkpoint, required, optional))
     if wrong:
         raise InvalidFormat(
             f"{checkpoint.path.name}: {len(wrong)} tensors do not fit a model of architecture "
@@ -104,11 +104,18 @@ def bind(checkpoint: Checkpoint, config: TransformerConfig, ops: Ops) -> dict[st
     return prepared
 
 
-def _differences(
+def differences(
     checkpoint: Checkpoint,
     required: Mapping[str, tuple[int, ...]],
     optional: Mapping[str, tuple[int, ...]],
 ) -> Iterator[str]:
+    """What is missing, unexpected or of another shape, a line for each.
+
+    Args:
+        checkpoint: the model.
+        required: shapes by name, as :func:`expected_tensors` gives them.
+        optional: the same for tensors that may be absent.
+    """
     for name, shape in required.items():
         if name not in checkpoint.weights:
             yield f"{name} {shape} is missing"

@@ -1,0 +1,346 @@
+"""Whether a model is whole, has its own tokenizer, and computes something.
+
+Eight checks, each with a verdict: ``file``, ``metadata``, ``tensors``, ``weights``, ``tokenizer``,
+``template``, ``stop ids``, ``forward pass``. A check that cannot be made because an earlier one
+failed, or because the model has no such part, is skipped and says why.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from bitnet.errors import BitnetError, NotFound, TokenizerNotFound
+from bitnet.files import sha256_of
+from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.gguf_audit import audit
+from bitnet.formats.gguf_ternary import code_counts
+from bitnet.models.binding import differences, expected_tensors
+from bitnet.models.load import config_from
+from bitnet.progress import human_size
+from bitnet.tokenizer.agreement import measure_agreement
+from bitnet.tokenizer.chat import chat_template
+from bitnet.tokenizer.compare import compatibility
+from bitnet.tokenizer.discover import resolve_tokenizer
+from bitnet.tokenizer.load import extract_tokenizer_from_gguf
+from bitnet.verify.forward import forward_verdict
+from bitnet.verify.weights import code_anomalies, weight_anomalies
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator
+
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.models.config import TransformerConfig
+    from bitnet.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["Check", "Pin", "Status", "passed", "verify_model"]
+
+logger = logging.getLogger(__name__)
+
+Status = Literal["ok", "warning", "failed", "skipped"]
+
+_MARKS = {"ok": "✓", "warning": "!", "failed": "✗", "skipped": "-"}
+_SHOWN = 5  # findings of one check that are listed
+
+
+@dataclass(frozen=True)
+class Check:
+    """The verdict of one check.
+
+    Attributes:
+        name: what was checked.
+        status: ``ok``, ``warning`` (unusual, and may still be right), ``failed`` or ``skipped``.
+        text: what was found, or why it was skipped.
+        hint: what helps, empty when nothing is wrong.
+        duration_s: how long it took.
+    """
+
+    name: str
+    status: Status
+    text: str
+    hint: str = ""
+    duration_s: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{_MARKS[self.status]} {self.name}: {self.text}"
+
+    def facts(self) -> dict[str, Any]:
+        """The check as JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """The bytes a model should have.
+
+    Attributes:
+        sha256: lower-case hexadecimal digest.
+        source: who says so, for people.
+    """
+
+    sha256: str
+    source: str
+
+
+class _Skipped(Exception):
+    """The check cannot be made; the text says why."""
+
+
+@dataclass
+class _Found:
+    """What a check says: a status, a text, and what helps."""
+
+    text: str
+    status: Status = "ok"
+    hint: str = ""
+
+
+def passed(checks: list[Check]) -> bool:
+    """Whether no check failed."""
+    return all(check.status != "failed" for check in checks)
+
+
+def verify_model(
+    path: str | os.PathLike[str],
+    *,
+    tokenizer: str | os.PathLike[str] | None = None,
+    pre: str | None = None,
+    allow_mock: bool = False,
+    pin: Pin | None = None,
+) -> Iterator[Check]:
+    """Check the model at *path* and its tokenizer; one verdict after the other, as they are known.
+
+    Args:
+        path: GGUF file, or folder with ``config.json`` and safetensors files.
+        tokenizer: tokenizer file or folder to judge; else the one that would be used.
+        pre: pre-tokenizer name to use instead of what the GGUF file says.
+        allow_mock: a missing tokenizer is a warning, unless ``BITNET_STRICT_TOKENIZERS=1``.
+        pin: the digest the file must have, where one is known.
+
+    Raises:
+        NotFound: nothing is at *path*.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise NotFound(f"no model at {path}", hint="bitnet download-model --id smollm2-135m")
+    return _Examination(path, tokenizer, pre=pre, allow_mock=allow_mock, pin=pin).run()
+
+
+class _Examination:
+    """The checks of one model and what they learn on the way."""
+
+    def __init__(
+        self,
+        path: Path,
+        explicit: str | os.PathLike[str] | None,
+        *,
+        pre: str | None,
+        allow_mock: bool,
+        pin: Pin | None,
+    ) -> None:
+        self.path = path
+        self.explicit = Path(explicit) if explicit else None
+        self.pre = pre
+        self.allow_mock = allow_mock
+        self.pin = pin
+        self.gguf: GGUF | None = None
+        self.checkpoint: Checkpoint | None = None
+        self.config: TransformerConfig | None = None
+        self.tokenizer: Tokenizer | None = None
+        self.fits = False  # every tensor has the shape the architecture asks for
+        self.mock = False
+
+    def run(self) -> Iterator[Check]:
+        steps: dict[str, Callable[[], _Found]] = {
+            "file": self._file,
+            "metadata": self._metadata,
+            "tensors": self._tensors,
+            "weights": self._weights,
+            "tokenizer": self._tokenizer,
+            "template": self._template,
+            "stop ids": self._stop_ids,
+            "forward pass": self._forward,
+        }
+        for name, step in steps.items():
+            started = time.perf_counter()
+            try:
+                found = step()
+            except _Skipped as reason:
+                found = _Found(str(reason), "skipped")
+            except BitnetError as error:
+                found = _Found(error.message, "failed", error.hint)
+            yield Check(name, found.status, found.text, found.hint, time.perf_counter() - started)
+
+    def _file(self) -> _Found:
+        self.checkpoint = open_checkpoint(self.path)
+        if not self.path.is_dir() and self.path.suffix != ".safetensors":
+            self.gguf = GGUF.open(self.path)
+        again = "fetch it again: bitnet download-model --force"
+        size = sum(weight.data.nbytes for weight in self.checkpoint.weights.values())
+        text = f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete"
+        if self.pin is None:
+            return _Found(f"{text}; no digest is pinned for it")
+        if self.path.is_dir():
+            return _Found(f"{text}; a folder has no digest of its own")
+        digest = sha256_of(self.path)
+        if digest != self.pin.sha256:
+            text = f"SHA-256 is {digest}, {self.pin.source} says {self.pin.sha256}"
+            return _Found(text, "failed", again)
+        return _Found(f"{text}; SHA-256 as {self.pin.source} says")
+
+    def _opened(self) -> Checkpoint:
+        if self.checkpoint is None:
+            raise _Skipped("the file cannot be read")
+        return self.checkpoint
+
+    def _with_weights(self) -> Checkpoint:
+        if not self._opened().weights:
+            raise _Skipped("the file holds a vocabulary and no tensors")
+        return self._opened()
+
+    def _metadata(self) -> _Found:
+        checkpoint = self._opened()
+        findings = audit(self.gguf) if self.gguf is not None else []
+        # Reported by the checks that come to them.
+        later = ("no-tokenizer", "no-pre", "vocabulary-only")
+        errors = [f.message for f in findings if f.severity == "error"]
+        warnings = [f.message for f in findings if f.severity == "warning" and f.code not in later]
+        hint = f"bitnet inspect-gguf {self.path}"
+        if errors:
+            return _Found(_listed(errors + warnings), "failed", hint)
+        if not checkpoint.weights:
+            return _Found(f"{checkpoint.architecture or 'no'} architecture, vocabulary only")
+        self.config = config_from(checkpoint)
+        if warnings:
+            return _Found(_listed(warnings), "warning", hint)
+        config = self.config
+        return _Found(
+            f"{checkpoint.architecture}, {config.n_layers} layers of {config.dim}, "
+            f"{config.vocab_size:,} tokens, context {config.context_length:,}"
+        )
+
+    def _tensors(self) -> _Found:
+        checkpoint = self._with_weights()
+        if self.config is None:
+            raise _Skipped("the metadata does not say which tensors there should be")
+        required, optional = expected_tensors(self.config)
+        wrong = list(differences(checkpoint, required, optional))
+        if wrong:
+            hint = "the file is incomplete or was converted for another architecture"
+            return _Found(_listed(wrong), "failed", hint)
+        self.fits = True
+        names = sorted({weight.quant.name for weight in checkpoint.weights.values()})
+        return _Found(
+            f"all {len(required):,} of architecture {self.config.architecture} with its shapes, in "
+            + ", ".join(names)
+        )
+
+    def _weights(self) -> _Found:
+        checkpoint = self._with_weights()
+        found = [a for weight in checkpoint.weights.values() for a in weight_anomalies(weight)]
+        ternary = list(code_counts(self.gguf, full=True)) if self.gguf is not None else []
+        found += [anomaly for counts in ternary for anomaly in code_anomalies(counts)]
+        found.sort(key=lambda anomaly: not anomaly.fatal)
+        if found:
+            status: Status = "failed" if found[0].fatal else "warning"
+            return _Found(
+                _listed([anomaly.text for anomaly in found]),
+                status,
+                "compare with the original: bitnet crossval, or fetch it again",
+            )
+        text = "finite, no row of zeros outside the embedding"
+        if ternary:
+            total = sum(counts.total for counts in ternary)
+            shares = (
+                f"{name} {sum(getattr(counts, part) for counts in ternary) / total:.1%}"
+                for name, part in (("-1", "minus"), ("0", "zero"), ("+1", "plus"))
+            )
+            text += f"; ternary: {', '.join(shares)}"
+        return _Found(text)
+
+    def _tokenizer(self) -> _Found:
+        self._opened()
+        try:
+            tokenizer = resolve_tokenizer(
+                self.path, self.explicit, pre=self.pre, allow_mock=self.allow_mock
+            )
+        except TokenizerNotFound as error:
+            mock = "; --allow-mock makes this a warning" if not self.allow_mock else ""
+            return _Found(error.message, "failed", f"{error.hint}{mock}")
+        if tokenizer.fingerprint == "mock":
+            self.mock = True
+            return _Found("none; a MOCK takes its place, its ids mean nothing", "warning")
+        judged = compatibility(self.path, tokenizer, pre=self.pre)
+        if not judged.compatible:
+            hint = f"bitnet explain-tokenizer {self.path}"
+            return _Found(judged.verdict, "failed", hint)
+        self.tokenizer = tokenizer
+        return self._agreement(tokenizer, judged.verdict)
+
+    def _agreement(self, tokenizer: Tokenizer, verdict: str) -> _Found:
+        """*verdict*, and whether a tokenizer the user named cuts text as the model's own does."""
+        if self.explicit is None or self.gguf is None:
+            return _Found(verdict)
+        try:
+            own = extract_tokenizer_from_gguf(self.path, pre=self.pre)
+        except BitnetError:  # nothing to compare with: the named one is the only one
+            return _Found(verdict)
+        agreement = measure_agreement(tokenizer.encode, own.encode)
+        if agreement.first_difference is None:
+            return _Found(f"{verdict}; {agreement}")
+        text = f"{agreement} as the embedded one; first other: {agreement.first_difference!r}"
+        hint = f"bitnet verify-tokenizer {self.path} --against {self.explicit}"
+        return _Found(text, "failed", hint)
+
+    def _chosen(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise _Skipped("a mock has none" if self.mock else "there is no tokenizer")
+        return self.tokenizer
+
+    def _template(self) -> _Found:
+        tokenizer = self._chosen()
+        if tokenizer.chat_template is None:
+            raise _Skipped("the model has no chat template: it continues text")
+        text = chat_template(tokenizer).render([{"role": "user", "content": "Hello"}])
+        if "Hello" not in text:
+            hint = "give another one: bitnet chat --chat-template FILE"
+            return _Found(f"it leaves the message out: {text!r}", "failed", hint)
+        count = len(tokenizer.encode(text, add_special=False))
+        return _Found(f"renders; one short message is {count} tokens")
+
+    def _stop_ids(self) -> _Found:
+        tokenizer = self._chosen()
+        outside = [id for id in tokenizer.stop_ids if not 0 <= id < tokenizer.vocab_size]
+        if outside:
+            text = f"{outside} are outside the vocabulary of {tokenizer.vocab_size:,}"
+            return _Found(text, "failed", f"bitnet inspect-gguf {self.path}")
+        if not tokenizer.stop_ids:
+            text = "none is known: generation stops only at its limit"
+            return _Found(text, "warning", "stop at a text: bitnet infer --stop TEXT")
+        return _Found(", ".join(f"{id} {_spelled(tokenizer, id)}" for id in _sorted(tokenizer)))
+
+    def _forward(self) -> _Found:
+        checkpoint = self._with_weights()
+        if not self.fits:
+            raise _Skipped("the tensors are not those of the architecture")
+        status, text, hint = forward_verdict(checkpoint, self.tokenizer)
+        return _Found(text, status, hint)
+
+
+def _sorted(tokenizer: Tokenizer) -> list[int]:
+    return sorted(tokenizer.stop_ids)
+
+
+def _spelled(tokenizer: Tokenizer, id: int) -> str:
+    return tokenizer.token_bytes(id).decode("utf-8", "backslashreplace")
+
+
+def _listed(texts: list[str]) -> str:
+    """The first few of *texts* in one line, and how many more there are."""
+    more = f"; {len(texts) - _SHOWN:,} more" if len(texts) > _SHOWN else ""
+    return "; ".join(texts[:_SHOWN]) + more

@@ -1,0 +1,199 @@
+"""What the numbers of one weight look like, read where the encoding keeps its scales.
+
+A damaged or badly converted tensor shows in its scales and codes: NaN, signs and sizes that no
+quantizer writes, rows of zeros, codes that mean nothing. Reading the scales alone takes a few
+milliseconds for what decoding would take seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bitnet.errors import BitnetError
+from bitnet.quants.registry import dequantize, quantize, unpack_ternary
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from bitnet.formats.gguf_ternary import TernaryCounts
+    from bitnet.quants.weight import Weight
+
+__all__ = ["Anomaly", "code_anomalies", "weight_anomalies"]
+
+# Within one tensor of the models measured, the largest scale is at most 27 times the median one.
+LARGEST_RATIO = 1000.0
+MOST_ZEROS = 0.98  # of ternary weights; trained ones have 30 to 60 %
+MOST_ONE_SIGN = 0.9  # of the weights that are not zero; trained ones have 50 %
+
+
+@dataclass(frozen=True)
+class Anomaly:
+    """Something about one tensor that a trained and correctly stored one does not have.
+
+    Attributes:
+        fatal: the tensor cannot be right; otherwise it is unlikely to be.
+        text: what it is, with the tensor's name.
+    """
+
+    fatal: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class _Scale:
+    """A scale in each block: where it lies, its type, and whether quantizers write it negative."""
+
+    offset: int
+    dtype: str = "<f2"
+    signed: bool = False
+
+
+# Block layouts of ggml (ggml-common.h); minima (``m``) may have either sign, steps (``d``) only
+# where the quantizer takes the extreme value with its sign.
+_SCALES: dict[str, tuple[_Scale, ...]] = {
+    "Q4_0": (_Scale(0, signed=True),),
+    "Q4_1": (_Scale(0), _Scale(2, signed=True)),
+    "Q5_0": (_Scale(0, signed=True),),
+    "Q5_1": (_Scale(0), _Scale(2, signed=True)),
+    "Q8_0": (_Scale(0),),
+    "Q2_K": (_Scale(80), _Scale(82)),
+    "Q3_K": (_Scale(108, signed=True),),
+    "Q4_K": (_Scale(0), _Scale(2)),
+    "Q5_K": (_Scale(0), _Scale(2)),
+    "Q6_K": (_Scale(208, signed=True),),
+    "Q8_K": (_Scale(0, "<f4", signed=True),),
+    "IQ4_NL": (_Scale(0, signed=True),),
+    "IQ4_XS": (_Scale(0, signed=True),),
+    "TQ1_0": (_Scale(52),),
+    "TQ2_0": (_Scale(64),),
+}
+_FLOATS = {"F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80), "F32": ("<u4", 0x7F800000)}
+_ALL_ZERO_CODES = 0x55  # a byte of four I2_S codes for 0
+
+
+def weight_anomalies(weight: Weight) -> list[Anomaly]:
+    """What is odd about the numbers of *weight*; an empty list when nothing is."""
+    name = weight.quant.name
+    try:
+        if name in _FLOATS:
+            found = _float_anomalies(weight)
+        elif name in _SCALES:
+            found = _block_anomalies(weight)
+        elif name == "I2_S":
+            found = _i2_s_anomalies(weight)
+        elif name.startswith(("IQ1_BN", "IQ2_BN", "I2_S", "PACKED")):
+            found = _ternary_anomalies(weight)
+        else:
+            found = _value_anomalies(weight, dequantize(weight))
+    except BitnetError as error:
+        found = [Anomaly(fatal=False, text=f"{weight.name}: not examined: {error.message}")]
+    return found
+
+
+def code_anomalies(counts: TernaryCounts) -> list[Anomaly]:
+    """What is odd about how often -1, 0 and +1 occur in a ternary tensor."""
+    name, total = counts.name, counts.total
+    if counts.invalid:
+        text = f"{name}: {counts.invalid:,} of {total:,} codes mean nothing"
+        return [Anomaly(fatal=True, text=text)]
+    used = counts.minus + counts.plus
+    if not used:
+        return [Anomaly(fatal=True, text=f"{name}: all {total:,} weights are zero")]
+    share = f"-1: {counts.minus:,}, 0: {counts.zero:,}, +1: {counts.plus:,}"
+    one_sided = max(counts.minus, counts.plus) > MOST_ONE_SIGN * used
+    if total == max(counts.minus, counts.plus):
+        return [Anomaly(fatal=True, text=f"{name}: all weights have one value ({share})")]
+    if one_sided or counts.zero > MOST_ZEROS * total:
+        return [Anomaly(fatal=False, text=f"{name}: degenerate distribution ({share})")]
+    return []
+
+
+def _float_anomalies(weight: Weight) -> list[Anomaly]:
+    dtype, exponent = _FLOATS[weight.quant.name]
+    bits = weight.data.view(dtype)
+    bad = int(np.count_nonzero((bits & exponent) == exponent))  # exponent all ones: Inf or NaN
+    if bad:
+        return [Anomaly(fatal=True, text=f"{weight.name}: {bad:,} values are NaN or infinite")]
+    magnitude = bits << 1  # without the sign: -0.0 is zero, too
+    return _zero_rows(weight, magnitude.reshape(weight.shape).any(axis=-1))
+
+
+def _block_anomalies(weight: Weight) -> list[Anomaly]:
+    found, present = [], np.zeros(0, dtype=bool)
+    blocks = weight.data.reshape(-1, weight.quant.type_size)
+    for scale in _SCALES[weight.quant.name]:
+        end = scale.offset + np.dtype(scale.dtype).itemsize
+        values = np.ascontiguousarray(blocks[:, scale.offset : end]).view(scale.dtype)
+        found += _scale_anomalies(weight, values.astype(np.float32), scale)
+        nonzero = values.reshape(-1) != 0
+        present = nonzero if not present.size else present | nonzero
+    if any(anomaly.fatal for anomaly in found):
+        return found
+    if weight.quant.name.startswith("TQ"):  # a scale for the whole tensor, so codes tell
+        zeros = quantize(weight.name, np.zeros((1, 256), np.float32), weight.quant).data
+        codes = slice(_SCALES[weight.quant.name][0].offset)
+        present &= (blocks[:, codes] != zeros[codes]).any(axis=1)
+    return found + _zero_rows(weight, present.reshape(*weight.shape[:-1], -1).any(axis=-1))
+
+
+def _scale_anomalies(weight: Weight, values: NDArray[np.float32], scale: _Scale) -> list[Anomaly]:
+    name, encoding = weight.name, weight.quant.name
+    bad = int(np.count_nonzero(~np.isfinite(values)))
+    if bad:
+        return [Anomaly(fatal=True, text=f"{name}: {bad:,} scales are NaN or infinite")]
+    found = []
+    negative = 0 if scale.signed else int(np.count_nonzero(values < 0))
+    if negative:
+        text = f"{name}: {negative:,} negative scales, which no quantizer of {encoding} writes"
+        found.append(Anomaly(fatal=False, text=text))
+    sizes = np.abs(values[values != 0])
+    if sizes.size and float(sizes.max()) > LARGEST_RATIO * float(np.median(sizes)):
+        ratio = float(sizes.max()) / float(np.median(sizes))
+        text = f"{name}: the largest scale is {ratio:,.0f} times the median one"
+        found.append(Anomaly(fatal=False, text=text))
+    return found
+
+
+def _i2_s_anomalies(weight: Weight) -> list[Anomaly]:
+    packed = weight.data[: int(np.prod(weight.shape)) // 4]
+    scales = weight.data[packed.size : packed.size + 4].view("<f4")
+    used = (packed.reshape(weight.shape[0], -1) != _ALL_ZERO_CODES).any(axis=1)
+    return _ternary_scale_anomalies(weight, scales) + _zero_rows(weight, used)
+
+
+def _ternary_anomalies(weight: Weight) -> list[Anomaly]:
+    ternary = unpack_ternary(weight)
+    found = _ternary_scale_anomalies(weight, np.asarray(ternary.scales).reshape(-1))
+    return found + _zero_rows(weight, (ternary.codes != 0).any(axis=1))
+
+
+def _ternary_scale_anomalies(weight: Weight, scales: NDArray[np.float32]) -> list[Anomaly]:
+    """A ternary scale is a mean of absolute weights: finite, above zero."""
+    wrong = scales[~(np.isfinite(scales) & (scales > 0))]
+    if not wrong.size:
+        return []
+    text = f"{weight.name}: a scale is {float(wrong[0]):g}, expected a finite number above 0"
+    return [Anomaly(fatal=True, text=text)]
+
+
+def _value_anomalies(weight: Weight, values: NDArray[np.float32]) -> list[Anomaly]:
+    bad = int(np.count_nonzero(~np.isfinite(values)))
+    if bad:
+        return [Anomaly(fatal=True, text=f"{weight.name}: {bad:,} values are NaN or infinite")]
+    return _zero_rows(weight, values.any(axis=-1))
+
+
+def _zero_rows(weight: Weight, used: NDArray[np.bool_] | np.bool_) -> list[Anomaly]:
+    """Rows without a number other than zero; *used* says which rows have one."""
+    used = np.atleast_1d(np.asarray(used))
+    rows = int(used.size - np.count_nonzero(used))
+    if not rows or weight.name.endswith((".bias", ".scale")):
+        return []
+    if rows == used.size:
+        return [Anomaly(fatal=True, text=f"{weight.name}: all values are zero")]
+    if weight.name == "token_embd.weight":  # tokens that no text used; common, and harmless
+        return []
+    return [Anomaly(fatal=False, text=f"{weight.name}: {rows:,} of {used.size:,} rows are zero")]

@@ -1,0 +1,165 @@
+"""``verify``, ``health`` and the scripts that call them: what they print and how they end."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_gguf
+
+from bitnet.hub.lockfile import Locked, write
+
+SCRIPTS = Path(__file__).parents[2] / "ci/scripts"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def model(tmp_path):
+    (tmp_path / "models").mkdir()
+    return tiny_gguf(tmp_path / "models/tiny.gguf")
+
+
+@pytest.fixture
+def broken(model):
+    path = model.with_name("broken.gguf")
+    path.write_bytes(model.read_bytes()[:-5000])
+    return path
+
+
+def script(name, *words):
+    """Run a shipped script with the commands of this checkout in its path."""
+    if os.name == "nt":
+        pytest.skip("a shell script")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [SCRIPTS / name, *map(str, words)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PATH": path},
+    )
+
+
+def test_a_sound_model_ends_with_one_line_that_says_so(bitnet, model):
+    done = bitnet("verify", "--model", model)
+    assert (done.code, done.out.splitlines()[-1]) == (0, f"{model} is fine")
+    assert [line[0] for line in done.out.splitlines()[:-1]] == list("✓✓✓✓✓-✓!")
+
+
+def test_a_failure_is_named_with_what_helps(bitnet, broken):
+    done = bitnet("verify", "--model", broken)
+    assert done.code == 15
+    assert f"{broken} failed: file" in done.err
+    assert "hint:" in done.err
+    assert "✗ file: " in done.out
+
+
+@pytest.mark.parametrize(("which", "code"), [("model", 0), ("broken", 15)])
+def test_json_has_every_check_and_the_same_exit_code(bitnet, request, which, code):
+    done = bitnet("verify", "--model", request.getfixturevalue(which), "--json")
+    report = json.loads(done.out)
+    assert (done.code, report["passed"]) == (code, code == 0)
+    assert len(report["checks"]) == 8
+    assert set(report["checks"][0]) == {"name", "status", "text", "hint", "duration_s"}
+
+
+def test_the_model_may_come_from_the_environment(bitnet, model, monkeypatch):
+    assert bitnet("verify").code == 2
+    monkeypatch.setenv("BITNET_GGUF", str(model))
+    assert bitnet("verify").code == 0
+    assert bitnet("verify", "--model", "none.gguf").code == 19
+
+
+def test_what_the_lock_file_pins_is_compared(bitnet, model):
+    entry = Locked(
+        "model", "org/tiny", "main", "tiny.gguf", None, "0" * 64, 5, "", "models/tiny.gguf"
+    )
+    write(Path("bitnet.lock.json"), [entry])
+    done = bitnet("verify", "--model", "models/tiny.gguf")
+    assert done.code == 15
+    assert f"bitnet.lock.json says {'0' * 64}" in done.out
+
+
+def test_a_file_with_the_name_of_a_packaged_model_must_be_it(bitnet, model):
+    renamed = model.rename(model.with_name("SmolLM2-135M-Instruct.Q4_1.gguf"))
+    done = bitnet("verify", "--model", renamed)
+    assert done.code == 15
+    assert "the pin of smollm2-135m says" in done.out
+
+
+def test_a_mock_passes_only_when_it_is_allowed(bitnet, model):
+    tiny_gguf(model, tokenizer=False)
+    assert bitnet("verify", "--model", model).code == 15
+    done = bitnet("verify", "--model", model, "--allow-mock")
+    assert done.code == 0
+    assert "MOCK" in done.out
+
+
+def test_health_has_a_line_for_each_model(bitnet, model):
+    tiny_gguf(model.with_name("second.gguf"))
+    done = bitnet("health")
+    assert done.code == 0
+    assert [line.split(":")[0] for line in done.out.splitlines()] == [
+        "Validating",
+        "Validating",
+        "✅ All models healthy",
+    ]
+
+
+def test_health_names_what_failed(bitnet, model, broken):
+    done = bitnet("health", "--model-dir", "models")
+    assert done.code == 15
+    assert "❌ Failed: models/broken.gguf" in done.out
+    assert "❌ Health check failed: models/broken.gguf" in done.err
+    assert "✅" not in done.out
+    reports = json.loads(bitnet("health", "--json").out)
+    assert [report["passed"] for report in reports] == [False, True]
+
+
+def test_a_folder_without_models_is_not_healthy(bitnet):
+    assert bitnet("health", "--model-dir", "none").code == 19
+
+
+def test_the_smoke_test_runs_the_model(model):
+    done = script("parity_smoke.sh", model)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"parity smoke test passed: {model}\n")
+
+
+@pytest.mark.parametrize(("which", "code"), [("broken", 15), ("absent", 19)])
+def test_the_smoke_test_ends_with_the_code_of_what_failed(model, broken, which, code):
+    done = script("parity_smoke.sh", {"broken": broken, "absent": "none.gguf"}[which])
+    assert done.returncode == code
+    assert "passed" not in done.stdout
+
+
+def test_the_smoke_test_takes_a_tokenizer_and_refuses_a_wrong_one(model, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(
+        '{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": []}, "added_tokens": []}'
+    )
+    assert script("parity_smoke.sh", model, tmp_path / "tokenizer.json").returncode == 15
+    assert script("parity_smoke.sh", model, model).returncode == 0
+
+
+@pytest.mark.parametrize("words", [(), ("a", "b", "c")])
+def test_the_smoke_test_says_how_it_is_used(words):
+    done = script("parity_smoke.sh", *words)
+    assert done.returncode == 2
+    assert "usage:" in done.stderr
+
+
+def test_the_health_check_looks_at_models_and_cache(model, broken):
+    assert script("tokenizer-health-check.sh", "models").returncode == 15
+    broken.unlink()
+    done = script("tokenizer-health-check.sh")
+    assert (done.returncode, "✅ All models healthy" in done.stdout) == (0, True)
+    damaged = Path(os.environ["XDG_CACHE_HOME"]) / "bitnet/tokenizers/llama3-128k/tokenizer.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text('{"model": ')
+    done = script("tokenizer-health-check.sh")
+    assert (done.returncode, "✗ Invalid JSON" in done.stdout) == (13, True)

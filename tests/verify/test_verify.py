@@ -1,0 +1,268 @@
+"""``verify_model``: a verdict for each check, on sound models and on damaged ones."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from builders import Tensor, i2_s, vocabulary, write_gguf
+from tiny_models import TOKENS, VOCAB, tiny, tiny_gguf
+
+from bitnet.errors import NotFound
+from bitnet.formats.gguf import GGUF
+from bitnet.quants import types
+from bitnet.quants.registry import quantize
+from bitnet.verify import Pin, passed, verify_model
+from bitnet.verify.forward import judge_logits
+
+NAMES = [
+    "file",
+    "metadata",
+    "tensors",
+    "weights",
+    "tokenizer",
+    "template",
+    "stop ids",
+    "forward pass",
+]
+TOKENIZER_KEYS = vocabulary(
+    TOKENS,
+    merges=[],
+    token_types=[3, 3, 3, *[1] * (VOCAB - 3)],
+    pre="gpt-2",
+    bos_token_id=0,
+    eos_token_id=1,
+)
+
+
+def verdicts(path, **options):
+    return {check.name: check for check in verify_model(path, **options)}
+
+
+def statuses(path, **options):
+    return [check.status for check in verify_model(path, **options)]
+
+
+def rewritten(path, change, **keys):
+    """The tiny model at *path* with its tensors changed by *change*."""
+    checkpoint = tiny("llama")
+    tensors = [
+        Tensor(name, weight.shape, 0, weight.data.tobytes())
+        for name, weight in checkpoint.weights.items()
+    ]
+    return write_gguf(path, checkpoint.metadata | TOKENIZER_KEYS | keys, change(tensors))
+
+
+def replaced(name, make):
+    return lambda tensors: [make(entry) if entry.name == name else entry for entry in tensors]
+
+
+@pytest.fixture
+def model(tmp_path):
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    return tiny_gguf(tmp_path / "tiny.gguf", **{"tokenizer.chat_template": template})
+
+
+def test_a_sound_model_passes_every_check(model):
+    checks = list(verify_model(model))
+    assert [check.name for check in checks] == NAMES
+    # Random weights know no English; everything else is as it should be.
+    assert [check.status for check in checks] == ["ok"] * 7 + ["warning"]
+    assert "untrained" in checks[-1].text
+    assert passed(checks)
+
+
+def test_a_model_without_a_template_skips_that_check_and_says_why(tmp_path):
+    found = verdicts(tiny_gguf(tmp_path / "tiny.gguf"))
+    assert found["template"].status == "skipped"
+    assert "it continues text" in found["template"].text
+
+
+def test_a_missing_model_is_an_error_and_no_verdict(tmp_path):
+    with pytest.raises(NotFound):
+        verify_model(tmp_path / "none.gguf")
+
+
+@pytest.mark.parametrize("cut", [3, 100, 5_000, 400_000])
+def test_a_truncated_file_fails_and_the_rest_is_skipped(model, cut):
+    model.write_bytes(model.read_bytes()[:-cut] if cut < 400_000 else b"GGUF")
+    checks = list(verify_model(model))
+    # Padding after the last tensor is no part of it.
+    if cut > 32:
+        assert [check.status for check in checks] == ["failed"] + ["skipped"] * 7
+        assert checks[0].hint
+
+
+def test_a_pinned_digest_is_compared(model):
+    wrong = verdicts(model, pin=Pin("0" * 64, "the lock file"))["file"]
+    assert wrong.status == "failed"
+    assert f"the lock file says {'0' * 64}" in wrong.text
+    right = Pin(wrong.text.split()[2].rstrip(","), "the lock file")
+    assert "SHA-256 as the lock file says" in verdicts(model, pin=right)["file"].text
+
+
+def test_a_missing_tensor_and_a_wrong_shape_are_both_listed(tmp_path):
+    def damage(tensors):
+        kept = [entry for entry in tensors if entry.name != "blk.1.ffn_up.weight"]
+        return [
+            Tensor(e.name, (2, e.shape[0] // 2), e.type, e.data)
+            if e.name == "output_norm.weight"
+            else e
+            for e in kept
+        ]
+
+    found = verdicts(rewritten(tmp_path / "m.gguf", damage))
+    assert found["tensors"].status == "failed"
+    assert "blk.1.ffn_up.weight (512, 256) is missing" in found["tensors"].text
+    assert "output_norm.weight has shape (2, 128), expected (256,)" in found["tensors"].text
+    assert found["forward pass"].status == "skipped"
+
+
+def test_nan_in_one_tensor_shows_in_its_numbers_and_in_the_logits(tmp_path):
+    def damage(entry):
+        raw = np.frombuffer(entry.data, "<f4").copy()
+        raw[7] = np.nan
+        return Tensor(entry.name, entry.shape, 0, raw.tobytes())
+
+    found = verdicts(rewritten(tmp_path / "m.gguf", replaced("blk.0.attn_v.weight", damage)))
+    assert "blk.0.attn_v.weight: 1 values are NaN" in found["weights"].text
+    assert found["weights"].status == found["forward pass"].status == "failed"
+
+
+def test_invalid_ternary_codes_fail(tmp_path):
+    def damage(entry):
+        return i2_s(
+            entry.name, entry.shape, codes=[3] * 128 + [i % 3 for i in range(256 * 256 - 128)]
+        )
+
+    found = verdicts(rewritten(tmp_path / "m.gguf", replaced("blk.0.attn_q.weight", damage)))
+    assert "128 of 65,536 codes mean nothing" in found["weights"].text
+    assert found["weights"].status == "failed"
+
+
+def test_shares_of_ternary_codes_are_told(tmp_path):
+    change = replaced("blk.0.attn_q.weight", lambda entry: i2_s(entry.name, entry.shape))
+    found = verdicts(rewritten(tmp_path / "m.gguf", change))
+    assert found["weights"].text.endswith("ternary: -1 33.3%, 0 33.3%, +1 33.3%")
+
+
+def test_flat_logits_fail(tmp_path):
+    def damage(entry):
+        return Tensor(entry.name, entry.shape, 0, bytes(len(entry.data)))
+
+    found = verdicts(rewritten(tmp_path / "m.gguf", replaced("output_norm.weight", damage)))
+    assert found["forward pass"].status == "failed"
+    assert "flat" in found["forward pass"].text
+
+
+def test_a_model_without_tokenizer_fails_unless_a_mock_is_allowed(tmp_path, monkeypatch):
+    model = tiny_gguf(tmp_path / "tiny.gguf", tokenizer=False)
+    found = verdicts(model)
+    assert found["tokenizer"].status == "failed"
+    assert "--allow-mock" in found["tokenizer"].hint
+    allowed = verdicts(model, allow_mock=True)
+    assert (allowed["tokenizer"].status, allowed["forward pass"].status) == ("warning", "ok")
+    assert "MOCK" in allowed["tokenizer"].text
+    monkeypatch.setenv("BITNET_STRICT_TOKENIZERS", "1")
+    assert verdicts(model, allow_mock=True)["tokenizer"].status == "failed"
+
+
+def test_a_tokenizer_with_another_vocabulary_fails(model, tmp_path):
+    words = {f"w{n}": n for n in range(VOCAB)}
+    other = {"model": {"type": "BPE", "vocab": words, "merges": []}, "added_tokens": []}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/tokenizer.json").write_text(json.dumps(other))
+    found = verdicts(model, tokenizer=tmp_path / "other/tokenizer.json")
+    assert found["tokenizer"].status == "failed"
+    assert found["stop ids"].text == "there is no tokenizer"
+
+
+def test_a_named_tokenizer_is_compared_text_by_text(model, tmp_path, bitnet):
+    assert bitnet("export-tokenizer", model, "--into", tmp_path / "own").code == 0
+    found = verdicts(model, tokenizer=tmp_path / "own/tokenizer.json")["tokenizer"]
+    assert found.status == "ok"
+    assert "40 of 40 probe texts (100%) give the same ids" in found.text
+
+
+def test_an_unknown_architecture_fails_by_name(tmp_path):
+    found = verdicts(tiny_gguf(tmp_path / "m.gguf", **{"general.architecture": "mamba"}))
+    assert found["metadata"].status == "failed"
+    assert "mamba" in found["metadata"].text
+    assert found["tensors"].status == "skipped"
+
+
+def test_a_vocabulary_only_file_has_its_tokenizer_checked(tmp_path):
+    path = write_gguf(tmp_path / "v.gguf", {"general.architecture": "llama"} | TOKENIZER_KEYS)
+    found = verdicts(path)
+    assert found["tokenizer"].status == "ok"
+    assert {found[name].status for name in ("tensors", "weights", "forward pass")} == {"skipped"}
+
+
+def test_logits_that_do_not_depend_on_the_input_fail():
+    rows = np.tile(np.linspace(-5, 5, 16), (3, 1))
+    status, text, _ = judge_logits(rows, [1, 2, 3], judge_text=True)
+    assert (status, "whatever the model is given" in text) == ("failed", True)
+
+
+def test_the_loss_is_the_mean_of_the_negative_log_likelihoods():
+    rows = np.log(np.array([[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [1 / 3, 1 / 3, 1 / 3 + 0.1]]))
+    _, text, _ = judge_logits(rows, [2, 0, 1], judge_text=True)
+    expected = -(np.log(0.5) + np.log(0.8)) / 2
+    assert f"{expected:.2f}, by guessing {np.log(3):.2f}" in text
+
+
+# Real models: sound ones pass, and damage that leaves the file readable is still seen.
+
+
+@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"])
+def test_real_models_pass_every_check(test_models, name):
+    assert set(statuses(test_models / name)) <= {"ok", "skipped"}
+
+
+@pytest.fixture
+def smollm2(test_models, tmp_path):
+    copy = tmp_path / "model.gguf"
+    shutil.copyfile(Path(test_models) / "SmolLM2-135M-Instruct.Q4_1.gguf", copy)
+    return copy
+
+
+def overwrite(path, tensor, change):
+    with GGUF.open(path) as gguf:
+        info = gguf.tensors[tensor]
+    with path.open("r+b") as file:
+        file.seek(info.offset)
+        raw = np.frombuffer(file.read(info.size_bytes), np.uint8).copy()
+        file.seek(info.offset)
+        file.write(change(raw, info).tobytes())
+
+
+def test_a_permuted_tensor_of_a_real_model_is_worse_than_guessing(smollm2):
+    def permute(raw, info):
+        rows = raw.reshape(info.shape[0], -1)
+        return rows[np.random.default_rng(0).permutation(len(rows))]
+
+    overwrite(smollm2, "token_embd.weight", permute)
+    found = verdicts(smollm2)["forward pass"]
+    assert (found.status, "damaged" in found.text) == ("warning", True)
+
+
+def test_one_flipped_scale_of_a_real_model_is_named(smollm2):
+    def flip(raw, info):
+        raw[20 * 1000 + 1] ^= 0x80
+        return raw
+
+    overwrite(smollm2, "blk.3.ffn_up.weight", flip)
+    found = verdicts(smollm2)["weights"]
+    assert found.status == "warning"
+    assert "blk.3.ffn_up.weight: 1 negative scales" in found.text
+
+
+def test_another_quantization_of_the_same_matrix_is_sound(tmp_path):
+    def smaller(entry):
+        values = np.frombuffer(entry.data, "<f4").reshape(entry.shape)
+        weight = quantize(entry.name, values, types.by_name("Q8_0"))
+        return Tensor(entry.name, entry.shape, 8, weight.data.tobytes())
+
+    found = verdicts(rewritten(tmp_path / "m.gguf", replaced("blk.0.ffn_up.weight", smaller)))
+    assert found["weights"].status == "ok"

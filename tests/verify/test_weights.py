@@ -1,0 +1,130 @@
+"""Every kind of damage to a tensor's numbers is named, and sound tensors pass."""
+
+import numpy as np
+import pytest
+
+from bitnet.formats.gguf_ternary import TernaryCounts
+from bitnet.quants import types
+from bitnet.quants.registry import PACKED_U8, quantize
+from bitnet.quants.weight import Weight
+from bitnet.verify.weights import code_anomalies, weight_anomalies
+
+SOUND = np.random.default_rng(0).standard_normal((4, 256)).astype(np.float32)
+ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
+TERNARY = ("I2_S", "TQ1_0", "TQ2_0")
+
+
+def encoded(name, values=SOUND, tensor="blk.0.attn_q.weight"):
+    if name in TERNARY:
+        values = np.sign(values) * (np.abs(values) > 0.5) * 0.25
+    weight = quantize(tensor, values.astype(np.float32), types.by_name(name))
+    return Weight(tensor, weight.shape, weight.quant, weight.data.copy())
+
+
+def with_bytes(weight, at, raw):
+    weight.data[at : at + len(raw)] = np.frombuffer(raw, dtype=np.uint8)
+    return weight
+
+
+@pytest.mark.parametrize("name", [*ENCODINGS, *TERNARY])
+def test_a_sound_tensor_has_nothing_odd(name):
+    assert weight_anomalies(encoded(name)) == []
+
+
+@pytest.mark.parametrize("name", [*ENCODINGS, *TERNARY])
+def test_a_row_of_zeros_is_counted(name):
+    values = SOUND.copy()
+    values[2] = 0
+    (found,) = weight_anomalies(encoded(name, values))
+    assert "1 of 4 rows are zero" in found.text
+    assert not found.fatal
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_a_tensor_of_zeros_cannot_be_right(name):
+    (found,) = weight_anomalies(encoded(name, SOUND * 0))
+    assert (found.fatal, found.text) == (True, "blk.0.attn_q.weight: all values are zero")
+
+
+def test_unused_tokens_and_biases_may_be_zero():
+    values = SOUND.copy()
+    values[2] = 0
+    assert weight_anomalies(encoded("Q8_0", values, "token_embd.weight")) == []
+    assert weight_anomalies(encoded("F32", SOUND[0] * 0, "blk.0.attn_q.bias")) == []
+
+
+def test_a_norm_of_zeros_cannot_be_right():
+    (found,) = weight_anomalies(encoded("F32", SOUND[0] * 0, "blk.0.attn_norm.weight"))
+    assert found.fatal
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "raw", "what"),
+    [
+        ("F32", 8, np.float32("nan").tobytes(), "values"),
+        ("F16", 8, np.float16("-inf").tobytes(), "values"),
+        ("BF16", 8, b"\x80\x7f", "values"),
+        ("Q8_0", 34, np.float16("nan").tobytes(), "scales"),
+        ("Q4_1", 22, np.float16("inf").tobytes(), "scales"),
+        ("TQ2_0", 64, np.float16("nan").tobytes(), "scales"),
+        ("TQ1_0", 52, np.float16("nan").tobytes(), "scales"),
+    ],
+)
+def test_numbers_that_are_not_finite_are_counted(name, at, raw, what):
+    found = weight_anomalies(with_bytes(encoded(name), at, raw))
+    assert [entry.text for entry in found] == [f"blk.0.attn_q.weight: 1 {what} are NaN or infinite"]
+    assert found[0].fatal
+
+
+@pytest.mark.parametrize(("name", "at"), [("Q8_0", 0), ("Q4_1", 20), ("TQ2_0", 64)])
+def test_a_flipped_sign_of_a_scale_is_named(name, at):
+    weight = encoded(name)
+    weight.data[at + 1] ^= 0x80
+    (found,) = weight_anomalies(weight)
+    assert f"1 negative scales, which no quantizer of {name} writes" in found.text
+
+
+def test_a_scale_with_a_flipped_exponent_is_named():
+    weight = encoded("Q8_0")
+    weight.data[1] ^= 0x40
+    (found,) = weight_anomalies(weight)
+    assert "times the median one" in found.text
+
+
+@pytest.mark.parametrize("scale", [-1.0, 0.0, float("nan"), float("inf")])
+def test_the_scale_of_i2_s_is_finite_and_above_zero(scale):
+    weight = encoded("I2_S")
+    found = weight_anomalies(with_bytes(weight, 256, np.float32(scale).tobytes()))
+    assert found[0].fatal
+    assert "expected a finite number above 0" in found[0].text
+
+
+def test_packed_safetensors_weights_are_decoded():
+    packed = np.full((1, 256), 0b01010101, dtype=np.uint8)
+    weight = Weight("blk.0.ffn_up.weight", (4, 256), PACKED_U8, packed.reshape(-1))
+    (found,) = weight_anomalies(weight)
+    assert "all values are zero" in found.text
+
+
+def counts(minus, zero, plus, invalid=0):
+    return TernaryCounts("t", minus, zero, plus, invalid, None, True)
+
+
+@pytest.mark.parametrize(
+    ("found", "fatal", "said"),
+    [
+        (counts(30, 40, 30, 1), True, "1 of 101 codes mean nothing"),
+        (counts(0, 100, 0), True, "all 100 weights are zero"),
+        (counts(0, 0, 100), True, "all weights have one value"),
+        (counts(1, 50, 49), False, "degenerate distribution"),
+        (counts(1, 998, 1), False, "degenerate distribution"),
+    ],
+)
+def test_codes_that_no_trained_model_has_are_named(found, fatal, said):
+    (anomaly,) = code_anomalies(found)
+    assert anomaly.fatal == fatal
+    assert said in anomaly.text
+
+
+def test_codes_of_a_trained_model_pass():
+    assert code_anomalies(counts(29, 42, 29)) == []
