@@ -1,7 +1,7 @@
 """Copies of GGUF files with corrected metadata; tensor data goes over bit for bit.
 
 Only the header is written anew. The data section is copied as one piece, so offsets, padding and
-whatever else lies in it stay as they are.
+whatever else lies in it stay as they are. ``gguf_new.py`` writes files of new tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-__all__ = ["Change", "parse_change", "write_copy"]
+__all__ = ["Change", "parse_change", "publish", "raw_values", "refuse_existing", "write_copy"]
 
 _CHUNK_BYTES = 8 << 20
 _TYPE_IDS = {name: number for number, (name, _, _) in enumerate(VALUE_TYPES)}
@@ -148,8 +148,7 @@ def write_copy(
         InvalidFormat: *source* is no GGUF file or damaged.
         IntegrityError: the copy read back differs.
     """
-    if output.exists():
-        raise _exists(output)
+    refuse_existing(output)
     with GGUF.open(source) as gguf:
         if len(gguf.paths) > 1:
             raise Unsupported(
@@ -167,7 +166,7 @@ def write_copy(
         try:
             digest = _write(partial, header, view[gguf.data_offset :], on_progress)
             _verify(partial, gguf, parsed, data_offset=len(header), digest=digest)
-            _publish(partial, output)
+            publish(partial, output)
         except OSError as error:
             raise from_os_error(error, output) from error
         finally:
@@ -273,8 +272,22 @@ def _hash(file: BinaryIO) -> bytes:
     return digest.digest()
 
 
-def _publish(partial: Path, output: Path) -> None:
-    """Give the copy its name, never in place of a file that came into being meanwhile."""
+def raw_values(gguf: GGUF) -> dict[str, bytes]:
+    """Type id and value of every key of *gguf* (its first part), as the file has them."""
+    view = gguf.file_view()
+    index = gguf_index.index(view, len(view))
+    assert isinstance(index, Index)
+    return {
+        key.name.decode("utf-8", "surrogateescape"): _as_it_was(view, key) for key in index.keys
+    }
+
+
+def publish(partial: Path, output: Path) -> None:
+    """Give the copy its name, never in place of a file that came into being meanwhile.
+
+    Raises:
+        UsageError: there is such a file.
+    """
     try:
         os.link(partial, output)
     except FileExistsError:
@@ -283,6 +296,16 @@ def _publish(partial: Path, output: Path) -> None:
         if output.exists():
             raise _exists(output) from None
         partial.rename(output)
+
+
+def refuse_existing(output: Path) -> None:
+    """Stop where writing *output* would replace something.
+
+    Raises:
+        UsageError: it exists.
+    """
+    if output.exists():
+        raise _exists(output)
 
 
 def _exists(output: Path) -> UsageError:

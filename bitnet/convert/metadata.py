@@ -1,0 +1,93 @@
+"""The keys of a converted file: what the model is, and its tokenizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import TokenizerNotFound
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.gguf_new import encode_value
+from bitnet.formats.gguf_write import raw_values
+from bitnet.tokenizer.from_gguf import spec_from_gguf
+from bitnet.tokenizer.load import load_spec
+from bitnet.tokenizer.to_gguf import gguf_keys
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bitnet.convert.request import Request
+    from bitnet.formats.checkpoint import Checkpoint
+
+__all__ = ["metadata"]
+
+# general.file_type as llama.cpp numbers it; 40 is bitnet.cpp's.
+_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "I2_S": 40}
+
+
+def metadata(checkpoint: Checkpoint, request: Request) -> dict[str, bytes]:
+    """Every key of the new file."""
+    about = {
+        "general.file_type": _FILE_TYPES[request.type],
+        "general.quantization_version": 2,
+    }
+    encoded = {key: encode_value(value) for key, value in about.items()}
+    if checkpoint.path.is_dir():
+        keys = _keys_of_folder(checkpoint)
+        own = {key: encode_value(value) for key, value in keys.items()} | encoded
+        return own | _tokenizer(checkpoint, request, default=checkpoint.path)
+    with GGUF.open(checkpoint.path) as gguf:
+        raw = {
+            key: value
+            for key, value in raw_values(gguf).items()
+            if not key.startswith(("split.", "general.alignment"))
+        } | encoded
+        if request.no_tokenizer or request.tokenizer:
+            kept = {key: value for key, value in raw.items() if not key.startswith("tokenizer.")}
+            return kept | _tokenizer(checkpoint, request, default=None)
+        return raw | _missing_pre(gguf, request)
+
+
+def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
+    keys = dict(checkpoint.metadata)
+    prefix = checkpoint.architecture
+    keys["general.name"] = checkpoint.path.resolve().name
+    keys[f"{prefix}.vocab_size"] = checkpoint.weights["token_embd.weight"].shape[0]
+    head_dim = keys.get(f"{prefix}.attention.key_length")
+    if head_dim is not None:
+        keys[f"{prefix}.attention.value_length"] = head_dim
+    window = f"{prefix}.attention.sliding_window"
+    if not keys.get(window) and not prefix.startswith("gemma"):
+        keys.pop(window, None)  # its absence says the same, and older readers trip over 0
+    return keys
+
+
+def _tokenizer(
+    checkpoint: Checkpoint, request: Request, *, default: Path | None
+) -> dict[str, bytes]:
+    """The keys of the tokenizer that is asked for, or of the one at *default*."""
+    path = request.tokenizer or default
+    if request.no_tokenizer or path is None:
+        return {}
+    try:
+        spec = load_spec(path, pre=request.pre)
+    except TokenizerNotFound as error:
+        raise TokenizerNotFound(
+            error.message, hint="name one: --tokenizer PATH, or leave it out: --no-tokenizer"
+        ) from None
+    rows = checkpoint.weights["token_embd.weight"].shape[0]
+    name = checkpoint.metadata.get("general.name", checkpoint.path.name)
+    keys = gguf_keys(spec, rows=rows, pre=request.pre, more={"general.name": name})
+    return {key: encode_value(value) for key, value in keys.items()}
+
+
+def _missing_pre(gguf: GGUF, request: Request) -> dict[str, bytes]:
+    """The pre-tokenizer's name, where *gguf* leaves it out and its vocabulary is a known one."""
+    key = "tokenizer.ggml.pre"
+    if request.pre:
+        return {key: encode_value(request.pre)}
+    if key in gguf.metadata or gguf.metadata.get("tokenizer.ggml.model") != "gpt2":
+        return {}
+    try:
+        return {key: encode_value(spec_from_gguf(gguf).pre)}
+    except TokenizerNotFound:
+        return {}  # the copy is as incomplete as the source

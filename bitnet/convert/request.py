@@ -1,0 +1,46 @@
+"""What a converted file is to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bitnet.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bitnet.formats.checkpoint import I2SLayout
+
+__all__ = ["ENCODINGS", "TERNARY", "Request"]
+
+TERNARY = ("I2_S", "TQ1_0", "TQ2_0")
+ENCODINGS = ("F32", "F16", "BF16", "Q8_0", *TERNARY)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the new file is to be.
+
+    Attributes:
+        type: encoding of the matrices, one of :data:`ENCODINGS`; a ternary one is for those of the
+            blocks, while embedding and head stay as they are, or become F16.
+        tokenizer: file or folder with the tokenizer; by default the one of the source.
+        no_tokenizer: leave the tokenizer out.
+        pre: name of the pre-tokenizer, where it cannot be told.
+        allow_lossy: write also what loses something.
+        i2_s_layout: the processor that wrote the I2_S weights of the source.
+    """
+
+    type: str
+    tokenizer: Path | None = None
+    no_tokenizer: bool = False
+    pre: str | None = None
+    allow_lossy: bool = False
+    i2_s_layout: I2SLayout = "x86"
+
+    def __post_init__(self) -> None:
+        if self.type not in ENCODINGS:
+            raise UsageError(f"--type is {self.type!r}, expected one of {', '.join(ENCODINGS)}")
+        if self.no_tokenizer and (self.tokenizer or self.pre):
+            raise UsageError("--no-tokenizer goes with neither --tokenizer nor --pre")

@@ -1,0 +1,317 @@
+"""One tensor into another encoding, and whether it came out as it went in."""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bitnet.convert.request import TERNARY
+from bitnet.errors import Unsupported, VerificationFailed
+from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.models.load import config_from
+from bitnet.quants import registry, types
+from bitnet.quants.i2_s import pack_i2_s
+from bitnet.quants.ternary import Ternary, ternarize
+from bitnet.quants.tq import pack_tq1_0, pack_tq2_0
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from bitnet.convert.request import Request
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.quants.types import QuantType
+    from bitnet.quants.weight import Weight
+
+__all__ = ["Converted", "Job", "compare", "job"]
+
+_FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
+_ROUNDED = frozenset({"F16", "BF16", "Q8_0"})
+_CHUNK = 1 << 22  # weights at a time
+_COPY_BYTES = 8 << 20
+_ALLOW = "to accept that: --allow-lossy"
+
+
+@dataclass(frozen=True)
+class Converted:
+    """One tensor, read back.
+
+    Attributes:
+        name: GGUF name.
+        before: its encoding in the source.
+        after: its encoding in the file.
+        exact: it decodes to the same numbers.
+        error: largest difference, as a share of the largest weight.
+    """
+
+    name: str
+    before: str
+    after: str
+    exact: bool
+    error: float = 0.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A tensor of the source and what it becomes.
+
+    Attributes:
+        weight: of the source.
+        target: its new encoding.
+        order: new row i is old row ``order[i]``; ``None``: rows stay.
+        allow_lossy: it may lose something beyond the rounding of floats.
+    """
+
+    weight: Weight
+    target: QuantType
+    order: NDArray[np.intp] | None
+    allow_lossy: bool
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the bytes stay as they are."""
+        same = self.target == self.weight.quant
+        return same and self.order is None and self.weight.scale == 1.0
+
+    @property
+    def from_ternary(self) -> bool:
+        """Whether the source has codes and scales."""
+        return self.weight.quant.is_ternary or self.weight.quant in _UNNUMBERED
+
+    @property
+    def step(self) -> int:
+        """Rows at a time; all of them where an encoding has no rows of its own."""
+        if self.from_ternary or self.target.is_ternary or len(self.weight.shape) != 2:
+            return sys.maxsize
+        return max(1, _CHUNK // max(self.weight.shape[1], 1))
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The bytes of the new tensor."""
+        if self.is_copy:
+            raw = self.weight.data[: self.target.size_bytes(self.weight.shape)].data
+            for start in range(0, len(raw), _COPY_BYTES):
+                yield raw[start : start + _COPY_BYTES]
+        elif self.target.name in TERNARY:
+            yield _PACKERS[self.target.name](self._fitted()).tobytes()
+        else:
+            for values in self.values():
+                with np.errstate(over="ignore"):  # told by what is read back
+                    encoded = registry.quantize(self.weight.name, values, self.target)
+                yield encoded.data.tobytes()
+
+    def values(self, step: int = 0) -> Iterator[NDArray[np.float32]]:
+        """The numbers of the tensor in their new order, *step* rows at a time."""
+        weight, step = self.weight, step or self.step
+        if step >= weight.shape[0]:
+            values = registry.dequantize(weight)
+            yield values if self.order is None else values[self.order]
+            return
+        rows, columns = weight.shape
+        data = weight.data[: weight.quant.size_bytes(weight.shape)].reshape(rows, -1)
+        for start in range(0, rows, step):
+            part = slice(start, start + step)
+            some = data[part] if self.order is None else data[self.order[part]]
+            shape = (len(some), columns)
+            yield registry.dequantize(replace(weight, shape=shape, data=some.reshape(-1)))
+
+    def ternary(self) -> Ternary:
+        """Codes and scales of the tensor in their new order.
+
+        Raises:
+            Unsupported: its weights are not ternary, and may not be made so.
+        """
+        if self.from_ternary:
+            found = registry.unpack_ternary(self.weight)
+        else:
+            found = self._from_numbers(registry.dequantize(self.weight))
+        if self.order is None:
+            return found
+        scales = found.scales if len(found.scales) == 1 else found.scales[self.order]
+        return Ternary(found.codes[self.order], scales)
+
+    def _from_numbers(self, values: NDArray[np.float32]) -> Ternary:
+        """*values* that are ternary already, taken as they are; others only if that is allowed."""
+        scale = np.abs(values).max(initial=0).astype(np.float32)
+        codes = np.sign(values).astype(np.int8)
+        if np.isfinite(scale) and np.array_equal(codes * scale, values):
+            return Ternary(codes, scale.reshape(1, 1))
+        if not self.allow_lossy:
+            raise Unsupported(
+                f"{self.weight.name} ({self.weight.quant.name}) is not ternary: as "
+                f"{self.target.name} the model would be another one",
+                hint=f"choose Q8_0; or, {_ALLOW}",
+            )
+        return ternarize(values)
+
+    def _fitted(self) -> Ternary:
+        """:meth:`ternary` with scales the target can hold.
+
+        Raises:
+            Unsupported: it cannot hold them exactly, and that is not allowed.
+        """
+        found = self.ternary()
+        used = _used(found)
+        if self.target.name == "I2_S":
+            distinct = np.unique(found.scales[np.broadcast_to(used > 0, found.scales.shape)])
+            if len(distinct) <= 1:
+                single = distinct if len(distinct) else np.ones(1, np.float32)
+                return Ternary(found.codes, single.astype(np.float32).reshape(1, 1))
+            self._refuse(f"has {len(distinct):,} different scales, I2_S holds one per tensor")
+            mean = (found.scales.astype(np.float64) * used).sum() / used.sum()
+            return Ternary(found.codes, np.full((1, 1), mean, dtype=np.float32))
+        with np.errstate(over="ignore"):
+            halves = found.scales.astype(np.float16).astype(np.float32)
+        if not np.isfinite(halves).all():
+            raise Unsupported(
+                f"{self.weight.name}: its scale {np.abs(found.scales).max():g} does not fit into "
+                f"the float16 of {self.target.name}",
+                hint="choose I2_S",
+            )
+        differs = (halves != found.scales) & (used > 0)
+        if differs.any():
+            at = np.unravel_index(int(differs.argmax()), differs.shape)
+            self._refuse(
+                f"has the scale {found.scales[at]:.9g}, which {self.target.name} holds as "
+                f"{halves[at]:.9g} (float16)"
+            )
+        return Ternary(found.codes, halves)
+
+    def _refuse(self, why: str) -> None:
+        if not self.allow_lossy:
+            raise Unsupported(
+                f"{self.weight.name} {why}: the conversion would not be exact",
+                hint=f"choose I2_S, or, {_ALLOW}" if "float16" in why else _ALLOW,
+            )
+
+
+_UNNUMBERED = (registry.I2_S_ARM, registry.PACKED_U8)
+_PACKERS = {"I2_S": pack_i2_s, "TQ1_0": pack_tq1_0, "TQ2_0": pack_tq2_0}
+
+
+def _used(ternary: Ternary) -> NDArray[np.int64]:
+    """How many weights each scale multiplies that are not zero, in the shape of the scales."""
+    rows, groups = ternary.codes.shape[0], ternary.scales.shape[1]
+    counts = np.count_nonzero(ternary.codes.reshape(rows, groups, -1), axis=2)
+    used: NDArray[np.int64] = (
+        counts if len(ternary.scales) == rows else counts.sum(axis=0, keepdims=True)
+    )
+    return used
+
+
+def job(weight: Weight, checkpoint: Checkpoint, request: Request) -> Job:
+    """What *request* makes of one *weight* of *checkpoint*."""
+    target = _target(weight, request.type, keeps=checkpoint.path.is_file())
+    return Job(weight, target, _row_order(weight, checkpoint), request.allow_lossy)
+
+
+def _target(weight: Weight, wanted: str, *, keeps: bool) -> QuantType:
+    """The encoding *weight* gets; one of a GGUF file *keeps* what nobody asked to change."""
+    own = _named("I2_S") if weight.quant == registry.I2_S_ARM else weight.quant
+    quant = _named(wanted)
+    if len(weight.shape) != 2:
+        return own if keeps else _named("F32")
+    if wanted in TERNARY:
+        if weight.name.startswith("blk.") and weight.name.endswith(".weight"):
+            return quant
+        return own if keeps else _named("F16")
+    return _named("F16") if weight.shape[1] % quant.block_size else quant
+
+
+def _named(name: str) -> QuantType:
+    found = types.by_name(name)
+    assert found is not None, name
+    return found
+
+
+def _row_order(weight: Weight, checkpoint: Checkpoint) -> NDArray[np.intp] | None:
+    """How rows move where the file's readers expect rotated pairs side by side.
+
+    Raises:
+        Unsupported: only a part of each head is rotated.
+    """
+    if checkpoint.architecture != "llama" or checkpoint.rope_style == "interleaved":
+        return None
+    part = weight.name.rpartition(".")[0].rpartition(".")[2]
+    if part not in ("attn_q", "attn_k"):
+        return None
+    config = config_from(checkpoint)
+    if config.rope.dims != config.head_dim:
+        raise Unsupported(
+            f"{checkpoint.path.name}: {config.rope.dims} of {config.head_dim} elements of a head "
+            "are rotated; a llama GGUF file cannot say that",
+            hint="run the folder as it is",
+        )
+    heads = config.n_heads if part == "attn_q" else config.n_kv_heads
+    rows = np.arange(weight.shape[0]).reshape(heads, 2, -1)
+    return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
+
+
+def compare(path: Path, jobs: Sequence[Job]) -> Iterator[Converted]:
+    """Every tensor of the file at *path* against its source.
+
+    Raises:
+        VerificationFailed: one is not what it was meant to be.
+        Unsupported: one lost something, and may not.
+    """
+    written = open_checkpoint(path).weights
+    for one in jobs:
+        weight = written[one.weight.name]
+        exact, error = _difference(one, weight)
+        result = Converted(weight.name, one.weight.quant.name, weight.quant.name, exact, error)
+        if math.isnan(error) or math.isinf(error):
+            raise Unsupported(
+                f"{weight.name}: {weight.quant.name} cannot hold its largest weights",
+                hint="choose BF16 or F32",
+            )
+        rounded = one.weight.quant.name in _FLOATS and weight.quant.name in _ROUNDED
+        if not exact and not rounded and not one.allow_lossy:
+            if one.is_copy:
+                raise VerificationFailed(
+                    f"{weight.name}: what was read back differs", hint="check the disk"
+                )
+            raise Unsupported(
+                f"{weight.name}: {one.weight.quant.name} -> {weight.quant.name} would not be "
+                f"exact (by {error:.2g} of the largest weight)",
+                hint=f"choose F32, or, {_ALLOW}",
+            )
+        yield result
+
+
+def _difference(job: Job, written: Weight) -> tuple[bool, float]:
+    """Whether *written* is the source exactly, and the largest difference relative to it."""
+    if job.is_copy:
+        size = written.quant.size_bytes(written.shape)
+        exact = np.array_equal(job.weight.data[:size], written.data[:size])
+        return exact, 0.0
+    if job.target.is_ternary and job.from_ternary:
+        return _ternary_difference(job.ternary(), registry.unpack_ternary(written), written.name)
+    copied = Job(written, written.quant, None, allow_lossy=False)
+    largest, apart, exact = 0.0, 0.0, True
+    for before, after in zip(job.values(), copied.values(job.step), strict=True):
+        exact = exact and np.array_equal(before, after)
+        largest = max(largest, float(np.abs(before).max(initial=0)))
+        apart = max(apart, float(np.abs(before - after).max(initial=0)))
+    return exact, apart / largest if largest else apart
+
+
+def _ternary_difference(source: Ternary, copy: Ternary, name: str) -> tuple[bool, float]:
+    """Codes must be the same; a scale counts where it multiplies something."""
+    if not np.array_equal(source.codes, copy.codes):
+        raise VerificationFailed(f"{name}: other codes than its source's", hint="check the disk")
+    groups = max(source.scales.shape[1], copy.scales.shape[1])
+    before, after = (
+        np.broadcast_to(
+            np.repeat(scales, groups // scales.shape[1], axis=1), (len(source.codes), groups)
+        )
+        for scales in (source.scales, copy.scales)
+    )
+    used = _used(Ternary(source.codes, before)) > 0
+    apart = np.where(used, np.abs(before - after), 0).max(initial=0)
+    largest = np.where(used, np.abs(before), 0).max(initial=0)
+    return bool(apart == 0), float(apart / largest) if largest else 0.0

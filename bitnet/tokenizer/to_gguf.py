@@ -1,0 +1,205 @@
+"""A tokenizer as the ``tokenizer.*`` keys of a GGUF file, if they can say it exactly.
+
+What was made is read back as any GGUF file is, and compared with the original: ids of the probe
+texts with and without special tokens, what goes around a text, and what ends a generation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import BitnetError, Unsupported, VocabMismatch
+from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer.from_gguf import spec_from_metadata
+from bitnet.tokenizer.gguf_fields import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from bitnet.tokenizer.portable import PortableEngine
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.probes import probe_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from bitnet.tokenizer.spec import Step, TokenizerSpec
+
+__all__ = ["gguf_keys", "pre_name"]
+
+_GGML = "tokenizer.ggml."
+_ADDED_PROBED = 300
+_HINT = "convert with another --tokenizer, or without one: --no-tokenizer"
+
+
+def gguf_keys(
+    spec: TokenizerSpec,
+    *,
+    rows: int,
+    pre: str | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """*spec* as metadata; arrays are lists, ``bytes`` an array of uint8.
+
+    Args:
+        spec: the tokenizer.
+        rows: of the model's embedding; ids without a token become unused ones.
+        pre: name of the pre-tokenizer, where it cannot be told from *spec*.
+        more: keys of the same file that say how it is read, such as ``general.name``.
+
+    Raises:
+        Unsupported: GGUF cannot say what *spec* is, or what it says reads back as something else.
+        VocabMismatch: *spec* has more ids than the model.
+    """
+    if spec.vocab_size > rows:
+        raise VocabMismatch(
+            f"Vocabulary size mismatch: {spec.source} has {spec.vocab_size:,} tokens, "
+            f"the model has {rows:,}",
+            hint="name the model's own tokenizer: --tokenizer PATH",
+        )
+    keys = _vocabulary(spec, rows) | _kind(spec, rows, pre) | _special(spec)
+    if spec.chat_template is not None:
+        keys["tokenizer.chat_template"] = spec.chat_template
+    found = _read_back(keys | dict(more or {}), spec)
+    left = sorted(spec.stop_ids - found.stop_ids)
+    for role, id in zip(("eot", "eom"), left, strict=False):
+        keys[f"{_GGML}{role}_token_id"] = id
+    _prove(_read_back(keys | dict(more or {}), spec), spec)
+    return keys
+
+
+def pre_name(spec: TokenizerSpec) -> str:
+    """GGUF's name for how *spec* cuts text.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    if spec.pre:
+        return spec.pre
+    known = fingerprints.identify(
+        spec.vocab_size, len(spec.merges), fingerprints.fingerprint(spec.tokens)
+    )
+    if known is not None and known.pre:
+        return known.pre
+    wanted = (_significant(spec.normalizer), _significant(spec.pre_tokenizer))
+    for name, kind in PRE_TOKENIZERS.items():
+        steps = (_significant(kind.normalizer), _significant(kind.steps))
+        if steps == wanted and kind.ignore_merges == spec.ignore_merges and kind.byte_level:
+            return name
+    raise Unsupported(
+        f"{spec.source} cuts text in a way GGUF has no name for", hint=f"--pre NAME, or {_HINT}"
+    )
+
+
+def _significant(steps: Iterable[Step]) -> list[tuple[str, dict[str, object]]]:
+    """*steps* without what only concerns offsets."""
+    return [
+        (step.type, {key: value for key, value in step.options.items() if key != "trim_offsets"})
+        for step in steps
+    ]
+
+
+def _vocabulary(spec: TokenizerSpec, rows: int) -> dict[str, Any]:
+    """Texts and types of all ids, padded to *rows*."""
+    padding = range(spec.vocab_size, rows)
+    kinds = [int(kind) for kind in spec.token_types] or _types(spec)
+    return {
+        f"{_GGML}tokens": [*spec.tokens, *(f"[PAD{id}]" for id in padding)],
+        f"{_GGML}token_type": [*kinds[: spec.vocab_size], *(UNUSED for _ in padding)],
+    }
+
+
+def _types(spec: TokenizerSpec) -> list[int]:
+    kinds = [NORMAL] * spec.vocab_size
+    for token in spec.added:
+        kinds[token.id] = CONTROL if token.special else USER_DEFINED
+    if spec.byte_fallback:
+        for id, text in enumerate(spec.tokens):
+            if len(text) == 6 and text.startswith("<0x"):
+                kinds[id] = BYTE
+    if spec.unknown_id is not None and spec.model != "bpe":
+        kinds[spec.unknown_id] = UNKNOWN
+    return kinds
+
+
+def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
+    """What is particular to one kind of tokenizer."""
+    if spec.model == "bpe" and spec.byte_level:
+        tokens = spec.tokens
+        return {
+            f"{_GGML}model": "gpt2",
+            f"{_GGML}pre": pre or pre_name(spec),
+            f"{_GGML}merges": [f"{tokens[left]} {tokens[right]}" for left, right in spec.merges],
+        }
+    own = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
+    if not own or not len(spec.scores):
+        raise Unsupported(
+            f"{spec.source} ({spec.model}) cannot be said in GGUF: it has no scores",
+            hint=f"put the model's tokenizer.model beside it; or {_HINT}",
+        )
+    keys: dict[str, Any] = {
+        f"{_GGML}model": "llama" if spec.model == "spm" else "t5",
+        f"{_GGML}scores": [float(score) for score in spec.scores]
+        + [0.0] * (rows - len(spec.scores)),
+        f"{_GGML}add_space_prefix": spec.add_space_prefix,
+        f"{_GGML}remove_extra_whitespaces": spec.remove_extra_whitespaces,
+    }
+    if spec.model == "spm":
+        keys[f"{_GGML}pre"] = "default"
+    if spec.charsmap:
+        keys[f"{_GGML}precompiled_charsmap"] = spec.charsmap
+    return keys
+
+
+def _special(spec: TokenizerSpec) -> dict[str, Any]:
+    ids = {"bos": spec.bos_id, "eos": spec.eos_id, "unknown": spec.unknown_id}
+    keys: dict[str, Any] = {
+        f"{_GGML}{role}_token_id": id for role, id in ids.items() if id is not None
+    }
+    return keys | {
+        f"{_GGML}add_bos_token": spec.add_bos and spec.bos_id is not None,
+        f"{_GGML}add_eos_token": spec.add_eos and spec.eos_id is not None,
+    }
+
+
+def _read_back(keys: Mapping[str, Any], spec: TokenizerSpec) -> TokenizerSpec:
+    plain = {key: list(value) if isinstance(value, bytes) else value for key, value in keys.items()}
+    try:
+        return spec_from_metadata(plain, source="read back")
+    except BitnetError as error:
+        raise Unsupported(
+            f"{spec.source} cannot be said in GGUF: {error.message}", hint=_HINT
+        ) from None
+
+
+def _prove(found: TokenizerSpec, spec: TokenizerSpec) -> None:
+    """Compare *found*, read back, with *spec*.
+
+    Raises:
+        Unsupported: they differ; the text names the first difference.
+    """
+    for what, wanted, got in (
+        ("what goes around a text", spec.affixes, found.affixes),
+        ("BOS", spec.bos_id, found.bos_id),
+        ("the ids that end a generation", sorted(spec.stop_ids), sorted(found.stop_ids)),
+        ("the chat template", spec.chat_template, found.chat_template),
+    ):
+        if wanted != got:
+            raise Unsupported(
+                f"{spec.source} cannot be said exactly in GGUF: {what} is {wanted}, "
+                f"and would be {got}",
+                hint=_HINT,
+            )
+    original, copy = PortableEngine(spec), PortableEngine(found)
+    for text in [*probe_texts(), *_around_added(spec)]:
+        for special in (True, False):
+            wanted_ids = original.encode(text, parse_special=special)
+            ids = copy.encode(text, parse_special=special)
+            if wanted_ids != ids:
+                raise Unsupported(
+                    f"{spec.source} cannot be said exactly in GGUF: {text!r} is {wanted_ids}, "
+                    f"and would be {ids}",
+                    hint=_HINT,
+                )
+
+
+def _around_added(spec: TokenizerSpec) -> list[str]:
+    """Added tokens with letters and spaces on either side, where their flags show."""
+    texts = [token.text for token in spec.added[:_ADDED_PROBED]]
+    return [form.format(text) for text in texts for form in ("a{}b", "a  {}  b", " {0}{0}\n")]

@@ -1,0 +1,458 @@
+"""Conversions: the same logits from the new file, the same codes, or a refusal."""
+
+import json
+
+import gguf
+import numpy as np
+import pytest
+from builders import Tensor, vocabulary, write_gguf
+from hf_folders import MODEL_TYPES, bf16, save_tensors, tiny_folder, tokenizer_folder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import TOKENS, VOCAB, in_encoding, tiny
+
+import bitnet
+from bitnet.convert import Request, convert
+from bitnet.errors import (
+    InvalidFormat,
+    TokenizerNotFound,
+    Unsupported,
+    UsageError,
+    VerificationFailed,
+    VocabMismatch,
+)
+from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.gguf import GGUF
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+from bitnet.quants import registry, types
+from bitnet.quants.i2_s import pack_i2_s
+from bitnet.quants.ternary import Ternary
+from bitnet.quants.tq import pack_tq1_0, pack_tq2_0
+from bitnet.runtime.kv_cache import KVCache
+from bitnet.tokenizer import load_tokenizer
+
+IDS = [5, 9, 33, 2, 61, 17, 8, 40]
+PACKERS = {"I2_S": pack_i2_s, "TQ1_0": pack_tq1_0, "TQ2_0": pack_tq2_0}
+F32 = types.by_name("F32")
+
+FLOAT_FAMILIES = [family for family in MODEL_TYPES if family != "bitnet-b1.58"]
+
+# Of the range of the logits, in float64: the keys of the file are float32, so that the norms'
+# epsilon and the scale of the attention lose their tail.
+MAX_DIFFERENCE = 1e-6
+
+
+def logits(path, dtype=np.float64):
+    model = load_model(open_checkpoint(path), ops=ReferenceOps(dtype=dtype))
+    return model.forward(IDS, KVCache(model.config, 16, dtype=dtype), all_positions=True)
+
+
+def save(path, checkpoint, **more):
+    """*checkpoint* as a file, byte by byte as its weights have it."""
+    tensors = [
+        Tensor(name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
+        for name, weight in checkpoint.weights.items()
+    ]
+    return write_gguf(path, dict(checkpoint.metadata) | more, tensors)
+
+
+def ternary_file(path, encoding, scale=0.5, *, architecture="bitnet-b1.58"):
+    """A model whose blocks are ternary in *encoding*; *scale* is one, or a function of a row."""
+    checkpoint = tiny(architecture)
+    weights = dict(checkpoint.weights)
+    for name, weight in weights.items():
+        if name.startswith("blk.") and len(weight.shape) == 2:
+            codes = np.sign(np.rint(registry.dequantize(weight) * 10)).astype(np.int8)
+            scales = np.array([[scale]], "f4") if np.isscalar(scale) else scale(codes)
+            packed = PACKERS[encoding](Ternary(codes, scales.astype(np.float32)))
+            weights[name] = type(weight)(name, weight.shape, types.by_name(encoding), packed)
+    changed = type(checkpoint)(
+        path, architecture, checkpoint.metadata, weights, checkpoint.rope_style
+    )
+    return save(path, changed, **{"x.kept": "yes", "general.file_type": 99})
+
+
+def matrices(path):
+    """Codes and scales of every ternary tensor of a file."""
+    return {
+        name: registry.unpack_ternary(weight)
+        for name, weight in open_checkpoint(path).weights.items()
+        if weight.quant.is_ternary
+    }
+
+
+# --- from safetensors ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("family", FLOAT_FAMILIES)
+def test_every_family_gives_the_same_logits_from_the_converted_file(tmp_path, family, encoding):
+    folder = tiny_folder(tmp_path / "model", family, as_bf16=True)
+    output = tmp_path / "out.gguf"
+    done = convert(folder, output, Request(encoding, no_tokenizer=True))
+    # bfloat16 reaches below float16's smallest numbers; nothing else is rounded.
+    assert done.exact or encoding == "F16"
+    assert max(tensor.error for tensor in done.tensors) < 1e-7
+    expected, found = logits(folder), logits(output)
+    assert np.abs(found - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
+
+
+@pytest.mark.parametrize("family", FLOAT_FAMILIES)
+def test_float32_is_exact_whatever_the_weights_are(tmp_path, family):
+    folder = tiny_folder(tmp_path / "model", family)
+    output = tmp_path / "out.gguf"
+    assert convert(folder, output, Request("F32", no_tokenizer=True)).exact
+    expected, found = logits(folder), logits(output)
+    assert np.abs(found - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
+    with GGUF.open(output) as file:
+        assert {info.type.name for info in file.tensors.values()} == {"F32"}
+
+
+def test_bitnet_masters_become_the_ternary_weights_they_are_run_as(tmp_path):
+    folder = tiny_folder(tmp_path / "model", "bitnet-b1.58", as_bf16=True)
+    output = tmp_path / "out.gguf"
+    done = convert(folder, output, Request("I2_S", no_tokenizer=True))
+    assert {(t.before, t.after) for t in done.tensors if t.name.startswith("blk.0.ffn_up")} == {
+        ("PACKED_U8", "I2_S")
+    }
+    assert all(tensor.exact for tensor in done.tensors if tensor.after == "I2_S")
+    expected, found = logits(folder), logits(output)
+    assert np.abs(found - expected).max() < 1e-3 * np.ptp(expected)  # the embedding is F16
+
+
+@pytest.mark.parametrize("linear_class", ["autobitlinear", "bitlinear"])
+def test_packed_bitnet_weights_become_i2_s(tmp_path, linear_class):
+    folder = tiny_folder(tmp_path / "model", "bitnet-b1.58")
+    source = open_checkpoint(folder).weights
+    tensors = {}
+    for name, tensor in _stored(folder).items():
+        tensors[name] = tensor
+        if "proj" in name:
+            weight = registry.quantize(name, tensor, registry.PACKED_U8)
+            packed = weight.data.reshape(tensor.shape[0] // 4, -1)
+            tensors |= {name: ("U8", packed), f"{name}_scale": bf16([0.75])}
+    save_tensors(folder / "model.safetensors", tensors)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "bitnet", "linear_class": linear_class}
+    (folder / "config.json").write_text(json.dumps(config))
+    convert(folder, tmp_path / "out.gguf", Request("I2_S", no_tokenizer=True))
+    scale = np.float32(0.75 if linear_class == "autobitlinear" else 1 / 0.75)
+    found = matrices(tmp_path / "out.gguf")
+    assert len(found) == 14
+    for name, ternary in found.items():
+        assert ternary.scales.tolist() == [[scale]]
+        expected = registry.unpack_ternary(source[name]).codes
+        np.testing.assert_array_equal(ternary.codes, expected)
+
+
+def _stored(folder):
+    from bitnet.formats.safetensors import read_folder
+
+    return {
+        name: tensor.data.view("<f4").reshape(tensor.shape).copy()
+        for name, tensor in read_folder(folder).items()
+    }
+
+
+def test_q8_0_is_what_ggml_makes_of_the_weights(tmp_path):
+    folder = tiny_folder(tmp_path / "model", "qwen3")
+    convert(folder, tmp_path / "out.gguf", Request("Q8_0", no_tokenizer=True))
+    reader = gguf.GGUFReader(tmp_path / "out.gguf")
+    (tensor,) = [t for t in reader.tensors if t.name == "blk.1.ffn_down.weight"]
+    values = registry.dequantize(open_checkpoint(folder).weights[tensor.name])
+    expected = gguf.quants.quantize(values, gguf.GGMLQuantizationType.Q8_0)
+    np.testing.assert_array_equal(tensor.data, expected)
+    norm = next(t for t in reader.tensors if t.name == "output_norm.weight")
+    assert norm.tensor_type == gguf.GGMLQuantizationType.F32
+
+
+@pytest.mark.parametrize("encoding", ["F16", "Q8_0", "TQ2_0"])
+def test_gguf_py_reads_what_was_written(tmp_path, encoding):
+    folder = tokenizer_folder(tiny_folder(tmp_path / "my-model", "llama"), TOKENS)
+    convert(folder, tmp_path / "out.gguf", Request(encoding, allow_lossy=True))
+    reader = gguf.GGUFReader(tmp_path / "out.gguf")
+    names = {tensor.name for tensor in reader.tensors}
+    assert names == set(open_checkpoint(folder).weights)
+    keys = {name: field.contents() for name, field in reader.fields.items()}
+    assert keys["general.architecture"] == "llama"
+    assert keys["general.name"] == "my-model"
+    assert keys["llama.vocab_size"] == VOCAB
+    assert keys["llama.block_count"] == 2
+    assert keys["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
+    assert keys["tokenizer.ggml.model"] == "gpt2"
+    assert keys["tokenizer.ggml.tokens"] == list(TOKENS)
+    assert "llama.attention.sliding_window" not in keys
+    expected = {"F16": "MOSTLY_F16", "Q8_0": "MOSTLY_Q8_0", "TQ2_0": "MOSTLY_TQ2_0"}[encoding]
+    assert gguf.LlamaFileType(keys["general.file_type"]).name == expected
+
+
+def test_scaled_rope_goes_along(tmp_path):
+    scaling = {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }
+    folder = tiny_folder(tmp_path / "model", "llama", rope_scaling=scaling)
+    convert(folder, tmp_path / "out.gguf", Request("F32", no_tokenizer=True))
+    assert "rope_freqs.weight" in open_checkpoint(tmp_path / "out.gguf").weights
+    expected, found = logits(folder), logits(tmp_path / "out.gguf")
+    assert np.abs(found - expected).max() < MAX_DIFFERENCE * np.ptp(expected)
+
+
+# --- tokenizers ------------------------------------------------------------------------------
+
+
+def test_the_tokenizer_is_embedded_with_its_cut_and_template(tmp_path):
+    folder = tokenizer_folder(tiny_folder(tmp_path / "model", "llama"), TOKENS)
+    convert(folder, tmp_path / "out.gguf", Request("F16"))
+    original, copy = load_tokenizer(folder), load_tokenizer(tmp_path / "out.gguf")
+    for text in ("ab", "Hello  World!\n", "<s>a</s> b", "日é"):
+        assert copy.encode(text) == original.encode(text)
+    assert copy.stop_ids == original.stop_ids == {1}
+    assert copy.chat_template == "{{ messages[0].content }}"
+    with GGUF.open(tmp_path / "out.gguf") as file:
+        assert file.metadata["tokenizer.ggml.pre"] == "gpt-2"
+    with bitnet.load(folder) as first, bitnet.load(tmp_path / "out.gguf") as second:
+        assert first.generate("ab", max_tokens=4) == second.generate("ab", max_tokens=4)
+
+
+def test_fewer_tokens_than_rows_are_padded_and_more_are_refused(tmp_path):
+    folder = tokenizer_folder(tiny_folder(tmp_path / "model", "llama"), TOKENS[:-2])
+    convert(folder, tmp_path / "out.gguf", Request("F16"))
+    with GGUF.open(tmp_path / "out.gguf") as file:
+        assert list(file.metadata["tokenizer.ggml.tokens"])[-2:] == ["[PAD62]", "[PAD63]"]
+    tokenizer_folder(folder, [*TOKENS, "x1"])
+    with pytest.raises(VocabMismatch, match="65 tokens, the model has 64"):
+        convert(folder, tmp_path / "more.gguf", Request("F16"))
+
+
+def test_a_model_without_tokenizer_wants_to_be_told(tmp_path):
+    folder = tiny_folder(tmp_path / "model", "llama")
+    with pytest.raises(TokenizerNotFound) as error:
+        convert(folder, tmp_path / "out.gguf", Request("F16"))
+    assert "--no-tokenizer" in error.value.hint
+    assert not list(tmp_path.glob("*out*"))
+
+
+def test_a_cut_without_a_name_in_gguf_is_refused(tmp_path):
+    folder = tokenizer_folder(tiny_folder(tmp_path / "model", "llama"), TOKENS)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    digits = {"type": "Digits", "individual_digits": False}
+    document["pre_tokenizer"] = {
+        "type": "Sequence",
+        "pretokenizers": [digits, document["pre_tokenizer"]],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(Unsupported, match="no name"):
+        convert(folder, tmp_path / "out.gguf", Request("F16"))
+
+
+def test_another_tokenizer_can_be_embedded_into_a_gguf_file(tmp_path):
+    source = save(tmp_path / "in.gguf", tiny("llama"), **vocabulary(["old"], merges=[]))
+    words = tmp_path / "words"
+    words.mkdir()
+    tokenizer_folder(words, TOKENS)
+    convert(source, tmp_path / "out.gguf", Request("F16", tokenizer=words))
+    with GGUF.open(tmp_path / "out.gguf") as file:
+        assert list(file.metadata["tokenizer.ggml.tokens"]) == list(TOKENS)
+        assert file.metadata["tokenizer.ggml.pre"] == "gpt-2"
+    convert(source, tmp_path / "bare.gguf", Request("F16", no_tokenizer=True))
+    with GGUF.open(tmp_path / "bare.gguf") as file:
+        assert not [key for key in file.metadata if key.startswith("tokenizer.")]
+
+
+@pytest.mark.parametrize(("name", "pre"), [("llama3", "llama-bpe"), ("llama2", "default")])
+def test_real_tokenizers_are_embedded_exactly(test_data, name, pre):
+    from bitnet.tokenizer.from_gguf import spec_from_metadata
+    from bitnet.tokenizer.load import load_spec
+    from bitnet.tokenizer.to_gguf import gguf_keys
+
+    spec = load_spec(test_data / "tokenizers" / name)
+    keys = gguf_keys(spec, rows=spec.vocab_size + 3)
+    assert keys["tokenizer.ggml.pre"] == pre
+    assert spec_from_metadata(keys).vocab_size == spec.vocab_size + 3
+
+
+# --- between ternary encodings ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("after", PACKERS)
+@pytest.mark.parametrize("before", PACKERS)
+def test_codes_and_scales_survive_every_direction(tmp_path, before, after):
+    source = ternary_file(tmp_path / "in.gguf", before)
+    done = convert(source, tmp_path / "out.gguf", Request(after))
+    assert done.exact
+    first, second = matrices(source), matrices(tmp_path / "out.gguf")
+    assert len(first) == len(second) == 14
+    for name, ternary in second.items():
+        np.testing.assert_array_equal(ternary.codes, first[name].codes)
+        assert set(ternary.scales.flat) == {np.float32(0.5)}
+    with GGUF.open(tmp_path / "out.gguf") as file:
+        assert file.metadata["x.kept"] == "yes"
+        assert file.metadata["general.file_type"] == {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37}[after]
+        assert file.tensors["token_embd.weight"].type.name == "F32"
+
+
+def test_there_and_back_again_is_the_same_file_but_for_its_type(tmp_path):
+    source = ternary_file(tmp_path / "in.gguf", "I2_S")
+    convert(source, tmp_path / "tq.gguf", Request("TQ1_0"))
+    convert(tmp_path / "tq.gguf", tmp_path / "back.gguf", Request("I2_S"))
+    with GGUF.open(source) as first, GGUF.open(tmp_path / "back.gguf") as second:
+        for name in first.tensors:
+            assert bytes(first.tensor_bytes(name)) == bytes(second.tensor_bytes(name))
+
+
+@given(
+    st.floats(2**-14, 60000, width=16),
+    st.integers(0, 2**32 - 1),
+    st.sampled_from([("I2_S", "TQ2_0"), ("TQ2_0", "I2_S"), ("TQ1_0", "TQ2_0")]),
+)
+@settings(max_examples=12, deadline=None)
+def test_any_scale_of_float16_survives(tmp_path_factory, scale, seed, pair):
+    folder = tmp_path_factory.mktemp("any")
+    source = ternary_file(folder / "in.gguf", pair[0], scale)
+    assert convert(source, folder / "out.gguf", Request(pair[1])).exact
+
+
+def test_blocks_of_zeros_take_any_scale(tmp_path):
+    def zero_scales(codes):
+        scales = np.full((len(codes), codes.shape[1] // 256), 0.5)
+        codes[:, :256] = 0
+        scales[:, 0] = 0  # as llama.cpp writes an empty block
+        return scales
+
+    source = ternary_file(tmp_path / "in.gguf", "TQ2_0", zero_scales)
+    assert convert(source, tmp_path / "out.gguf", Request("I2_S")).exact
+    for name, ternary in matrices(tmp_path / "out.gguf").items():
+        # Matrices of one block per row are zeros throughout.
+        assert ternary.scales.item() == 0.5 or not ternary.codes.any(), name
+
+
+def test_a_scale_that_would_be_rounded_is_refused_unless_allowed(tmp_path):
+    scale = float(np.float32(0.1))  # no float16
+    source = ternary_file(tmp_path / "in.gguf", "I2_S", scale)
+    with pytest.raises(Unsupported, match=r"holds as 0\.0999755859") as error:
+        convert(source, tmp_path / "out.gguf", Request("TQ2_0"))
+    assert "--allow-lossy" in error.value.hint
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf"]
+    done = convert(source, tmp_path / "out.gguf", Request("TQ2_0", allow_lossy=True))
+    assert not done.exact
+    errors = [tensor.error for tensor in done.tensors if tensor.after == "TQ2_0"]
+    assert errors == pytest.approx([abs(float(np.float16(scale)) - scale) / scale] * 14, rel=1e-3)
+
+
+def test_several_scales_do_not_fit_i2_s(tmp_path):
+    def by_row(codes):
+        groups = codes.shape[1] // 256
+        return np.where(np.arange(len(codes))[:, None] % 2, 0.5, 0.25).repeat(groups, axis=1)
+
+    source = ternary_file(tmp_path / "in.gguf", "TQ2_0", by_row)
+    with pytest.raises(Unsupported, match="2 different scales"):
+        convert(source, tmp_path / "out.gguf", Request("I2_S"))
+    convert(source, tmp_path / "out.gguf", Request("I2_S", allow_lossy=True))
+    scales = [ternary.scales.item() for ternary in matrices(tmp_path / "out.gguf").values()]
+    assert all(0.3 < scale < 0.45 for scale in scales)
+
+
+def test_a_scale_too_large_for_float16_is_refused_for_good(tmp_path):
+    source = ternary_file(tmp_path / "in.gguf", "I2_S", 1e6)
+    with pytest.raises(Unsupported, match="does not fit into the float16"):
+        convert(source, tmp_path / "out.gguf", Request("TQ2_0", allow_lossy=True))
+
+
+def test_ternary_weights_in_float32_are_recognised(tmp_path):
+    source = ternary_file(tmp_path / "in.gguf", "I2_S", 0.3)
+    convert(source, tmp_path / "wide.gguf", Request("F32"))
+    assert convert(tmp_path / "wide.gguf", tmp_path / "back.gguf", Request("I2_S")).exact
+    first, second = matrices(source), matrices(tmp_path / "back.gguf")
+    for name, ternary in first.items():
+        np.testing.assert_array_equal(ternary.dequantize(), second[name].dequantize())
+
+
+def test_the_arm_order_becomes_the_usual_one(tmp_path):
+    source = ternary_file(tmp_path / "in.gguf", "I2_S")
+    convert(source, tmp_path / "out.gguf", Request("I2_S", i2_s_layout="arm"))
+    arm = open_checkpoint(source, i2_s_layout="arm").weights
+    for name, ternary in matrices(tmp_path / "out.gguf").items():
+        np.testing.assert_array_equal(ternary.codes, registry.unpack_ternary(arm[name]).codes)
+
+
+# --- what is refused -------------------------------------------------------------------------
+
+
+def test_a_model_that_is_not_ternary_is_not_made_so_by_accident(tmp_path):
+    source = save(tmp_path / "in.gguf", tiny("llama"))
+    with pytest.raises(Unsupported, match="is not ternary") as error:
+        convert(source, tmp_path / "out.gguf", Request("TQ2_0"))
+    assert "--allow-lossy" in error.value.hint
+    assert not (tmp_path / "out.gguf").exists()
+    done = convert(source, tmp_path / "out.gguf", Request("TQ2_0", allow_lossy=True))
+    assert max(tensor.error for tensor in done.tensors) > 0.1
+
+
+def test_rounding_what_is_rounded_already_is_refused_unless_allowed(tmp_path):
+    source = save(tmp_path / "in.gguf", in_encoding(tiny("llama"), "Q4_K"))
+    assert convert(source, tmp_path / "wide.gguf", Request("F32")).exact
+    with pytest.raises(Unsupported, match="would not be exact"):
+        convert(source, tmp_path / "out.gguf", Request("Q8_0"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf", "wide.gguf"]
+
+
+def test_weights_beyond_float16_are_refused(tmp_path):
+    folder = tiny_folder(tmp_path / "model", "llama")
+    tensors = _stored(folder)
+    tensors["model.layers.0.mlp.up_proj.weight"][3, 4] = 1e5
+    save_tensors(folder / "model.safetensors", tensors)
+    with pytest.raises(Unsupported, match="cannot hold its largest weights"):
+        convert(folder, tmp_path / "out.gguf", Request("F16", no_tokenizer=True))
+    assert not (tmp_path / "out.gguf").exists()
+
+
+def test_an_incomplete_model_is_refused(tmp_path):
+    checkpoint = tiny("llama")
+    del checkpoint.weights["blk.1.ffn_up.weight"]
+    with pytest.raises(InvalidFormat, match=r"such as blk\.1\.ffn_up\.weight"):
+        convert(save(tmp_path / "in.gguf", checkpoint), tmp_path / "out.gguf", Request("F16"))
+
+
+def test_an_existing_file_is_never_replaced(tmp_path):
+    source = save(tmp_path / "in.gguf", tiny("llama"))
+    (tmp_path / "out.gguf").write_text("precious")
+    with pytest.raises(UsageError, match="exists"):
+        convert(source, tmp_path / "out.gguf", Request("F16"))
+    assert (tmp_path / "out.gguf").read_text() == "precious"
+
+
+def test_a_disk_that_changes_codes_is_noticed(tmp_path, monkeypatch):
+    from bitnet.convert import run
+
+    source = ternary_file(tmp_path / "in.gguf", "I2_S")
+    compare = run.compare
+
+    def damaged(path, jobs):
+        with GGUF.open(path) as file:
+            at = file.data_offset + file.tensors["blk.0.attn_q.weight"].offset
+        content = bytearray(path.read_bytes())
+        content[at] ^= 2 if content[at] & 2 else 1  # another valid code
+        path.write_bytes(content)
+        return compare(path, jobs)
+
+    monkeypatch.setattr(run, "compare", damaged)
+    with pytest.raises(VerificationFailed, match="other codes"):
+        convert(source, tmp_path / "out.gguf", Request("TQ2_0"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"type": "Q4_K"},
+        {"type": "F16", "no_tokenizer": True, "pre": "gpt-2"},
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(options):
+    with pytest.raises(UsageError):
+        Request(**options)

@@ -1,0 +1,65 @@
+"""convert, as a user types it."""
+
+import json
+
+import pytest
+from hf_folders import tiny_folder, tokenizer_folder
+from tiny_models import TOKENS, tiny_gguf
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tokenizer_folder(tiny_folder(tmp_path / "model", "llama"), TOKENS)
+
+
+def test_a_folder_becomes_a_file_that_answers(bitnet, folder, tmp_path):
+    output = tmp_path / "new" / "model.gguf"
+    done = bitnet("convert", "--model", folder, "--output", output, "--type", "Q8_0")
+    assert done.code == 0
+    assert done.out == f"{output}\n"
+    assert "15 tensors F32 -> Q8_0, rounded" in done.err
+    assert bitnet("infer", "--model", output, "--prompt", "ab", "--max-tokens", 2).code == 0
+    again = bitnet("convert", "--model", folder, "--output", output)
+    assert again.code == 2
+    assert "exists" in again.err
+
+
+def test_json_lists_every_tensor(bitnet, tmp_path):
+    model = tiny_gguf(tmp_path / "in.gguf")
+    words = ("--model", model, "--output", tmp_path / "out.gguf", "--type", "F32", "--json")
+    found = json.loads(bitnet("convert", *words, "--no-progress").out)
+    assert found["exact"] is True
+    assert found["size_bytes"] == (tmp_path / "out.gguf").stat().st_size
+    assert {tensor["after"] for tensor in found["tensors"]} == {"F32"}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--type", "TQ2_0"), 20, "is not ternary"),
+        (("--type", "Q9"), 2, "--type expects one of"),
+        (("--tokenizer", "none"), 19, "none"),
+        (("--no-tokenizer", "--pre", "gpt-2"), 2, "--no-tokenizer goes with neither"),
+        (("--output", ""), 2, "needs --output"),
+        (("--model", "none.gguf"), 19, "none.gguf"),
+    ],
+)
+def test_what_cannot_be_converted_is_one_error(bitnet, folder, tmp_path, words, code, said):
+    given = {"--model": folder, "--output": tmp_path / "out.gguf"}
+    pairs = [part for name, value in given.items() if name not in words for part in (name, value)]
+    done = bitnet("convert", *pairs, *words)
+    assert done.code == code
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize("cut", [1, 100, 5000, -1])
+def test_a_damaged_source_leaves_nothing_behind(bitnet, tmp_path, cut):
+    model = tiny_gguf(tmp_path / "in.gguf")
+    model.write_bytes(model.read_bytes()[:cut])
+    done = bitnet("convert", "--model", model, "--output", tmp_path / "out.gguf")
+    assert done.code in (13, 20)
+    assert "Traceback" not in done.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.gguf"]
