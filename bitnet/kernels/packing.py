@@ -1,11 +1,14 @@
 """A weight in the bytes that the kernels of the compiled module read.
 
-Block-quantized and float matrices stay where the mapped file has them; ternary ones become I2_S.
+Block-quantized and float matrices are copied with their rows interleaved 16 by 16 (``*_R16``;
+``kernels/native/tiles.hpp`` has the layout), and the pages of the mapped file they came from are
+given back. Ternary ones become I2_S.
 """
 
 from __future__ import annotations
 
 import logging
+import mmap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +31,8 @@ __all__ = ["Matrix", "prepare_matrix"]
 logger = logging.getLogger(__name__)
 
 _I2_S_BLOCK = 128
+_TILE_ROWS = 16
+_SLICE_BYTES = 8 << 20  # of a file that are in memory beside their copy
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +41,7 @@ class Matrix:
 
     Attributes:
         kind: number of the encoding in the compiled module.
-        data: its bytes, rows one after the other.
+        data: its bytes.
         rows: outputs.
         columns: inputs, a whole number of blocks.
         scale: factor the ternary kernels apply.
@@ -53,10 +58,16 @@ class Matrix:
     inputs: int
 
 
-def prepare_matrix(native: ModuleType, weight: Weight) -> Matrix:
+def prepare_matrix(native: ModuleType, weight: Weight, *, in_rows: bool = False) -> Matrix:
     """*weight*, of two dimensions, for the kernels of the compiled module *native*.
 
     An encoding without a kernel is unpacked to F32.
+
+    Args:
+        native: the compiled module.
+        weight: what to prepare.
+        in_rows: keep a block-quantized or float matrix where it is in the file, which is enough for
+            ``embed``; ``linear`` is slow on it.
 
     Raises:
         InvalidFormat: the weight's bytes are damaged.
@@ -70,7 +81,7 @@ def prepare_matrix(native: ModuleType, weight: Weight) -> Matrix:
     if name not in native.kernel_types() or columns % weight.quant.block_size:
         values = np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)
         logger.debug("%s: no kernel for %s, kept as F32", weight.name, name)
-        return _matrix(native, "F32", values.view(np.uint8).reshape(-1), rows, columns)
+        return _tiled(native, "F32", values.view(np.uint8).reshape(-1), rows, columns)
     size = weight.quant.size_bytes(weight.shape)
     if size is None or len(weight.data) < size:
         raise InvalidFormat(
@@ -80,7 +91,51 @@ def prepare_matrix(native: ModuleType, weight: Weight) -> Matrix:
         )
     _check_codes(native, weight)
     factors = None if weight.scale == 1.0 else np.array([weight.scale], dtype=np.float32)
-    return _matrix(native, name, weight.data, rows, columns, factors=factors)
+    if in_rows or f"{name}_R16" not in native.kernel_types():
+        return _matrix(native, name, weight.data, rows, columns, factors=factors)
+    return _tiled(native, name, weight.data[:size], rows, columns, factors=factors)
+
+
+def _tiled(
+    native: ModuleType,
+    name: str,
+    data: NDArray[np.uint8],
+    rows: int,
+    columns: int,
+    *,
+    factors: NDArray[np.float32] | None = None,
+) -> Matrix:
+    """A copy of the matrix *data* with interleaved rows, made slice by slice."""
+    kind = native.kernel_types().index(name)
+    tile_bytes = _TILE_ROWS * native.row_bytes(native.kernel_types().index(f"{name}_R16"), columns)
+    row_bytes = native.row_bytes(kind, columns)
+    tiles = native.allocate_weights(-(-rows // _TILE_ROWS) * tile_bytes)
+    data = np.ascontiguousarray(data)
+    step = max(1, _SLICE_BYTES // (_TILE_ROWS * row_bytes)) * _TILE_ROWS
+    for begin in range(0, rows, step):
+        count = min(step, rows - begin)
+        piece = data[begin * row_bytes : (begin + count) * row_bytes]
+        first, last = begin // _TILE_ROWS, -(-(begin + count) // _TILE_ROWS)
+        native.pack_rows(kind, piece, count, columns, tiles[first * tile_bytes : last * tile_bytes])
+        _give_back_pages(piece)
+    return _matrix(native, f"{name}_R16", tiles, rows, columns, factors=factors)
+
+
+def _give_back_pages(data: NDArray[np.uint8]) -> None:
+    """Let go of the whole pages of a file, mapped to be read, that *data* lies in."""
+    base: object = data
+    while isinstance(base, np.ndarray) and base.base is not None:
+        base = base.base
+    if not isinstance(base, memoryview) or not base.readonly or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    mapped = base.obj
+    if not isinstance(mapped, mmap.mmap):
+        return
+    start = data.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data
+    begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (start + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+    if length > 0:
+        mapped.madvise(mmap.MADV_DONTNEED, begin, length)
 
 
 def _matrix(

@@ -18,6 +18,7 @@ SUM_NMSE = 1e-12
 ROUNDING_NMSE = 2e-4
 
 TYPES = NATIVE.kernel_types() if NATIVE else []
+FILE_TYPES = [name for name in TYPES if not name.endswith("_R16")]
 FLOATS = ["F32", "F16", "BF16"]
 LEGACY = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 SUPER = ["Q4_K", "Q5_K", "Q6_K"]
@@ -83,9 +84,21 @@ def random_weight(name, rows, cols):
     return packed.view(np.uint8).ravel(), gguf.quants.dequantize(packed, kind).astype(np.float64)
 
 
-def product(name, packed, x, rows, *, scale=1.0):
+def interleaved(name, packed, rows, cols):
+    """The number of the *_R16 type and the matrix in it."""
+    kind = TYPES.index(f"{name}_R16")
+    out = NATIVE.allocate_weights(-(-rows // 16) * 16 * NATIVE.row_bytes(kind, cols))
+    NATIVE.pack_rows(TYPES.index(name), packed, rows, cols, out)
+    return kind, out
+
+
+def product(name, packed, x, rows, *, scale=1.0, in_rows=False):
+    """*x* times the matrix; block and float encodings with their rows interleaved."""
+    kind = TYPES.index(name)
+    if name not in TERNARY and not in_rows:
+        kind, packed = interleaved(name, packed, rows, x.shape[1])
     out = np.full((len(x), rows), np.nan, dtype=np.float32)
-    NATIVE.linear(TYPES.index(name), packed, rows, x.shape[1], scale, x, out)
+    NATIVE.linear(kind, packed, rows, x.shape[1], scale, x, out)
     return out
 
 
@@ -152,7 +165,7 @@ def test_ternary_blocks_may_have_scales_of_their_own(name, level):
         np.testing.assert_array_equal(product(name, packed.ravel(), x, rows), expected)
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", FILE_TYPES)
 def test_the_number_of_threads_does_not_change_a_bit(name, level, threads):
     rng = np.random.default_rng(7)
     rows, cols = 257, columns(name)[-1]
@@ -166,18 +179,42 @@ def test_the_number_of_threads_does_not_change_a_bit(name, level, threads):
         assert len(set(results)) == 1
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", FILE_TYPES)
 def test_the_size_of_a_batch_does_not_change_a_bit(name, level):
     rng = np.random.default_rng(8)
-    rows, cols = 33, columns(name)[-1]
+    rows, cols = 100, columns(name)[-1]
     packed, _ = random_weight(name, rows, cols)
     x = rng.standard_normal((40, cols)).astype(np.float32)
-    alone = np.concatenate([product(name, packed, x[t : t + 1], rows) for t in range(16)])
-    for tokens in range(2, 17):
-        np.testing.assert_array_equal(product(name, packed, x[:tokens], rows), alone[:tokens])
+    alone = np.concatenate([product(name, packed, x[t : t + 1], rows) for t in range(40)])
+    for tokens in range(2, 41):
+        assert product(name, packed, x[:tokens], rows).tobytes() == alone[:tokens].tobytes()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_batch_larger_than_the_cache_does_not_change_a_bit(name, level):
+    rng = np.random.default_rng(11)
+    rows, cols, tokens = 17, 4096, 100
+    packed, _ = random_weight(name, rows, cols)
+    x = rng.standard_normal((tokens, cols)).astype(np.float32)
     many = product(name, packed, x, rows)
-    for tokens in range(17, 40):
-        np.testing.assert_array_equal(product(name, packed, x[:tokens], rows), many[:tokens])
+    for t in (0, 7, 47, 48, 99):
+        assert many[t].tobytes() == product(name, packed, x[t : t + 1], rows).tobytes()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_block_products_are_the_same_bits_for_every_instruction_set_and_layout(name):
+    rng = np.random.default_rng(12)
+    rows, cols = 35, columns(name)[-1]
+    packed, _ = random_weight(name, rows, cols)
+    x = rng.standard_normal((11, cols)).astype(np.float32)
+    before = NATIVE.kernel_level()
+    results = set()
+    for chosen in NATIVE.kernel_levels():
+        NATIVE.set_kernel_level(chosen)
+        results.add(product(name, packed, x, rows).tobytes())
+    results.add(product(name, packed, x, rows, in_rows=True).tobytes())
+    NATIVE.set_kernel_level(before)
+    assert len(results) == 1
 
 
 @pytest.mark.parametrize("name", TERNARY)
@@ -232,15 +269,34 @@ def test_zeros_give_zeros(name, level):
     assert not product(name, packed, np.zeros((3, 256), dtype=np.float32), 5).any()
 
 
-@pytest.mark.parametrize("name", TYPES)
-def test_embedding_rows_are_the_decoded_ones(name, level):
-    cols = columns(name)[-1]
-    packed, weight = random_weight(name, 9, cols)
-    ids = np.array([8, 0, 3, 3], dtype=np.int64)
+@pytest.mark.parametrize("in_rows", [True, False])
+@pytest.mark.parametrize("name", FILE_TYPES)
+def test_embedding_rows_are_the_decoded_ones(name, in_rows, level):
+    cols, kind = columns(name)[-1], TYPES.index(name)
+    packed, weight = random_weight(name, 19, cols)
+    if name not in TERNARY and not in_rows:
+        kind, packed = interleaved(name, packed, 19, cols)
+    ids = np.array([18, 0, 3, 3], dtype=np.int64)
     out = np.empty((4, cols), dtype=np.float32)
     scale = I2_S_SCALE if name == "I2_S" else 1.0
-    NATIVE.embed(TYPES.index(name), packed, 9, cols, scale, ids, out)
+    NATIVE.embed(kind, packed, 19, cols, scale, ids, out)
     np.testing.assert_allclose(out, weight[ids], rtol=1e-5, atol=1e-6)
+
+
+def test_a_matrix_without_interleaved_form_or_room_is_refused():
+    kind = TYPES.index("Q8_0")
+    with pytest.raises(ValueError, match="no form with interleaved rows"):
+        NATIVE.pack_rows(
+            TYPES.index("I2_S"), np.zeros(32, np.uint8), 1, 128, np.zeros(512, np.uint8)
+        )
+    with pytest.raises(ValueError, match="wrong size"):
+        NATIVE.pack_rows(kind, np.zeros(34, np.uint8), 1, 32, np.zeros(34, np.uint8))
+    tiled = TYPES.index("Q8_0_R16")
+    out = np.empty((1, 3), dtype=np.float32)
+    with pytest.raises(ValueError, match="too few bytes"):
+        NATIVE.linear(
+            tiled, np.zeros(3 * 34, np.uint8), 3, 32, 1.0, np.zeros((1, 32), np.float32), out
+        )
 
 
 def test_a_wrong_shape_is_refused():

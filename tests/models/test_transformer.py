@@ -121,10 +121,10 @@ def test_the_backend_counts_the_kernels_that_run():
     alone(model, [5, 9])
     ran = {name: n - before.get(name, 0) for name, n in ops.counters().items()}
     level = native.module().kernel_level()
-    assert ran[f"linear/Q8_0/{level}/decode"] == 7 * LAYERS
-    assert ran[f"linear/F32/{level}/decode"] == 1
+    assert ran[f"linear/Q8_0_R16/{level}/decode"] == 7 * LAYERS
+    assert ran[f"linear/F32_R16/{level}/decode"] == 1
     assert ran[f"attention/{level}"] == LAYERS
-    assert ran[f"embed/F32/{level}"] == 1
+    assert ran[f"embed/F32_R16/{level}"] == 1
 
 
 def test_the_reference_counts_too():

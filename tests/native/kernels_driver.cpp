@@ -5,6 +5,7 @@
 #include <memory>
 #include <thread>
 
+#include "arena.hpp"
 #include "ops.hpp"
 #include "thread_pool.hpp"
 
@@ -26,15 +27,31 @@ Buffer<float> wave(int64_t n) {
     return out;
 }
 
+void multiply(Type type, uint8_t* weight, int64_t rows, int64_t cols, int64_t tokens) {
+    Buffer<float> x = wave(tokens * cols), y(tokens * rows), row(cols);
+    bitnet::linear(type, weight, rows, cols, 0.5f, x.get(), tokens, y.get());
+    const int64_t last = rows - 1;
+    bitnet::embed(type, weight, cols, 0.5f, &last, 1, row.get());
+}
+
 void run_linear(Type type, int64_t rows, int64_t cols, int64_t tokens) {
     const int64_t bytes = rows * bitnet::row_bytes(type, cols);
     Buffer<uint8_t> weight(bytes);
     for (int64_t i = 0; i < bytes; ++i) weight.get()[i] = uint8_t(i * 73 + 19);
-    Buffer<float> x = wave(tokens * cols), y(tokens * rows), row(cols);
-    bitnet::linear(type, weight.get(), rows, cols, 0.5f, x.get(), tokens, y.get());
-    const int64_t last = rows - 1;
-    bitnet::embed(type, weight.get(), cols, 0.5f, &last, 1, row.get());
+    multiply(type, weight.get(), rows, cols, tokens);
     if (type == Type::I2_S || type == Type::TQ2_0) bitnet::codes_are_valid(type, weight.get(), rows, cols);
+    if (!bitnet::can_tile(type)) return;
+    const Type tiled = bitnet::tiled(type);
+    Buffer<uint8_t> tiles((rows + 15) / 16 * 16 * bitnet::row_bytes(tiled, cols));
+    bitnet::pack_rows(type, weight.get(), rows, cols, tiles.get());
+    multiply(tiled, tiles.get(), rows, cols, tokens);
+}
+
+void run_arena() {
+    std::shared_ptr<uint8_t> first = bitnet::allocate_weights(100), second = bitnet::allocate_weights(40 << 20);
+    first.get()[99] = second.get()[(40 << 20) - 1] = 1;
+    first.reset();
+    bitnet::allocate_weights(64).get()[63] = 1;
 }
 
 void run_attention(int64_t tokens, int64_t start, int64_t window) {
@@ -67,7 +84,9 @@ void run_rows(int64_t rows, int64_t cols) {
 }
 
 void run_level() {
+    run_arena();
     for (int i = 0; i < bitnet::kTypes; ++i) {
+        if (bitnet::is_tiled(Type(i))) continue;  // made from the others
         const int64_t block = bitnet::kBlocks[i].weights;
         for (const int64_t cols : {block, 3 * block, block == 1 ? 37 : 9 * block})
             for (const int64_t tokens : {1, 2, 7, 17, 33})

@@ -1,29 +1,41 @@
 // AVX2 with FMA and F16C: products of bytes by vpmaddubsw, added in 16 bits as deep as they fit.
 #define BITNET_F16C
 #include "float_ops.hpp"
-#include "formats_x86.hpp"
+#include "simd_x86.hpp"
 
 namespace bitnet {
 namespace {
 
-inline __m256i widen(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
-
-inline __m256i dot32(__m256i u, __m256i s) { return widen(_mm256_maddubs_epi16(u, s)); }
-
-inline __m256i dot32_signed(__m256i a, __m256i b) {
-    return widen(_mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a)));
-}
-
 struct Vec {
-    static constexpr int kLanes = 8, kTokens = 4, kFloatTokens = 8;
-    static constexpr int kSignedOffset = 0;
+    static constexpr int kLanes = 8, kTokens = 4, kFloatTokens = 4;
+    static constexpr bool kSignedCodes = true;  // codes to 255 would overflow 16 bits
     using Float = __m256;
     using Int = __m256i;
 
     static Int load(const uint8_t* p) { return load256(p); }
-    static Float load_float(const float* p) { return _mm256_loadu_ps(p); }
+    static Int flip(Int a) { return _mm256_xor_si256(a, _mm256_set1_epi8(char(0x80))); }
+    static Int and_bytes(Int a, int byte) { return _mm256_and_si256(a, _mm256_set1_epi8(char(byte))); }
+    static Int or_masked(Int a, Int b, int byte) { return _mm256_or_si256(a, and_bytes(b, byte)); }
+    static Int shift_right(Int a, int n) { return _mm256_srli_epi16(a, n); }
+    static Int shift(Int a, int left) { return left < 0 ? _mm256_srli_epi16(a, -left) : _mm256_slli_epi16(a, left); }
+    template <int kPower>
+    static Int times_power(int32_t v) { return _mm256_slli_epi32(_mm256_set1_epi32(v), kPower); }
+
+    static Float load_float(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
+    static Float load_half(const uint8_t* p) { return _mm256_cvtph_ps(load128(p)); }
+    static Float load_bf16(const uint8_t* p) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load128(p)), 16));
+    }
+    static Float load_u8(const uint8_t* p) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    }
+    static Float load_s8(const uint8_t* p) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+    }
     static Float set(float f) { return _mm256_set1_ps(f); }
     static Float zero_float() { return _mm256_setzero_ps(); }
+    static Float negated(Float a) { return _mm256_xor_ps(a, _mm256_set1_ps(-0.0f)); }
+    static Float add(Float a, Float b) { return _mm256_add_ps(a, b); }
     static Float mul(Float a, Float b) { return _mm256_mul_ps(a, b); }
     static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
     static void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
@@ -33,32 +45,34 @@ struct Vec {
         // Steps whose sums fit 16 bits, of the four steps of a group.
         static constexpr int kDepth = kMax <= 31 ? 4 : kMax <= 63 ? 2 : 1;
         static_assert(kDepth * 2 * 127 * kMax <= 32767, "16-bit sums overflow");
-        __m256i wide = _mm256_setzero_si256(), narrow = _mm256_setzero_si256();
-        void start(int32_t v) { wide = _mm256_set1_epi32(v); }
-        void add(__m256i w, const int8_t* q, int i) {
-            const __m256i x = _mm256_set1_epi32(read<int>(q));
-            const __m256i pairs = kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
-                                          : _mm256_maddubs_epi16(w, x);
+        Int wide = _mm256_setzero_si256(), narrow = _mm256_setzero_si256();
+        void add(Int w, const int8_t* q, int i) {
+            const Int x = _mm256_set1_epi32(read<int>(q));
+            const Int pairs = kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
+                                      : _mm256_maddubs_epi16(w, x);
             narrow = i % kDepth == 0 ? pairs : _mm256_add_epi16(narrow, pairs);
-            if (i % kDepth == kDepth - 1) wide = _mm256_add_epi32(wide, widen(narrow));
+            if (i % kDepth == kDepth - 1)
+                wide = _mm256_add_epi32(wide, _mm256_madd_epi16(narrow, _mm256_set1_epi16(1)));
         }
-        __m256 total() const { return _mm256_cvtepi32_ps(wide); }
+        Float total() const { return _mm256_cvtepi32_ps(wide); }
     };
 };
 
 }  // namespace
 }  // namespace bitnet
 
-#include "decode_x86.hpp"
-#include "prefill_x86.hpp"
+#include "tiles_x86.hpp"
 
 namespace bitnet {
 
 const Kernels& avx2_kernels() {
     static const Kernels table = [] {
-        Kernels k = {"avx2", BITNET_X86_LINEAR, quantize_block, quantize_ternary, dequantize,
-                     rms_norm, layer_norm, rope, gate, attention};
+        Kernels k = scalar_kernels();
+        k.name = "avx2";
+        add_tiled_linear(k);
         add_avx2_ternary(k);
+        k.quantize_block = quantize_block, k.quantize_ternary = quantize_ternary, k.dequantize = dequantize;
+        k.rms_norm = rms_norm, k.layer_norm = layer_norm, k.rope = rope, k.gate = gate, k.attention = attention;
         return k;
     }();
     return table;

@@ -8,6 +8,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "arena.hpp"
 #include "counters.hpp"
 #include "ops.hpp"
 #include "thread_pool.hpp"
@@ -31,7 +32,8 @@ void require(bool condition, const char* what) {
 Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weight) {
     require(type >= 0 && type < kTypes, "unknown weight type");
     require(rows > 0 && cols > 0 && row_bytes(Type(type), cols) > 0, "cols is not a whole number of blocks");
-    require(int64_t(weight.size()) / row_bytes(Type(type), cols) >= rows, "weight has too few bytes");
+    const int64_t stored = is_tiled(Type(type)) ? (rows + kTileRows - 1) / kTileRows * kTileRows : rows;
+    require(int64_t(weight.size()) / row_bytes(Type(type), cols) >= stored, "weight has too few bytes");
     return Type(type);
 }
 
@@ -53,6 +55,29 @@ void bind_embed(int type, const Bytes& weight, int64_t rows, int64_t cols, float
         require(ids.data()[i] >= 0 && ids.data()[i] < rows, "a row number is out of range");
     const nb::gil_scoped_release release;
     embed(checked, weight.data(), cols, scale, ids.data(), int64_t(ids.size()), out.data());
+}
+
+int64_t bind_row_bytes(int type, int64_t cols) {
+    require(type >= 0 && type < kTypes && cols > 0, "unknown weight type, or no columns");
+    return row_bytes(Type(type), cols);
+}
+
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bind_allocate(size_t size) {
+    std::shared_ptr<uint8_t> memory = allocate_weights(size);
+    if (!memory) throw std::bad_alloc();
+    uint8_t* bytes = memory.get();
+    const nb::capsule owner(new std::shared_ptr<uint8_t>(std::move(memory)),
+                            [](void* p) noexcept { delete static_cast<std::shared_ptr<uint8_t>*>(p); });
+    return {bytes, {size}, owner};
+}
+
+void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols, const Array<uint8_t>& out) {
+    const Type checked = checked_type(type, rows, cols, weight);
+    require(can_tile(checked), "the encoding has no form with interleaved rows");
+    const int64_t stored = (rows + kTileRows - 1) / kTileRows * kTileRows;
+    require(int64_t(out.size()) == stored * row_bytes(tiled(checked), cols), "out has the wrong size");
+    const nb::gil_scoped_release release;
+    pack_rows(checked, weight.data(), rows, cols, out.data());
 }
 
 bool bind_codes_are_valid(int type, const Bytes& weight, int64_t rows, int64_t cols) {
@@ -149,6 +174,10 @@ void bind_kernels(nb::module_& m) {
     m.def("set_threads", &set_threads, "count"_a, "Change the number of compute threads.");
     m.def("linear", &bind_linear, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
           "x"_a.noconvert(), "out"_a.noconvert(), "out (tokens, rows) = x (tokens, cols) * weight^T");
+    m.def("row_bytes", &bind_row_bytes, "type"_a, "cols"_a, "Bytes of a row, 0 if cols is no whole number of blocks.");
+    m.def("allocate_weights", &bind_allocate, "size"_a, "Bytes for a repacked matrix, near those of others.");
+    m.def("pack_rows", &bind_pack_rows, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a,
+          "out"_a.noconvert(), "The matrix with its rows interleaved 16 by 16: type NAME_R16.");
     m.def("codes_are_valid", &bind_codes_are_valid, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a,
           "Whether every code of an I2_S or TQ2_0 matrix is 0, 1 or 2.");
     m.def("embed", &bind_embed, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,

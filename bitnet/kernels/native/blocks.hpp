@@ -11,12 +11,17 @@
 namespace bitnet {
 
 enum class Type : int {
-    F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, I2_S, TQ2_0, TQ1_0, kCount
+    F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, I2_S, TQ2_0, TQ1_0,
+    // 16 rows interleaved (tiles.hpp), in the order of those above.
+    F32_R16, F16_R16, BF16_R16, Q8_0_R16, Q4_0_R16, Q4_1_R16, Q5_0_R16, Q5_1_R16, Q4_K_R16, Q5_K_R16, Q6_K_R16,
+    kCount
 };
 
 constexpr int kTypes = int(Type::kCount);
 constexpr const char* kTypeNames[kTypes] = {"F32",  "F16",  "BF16", "Q8_0", "Q4_0",  "Q4_1",  "Q5_0",
-                                            "Q5_1", "Q4_K", "Q5_K", "Q6_K", "I2_S", "TQ2_0", "TQ1_0"};
+                                            "Q5_1", "Q4_K", "Q5_K", "Q6_K", "I2_S", "TQ2_0", "TQ1_0",
+                                            "F32_R16", "F16_R16", "BF16_R16", "Q8_0_R16", "Q4_0_R16", "Q4_1_R16",
+                                            "Q5_0_R16", "Q5_1_R16", "Q4_K_R16", "Q5_K_R16", "Q6_K_R16"};
 
 // Weights per block and bytes per block; a row is a whole number of blocks.
 struct BlockSize {
@@ -24,10 +29,22 @@ struct BlockSize {
 };
 constexpr BlockSize kBlocks[kTypes] = {{1, 4},     {1, 2},     {1, 2},     {32, 34},  {32, 18},
                                        {32, 20},   {32, 22},   {32, 24},   {256, 144}, {256, 176},
-                                       {256, 210}, {128, 32}, {256, 66}, {256, 54}};
+                                       {256, 210}, {128, 32}, {256, 66}, {256, 54},
+                                       {1, 4},     {1, 2},     {1, 2},     {32, 34},  {32, 18},
+                                       {32, 20},   {32, 22},   {32, 24},   {256, 148}, {256, 180},
+                                       {256, 210}};
 
-constexpr bool is_float(Type t) { return t <= Type::BF16; }
-constexpr bool is_ternary(Type t) { return t >= Type::I2_S; }
+constexpr bool is_tiled(Type t) { return t >= Type::F32_R16 && t <= Type::Q6_K_R16; }
+constexpr bool is_float(Type t) { return t <= Type::BF16 || (t >= Type::F32_R16 && t <= Type::BF16_R16); }
+constexpr bool is_ternary(Type t) { return t >= Type::I2_S && t <= Type::TQ1_0; }
+// w = scale * code + min, rather than scale * code.
+constexpr bool has_minimum(Type t) {
+    return t == Type::Q4_1 || t == Type::Q5_1 || t == Type::Q4_K || t == Type::Q5_K || t == Type::Q4_1_R16 ||
+           t == Type::Q5_1_R16 || t == Type::Q4_K_R16 || t == Type::Q5_K_R16;
+}
+// The encoding with interleaved rows of one that has none.
+constexpr bool can_tile(Type t) { return t <= Type::Q6_K; }
+constexpr Type tiled(Type t) { return Type(int(t) + int(Type::F32_R16)); }
 
 struct BlockQ8_0 { uint16_t d; int8_t q[32]; };
 struct BlockQ4_0 { uint16_t d; uint8_t q[16]; };

@@ -97,12 +97,13 @@ inline float quantize_16(const float* x, int8_t* q, int32_t* sum) {
     return zero ? 0.0f : top / 127.0f;
 }
 
-void quantize_block(const float* x, int64_t cols, int8_t* q, float* step, float* sum32, int32_t* sums) {
-    float* second = step + cols / 32;
+void quantize_block(const float* x, int64_t cols, BlockInput* out) {
     for (int64_t g = 0; g < cols / 32; ++g) {
-        step[g] = quantize_16(x + 32 * g, q + 32 * g, sums + 2 * g);
-        second[g] = quantize_16(x + 32 * g + 16, q + 32 * g + 16, sums + 2 * g + 1);
-        sum32[g] = step[g] * float(sums[2 * g]) + second[g] * float(sums[2 * g + 1]);
+        BlockInput& to = out[g];
+        int32_t sum[2];
+        for (int i = 0; i < 2; ++i) to.step[i] = quantize_16(x + 32 * g + 16 * i, to.q + 16 * i, sum + i);
+        to.sum = to.step[0] * float(sum[0]) + to.step[1] * float(sum[1]);
+        for (int i = 0; i < 2; ++i) to.minus_q[i] = -sum[i];
     }
 }
 
@@ -128,7 +129,28 @@ inline void halves_to_floats(const uint16_t* h, int64_t n, float* out) {
     for (; i < n; ++i) out[i] = half_to_float(read<uint16_t>(h + i));
 }
 
-void dequantize(Type type, const uint8_t* row, int64_t cols, float scale, float* out) {
+inline void put_group(const Group& group, float* out) {
+    for (int i = 0; i < 32; ++i) out[i] = group.scale[i / 16] * float(group.code[i]) + group.min;
+}
+
+void dequantize(Type type, const uint8_t* weight, int64_t r, int64_t cols, float scale, float* out) {
+    const BlockSize size = kBlocks[int(type)];
+    const int64_t stride = cols / size.weights * size.bytes;
+    if (is_tiled(type)) {
+        const uint8_t* tile = weight + (r - r % kTileRows) * stride;
+        const int lane = int(r % kTileRows);
+        if (is_float(type)) {
+            for (int64_t i = 0; i < cols; ++i) out[i] = tile_float(type, tile, lane, i);
+            return;
+        }
+        for (int64_t g = 0; g < cols / 32; ++g) {
+            Group group;
+            unpack_tile_group(type, tile, lane, g, group);
+            put_group(group, out + 32 * g);
+        }
+        return;
+    }
+    const uint8_t* row = weight + r * stride;
     if (type == Type::F32) {
         std::memcpy(out, row, size_t(cols) * 4);
     } else if (type == Type::F16) {
@@ -146,8 +168,7 @@ void dequantize(Type type, const uint8_t* row, int64_t cols, float scale, float*
         Group group;
         for (int64_t g = 0; g < cols / 32; ++g) {
             unpack_group(type, row, g, group);
-            for (int i = 0; i < 32; ++i)
-                out[32 * g + i] = group.scale[i / 16] * float(group.code[i]) + group.min;
+            put_group(group, out + 32 * g);
         }
     }
 }

@@ -1,28 +1,47 @@
 // What one instruction set provides: a table of functions, filled by scalar.cpp, avx2.cpp, ...
 //
 // Numerics of `linear`, y (T, rows) = x (T, cols) * w^T, by class of encoding:
-//   float    F32 F16 BF16: products and sums in float32 with the activations as they are.
+//   float    F32 F16 BF16: one chain of fused multiply-adds in float32 per kFloatRun columns, these
+//            sums added in order.
 //   block    Q*: the activations become int8 in groups of 16, step = max|x| / 127,
-//            q = round_half_even(x * (127 / max|x|)). Sums of code * q are exact integers per group;
-//            they are scaled and added in float32. llama.cpp has one step per 32 activations, for
-//            *_K one per 256: with 16 the error of the rounding is smaller.
+//            q = round_half_even(x * (127 / max|x|)). Sums of code * q are exact integers per group.
+//            With p, step of the two groups of each 32 columns and sum = sum(step * q), in order:
+//              y = fma(fma(p1, step1, p0 * step0), scale, y)    (Q6_K: a scale of each group, two fmas)
+//              y = fma(sum, min, y)                             (encodings with a minimum)
+//            llama.cpp has one step per 32 activations, for *_K one per 256: with 16 the error of the
+//            rounding is smaller.
 //   ternary  I2_S TQ2_0 TQ1_0 (W1.58A8): one s = 127 / max(max|x|, 1e-5) per token,
 //            q = clip(round_half_even(x * s)), integer sums over the whole row (for TQ*: over each
-//            run of blocks with equal scale), y = sum / s * scale. The same bits for every
-//            instruction set, batch size and number of threads.
-// For float and block encodings a result depends on the instruction set and on whether the batch
-// is above kDecodeTokens, never on the number of threads or on the other rows of the batch.
+//            run of blocks with equal scale), y = sum / s * scale.
+// Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
+// instruction set, batch size and number of threads; float ones too, but for `scalar`, which does
+// not fuse. Block and float encodings in rows have scalar kernels only: they are repacked at load.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "blocks.hpp"
+#include "tiles.hpp"
 
 namespace bitnet {
 
 constexpr int kDecodeTokens = 16;  // batches up to this size go through `decode`
-constexpr int kTileRows = 16;      // prefill work is cut into multiples of this many rows
+constexpr int kFloatRun = 256;
+
+// Activations of 32 columns of one token, block encodings; a cache line.
+struct alignas(64) BlockInput {
+    int8_t q[32];
+    float step[2];       // of the first 16 and of the others
+    float sum;           // of step * q
+    int32_t minus_q[2];  // -sum(q) of each 16
+};
+static_assert(sizeof(BlockInput) == 64, "one cache line");
+
+// From one token to the next; odd, so that tokens do not compete for the same sets of a cache.
+constexpr int64_t block_inputs(int64_t cols) { return (cols / 32) | 1; }
+
+// Multiple of rows that work on a matrix is cut into.
+constexpr int64_t tile_rows(Type) { return kTileRows; }
 
 struct LinearArgs {
     const uint8_t* weight = nullptr;
@@ -30,12 +49,10 @@ struct LinearArgs {
     int64_t row_bytes = 0, rows = 0, cols = 0, tokens = 0;
     float scale = 1.0f;            // I2_S: scale of the tensor
     const float* x = nullptr;      // (tokens, cols)
-    const int8_t* q = nullptr;     // (tokens, cols), block and ternary encodings
-    // block: (tokens, 2, cols / 32), of the first and the second 16 of each 32; ternary: (tokens,),
-    // the s above
-    const float* step = nullptr;
-    const float* sum32 = nullptr;  // block: (tokens, cols / 32), sum of step * q
-    const int32_t* sums = nullptr; // block: (tokens, cols / 16), sum of q; ternary: (tokens,)
+    const BlockInput* inputs = nullptr;  // block: (tokens, block_inputs(cols))
+    const int8_t* q = nullptr;     // ternary: (tokens, cols)
+    const float* step = nullptr;   // ternary: (tokens,), the s above
+    const int32_t* sums = nullptr; // ternary: (tokens,), sum of q
     float* y = nullptr;            // (tokens, rows)
 };
 
@@ -72,10 +89,10 @@ struct Kernels {
     LinearKernel decode[kTypes];
     LinearKernel prefill[kTypes];
     // int8 activations of one token; see the numerics above for the outputs.
-    void (*quantize_block)(const float* x, int64_t cols, int8_t* q, float* step, float* sum32, int32_t* sums);
+    void (*quantize_block)(const float* x, int64_t cols, BlockInput* out);
     void (*quantize_ternary)(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum);
-    // One weight row as float32.
-    void (*dequantize)(Type type, const uint8_t* row, int64_t cols, float scale, float* out);
+    // Row *row* of a matrix as float32.
+    void (*dequantize)(Type type, const uint8_t* weight, int64_t row, int64_t cols, float scale, float* out);
     // Per row of *cols*: x / sqrt(mean(x^2) + eps) * weight; layer_norm also centres and adds bias.
     void (*rms_norm)(const float* x, const float* weight, int64_t cols, float eps, float* out);
     void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t cols, float eps, float* out);

@@ -33,16 +33,17 @@ struct Split {
 
 // Activations of one call; the memory stays with the calling thread.
 struct Activations {
+    std::vector<BlockInput> inputs;
     std::vector<int8_t> q;
-    std::vector<float> step, sum32;
+    std::vector<float> step;
     std::vector<int32_t> sums;
 };
 
 void quantize(LinearArgs& a, Activations& out) {
-    const int64_t groups = a.cols / 32, t = a.tokens;
-    out.q.resize(size_t(t * a.cols));
+    const int64_t t = a.tokens;
     const Split split(t, 1, t * a.cols < kSerialWork);
     if (is_ternary(a.type)) {
+        out.q.resize(size_t(t * a.cols));
         out.step.resize(size_t(t));
         out.sums.resize(size_t(t));
         split.run([&](int64_t t0, int64_t t1) {
@@ -51,19 +52,16 @@ void quantize(LinearArgs& a, Activations& out) {
                                           &out.step[size_t(i)], &out.sums[size_t(i)]);
         });
     } else {
-        out.step.resize(size_t(2 * t * groups));
-        out.sum32.resize(size_t(t * groups));
-        out.sums.resize(size_t(2 * t * groups));
+        const int64_t stride = block_inputs(a.cols);
+        out.inputs.resize(size_t(t * stride));
         split.run([&](int64_t t0, int64_t t1) {
             for (int64_t i = t0; i < t1; ++i)
-                active().quantize_block(a.x + i * a.cols, a.cols, &out.q[size_t(i * a.cols)],
-                                        &out.step[size_t(2 * i * groups)], &out.sum32[size_t(i * groups)],
-                                        &out.sums[size_t(2 * i * groups)]);
+                active().quantize_block(a.x + i * a.cols, a.cols, &out.inputs[size_t(i * stride)]);
         });
     }
+    a.inputs = out.inputs.data();
     a.q = out.q.data();
     a.step = out.step.data();
-    a.sum32 = out.sum32.data();
     a.sums = out.sums.data();
 }
 
@@ -91,7 +89,7 @@ void linear(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float 
     const bool decode = tokens <= kDecodeTokens;
     count_call(decode ? Op::decode : Op::prefill, type);
     const LinearKernel kernel = (decode ? active().decode : active().prefill)[int(type)];
-    const Split split(rows, kTileRows, rows * cols * tokens < kSerialWork);
+    const Split split(rows, tile_rows(type), rows * cols * tokens < kSerialWork);
     split.run([&](int64_t r0, int64_t r1) { kernel(a, r0, r1, thread_scratch(scratch_bytes(cols))); });
 }
 
@@ -113,10 +111,9 @@ bool codes_are_valid(Type type, const uint8_t* weight, int64_t rows, int64_t col
 
 void embed(Type type, const uint8_t* weight, int64_t cols, float scale, const int64_t* ids, int64_t count,
            float* out) {
-    const int64_t stride = row_bytes(type, cols);
     count_call(Op::embed, type);
     for (int64_t i = 0; i < count; ++i)
-        active().dequantize(type, weight + ids[i] * stride, cols, scale, out + i * cols);
+        active().dequantize(type, weight, ids[i], cols, scale, out + i * cols);
 }
 
 void rms_norm(const float* x, const float* weight, int64_t rows, int64_t cols, float eps, float* out) {

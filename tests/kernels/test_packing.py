@@ -1,0 +1,67 @@
+"""How weights become what the kernels read."""
+
+import mmap
+
+import gguf
+import numpy as np
+import pytest
+
+from bitnet import native
+from bitnet.kernels import packing
+from bitnet.kernels.packing import prepare_matrix
+from bitnet.quants.types import by_name
+from bitnet.quants.weight import Weight
+
+NATIVE = native.module()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
+
+ROWS, COLUMNS = 1000, 256
+
+
+def in_a_file(path, name):
+    """A random matrix in a file that is mapped to be read, and what gguf-py reads from it."""
+    kind = gguf.GGMLQuantizationType[name]
+    values = np.random.default_rng(3).standard_normal((ROWS, COLUMNS)).astype(np.float32)
+    packed = gguf.quants.quantize(values, kind)
+    path.write_bytes(b"\0" * 100 + packed.tobytes())
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    data = np.frombuffer(memoryview(mapped), dtype=np.uint8)[100:]
+    weight = Weight("w", (ROWS, COLUMNS), by_name(name), data)
+    return weight, gguf.quants.dequantize(packed, kind)
+
+
+def rows_of(matrix, ids):
+    out = np.empty((len(ids), matrix.columns), dtype=np.float32)
+    ids = np.array(ids, dtype=np.int64)
+    NATIVE.embed(matrix.kind, matrix.data, matrix.rows, matrix.columns, 1.0, ids, out)
+    return out
+
+
+@pytest.mark.parametrize("name", ["F32", "F16", "Q8_0", "Q4_1"])
+def test_a_matrix_packed_in_slices_has_every_row(name, tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "_SLICE_BYTES", 50_000)
+    weight, values = in_a_file(tmp_path / "weights", name)
+    matrix = prepare_matrix(NATIVE, weight)
+    assert NATIVE.kernel_types()[matrix.kind] == f"{name}_R16"
+    np.testing.assert_array_equal(rows_of(matrix, range(ROWS)), values)
+
+
+def test_the_file_is_as_it_was_after_its_pages_were_given_back(tmp_path):
+    weight, _ = in_a_file(tmp_path / "weights", "Q4_1")
+    before = weight.data.tobytes()
+    prepare_matrix(NATIVE, weight)
+    assert weight.data.tobytes() == before
+
+
+def test_a_table_of_rows_stays_where_it_is(tmp_path):
+    weight, values = in_a_file(tmp_path / "weights", "Q4_1")
+    matrix = prepare_matrix(NATIVE, weight, in_rows=True)
+    assert np.shares_memory(matrix.data, weight.data)
+    np.testing.assert_array_equal(rows_of(matrix, [0, 999, 16]), values[[0, 999, 16]])
+
+
+def test_memory_that_can_be_written_is_not_given_back():
+    data = np.full(64 * 34, 7, dtype=np.uint8)
+    prepare_matrix(NATIVE, Weight("w", (64, 32), by_name("Q8_0"), data))
+    assert (data == 7).all()
