@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.text import Stats
     from bitnet.tasks.declare import Output
 
-__all__ = ["open_model", "read_text", "say", "summary", "write"]
+__all__ = ["load_again", "open_model", "read_text", "say", "summary", "write"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +82,13 @@ def open_model(
             model.config.vocab_size,
         )
     return model
+
+
+def load_again(
+    model: LanguageModel, options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions
+) -> LanguageModel:
+    """What :func:`open_model` loaded as *model*, loaded anew from the same place."""
+    return _loaded(model.path, options, fetch=fetch, cache=cache)
 
 
 def _default_model(fetch: FetchOptions, cache: CacheOptions, output: Output) -> Path:

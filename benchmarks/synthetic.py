@@ -1,0 +1,198 @@
+"""Write a GGUF file with the shape of BitNet b1.58 2B-4T and random ternary weights.
+
+    python benchmarks/synthetic.py OUT.gguf --vocabulary VOCAB.gguf [--type I2_S] [--layers 30]
+
+The speed of a ternary model does not depend on its weights' values, so a benchmark needs the shape
+and not the model. Metadata keys are those of the published file (which has no
+``tokenizer.ggml.pre``), the vocabulary comes from any GGUF file that has LLaMA-3's. The weights
+depend on --seed alone: files of different --type hold the same model. One tensor is in memory at a
+time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from bitnet.formats import gguf_index
+from bitnet.formats.gguf import GGUF
+from bitnet.formats.gguf_index import ARRAY, VALUE_TYPES
+from bitnet.quants import i2_s, tq, types
+from bitnet.quants.ternary import Ternary
+
+ALIGNMENT = 32
+DIM, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 2560, 6912, 20, 5, 128, 30
+FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "F16": 1}
+PACKERS = {"I2_S": i2_s.pack_i2_s, "TQ1_0": tq.pack_tq1_0, "TQ2_0": tq.pack_tq2_0}
+CHUNK_ROWS = 4096  # of the embedding
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] | capitalize + ': ' + message['content'] "
+    "+ '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of the file: *shape* rows first, *kind* the name of its encoding."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+
+    @property
+    def size(self):
+        """Bytes, without padding."""
+        return types.by_name(self.kind).size_bytes(self.shape)
+
+
+def tensors(kind, *, layers, vocabulary):
+    """Every tensor of the model, in file order."""
+    linear = {
+        "attn_q": (HEADS * HEAD_DIM, DIM),
+        "attn_k": (KV_HEADS * HEAD_DIM, DIM),
+        "attn_v": (KV_HEADS * HEAD_DIM, DIM),
+        "attn_output": (DIM, HEADS * HEAD_DIM),
+        "ffn_gate": (FFN, DIM),
+        "ffn_up": (FFN, DIM),
+        "ffn_down": (DIM, FFN),
+    }
+    norms = {"attn_norm": DIM, "attn_sub_norm": DIM, "ffn_norm": DIM, "ffn_sub_norm": FFN}
+    found = [Tensor("token_embd.weight", (vocabulary, DIM), "F16")]
+    for layer in range(layers):
+        found += [Tensor(f"blk.{layer}.{name}.weight", (n,), "F32") for name, n in norms.items()]
+        found += [
+            Tensor(f"blk.{layer}.{name}.weight", shape, kind) for name, shape in linear.items()
+        ]
+    return [*found, Tensor("output_norm.weight", (DIM,), "F32")]
+
+
+def content(tensor, seed):
+    """The bytes of *tensor* in pieces; they depend on its name and on *seed*."""
+    rng = np.random.default_rng([seed, *tensor.name.encode()])
+    if len(tensor.shape) == 1:
+        yield rng.uniform(0.8, 1.2, tensor.shape).astype("<f4")
+        return
+    rows, columns = tensor.shape
+    if tensor.name == "token_embd.weight":
+        for start in range(0, rows, CHUNK_ROWS):
+            count = min(CHUNK_ROWS, rows - start)
+            values = rng.standard_normal((count, columns), dtype=np.float32)
+            yield (values * np.float32(0.02)).astype("<f2")
+        return
+    # Outputs of unit variance for such inputs; a float16, so that every encoding can hold it.
+    scale = np.float16((columns * 2 / 3) ** -0.5)
+    codes = rng.integers(-1, 2, tensor.shape, dtype=np.int8)
+    if tensor.kind == "F16":
+        yield codes.astype("<f2") * scale
+    else:
+        yield PACKERS[tensor.kind](Ternary(codes, np.full((1, 1), scale, dtype=np.float32)))
+
+
+def text(value):
+    """A GGUF string."""
+    raw = value if isinstance(value, bytes) else value.encode()
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def scalar(key, kind, value):
+    """A metadata key with a single value of the type called *kind*."""
+    names = [name for name, _, _ in VALUE_TYPES]
+    number = names.index(kind)
+    body = text(value) if kind == "string" else struct.pack("<" + VALUE_TYPES[number][1], value)
+    return text(key) + struct.pack("<I", number) + body
+
+
+def vocabulary_keys(path):
+    """The arrays of the vocabulary in *path* as header bytes, and the number of tokens."""
+    with GGUF.open(path) as gguf:
+        view = gguf.file_view()
+        index = gguf_index.index(view, len(view))
+        keys = {}
+        for key in index.keys:
+            if key.type == ARRAY and key.name.startswith(b"tokenizer.ggml."):
+                head = struct.pack("<IIQ", ARRAY, key.item_type, key.length)
+                keys[key.name] = text(key.name) + head + bytes(view[key.at : key.end])
+        return list(keys.values()), len(gguf.metadata["tokenizer.ggml.tokens"])
+
+
+def metadata(architecture, kind, *, layers, vocabulary):
+    """Keys with single values, as the published file has them."""
+    own = {
+        "vocab_size": vocabulary,
+        "context_length": 4096,
+        "embedding_length": DIM,
+        "block_count": layers,
+        "feed_forward_length": FFN,
+        "rope.dimension_count": HEAD_DIM,
+        "attention.head_count": HEADS,
+        "attention.head_count_kv": KV_HEADS,
+    }
+    return [
+        scalar("general.architecture", "string", architecture),
+        scalar("general.name", "string", "synthetic bitnet2b"),
+        *(scalar(f"{architecture}.{key}", "uint32", value) for key, value in own.items()),
+        scalar(f"{architecture}.attention.layer_norm_rms_epsilon", "float32", 1e-5),
+        scalar(f"{architecture}.rope.freq_base", "float32", 500000.0),
+        scalar("general.file_type", "uint32", FILE_TYPES[kind]),
+        scalar("general.quantization_version", "uint32", 2),
+        scalar("tokenizer.ggml.model", "string", "gpt2"),
+        scalar("tokenizer.ggml.bos_token_id", "uint32", 128000),
+        scalar("tokenizer.ggml.eos_token_id", "uint32", 128001),
+        scalar("tokenizer.ggml.padding_token_id", "uint32", 128001),
+        scalar("tokenizer.ggml.add_bos_token", "bool", True),
+        scalar("tokenizer.chat_template", "string", CHAT_TEMPLATE),
+    ]
+
+
+def padded(size):
+    """*size* rounded up to the alignment."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def write(path, vocabulary, *, kind="I2_S", architecture="bitnet-b1.58", layers=LAYERS, seed=0):
+    """Write the file."""
+    arrays, tokens = vocabulary_keys(vocabulary)
+    keys = metadata(architecture, kind, layers=layers, vocabulary=tokens) + arrays
+    entries = tensors(kind, layers=layers, vocabulary=tokens)
+    pieces = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(keys)), *keys]
+    offset = 0
+    for tensor in entries:
+        dims, number = tensor.shape[::-1], types.by_name(tensor.kind).ggml_id
+        pieces.append(text(tensor.name) + struct.pack("<I", len(dims)))
+        pieces.append(struct.pack(f"<{len(dims)}QIQ", *dims, number, offset))
+        offset += padded(tensor.size)
+    header = b"".join(pieces)
+    with Path(path).open("wb") as file:
+        file.write(header + bytes(-len(header) % ALIGNMENT))
+        for tensor in entries:
+            for piece in content(tensor, seed):
+                file.write(piece)
+            file.write(bytes(padded(tensor.size) - tensor.size))
+
+
+def main():
+    """Write the file that the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--vocabulary", type=Path, required=True, help="GGUF file with LLaMA-3's")
+    parser.add_argument("--type", default="I2_S", choices=sorted(FILE_TYPES))
+    parser.add_argument("--architecture", default="bitnet-b1.58", help="bitnet: for llama.cpp")
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    write(
+        options.out,
+        options.vocabulary,
+        kind=options.type,
+        architecture=options.architecture,
+        layers=options.layers,
+        seed=options.seed,
+    )
+
+
+if __name__ == "__main__":
+    main()

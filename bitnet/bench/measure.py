@@ -1,0 +1,223 @@
+"""Times what a plan says: loading, prompts and answers, by turns."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bitnet import native
+from bitnet.bench.machine import describe_machine
+from bitnet.bench.report import Measured, Report, Spread
+from bitnet.errors import BenchmarkError, InferenceError, UsageError
+from bitnet.kernels.native import thread_count
+from bitnet.runtime.engine import GenerationParams
+from bitnet.runtime.text import peak_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from bitnet.runtime.engine import Engine
+    from bitnet.runtime.language_model import LanguageModel
+
+__all__ = ["Plan", "Test", "measure"]
+
+MAX_TOKENS = 1 << 20
+WRITTEN_TOKENS = 64  # of the answer whose share of tokenizing is measured
+TEXT = (
+    "The old lighthouse keeper counted the ships that passed in the night, and wrote their names "
+    "into a book with a blue cover. When the fog came in from the sea he lit the great lamp and "
+    "waited, because somebody out there was always looking for the way home.\n"
+)
+_TEST = re.compile(r"(pp|tg)([1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class Test:
+    """What is timed: ``pp`` reads *tokens* at once, ``tg`` writes them one by one."""
+
+    kind: str
+    tokens: int
+
+    @classmethod
+    def parse(cls, name: str) -> Test:
+        """The test called ``pp128``, ``tg32`` ...
+
+        Raises:
+            UsageError: there is no such test.
+        """
+        match = _TEST.fullmatch(name.strip())
+        if match is None or int(match[2]) > MAX_TOKENS:
+            raise UsageError(
+                f"no test {name!r}", hint="write ppN or tgN, for example: --tests pp512,tg128"
+            )
+        return cls(match[1], int(match[2]))
+
+    @property
+    def name(self) -> str:
+        """``pp128``."""
+        return f"{self.kind}{self.tokens}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, how often, with how many threads."""
+
+    tests: tuple[Test, ...]
+    threads: tuple[int, ...]
+    repetitions: int
+
+    @classmethod
+    def of(cls, tests: str, thread_counts: str, repetitions: int, *, threads: int = 0) -> Plan:
+        """A plan from texts with commas.
+
+        Args:
+            tests: names of tests.
+            thread_counts: numbers of threads; empty: 1 and *threads*.
+            repetitions: how often each is timed, after one time that does not count.
+            threads: the most there are; 0: ``BITNET_THREADS``, else one per core.
+
+        Raises:
+            UsageError: a name or number makes no sense.
+        """
+        if not 1 <= repetitions <= 1000:
+            raise UsageError(f"--repetitions is {repetitions}, expected 1 to 1000")
+        counts = dict.fromkeys([1, threads or thread_count()])
+        if thread_counts:
+            try:
+                counts = dict.fromkeys(int(word) for word in thread_counts.split(","))
+            except ValueError:
+                counts = {0: None}
+            if min(counts) < 1 or max(counts) > 1024:
+                raise UsageError(
+                    f"--thread-counts expects numbers from 1 to 1024, got {thread_counts!r}",
+                    hint="for example: --thread-counts 1,2,4",
+                )
+        named = dict.fromkeys(Test.parse(name) for name in tests.split(","))
+        if native.module() is None:  # NumPy's threads are its own business
+            counts = {0: None}
+        return cls(tuple(named), tuple(counts), repetitions)
+
+
+def measure(
+    model: LanguageModel,
+    plan: Plan,
+    *,
+    reload: Callable[[], LanguageModel],
+    on_step: Callable[[str], None] = lambda _text: None,
+) -> Report:
+    """Time *plan*.
+
+    Args:
+        model: loaded once, so that the disk is warm; it is closed.
+        plan: what to time.
+        reload: loads the same again.
+        on_step: told what is being timed.
+
+    Raises:
+        BenchmarkError: the model cannot be run, or its context is too short for a test.
+    """
+    path, engine = model.path, model.engine
+    facts = {
+        "name": path.name,
+        "size_bytes": _size(path),
+        "architecture": model.config.architecture,
+        "context": engine.context,
+    }
+    _check_context(engine, plan.tests)
+    model.close()
+    del engine
+    try:
+        load_s = []
+        for count in range(plan.repetitions):
+            model.close()  # two at once would count twice as memory
+            on_step(f"load {count + 1}/{plan.repetitions}")
+            model = reload()
+            load_s.append(model.load_s)
+        results = _rates(model, plan, on_step)
+        share = _tokenize_share(model)
+        memory, backend = peak_memory(), model.backend
+        model.close()
+    except (InferenceError, MemoryError) as error:
+        raise BenchmarkError(
+            f"{path.name} cannot be measured: {error}", hint=getattr(error, "hint", "")
+        ) from error
+    machine = describe_machine(plan.threads, backend=backend)
+    return Report(facts, machine, Spread(tuple(load_s)), results, memory, share)
+
+
+def _check_context(engine: Engine, tests: Sequence[Test]) -> None:
+    longest = max(tests, key=lambda test: test.tokens)
+    needed = longest.tokens + (longest.kind == "tg")
+    if needed > engine.context:
+        raise BenchmarkError(
+            f"{longest.name} needs {needed:,} positions, the context holds {engine.context:,}",
+            hint="choose shorter tests: --tests pp32,tg16",
+        )
+
+
+def _rates(
+    model: LanguageModel, plan: Plan, on_step: Callable[[str], None]
+) -> tuple[Measured, ...]:
+    """Every test with every number of threads, in turns; the first turn does not count."""
+    longest = max(test.tokens for test in plan.tests)
+    ids = model.tokenizer.encode(TEXT)
+    ids = (ids * math.ceil(longest / len(ids)))[:longest]
+    samples: dict[tuple[Test, int], list[float]] = {
+        (test, threads): [] for test in plan.tests for threads in plan.threads
+    }
+    for turn in range(plan.repetitions + 1):
+        on_step(f"speed {turn}/{plan.repetitions}" if turn else "warm-up")
+        for (test, threads), rates in samples.items():
+            _use_threads(threads)
+            time_of = _prefill_s if test.kind == "pp" else _decode_s
+            seconds = time_of(model.engine, ids, test.tokens)
+            if turn:
+                rates.append(test.tokens / seconds)
+    return tuple(
+        Measured(test.name, threads, Spread(tuple(rates)))
+        for (test, threads), rates in samples.items()
+    )
+
+
+def _use_threads(count: int) -> None:
+    module = native.module()
+    if module is not None and count:
+        module.set_threads(count)
+
+
+def _prefill_s(engine: Engine, ids: Sequence[int], tokens: int) -> float:
+    engine.reset()
+    started = time.perf_counter()
+    for _ in engine.generate(ids[:tokens], GenerationParams(max_tokens=1)):
+        pass
+    return time.perf_counter() - started
+
+
+def _decode_s(engine: Engine, ids: Sequence[int], tokens: int) -> float:
+    engine.reset()
+    pieces = engine.generate(ids[:1], GenerationParams(max_tokens=tokens + 1))
+    next(pieces)
+    started = time.perf_counter()
+    count = sum(1 for _ in pieces)
+    elapsed = time.perf_counter() - started
+    if count != tokens:
+        raise BenchmarkError(f"tg{tokens} wrote {count:,} tokens instead of {tokens:,}")
+    return elapsed
+
+
+def _tokenize_share(model: LanguageModel) -> float:
+    prompt = TEXT[: max(1, model.engine.context // 2)]
+    model.engine.reset()
+    answer = model.stream(prompt, max_tokens=WRITTEN_TOKENS)
+    for _ in answer:
+        pass
+    return answer.stats.tokenize_share
+
+
+def _size(path: Path) -> int:
+    files = [path] if path.is_file() else path.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files)

@@ -1,0 +1,217 @@
+"""What a benchmark found, as a table and as JSON, and how it differs from an earlier one."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.bench.machine import Machine
+from bitnet.errors import BenchmarkError, InvalidFormat, Unsupported, from_os_error
+from bitnet.progress import human_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = [
+    "Change",
+    "Measured",
+    "Report",
+    "Spread",
+    "changes",
+    "read_report",
+    "slowdown",
+]
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Repeated measurements of one thing."""
+
+    samples: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The middle one."""
+        return statistics.median(self.samples)
+
+    def facts(self) -> dict[str, Any]:
+        """Median, extremes and every sample as JSON values."""
+        return {
+            "median": self.median,
+            "min": min(self.samples),
+            "max": max(self.samples),
+            "samples": list(self.samples),
+        }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Tokens per second of one test with one number of threads; 0: the backend's own choice."""
+
+    test: str
+    threads: int
+    tokens_per_s: Spread
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came out.
+
+    Attributes:
+        model: name, size in bytes, architecture and context of the model.
+        machine: what it ran on.
+        load_s: seconds to load tokenizer and model, from a warm disk.
+        results: tokens per second.
+        peak_memory_bytes: most memory the process had, before the machine was measured.
+        tokenize_share: of an answer's time, the part between text and ids, 0 to 1.
+    """
+
+    model: Mapping[str, Any]
+    machine: Machine
+    load_s: Spread
+    results: tuple[Measured, ...]
+    peak_memory_bytes: int
+    tokenize_share: float
+
+    def facts(self) -> dict[str, Any]:
+        """The report as JSON values; :func:`read_report` reads them back."""
+        return {
+            "schema": SCHEMA,
+            "model": dict(self.model),
+            "machine": asdict(self.machine),
+            "load_s": self.load_s.facts(),
+            "results": [
+                {"test": one.test, "threads": one.threads, "tokens_per_s": one.tokens_per_s.facts()}
+                for one in self.results
+            ],
+            "peak_memory_bytes": self.peak_memory_bytes,
+            "tokenize_share": self.tokenize_share,
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The report as a table."""
+        machine, load = self.machine, self.load_s
+        yield (
+            f"{self.model['name']}, {human_size(self.model['size_bytes'])}, "
+            f"{self.model['architecture']}; {machine.backend}"
+        )
+        reads = ", ".join(
+            f"{human_size(rate)}/s with {count} thread{'s' * (count > 1)}"
+            for count, rate in machine.read_bytes_per_s.items()
+        )
+        yield f"{machine.cpu}, {machine.cores} cores; reads {reads or 'at an unknown speed'}"
+        yield f"\n{'test':8} {'threads':>7} {'tok/s':>10} {'min':>10} {'max':>10}"
+        for one in self.results:
+            rates = one.tokens_per_s
+            shown = (rates.median, min(rates.samples), max(rates.samples))
+            figures = " ".join(f"{rate:10.1f}" for rate in shown)
+            yield f"{one.test:8} {one.threads or '-':>7} {figures}"
+        yield (
+            f"\nload {load.median:.3f} s ({min(load.samples):.3f} to {max(load.samples):.3f}), "
+            f"peak memory {human_size(self.peak_memory_bytes)}, "
+            f"text to ids and back {self.tokenize_share:.2%} of the time"
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure before and after; a *ratio* above one is better."""
+
+    what: str
+    before: float
+    after: float
+    ratio: float
+
+    def __str__(self) -> str:
+        return f"{self.what:20} {self.before:12.4g} -> {self.after:12.4g}   x{self.ratio:.2f}"
+
+
+def changes(before: Report, after: Report) -> list[Change]:
+    """What both reports measured: speeds first, then load time and memory."""
+    old = {(one.test, one.threads): one.tokens_per_s.median for one in before.results}
+    found = []
+    for one in after.results:
+        was = old.get((one.test, one.threads))
+        if was is not None:
+            rate, label = one.tokens_per_s.median, f"{one.test} @{one.threads} tok/s"
+            found.append(Change(label, was, rate, rate / was))
+    for label, was, now in (
+        ("load s", before.load_s.median, after.load_s.median),
+        ("peak memory MB", before.peak_memory_bytes / 1e6, after.peak_memory_bytes / 1e6),
+    ):
+        if was and now:
+            found.append(Change(label, was, now, was / now))
+    return found
+
+
+def slowdown(found: Sequence[Change], *, at_most: float) -> BenchmarkError | None:
+    """The error that a speed fell by more than *at_most* percent, or that none was compared."""
+    speeds = [change for change in found if change.what.endswith("tok/s")]
+    if not speeds:
+        return BenchmarkError(
+            "the two reports have no test in common",
+            hint="measure the same --tests and --thread-counts",
+        )
+    slower = [change for change in speeds if change.ratio < 1 - at_most / 100]
+    if not slower:
+        return None
+    shown = ", ".join(f"{change.what} x{change.ratio:.2f}" for change in slower)
+    return BenchmarkError(
+        f"slower by more than {at_most:g} %: {shown}",
+        hint="measure again on a quiet machine, or accept the new figures",
+    )
+
+
+def read_report(path: Path) -> Report:
+    """The report that ``bench --json`` printed into the file *path*.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidFormat: it is no such report.
+        Unsupported: it is of another version.
+    """
+    try:
+        facts = json.loads(path.read_text("utf-8"))
+        if facts["schema"] != SCHEMA:
+            raise Unsupported(
+                f"{path} has schema {facts['schema']!r}, expected {SCHEMA}",
+                hint="measure again with this version: bitnet bench --json",
+            )
+        return _report(facts)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise InvalidFormat(
+            f"{path} is no report of bench: {type(error).__name__}: {error}",
+            hint="make one: bitnet bench --json >before.json",
+        ) from None
+
+
+def _report(facts: Mapping[str, Any]) -> Report:
+    machine = facts["machine"]
+    rates = {int(count): float(rate) for count, rate in machine["read_bytes_per_s"].items()}
+    features = tuple(map(str, machine["features"]))
+    return Report(
+        model={"name": str(facts["model"]["name"]), **facts["model"]},
+        machine=Machine(**{**machine, "read_bytes_per_s": rates, "features": features}),
+        load_s=_spread(facts["load_s"]),
+        results=tuple(
+            Measured(str(one["test"]), int(one["threads"]), _spread(one["tokens_per_s"]))
+            for one in facts["results"]
+        ),
+        peak_memory_bytes=int(facts["peak_memory_bytes"]),
+        tokenize_share=float(facts["tokenize_share"]),
+    )
+
+
+def _spread(facts: Mapping[str, Any]) -> Spread:
+    samples = tuple(float(sample) for sample in facts["samples"])
+    if not samples or not all(0 < sample < math.inf for sample in samples):
+        raise ValueError("samples that are no positive numbers")
+    return Spread(samples)

@@ -1,0 +1,98 @@
+"""``inv bench``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from invoke.exceptions import Exit
+
+from bitnet.errors import UsageError
+from bitnet.hub.options import FetchOptions
+from bitnet.options import CacheOptions, option
+from bitnet.runtime.options import ModelOptions
+from bitnet.tasks.declare import Output, task
+from bitnet.tasks.running import load_again, open_model, say
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure, and what to compare it with."""
+
+    tests: str = option(
+        "pp128,pp512,tg128", "ppN reads a prompt of N tokens, tgN writes N tokens", metavar="LIST"
+    )
+    thread_counts: str = option(
+        "", "numbers of threads to measure with; default: 1 and --threads", metavar="LIST"
+    )
+    repetitions: int = option(5, "times each test is measured, after one that does not count")
+    compare: str = option(
+        "", "earlier output of --json; adds what became faster and slower", metavar="FILE"
+    )
+    max_slowdown: float | None = option(
+        None, "with --compare: fail when a test became slower by more percent", metavar="PERCENT"
+    )
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot say.
+
+        Raises:
+            UsageError: a number is out of range, or options do not go together.
+        """
+        if self.max_slowdown is not None and not self.compare:
+            raise UsageError("--max-slowdown needs --compare", hint="add --compare FILE")
+        if self.max_slowdown is not None and not 0 <= self.max_slowdown < 100:
+            raise UsageError(f"--max-slowdown is {self.max_slowdown:g}, expected 0 to 100")
+
+
+@task()
+def bench(
+    c,
+    wanted=BenchOptions(),
+    model=ModelOptions(),
+    fetch=FetchOptions(),
+    cache=CacheOptions(),
+    output=Output(),
+):
+    """Measure how fast a model loads, reads a prompt and writes.
+
+    The table, or the report with --json, goes to stdout. Other work on the machine falsifies it.
+    """
+    from bitnet.bench import Plan, changes, measure, read_report, slowdown
+
+    plan = Plan.of(wanted.tests, wanted.thread_counts, wanted.repetitions, threads=model.threads)
+    before = read_report(Path(wanted.compare)) if wanted.compare else None
+    running = open_model(model, fetch=fetch, cache=cache, output=output)
+    found = measure(
+        running,
+        plan,
+        reload=lambda: load_again(running, model, fetch=fetch, cache=cache),
+        on_step=(lambda _text: None) if output.no_progress else say,
+    )
+    compared = changes(before, found) if before else []
+    _show(found, before, compared, as_json=output.json)
+    limit = wanted.max_slowdown
+    problem = None if limit is None else slowdown(compared, at_most=limit)
+    if problem is not None and output.json:
+        raise Exit(problem.message, code=problem.exit_code)  # one document is on stdout already
+    if problem is not None:
+        raise problem
+
+
+def _show(found, before, compared, *, as_json):
+    if as_json:
+        told = {"changes": [vars(change) for change in compared]} if before else {}
+        print(json.dumps(found.facts() | told))
+        return
+    print("\n".join(found.lines()))
+    if before is None:
+        return
+    for name, was, now in (
+        ("model", before.model["name"], found.model["name"]),
+        ("processor", before.machine.cpu, found.machine.cpu),
+        ("backend", before.machine.backend, found.machine.backend),
+    ):
+        if was != now:
+            say(f"Note: the earlier report is of another {name}: {was}")
+    print("\n" + "\n".join(map(str, compared)))

@@ -1,0 +1,171 @@
+"""Reports of bench: plans, spreads, comparison, and what is read back."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tiny_models import tiny_gguf
+
+import bitnet
+from bitnet import native
+from bitnet.bench import (
+    Machine,
+    Measured,
+    Plan,
+    Report,
+    Spread,
+    changes,
+    measure,
+    read_report,
+    slowdown,
+)
+from bitnet.errors import BenchmarkError, InvalidFormat, NotFound, Unsupported, UsageError
+
+MACHINE = Machine("Example CPU", 2, 8 << 30, ("avx2",), "native (avx2)", {1: 2e10, 2: 3e10})
+REPORT = Report(
+    model={"name": "m.gguf", "size_bytes": 1000, "architecture": "llama", "context": 64},
+    machine=MACHINE,
+    load_s=Spread((0.5, 0.4, 0.9)),
+    results=(
+        Measured("pp8", 1, Spread((100.0, 300.0, 200.0))),
+        Measured("tg8", 2, Spread((10.0, 20.0))),
+    ),
+    peak_memory_bytes=5_000_000,
+    tokenize_share=0.01,
+)
+
+
+def saved(tmp_path, facts):
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(facts))
+    return path
+
+
+def test_the_median_is_the_middle_sample():
+    assert REPORT.results[0].tokens_per_s.median == 200
+    assert REPORT.results[1].tokens_per_s.median == 15
+    assert REPORT.load_s.facts() == {
+        "median": 0.5,
+        "min": 0.4,
+        "max": 0.9,
+        "samples": [0.5, 0.4, 0.9],
+    }
+
+
+def test_a_report_reads_back_as_it_was(tmp_path):
+    assert read_report(saved(tmp_path, REPORT.facts())) == REPORT
+
+
+def test_the_table_names_model_machine_and_every_test():
+    text = "\n".join(REPORT.lines())
+    for word in ("m.gguf, 1.0 kB, llama; native (avx2)", "20.0 GB/s with 1 thread,", "200.0"):
+        assert word in text
+    assert "load 0.500 s (0.400 to 0.900), peak memory 5.0 MB" in text
+
+
+def test_a_ratio_above_one_is_better():
+    faster = replace(
+        REPORT,
+        results=(Measured("pp8", 1, Spread((400.0,))), Measured("pp9", 1, Spread((1.0,)))),
+        load_s=Spread((1.0,)),
+        peak_memory_bytes=2_500_000,
+    )
+    assert {change.what: change.ratio for change in changes(REPORT, faster)} == {
+        "pp8 @1 tok/s": 2.0,
+        "load s": 0.5,
+        "peak memory MB": 2.0,
+    }
+
+
+def test_a_slowdown_beyond_the_limit_is_an_error():
+    slower = replace(REPORT, results=(Measured("pp8", 1, Spread((180.0,))),))
+    found = changes(REPORT, slower)
+    assert slowdown(found, at_most=11) is None
+    error = slowdown(found, at_most=9)
+    assert error.exit_code == 17
+    assert "slower by more than 9 %: pp8 @1 tok/s x0.90" in error.message
+    assert "no test in common" in slowdown(found[1:], at_most=9).message
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"schema": 99}, Unsupported),
+        ({"schema": None}, Unsupported),
+        ({"machine": {}}, InvalidFormat),
+        ({"machine": []}, InvalidFormat),
+        ({"results": [{"test": "pp8"}]}, InvalidFormat),
+        ({"load_s": {"samples": []}}, InvalidFormat),
+        ({"load_s": {"samples": ["fast"]}}, InvalidFormat),
+        ({"load_s": {"samples": [0]}}, InvalidFormat),
+        ({"peak_memory_bytes": "much"}, InvalidFormat),
+    ],
+)
+def test_what_is_no_report_is_refused(tmp_path, change, error):
+    with pytest.raises(error, match=r"report\.json"):
+        read_report(saved(tmp_path, REPORT.facts() | change))
+
+
+def test_other_files_are_no_reports(tmp_path):
+    with pytest.raises(InvalidFormat):
+        read_report(saved(tmp_path, [1, 2]))
+    (tmp_path / "report.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(InvalidFormat):
+        read_report(tmp_path / "report.json")
+    with pytest.raises(NotFound):
+        read_report(tmp_path / "none.json")
+
+
+@pytest.mark.skipif(native.module() is None, reason="the compiled module has the threads")
+def test_a_plan_measures_with_one_thread_and_with_all():
+    plan = Plan.of("pp8,tg4,pp8", "", 3, threads=4)
+    assert [test.name for test in plan.tests] == ["pp8", "tg4"]
+    assert plan.threads == (1, 4)
+    assert Plan.of("pp8", "", 1, threads=1).threads == (1,)
+    assert Plan.of("pp8", "3,1,3", 1, threads=4).threads == (3, 1)
+
+
+def test_numpy_has_threads_of_its_own(monkeypatch):
+    monkeypatch.setenv("BITNET_BACKEND", "reference")
+    assert Plan.of("pp8", "1,2", 1).threads == (0,)
+
+
+@pytest.mark.parametrize(
+    ("tests", "counts", "repetitions"),
+    [
+        ("pp", "", 1),
+        ("pp0", "", 1),
+        ("", "", 1),
+        ("pp8,xx9", "", 1),
+        ("pp99999999999", "", 1),
+        ("pp8", "0", 1),
+        ("pp8", "1,x", 1),
+        ("pp8", "1,9999", 1),
+        ("pp8", "", 0),
+    ],
+)
+def test_a_plan_that_makes_no_sense_is_refused(tests, counts, repetitions):
+    with pytest.raises(UsageError):
+        Plan.of(tests, counts, repetitions)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return tiny_gguf(tmp_path / "tiny.gguf")
+
+
+def test_every_test_is_timed_as_often_as_asked_for(tiny):
+    plan = Plan.of("pp16,tg5", "1", 3)
+    report = measure(bitnet.load(tiny), plan, reload=lambda: bitnet.load(tiny))
+    assert [one.test for one in report.results] == ["pp16", "tg5"]
+    assert [len(one.tokens_per_s.samples) for one in report.results] == [3, 3]
+    assert len(report.load_s.samples) == 3
+    assert report.model["size_bytes"] == tiny.stat().st_size
+    assert 0 < report.tokenize_share < 1
+    assert report.peak_memory_bytes > 1 << 20
+    assert report.machine.backend == bitnet.load(tiny).backend
+
+
+def test_a_context_too_short_for_a_test_is_an_error(tiny):
+    with pytest.raises(BenchmarkError, match="tg64 needs 65 positions, the context holds 64"):
+        measure(bitnet.load(tiny), Plan.of("pp8,tg64", "", 1), reload=lambda: bitnet.load(tiny))

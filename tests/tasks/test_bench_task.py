@@ -1,0 +1,60 @@
+"""bench, as a user types it, with a tiny random model."""
+
+import json
+
+import pytest
+from tiny_models import tiny_gguf
+
+
+@pytest.fixture
+def words(tmp_path):
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    return ("bench", "--model", model, "--tests", "pp8,tg4", "--repetitions", 1)
+
+
+def test_the_table_goes_to_stdout_and_steps_to_stderr(bitnet, words):
+    done = bitnet(*words)
+    assert done.code == 0
+    assert "tiny.gguf" in done.out
+    assert "\npp8 " in done.out
+    assert "\ntg4 " in done.out
+    assert "speed 1/1" in done.err
+    assert bitnet(*words, "--no-progress").err == ""
+
+
+def test_json_can_be_compared_with_later(bitnet, words, tmp_path):
+    first = bitnet(*words, "--json")
+    report = json.loads(first.out)
+    assert {one["test"] for one in report["results"]} == {"pp8", "tg4"}
+    for one in report["results"]:  # as if it had been measured on a machine far faster
+        one["tokens_per_s"]["samples"] = [1e12]
+    report["machine"]["cpu"] = "Tomorrow's"
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(json.dumps(report))
+    told = bitnet(*words, "--compare", earlier)
+    assert told.code == 0
+    assert "x0.00" in told.out
+    assert "another processor: Tomorrow's" in told.err
+    failed = bitnet(*words, "--compare", earlier, "--max-slowdown", 50)
+    assert failed.code == 17
+    assert "slower by more than 50 %" in failed.err
+    as_json = bitnet(*words, "--compare", earlier, "--max-slowdown", 50, "--json")
+    assert as_json.code == 17
+    assert json.loads(as_json.out)["changes"][0]["ratio"] < 0.5
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "said"),
+    [
+        (("--max-slowdown", 5), 2, "--max-slowdown needs --compare"),
+        (("--compare", "none.json"), 19, "none.json"),
+        (("--compare", "x", "--max-slowdown", 100), 2, "expected 0 to 100"),
+        (("--thread-counts", "0"), 2, "--thread-counts"),
+        (("--context", 4), 17, "pp8 needs 8 positions, the context holds 4"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_error(bitnet, words, more, code, said):
+    done = bitnet(*words, *more)
+    assert done.code == code
+    assert said in done.err
+    assert done.out == ""
