@@ -17,6 +17,8 @@ __all__ = ["AnswerOptions", "ModelOptions", "PromptOptions", "SamplingParams"]
 
 DEFAULT_SEED = 42
 MAX_THREADS = 1024
+MAX_LOGPROBS = 100
+MAX_LOOKUP = 15  # with the token before them as many as the kernels for decoding take
 
 
 @dataclass(frozen=True)

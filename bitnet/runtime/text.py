@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from bitnet.errors import InferenceError, UsageError
+from bitnet.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
-    from bitnet.runtime.engine import Engine, FinishReason, GenerationParams
-    from bitnet.tokenizer import Tokenizer, TokenStream
+    from bitnet.runtime.engine import Engine
+    from bitnet.runtime.generation import FinishReason, GenerationParams, Piece
+    from bitnet.tokenizer import Tokenizer
 
-__all__ = ["Generation", "Stats", "StopStrings", "check_prompt", "peak_memory"]
+__all__ = [
+    "AnswerText",
+    "Generation",
+    "Stats",
+    "StopStrings",
+    "TokenLogprob",
+    "check_prompt",
+    "peak_memory",
+    "token_logprob",
+]
 
 
 @dataclass
@@ -31,6 +42,9 @@ class Stats:
         prompt_tokens: ids of the prompt.
         reused_tokens: how many of them the cache still had from the prompt before.
         tokens: ids generated, with the one that ended the answer.
+        passes: how often the model was run.
+        drafted: tokens drafted by lookup.
+        accepted: how many of them the model would have written as well.
         peak_memory_bytes: most memory the process has had so far; 0 if the system does not say.
     """
 
@@ -42,6 +56,9 @@ class Stats:
     prompt_tokens: int = 0
     reused_tokens: int = 0
     tokens: int = 0
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
     peak_memory_bytes: int = 0
 
     @property
@@ -54,6 +71,11 @@ class Stats:
     def decode_tokens_per_s(self) -> float:
         """Ids per second after the first; 0 while there are none."""
         return (self.tokens - 1) / self.decode_s if self.decode_s and self.tokens > 1 else 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the drafted tokens that were right, 0 to 1; 0 when there were none."""
+        return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def tokenize_share(self) -> float:
@@ -99,6 +121,70 @@ class StopStrings:
         return 0
 
 
+class AnswerText:
+    """Text of an answer from its tokens: whole characters, up to the first stop string."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str] = ()
+    ) -> None:
+        """Text that follows *prompt_ids*: a space that begins the answer is part of it."""
+        self._size = tokenizer.vocab_size
+        self._stream = tokenizer.stream(skip_special=True)
+        for token in prompt_ids:
+            self._decoded(token)
+        self._stops = StopStrings(stop)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string was found; nothing comes after it."""
+        return self._stops.found
+
+    def push(self, token: int) -> str:
+        """The text that *token* makes certain, often empty."""
+        return self._stops.push(self._decoded(token))
+
+    def finish(self) -> str:
+        """What was held back and turned out to be text."""
+        return self._stops.push(self._stream.finish()) + self._stops.finish()
+
+    def _decoded(self, token: int) -> str:
+        # Some embeddings are padded with rows that stand for nothing.
+        return self._stream.push(token) if 0 <= token < self._size else ""
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token and how likely the model found it.
+
+    Attributes:
+        id: of the token.
+        text: what it stands for; U+FFFD where its bytes are only a part of a character.
+        bytes: what it stands for, exactly.
+        logprob: natural logarithm of its probability, before penalties, bias and filters.
+        top: the likeliest tokens at its place, likeliest first; empty within such a list.
+    """
+
+    id: int
+    text: str
+    bytes: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+def token_logprob(tokenizer: Tokenizer, piece: Piece) -> TokenLogprob:
+    """The log-probabilities of *piece*, a token that was generated with them."""
+    assert piece.token is not None
+    assert piece.logprob is not None
+    top = tuple(_described(tokenizer, *pair) for pair in piece.top_logprobs)
+    return replace(_described(tokenizer, piece.token, piece.logprob), top=top)
+
+
+def _described(tokenizer: Tokenizer, token: int, logprob: float) -> TokenLogprob:
+    known = 0 <= token < tokenizer.vocab_size
+    raw = tokenizer.token_bytes(token) if known else b""
+    return TokenLogprob(token, raw.decode("utf-8", "replace"), raw, logprob)
+
+
 @dataclass
 class Generation:
     """One answer: iterate over it once for its text, piece by piece.
@@ -108,6 +194,7 @@ class Generation:
     Attributes:
         prompt_ids: ids the model continues.
         ids: ids generated, without a stop id; those of a stop string are among them.
+        logprobs: of every one of *ids*; empty unless asked for.
         text: everything written so far.
         finish_reason: ``stop``, ``length`` or ``context``; ``None`` while it runs.
         stats: what it took.
@@ -120,6 +207,7 @@ class Generation:
     stop: Sequence[str] = ()
     stats: Stats = field(default_factory=Stats)
     ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
 
@@ -130,64 +218,49 @@ class Generation:
             InferenceError: the prompt does not fit the context, or memory runs out.
             UsageError: the prompt is empty or has ids the model does not know.
         """
-        stream, stops = self._stream(), StopStrings(self.stop)
-        for token in self._tokens():
-            started = time.perf_counter()
-            piece = stops.push(stream.push(token) if self._has_text(token) else "")
-            self.stats.tokenize_s += time.perf_counter() - started
-            yield from self._written(piece)
-            if stops.found:
-                self.finish_reason = "stop"
-                return
-        yield from self._written(stops.push(stream.finish()) + stops.finish())
-
-    def _stream(self) -> TokenStream:
-        """A decoder that has seen the prompt: a space that begins the answer is part of it."""
         started = time.perf_counter()
-        stream = self.tokenizer.stream(skip_special=True)
-        for token in filter(self._has_text, self.prompt_ids):
-            stream.push(token)
+        answer = AnswerText(self.tokenizer, self.prompt_ids, self.stop)
         self.stats.tokenize_s += time.perf_counter() - started
-        return stream
-
-    def _has_text(self, token: int) -> bool:
-        """Whether the tokenizer knows *token*: not a row that only pads the embedding."""
-        return 0 <= token < self.tokenizer.vocab_size
+        with closing(self._tokens()) as tokens:
+            for token in tokens:
+                started = time.perf_counter()
+                written = answer.push(token)
+                self.stats.tokenize_s += time.perf_counter() - started
+                yield from self._written(written)
+                if answer.stopped:
+                    self.finish_reason = "stop"
+                    return
+        yield from self._written(answer.finish())
 
     def _written(self, piece: str) -> Iterator[str]:
         if piece:
             self.text += piece
             yield piece
 
-    def _tokens(self) -> Iterator[int]:
+    def _tokens(self) -> Generator[int]:
         """The ids that belong to the answer, timed."""
-        try:
-            yield from self._timed()
-        except MemoryError as error:
-            positions = len(self.prompt_ids) + len(self.ids)
-            raise InferenceError(
-                f"not enough memory for {positions:,} positions: {error}",
-                hint="shorten the prompt or lower --max-tokens",
-            ) from error
-
-    def _timed(self) -> Iterator[int]:
         stats = self.stats
+        sequence = self.engine.start(self.prompt_ids, self.params)
         stats.prompt_tokens = len(self.prompt_ids)
-        stats.reused_tokens = self.engine.reusable(self.prompt_ids)
         started = time.perf_counter()
-        for piece in self.engine.generate(self.prompt_ids, self.params):
-            passed = time.perf_counter() - started
-            if stats.tokens:
-                stats.decode_s += passed
-            else:
-                stats.prefill_s = passed
-            stats.tokens += 1
-            stats.peak_memory_bytes = peak_memory()
-            self.finish_reason = piece.finish_reason
-            if piece.token is not None and piece.finish_reason != "stop":
-                self.ids.append(piece.token)
-                yield piece.token
-            started = time.perf_counter()
+        with closing(self.engine.run(sequence)) as pieces:
+            for piece in pieces:
+                passed = time.perf_counter() - started
+                if stats.tokens:
+                    stats.decode_s += passed
+                else:
+                    stats.prefill_s = passed
+                stats.tokens += piece.token is not None
+                stats.reused_tokens, stats.passes = sequence.reused, sequence.passes
+                stats.drafted, stats.accepted = sequence.drafted, sequence.accepted
+                stats.peak_memory_bytes = peak_memory()
+                self.finish_reason = piece.finish_reason
+                if piece.token is not None and piece.finish_reason != "stop":
+                    self.ids.append(piece.token)
+                    if piece.logprob is not None:
+                        self.logprobs.append(token_logprob(self.tokenizer, piece))
+                    yield piece.token
+                started = time.perf_counter()
 
 
 def check_prompt(text: str) -> None:

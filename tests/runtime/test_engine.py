@@ -104,9 +104,9 @@ def test_a_continued_prompt_reuses_what_is_cached(model, monkeypatch):
     answer = tokens(engine.generate(PROMPT, GenerationParams(max_tokens=4)))
     longer = [*PROMPT, *answer, 7]
     passed = []
-    forward = model.forward
+    run = model.run
     monkeypatch.setattr(
-        model, "forward", lambda ids, *rest, **more: passed.append(len(ids)) or forward(ids, *rest)
+        model, "run", lambda parts: passed.append(len(parts[0].tokens)) or run(parts)
     )
     continued = tokens(engine.generate(longer, GenerationParams(max_tokens=3)))
     monkeypatch.undo()

@@ -1,0 +1,337 @@
+"""Continuous batching: several sequences, one pass of the model at a time.
+
+Every pass runs the next token of each sequence that is writing, and beside them a bounded number of
+tokens of prompts, so that a long prompt holds up the others for a bounded time. Sequences join and
+leave between passes, in the order they came. What a sequence writes depends on nothing but itself:
+its sampler is its own, and the model's results for a token are the same whatever is in the batch.
+
+Single-threaded: whoever has requests from several threads hands them over between steps.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bitnet.errors import InferenceError, UsageError
+from bitnet.models.transformer import Segment
+from bitnet.runtime.generation import GenerationParams, Piece
+from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.prefix_cache import Lease, PrefixCache, common_prefix
+from bitnet.runtime.sequence import Sequence
+
+if TYPE_CHECKING:
+    from collections import abc
+
+    from numpy.typing import DTypeLike
+
+    from bitnet.models.transformer import Model
+
+__all__ = ["PREFILL_CHUNK", "Scheduler", "Sequence"]
+
+logger = logging.getLogger(__name__)
+
+PREFILL_CHUNK = 256  # tokens: enough for the matrix products, a fraction of a second of waiting
+WORTH_WAITING = 32  # tokens of a prompt that are rather copied after this pass than computed in it
+DECODE_ROWS = 16  # tokens that the kernels for decoding take; drafts beyond them do not pay
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What one sequence contributes to a pass."""
+
+    sequence: Sequence
+    segment: Segment
+    draft: list[int]
+
+
+class Scheduler:
+    """Runs sequences together.
+
+    Attributes:
+        model: what it runs.
+        context: positions a sequence may reach.
+        max_batch: sequences that run at the same time; others wait.
+        prefill_chunk: tokens of prompts in one pass at most.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        context: int | None = None,
+        max_batch: int = 8,
+        prefill_chunk: int = PREFILL_CHUNK,
+        kv_budget_bytes: int | None = None,
+        cache_dtype: DTypeLike = np.float16,
+    ) -> None:
+        """A scheduler for *model*.
+
+        Args:
+            model: what it runs.
+            context: positions a sequence may reach; the model's own length by default.
+            max_batch: sequences that run at the same time, at least one; as many caches are kept
+                for prompts to come.
+            prefill_chunk: tokens of prompts in one pass at most, at least one.
+            kv_budget_bytes: memory of all caches; a sequence waits until its prompt and the most it
+                may write have room. ``None``: no bound.
+            cache_dtype: of keys and values.
+
+        Raises:
+            UsageError: a number is out of its range, or the context beyond what the model was made
+                for.
+        """
+        limit = model.config.context_length
+        if context is not None and context > limit:
+            raise UsageError(
+                f"a context of {context:,} positions, the model was made for {limit:,}",
+                hint=f"--context {limit}",
+            )
+        for name, value in (("--max-batch", max_batch), ("prefill_chunk", prefill_chunk)):
+            if value < 1:
+                raise UsageError(f"{name} is {value}, expected at least 1")
+        self.model = model
+        self.context = limit if context is None else context
+        self.max_batch = max_batch
+        self.prefill_chunk = prefill_chunk
+        self._cache_dtype = np.dtype(cache_dtype)
+        self._caches = PrefixCache(self.new_cache, slots=max_batch, budget_bytes=kv_budget_bytes)
+        self._queue: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+
+    @property
+    def busy(self) -> bool:
+        """Whether :meth:`step` has something to do."""
+        return bool(self._queue or self._running)
+
+    @property
+    def queued(self) -> int:
+        """Sequences that wait for room."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Sequences that take part in passes."""
+        return len(self._running)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory that counts as taken, by sequences that run and by caches kept."""
+        return self._caches.size_bytes
+
+    def submit(self, ids: abc.Sequence[int], params: GenerationParams | None = None) -> Sequence:
+        """Queue the continuation of *ids*.
+
+        Raises:
+            UsageError: *ids* is empty, or an id or a biased id is outside the vocabulary.
+            InferenceError: *ids* is longer than the context, or the memory for it and for the most
+                it may write will never suffice.
+        """
+        sequence = self.prepare(ids, params)
+        self.queue(sequence)
+        return sequence
+
+    def prepare(self, ids: abc.Sequence[int], params: GenerationParams | None = None) -> Sequence:
+        """The continuation of *ids*, not queued yet.
+
+        Raises:
+            UsageError: as :meth:`submit`.
+            InferenceError: as :meth:`submit`.
+        """
+        params = params or GenerationParams()
+        self.check(ids)
+        size = self.model.config.vocab_size
+        outside = [token for token in params.sampling.logit_bias if not 0 <= token < size]
+        if outside:
+            raise UsageError(
+                f"logit bias for token id {outside[0]}, the vocabulary has {size:,}",
+                hint="use the model's own tokenizer",
+            )
+        sequence = Sequence(ids, params)
+        self._check_budget(sequence)
+        return sequence
+
+    def queue(self, sequence: Sequence) -> None:
+        """Let *sequence*, which :meth:`prepare` gave, take part as soon as there is room."""
+        self._queue.append(sequence)
+
+    def step(self) -> list[tuple[Sequence, Piece]]:
+        """Run the model once; what the sequences have written by that.
+
+        A sequence that fails ends with a piece that says so; the others go on.
+        """
+        pieces = self._admit()
+        parts = self._plan()
+        if parts:
+            pieces += self._run(parts)
+        for sequence in [one for one in self._running if one.finish_reason]:
+            self._leave(sequence)
+        return pieces
+
+    def cancel(self, sequence: Sequence) -> None:
+        """End *sequence* wherever it stands; one that has ended stays as it is."""
+        if sequence.finish_reason:
+            return
+        sequence.finish_reason = "cancelled"
+        if sequence in self._running:
+            self._leave(sequence)
+        else:
+            self._queue.remove(sequence)
+
+    def reusable(self, ids: abc.Sequence[int]) -> int:
+        """How many ids at the start of *ids* need not be run again."""
+        return self._caches.best(list(ids))[1]
+
+    def forget(self) -> None:
+        """Free the caches that no sequence uses."""
+        self._caches.drop_idle()
+
+    def new_cache(self) -> KVCache:
+        """An empty cache for one sequence."""
+        return KVCache(self.model.config, self.context, dtype=self._cache_dtype)
+
+    def check(self, ids: abc.Sequence[int]) -> None:
+        """Accept a prompt.
+
+        Raises:
+            UsageError: *ids* is empty, or holds an id outside the vocabulary.
+            InferenceError: *ids* is longer than the context.
+        """
+        size = self.model.config.vocab_size
+        if not len(ids):
+            raise UsageError("the prompt has no tokens", hint="pass some text")
+        if len(ids) > self.context:
+            raise InferenceError(
+                f"the prompt has {len(ids):,} tokens, the context holds {self.context:,}",
+                hint="shorten the prompt or raise the context size",
+            )
+        if min(ids) < 0 or max(ids) >= size:
+            raise UsageError(
+                f"the prompt has token ids outside the model's vocabulary of {size:,}",
+                hint="use the model's own tokenizer",
+            )
+
+    def _check_budget(self, sequence: Sequence) -> None:
+        budget, needed = self._caches.budget_bytes, self._caches.cost(self._positions(sequence))
+        if budget is not None and needed > budget:
+            raise InferenceError(
+                f"{sequence.prompt_tokens:,} tokens of prompt and {sequence.params.max_tokens:,} "
+                f"of answer take {needed:,} bytes of keys and values, the budget is {budget:,}",
+                hint="shorten the prompt or lower --max-tokens",
+            )
+
+    def _positions(self, sequence: Sequence) -> int:
+        return min(self.context, sequence.positions)
+
+    def _admit(self) -> list[tuple[Sequence, Piece]]:
+        """Let those in who have room, in their order."""
+        while self._queue and len(self._running) < self.max_batch:
+            sequence = self._queue[0]
+            try:
+                sequence.lease = self._caches.lease(sequence.ids, self._positions(sequence))
+            except MemoryError as error:
+                if self._caches.drop_idle():
+                    continue
+                self._queue.popleft()
+                return [(sequence, sequence.fail(_no_memory(sequence, error)))]
+            if sequence.lease is None:
+                break
+            self._running.append(self._queue.popleft())
+            sequence.reused = sequence.lease.cache.length
+            logger.debug("%d sequences run, %d wait", len(self._running), len(self._queue))
+        return []
+
+    def _plan(self) -> list[_Part]:
+        """What the next pass runs."""
+        decoding = [sequence for sequence in self._running if sequence.waiting == 1]
+        spare = max(0, DECODE_ROWS - len(decoding))
+        parts = []
+        for sequence in decoding:
+            draft = sequence.draft(min(spare, self.context - len(sequence.ids)))
+            spare -= len(draft)
+            parts.append(_part(sequence, [sequence.ids[-1], *draft], draft))
+        return parts + self._prefills()
+
+    def _prefills(self) -> list[_Part]:
+        """The beginning of the prompts that are not in a cache yet, first come, first served."""
+        parts: list[_Part] = []
+        room = self.prefill_chunk
+        for sequence in self._running:
+            if sequence.waiting == 1 or not room:
+                continue
+            if not sequence.passes:
+                sequence.reused = self._caches.improve(_lease(sequence))
+                if _should_wait(sequence, [part.sequence for part in parts]):
+                    continue
+            start = _lease(sequence).cache.length
+            chunk = sequence.ids[start : start + room]
+            room -= len(chunk)
+            parts.append(_part(sequence, chunk, []))
+        return parts
+
+    def _run(self, parts: list[_Part]) -> list[tuple[Sequence, Piece]]:
+        """One pass, and what follows from its logits."""
+        lengths = [part.segment.cache.length for part in parts]
+        try:
+            logits = self.model.run([part.segment for part in parts])
+        except BaseException as error:
+            for part, length in zip(parts, lengths, strict=True):
+                _lease(part.sequence).cache.truncate(length)
+            if not isinstance(error, MemoryError):
+                raise
+            return self._without_memory(parts, error)
+        pieces = []
+        for part, rows in zip(parts, logits, strict=True):
+            sequence = part.sequence
+            sequence.passes += 1
+            if part.segment.wanted == "none":
+                continue
+            written = sequence.advance(rows, part.draft, context=self.context)
+            # The last token has not been run, and what was drafted in vain is no part of it.
+            _lease(sequence).cache.truncate(len(sequence.ids) - 1)
+            pieces += [(sequence, piece) for piece in written]
+        return pieces
+
+    def _without_memory(
+        self, parts: list[_Part], error: MemoryError
+    ) -> list[tuple[Sequence, Piece]]:
+        """Make room for the next try; if nothing else is left, the latest to come has to go."""
+        if self._caches.drop_idle():
+            return []
+        sequence = max((part.sequence for part in parts), key=self._running.index)
+        return [(sequence, sequence.fail(_no_memory(sequence, error)))]
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._running.remove(sequence)
+        self._caches.release(_lease(sequence), keep=sequence.finish_reason != "error")
+        sequence.lease = None
+
+
+def _part(sequence: Sequence, tokens: list[int], draft: list[int]) -> _Part:
+    cache = _lease(sequence).cache
+    complete = cache.length + len(tokens) - len(draft) == len(sequence.ids)
+    if not complete:
+        return _Part(sequence, Segment(tokens, cache, "none"), draft)
+    return _Part(sequence, Segment(tokens, cache, "all" if draft else "last"), draft)
+
+
+def _lease(sequence: Sequence) -> Lease:
+    assert sequence.lease is not None, "a sequence that runs has a cache"
+    return sequence.lease
+
+
+def _should_wait(sequence: Sequence, ahead: list[Sequence]) -> bool:
+    """Whether one of those *ahead* computes in this pass what *sequence* can copy after it."""
+    shared = max((common_prefix(one.ids, sequence.ids) for one in ahead), default=0)
+    return shared - _lease(sequence).cache.length >= WORTH_WAITING
+
+
+def _no_memory(sequence: Sequence, error: MemoryError) -> InferenceError:
+    return InferenceError(
+        f"not enough memory for {len(sequence.ids):,} positions: {error}",
+        hint="shorten the prompt or lower --max-tokens",
+    )

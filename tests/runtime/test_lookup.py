@@ -1,0 +1,156 @@
+"""Drafts from the text itself: where they come from, and that they change nothing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import in_encoding, tiny
+
+from bitnet.errors import UsageError
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.lookup import LONGEST_PAUSE, Lookup
+from bitnet.runtime.sampling import SamplingParams
+from bitnet.runtime.scheduler import Scheduler
+
+REPEATING = [9, 4, 7, 7, 3, 9, 4, 7, 7, 3, 9, 4]
+
+
+@pytest.fixture(scope="module", params=["reference", "native"])
+def model(request):
+    if request.param == "native":
+        pytest.importorskip("bitnet._native")
+        return load_model(in_encoding(tiny("llama"), "Q8_0"), ops=NativeOps(threads=2))
+    return load_model(tiny("llama"), ops=ReferenceOps())
+
+
+def tokens(model, ids, **params):
+    return [piece.token for piece in Engine(model).generate(ids, GenerationParams(**params))]
+
+
+@pytest.mark.parametrize(
+    ("ids", "draft"),
+    [
+        ([1, 2, 3, 4, 1, 2], [3, 4, 1, 2]),
+        ([1, 2, 3, 9, 1, 2, 4, 1, 2], [4, 1, 2, 4]),  # the latest of equally long ones
+        ([5, 1, 2, 3, 8, 1, 2, 4, 5, 1, 2], [3, 8, 1, 2]),  # 5 1 2 is longer than 1 2
+        ([1, 2, 1, 2], [1, 2, 1, 2]),  # runs into itself
+        ([7, 7, 7], [7, 7, 7, 7]),
+        ([1, 2, 3, 4], []),
+        ([2, 2], []),
+        ([1], []),
+        ([], []),
+    ],
+)
+def test_a_draft_is_what_followed_the_longest_match(ids, draft):
+    assert Lookup(4).draft(ids, 4) == draft
+
+
+def test_a_draft_keeps_to_the_room():
+    assert Lookup(4).draft(REPEATING, 2) == [7, 7]
+    assert Lookup(4).draft(REPEATING, 0) == []
+    assert Lookup(1).draft(REPEATING, 9) == [7]
+
+
+@given(st.lists(st.integers(0, 2), max_size=40), st.integers(1, 15))
+def test_a_draft_continues_an_earlier_place_as_the_text_went_on(ids, limit):
+    draft = Lookup(limit).draft(ids, limit)
+    if draft:
+        whole = ids + draft
+        # Every drafted token stands where it follows the same two tokens as before.
+        for at in range(len(ids), len(whole)):
+            earlier = [whole[i] for i in range(2, at) if whole[i - 2 : i] == whole[at - 2 : at]]
+            assert whole[at] in earlier
+
+
+@given(st.lists(st.integers(0, 3), min_size=3, max_size=60))
+def test_a_text_given_bit_by_bit_is_known_as_one_given_at_once(ids):
+    growing = Lookup(4)
+    for count in range(len(ids)):
+        growing.draft(ids[:count], 4)
+    assert growing.draft(ids, 4) == Lookup(4).draft(ids, 4)
+
+
+def test_drafts_grow_while_they_are_right():
+    lookup, lengths = Lookup(15), []
+    for _ in range(4):
+        lengths.append(len(lookup.draft(REPEATING, 15)))
+        lookup.report(len(REPEATING), drafted=lengths[-1], accepted=lengths[-1])
+    assert lengths == [4, 8, 15, 15]
+
+
+def test_drafts_that_fail_get_short_and_then_rare():
+    lookup, ids, drafted = Lookup(15), list(REPEATING), []
+    for _ in range(400):
+        draft = lookup.draft(ids, 15)
+        drafted.append(len(draft))
+        ids.append(ids[len(ids) - 5])
+        if draft:
+            lookup.report(len(ids), drafted=len(draft), accepted=0)
+    assert drafted[0] == 4
+    assert max(drafted[1:]) == 1
+    assert sum(map(bool, drafted[200:])) <= 1 + 200 // LONGEST_PAUSE
+
+
+def test_drafts_come_back_once_one_is_right():
+    lookup = Lookup(8)
+    for _ in range(3):
+        lookup.report(len(REPEATING) - 9, drafted=1, accepted=0)
+    assert lookup.draft(REPEATING, 8) != []
+    lookup.report(len(REPEATING), drafted=1, accepted=1)
+    assert len(lookup.draft(REPEATING, 8)) == 2
+
+
+@pytest.mark.parametrize("lookup", [1, 4, 15])
+def test_the_likeliest_text_is_the_same_with_drafts(model, lookup):
+    ids = REPEATING * 2
+    plain = tokens(model, ids, max_tokens=36)
+    assert tokens(model, ids, max_tokens=36, lookup=lookup) == plain
+
+
+def test_a_drawn_text_is_the_same_with_drafts_for_any_seed(model):
+    # Few tokens to choose from, so that many drafts are right and many are not.
+    bias = dict.fromkeys((4, 7, 9), 30.0)
+    for seed in range(25):
+        sampling = SamplingParams(
+            temperature=2.0, seed=seed, logit_bias=bias, frequency_penalty=0.3
+        )
+        plain = tokens(model, REPEATING, max_tokens=40, sampling=sampling, logprobs=1)
+        drafted = tokens(model, REPEATING, max_tokens=40, sampling=sampling, lookup=6)
+        assert drafted == plain
+
+
+def test_drafts_save_passes_and_are_counted(model):
+    scheduler = Scheduler(model)
+    plain = scheduler.submit(REPEATING, GenerationParams(max_tokens=40))
+    quick = scheduler.submit(REPEATING, GenerationParams(max_tokens=40, lookup=8))
+    while scheduler.busy:
+        scheduler.step()
+    assert quick.ids == plain.ids
+    assert plain.passes == 40
+    assert quick.passes == 40 - quick.accepted
+    assert 0 < quick.accepted <= quick.drafted
+
+
+def test_drafts_never_go_beyond_the_context_or_the_answer(model):
+    for context, count in ((16, 40), (64, 5)):
+        engine = Engine(model, context=context)
+        wanted = [
+            [(piece.token, piece.finish_reason) for piece in engine.generate(REPEATING, params)]
+            for params in (GenerationParams(count), GenerationParams(count, lookup=15))
+        ]
+        assert wanted[0] == wanted[1]
+
+
+def test_a_stop_id_within_a_draft_ends_the_answer(model):
+    free = tokens(model, REPEATING, max_tokens=20)
+    stop = frozenset({free[9]})
+    plain = tokens(model, REPEATING, max_tokens=20, stop_ids=stop)
+    assert tokens(model, REPEATING, max_tokens=20, stop_ids=stop, lookup=15) == plain
+
+
+@pytest.mark.parametrize("lookup", [-1, 16])
+def test_a_length_out_of_range_names_the_option(lookup):
+    with pytest.raises(UsageError, match=rf"--lookup is {lookup}, expected 0 to 15"):
+        GenerationParams(lookup=lookup)

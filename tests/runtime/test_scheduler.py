@@ -1,0 +1,460 @@
+"""Sequences that run together: each writes what it writes alone, within room and in order."""
+
+import math
+from collections import defaultdict
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tiny_models import VOCAB, in_encoding, tiny
+
+from bitnet.errors import InferenceError, UsageError
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.sampling import SamplingParams
+from bitnet.runtime.scheduler import Scheduler
+
+NOTHING_ALLOWED = SamplingParams(logit_bias=dict.fromkeys(range(VOCAB), -math.inf))
+
+
+@pytest.fixture(scope="module", params=["reference", "native"])
+def model(request):
+    if request.param == "native":
+        pytest.importorskip("bitnet._native")
+        return load_model(in_encoding(tiny("llama"), "Q8_0"), ops=NativeOps(threads=2))
+    return load_model(tiny("llama"), ops=ReferenceOps())
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return load_model(tiny("llama"))
+
+
+def prompt(length, seed=0):
+    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
+
+
+def params(count=6, **more):
+    return GenerationParams(max_tokens=count, **{"sampling": sampled(9)} | more)
+
+
+def sampled(seed, **more):
+    return SamplingParams(temperature=1.5, seed=seed, **more)
+
+
+def run(scheduler):
+    """Step until nothing is left to do: tokens by sequence."""
+    written = defaultdict(list)
+    while scheduler.busy:
+        for sequence, piece in scheduler.step():
+            if piece.token is not None:
+                written[sequence].append(piece.token)
+    return written
+
+
+def alone(model, ids, wanted, **more):
+    pieces = Engine(model, **more).generate(ids, wanted)
+    return [piece.token for piece in pieces if piece.token is not None]
+
+
+def test_sequences_of_mixed_lengths_write_what_each_writes_alone(model):
+    wanted = [
+        (prompt(length, seed=length), params(3 + length % 7, sampling=sampled(length)))
+        for length in (1, 2, 30, 3, 17, 41, 8, 5, 11)
+    ]
+    scheduler = Scheduler(model, max_batch=4, prefill_chunk=8)
+    sequences = [scheduler.submit(*one) for one in wanted]
+    written = run(scheduler)
+    for sequence, one in zip(sequences, wanted, strict=True):
+        assert written[sequence] == alone(model, *one)
+        assert sequence.finish_reason == "length"
+
+
+def test_one_that_joins_later_changes_nothing(model):
+    scheduler = Scheduler(model)
+    first = scheduler.submit(prompt(5), params(12))
+    head = [piece.token for _ in range(4) for _, piece in scheduler.step()]
+    second = scheduler.submit(prompt(20, seed=1), params(5))
+    written = run(scheduler)
+    assert head + written[first] == alone(model, prompt(5), params(12))
+    assert written[second] == alone(model, prompt(20, seed=1), params(5))
+
+
+def test_a_long_prompt_holds_the_others_up_for_one_chunk_at_a_time(reference):
+    scheduler = Scheduler(reference, prefill_chunk=4)
+    quick = scheduler.submit(prompt(2), params(30))
+    scheduler.step()
+    long = scheduler.submit(prompt(22, seed=1), params(2))
+    for held in (4, 8, 12, 16, 20):
+        assert [sequence for sequence, _ in scheduler.step()] == [quick]
+        assert long.lease.cache.length == held
+    assert {sequence for sequence, _ in scheduler.step()} == {quick, long}
+
+
+def test_short_prompts_share_a_chunk(reference):
+    scheduler = Scheduler(reference, prefill_chunk=16)
+    sequences = [scheduler.submit(prompt(5, seed), params()) for seed in range(4)]
+    assert [sequence for sequence, _ in scheduler.step()] == sequences[:3]
+    assert sequences[3].lease.cache.length == 1
+    assert [sequence for sequence, _ in scheduler.step()] == sequences
+
+
+def test_who_comes_first_runs_first(reference):
+    scheduler = Scheduler(reference, max_batch=2)
+    sequences = [scheduler.submit(prompt(3, seed), params(2 + seed)) for seed in range(5)]
+    ended = []
+    while scheduler.busy:
+        for sequence, piece in scheduler.step():
+            ended += [sequence] if piece.finish_reason else []
+        assert scheduler.running <= 2
+    assert ended == sequences
+
+
+def test_a_full_context_ends_one_and_not_the_other(reference):
+    scheduler = Scheduler(reference, context=8)
+    full = scheduler.submit(prompt(6), params(50))
+    short = scheduler.submit(prompt(1), params(4))
+    written = run(scheduler)
+    assert (full.finish_reason, short.finish_reason) == ("context", "length")
+    assert len(written[full]) == 3  # two fill the context, the third needs no room
+
+
+def test_an_answer_ends_with_a_stop_id(reference):
+    free = alone(reference, prompt(4), params(9))
+    stop = free[4]
+    scheduler = Scheduler(reference)
+    sequence = scheduler.submit(prompt(4), params(9, stop_ids=frozenset({stop})))
+    assert run(scheduler)[sequence] == free[: free.index(stop) + 1]
+    assert sequence.finish_reason == "stop"
+
+
+# Budgets
+
+
+def budget(model, positions):
+    return positions * Scheduler(model).new_cache().bytes_per_position
+
+
+def test_a_sequence_waits_until_its_memory_is_free(reference):
+    scheduler = Scheduler(reference, kv_budget_bytes=budget(reference, 30))
+    sequences = [scheduler.submit(prompt(10, seed), params(6)) for seed in range(3)]
+    most = 0
+    written = defaultdict(list)
+    while scheduler.busy:
+        for sequence, piece in scheduler.step():
+            written[sequence].append(piece.token)
+        assert scheduler.kv_bytes <= budget(reference, 30)
+        most = max(most, scheduler.running)
+    assert most == 2  # 15 positions each
+    for seed, sequence in enumerate(sequences):
+        assert written[sequence] == alone(reference, prompt(10, seed), params(6))
+
+
+def test_nobody_overtakes_the_one_that_waits_for_memory(reference):
+    scheduler = Scheduler(reference, kv_budget_bytes=budget(reference, 30))
+    scheduler.submit(prompt(10), params(6))
+    large = scheduler.submit(prompt(20, seed=1), params(6))
+    small = scheduler.submit(prompt(2, seed=2), params(2))
+    scheduler.step()
+    assert (scheduler.running, scheduler.queued) == (1, 2)
+    while large.lease is None:
+        assert small.lease is None
+        scheduler.step()
+
+
+def test_what_can_never_fit_is_refused_at_once(reference):
+    scheduler = Scheduler(reference, kv_budget_bytes=budget(reference, 30))
+    with pytest.raises(InferenceError, match=r"10 tokens of prompt and 22 of answer take [\d,]+ b"):
+        scheduler.submit(prompt(10), params(22))
+    scheduler.submit(prompt(10), params(21))
+    assert scheduler.queued == 1
+
+
+def test_the_most_a_sequence_takes_is_the_context(reference):
+    scheduler = Scheduler(reference, context=16, kv_budget_bytes=budget(reference, 16))
+    sequence = scheduler.submit(prompt(10), params(10_000))
+    run(scheduler)
+    assert sequence.finish_reason == "context"
+
+
+def test_caches_kept_for_later_make_room_for_those_that_run(reference):
+    scheduler = Scheduler(reference, kv_budget_bytes=budget(reference, 40))
+    for seed in range(6):
+        sequence = scheduler.submit(prompt(12, seed), params(6))
+        assert run(scheduler)[sequence] == alone(reference, prompt(12, seed), params(6))
+        assert 0 < scheduler.kv_bytes <= budget(reference, 40)
+
+
+# Prefixes
+
+
+def passed(monkeypatch, model):
+    """Tokens that the model is run on from here on."""
+    counts = []
+    run = model.run
+
+    def counting(parts):
+        counts.append(sum(len(part.tokens) for part in parts))
+        return run(parts)
+
+    monkeypatch.setattr(model, "run", counting)
+    return counts
+
+
+def test_a_prompt_that_continues_another_reuses_its_cache(model, monkeypatch):
+    scheduler = Scheduler(model)
+    first = scheduler.submit(prompt(10), params(4))
+    answer = run(scheduler)[first]
+    longer = [*prompt(10), *answer, 7]
+    counts = passed(monkeypatch, model)
+    second = scheduler.submit(longer, params(3))
+    written = run(scheduler)[second]
+    monkeypatch.undo()
+    assert counts == [2, 1, 1]  # the last token of the answer was never run
+    assert second.reused == 13
+    assert written == alone(model, longer, params(3))
+
+
+def test_a_prefix_is_shared_with_one_that_still_runs(model):
+    shared = prompt(30)
+    scheduler = Scheduler(model)
+    first, second = ((([*shared, at]), params(10, sampling=sampled(at))) for at in (5, 6))
+    one = scheduler.submit(*first)
+    head = [piece.token for _, piece in scheduler.step()]
+    other = scheduler.submit(*second)
+    written = run(scheduler)
+    assert other.reused == 30
+    assert head + written[one] == alone(model, *first)
+    assert written[other] == alone(model, *second)
+
+
+def test_prompts_that_arrive_together_compute_a_long_prefix_once(model, monkeypatch):
+    shared = prompt(40)
+    scheduler = Scheduler(model)
+    counts = passed(monkeypatch, model)
+    sequences = [scheduler.submit([*shared, at, at], params(2)) for at in (5, 6, 7)]
+    written = run(scheduler)
+    monkeypatch.undo()
+    assert sum(counts) == 42 + 2 * 2 + 3
+    for at, sequence in zip((5, 6, 7), sequences, strict=True):
+        assert written[sequence] == alone(model, [*shared, at, at], params(2))
+
+
+def test_a_cache_with_more_to_offer_is_copied_not_taken(reference):
+    scheduler = Scheduler(reference)
+    first = scheduler.submit(prompt(20), params(4))
+    run(scheduler)
+    branch = scheduler.submit([*prompt(20)[:10], 5, 5], params(4))
+    run(scheduler)
+    again = scheduler.submit(first.ids, params(4))
+    run(scheduler)
+    assert (branch.reused, again.reused) == (10, 23)
+
+
+def test_only_the_latest_caches_are_kept(reference):
+    scheduler = Scheduler(reference, max_batch=2)
+    for seed in range(3):
+        scheduler.submit(prompt(8, seed), params(2))
+        run(scheduler)
+    assert [scheduler.reusable([*prompt(8, seed), 5]) > 1 for seed in range(3)] == [
+        False,
+        True,
+        True,
+    ]
+    scheduler.forget()
+    assert scheduler.kv_bytes == scheduler.reusable(prompt(8, 2)) == 0
+
+
+# Cancelling and failing
+
+
+def test_cancelled_while_it_waits(reference):
+    scheduler = Scheduler(reference, max_batch=1)
+    first = scheduler.submit(prompt(3), params(3))
+    second = scheduler.submit(prompt(4), params(3))
+    scheduler.cancel(second)
+    assert second.finish_reason == "cancelled"
+    assert set(run(scheduler)) == {first}
+
+
+@pytest.mark.parametrize("steps", [1, 3, 6])
+def test_cancelled_within_its_prompt_or_its_answer(model, steps):
+    scheduler = Scheduler(model, prefill_chunk=4)
+    other = scheduler.submit(prompt(3), params(12))
+    leaving = scheduler.submit(prompt(16, seed=1), params(12))
+    head = [piece.token for _ in range(steps) for one, piece in scheduler.step() if one is other]
+    scheduler.cancel(leaving)
+    assert leaving.lease is None
+    written = run(scheduler)
+    assert leaving not in written
+    assert head + written[other] == alone(model, prompt(3), params(12))
+    # What it had computed is used by the next one.
+    again = scheduler.submit(prompt(16, seed=1), params(5))
+    assert run(scheduler)[again] == alone(model, prompt(16, seed=1), params(5))
+    assert again.reused > 0
+
+
+def test_cancelling_what_has_ended_changes_nothing(reference):
+    scheduler = Scheduler(reference)
+    sequence = scheduler.submit(prompt(3), params(2))
+    run(scheduler)
+    scheduler.cancel(sequence)
+    assert sequence.finish_reason == "length"
+
+
+def test_one_that_fails_leaves_the_others_alone(reference):
+    scheduler = Scheduler(reference)
+    good = scheduler.submit(prompt(3), params(5))
+    bad = scheduler.submit(prompt(4), params(5, sampling=NOTHING_ALLOWED))
+    pieces = defaultdict(list)
+    while scheduler.busy:
+        for sequence, piece in scheduler.step():
+            pieces[sequence].append(piece)
+    assert [(piece.token, piece.finish_reason) for piece in pieces[bad]] == [(None, "error")]
+    assert "no token may be chosen" in bad.error.message
+    assert [piece.token for piece in pieces[good]] == alone(reference, prompt(3), params(5))
+
+
+def test_without_memory_caches_go_first_and_the_latest_sequence_next(reference, monkeypatch):
+    scheduler = Scheduler(reference)
+    scheduler.submit(prompt(9), params(2))
+    run(scheduler)
+    first = scheduler.submit(prompt(3, seed=1), params(4))
+    second = scheduler.submit(prompt(4, seed=2), params(4))
+
+    def failing(parts):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(reference, "run", failing)
+    assert scheduler.step() == []  # the cache of the first prompt is gone
+    assert [sequence for sequence, _ in scheduler.step()] == [second]
+    monkeypatch.undo()
+    assert "not enough memory for 4 positions: no room" in second.error.message
+    assert run(scheduler)[first] == alone(reference, prompt(3, seed=1), params(4))
+
+
+def test_a_pass_that_breaks_off_leaves_the_caches_as_they_were(reference, monkeypatch):
+    scheduler = Scheduler(reference)
+    sequence = scheduler.submit(prompt(6), params(4))
+    run_model = reference.run
+
+    def interrupted(parts):
+        run_model(parts)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reference, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        scheduler.step()
+    monkeypatch.undo()
+    assert run(scheduler)[sequence] == alone(reference, prompt(6), params(4))
+
+
+@pytest.mark.parametrize("ids", [[], [VOCAB], [-1]])
+def test_a_senseless_prompt_is_refused_at_once(reference, ids):
+    with pytest.raises(UsageError):
+        Scheduler(reference).submit(ids)
+
+
+def test_a_bias_outside_the_vocabulary_is_refused_at_once(reference):
+    biased = params(sampling=SamplingParams(logit_bias={VOCAB: 1.0}))
+    with pytest.raises(UsageError, match=f"token id {VOCAB}"):
+        Scheduler(reference).submit([5], biased)
+
+
+@pytest.mark.parametrize("name", ["max_batch", "prefill_chunk"])
+def test_sizes_below_one_are_refused(reference, name):
+    with pytest.raises(UsageError, match="expected at least 1"):
+        Scheduler(reference, **{name: 0})
+
+
+# Any order of events
+
+MODEL = load_model(tiny("llama"))
+PREFIXES = [prompt(20, seed=7), prompt(12, seed=8)]
+EXPECTED = {}
+
+
+def expected(ids, wanted):
+    """What is written alone; computed once for each."""
+    key = (tuple(ids), wanted.max_tokens, wanted.sampling.seed, wanted.lookup)
+    if key not in EXPECTED:
+        EXPECTED[key] = alone(MODEL, ids, wanted)
+    return EXPECTED[key]
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Submitting, stepping and cancelling in any order."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = {}
+        self.wanted = {}
+
+    @initialize(
+        max_batch=st.integers(1, 4), chunk=st.integers(1, 30), room=st.sampled_from([None, 50, 90])
+    )
+    def make(self, max_batch, chunk, room):
+        self.budget = room and budget(MODEL, room)
+        self.scheduler = Scheduler(
+            MODEL, max_batch=max_batch, prefill_chunk=chunk, kv_budget_bytes=self.budget
+        )
+
+    @rule(
+        prefix=st.sampled_from(PREFIXES),
+        length=st.integers(1, 20),
+        last=st.integers(3, 6),
+        count=st.integers(1, 8),
+        seed=st.integers(0, 2),
+        lookup=st.sampled_from([0, 3]),
+    )
+    def submit(self, prefix, length, last, count, seed, lookup):
+        wanted = params(count, sampling=sampled(seed), lookup=lookup)
+        sequence = self.scheduler.submit([*prefix[:length], last], wanted)
+        self.wanted[sequence] = ([*prefix[:length], last], wanted)
+        self.written[sequence] = []
+
+    @rule(count=st.integers(1, 5))
+    def step(self, count):
+        for _ in range(count):
+            for sequence, piece in self.scheduler.step():
+                self.written[sequence].append(piece.token)
+
+    @precondition(lambda self: self.wanted)
+    @rule(data=st.data())
+    def cancel(self, data):
+        self.scheduler.cancel(data.draw(st.sampled_from(list(self.wanted))))
+
+    @invariant()
+    def nothing_is_lost_or_mixed(self):
+        for sequence, (ids, wanted) in self.wanted.items():
+            whole = expected(ids, wanted)
+            written = self.written[sequence]
+            assert written == whole[: len(written)]
+            assert sequence.ids == ids + written
+            if sequence.finish_reason == "length":
+                assert len(written) == len(whole)
+            if sequence.lease:
+                assert sequence.lease.cache.length < len(sequence.ids)
+            else:
+                assert sequence.finish_reason or not written
+
+    @invariant()
+    def the_bounds_hold(self):
+        if self.wanted:
+            assert self.scheduler.running <= self.scheduler.max_batch
+            assert self.budget is None or self.scheduler.kv_bytes <= self.budget
+
+    def teardown(self):
+        if self.wanted:
+            for sequence, tokens in run(self.scheduler).items():
+                self.written[sequence] += tokens
+            self.nothing_is_lost_or_mixed()
+            assert all(sequence.finish_reason for sequence in self.wanted)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
