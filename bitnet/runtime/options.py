@@ -76,7 +76,12 @@ class ModelOptions:
         "fetched as `download-model --id smollm2-135m` does",
         metavar="PATH",
     )
-    tokenizer: str = option("", "tokenizer file or folder; else found by itself", metavar="PATH")
+    tokenizer: str = option(
+        "",
+        "tokenizer file or folder, or the address of one to fetch: https://..., hf://org/repo or "
+        "org/repo; else found by itself",
+        metavar="PATH|URL|REPO",
+    )
     pre: str = option(
         "", "pre-tokenizer name to use instead of what the GGUF file says", metavar="NAME"
     )

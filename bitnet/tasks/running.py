@@ -125,11 +125,24 @@ def _loaded(
         )
 
     try:
-        return attempt(options.tokenizer or None)
+        return attempt(_explicit(options.tokenizer, fetch=fetch, cache=cache))
     except TokenizerNotFound as error:
         if options.tokenizer or not options.auto_download:
             raise
         return attempt(_fetched_tokenizer(path, error, fetch=fetch, cache=cache))
+
+
+def _explicit(named: str, *, fetch: FetchOptions, cache: CacheOptions) -> Path | None:
+    """The tokenizer that --tokenizer names; naming an address is consent to fetch it."""
+    from bitnet.hub import remote_tokenizer
+    from bitnet.hub.project import Project
+    from bitnet.tokenizer.load import load_spec
+
+    remote = remote_tokenizer.parse(named) if named else None
+    if remote is None:
+        return Path(named) if named else None
+    project = Project(cache.root, cache.root, fetch, "none")
+    return remote_tokenizer.provide(remote, project, check=load_spec)
 
 
 def _fetched_tokenizer(

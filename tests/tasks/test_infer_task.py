@@ -144,6 +144,29 @@ def test_auto_download_fetches_what_discovery_says(bitnet, hub, tmp_path, monkey
     assert hub.requests() == []
 
 
+def test_an_address_given_as_tokenizer_is_fetched_once(bitnet, hub, tmp_path, monkeypatch):
+    bare = tiny_gguf(tmp_path / "bare.gguf", tokenizer=False)
+    vocab = {f"t{number}": number for number in range(VOCAB - 2)} | {"a": VOCAB - 2, "b": VOCAB - 1}
+    content = {"version": "1.0", "model": {"type": "BPE", "vocab": vocab, "merges": []}}
+    hub.add("org/words", "tokenizer.json", json.dumps(content).encode())
+    vocab["one too many"] = VOCAB
+    hub.add("org/other", "tokenizer.json", json.dumps(content).encode())
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    url = f"{hub.url}/org/words/resolve/main/tokenizer.json"
+    words = ("infer", "--model", bare, "--prompt", "ab", "--max-tokens", 2, "--json", "--dump-ids")
+    for named in (url, "hf://org/words", "org/words"):
+        refused = bitnet(*words, "--tokenizer", named, "--offline")
+        assert refused.code == (23 if named != "org/words" else 0)  # the same as hf://org/words
+        done = bitnet(*words, "--tokenizer", named)
+        assert json.loads(done.out)["prompt_ids"] == [VOCAB - 2, VOCAB - 1]
+        hub.seen.clear()
+        assert bitnet(*words, "--tokenizer", named, "--offline").code == 0
+        assert hub.requests() == []
+    wrong = bitnet(*words, "--tokenizer", "org/other")
+    assert wrong.code == 15
+    assert "Model: 64, Tokenizer: 65" in wrong.err
+
+
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -161,6 +184,8 @@ def test_auto_download_fetches_what_discovery_says(bitnet, hub, tmp_path, monkey
         (("--prompt", "a", "--temperature=-1"), 2, "--temperature is -1"),
         (("--prompt", "a", "--system", "b"), 2, "--system needs --chat"),
         (("--prompt", "a", "--tokenizer", "none.json"), 19, "none.json"),
+        (("--prompt", "a", "--tokenizer", "https://"), 2, "not the address of a file"),
+        (("--prompt", "a", "--tokenizer", "org/none", "--offline"), 23, "offline"),
     ],
 )
 def test_what_cannot_be_done_is_one_error_with_its_exit_code(bitnet, model, words, code, said):

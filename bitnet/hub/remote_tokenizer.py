@@ -1,0 +1,210 @@
+"""A tokenizer named by its address: a URL, or a repository on the hub.
+
+    https://host/path/tokenizer.json     one file
+    hf://org/repo[@revision][/file]      a repository, or one file of it
+    org/repo                             the same, where no such path exists here
+
+Naming it is consent to this one download. It is kept below ``<cache>/tokenizers`` with a record of
+its address, ETag and digest; while that file is there, no connection is opened for it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from bitnet.errors import BitnetError, NotFound, UsageError
+from bitnet.hub.download import download
+from bitnet.hub.mirrors import with_mirror
+from bitnet.hub.origin import Origin
+from bitnet.hub.repository import file_url, list_files, some_of
+from bitnet.hub.session import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from bitnet.hub.project import Project
+
+__all__ = ["RemoteTokenizer", "parse", "provide"]
+
+logger = logging.getLogger(__name__)
+
+# What holds a vocabulary, in the order in which a folder's files are believed.
+MAIN_FILES = ("tokenizer.model", "tokenizer.json", "vocab.json", "vocab.txt")
+# What may say more about it.
+SIDE_FILES = (
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.jinja",
+)
+_HUB = re.compile(
+    r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[^/@]+))?(?:/(?P<file>.+))?"
+)
+_BARE = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_FILE_SUFFIXES = (".json", ".model", ".txt", ".gguf")
+_FORMS = "write https://..., hf://org/repo, hf://org/repo@revision/file, or org/repo"
+
+
+@dataclass(frozen=True)
+class RemoteTokenizer:
+    """Where a tokenizer is: at *url*, or in a repository (then *file* may be left open)."""
+
+    url: str = ""
+    repo: str = ""
+    revision: str = "main"
+    file: str = ""
+
+    @property
+    def name(self) -> str:
+        """The address for people, without anything secret."""
+        if self.url:
+            return shown(self.url)
+        revision = "" if self.revision == "main" else f"@{self.revision}"
+        return f"{self.repo}{revision}{'/' if self.file else ''}{self.file}"
+
+    def folder(self, cache: Path) -> Path:
+        """Where *cache* keeps it."""
+        if self.url:
+            key = f"url-{hashlib.sha256(self.url.encode()).hexdigest()[:16]}"
+        else:
+            key = f"hub-{self.repo}@{self.revision}/{Path(self.file).parent.as_posix()}"
+            key = re.sub(r"[^\w.@-]+", "--", key).rstrip("-.")
+        return cache / "tokenizers" / key
+
+
+def parse(text: str) -> RemoteTokenizer | None:
+    """The address that *text* is; ``None`` for a path on this machine.
+
+    Raises:
+        UsageError: it begins like an address and is none.
+    """
+    if text.startswith(("http://", "https://")):
+        if not urlsplit(text).hostname or not urlsplit(text).path.strip("/"):
+            raise UsageError(f"--tokenizer is {text!r}: not the address of a file", hint=_FORMS)
+        return _checked(RemoteTokenizer(url=text))
+    if text.startswith("hf://"):
+        match = _HUB.fullmatch(text.removeprefix("hf://"))
+        if match is None:
+            raise UsageError(f"--tokenizer is {text!r}: not a repository", hint=_FORMS)
+        return _checked(
+            RemoteTokenizer(
+                repo=match["repo"], revision=match["revision"] or "main", file=match["file"] or ""
+            )
+        )
+    # A mistyped path must not open a connection: its folder is there.
+    is_path = Path(text).exists() or Path(text).parent.is_dir() or text.endswith(_FILE_SUFFIXES)
+    if is_path or not _BARE.fullmatch(text):
+        return None
+    return RemoteTokenizer(repo=text)
+
+
+def _checked(remote: RemoteTokenizer) -> RemoteTokenizer:
+    if (remote.file or urlsplit(remote.url).path).endswith(".gguf"):
+        raise UsageError(
+            f"--tokenizer is {remote.name}: a whole model is not fetched for its tokenizer",
+            hint="bitnet download-model --help",
+        )
+    return remote
+
+
+def provide(remote: RemoteTokenizer, project: Project, *, check: Callable[[Path], object]) -> Path:
+    """The file of *remote* in the cache, with the files beside it that say more about it.
+
+    Args:
+        remote: which tokenizer.
+        project: where and how.
+        check: reads the file, or raises; then it is not kept.
+
+    Raises:
+        Offline: it is not in the cache, and the network is switched off.
+        NotFound: there is no such file, or the repository has no tokenizer.
+        BitnetError: it cannot be fetched, or *check* refuses it.
+    """
+    folder = remote.folder(project.cache)
+    for name in _names(remote):
+        if _is_kept(folder / name, remote):
+            logger.info("tokenizer %s is in the cache: %s", remote.name, folder / name)
+            return folder / name
+    logger.info("Downloading tokenizer for repo: %s", remote.name)
+    if remote.url:
+        path = _fetch(remote.url, folder / _names(remote)[0], remote, project)
+    else:
+        path = _fetch_repository(remote, folder, project)
+    try:
+        check(path)
+    except BitnetError:
+        for written in (path, path.with_name(f"{path.name}.origin")):
+            with suppress(OSError):
+                written.unlink()
+        raise
+    logger.info("Successfully downloaded tokenizer: %s", path)
+    return path
+
+
+def _names(remote: RemoteTokenizer) -> tuple[str, ...]:
+    """Names the file may have in the cache; how a file is read depends on its name."""
+    if not remote.url:
+        return (Path(remote.file).name,) if remote.file else MAIN_FILES
+    name = unquote(urlsplit(remote.url).path).rstrip("/").rpartition("/")[2]
+    return (name if name.endswith((".json", ".model", ".txt")) else "tokenizer.json",)
+
+
+def _is_kept(path: Path, remote: RemoteTokenizer) -> bool:
+    """Whether *path* is what was fetched from there."""
+    record = Origin.read(path) if path.is_file() else None
+    if record is None or record.repo != (remote.name if remote.url else remote.repo):
+        return False
+    if Origin.of(path).sha256 == record.sha256:
+        return True
+    logger.warning("%s has changed since it was fetched, fetching it once more", path)
+    return False
+
+
+def _fetch_repository(remote: RemoteTokenizer, folder: Path, project: Project) -> Path:
+    """The main file of a repository, after the files beside it: it stands for all of them."""
+    project.require_connection(folder, f"the same command, or copy the files to {folder}")
+    options = with_mirror(project.options, remote.repo, project.folder)
+    files = [file.path for file in list_files(remote.repo, remote.revision, options)]
+    main = remote.file or next((name for name in MAIN_FILES if name in files), "")
+    if main not in files:
+        wanted = main or f"none of {', '.join(MAIN_FILES)}"
+        raise NotFound(
+            f"{remote.name} has no tokenizer ({wanted}); it has {some_of(files)}",
+            hint=f"name a file: --tokenizer hf://{remote.repo}/FILE",
+        )
+    where = main.rpartition("/")[0]
+    beside = [f"{where}/{name}".lstrip("/") for name in SIDE_FILES]
+    for name in [*_known(beside, files), main]:
+        url = file_url(remote.repo, remote.revision, name, options)
+        path = _fetch(url, folder / Path(name).name, remote, project)
+    return path
+
+
+def _known(names: Iterable[str], files: list[str]) -> list[str]:
+    return [name for name in names if name in files]
+
+
+def _fetch(url: str, path: Path, remote: RemoteTokenizer, project: Project) -> Path:
+    options = project.options
+    if remote.repo:
+        options = with_mirror(options, remote.repo, project.folder)
+    got = download(url, path, options=options, progress=project.progress, force=path.exists())
+    # The ETag tells two versions behind one address apart.
+    origin = Origin.of(path)
+    origin = replace(
+        origin,
+        repo=remote.name if remote.url else remote.repo,
+        revision=(got.etag or "") if remote.url else remote.revision,
+        commit=got.commit,
+    )
+    origin.write(path)
+    return path

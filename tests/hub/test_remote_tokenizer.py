@@ -1,0 +1,135 @@
+"""Tokenizers named by address: one download, then the cache."""
+
+import json
+
+import pytest
+
+from bitnet.errors import InvalidFormat, NotFound, Offline, UsageError
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.project import Project
+from bitnet.hub.remote_tokenizer import RemoteTokenizer, parse, provide
+
+CONTENT = json.dumps({"model": {"type": "BPE"}}).encode()
+REPO = "org/words"
+
+
+@pytest.fixture
+def project(tmp_path, hub, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    hub.add(REPO, "README.md", b"words")
+    hub.add(REPO, "tokenizer.json", CONTENT)
+    hub.add(REPO, "tokenizer_config.json", b"{}")
+    hub.add(REPO, "old/vocab.txt", b"a\nb\n")
+    hub.add(REPO, "old/added_tokens.json", b"{}")
+    return Project(tmp_path, tmp_path, FetchOptions(retries=1), "none")
+
+
+def read(path):
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("https://h.example/a/tokenizer.json?x=1", {"url": "https://h.example/a/tokenizer.json?x=1"}),
+        ("hf://org/words", {"repo": "org/words"}),
+        ("hf://org/words@v1", {"repo": "org/words", "revision": "v1"}),
+        ("hf://org/words@v1/old/vocab.txt",
+         {"repo": "org/words", "revision": "v1", "file": "old/vocab.txt"}),
+        ("org/words", {"repo": "org/words"}),
+    ],
+)  # fmt: skip
+def test_addresses_are_recognised(text, expected):
+    assert parse(text) == RemoteTokenizer(**expected)
+
+
+@pytest.mark.parametrize(
+    "text", ["words", "./org/words", "/org/words", "org/words.json", "a/b/c", "tests", "~/words"]
+)
+def test_everything_else_is_a_path(text):
+    assert parse(text) is None
+
+
+def test_a_mistyped_path_opens_no_connection(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    assert parse("models/wrods") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["https://", "https://host", "hf://org", "hf://", "hf:///x", "hf://o/r/model.gguf"]
+)
+def test_what_is_no_address_of_a_tokenizer_is_refused(text):
+    with pytest.raises(UsageError, match="--tokenizer is"):
+        parse(text)
+
+
+def test_a_repository_is_fetched_once_with_what_belongs_to_it(project, hub):
+    path = provide(parse(REPO), project, check=read)
+    assert path.read_bytes() == CONTENT
+    assert path == project.cache / "tokenizers" / "hub-org--words@main" / "tokenizer.json"
+    assert (path.parent / "tokenizer_config.json").exists()
+    assert not (path.parent / "README.md").exists()
+    hub.seen.clear()
+    assert provide(parse(f"hf://{REPO}"), project, check=read) == path
+    assert hub.requests() == []
+
+
+def test_one_file_of_a_revision(project, hub):
+    commit = hub.repos[REPO].revisions["main"]
+    path = provide(parse(f"hf://{REPO}@{commit}/old/vocab.txt"), project, check=read)
+    assert path.read_bytes() == b"a\nb\n"
+    assert (path.parent / "added_tokens.json").exists()
+    assert not (path.parent / "tokenizer.json").exists()
+
+
+def test_a_url_is_kept_with_its_etag(project, hub):
+    url = f"{hub.url}/{REPO}/resolve/main/tokenizer.json"
+    path = provide(parse(url), project, check=read)
+    record = json.loads((path.parent / "tokenizer.json.origin").read_text())
+    assert record["repo"] == url
+    assert record["revision"]
+    hub.seen.clear()
+    assert provide(parse(url), project, check=read) == path
+    assert hub.requests() == []
+    path.write_bytes(b"changed")
+    assert provide(parse(url), project, check=read).read_bytes() == CONTENT
+
+
+def test_nothing_secret_is_recorded(project, hub):
+    url = f"{hub.url}/{REPO}/resolve/main/tokenizer.json?token=geheim"
+    path = provide(parse(url), project, check=read)
+    assert "geheim" not in "".join(
+        file.read_text() + str(file) for file in path.parent.iterdir() if file.is_file()
+    )
+
+
+def test_offline_uses_what_is_there_and_fetches_nothing(project, hub, monkeypatch):
+    monkeypatch.setenv("BITNET_OFFLINE", "1")
+    for text in (REPO, f"{hub.url}/{REPO}/resolve/main/tokenizer.json"):
+        with pytest.raises(Offline):
+            provide(parse(text), project, check=read)
+    assert hub.requests() == []
+    monkeypatch.delenv("BITNET_OFFLINE")
+    path = provide(parse(REPO), project, check=read)
+    monkeypatch.setenv("BITNET_OFFLINE", "1")
+    assert provide(parse(REPO), project, check=read) == path
+
+
+def test_a_file_that_cannot_be_read_is_not_kept(project):
+    def refuse(path):
+        raise InvalidFormat(f"{path} is no tokenizer")
+
+    with pytest.raises(InvalidFormat):
+        provide(parse(REPO), project, check=refuse)
+    assert provide(parse(REPO), project, check=read).read_bytes() == CONTENT
+
+
+def test_a_repository_without_tokenizer_says_what_it_has(project, hub):
+    hub.add("org/bare", "model.safetensors", b"x")
+    with pytest.raises(NotFound, match=r"model\.safetensors"):
+        provide(parse("org/bare"), project, check=read)
+    with pytest.raises(NotFound):
+        provide(parse(f"hf://{REPO}/none.json"), project, check=read)
+    with pytest.raises(NotFound):
+        provide(parse("org/nobody"), project, check=read)
