@@ -5,6 +5,8 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -42,20 +44,30 @@ struct Job {
     void* context;
     int64_t chunks;
     std::atomic<int64_t> next{0};
+    std::atomic<bool> failed{false};
 
-    void work() {
-        for (;;) {
-            const int64_t chunk = next.fetch_add(1, std::memory_order_relaxed);
-            if (chunk >= chunks) return;
-            function(context, chunk);
+    // Nothing may be thrown out of here: others still work on the job, and a worker has no caller.
+    void work() noexcept {
+        try {
+            for (;;) {
+                const int64_t chunk = next.fetch_add(1, std::memory_order_relaxed);
+                if (chunk >= chunks) return;
+                function(context, chunk);
+            }
+        } catch (...) {
+            failed.store(true);
         }
     }
 };
 
 class Pool {
 public:
-    explicit Pool(int workers) {
-        for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { loop(); });
+    // Where the system has no room for another thread there are fewer: slower, and right.
+    explicit Pool(int workers) : wanted_(workers) {
+        try {
+            for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { loop(); });
+        } catch (const std::system_error&) {
+        }
     }
 
     ~Pool() {
@@ -83,9 +95,10 @@ public:
             if (spins < kCallerSpins) pause_core();
             else std::this_thread::yield();
         }
+        if (job.failed.load()) throw std::bad_alloc();
     }
 
-    int workers() const { return int(workers_.size()); }
+    int wanted() const { return wanted_; }
 
 private:
     void loop() {
@@ -111,6 +124,7 @@ private:
         sleepers_.fetch_sub(1);
     }
 
+    const int wanted_;
     std::vector<std::thread> workers_;
     std::mutex sleep_;
     std::condition_variable wake_;
@@ -141,7 +155,7 @@ void prepare_pool(State& s) {
         s.pool = nullptr;
         s.owner = process_id();
     }
-    if (s.pool && s.pool->workers() == workers) return;
+    if (s.pool && s.pool->wanted() == workers) return;
     delete s.pool;
     s.pool = new Pool(workers);
 }
@@ -157,7 +171,7 @@ void run_chunks(int64_t chunks, ChunkFunction function, void* context) {
     if (chunks > 1 && s.wanted.load() > 1 && s.in_use.try_lock()) {
         const std::lock_guard<std::mutex> lock(s.in_use, std::adopt_lock);
         prepare_pool(s);
-        Job job{function, context, chunks, {}};
+        Job job{function, context, chunks};
         s.pool->run(job);
         return;
     }
