@@ -22,7 +22,7 @@ from invoke.program import Program as InvokeProgram
 
 import bitnet
 from bitnet import settings
-from bitnet.errors import BitnetError, Interrupted, UsageError, from_os_error
+from bitnet.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.tasks import load
 from bitnet.tasks.declare import Option, Task
 
@@ -88,6 +88,8 @@ class Program(InvokeProgram):
             except OSError:
                 _let_go_of_stdout()
             return self._report(from_os_error(error, error.filename or "output"))
+        except MemoryError as error:
+            return self._report(_out_of_memory(error))
         except Exception as error:  # noqa: BLE001 - the last line of defence
             return self._internal(error)
         return 0
@@ -305,6 +307,13 @@ def _flag_without_value(words: list[str], context: ParserContext) -> str:
         ):
             return word
     return "an option"
+
+
+def _out_of_memory(error: MemoryError) -> InferenceError:
+    said = f": {error}" if str(error) else ""
+    return InferenceError(
+        f"not enough memory{said}", hint="free some memory, or choose a smaller model"
+    )
 
 
 def _let_go_of_stdout() -> None:

@@ -245,6 +245,8 @@ def from_os_error(error: OSError, path: str | os.PathLike[str]) -> BitnetError:
         return PermissionDenied(
             text, hint="choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR"
         )
+    if code == errno.ENOMEM:
+        return InferenceError(text, hint="free some memory, or choose a smaller model")
     if code == errno.EISDIR:
         return UsageError(text, hint="a folder is where a file belongs: move it, or choose another")
     if code in (errno.ENOENT, errno.ENOTDIR):

@@ -56,6 +56,7 @@ def test_an_error_keeps_its_message_and_hint():
         (errno.ENOENT, errors.NotFound),
         (errno.ENOTDIR, errors.NotFound),
         (errno.EISDIR, errors.UsageError),
+        (errno.ENOMEM, errors.InferenceError),
         (errno.EIO, BitnetError),
     ],
 )

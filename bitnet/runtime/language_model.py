@@ -213,5 +213,6 @@ def _memory_errors(path: Path) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise InferenceError(
-            f"not enough memory for {path.name}: {error}", hint=f"bitnet plan --model {path}"
+            f"not enough memory for {path.name}{f': {error}' if str(error) else ''}",
+            hint=f"bitnet plan --model {path}",
         ) from error

@@ -6,7 +6,10 @@ import sys
 
 import pytest
 import tiny_models
+from hf_folders import tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, VOCAB, tiny_gguf
+
+from bitnet.formats.gguf import GGUF
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 
@@ -182,6 +185,15 @@ def test_an_address_given_as_tokenizer_is_fetched_once(bitnet, hub, tmp_path, mo
         (("--prompt", "a", "--threads=-1"), 2, "--threads is -1"),
         (("--prompt", "a", "--max-tokens", "0"), 2, "--max-tokens is 0"),
         (("--prompt", "a", "--temperature=-1"), 2, "--temperature is -1"),
+        (("--prompt", "a", "--temperature", "warm"), 2, "--temperature expects a number"),
+        (("--prompt", "a", "--temperature", "nan"), 2, "--temperature expects a number"),
+        (("--prompt", "a", "--top-k", "many"), 2, "--top-k expects a whole number"),
+        (("--prompt", "a", "--top-p", "1.01"), 2, "--top-p is 1.01, expected 0 to 1"),
+        (("--prompt", "a", "--min-p=-1"), 2, "--min-p is -1.0"),
+        (("--prompt", "a", "--repeat-penalty", "0"), 2, "--repetition-penalty is 0.0"),
+        (("--prompt", "a", "--seed=-1"), 2, "--seed is -1"),
+        (("--prompt", "a", "--sampler", "greedy"), 2, "no option --sampler"),
+        (("--prompt", "a\0b"), 2, "NUL character at position 1"),
         (("--prompt", "a", "--system", "b"), 2, "--system needs --chat"),
         (("--prompt", "a", "--tokenizer", "none.json"), 19, "none.json"),
         (("--prompt", "a", "--tokenizer", "https://"), 2, "not the address of a file"),
@@ -212,15 +224,37 @@ def test_stdin_that_is_no_text_is_refused(bitnet, model, stdin, raw, said):
     assert said in done.err
 
 
-@pytest.mark.parametrize(
-    ("cut", "code"),
-    [(lambda raw: b"not a model", 20), (lambda raw: raw[:3000], 13), (lambda raw: raw[:-999], 13)],
-)
-def test_a_file_that_is_no_whole_model_is_refused(bitnet, model, cut, code):
-    model.write_bytes(cut(model.read_bytes()))
+def test_another_kind_of_file_is_no_model(bitnet, model):
+    model.write_bytes(b"not a model")
     done = bitnet("infer", "--model", model, "--prompt", "a")
-    assert done.code == code
-    assert "Traceback" not in done.err
+    assert done.code == 20
+    assert "neither a GGUF file nor safetensors" in done.err
+
+
+def test_a_model_cut_anywhere_is_refused(bitnet, model):
+    whole = model.read_bytes()
+    with GGUF.open(model) as file:
+        start, vocabulary = file.data_offset, whole.index(b"tokenizer.ggml.tokens")
+    cuts = [*range(5, start, 97), vocabulary, start - 1, start, *range(start, len(whole), 150_001)]
+    for cut in [*cuts, len(whole) - 999, len(whole) - 1]:
+        model.write_bytes(whole[:cut])
+        done = bitnet("infer", "--model", model, "--prompt", "a")
+        assert (cut, done.code) == (cut, 13)
+        assert "Traceback" not in done.err
+        assert done.out == ""
+
+
+def test_a_folder_cut_anywhere_is_refused(bitnet, tmp_path):
+    folder = tokenizer_folder(tiny_folder(tmp_path / "model", "llama"), TOKENS)
+    words = ("infer", "--model", folder, "--prompt", "a", "--max-tokens", 1)
+    assert bitnet(*words).code == 0
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    for cut in (1, 7, 8, 9, 500, 3000, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:cut])
+        done = bitnet(*words)
+        assert (cut, done.code) in ((cut, 13), (cut, 20))
+        assert "Traceback" not in done.err
 
 
 def test_ctrl_c_keeps_the_text_so_far(bitnet, model, monkeypatch):
