@@ -217,6 +217,12 @@ spm_model = Setting(
 debug = Setting(
     "BITNET_DEBUG", parse=_boolean, default=False, help="1: show tracebacks of internal errors"
 )
+step_summary = Setting(
+    "GITHUB_STEP_SUMMARY",
+    parse=Path,
+    default=None,
+    help="file that reports are appended to; GitHub Actions sets it and shows it with the job",
+)
 no_color = Setting(
     "NO_COLOR", parse=bool, default=False, help="any value: no colours on the terminal"
 )
