@@ -1,0 +1,115 @@
+"""The first layer and operation where two engines part: intermediates of one pass, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
+
+    from bitnet.crossval.trace import Arithmetic
+
+__all__ = ["BOUNDS", "Bisection", "Step", "bisect"]
+
+# Relative error that an intermediate may have, |a - b| / |b| over all positions: twice the largest
+# measured on SmolLM2 and Gemma 3, which was 0.079 (kqv_out, native against llama.cpp) and, between
+# float32 and float64 with the f16 cache, 4e-4.
+BOUNDS: dict[Arithmetic, float] = {"int8": 0.16, "float": 1e-3}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One intermediate of both engines.
+
+    Attributes:
+        name: ``Qcur-3``: the operation and the layer.
+        error: ``|ours - theirs| / |theirs|`` over all positions.
+    """
+
+    name: str
+    error: float
+
+    @property
+    def operation(self) -> str:
+        """Without the layer."""
+        return self.name.rpartition("-")[0] or self.name
+
+    @property
+    def layer(self) -> int | None:
+        """``None`` before the first layer and after the last."""
+        number = self.name.rpartition("-")[2]
+        return int(number) if number.isdigit() else None
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """Where two engines part.
+
+    Attributes:
+        ours: name of the engine that is looked at.
+        theirs: name of the other.
+        bound: relative error that counts as parting.
+        steps: what both have, in the order it is computed.
+    """
+
+    ours: str
+    theirs: str
+    bound: float
+    steps: tuple[Step, ...]
+
+    @property
+    def first(self) -> Step | None:
+        """The first step beyond the bound."""
+        return next((step for step in self.steps if not step.error <= self.bound), None)
+
+    def __str__(self) -> str:
+        if not self.steps:
+            return f"{self.ours} and {self.theirs} have no intermediate in common"
+        worst = max(self.steps, key=lambda step: step.error)
+        if self.first is None:
+            return (
+                f"{self.ours} and {self.theirs} agree in all {len(self.steps)} intermediates "
+                f"(largest relative error {worst.error:.1e} at {worst.name}, "
+                f"bound {self.bound:g})"
+            )
+        layer = "" if self.first.layer is None else f"layer {self.first.layer}, "
+        return (
+            f"{self.ours} and {self.theirs} part at {layer}{self.first.operation}: relative error "
+            f"{self.first.error:.1e}, bound {self.bound:g}"
+        )
+
+
+def bisect(
+    ours: Iterable[tuple[str, NDArray[np.floating[Any]]]],
+    theirs: Mapping[str, NDArray[np.floating[Any]]],
+    *,
+    names: tuple[str, str],
+    bound: float,
+) -> Bisection:
+    """Compare *ours*, in order, with what *theirs* has of the same name and size.
+
+    Args:
+        ours: names and values, one row per position.
+        theirs: by name.
+        names: of the two engines.
+        bound: relative error that counts as parting.
+    """
+    steps = []
+    for name, values in ours:
+        other = theirs.get(name)
+        if other is not None and other.size == values.size:
+            steps.append(Step(name, _relative(values, other)))
+    return Bisection(*names, bound, tuple(steps))
+
+
+def _relative(ours: NDArray[np.floating[Any]], theirs: NDArray[np.floating[Any]]) -> float:
+    wanted = np.asarray(theirs, dtype=np.float64).reshape(-1)
+    off = np.asarray(ours, dtype=np.float64).reshape(-1) - wanted
+    size = float(np.linalg.norm(wanted))
+    error = float(np.linalg.norm(off))
+    return error / size if size else float("inf") if error else 0.0

@@ -1,0 +1,118 @@
+"""The float64 pass: our graph in NumPy and double precision, which both sides are measured against.
+
+It rounds nothing but what the model's format itself rounds (ternary weights take int8
+activations). Answers are kept in ``<cache>/reports``: they depend on file and ids alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.crossval.trace import PromptTrace, Trace, positions_from, trace_from
+from bitnet.errors import InvalidFormat
+from bitnet.files import write_text
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+from bitnet.runtime.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.models.transformer import Model
+
+__all__ = ["exact_trace"]
+
+logger = logging.getLogger(__name__)
+
+# More than other traces keep, so that their tokens are among these.
+KEPT = 256
+_VERSION = 1  # of what is kept; another graph or another number of tokens needs another
+
+
+def exact_trace(
+    checkpoint: Checkpoint,
+    prompts: Sequence[tuple[str, Sequence[int]]],
+    *,
+    greedy: int = 0,
+    cache: Path | None = None,
+    model_sha256: str = "",
+) -> Trace:
+    """The float64 pass over *prompts*.
+
+    Args:
+        checkpoint: the model.
+        prompts: texts with their ids.
+        greedy: steps of each greedy continuation.
+        cache: folder for answers; none are kept without it, or without *model_sha256*.
+        model_sha256: of the model's file.
+    """
+    kept = _Kept(cache if model_sha256 else None, model_sha256, greedy)
+    wanted = list(dict.fromkeys(tuple(ids) for _, ids in prompts))
+    answers = {ids: one for ids in wanted if (one := kept.get(ids)) is not None}
+    missing = [ids for ids in wanted if ids not in answers]
+    if missing:
+        logger.info("float64 pass over %s, %d prompts", checkpoint.path.name, len(missing))
+        model = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
+        for one in _run(model, missing, greedy):
+            kept.put(one)
+            answers[one.ids] = one
+    return Trace(
+        engine="float64",
+        version=f"NumPy {np.__version__}",
+        arithmetic="float",
+        prompts=tuple(replace(answers[tuple(ids)], prompt=text) for text, ids in prompts),
+        model_sha256=model_sha256,
+    )
+
+
+def _run(model: Model, prompts: Sequence[tuple[int, ...]], steps: int) -> Iterator[PromptTrace]:
+    for ids in prompts:
+        cache = KVCache(model.config, len(ids) + steps + 1, dtype=np.float64)
+        positions = positions_from(model.forward(ids, cache, all_positions=True), kept=KEPT)
+        greedy, gaps = [], []
+        last = positions[-1]
+        for _ in range(steps):
+            greedy.append(last.ids[0])
+            gaps.append(last.gap)
+            (last,) = positions_from(model.forward([last.ids[0]], cache), kept=2)
+        yield PromptTrace("", ids, tuple(positions), tuple(greedy), tuple(gaps))
+
+
+class _Kept:
+    """Answers on disk, one file per prompt."""
+
+    def __init__(self, folder: Path | None, model_sha256: str, greedy: int) -> None:
+        self._folder = folder
+        self._model = model_sha256
+        self._greedy = greedy
+
+    def _path(self, ids: Sequence[int]) -> Path | None:
+        if self._folder is None:
+            return None
+        key = json.dumps([_VERSION, KEPT, self._model, self._greedy, list(ids)])
+        return self._folder / f"float64-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
+
+    def get(self, ids: Sequence[int]) -> PromptTrace | None:
+        path = self._path(ids)
+        try:
+            if path is None or not path.exists():
+                return None
+            values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            (one,) = trace_from(values, name=path.name).prompts
+        except (OSError, ValueError, InvalidFormat):
+            return None  # computed again
+        return one if one.ids == tuple(ids) else None
+
+    def put(self, one: PromptTrace) -> None:
+        path = self._path(one.ids)
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(Trace("float64", prompts=(one,)).as_json()))

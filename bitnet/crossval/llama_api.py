@@ -1,0 +1,236 @@
+"""The C API that llama.cpp and its descendants share, through ctypes: logits, tokens, tensors.
+
+Imported by the reference's own process only. The parameter structs differ between versions and
+forks and no wheel ships a header, so fields are found by the default values around them; a library
+whose defaults look otherwise is refused. ``llama.h`` of llama.cpp names the fields.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["EngineError", "Llama"]
+
+_PARAMS_BYTES = 1024  # more than any version's struct; the callee reads its own part only
+
+# n_ctx, n_batch, n_ubatch as llama_context_default_params() gives them.
+_SIZES = struct.pack("<3I", 512, 2048, 512)
+# rope_freq_base and _scale, four yarn factors, yarn_orig_ctx, defrag_thold; cb_eval comes next.
+_ROPE = struct.pack("<6fIf", 0, 0, -1, -1, -1, -1, 0, -1)
+_THREADS = struct.pack("<2I", 4, 4)  # n_threads, n_threads_batch
+# rope_scaling_type, pooling_type, attention_type, flash_attn_type; forks have only three of them.
+_UNSET = struct.pack("<i", -1)
+_F16 = 1  # number of the type in ggml
+
+_Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
+
+
+class EngineError(Exception):
+    """The library cannot do what was asked of it."""
+
+
+class _Params(ctypes.Structure):
+    _fields_ = (("raw", ctypes.c_ubyte * _PARAMS_BYTES),)
+
+
+class _Batch(ctypes.Structure):
+    """``llama_batch``; forks append fields, which ``room`` carries along."""
+
+    _fields_ = (
+        ("n_tokens", ctypes.c_int32),
+        ("token", ctypes.POINTER(ctypes.c_int32)),
+        ("embd", ctypes.c_void_p),
+        ("pos", ctypes.POINTER(ctypes.c_int32)),
+        ("n_seq_id", ctypes.POINTER(ctypes.c_int32)),
+        ("seq_id", ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+        ("logits", ctypes.POINTER(ctypes.c_int8)),
+        ("room", ctypes.c_ubyte * 64),
+    )
+
+
+class Llama:
+    """A model loaded by the library.
+
+    Attributes:
+        n_vocab: tokens of the model.
+    """
+
+    def __init__(
+        self, library: Any, path: str, *, threads: int, tokenize_with_model: bool = False
+    ) -> None:
+        """Load the model at *path*.
+
+        Args:
+            library: a ``ctypes.CDLL`` that exports the C API; *path* is what it shall load.
+            path: GGUF file.
+            threads: compute threads.
+            tokenize_with_model: the fork's ``llama_tokenize`` wants the model, not its vocabulary.
+
+        Raises:
+            EngineError: the library is laid out otherwise, or refuses the file.
+        """
+        self._c = library
+        self._threads = threads
+        _declare(library)
+        library.llama_backend_init()
+        self._model = library.llama_model_load_from_file(
+            path.encode(), library.llama_model_default_params()
+        )
+        if not self._model:
+            raise EngineError("the engine does not load the file")
+        vocabulary = library.llama_model_get_vocab(self._model)
+        self._tokenizes = self._model if tokenize_with_model else vocabulary
+        self.n_vocab = int(library.llama_vocab_n_tokens(vocabulary))
+
+    def tokenize(self, text: str, *, add_special: bool) -> list[int]:
+        """*text* as ids; special tokens it spells are read as such.
+
+        Args:
+            text: any text.
+            add_special: put BOS and EOS around it where the model wants them.
+        """
+        raw = text.encode("utf-8", "surrogatepass")
+        room = len(raw) + 16
+        ids = (ctypes.c_int32 * room)()
+        count = self._c.llama_tokenize(self._tokenizes, raw, len(raw), ids, room, add_special, True)
+        if count < 0:
+            raise EngineError(f"the engine does not tokenize {text[:40]!r}")
+        return list(ids[:count])
+
+    @contextmanager
+    def context(self, size: int, *, watch: Callable[..., None] | None = None) -> Iterator[Context]:
+        """A fresh sequence of up to *size* positions.
+
+        Args:
+            size: positions.
+            watch: called with name and values of every float32 tensor of the graph.
+        """
+        params, callback = self._context_params(size, watch)
+        handle = self._c.llama_init_from_model(self._model, params)
+        if not handle:
+            raise EngineError(f"the engine makes no context of {size} positions")
+        try:
+            if self._c.llama_n_ctx(handle) < size:
+                raise EngineError("the engine's parameters are laid out in an unknown way")
+            self._c.llama_set_n_threads(handle, self._threads, self._threads)
+            yield Context(self._c, handle, self.n_vocab)
+        finally:
+            self._c.llama_free(handle)
+            del callback  # until here, because the context calls it
+
+    def _context_params(self, size: int, watch: Callable[..., None] | None) -> tuple[_Params, Any]:
+        params = self._c.llama_context_default_params()
+        raw = bytes(params.raw)
+        sizes, rope = raw.find(_SIZES), raw.find(_ROPE)
+        after = rope + len(_ROPE)
+        kv_types = struct.pack("<2i", _F16, _F16)
+        known = 0 <= sizes < rope and raw[after + 16 : after + 24] == kv_types and after % 8 == 0
+        if not known or _THREADS not in raw[sizes:rope]:
+            raise EngineError("the engine's parameters are laid out in an unknown way")
+        struct.pack_into("<3I", params.raw, sizes, size, size, size)
+        if raw[rope - 16 : rope] == 4 * _UNSET:
+            # No flash attention: its sums are rounded to f16.
+            struct.pack_into("<i", params.raw, rope - 4, 0)
+        callback = None
+        if watch is not None:
+            callback = _Callback(_watcher(self._c, watch))
+            address = ctypes.cast(callback, ctypes.c_void_p).value
+            struct.pack_into("<Q", params.raw, after, address)
+        return params, callback
+
+
+class Context:
+    """A sequence; :meth:`Llama.context` makes it."""
+
+    def __init__(self, library: Any, handle: int, n_vocab: int) -> None:
+        self._c = library
+        self._handle = handle
+        self._n_vocab = n_vocab
+        self._length = 0
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Logits after every one of *ids*, which continue the sequence: ``(T, vocabulary)``.
+
+        Raises:
+            EngineError: the library failed.
+        """
+        batch = self._c.llama_batch_init(len(ids), 0, 1)
+        try:
+            batch.n_tokens = len(ids)
+            for at, token in enumerate(ids):
+                batch.token[at] = token
+                batch.pos[at] = self._length + at
+                batch.n_seq_id[at] = 1
+                batch.seq_id[at][0] = 0
+                batch.logits[at] = 1
+            code = self._c.llama_decode(self._handle, batch)
+            if code:
+                raise EngineError(f"llama_decode gave {code}")
+        finally:
+            self._c.llama_batch_free(batch)
+        self._length += len(ids)
+        out = np.empty((len(ids), self._n_vocab), dtype=np.float32)
+        for at in range(len(ids)):
+            row = self._c.llama_get_logits_ith(self._handle, at)
+            if not row:
+                raise EngineError(f"no logits for position {at}")
+            out[at] = np.ctypeslib.as_array(row, shape=(self._n_vocab,))
+        return out
+
+
+def _watcher(library: Any, watch: Callable[..., None]) -> Callable[[int, bool, Any], bool]:
+    def called(tensor: int, asks: bool, _user: Any) -> bool:
+        # ggml_tensor: type and buffer, then the four sizes, innermost first.
+        kind = int(ctypes.cast(tensor, ctypes.POINTER(ctypes.c_int32))[0])
+        if kind != 0 or asks:
+            return kind == 0
+        sizes = ctypes.cast(tensor + 16, ctypes.POINTER(ctypes.c_int64))[0:4]
+        if library.ggml_nbytes(tensor) == 4 * int(np.prod(sizes)):
+            values = np.empty(sizes[::-1], dtype=np.float32)
+            pointer = values.ctypes.data_as(ctypes.c_void_p)
+            library.ggml_backend_tensor_get(tensor, pointer, 0, values.nbytes)
+            watch(library.ggml_get_name(tensor).decode("utf-8", "replace"), values)
+        return True
+
+    return called
+
+
+def _declare(c: Any) -> None:
+    """Argument and result types of the functions used."""
+    pointer, ints = ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)
+    int32, size, text, flag = ctypes.c_int32, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_bool
+    for name, result, arguments in (
+        ("llama_backend_init", None, []),
+        ("llama_model_default_params", _Params, []),
+        ("llama_context_default_params", _Params, []),
+        ("llama_model_load_from_file", pointer, [text, _Params]),
+        ("llama_init_from_model", pointer, [pointer, _Params]),
+        ("llama_free", None, [pointer]),
+        ("llama_n_ctx", ctypes.c_uint32, [pointer]),
+        ("llama_set_n_threads", None, [pointer, int32, int32]),
+        ("llama_model_get_vocab", pointer, [pointer]),
+        ("llama_vocab_n_tokens", int32, [pointer]),
+        ("llama_tokenize", int32, [pointer, text, int32, ints, int32, flag, flag]),
+        ("llama_batch_init", _Batch, [int32, int32, int32]),
+        ("llama_batch_free", None, [_Batch]),
+        ("llama_decode", int32, [pointer, _Batch]),
+        ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), [pointer, int32]),
+        ("ggml_get_name", text, [pointer]),
+        ("ggml_nbytes", size, [pointer]),
+        ("ggml_backend_tensor_get", None, [pointer, pointer, size, size]),
+    ):
+        try:
+            function = getattr(c, name)
+        except AttributeError:
+            raise EngineError(f"the engine does not export {name}") from None
+        function.restype, function.argtypes = result, arguments

@@ -1,0 +1,64 @@
+"""What the command line can say about a cross-validation; cheap to import."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bitnet.errors import UsageError
+from bitnet.options import option
+
+__all__ = ["REFERENCE_NAMES", "CrossvalOptions"]
+
+REFERENCE_NAMES = ("llama.cpp", "ik_llama.cpp", "transformers", "recorded", "float64")
+
+
+@dataclass(frozen=True)
+class CrossvalOptions:
+    """What to compare with, on what, and where the report goes."""
+
+    reference: str = option(
+        "",
+        f"engine to compare with, one of {', '.join(REFERENCE_NAMES)}; default: the first that "
+        "reads the model and is installed",
+        metavar="NAME",
+    )
+    recording: str = option(
+        "", "compare with the trace in this file, made with --record", metavar="FILE"
+    )
+    prompts: str = option(
+        "", "UTF-8 file with one prompt a line; default: six built-in ones", metavar="FILE"
+    )
+    tokenizer_only: bool = option(False, "compare the tokenizers and nothing else")
+    max_positions: int = option(256, "positions to compare at most, over all prompts")
+    greedy: int = option(24, "tokens each engine continues every prompt with, by itself")
+    bisect: bool = option(False, "find the first layer and operation where intermediates differ")
+    record: str = option(
+        "", "keep the reference's trace in this file, for --recording", metavar="FILE"
+    )
+    report_dir: str = option("", "folder for report.json, report.md and report.html", metavar="DIR")
+    allow_missing: bool = option(
+        False, "exit with 0 when the reference is not installed; the report says `not run`"
+    )
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot say.
+
+        Raises:
+            UsageError: a value is out of range, or options contradict each other.
+        """
+        if self.reference not in ("", *REFERENCE_NAMES):
+            raise UsageError(
+                f"--reference expects one of {', '.join(REFERENCE_NAMES)}, got {self.reference!r}"
+            )
+        if self.reference == "recorded" and not self.recording:
+            raise UsageError(
+                "--reference recorded needs the file", hint="name it: --recording FILE"
+            )
+        if self.recording and self.reference not in ("", "recorded"):
+            raise UsageError("--recording is a reference by itself", hint="leave --reference out")
+        if self.recording and self.prompts:
+            raise UsageError("a recording brings its own prompts", hint="leave --prompts out")
+        if self.max_positions < 1:
+            raise UsageError(f"--max-positions is {self.max_positions}, expected at least 1")
+        if self.greedy < 0:
+            raise UsageError(f"--greedy is {self.greedy}, expected at least 0")

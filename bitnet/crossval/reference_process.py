@@ -1,0 +1,201 @@
+"""The program that runs a reference engine: a request on stdin, the answer into a file.
+
+    python -m bitnet.crossval.reference_process ANSWER.json < request.json
+
+A process of its own, because a foreign engine may crash, print, keep threads or bring its own
+OpenMP. The request names ``engine``, ``model``, ``prompts`` (lists of ids), ``greedy`` (steps),
+``texts`` to tokenize (each with whether special tokens go around it), ``threads`` and, to dump
+intermediates, ``tensors`` (a folder). The answer is a trace (:mod:`bitnet.crossval.trace`), or
+``{"error": ...}``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import importlib.metadata
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from bitnet.crossval.llama_api import EngineError, Llama
+from bitnet.crossval.trace import PromptTrace, Trace, positions_from
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    from numpy.typing import NDArray
+
+__all__ = ["DISTRIBUTIONS", "answer"]
+
+# What installs the engine, and the module that comes with it.
+DISTRIBUTIONS = {
+    "llama.cpp": ("xllamacpp", "xllamacpp"),
+    "ik_llama.cpp": ("ik-llama-cpp-python", "ik_llama_cpp"),
+    "transformers": ("transformers", "transformers"),
+}
+
+
+class _Engine(Protocol):
+    """A loaded model of a foreign engine."""
+
+    arithmetic: str
+
+    def tokenize(self, text: str, add_special: bool) -> list[int] | None: ...
+
+    def sequence(self, size: int) -> Any:
+        """A context manager; what it gives has ``logits(ids)``."""
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """What the engine says, as JSON values."""
+    name = request["engine"]
+    distribution, _ = DISTRIBUTIONS[name]
+    engine = _ENGINES[name](request["model"], request["threads"])
+    if request.get("tensors"):
+        _dump(engine, request["prompts"][0], Path(request["tensors"]))
+    tokenized = [engine.tokenize(text, special) for text, special in request["texts"]]
+    known = [tuple(ids) for ids in tokenized if ids is not None]
+    prompts = [] if request.get("tensors") else request["prompts"]
+    trace = Trace(
+        engine=name,
+        version=f"{distribution} {importlib.metadata.version(distribution)}",
+        arithmetic="float" if engine.arithmetic == "float" else "int8",
+        prompts=tuple(_prompt(engine, ids, request["greedy"]) for ids in prompts),
+        tokenized=tuple(known) if len(known) == len(tokenized) else None,
+    )
+    return trace.as_json()
+
+
+def _prompt(engine: _Engine, ids: Sequence[int], steps: int) -> PromptTrace:
+    with engine.sequence(len(ids) + steps + 1) as sequence:
+        logits = sequence.logits(ids)
+        positions = positions_from(logits)
+        greedy, gaps = [], []
+        last = positions[-1]
+        for _ in range(steps):
+            greedy.append(last.ids[0])
+            gaps.append(last.gap)
+            (last,) = positions_from(sequence.logits([last.ids[0]]), kept=2)
+    return PromptTrace("", tuple(ids), tuple(positions), tuple(greedy), tuple(gaps))
+
+
+def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:
+    """Every named tensor of one pass over *ids* as ``.npy``; ``order.json`` has the names."""
+    if not isinstance(engine, _LlamaEngine):
+        raise EngineError("this engine gives no intermediates")
+    order: dict[str, int] = {}
+
+    def watch(name: str, values: NDArray[np.float32]) -> None:
+        if "-" not in name and not name.startswith(("result", "embd", "inp_embd")):
+            return
+        if " " in name:
+            return  # views of what has a name of its own
+        # A name given again is a later state: queries before and after rotation.
+        number = order.setdefault(name, len(order))
+        np.save(folder / f"{number}.npy", values)
+
+    with engine.model.context(len(ids), watch=watch) as context:
+        context.logits(ids)
+    (folder / "order.json").write_text(json.dumps(order), encoding="utf-8")
+
+
+class _LlamaEngine:
+    arithmetic = "int8"
+
+    def __init__(self, model: Llama) -> None:
+        self.model = model
+
+    def tokenize(self, text: str, add_special: bool) -> list[int] | None:
+        return self.model.tokenize(text, add_special=add_special)
+
+    def sequence(self, size: int) -> Any:
+        return self.model.context(size)
+
+
+class _TransformersEngine:
+    arithmetic = "float"
+
+    def __init__(self, path: str, threads: int) -> None:
+        torch, transformers = _module("torch"), _module("transformers")
+        self._torch = torch
+        torch.set_num_threads(threads)
+        self._model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, local_files_only=True
+        ).eval()
+        try:
+            self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+                path, local_files_only=True
+            )
+        except (OSError, ValueError):
+            self._tokenizer = None
+
+    def tokenize(self, text: str, add_special: bool) -> list[int] | None:
+        if self._tokenizer is None:
+            return None
+        return list(self._tokenizer(text, add_special_tokens=add_special)["input_ids"])
+
+    def sequence(self, _size: int) -> _TransformersSequence:
+        return _TransformersSequence(self._torch, self._model)
+
+
+class _TransformersSequence:
+    def __init__(self, torch: Any, model: Any) -> None:
+        self._torch, self._model, self._ids = torch, model, []  # type: ignore[var-annotated]
+
+    def __enter__(self) -> _TransformersSequence:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        self._ids += list(ids)
+        with self._torch.no_grad():
+            out = self._model(self._torch.tensor([self._ids])).logits[0]
+        rows: NDArray[np.float32] = out[-len(ids) :].float().numpy()
+        return rows
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise EngineError(f"the Python package {name} does not load: {error}") from error
+
+
+def _llama_cpp(path: str, threads: int) -> _LlamaEngine:
+    package = _module("xllamacpp")
+    extension = importlib.import_module(f"{package.__name__}.xllamacpp")
+    return _LlamaEngine(Llama(ctypes.CDLL(extension.__file__), path, threads=threads))
+
+
+def _ik_llama_cpp(path: str, threads: int) -> _LlamaEngine:
+    folder = Path(_module("ik_llama_cpp").__file__ or "").parent / "lib"
+    library = next(iter(sorted(folder.glob("*llama.*"))), None)
+    if library is None:
+        raise EngineError("ik-llama-cpp-python came without its library")
+    c = ctypes.CDLL(str(library))
+    return _LlamaEngine(Llama(c, path, threads=threads, tokenize_with_model=True))
+
+
+_ENGINES: dict[str, Callable[[str, int], Any]] = {
+    "llama.cpp": _llama_cpp,
+    "ik_llama.cpp": _ik_llama_cpp,
+    "transformers": _TransformersEngine,
+}
+
+
+def _main(target: str) -> None:
+    try:
+        found = answer(json.load(sys.stdin))
+    except (EngineError, OSError, ValueError) as error:
+        found = {"error": f"{type(error).__name__}: {error}"}
+    Path(target).write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

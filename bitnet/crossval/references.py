@@ -1,0 +1,356 @@
+"""The engines to compare with: one class each, found by name.
+
+llama.cpp       the wheel xllamacpp; every GGUF encoding but BitNet's own
+ik_llama.cpp    the wheel ik-llama-cpp-python; the same, and ternary weights
+transformers    folders with safetensors, in float32
+recorded        a trace in a file, of any engine on any machine
+float64         our own graph in NumPy and double precision
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet import settings
+from bitnet.crossval.exact import exact_trace
+from bitnet.crossval.trace import Trace, read_trace, trace_from
+from bitnet.errors import ReferenceUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from bitnet.formats.checkpoint import Checkpoint
+
+__all__ = [
+    "CHAIN",
+    "REFERENCES",
+    "IkLlamaCpp",
+    "LlamaCpp",
+    "Question",
+    "Recorded",
+    "Reference",
+    "choose",
+]
+
+INSTALL = "pip install 'bitnet-xtask[crossval]'"
+LIMIT_S = 3600.0
+_LAST_WORDS = 300  # characters of a dead engine's stderr
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a reference is asked.
+
+    Attributes:
+        checkpoint: the model.
+        prompts: texts with their ids.
+        texts: what to tokenize, each with whether BOS and EOS go around it.
+        greedy: steps of the greedy continuation of each prompt.
+        threads: compute threads.
+        cache: folder where a slow answer may be kept.
+        model_sha256: of the model's file.
+    """
+
+    checkpoint: Checkpoint
+    prompts: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    texts: tuple[tuple[str, bool], ...] = ()
+    greedy: int = 0
+    threads: int = 1
+    cache: Path | None = None
+    model_sha256: str = ""
+
+
+class Reference(ABC):
+    """An engine to compare with.
+
+    Attributes:
+        name: how the command line calls it.
+        independent: it is not this project's code, so the float64 pass says something about it.
+        live: it runs the same file as we do, here and at this time.
+    """
+
+    name: str
+    independent = True
+    live = True
+
+    def reads(self, checkpoint: Checkpoint) -> bool:
+        """Whether it can be asked about such a model."""
+        return checkpoint.path.is_file()
+
+    def installed(self) -> bool:
+        """Whether it is here."""
+        return True
+
+    @abstractmethod
+    def trace(self, question: Question) -> Trace:
+        """What it says.
+
+        Raises:
+            ReferenceUnavailable: it is not installed, or cannot run this model.
+        """
+
+    def tensors(self, _question: Question) -> dict[str, NDArray[np.float32]] | None:
+        """Intermediates of one pass over the first prompt, ``None`` where it gives none."""
+        return None
+
+
+class _InProcess(Reference):
+    """An engine that runs in a process of its own."""
+
+    package: str  # the module that must be importable
+
+    def installed(self) -> bool:
+        return importlib.util.find_spec(self.package) is not None
+
+    def trace(self, question: Question) -> Trace:
+        with tempfile.TemporaryDirectory() as folder, self._file(question, Path(folder)) as model:
+            found = self._ask(question, model, Path(folder))
+        trace = trace_from(found, name=f"the answer of {self.name}")
+        named = zip(trace.prompts, question.prompts, strict=True)
+        return replace(
+            trace,
+            model_sha256=question.model_sha256,
+            prompts=tuple(replace(one, prompt=text) for one, (text, _) in named),
+        )
+
+    @contextmanager
+    def _file(self, question: Question, _folder: Path) -> Iterator[Path]:
+        """The file to run: the model, or what it had to be converted to."""
+        yield question.checkpoint.path
+
+    def _ask(self, question: Question, model: Path, folder: Path, **more: Any) -> dict[str, Any]:
+        if not self.installed():
+            raise self._missing(f"there is no Python package {self.package}")
+        request = {
+            "engine": self.name,
+            "model": str(model.absolute()),
+            "prompts": [list(ids) for _, ids in question.prompts],
+            "texts": list(question.texts),
+            "greedy": question.greedy,
+            "threads": question.threads,
+            **more,
+        }
+        target = folder / "answer.json"
+        command = [sys.executable, "-m", "bitnet.crossval.reference_process", str(target)]
+        done = _run(command, name=self.name, stdin=json.dumps(request))
+        if done.returncode or not target.exists():
+            raise ReferenceUnavailable(
+                f"{self.name} did not survive: {_ending(done)}",
+                hint="choose another reference: --reference NAME",
+            )
+        found = json.loads(target.read_text(encoding="utf-8"))
+        if "error" in found:
+            raise ReferenceUnavailable(
+                f"{self.name} cannot run {question.checkpoint.path.name}: {found['error']}",
+                hint="choose another reference: --reference NAME",
+            )
+        return dict(found)
+
+    def _missing(self, reason: str) -> ReferenceUnavailable:
+        return ReferenceUnavailable(
+            f"the reference {self.name} is not installed: {reason}",
+            hint=f"{INSTALL}, or accept that nothing is compared: --allow-missing",
+        )
+
+
+class _CppEngine(_InProcess):
+    unlike: frozenset[str] = frozenset()  # operations whose intermediate means something else
+
+    def tensors(self, question: Question) -> dict[str, NDArray[np.float32]] | None:
+        import numpy as np
+
+        with tempfile.TemporaryDirectory() as name, self._file(question, Path(name)) as model:
+            folder = Path(name)
+            self._ask(question, model, folder, tensors=name)
+            order = json.loads((folder / "order.json").read_text(encoding="utf-8"))
+            found = {key: np.load(folder / f"{number}.npy") for key, number in order.items()}
+        unlike = self.unlike
+        if any(name.endswith("post_ffw_norm.weight") for name in question.checkpoint.weights):
+            unlike |= {"attn_out", "ffn_out"}  # taken before the norm that follows
+        renamed = {f"{_operation(key)}-{_layer(key)}": found[key] for key in found if "-" in key}
+        kept = {key: value for key, value in renamed.items() if _operation(key) not in unlike}
+        return kept | {key: value for key, value in found.items() if "-" not in key}
+
+
+class LlamaCpp(_CppEngine):
+    """llama.cpp as the wheel ``xllamacpp`` ships it."""
+
+    name = "llama.cpp"
+    package = "xllamacpp"
+
+    def reads(self, checkpoint: Checkpoint) -> bool:
+        return super().reads(checkpoint) and not _is_i2_s(checkpoint)
+
+
+class IkLlamaCpp(_CppEngine):
+    """ik_llama.cpp as the wheel ``ik-llama-cpp-python`` ships it.
+
+    It loads I2_S files and gives wrong logits for them without a word, so these are converted to
+    IQ2_BN first, which holds the same weights.
+    """
+
+    name = "ik_llama.cpp"
+    package = "ik_llama_cpp"
+    unlike = frozenset({"ffn_norm", "kqv_out"})  # its fused operations leave them unwritten
+
+    def __init__(self, *, convert: bool = True) -> None:
+        """Without *convert* it is given what it cannot read, which the float64 pass must notice."""
+        self._convert = convert
+
+    @contextmanager
+    def _file(self, question: Question, folder: Path) -> Iterator[Path]:
+        path = question.checkpoint.path
+        if not self._convert or not _is_i2_s(question.checkpoint):
+            yield path
+            return
+        spec = importlib.util.find_spec(self.package)
+        if spec is None or spec.origin is None:
+            raise self._missing(f"there is no Python package {self.package}")
+        converted = folder / "iq2_bn.gguf"
+        program = str(Path(spec.origin).parent / "bin" / "llama-quantize")
+        head = ["--token-embedding-type", "f16", "--output-tensor-type", "f16"]
+        files = [str(path.absolute()), str(converted)]
+        done = _run([program, "--allow-requantize", *head, *files, "iq2_bn"], name="llama-quantize")
+        if done.returncode or not converted.exists():
+            raise ReferenceUnavailable(
+                f"llama-quantize does not convert {path.name} to IQ2_BN: {_ending(done)}",
+                hint="choose another reference: --reference NAME",
+            )
+        yield converted
+
+
+class Transformers(_InProcess):
+    """Hugging Face's own code in float32."""
+
+    name = "transformers"
+    package = "transformers"
+
+    def reads(self, checkpoint: Checkpoint) -> bool:
+        return checkpoint.path.is_dir()
+
+    def _missing(self, reason: str) -> ReferenceUnavailable:
+        return ReferenceUnavailable(
+            f"the reference {self.name} is not installed: {reason}",
+            hint="pip install 'bitnet-xtask[parity]', or --allow-missing",
+        )
+
+
+class Recorded(Reference):
+    """A trace somebody recorded; its prompts are the prompts."""
+
+    name = "recorded"
+    live = False
+
+    def __init__(self, path: Path) -> None:
+        self.recording = read_trace(path)
+
+    def trace(self, _question: Question) -> Trace:
+        return self.recording
+
+
+class Float64(Reference):
+    """Our graph in double precision: shows rounding, and no mistake of our own."""
+
+    name = "float64"
+    independent = False
+
+    def reads(self, _checkpoint: Checkpoint) -> bool:
+        return True
+
+    def trace(self, question: Question) -> Trace:
+        return exact_trace(
+            question.checkpoint,
+            question.prompts,
+            greedy=question.greedy,
+            cache=question.cache,
+            model_sha256=question.model_sha256,
+        )
+
+
+REFERENCES: dict[str, type[Reference]] = {
+    one.name: one for one in (LlamaCpp, IkLlamaCpp, Transformers, Float64)
+}
+CHAIN: tuple[type[Reference], ...] = (LlamaCpp, IkLlamaCpp, Transformers)  # tried in this order
+
+
+def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) -> Reference:
+    """The reference *name*; without one the first of :data:`CHAIN` that reads *checkpoint*.
+
+    One that is installed goes before one that is not. A *recording* is a reference by itself.
+
+    Raises:
+        UsageError: *name* cannot be asked about such a model.
+    """
+    if recording is not None:
+        return Recorded(recording)
+    if not name:
+        able = [one for one in (kind() for kind in CHAIN) if one.reads(checkpoint)]
+        return next((one for one in able if one.installed()), able[0])
+    chosen = REFERENCES[name]()
+    if not chosen.reads(checkpoint):
+        raise UsageError(
+            f"{name} cannot be asked about {checkpoint.path.name}",
+            hint="leave --reference out, and one that can is chosen",
+        )
+    return chosen
+
+
+# ik_llama.cpp's own names for what is rotated.
+_ALIASES = {"Qcur_roped": "Qcur", "Kcur_roped": "Kcur"}
+
+
+def _operation(name: str) -> str:
+    operation = name.rpartition("-")[0]
+    return _ALIASES.get(operation, operation)
+
+
+def _layer(name: str) -> str:
+    return name.rpartition("-")[2]
+
+
+def _is_i2_s(checkpoint: Checkpoint) -> bool:
+    return any(weight.quant.name == "I2_S" for weight in checkpoint.weights.values())
+
+
+def _run(
+    command: Sequence[str], *, name: str, stdin: str = ""
+) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(
+            command,
+            input=stdin.encode(),
+            capture_output=True,
+            timeout=LIMIT_S,
+            env=settings.child_environment(),
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ReferenceUnavailable(
+            f"{name} took more than {LIMIT_S:.0f} s", hint="ask for less: --max-positions N"
+        ) from None
+    except OSError as error:
+        raise ReferenceUnavailable(
+            f"{name} does not start: {error}", hint=f"reinstall it: {INSTALL}"
+        ) from error
+
+
+def _ending(done: subprocess.CompletedProcess[bytes]) -> str:
+    """How a process ended and the last it said."""
+    code = done.returncode
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    lines = done.stderr.decode("utf-8", "replace").splitlines()
+    told = [line for line in lines if "ASSERT" in line or "rror" in line] or lines[-3:]
+    said = " ".join(" ".join(told).split())[:_LAST_WORDS]
+    return f"{how}; {said}" if said else how

@@ -1,0 +1,110 @@
+"""Traces: what is kept of a distribution, and their form in a file."""
+
+import json
+
+import numpy as np
+import pytest
+
+from bitnet.crossval.trace import (
+    Position,
+    PromptTrace,
+    Trace,
+    first_positions,
+    positions_from,
+    read_trace,
+    trace_from,
+)
+from bitnet.errors import InvalidFormat, NotFound
+
+GOOD = {
+    "engine": "e",
+    "prompts": [
+        {
+            "prompt": "p",
+            "ids": [1, 2],
+            "positions": [{"lse": 1.5, "ids": [4, 3], "logits": [1.0, 0.5]}],
+            "greedy": [4],
+            "top2_gaps": [0.5],
+        }
+    ],
+}
+
+
+def test_the_best_tokens_are_kept_best_first_and_the_sum_over_all():
+    logits = np.array([[0.0, 3.0, 1.0, 3.0, 2.0]])
+    (found,) = positions_from(logits, kept=3)
+    assert found.ids == (1, 3, 4)  # of equal ones the lower id first, as argmax
+    assert found.logits == (3.0, 3.0, 2.0)
+    assert found.lse == pytest.approx(np.log(np.exp(logits).sum()))
+    assert found.gap == 0
+    assert positions_from(logits, kept=99)[0].ids == (1, 3, 4, 2, 0)
+
+
+def test_a_trace_survives_its_file(tmp_path):
+    (position,) = positions_from(np.array([[0.25, 3.5, 1.0]]))
+    prompt = PromptTrace("é\n", (0, 1), (position, position), (2, 1), (0.5, 0.25))
+    trace = Trace("x", "1", "float", (prompt,), ((1, 2), ()), "ab" * 32)
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(trace.as_json()))
+    found = read_trace(file)
+    assert found.prompts[0].positions[0].lse == pytest.approx(position.lse, abs=1e-5)
+    (known,) = {(one.ids, one.logits) for one in found.prompts[0].positions}
+    assert known == (position.ids, position.logits)
+    assert (found.tokenized, found.arithmetic) == (((1, 2), ()), "float")
+    assert found.prompts[0].greedy == (2, 1)
+
+
+def test_recorded_goldens_of_another_engine_are_read(test_data):
+    found = read_trace(test_data / "goldens" / "smollm2.json")
+    assert found.arithmetic == "int8"
+    assert len(found.prompts) > 3
+    assert all(len(at.ids) == 20 for one in found.prompts for at in one.positions)
+    chances = [
+        sum(np.exp(list(at.log_probabilities().values()))) for at in found.prompts[0].positions
+    ]
+    assert all(0 < chance <= 1.0001 for chance in chances)
+
+
+def damaged(**changes):
+    prompt = GOOD["prompts"][0] | changes
+    return GOOD | {"prompts": [prompt]}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"engine": "e"},
+        {"engine": "e", "prompts": [3]},
+        damaged(ids=["x"]),
+        damaged(greedy=[1, 2]),
+        damaged(positions=[{"lse": 1.0, "ids": [1], "logits": []}]),
+        damaged(positions=[{"lse": 1.0, "ids": [1, 2], "logits": [1.0, 2.0]}]),
+        damaged(positions=[{"lse": float("nan"), "ids": [1], "logits": [1.0]}]),
+        damaged(positions=GOOD["prompts"][0]["positions"] * 3),
+    ],
+)
+def test_what_is_no_trace_is_refused(values):
+    assert trace_from(GOOD, name="good").prompts[0].ids == (1, 2)
+    with pytest.raises(InvalidFormat, match="no recorded trace"):
+        trace_from(values, name="bad")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{"])
+def test_what_is_no_json_object_is_refused(tmp_path, text):
+    file = tmp_path / "trace.json"
+    file.write_text(text)
+    with pytest.raises(InvalidFormat):
+        read_trace(file)
+    with pytest.raises(NotFound):
+        read_trace(tmp_path / "none.json")
+
+
+def test_prompts_are_cut_at_the_number_of_positions():
+    prompts = [("a", [1, 2, 3]), ("b", [4, 5]), ("c", [6])]
+    assert first_positions(prompts, 4) == [("a", [1, 2, 3]), ("b", [4])]
+    assert first_positions(prompts, 99) == [(text, list(ids)) for text, ids in prompts]
+
+
+def test_a_single_token_has_no_second():
+    assert Position((3,), (1.0,), 1.0).gap == float("inf")

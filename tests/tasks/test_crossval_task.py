@@ -1,0 +1,167 @@
+"""crossval, as a user types it, with a tiny random model."""
+
+import importlib.util
+import json
+import re
+
+import pytest
+from jsonschema import Draft202012Validator
+from tiny_models import tiny_gguf
+
+import bitnet.crossval.references
+from bitnet.crossval.options import REFERENCE_NAMES
+from bitnet.crossval.references import REFERENCES
+from bitnet.crossval.report import schema
+
+PROMPTS = "abc\nThe quick\nzyx wvu\n"
+needs_llama_cpp = pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None, reason="the extra `crossval` is not installed"
+)
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """A model file, and a file with prompts; commands run in an empty folder."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+    return tiny_gguf(tmp_path / "tiny.gguf")
+
+
+@pytest.fixture
+def run(bitnet, model, tmp_path):
+    def started(*words):
+        prompts = () if "--recording" in words else ("--prompts", tmp_path / "prompts.txt")
+        return bitnet("crossval", "--model", model, *prompts, "--greedy", 4, *words)
+
+    return started
+
+
+@pytest.fixture
+def none_installed(monkeypatch):
+    """A Python without any engine to compare with."""
+    find = importlib.util.find_spec
+    packages = {kind().package for kind in bitnet.crossval.references.CHAIN}
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name in packages else find(name)
+    )
+    monkeypatch.setattr(
+        bitnet.crossval.references,
+        "_run",
+        lambda command, **_: pytest.fail(f"{command} was started"),
+    )
+
+
+def report_of(done):
+    report = json.loads(done.out)
+    Draft202012Validator(schema()).validate(report)
+    return report
+
+
+def test_the_names_on_the_command_line_are_the_references():
+    assert set(REFERENCE_NAMES) == {*REFERENCES, "recorded"}
+
+
+@needs_llama_cpp
+def test_it_agrees_with_llama_cpp(run, tmp_path, monkeypatch):
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    folder = tmp_path / "report"
+    done = run("--report-dir", folder, "--bisect")
+    assert done.code == 0, done.err
+    assert done.out.startswith("# Cross-validation: passed\n")
+    assert summary.read_text() == "before\n" + done.out + "\n"
+    report = json.loads((folder / "report.json").read_text())
+    Draft202012Validator(schema()).validate(report)
+    assert report["summary"]["positions"] == sum(len(p["ids"]) for p in report["prompts"]) > 10
+    assert report["reference"]["version"].startswith("xllamacpp ")
+    assert report["tokenizer_parity"]["total"] > 400
+    assert [one["first"] for one in report["bisections"]] == [None] * len(report["bisections"])
+    assert report["bisections"][-1]["theirs"] == "llama.cpp"
+    assert (folder / "report.md").read_text() == done.out
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") >= 3 + len(report["bisections"])
+    assert not re.search(r"<script|<link|https?:|src=|@import", page)
+    everything = "".join(file.read_text() for file in folder.iterdir())
+    assert str(tmp_path) not in everything
+
+
+@needs_llama_cpp
+def test_tokenizers_alone(run):
+    report = report_of(run("--tokenizer-only", "--json"))
+    assert report["verdict"]["status"] == "passed"
+    assert report["rows"] == []
+    assert report["tokenizer_parity"]["equal"] == report["tokenizer_parity"]["total"] > 400
+
+
+def test_the_model_of_the_environment_is_the_default(bitnet, model, monkeypatch):
+    monkeypatch.setenv("BITNET_GGUF", str(model))
+    done = bitnet("crossval", "--reference", "float64", "--greedy", 2, "--json")
+    assert report_of(done)["model"]["file"] == "tiny.gguf"
+    assert done.code == 0
+
+
+def test_a_missing_reference_is_not_run_and_never_passed(run, none_installed, tmp_path):
+    done = run("--report-dir", tmp_path / "report")
+    assert done.code == 22
+    assert "crossval not run: reference: the reference llama.cpp is not installed" in done.err
+    assert "pip install 'bitnet-xtask[crossval]'" in done.err
+    report = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert report["verdict"]["status"] == "not run"
+    assert report["summary"] is None
+    accepted = run("--allow-missing", "--json")
+    assert accepted.code == 0
+    assert report_of(accepted)["verdict"]["status"] == "not run"
+    assert "crossval was not run" in accepted.err
+    assert "# Cross-validation: not run" in run("--allow-missing").out
+    assert run("--tokenizer-only").code == 22
+
+
+def test_a_recording_is_a_reference(run, tmp_path):
+    file = tmp_path / "trace.json"
+    made = run("--reference", "float64", "--record", file, "--max-positions", 9)
+    assert made.code == 0, made.err
+    done = run("--recording", file, "--json")
+    assert done.code == 0, done.err
+    report = report_of(done)
+    assert report["reference"]["name"] == "recorded"
+    assert report["summary"]["positions"] == 9
+    assert {"tokenizer", "model", "logits"} < {
+        one["check"] for one in report["verdict"]["findings"]
+    }
+
+
+def test_a_recording_without_positions_is_a_failure(run, tmp_path):
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps({"engine": "e", "prompts": []}))
+    done = run("--recording", file)
+    assert done.code == 15
+    assert "no position was compared" in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--reference", "none"), 2, "expects one of llama.cpp"),
+        (("--reference", "recorded"), 2, "needs the file"),
+        (("--recording", "x", "--reference", "float64"), 2, "a reference by itself"),
+        (("--recording", "none.json"), 19, "none.json"),
+        (("--reference", "transformers"), 2, "cannot be asked about tiny.gguf"),
+        (("--max-positions", 0), 2, "--max-positions is 0"),
+        (("--greedy=-1",), 2, "--greedy is -1"),
+        (("--prompts", "none.txt"), 19, "none.txt"),
+    ],
+)
+def test_wrong_words_are_one_error(bitnet, model, words, code, said):
+    done = bitnet("crossval", "--model", model, *words)
+    assert done.code == code
+    assert said in done.err
+    assert "Traceback" not in done.err
+
+
+def test_an_empty_file_of_prompts_is_refused(bitnet, model, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n \n")
+    done = bitnet("crossval", "--model", model, "--prompts", tmp_path / "empty.txt")
+    assert done.code == 2
+    assert "has no prompt in it" in done.err
