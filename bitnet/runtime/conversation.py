@@ -70,6 +70,7 @@ class Conversation:
                 max_tokens=self._wanted.max_tokens,
                 stop=self._wanted.stop,
                 sampling=self._sampling,
+                lookup=self._wanted.lookup,
             )
             yield from answer
         finally:

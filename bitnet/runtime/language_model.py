@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from bitnet.errors import InferenceError
+from bitnet.errors import InferenceError, UsageError
 from bitnet.formats.checkpoint import open_checkpoint
 from bitnet.kernels.select import select
 from bitnet.models.load import load_model
-from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.engine import Engine
+from bitnet.runtime.generation import GenerationParams
 from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.structured import Grammars
 from bitnet.runtime.text import Generation, Stats, check_prompt
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
 
@@ -30,10 +33,24 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
+    from typing_extensions import Unpack
 
     from bitnet.models.config import TransformerConfig
+    from bitnet.runtime.structured import CompiledGrammar
 
-__all__ = ["LanguageModel", "load"]
+__all__ = ["LanguageModel", "StreamOptions", "load"]
+
+
+class StreamOptions(TypedDict, total=False):
+    """What :meth:`LanguageModel.stream` takes besides the prompt."""
+
+    max_tokens: int
+    stop: Sequence[str]
+    sampling: SamplingParams | None
+    lookup: int
+    json_schema: str | bool | Mapping[str, Any] | None
+    regex: str | None
+    logprobs: int | None
 
 
 class LanguageModel:
@@ -77,6 +94,10 @@ class LanguageModel:
         max_tokens: int = 128,
         stop: Sequence[str] = (),
         sampling: SamplingParams | None = None,
+        lookup: int = 0,
+        json_schema: str | bool | Mapping[str, Any] | None = None,
+        regex: str | None = None,
+        logprobs: int | None = None,
     ) -> Generation:
         """The continuation of *prompt*; iterate over it for the text as it is written.
 
@@ -85,10 +106,19 @@ class LanguageModel:
             max_tokens: tokens at most, at least one.
             stop: texts that end the answer and are no part of it.
             sampling: how tokens are chosen; the most likely one when not given.
+            lookup: tokens at most to draft in a pass from what was written before, up to 15; 0:
+                none. It changes the speed and never the answer.
+            json_schema: the answer is JSON that follows it, as a mapping or as text; one that
+                ``max_tokens`` cuts short is not whole.
+            regex: the whole answer matches it; no look-around, no back-references.
+            logprobs: how many alternatives to report with each token in ``Generation.logprobs``;
+                ``None``: no log-probabilities.
 
         Raises:
-            UsageError: the prompt is empty, or a value is out of its range.
+            UsageError: the prompt is empty, a value is out of its range, or the schema or the
+                regular expression is wrong.
             InferenceError: the prompt does not fit the context.
+            Unsupported: a schema or a regular expression, and llguidance is not installed.
         """
         stats = Stats(backend=self.backend, load_s=self.load_s)
         started = time.perf_counter()
@@ -98,31 +128,28 @@ class LanguageModel:
             max_tokens=max_tokens,
             stop_ids=self.tokenizer.stop_ids,
             sampling=sampling or SamplingParams(),
+            logprobs=logprobs,
+            lookup=lookup,
+            grammar=self._grammar(json_schema, regex),
         )
         return Generation(self.engine, self.tokenizer, ids, params, stop, stats)
 
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        max_tokens: int = 128,
-        stop: Sequence[str] = (),
-        sampling: SamplingParams | None = None,
-    ) -> str:
-        """The continuation of *prompt* as one text; see :meth:`stream`."""
-        return "".join(self.stream(prompt, max_tokens=max_tokens, stop=stop, sampling=sampling))
+    def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> str:
+        """The continuation of *prompt* as one text; *options* are those of :meth:`stream`."""
+        return "".join(self.stream(prompt, **options))
 
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        max_tokens: int = 128,
-        stop: Sequence[str] = (),
-        sampling: SamplingParams | None = None,
-    ) -> str:
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[StreamOptions]) -> str:
         """The answer to a conversation; see :meth:`encode_chat` and :meth:`stream`."""
-        ids = self.encode_chat(messages)
-        return self.generate(ids, max_tokens=max_tokens, stop=stop, sampling=sampling)
+        return self.generate(self.encode_chat(messages), **options)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Grammars that an answer can be made to follow.
+
+        Raises:
+            Unsupported: llguidance is not installed.
+        """
+        return Grammars(self.tokenizer)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Ids of a conversation, up to where the assistant's answer begins.
@@ -161,6 +188,15 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         return f"<LanguageModel {self.path}: {self.config.architecture}, {self.backend}>"
+
+    def _grammar(
+        self, json_schema: str | bool | Mapping[str, Any] | None, regex: str | None
+    ) -> CompiledGrammar | None:
+        if json_schema is not None and regex is not None:
+            raise UsageError("a JSON schema and a regex are both given", hint="leave one out")
+        if json_schema is not None:
+            return self.grammars.json_schema(json_schema)
+        return None if regex is None else self.grammars.regex(regex)
 
     def _encoded(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):

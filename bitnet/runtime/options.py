@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from bitnet import settings
 from bitnet.errors import UsageError
 from bitnet.options import option
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 __all__ = ["AnswerOptions", "ModelOptions", "PromptOptions", "SamplingParams"]
 
 DEFAULT_SEED = 42
 MAX_THREADS = 1024
+MAX_BIAS = 1e9
 MAX_LOGPROBS = 100
 MAX_LOOKUP = 15  # with the token before them as many as the kernels for decoding take
 
@@ -25,7 +23,7 @@ MAX_LOOKUP = 15  # with the token before them as many as the kernels for decodin
 class SamplingParams:
     """How the next token is chosen. A value out of its range is a :class:`UsageError`.
 
-    ``logit_bias`` maps token ids to what is added to their logits.
+    ``logit_bias`` maps token ids to what is added to their logits; ``ID=BIAS`` texts will do.
     """
 
     temperature: float = option(0.0, "randomness; 0: always the most likely token")
@@ -38,9 +36,15 @@ class SamplingParams:
     frequency_penalty: float = option(0.0, "subtract this per time a token was generated")
     presence_penalty: float = option(0.0, "subtract this once a token was generated")
     seed: int | None = option(None, "seed of the random draws; else BITNET_SEED, else 42")
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = option(
+        [],
+        "add this to the logit of a token id, -inf forbids it; may be given several times",
+        metavar="ID=BIAS",
+    )
 
     def __post_init__(self) -> None:
+        if not isinstance(self.logit_bias, dict):
+            object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         ranges = (
             ("temperature", 0.0, 100.0),
             ("top_k", 0, 2**31),
@@ -57,6 +61,12 @@ class SamplingParams:
                 raise UsageError(
                     f"--{name.replace('_', '-')} is {value}, expected {low:g} to {high:g}"
                 )
+        for token, bias in self.logit_bias.items():
+            if token < 0 or not bias <= MAX_BIAS:
+                raise UsageError(
+                    f"--logit-bias is {token}={bias}, expected an id from 0 on and a bias up to "
+                    f"{MAX_BIAS:g}"
+                )
 
     def actual_seed(self) -> int:
         """The seed that holds: given, from the environment, 42, or random if so configured."""
@@ -64,6 +74,23 @@ class SamplingParams:
         if given is not None:
             return given
         return DEFAULT_SEED if settings.deterministic() else secrets.randbits(63)
+
+
+def _biases(entries: Mapping[int, float] | Iterable[str]) -> dict[int, float]:
+    """Biases from ``ID=BIAS`` texts, or as they are."""
+    if isinstance(entries, Mapping):
+        return dict(entries)
+    biases = {}
+    for entry in entries:
+        token, _, bias = entry.partition("=")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise UsageError(
+                f"--logit-bias is {entry!r}, expected a token id and a number",
+                hint="bitnet infer --logit-bias 42=-inf --prompt 'Hello'",
+            ) from None
+    return biases
 
 
 @dataclass(frozen=True)
@@ -119,6 +146,13 @@ class PromptOptions:
     system: str = option("", "with --chat: instructions that come before the message")
     dump_ids: bool = option(False, "print the ids of prompt and answer on stderr")
     stats: bool = option(False, "print more figures on stderr")
+    json_schema: str = option(
+        "", "JSON schema that the answer has to follow, or a file with it", metavar="FILE|JSON"
+    )
+    regex: str = option("", "regular expression that the whole answer has to match")
+    logprobs: int | None = option(
+        None, "with --json: log-probabilities of the tokens and of this many alternatives"
+    )
 
     def __post_init__(self) -> None:
         """Check what a type cannot say.
@@ -130,16 +164,23 @@ class PromptOptions:
             raise UsageError("--prompt and --prompt-file are both given", hint="leave one out")
         if self.system and not self.chat:
             raise UsageError("--system needs --chat", hint="add --chat")
+        if self.json_schema and self.regex:
+            raise UsageError("--json-schema and --regex are both given", hint="leave one out")
+        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
+            raise UsageError(f"--logprobs is {self.logprobs}, expected 0 to {MAX_LOGPROBS}")
 
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """When an answer ends."""
+    """When an answer ends, and how fast it gets there."""
 
     max_tokens: int = option(
         128, "tokens to write at most", synonyms=("max-new-tokens", "n-predict")
     )
     stop: list[str] = option([], "text that ends the answer; may be given several times")
+    lookup: int = option(
+        0, "draft up to this many tokens from the text so far; faster, never another answer"
+    )
 
     def __post_init__(self) -> None:
         """Check what a type cannot say.
@@ -149,3 +190,5 @@ class AnswerOptions:
         """
         if self.max_tokens < 1:
             raise UsageError(f"--max-tokens is {self.max_tokens}, expected at least 1")
+        if not 0 <= self.lookup <= MAX_LOOKUP:
+            raise UsageError(f"--lookup is {self.lookup}, expected 0 to {MAX_LOOKUP}")

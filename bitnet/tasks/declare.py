@@ -36,7 +36,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Option", "Output", "Task", "option", "task"]
 
-_TYPES: dict[str, type] = {"bool": bool, "int": int, "float": float, "str": str, "list[str]": list}
+_TYPES: dict[str, type] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "list[str]": list,
+    "Mapping[int, float]": list,  # KEY=VALUE, several times
+}
 _METAVARS: dict[type, str] = {int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT"}
 _WORDS: dict[type, str] = {int: "a whole number", float: "a number"}
 
@@ -179,7 +186,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
                     Option(
                         entry.name,
                         type=_type_of(entry.type, getattr(parameter.default, entry.name)),
-                        default=getattr(parameter.default, entry.name),
+                        default=_default_of(getattr(parameter.default, entry.name)),
                         **entry.metadata,
                     )
                     for entry in fields(parameter.default)
@@ -236,6 +243,11 @@ def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
             (``cache.list`` makes a group), ``aliases``.
     """
     return lambda body: Task(body, **declaration)
+
+
+def _default_of(value: Any) -> Any:
+    """A default as the command line has it: a table is a list of its entries."""
+    return [f"{key}={entry}" for key, entry in value.items()] if isinstance(value, dict) else value
 
 
 def _type_of(annotation: Any, default: Any) -> type:

@@ -28,13 +28,17 @@ def infer(
 
     The text goes to stdout as it is written; one line with timings goes to stderr.
     """
-    text = _text(prompt)
+    text = _text(prompt, output)
     with open_model(model, fetch=fetch, cache=cache, output=output) as running:
         answer = running.stream(
             running.encode_chat(_messages(text, prompt)) if prompt.chat else text,
             max_tokens=wanted.max_tokens,
             stop=wanted.stop,
             sampling=sampling,
+            lookup=wanted.lookup,
+            json_schema=_schema(prompt),
+            regex=prompt.regex or None,
+            logprobs=prompt.logprobs,
         )
         _show(answer, streams=not output.json)
     if output.json:
@@ -46,10 +50,20 @@ def infer(
     say(summary(answer.stats))
 
 
-def _text(options):
+def _schema(options):
+    """The JSON schema that --json-schema gives or names, ``None`` when there is none."""
+    named = options.json_schema.strip()
+    if not named or named in ("true", "false") or named[0] in "{[":
+        return named or None
+    return read_text(named)
+
+
+def _text(options, output):
     """The prompt from wherever it comes; wrong ones are refused before a model is loaded."""
     from bitnet.runtime.text import check_prompt
 
+    if options.logprobs is not None and not output.json:
+        raise UsageError("--logprobs needs --json", hint="add --json")
     text = read_text(options.prompt_file) if options.prompt_file else options.prompt
     if text is None:
         raise UsageError(
@@ -78,23 +92,28 @@ def _show(answer, *, streams):
 def _facts(answer, *, ids):
     """*answer* as JSON values."""
     stats = answer.stats
-    rates = ("prefill_tokens_per_s", "decode_tokens_per_s", "tokenize_share")
+    rates = ("prefill_tokens_per_s", "decode_tokens_per_s", "tokenize_share", "acceptance")
     return {
         "text": answer.text,
         "finish_reason": answer.finish_reason,
         **asdict(stats),
         **{name: getattr(stats, name) for name in rates},
         **({"prompt_ids": list(answer.prompt_ids), "ids": answer.ids} if ids else {}),
+        **({"logprobs": [_token(entry) for entry in answer.logprobs]} if answer.logprobs else {}),
     }
+
+
+def _token(entry):
+    """A token with its log-probability as JSON values."""
+    top = [_token(one) for one in entry.top]
+    facts = {"id": entry.id, "text": entry.text, "bytes": list(entry.bytes)}
+    return facts | {"logprob": entry.logprob} | ({"top_logprobs": top} if top else {})
 
 
 def _figures(answer):
     """More about *answer*, line by line."""
-    from bitnet.runtime.engine import PREFILL_CHUNK
-
     stats = answer.stats
-    passes = -(-stats.prompt_tokens // PREFILL_CHUNK) + stats.tokens - 1
-    blocks = passes * answer.engine.model.config.n_layers
+    blocks = stats.passes * answer.engine.model.config.n_layers
     return (
         f"finish reason: {answer.finish_reason}",
         f"load {stats.load_s:.3f} s, prompt {stats.prefill_s:.3f} s, rest {stats.decode_s:.3f} s",

@@ -166,9 +166,10 @@ def summary(stats: Stats) -> str:
 
     rate = f", {stats.decode_tokens_per_s:.1f} tok/s" if stats.tokens > 1 else ""
     reused = f" ({stats.reused_tokens} reused)" if stats.reused_tokens else ""
+    drafts = f" ({stats.accepted} of {stats.drafted} drafted)" if stats.drafted else ""
     return (
         f"load {stats.load_s:.2f} s | prompt {stats.prompt_tokens} tokens{reused}, "
-        f"{stats.prefill_tokens_per_s:.1f} tok/s | {stats.tokens} tokens{rate} | "
+        f"{stats.prefill_tokens_per_s:.1f} tok/s | {stats.tokens} tokens{drafts}{rate} | "
         f"{human_size(stats.peak_memory_bytes)} | "
         f"{stats.backend}"
     )

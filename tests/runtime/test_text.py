@@ -194,3 +194,42 @@ def test_the_real_model_continues_as_llama_cpp_does(test_data, test_models):
             assert prompt["text"].startswith(text)
             compared += bool(text)
     assert compared >= len(golden) // 2
+
+
+def test_log_probabilities_tell_every_token_of_the_answer(model):
+    answer = model.stream(PROMPT, max_tokens=12, sampling=SPREAD, logprobs=3)
+    assert "".join(answer) == model.generate(PROMPT, max_tokens=12, sampling=SPREAD)
+    assert [entry.id for entry in answer.logprobs] == answer.ids
+    logits = model.logits([*answer.prompt_ids, *answer.ids]).astype(np.float64)
+    wanted = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    for place, entry in enumerate(answer.logprobs, len(answer.prompt_ids) - 1):
+        assert entry.logprob == pytest.approx(wanted[place, entry.id], abs=1e-5)
+        assert [one.id for one in entry.top] == np.argsort(-wanted[place])[:3].tolist()
+        assert entry.bytes == model.tokenizer.token_bytes(entry.id)
+
+
+def test_without_being_asked_for_there_are_no_log_probabilities(model):
+    answer = model.stream(PROMPT, max_tokens=3)
+    assert list(answer)
+    assert answer.logprobs == []
+
+
+def test_an_answer_left_early_frees_the_engine(model):
+    answer = iter(model.stream(PROMPT, max_tokens=40, sampling=SPREAD))
+    first = next(answer)
+    answer.close()
+    assert model.generate(PROMPT, max_tokens=40, sampling=SPREAD).startswith(first)
+
+
+def test_answers_read_in_turns_keep_apart(model):
+    wanted = [model.generate(prompt, max_tokens=9, sampling=SPREAD) for prompt in ("ab", "xyz")]
+    first, second = (
+        iter(model.stream(prompt, max_tokens=9, sampling=SPREAD)) for prompt in ("ab", "xyz")
+    )
+    found = ["", ""]
+    for one, other in zip(first, second, strict=False):
+        found[0] += one
+        found[1] += other
+    found[0] += "".join(first)
+    found[1] += "".join(second)
+    assert found == wanted

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import sys
 
 import pytest
@@ -270,3 +271,72 @@ def test_ctrl_c_keeps_the_text_so_far(bitnet, model, monkeypatch):
     assert done.code == 130
     assert "interrupted" in done.err
     assert written[-1] == "\n"
+
+
+def test_drafts_change_the_figures_and_not_the_text(bitnet, model):
+    words = ("infer", "--model", model, "--prompt", "abcabcabc", "--max-tokens", 40)
+    plain, quick = bitnet(*words), bitnet(*words, "--lookup", 8)
+    assert quick.out == plain.out
+    assert "drafted" not in plain.err
+    assert re.search(r"\| 40 tokens \(\d+ of \d+ drafted\), ", quick.err)
+    found = json.loads(bitnet(*words, "--lookup", 8, "--json").out)
+    assert found["passes"] == 40 - found["accepted"]
+    assert found["acceptance"] == found["accepted"] / found["drafted"]
+
+
+def test_log_probabilities_come_with_json(bitnet, model):
+    words = ("infer", "--model", model, "--prompt", "ab", "--max-tokens", 4, "--logprobs", 2)
+    found = json.loads(bitnet(*words, "--json", "--dump-ids").out)
+    assert [entry["id"] for entry in found["logprobs"]] == found["ids"]
+    for entry in found["logprobs"]:
+        assert bytes(entry["bytes"]).decode("utf-8", "replace") == entry["text"]
+        first, second = entry["top_logprobs"]
+        assert first == {key: entry[key] for key in ("id", "text", "bytes", "logprob")}
+        assert first["logprob"] > second["logprob"]
+    refused = bitnet(*words)
+    assert (refused.code, refused.out) == (2, "")
+    assert "--logprobs needs --json" in refused.err
+
+
+def test_a_regex_and_a_schema_shape_the_answer(bitnet, model, tmp_path):
+    pytest.importorskip("llguidance")
+    words = ("infer", "--model", model, "--prompt", "ab", "--temperature", 3)
+    assert re.fullmatch("[xyz]{5}\n", bitnet(*words, "--regex", "[xyz]{5}").out)
+    # The tiny vocabulary has letters, and of JSON no more than a few words.
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"enum": [true, null]}')
+    given = [schema, schema.read_text()]
+    assert {bitnet(*words, "--json-schema", one).out for one in given} <= {"true\n", "null\n"}
+    assert bitnet(*words, "--json-schema", "{").code == 2
+    assert bitnet(*words, "--json-schema", tmp_path / "none").code == 19
+    assert bitnet(*words, "--json-schema", "true", "--regex", "a").code == 2
+
+
+def test_a_bias_forbids_or_forces_a_token(bitnet, model):
+    words = ("infer", "--model", model, "--prompt", "ab", "--max-tokens", 3)
+    q, z = TOKENS.index("q"), TOKENS.index("z")
+    assert bitnet(*words, "--logit-bias", f"{q}=90", "--logit-bias", f"{z}=50").out == "qqq\n"
+    banned = [
+        word for token in range(VOCAB) if token != z for word in ("--logit-bias", f"{token}=-inf")
+    ]
+    assert bitnet(*words, *banned).out == "zzz\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("--logit-bias", "a=1", "--logit-bias is 'a=1', expected a token id and a number"),
+        ("--logit-bias", "5", "--logit-bias is '5', expected a token id and a number"),
+        ("--logit-bias", "5=nan", "--logit-bias is 5=nan, expected an id from 0 on"),
+        ("--logit-bias", f"{VOCAB}=1", f"logit bias for token id {VOCAB}, the vocabulary has 64"),
+        ("--lookup", "16", "--lookup is 16, expected 0 to 15"),
+        ("--logprobs", "101", "--logprobs is 101, expected 0 to 100"),
+        ("--regex", "(", "the regex cannot be used: "),
+    ],
+)
+def test_a_wrong_value_is_named(bitnet, model, option, value, text):
+    if option == "--regex":
+        pytest.importorskip("llguidance")
+    done = bitnet("infer", "--model", model, "--prompt", "ab", option, value)
+    assert (done.code, done.out) == (2, "")
+    assert text in done.err

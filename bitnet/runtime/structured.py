@@ -1,0 +1,213 @@
+"""Answers that have to look like something: a JSON schema, any JSON object, a regular expression.
+
+The ``llguidance`` library says after every token which ones may follow. It knows the tokens as the
+bytes that the model's own tokenizer gives them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.errors import InferenceError, Unsupported, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from bitnet.tokenizer import Tokenizer
+
+__all__ = ["CompiledGrammar", "GrammarMatcher", "Grammars"]
+
+logger = logging.getLogger(__name__)
+
+# One way to write whitespace: what may go on forever is where small models get stuck.
+JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class GrammarMatcher:
+    """Where one answer stands in its grammar."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        self._matcher = matcher
+        self._vocab_size = vocab_size
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete and nothing may follow it."""
+        return bool(self._matcher.is_stopped())
+
+    def allowed(self) -> NDArray[np.intp]:
+        """Ids that may come next, rising; those that end an answer where it may end.
+
+        Raises:
+            InferenceError: the grammar is beyond the library's limits here.
+        """
+        packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        self._check()
+        bits = np.unpackbits(packed, count=self._vocab_size, bitorder="little")
+        return np.flatnonzero(bits)
+
+    def accept(self, token: int) -> None:
+        """Count *token*, one of those allowed, as the next one.
+
+        Raises:
+            InferenceError: it is not allowed.
+        """
+        self._matcher.consume_token(token)
+        self._check()
+
+    def valid(self, tokens: Sequence[int]) -> int:
+        """How many of *tokens*, from the first on, may follow one another."""
+        return int(self._matcher.validate_tokens(list(tokens)))
+
+    def _check(self) -> None:
+        if not self._matcher.is_error():
+            return
+        message = _first_line(self._matcher.get_error())
+        if message.startswith("NoExtension"):
+            raise InferenceError(
+                "no token of the model continues the answer as its grammar wants",
+                hint="use characters that the model's tokenizer knows",
+            )
+        raise InferenceError(
+            f"the grammar of the answer gave up: {message}",
+            hint="simplify --json-schema or --regex",
+        )
+
+
+class CompiledGrammar:
+    """A grammar for the tokens of one tokenizer; any number of answers may follow it."""
+
+    def __init__(self, library: Any, tokenizer: Any, *, text: str, vocab_size: int) -> None:
+        self._library = library
+        self._tokenizer = tokenizer
+        self._text = text
+        self._vocab_size = vocab_size
+
+    def start(self) -> GrammarMatcher:
+        """The state before the first token of an answer."""
+        matcher = self._library.LLMatcher(self._tokenizer, self._text, log_level=0)
+        return GrammarMatcher(matcher, self._vocab_size)
+
+
+class Grammars:
+    """Makes grammars for answers of one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Grammars over the tokens of *tokenizer*.
+
+        Raises:
+            Unsupported: the library is not installed.
+        """
+        try:
+            import llguidance
+        except ImportError as error:
+            raise Unsupported(
+                f"answers with a grammar need llguidance, which is not installed: {error}",
+                hint="pip install 'bitnet-xtask[structured]'",
+            ) from error
+        self._library: Any = llguidance
+        self._tokenizer = tokenizer
+
+    def json_schema(self, schema: str | bool | Mapping[str, Any]) -> CompiledGrammar:
+        """JSON text that follows *schema*, as a mapping or as text.
+
+        Raises:
+            UsageError: it is no JSON, no valid schema, or uses what the library does not know.
+        """
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except ValueError as error:
+                raise UsageError(
+                    f"the JSON schema is no JSON: {error}",
+                    hint="""--json-schema '{"type": "object"}', or the name of a file""",
+                ) from None
+        if not isinstance(schema, (bool, dict)):
+            raise UsageError(
+                f"a JSON schema is an object, not {json.dumps(schema)[:40]}",
+                hint="""--json-schema '{"type": "object"}'""",
+            )
+        compile_schema = self._library.LLMatcher.grammar_from_json_schema
+        return self._compiled("JSON schema", compile_schema(json.dumps(schema), JSON_STYLE))
+
+    def json_object(self) -> CompiledGrammar:
+        """Any JSON object."""
+        return self.json_schema({"type": "object"})
+
+    def regex(self, pattern: str) -> CompiledGrammar:
+        """Text that *pattern* matches as a whole.
+
+        Raises:
+            UsageError: it is no regular expression, or one with look-around or back-references.
+        """
+        return self._compiled("regex", self._library.LLMatcher.grammar_from_regex(pattern))
+
+    def _compiled(self, kind: str, text: str) -> CompiledGrammar:
+        check = self._library.LLMatcher.validate_grammar_with_warnings
+        wrong, messages = check(text, self._vocabulary)
+        if wrong:
+            raise UsageError(
+                f"the {kind} cannot be used: {_first_line(messages[0])}",
+                hint="correct it, or leave out what is not supported",
+            )
+        for message in messages:
+            logger.warning("%s: %s", kind, message)
+        vocab_size = self._tokenizer.vocab_size
+        return CompiledGrammar(self._library, self._vocabulary, text=text, vocab_size=vocab_size)
+
+    @cached_property
+    def _vocabulary(self) -> Any:
+        """The library's own view of the tokens; making it takes a tenth of a second."""
+        tokenizer = self._tokenizer
+        # Where nothing ends an answer, an id beyond the vocabulary stands for the end.
+        ends = sorted(tokenizer.stop_ids) or [tokenizer.vocab_size]
+        tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
+        if not tokenizer.stop_ids:
+            tokens.append(b"")
+        wrapper = self._library.TokenizerWrapper(_Tokens(tokenizer, tokens, ends[0]))
+        slices = self._library.LLTokenizer.json_slices()
+        return self._library.LLTokenizer(wrapper, eos_token=ends, slices=slices)
+
+
+class _Tokens:
+    """A tokenizer as the library wants to see it."""
+
+    def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], end: int) -> None:
+        self.tokens = tokens
+        self.eos_token_id = end
+        self.bos_token_id = tokenizer.bos_id
+        self.special_token_ids = sorted({*tokenizer.special_ids, end})
+        self._tokenizer = tokenizer
+        special = set(self.special_token_ids)
+        self._ids = {raw: token for token, raw in enumerate(tokens) if token not in special}
+        self._longest = max(map(len, tokens))
+
+    def __call__(self, text: str) -> list[int]:
+        """Ids of *text*, a part of an answer: no space comes before it."""
+        ids = self._tokenizer.encode(text, add_special=False, parse_special=False)
+        raw = text.encode()
+        if b"".join(self.tokens[token] for token in ids) == raw:
+            return ids
+        return list(self._longest_first(raw))
+
+    def _longest_first(self, raw: bytes) -> Iterator[int]:
+        """Ids whose bytes are *raw*, as far as there are any."""
+        while raw:
+            lengths = range(min(self._longest, len(raw)), 0, -1)
+            token = next((self._ids[raw[:n]] for n in lengths if raw[:n] in self._ids), None)
+            if token is None:
+                return
+            yield token
+            raw = raw[len(self.tokens[token]) :]
+
+
+def _first_line(message: str) -> str:
+    """What a message of the library says, without the picture of where."""
+    return " ".join(message.split("<state>")[0].split("\n  ")[0].split())[:200]

@@ -1,0 +1,228 @@
+"""Answers under a grammar: a random model can only write what the grammar allows."""
+
+import json
+import re
+import sys
+
+import pytest
+from builders import vocabulary
+from tiny_models import VOCAB, tiny_gguf
+
+import bitnet
+from bitnet.errors import InferenceError, Unsupported, UsageError
+from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.structured import Grammars
+
+pytest.importorskip("llguidance")
+
+SPACE = "\u0120"
+TOKENS = [
+    *("<s>", "</s>", "<end>"),
+    *'{}[]":,-.+0123456789abcdefghijklmnopqrstuvwxyz',
+    *(SPACE, '{"', '":', ":" + SPACE, "," + SPACE, '"}', "true", "false", "null", "12", "ab"),
+]
+TOKENS += [f"Q{at}" for at in range(VOCAB - len(TOKENS))]
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["a", "bc", None]}, "maxItems": 3},
+        "ok": {"type": "boolean"},
+    },
+    "required": ["name", "age", "tags", "ok"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A random model that knows the characters of JSON; either of two ids ends its answers."""
+    words = vocabulary(
+        TOKENS,
+        merges=[],
+        token_types=[3, 3, 3, *[1] * (VOCAB - 3)],
+        pre="gpt-2",
+        bos_token_id=0,
+        eos_token_id=1,
+        eot_token_id=2,
+    )
+    words["llama.context_length"] = 256
+    path = tiny_gguf(tmp_path_factory.mktemp("json") / "tiny.gguf", tokenizer=False, **words)
+    with bitnet.load(path) as model:
+        yield model
+
+
+def wild(seed, **more):
+    return SamplingParams(temperature=4.0, seed=seed, **more)
+
+
+def is_person(value):
+    """Whether *value* follows PERSON, said by hand."""
+    return (
+        list(value) == ["name", "age", "tags", "ok"]
+        and len(value["name"]) <= 6
+        and value["age"] in range(121)
+        and len(value["tags"]) <= 3
+        and set(value["tags"]) <= {"a", "bc", None}
+        and value["ok"] in (True, False)
+    )
+
+
+@pytest.mark.parametrize("lookup", [0, 8])
+def test_whatever_a_model_writes_follows_the_schema(model, lookup):
+    for seed in range(8):
+        answer = model.stream(
+            "ab", max_tokens=99, sampling=wild(seed), json_schema=PERSON, lookup=lookup
+        )
+        assert is_person(json.loads("".join(answer)))
+        assert answer.finish_reason == "stop"
+
+
+def test_the_likeliest_answer_follows_the_schema_too(model):
+    assert is_person(json.loads(model.generate("ab", max_tokens=99, json_schema=PERSON)))
+
+
+def test_drafts_do_not_change_a_structured_answer(model):
+    for seed in range(8):
+        options = {"max_tokens": 50, "sampling": wild(seed), "regex": "(abab|ab12|12){1,20}"}
+        plain = model.stream("ababab12", **options)
+        drafted = model.stream("ababab12", lookup=6, **options)
+        assert (list(plain), plain.ids) == (list(drafted), drafted.ids)
+
+
+def test_any_object_is_an_object(model):
+    # Strings and objects are left at the first occasion, most of the time.
+    bias = {TOKENS.index(end): float(size) for end, size in (('"', 12), ('"}', 18), ("}", 9))}
+    ended = 0
+    for seed in range(12):
+        answer = model.stream(
+            "ab",
+            max_tokens=60,
+            sampling=wild(seed, logit_bias=bias),
+            json_schema={"type": "object"},
+        )
+        text = "".join(answer)
+        assert text.startswith("{")
+        if answer.finish_reason == "stop":
+            assert isinstance(json.loads(text), dict)
+            ended += 1
+    assert ended > 5
+
+
+def test_json_object_is_the_schema_of_any_object(model):
+    matcher = model.grammars.json_object().start()
+    assert {TOKENS[token] for token in matcher.allowed()} <= {"{", '{"'}
+
+
+@pytest.mark.parametrize("pattern", ["[a-c]{2,9}", "(true|false)", r"-?\d{1,4}(\.\d\d)?"])
+def test_the_whole_answer_matches_a_regex(model, pattern):
+    for seed in range(8):
+        text = model.generate("ab", max_tokens=40, sampling=wild(seed), regex=pattern)
+        assert re.fullmatch(pattern, text)
+
+
+def test_an_answer_ends_as_soon_as_nothing_may_follow(model):
+    answer = model.stream("ab", max_tokens=30, regex="true")
+    assert ("".join(answer), answer.finish_reason) == ("true", "stop")
+    assert len(answer.ids) == answer.stats.tokens == answer.stats.passes
+    assert not set(answer.ids) & model.tokenizer.stop_ids
+
+
+def test_an_answer_that_may_end_ends_with_any_stop_id(model):
+    ends = set()
+    for seed in range(8):
+        matcher = model.grammars.regex("a+").start()
+        matcher.accept(TOKENS.index("a"))
+        ends = {TOKENS[token] for token in matcher.allowed()}
+        answer = model.stream("ab", max_tokens=50, sampling=wild(seed), regex="a+")
+        assert re.fullmatch("a+", "".join(answer))
+    assert {"</s>", "<end>", "a"} <= ends
+    assert "<s>" not in ends
+
+
+def test_log_probabilities_are_the_models_own_under_a_grammar(model):
+    free = model.stream("ab", max_tokens=1, logprobs=3)
+    bound = model.stream("ab", max_tokens=1, logprobs=3, regex="true")
+    assert list(free)
+    assert "true".startswith("".join(bound))
+    assert bound.logprobs[0].top == free.logprobs[0].top
+    assert bound.logprobs[0].logprob <= free.logprobs[0].logprob
+
+
+def test_penalties_and_bias_work_within_the_grammar(model):
+    forced = SamplingParams(logit_bias={TOKENS.index("b"): 1e6, TOKENS.index("q"): 1e8})
+    assert model.generate("ab", max_tokens=30, sampling=forced, regex="[abc]{5}") == "bbbbb"
+
+
+def test_a_grammar_without_any_token_for_it_is_an_error(model):
+    with pytest.raises(InferenceError, match="no token of the model continues"):
+        model.generate("ab", regex="\u65e5")
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("{", "the JSON schema is no JSON: "),
+        ("[1]", r"a JSON schema is an object, not \[1\]"),
+        ({"type": "foo"}, "the JSON schema cannot be used: Invalid type: foo"),
+        ({"type": "string", "pattern": "(["}, "regex parse error"),
+        ({"$ref": "http://example.com/x"}, "http://example.com/x"),
+        ({"not": {}}, "Unimplemented keys"),
+    ],
+)
+def test_a_wrong_schema_is_refused_before_the_model_runs(model, schema, message):
+    with pytest.raises(UsageError, match=message):
+        model.stream("ab", json_schema=schema)
+
+
+@pytest.mark.parametrize("pattern", ["(", "a(?=b)", "[z-a]"])
+def test_a_wrong_regex_is_refused_before_the_model_runs(model, pattern):
+    with pytest.raises(UsageError, match="the regex cannot be used: "):
+        model.stream("ab", regex=pattern)
+
+
+def test_a_schema_and_a_regex_are_one_too_many(model):
+    with pytest.raises(UsageError, match="both given"):
+        model.stream("ab", regex="a", json_schema={})
+
+
+def test_without_the_library_the_hint_installs_it(model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(Unsupported, match="llguidance, which is not installed") as refused:
+        Grammars(model.tokenizer)
+    assert refused.value.hint == "pip install 'bitnet-xtask[structured]'"
+
+
+def test_a_vocabulary_without_an_end_still_ends(tmp_path):
+    words = vocabulary(
+        TOKENS, merges=[], token_types=[3, 1, 1, *[1] * (VOCAB - 3)], pre="gpt-2", bos_token_id=0
+    )
+    path = tiny_gguf(tmp_path / "endless.gguf", tokenizer=False, **words)
+    with bitnet.load(path) as endless:
+        endless.tokenizer.stop_ids = frozenset()
+        answer = endless.stream("ab", max_tokens=30, regex="(ab){3}")
+        assert ("".join(answer), answer.finish_reason) == ("ababab", "stop")
+
+
+def test_a_real_model_writes_what_the_schema_says(test_models):
+    with bitnet.load(test_models / "SmolLM2-135M-Instruct.Q4_1.gguf") as model:
+        question = [{"role": "user", "content": "Bob is 42. Who is it? Answer in JSON."}]
+        schema = {
+            "type": "object",
+            "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
+            "required": ["name", "age"],
+            "additionalProperties": False,
+        }
+        plain = model.chat(question, json_schema=schema, max_tokens=40)
+        assert json.loads(plain) == {"name": "Bob", "age": 42}
+        assert model.chat(question, json_schema=schema, max_tokens=40, lookup=8) == plain
+        sampled = SamplingParams(temperature=1.5, seed=4)
+        found = model.chat(question, json_schema=PERSON, max_tokens=90, sampling=sampled)
+        assert is_person(json.loads(found))
+
+
+def test_a_sentencepiece_model_writes_what_the_regex_says(test_models):
+    with bitnet.load(test_models / "gemma-3-270m-q4_k_m.gguf") as model:
+        text = model.generate("The capital of France is", regex=" [A-Z][a-z]{2,8}\\.")
+        assert re.fullmatch(" [A-Z][a-z]{2,8}\\.", text)
