@@ -24,6 +24,7 @@ LAYERS = [
         "server",
         "crossval",
         "verify",
+        "ci",
         "bench",
         "convert",
         "plan",

@@ -80,7 +80,7 @@ class Option(Argument):
         metavar: str = "",
         positional: bool = False,
     ) -> None:
-        dashed = name.replace("_", "-")
+        dashed = name.rstrip("_").replace("_", "-")  # with_: a keyword of Python
         self.type = type
         self.choices = choices
         self.metavar = metavar or ("|".join(choices) if choices else _METAVARS.get(type, ""))

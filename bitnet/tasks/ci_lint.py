@@ -1,0 +1,43 @@
+"""``inv ci-lint``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from invoke.exceptions import Exit
+
+from bitnet.tasks.declare import Output, task
+
+
+@task(
+    name="ci-lint",
+    help={"project": "root of the project"},
+    metavars={"project": "DIR"},
+)
+def ci_lint(c, project=".", output=Output()):
+    """Check a project's GitHub Actions workflows.
+
+    Our rules (pins, permissions, limits, secrets, caches), the schema, zizmor, actionlint and
+    shellcheck; no connection is opened. The linters come with the extra `ci`.
+    """
+    from bitnet.ci.lint import lint
+    from bitnet.errors import NotFound, VerificationFailed
+
+    outcomes = lint(Path(project))
+    failed = [outcome.linter for outcome in outcomes if outcome.problems]
+    missing = [outcome.linter for outcome in outcomes if outcome.missing]
+    if output.json:
+        print(json.dumps([asdict(outcome) for outcome in outcomes]))
+        error = VerificationFailed if failed else NotFound
+        raise Exit(code=error.exit_code if failed or missing else 0)
+    print(*outcomes, sep="\n")
+    if failed:
+        raise VerificationFailed(
+            f"workflows of {project} failed: {', '.join(failed)}", hint="correct what is listed"
+        )
+    if missing:
+        raise NotFound(
+            f"not installed: {', '.join(missing)}", hint="pip install 'bitnet-xtask[ci]'"
+        )

@@ -1,0 +1,21 @@
+#!/bin/sh
+# Whether a model is whole, has its own tokenizer, and runs.
+#   ./scripts/parity_smoke.sh models/model.gguf [models/tokenizer.json]
+# Ends with the exit code of the first step that fails (bitnet exit-codes).
+set -eu
+
+if [ $# -lt 1 ] || [ $# -gt 2 ]; then
+    echo "usage: $0 MODEL [TOKENIZER]" >&2
+    exit 2
+fi
+
+model=$1
+if [ $# -eq 2 ]; then
+    set -- --tokenizer "$2"
+else
+    set --
+fi
+
+bitnet verify --model "$model" "$@"
+bitnet infer --model "$model" "$@" --prompt "The capital of France is" --max-tokens 4 --no-progress
+echo "parity smoke test passed: $model"

@@ -1,0 +1,93 @@
+"""Each rule finds what it forbids, and the templates break none."""
+
+import pytest
+
+from bitnet.ci.rules import RULES, check_rules, read_workflows
+from bitnet.ci.templates import EVERY, plan_files, write_files
+from bitnet.errors import InvalidFormat, NotFound
+
+PIN = "3d3c42e5aac5ba805825da76410c181273ba90b1"
+GOOD = f"""name: good
+on: push
+permissions: {{}}
+concurrency: {{group: good}}
+jobs:
+  job:
+    runs-on: ubuntu-24.04
+    timeout-minutes: 5
+    permissions: {{contents: read}}
+    steps:
+      - uses: actions/checkout@{PIN} # v7.0.1
+        with: {{persist-credentials: false}}
+      - uses: actions/cache/save@{PIN} # v5.0.5
+        if: github.ref == format('refs/heads/{{0}}', github.event.repository.default_branch)
+        with:
+          path: cache
+          key: bitnet-${{{{ hashFiles('bitnet.lock.json') }}}}
+      - run: bitnet sync
+        env: {{HF_TOKEN: "${{{{ secrets.HF_TOKEN }}}}"}}
+"""
+SAVE = f"actions/cache/save@{PIN} # v5.0.5"
+
+
+def problems(tmp_path, text):
+    folder = tmp_path / ".github/workflows"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "one.yml").write_text(text)
+    (workflow,) = read_workflows(tmp_path)
+    return check_rules(workflow)
+
+
+def test_a_workflow_that_follows_the_rules_has_no_problem(tmp_path):
+    assert problems(tmp_path, GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "old", "new"),
+    [
+        ("pinned-actions", f"checkout@{PIN} # v7.0.1", "checkout@v7"),
+        ("pinned-actions", f"checkout@{PIN} # v7.0.1", f"checkout@{PIN}"),
+        ("permissions", "permissions: {}\n", ""),
+        ("permissions", "permissions: {}\n", "permissions: write-all\n"),
+        ("permissions", "    permissions: {contents: read}\n", ""),
+        ("limits", "concurrency: {group: good}\n", ""),
+        ("limits", "    timeout-minutes: 5\n", ""),
+        ("checkout", "with: {persist-credentials: false}", "with: {fetch-depth: 0}"),
+        ("secrets", "    permissions: {c", "    env: {A: '${{ secrets.A }}'}\n    permissions: {c"),
+        ("secrets", "bitnet sync", "bitnet sync '${{ github.token }}'"),
+        ("no-expressions", "bitnet sync", "bitnet sync ${{ github.head_ref }}"),
+        ("caches", "key: bitnet", "restore-keys: bitnet-\n          key: bitnet"),
+        ("caches", "hashFiles('bitnet.lock.json')", "github.run_id"),
+        ("caches", "default_branch", "name"),
+        ("caches", SAVE, SAVE.replace("/save", "")),
+        ("caches", "{contents: read}", "{id-token: write}"),
+        ("triggers", "on: push", "on: pull_request_target"),
+        ("triggers", "on: push", "on: {workflow_run: {workflows: [x]}}"),
+        ("machines", "ubuntu-24.04", "ubuntu-latest"),
+    ],
+)
+def test_a_broken_rule_is_named(tmp_path, rule, old, new):
+    assert old in GOOD
+    found = problems(tmp_path, GOOD.replace(old, new))
+    assert rule in {problem.rule for problem in found}
+    assert f"[{rule}]" in str(found[0]) or len(found) > 1
+
+
+def test_every_rule_is_tried_above():
+    marks = test_a_broken_rule_is_named.pytestmark[0].args[1]
+    assert {rule for rule, _, _ in marks} == set(RULES)
+
+
+def test_the_templates_break_no_rule(tmp_path):
+    write_files(tmp_path, plan_files(tmp_path, list(EVERY)))
+    workflows = read_workflows(tmp_path)
+    assert len(workflows) == len(EVERY) + 1
+    assert [problem for workflow in workflows for problem in check_rules(workflow)] == []
+
+
+def test_what_is_no_workflow_is_an_error(tmp_path):
+    with pytest.raises(NotFound):
+        read_workflows(tmp_path)
+    for text in ("a: [", "- a\n- b\n"):
+        with pytest.raises(InvalidFormat):
+            problems(tmp_path, text)

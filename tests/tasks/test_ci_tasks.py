@@ -1,0 +1,94 @@
+"""``ci-init`` and ``ci-lint`` as a user meets them."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from bitnet.ci.lint import LINTERS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _in_a_project(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def linters():
+    """Every linter is installed beside this Python."""
+    beside = str(Path(sys.executable).parent)
+    missing = [name for name in LINTERS if shutil.which(name, path=beside) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}; pip install 'bitnet-xtask[ci]'")
+
+
+def test_it_says_what_it_wrote_and_what_was_there(bitnet):
+    shown = bitnet("ci-init", "--with", "parity-smoke", "--dry-run")
+    assert shown.code == 0
+    assert not Path(".github").exists()
+    done = bitnet("ci-init", "--with", "parity-smoke")
+    first = done.out.splitlines()[0]
+    assert first.startswith("wrote     .github/workflows/parity-smoke.yml: On every change")
+    again = json.loads(bitnet("ci-init", "--with", "parity-smoke", "--json").out)
+    assert {entry["state"] for entry in again} == {"unchanged", "kept"}
+
+
+def test_a_changed_file_is_named_and_kept(bitnet):
+    bitnet("ci-init")
+    path = Path(".github/workflows/cache-warm.yml")
+    path.write_text("mine\n")
+    done = bitnet("ci-init")
+    assert (done.code, str(path) in done.err) == (2, True)
+    assert "overwrite .github/workflows/cache-warm.yml" in bitnet("ci-init", "--dry-run").out
+    assert path.read_text() == "mine\n"
+    assert "overwrote .github/workflows/cache-warm.yml" in bitnet("ci-init", "--force").out
+
+
+def test_what_it_wrote_passes_every_linter(bitnet, linters):
+    words = [w for name in ("wheels", "release", "cache-clean") for w in ("--with", name)]
+    assert bitnet("ci-init").code == bitnet("ci-init", *words).code == 0
+    done = bitnet("ci-lint")
+    assert (done.code, done.out.splitlines()) == (0, [f"✓ {n}" for n in ("rules", *LINTERS)])
+
+
+def test_this_projects_workflows_pass_every_linter(bitnet, linters):
+    assert bitnet("ci-lint", "--project", ROOT).code == 0
+
+
+@pytest.mark.parametrize(
+    ("linter", "old", "new"),
+    [
+        ("rules", " # v7.0.1", ""),
+        ("check-jsonschema", "runs-on: ubuntu-24.04", "runs-on: 24"),
+        ("zizmor", "persist-credentials: false", "fetch-depth: 0"),
+        ("actionlint", "steps.bitnet.outputs.hit", "steps.nothing.outputs.hit"),
+        ("shellcheck", 'done < "$RUNNER_TEMP/models.txt"', "done < $RUNNER_TEMP/models.txt"),
+    ],
+)
+def test_each_linter_stops_what_it_is_for(bitnet, linters, linter, old, new):
+    bitnet("ci-init")
+    path = Path(".github/workflows/parity-smoke.yml")
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+    done = bitnet("ci-lint")
+    assert done.code == 15
+    assert f"✗ {linter}:" in done.out
+
+
+def test_a_linter_that_is_missing_is_no_success(bitnet, monkeypatch):
+    bitnet("ci-init")
+    monkeypatch.setattr("shutil.which", lambda name, path: None)
+    done = bitnet("ci-lint")
+    assert done.code == 19
+    assert "- zizmor: not installed" in done.out
+    assert "pip install 'bitnet-xtask[ci]'" in done.err
+    facts = json.loads(bitnet("ci-lint", "--json").out)
+    assert [entry["missing"] for entry in facts] == [False] + [True] * 4
+
+
+def test_without_workflows_there_is_nothing_to_check(bitnet):
+    assert bitnet("ci-lint").code == 19

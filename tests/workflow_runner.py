@@ -1,0 +1,328 @@
+"""Runs the steps of a workflow job on this machine.
+
+Every ``run:`` block is executed as GitHub's runner does: the same shells and flags, environment of
+workflow, job and step, the files behind GITHUB_OUTPUT, GITHUB_ENV, GITHUB_PATH and
+GITHUB_STEP_SUMMARY, expressions, conditions, and local composite actions step by step.
+
+Simulated, since the real ones talk to GitHub: ``actions/checkout`` and ``actions/setup-python`` do
+nothing (the workspace and this Python are there), ``actions/cache/restore`` and ``save`` copy to
+and from :class:`CacheStore` with immutable keys, ``actions/upload-artifact`` notes what exists. Any
+other action is an error.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+SHELLS = {
+    None: ["bash", "-e"],
+    "bash": ["bash", "--noprofile", "--norc", "-eo", "pipefail"],
+    "sh": ["sh", "-e"],
+    "python": [sys.executable],
+}
+TOKEN = re.compile(
+    r"\s*(?:(?P<text>'(?:[^']|'')*')|(?P<number>-?\d+(?:\.\d+)?)|(?P<op>&&|\|\||==|!=|[!(),.])"
+    r"|(?P<name>[A-Za-z_][\w-]*))"
+)
+
+
+@dataclass
+class CacheStore:
+    """What ``actions/cache`` keeps: one immutable copy for each key."""
+
+    folder: Path
+    saved: list = field(default_factory=list)
+
+    def save(self, key, paths):
+        if (self.folder / key).exists():
+            return
+        for number, path in enumerate(paths):
+            if path.exists():
+                shutil.copytree(path, self.folder / key / str(number))
+        self.saved.append(key)
+
+    def restore(self, key, paths):
+        if not key or not (self.folder / key).exists():
+            return False
+        for number, path in enumerate(paths):
+            stored = self.folder / key / str(number)
+            if stored.exists():
+                shutil.copytree(stored, path, dirs_exist_ok=True)
+        return True
+
+
+@dataclass
+class Step:
+    """What became of a step: ``success``, ``failure`` or ``skipped``."""
+
+    name: str
+    outcome: str
+    output: str = ""
+
+
+class Runner:
+    """One job on one machine; :meth:`run` gives its steps."""
+
+    def __init__(self, workspace, cache, *, environment, github, secrets=None, inputs=None):
+        self.workspace = Path(workspace)
+        self.cache = cache
+        self.temp = self.workspace.parent / "runner-temp"
+        shutil.rmtree(self.temp, ignore_errors=True)
+        self.temp.mkdir()
+        self.environment = dict(environment)
+        self.github = github | {"workspace": str(self.workspace)}
+        self.secrets = secrets or {}
+        self.inputs = inputs or {}
+        self.steps = []
+        self.summary = self.temp / "summary.md"
+        self.artifacts = []
+        self.failed = False
+
+    def run(self, workflow, job):
+        """Run *job* of the file *workflow*; the steps with what became of them."""
+        content = yaml.safe_load((self.workspace / workflow).read_text())
+        scope = _Scope(self, {}, self.inputs)
+        for level in (content, content["jobs"][job]):
+            for name, value in (level.get("env") or {}).items():
+                scope.env[name] = scope.text(value)
+        self._steps(content["jobs"][job]["steps"], scope)
+        return self.steps
+
+    def _steps(self, steps, scope):
+        for step in steps:
+            name = step.get("name") or step.get("uses") or step["run"]
+            condition = step.get("if", "success()")
+            if not re.search(r"\b(always|failure|success|cancelled)\(\)", str(condition)):
+                condition = f"success() && ({_bare(condition)})"
+            if not scope.evaluate(_bare(condition)):
+                self._done(step, scope, Step(name, "skipped"), {})
+                continue
+            local = scope.child({key: scope.text(v) for key, v in (step.get("env") or {}).items()})
+            outcome, outputs = self._one(step, name, local)
+            if outcome.outcome == "failure":
+                self.failed = True
+            self._done(step, scope, outcome, outputs)
+
+    def _done(self, step, scope, outcome, outputs):
+        self.steps.append(outcome)
+        if "id" in step:
+            scope.steps[step["id"]] = {"outcome": outcome.outcome, "outputs": outputs}
+
+    def _one(self, step, name, scope):
+        if "run" in step:
+            return self._script(step, name, scope)
+        given = {key: scope.text(value) for key, value in (step.get("with") or {}).items()}
+        uses = step["uses"]
+        if uses.startswith("./"):
+            return self._composite(uses, name, given, scope)
+        action = uses.split("@")[0]
+        paths = [self.workspace / line for line in given.get("path", "").split()]
+        if action in ("actions/checkout", "actions/setup-python"):
+            return Step(name, "success"), {}
+        if action == "actions/cache/restore":
+            hit = self.cache.restore(given["key"], paths)
+            return Step(name, "success"), {"cache-hit": "true" if hit else ""}
+        if action == "actions/cache/save":
+            self.cache.save(given["key"], paths)
+            return Step(name, "success"), {}
+        if action == "actions/upload-artifact":
+            found = any(path.exists() for path in paths)
+            self.artifacts.append(given["name"])
+            return Step(name, "success" if found else "failure"), {}
+        raise AssertionError(f"the action {uses} is not simulated")
+
+    def _composite(self, uses, name, given, scope):
+        content = yaml.safe_load((self.workspace / uses / "action.yml").read_text())
+        defaults = {key: value.get("default", "") for key, value in content["inputs"].items()}
+        inner = _Scope(self, dict(scope.env), defaults | given)
+        before = self.failed
+        self._steps(content["runs"]["steps"], inner)
+        outputs = {key: inner.text(value["value"]) for key, value in content["outputs"].items()}
+        failed, self.failed = self.failed and not before, before
+        return Step(name, "failure" if failed else "success"), outputs
+
+    def _script(self, step, name, scope):
+        files = {key: self.temp / f"{key.lower()}.txt" for key in ("OUTPUT", "ENV", "PATH")}
+        for path in files.values():
+            path.write_text("")
+        script = self.temp / "script"
+        script.write_text(scope.text(step["run"]))
+        environment = self.environment | scope.env | {
+            "GITHUB_WORKSPACE": str(self.workspace),
+            "GITHUB_STEP_SUMMARY": str(self.summary),
+            "GITHUB_REF_NAME": self.github["ref"].split("/", 2)[-1],
+            "RUNNER_TEMP": str(self.temp),
+            "CI": "true",
+            "GITHUB_ACTIONS": "true",
+            **{f"GITHUB_{key}": str(path) for key, path in files.items()},
+        }  # fmt: skip
+        done = subprocess.run(
+            [*SHELLS[step.get("shell")], script],
+            cwd=self.workspace,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+        self.environment.update(_pairs(files["ENV"]))
+        for folder in files["PATH"].read_text().split():
+            self.environment["PATH"] = f"{folder}:{self.environment['PATH']}"
+        outcome = "success" if done.returncode == 0 else "failure"
+        return Step(name, outcome, done.stdout), _pairs(files["OUTPUT"])
+
+
+def _pairs(path):
+    return dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
+
+
+def _bare(condition):
+    text = str(condition).strip()
+    return text[3:-2] if text.startswith("${{") and text.endswith("}}") else text
+
+
+class _Scope:
+    """The names an expression can use: those of a job, or of a composite action."""
+
+    def __init__(self, runner, env, inputs):
+        self.runner, self.env, self.inputs, self.steps = runner, env, inputs, {}
+
+    def child(self, env):
+        other = _Scope(self.runner, self.env | env, self.inputs)
+        other.steps = self.steps
+        return other
+
+    def text(self, value):
+        """*value* with its expressions evaluated."""
+        if not isinstance(value, str):
+            return json.dumps(value)
+        return re.sub(r"\$\{\{(.*?)\}\}", lambda m: _shown(self.evaluate(m[1])), value)
+
+    def evaluate(self, expression):
+        return _Expression(expression, self).value()
+
+    def name(self, name):
+        runner = self.runner
+        contexts = {
+            "github": runner.github,
+            "env": runner.environment | self.env,
+            "secrets": runner.secrets,
+            "inputs": self.inputs,
+            "steps": self.steps,
+            "runner": {"temp": str(runner.temp), "os": "Linux"},
+            "true": True,
+            "false": False,
+        }
+        assert name in contexts, f"the context {name} is not known here"
+        return contexts[name]
+
+    def call(self, name, arguments):
+        runner = self.runner
+        if name == "success":
+            return not runner.failed
+        if name == "failure":
+            return runner.failed
+        if name == "always":
+            return True
+        if name == "cancelled":
+            return False
+        if name == "format":
+            return re.sub(r"\{(\d+)\}", lambda m: str(arguments[1:][int(m[1])]), arguments[0])
+        assert name == "hashFiles", f"the function {name} is not known here"
+        path = runner.workspace / arguments[0]
+        return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+
+
+def _shown(value):
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class _Expression:
+    """``a.b == 'x' && !f(c) || d``, by recursive descent."""
+
+    def __init__(self, text, scope):
+        self.scope = scope
+        self.tokens = []
+        at = 0
+        text = text.strip()
+        while at < len(text):
+            match = TOKEN.match(text, at)
+            assert match, f"cannot read {text!r} at {at}"
+            self.tokens.append((match.lastgroup, match[match.lastgroup]))
+            at = match.end()
+
+    def value(self):
+        value = self._or()
+        assert not self.tokens, f"left over: {self.tokens}"
+        return value
+
+    def _take(self, *wanted):
+        if self.tokens and self.tokens[0][0] == "op" and self.tokens[0][1] in wanted:
+            return self.tokens.pop(0)[1]
+        return None
+
+    def _or(self):
+        left = self._and()
+        while self._take("||"):
+            right = self._and()
+            left = left or right
+        return left
+
+    def _and(self):
+        left = self._equal()
+        while self._take("&&"):
+            right = self._equal()
+            left = left and right
+        return left
+
+    def _equal(self):
+        left = self._not()
+        while (op := self._take("==", "!=")) is not None:
+            same = _loose(left) == _loose(self._not())
+            left = same if op == "==" else not same
+        return left
+
+    def _not(self):
+        if self._take("!"):
+            return not self._not()
+        return self._access()
+
+    def _access(self):
+        value = self._primary()
+        while self._take("."):
+            _, name = self.tokens.pop(0)
+            value = value.get(name) if isinstance(value, dict) else None
+        return value
+
+    def _primary(self):
+        if self._take("("):
+            value = self._or()
+            assert self._take(")")
+            return value
+        kind, token = self.tokens.pop(0)
+        if kind == "text":
+            return token[1:-1].replace("''", "'")
+        if kind == "number":
+            return float(token)
+        assert kind == "name", f"unexpected {token!r}"
+        if not self._take("("):
+            return self.scope.name(token)
+        arguments = []
+        while not self._take(")"):
+            arguments.append(self._or())
+            self._take(",")
+        return self.scope.call(token, arguments)
+
+
+def _loose(value):
+    """GitHub compares text without case, and nothing as an empty text."""
+    return "" if value is None else value.lower() if isinstance(value, str) else value
