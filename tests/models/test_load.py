@@ -55,6 +55,10 @@ def test_every_family_runs_in_every_encoding(architecture, encoding):
     assert np.abs(found - exact).max() < tolerance * np.ptp(exact)
 
 
+def test_no_family_is_left_out():
+    assert {*FAMILIES, "bitnet-25"} == set(ARCHITECTURES)  # bitnet-25 is bitnet-b1.58's old name
+
+
 @pytest.mark.parametrize("architecture", FAMILIES)
 def test_a_prompt_in_chunks_gives_the_logits_of_the_whole(architecture):
     checkpoint = tiny(architecture)

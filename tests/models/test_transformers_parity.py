@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from bitnet.convert import Request, convert
 from bitnet.formats.checkpoint import open_checkpoint
 from bitnet.formats.hf_names import gguf_name
 from bitnet.kernels.reference import ReferenceOps
@@ -91,6 +92,18 @@ CASES = {
         "Gemma3",
         {"head_dim": 32, "sliding_window": 5, "num_hidden_layers": 7, "query_pre_attn_scalar": 24},
     ),
+    "gemma3-linear-rope": (
+        "Gemma3",
+        {
+            "head_dim": 32,
+            "sliding_window": 5,
+            "num_hidden_layers": 7,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+    ),
 }
 TOKENS = np.random.default_rng(3).integers(3, 96, 24).tolist()
 
@@ -129,6 +142,16 @@ def test_logits_agree_with_transformers(case, tmp_path):
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
     assert relative_difference(ours(tmp_path), expected) < MAX_RELATIVE_DIFFERENCE
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_converted_file_agrees_with_transformers(case, tmp_path):
+    model = make(*CASES[case], tmp_path / "folder")
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+    file = tmp_path / "model.gguf"
+    convert(tmp_path / "folder", file, Request("F32", no_tokenizer=True))
+    assert relative_difference(ours(file), expected) < MAX_RELATIVE_DIFFERENCE
 
 
 def test_phi3_uses_short_factors_within_the_original_context(tmp_path):
