@@ -16,25 +16,27 @@ import numpy as np
 
 from bitnet import native, settings
 from bitnet.errors import Unsupported
+from bitnet.kernels.native_graph import GATES, CompiledProgram
 from bitnet.kernels.ops import Activation, Array, Ops
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import RopeStyle
     from bitnet.kernels.packing import Matrix
+    from bitnet.kernels.program import Program, Segment
     from bitnet.quants.weight import Weight
 
 __all__ = ["NativeOps", "thread_count"]
 
 logger = logging.getLogger(__name__)
 
-_GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu_squared": 2}
+_PAGE = 64  # positions; kKeyBlock in native/kernels.hpp
 
 
 def thread_count() -> int:
@@ -89,6 +91,11 @@ class NativeOps(Ops):
             return np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)
         return prepare_matrix(self._native, weight)
 
+    def compile(
+        self, program: Program, weights: Mapping[str, Any]
+    ) -> Callable[[Sequence[Segment]], Array]:
+        return CompiledProgram(self._native, program, weights, self).run
+
     def counters(self) -> Mapping[str, int]:
         counted: dict[str, int] = self._native.kernel_counters()
         return counted
@@ -124,8 +131,8 @@ class NativeOps(Ops):
         # Every layer passes the same angles for its queries and its keys.
         turns = self._turns
         if turns is None or turns[0] is not angles or turns[1] != scale:
-            cos = (np.cos(angles) * scale).astype(np.float32)
-            sin = (np.sin(angles) * scale).astype(np.float32)
+            cos, sin = np.empty((2, *angles.shape), dtype=np.float32)
+            self._native.turns(np.ascontiguousarray(angles), scale, cos, sin)
             turns = self._turns = (angles, scale, cos, sin)
         x = _floats(x)
         out = np.empty_like(x)
@@ -145,27 +152,37 @@ class NativeOps(Ops):
         q = _floats(q)
         out = np.empty_like(q)
         start = keys.shape[1] - len(q)
-        self._native.attention(
-            q, _halves(keys), _halves(values), start, scale, window, softcap, out
-        )
+        self._native.attention(q, _pages(keys, values), start, scale, window, softcap, out)
         return out.reshape(len(q), -1)
 
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
         gate, up = _floats(gate), _floats(up)
         out = np.empty_like(gate)
-        self._native.gate(_GATES[activation], gate, up, out)
+        self._native.gate(GATES[activation], gate, up, out)
         return out
 
     def softcap(self, x: Array, cap: float) -> Array:
-        limit = np.float32(cap)
-        return np.tanh(x / limit) * limit
+        x = _floats(x)
+        out = np.empty_like(x)
+        self._native.softcap(x, cap, out)
+        return out
 
 
 def _floats(x: Array) -> NDArray[np.float32]:
     return np.ascontiguousarray(x, dtype=np.float32)
 
 
-def _halves(cached: Array) -> NDArray[np.uint16]:
-    """``(kv_heads, S, D)`` as the bits of its f16, ``(S, kv_heads, D)``; a view if it is f16."""
-    halves = cached if cached.dtype == np.float16 else cached.astype(np.float16)
-    return halves.view(np.uint16).transpose(1, 0, 2)
+def _pages(keys: Array, values: Array) -> NDArray[np.uint16]:
+    """``(kv_heads, S, D)`` each, in pages: ``(S / 64, 2, kv_heads, D * 64)``, the bits of f16."""
+    kv_heads, count, head_dim = keys.shape
+    padding = ((0, 0), (0, -count % _PAGE), (0, 0))
+    shape = (kv_heads, -1, _PAGE, head_dim)
+    k, v = (np.pad(it.astype(np.float16), padding).reshape(shape) for it in (keys, values))
+    pages = np.stack(
+        (
+            k.transpose(1, 0, 3, 2).reshape(-1, kv_heads, _PAGE * head_dim),
+            v.transpose(1, 0, 2, 3).reshape(-1, kv_heads, _PAGE * head_dim),
+        ),
+        axis=1,
+    )
+    return np.ascontiguousarray(pages).view(np.uint16)

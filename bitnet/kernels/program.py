@@ -55,6 +55,12 @@ class Cache(Protocol):
     def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
         """Store ``(T, kv_heads, D)`` behind the positions of *layer*; all ``(kv_heads, S, D)``."""
 
+    def pages(self, count: int) -> NDArray[np.uint64] | None:
+        """Addresses of its pages, room for *count* more positions made, for the compiled module.
+
+        ``None`` where its numbers are not the float16 of ``kernels/native/kernels.hpp``.
+        """
+
     def advance(self, count: int) -> None:
         """Count *count* positions that every layer has appended."""
 
@@ -150,7 +156,7 @@ class Attend:
 
 @dataclass(frozen=True)
 class Gate:
-    """``out = activation(gate) * up``; *out* may be one of them."""
+    """``out = activation(gate) * up``; *out* is neither of them."""
 
     out: str
     gate: str

@@ -1,8 +1,8 @@
 """The forward pass of a configuration, written down once as a program.
 
 Registers: ``x`` the residual stream, ``h`` what a block's part reads and, at its end, what it adds;
-``q k v`` queries, keys and values, ``mixed`` what attention gives; ``gate up`` inside the
-feed-forward network. ``qkv`` and ``gate_up`` hold fused projections.
+``q k v`` queries, keys and values, ``mixed`` what attention gives; ``gate up act`` inside
+the feed-forward network. ``qkv`` and ``gate_up`` hold fused projections.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def hidden_program(config: TransformerConfig, tensors: Container[str]) -> Progra
     """
     heads, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     widths = {"x": config.dim, "h": config.dim, "q": heads, "k": kv, "v": kv, "mixed": heads}
-    widths |= {"gate": config.ffn_dim, "up": config.ffn_dim}
+    widths |= {"gate": config.ffn_dim, "up": config.ffn_dim, "act": config.ffn_dim}
     if config.fused:
         widths |= {"qkv": heads + 2 * kv, "gate_up": 2 * config.ffn_dim}
     return Program(
@@ -116,10 +116,10 @@ class _Writer:
             yield self._linear(("gate", "up"), "h", names)
         yield Mark(f"ffn_gate-{layer}", "gate")
         yield Mark(f"ffn_up-{layer}", "up")
-        yield Gate("gate", "gate", "up", self._config.activation)
-        yield Mark(f"ffn_act-{layer}", "gate")
-        yield from self._norm("gate", f"{block}.ffn_sub_norm")
-        yield self._linear(("h",), "gate", (f"{block}.ffn_down",))
+        yield Gate("act", "gate", "up", self._config.activation)
+        yield Mark(f"ffn_act-{layer}", "act")
+        yield from self._norm("act", f"{block}.ffn_sub_norm")
+        yield self._linear(("h",), "act", (f"{block}.ffn_down",))
         yield from self._norm("h", f"{block}.post_ffw_norm")
         yield Mark(f"ffn_out-{layer}", "h")
         yield Add("x", "h")

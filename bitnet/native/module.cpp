@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "bind_graph.hpp"
 #include "bind_kernels.hpp"
 #include "cpu.hpp"
 #include "gguf.hpp"
@@ -15,6 +16,7 @@ NB_MODULE(_native, m) {
     m.def("cpu_features", &bitnet::cpu_feature_names,
           "Names of the instruction sets that can be used on this machine.");
     bitnet::bind_gguf(m);
+    bitnet::bind_graph(m);
     bitnet::bind_kernels(m);
     bitnet::bind_tokenizer(m);
 }

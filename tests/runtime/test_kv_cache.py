@@ -63,7 +63,7 @@ def test_memory_grows_with_use():
     assert cache.size_bytes == 0
     store(cache, 1)
     per_position = 2 * 2 * 2 * 64 * 2  # keys and values, layers, heads, width, bytes
-    assert cache.size_bytes == 64 * per_position
+    assert cache.size_bytes == per_position
 
 
 def test_a_context_of_nothing_is_refused():
@@ -101,3 +101,35 @@ def test_reserved_memory_is_exactly_that_of_the_positions():
     assert (cache.size_bytes, cache.length) == (reserved, 100)
     cache.reserve(2000)
     assert cache.size_bytes == 1000 * cache.bytes_per_position
+
+
+def test_a_shared_page_is_copied_before_either_writes_to_it():
+    first, second = KVCache(CONFIG, 200), KVCache(CONFIG, 200)
+    store(first, 130)
+    second.copy_prefix(first, 130)
+    first.truncate(70)
+    for layer in range(2):
+        first.append(layer, -rows(70, 3), rows(70, 3))
+    first.advance(3)
+    store(second, 1)
+    keys, _ = store(second, 1)
+    np.testing.assert_array_equal(keys[0, :, 0], np.arange(132))
+    keys, _ = store(first, 1)
+    np.testing.assert_array_equal(keys[0, 68:, 9], [68, 69, -70, -71, -72, 73])
+
+
+def test_addresses_are_those_of_the_pages_that_hold_the_positions():
+    cache = KVCache(CONFIG, 200)
+    assert len(cache.pages(1)) == 1
+    assert len(cache.pages(64)) == 1
+    before = cache.pages(65)
+    store(cache, 65)
+    np.testing.assert_array_equal(cache.pages(1), before)
+    cache.truncate(64)
+    np.testing.assert_array_equal(cache.pages(0), before[:1])
+    with pytest.raises(InferenceError, match="201 positions, the context holds 200"):
+        cache.pages(137)
+
+
+def test_only_float16_is_written_by_the_compiled_module():
+    assert KVCache(CONFIG, 200, dtype=np.float32).pages(1) is None

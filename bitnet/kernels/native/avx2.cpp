@@ -1,5 +1,6 @@
 // AVX2 with FMA and F16C: products of bytes by vpmaddubsw, added in 16 bits as deep as they fit.
 #define BITNET_F16C
+#include "attention.hpp"
 #include "float_ops.hpp"
 #include "simd_x86.hpp"
 
@@ -72,7 +73,8 @@ const Kernels& avx2_kernels() {
         add_tiled_linear(k);
         add_avx2_ternary(k);
         k.quantize_block = quantize_block, k.quantize_ternary = quantize_ternary, k.dequantize = dequantize;
-        k.rms_norm = rms_norm, k.layer_norm = layer_norm, k.rope = rope, k.gate = gate, k.attention = attention;
+        k.rms_norm = rms_norm, k.layer_norm = layer_norm, k.rope = rope, k.gate = gate, k.softcap = softcap;
+        k.attend = attend, k.store_position = store_position;
         return k;
     }();
     return table;

@@ -1,5 +1,6 @@
 // AVX-512 F, BW, DQ, VL and VNNI: vpdpbusd adds four products of bytes to 32 bits at once.
 #define BITNET_F16C
+#include "attention.hpp"
 #include "float_ops.hpp"
 #include "simd_x86.hpp"
 
@@ -64,7 +65,8 @@ const Kernels& avx512_kernels() {
         add_tiled_linear(k);
         add_avx512_ternary(k);
         k.quantize_block = quantize_block, k.quantize_ternary = quantize_ternary, k.dequantize = dequantize;
-        k.rms_norm = rms_norm, k.layer_norm = layer_norm, k.rope = rope, k.gate = gate, k.attention = attention;
+        k.rms_norm = rms_norm, k.layer_norm = layer_norm, k.rope = rope, k.gate = gate, k.softcap = softcap;
+        k.attend = attend, k.store_position = store_position;
         return k;
     }();
     return table;

@@ -10,6 +10,7 @@
 
 #include "arena.hpp"
 #include "counters.hpp"
+#include "linear.hpp"
 #include "ops.hpp"
 #include "thread_pool.hpp"
 
@@ -43,8 +44,12 @@ void bind_linear(int type, const Bytes& weight, int64_t rows, int64_t cols, floa
     const int64_t tokens = int64_t(x.size()) / cols;
     require(int64_t(x.size()) == tokens * cols && int64_t(out.size()) == tokens * rows,
             "x must be (tokens, cols) and out (tokens, rows)");
+    LinearJob job;
+    job.matrix.type = checked, job.matrix.data = weight.data(), job.matrix.scale = scale;
+    job.matrix.rows = rows, job.matrix.cols = job.matrix.inputs = cols;
+    job.y = out.data();
     const nb::gil_scoped_release release;
-    linear(checked, weight.data(), rows, cols, scale, x.data(), tokens, out.data());
+    linear(job, x.data(), tokens);
 }
 
 void bind_embed(int type, const Bytes& weight, int64_t rows, int64_t cols, float scale,
@@ -126,26 +131,36 @@ void bind_gate(int kind, const Floats& g, const Floats& up, const OutFloats& out
     gate(Gate(kind), g.data(), up.data(), int64_t(g.size()), out.data());
 }
 
-using Cache = nb::ndarray<const uint16_t, nb::ndim<3>, nb::device::cpu>;
+using Pages = nb::ndarray<const uint16_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
-void bind_attention(const Floats& q, const Cache& k, const Cache& v, int64_t start, float scale, int64_t window,
-                    float softcap, const OutFloats& out) {
+void bind_attention(const Floats& q, const Pages& pages, int64_t start, float scale, int64_t window, float softcap,
+                    const OutFloats& out) {
     require(q.ndim() == 3 && out.size() == q.size(), "q and out must be (tokens, heads, head_dim)");
     AttentionArgs a;
     a.tokens = int64_t(q.shape(0)), a.heads = int64_t(q.shape(1)), a.head_dim = int64_t(q.shape(2));
-    a.kv_heads = int64_t(k.shape(1));
-    require(a.kv_heads > 0 && a.heads % a.kv_heads == 0 && int64_t(k.shape(2)) == a.head_dim && start >= 0 &&
-                int64_t(k.shape(0)) >= start + a.tokens,
-            "k must be (positions, kv_heads, head_dim) and hold every position up to the last query");
-    for (int i = 0; i < 3; ++i)
-        require(k.shape(size_t(i)) == v.shape(size_t(i)) && k.stride(size_t(i)) == v.stride(size_t(i)),
-                "k and v must have the same shape and strides");
-    require(k.stride(2) == 1 && window >= 0, "head_dim of the cache must be contiguous, window >= 0");
-    a.q = q.data(), a.k = k.data(), a.v = v.data(), a.out = out.data();
-    a.position_stride = k.stride(0), a.head_stride = k.stride(1);
+    a.kv_heads = int64_t(pages.shape(2));
+    require(a.tokens > 0 && a.kv_heads > 0 && a.heads % a.kv_heads == 0 && pages.shape(1) == 2 &&
+                int64_t(pages.shape(3)) == a.head_dim * kKeyBlock,
+            "pages must be (pages, 2, kv_heads, head_dim * 64)");
+    require(start >= 0 && window >= 0 && int64_t(pages.shape(0)) * kKeyBlock >= start + a.tokens,
+            "the pages must hold every position up to the last query");
+    std::vector<const uint16_t*> each;
+    for (size_t i = 0; i < pages.shape(0); ++i) each.push_back(pages.data() + int64_t(i) * pages.stride(0));
+    a.q = q.data(), a.pages = each.data(), a.out = out.data();
     a.start = start, a.scale = scale, a.window = window, a.softcap = softcap;
     const nb::gil_scoped_release release;
-    attention(a);
+    attention({a});
+}
+
+void bind_softcap(const Floats& x, float cap, const OutFloats& out) {
+    require(x.size() == out.size() && cap > 0.0f, "x and out must have one size, cap must be above 0");
+    const nb::gil_scoped_release release;
+    softcap(x.data(), int64_t(x.size()), cap, out.data());
+}
+
+void bind_turns(const Array<const double>& angles, double scale, const OutFloats& cos, const OutFloats& sin) {
+    require(angles.size() == cos.size() && angles.size() == sin.size(), "angles, cos and sin must have one size");
+    turns(angles.data(), int64_t(angles.size()), scale, cos.data(), sin.data());
 }
 
 void bind_to_half(const Floats& x, const Array<uint16_t>& out) {
@@ -189,9 +204,11 @@ void bind_kernels(nb::module_& m) {
           "out"_a.noconvert());
     m.def("gate", &bind_gate, "kind"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(),
           "act(gate) * up; kind 0 silu, 1 gelu (tanh form), 2 squared relu");
-    m.def("attention", &bind_attention, "q"_a.noconvert(), "k"_a.noconvert(), "v"_a.noconvert(), "start"_a,
-          "scale"_a, "window"_a, "softcap"_a, "out"_a.noconvert(),
-          "Causal attention over f16 keys and values, given as their bits.");
+    m.def("attention", &bind_attention, "q"_a.noconvert(), "pages"_a.noconvert(), "start"_a, "scale"_a,
+          "window"_a, "softcap"_a, "out"_a.noconvert(),
+          "Causal attention over f16 keys (kv_heads, head_dim, 64) and values (kv_heads, 64, head_dim).");
+    m.def("softcap", &bind_softcap, "x"_a.noconvert(), "cap"_a, "out"_a.noconvert(), "cap * tanh(x / cap)");
+    m.def("turns", &bind_turns, "angles"_a.noconvert(), "scale"_a, "cos"_a.noconvert(), "sin"_a.noconvert());
     m.def("sum_bytes", &bind_sum_bytes, "bytes"_a.noconvert(), "Sum of 64-bit words, at the speed of memory.");
     m.def("to_half", &bind_to_half, "x"_a.noconvert(), "out"_a.noconvert(), "Bits of the nearest f16.");
 }

@@ -30,7 +30,8 @@ bool replaced(Op op, Type type, const Kernels& now) {
         case Op::layer_norm: return now.layer_norm == scalar.layer_norm;
         case Op::rope: return now.rope == scalar.rope;
         case Op::gate: return now.gate == scalar.gate;
-        case Op::attention: return now.attention == scalar.attention;
+        case Op::attention: return now.attend == scalar.attend;
+        case Op::softcap: return now.softcap == scalar.softcap;
         default: return false;
     }
 }

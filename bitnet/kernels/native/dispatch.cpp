@@ -133,7 +133,9 @@ bool row_ops_agree(const Kernels& k) {
         k.gate(kind, x.data(), w.data(), kCols, got.data());
         if (!close(got, expected, false)) return false;
     }
-    return true;
+    s.softcap(x.data(), kCols, 0.5f, expected.data());
+    k.softcap(x.data(), kCols, 0.5f, got.data());
+    return close(got, expected, false);
 }
 
 bool norm_and_rope_agree(const Kernels& k) {
@@ -181,21 +183,30 @@ bool rounding_agrees(const Kernels& k) {
 bool attention_agrees(const Kernels& k) {
     AttentionArgs a;
     a.tokens = 3, a.heads = 4, a.kv_heads = 2, a.head_dim = 40, a.start = 70, a.window = 68, a.scale = 0.2f;
-    a.head_stride = a.head_dim, a.position_stride = a.kv_heads * a.head_dim;
+    const int64_t rows = a.tokens * a.heads / a.kv_heads, positions = a.start + a.tokens;
+    const size_t page = size_t(2 * a.kv_heads * a.head_dim * kKeyBlock);
     Random random;
-    std::vector<float> q(size_t(a.tokens * a.heads * a.head_dim)), got(q.size()), expected(q.size());
-    std::vector<uint16_t> cache(size_t((a.start + a.tokens) * a.position_stride));
+    std::vector<float> q(size_t(a.tokens * a.heads * a.head_dim)), kv(size_t(a.kv_heads * a.head_dim));
     for (float& f : q) f = random.unit();
-    for (uint16_t& h : cache) h = float_to_half(random.unit());
-    a.q = q.data(), a.k = cache.data(), a.v = cache.data();
-    auto* scratch = reinterpret_cast<float*>(thread_scratch(attention_scratch_floats(a) * sizeof(float)));
-    for (int64_t head = 0; head < a.kv_heads; ++head) {
-        a.out = expected.data();
-        scalar_kernels().attention(a, head, 0, a.tokens, scratch);
-        a.out = got.data();
-        k.attention(a, head, 0, a.tokens, scratch);
+    std::vector<uint16_t> pages[2] = {std::vector<uint16_t>(2 * page), std::vector<uint16_t>(2 * page)};
+    const Kernels* both[2] = {&scalar_kernels(), &k};
+    for (int64_t p = 0; p < positions; ++p) {
+        for (float& f : kv) f = random.unit();
+        for (int i = 0; i < 2; ++i)
+            both[i]->store_position(kv.data(), kv.data(), a.kv_heads, a.head_dim, p % kKeyBlock,
+                                    &pages[i][size_t(p / kKeyBlock) * page]);
     }
-    return close(got, expected, false);
+    if (pages[0] != pages[1]) return false;
+    const uint16_t* at[2] = {pages[0].data(), pages[0].data() + page};
+    a.q = q.data(), a.pages = at;
+    const auto floats = size_t(PartialAttention::floats(rows, a.head_dim));
+    std::vector<float> got(floats), expected(floats);
+    for (int64_t head = 0; head < a.kv_heads; ++head) {
+        scalar_kernels().attend(a, head, 0, a.tokens, 0, expected.data());
+        k.attend(a, head, 0, a.tokens, 0, got.data());
+        if (!close(got, expected, false)) return false;
+    }
+    return true;
 }
 
 }  // namespace
@@ -239,7 +250,8 @@ std::vector<std::string> self_test() {
     if (!row_ops_agree(chosen)) {
         chosen.rms_norm = scalar.rms_norm;
         chosen.gate = scalar.gate;
-        replaced.emplace_back("rms_norm and gate");
+        chosen.softcap = scalar.softcap;
+        replaced.emplace_back("rms_norm, gate and softcap");
     }
     if (!norm_and_rope_agree(chosen)) {
         chosen.layer_norm = scalar.layer_norm;
@@ -252,7 +264,8 @@ std::vector<std::string> self_test() {
         replaced.emplace_back("rounding of activations");
     }
     if (!attention_agrees(chosen)) {
-        chosen.attention = scalar.attention;
+        chosen.attend = scalar.attend;
+        chosen.store_position = scalar.store_position;
         replaced.emplace_back("attention");
     }
     return replaced;

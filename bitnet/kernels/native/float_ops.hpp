@@ -1,4 +1,4 @@
-// Norms, rope, gates, attention, activation rounding: plain loops, built once per instruction set.
+// Norms, rope, gates, activation rounding: plain loops, built once per instruction set.
 //
 // Sums run in kLanes partial sums that are added in a fixed order, and contraction to fused
 // multiply-add is off, so every instruction set gives the same bits.
@@ -32,24 +32,6 @@ inline float sum_over(int64_t n, F value) {
         for (int j = 0; j < kLanes; ++j) lane[j] += value(i + j);
     for (int j = 0; i < n; ++i, ++j) lane[j] += value(i);
     return sum_lanes(lane);
-}
-
-// Sum of products; with AVX the same additions in the same order as sum_over.
-inline float dot(const float* a, const float* b, int64_t n) {
-#if defined(BITNET_F16C)
-    if (n % kLanes == 0) {
-        __m256 low = _mm256_setzero_ps(), high = low;
-        for (int64_t i = 0; i < n; i += kLanes) {
-            low = _mm256_add_ps(low, _mm256_mul_ps(_mm256_loadu_ps(a + i), _mm256_loadu_ps(b + i)));
-            high = _mm256_add_ps(high, _mm256_mul_ps(_mm256_loadu_ps(a + i + 8), _mm256_loadu_ps(b + i + 8)));
-        }
-        low = _mm256_add_ps(low, high);
-        const __m128 four = _mm_add_ps(_mm256_castps256_ps128(low), _mm256_extractf128_ps(low, 1));
-        const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-    }
-#endif
-    return sum_over(n, [&](int64_t i) { return a[i] * b[i]; });
 }
 
 inline float max_abs(const float* x, int64_t n) {
@@ -118,15 +100,6 @@ void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, int32_t
     *s = 127.0f / (top > 1e-5f ? top : 1e-5f);
     for (int64_t i = 0; i < cols; i += 128)
         *sum += round_to_int8(x + i, cols - i < 128 ? int(cols - i) : 128, *s, q + i);
-}
-
-inline void halves_to_floats(const uint16_t* h, int64_t n, float* out) {
-    int64_t i = 0;
-#if defined(BITNET_F16C)
-    for (; i + 8 <= n; i += 8)
-        _mm256_storeu_ps(out + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(h + i))));
-#endif
-    for (; i < n; ++i) out[i] = half_to_float(read<uint16_t>(h + i));
 }
 
 inline void put_group(const Group& group, float* out) {
@@ -205,11 +178,13 @@ void rope(const RopeArgs& a, int64_t t0, int64_t t1) {
     }
 }
 
-// e^x within 2 ulp (Cephes' polynomial), with |x| clamped to 87, where floats are normal. The clamp is
-// on the bits: around a comparison of floats GCC computes the clamped result too, with subnormals.
+// e^x within 2 ulp (Cephes' polynomial), with |x| clamped to 87, where floats are normal; NaN stays.
+// The clamp is on the bits: around a comparison of floats GCC computes the clamped result too, with
+// subnormals.
 inline float exp_fast(float x) {
     const uint32_t bits = float_to_bits(x), magnitude = bits & 0x7fffffff;
-    x = bits_to_float((bits & 0x80000000) | (magnitude < 0x42ae0000 ? magnitude : 0x42ae0000));
+    const uint32_t clamped = magnitude < 0x42ae0000 || magnitude > 0x7f800000 ? magnitude : 0x42ae0000;
+    x = bits_to_float((bits & 0x80000000) | clamped);
     const float n = round_half_even(x * 1.44269504f);
     const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
     float p = 1.9875691500e-4f;
@@ -222,6 +197,13 @@ inline float exp_fast(float x) {
     // 2^n from the low bits of the rounding constant plus n.
     const uint32_t exponent = (float_to_bits(n + 12582912.0f) - 0x4b400000u + 127u) << 23;
     return p * bits_to_float(exponent);
+}
+
+void softcap(const float* x, int64_t n, float cap, float* out) {
+    for (int64_t i = 0; i < n; ++i) {
+        const float e = exp_fast(2.0f * x[i] / cap);
+        out[i] = cap * (1.0f - 2.0f / (e + 1.0f));
+    }
 }
 
 void gate(Gate kind, const float* __restrict g, const float* __restrict up, int64_t n, float* __restrict out) {
@@ -238,87 +220,6 @@ void gate(Gate kind, const float* __restrict g, const float* __restrict up, int6
             const float r = g[i] < 0.0f ? 0.0f : g[i];
             out[i] = r * r * up[i];
         }
-    }
-}
-
-// Scores of one query over keys [first, last) of a block, turned into weights; returns their sum.
-inline float softmax_step(const AttentionArgs& a, const float* q, const float* keys, int first, int last,
-                          float* weight, float& top, float& rescale) {
-    float block_top = top;
-    for (int i = first; i < last; ++i) {
-        const float* k = keys + i * a.head_dim;
-        float s = a.scale * dot(q, k, a.head_dim);
-        if (a.softcap > 0.0f) {
-            const float e = exp_fast(2.0f * s / a.softcap);
-            s = a.softcap * (1.0f - 2.0f / (e + 1.0f));
-        }
-        weight[i] = s;
-        block_top = s > block_top ? s : block_top;
-    }
-    rescale = exp_fast(top - block_top);
-    top = block_top;
-    for (int i = first; i < last; ++i) weight[i] = exp_fast(weight[i] - block_top);
-    return sum_over(last - first, [&](int64_t i) { return weight[first + i]; });
-}
-
-inline void accumulate_values(const float* __restrict values, int first, int last, const float* __restrict weight,
-                              int64_t dim, float rescale, float* __restrict acc) {
-    for (int64_t d = 0; d < dim; ++d) acc[d] *= rescale;
-    int i = first;
-    for (; i + 4 <= last; i += 4) {
-        const float *v = values + i * dim, *w = weight + i;
-        for (int64_t d = 0; d < dim; ++d)
-            acc[d] += (w[0] * v[d] + w[1] * v[dim + d]) + (w[2] * v[2 * dim + d] + w[3] * v[3 * dim + d]);
-    }
-    for (; i < last; ++i)
-        for (int64_t d = 0; d < dim; ++d) acc[d] += weight[i] * values[i * dim + d];
-}
-
-// Keys are visited in blocks that start at multiples of kKeyBlock whatever the batch, so a query's
-// result does not depend on the queries that are computed with it.
-void attention(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, float* scratch) {
-    const int64_t group = a.heads / a.kv_heads, dim = a.head_dim;
-    float* keys = scratch;
-    float* values = keys + kKeyBlock * dim;
-    float* weight = values + kKeyBlock * dim;
-    float* acc = weight + kKeyBlock;                    // (t1 - t0, group, dim)
-    float* state = acc + (t1 - t0) * group * dim;       // (t1 - t0, group, 2): largest score, sum
-    for (int64_t i = 0; i < (t1 - t0) * group * dim; ++i) acc[i] = 0.0f;
-    for (int64_t i = 0; i < (t1 - t0) * group; ++i) state[2 * i] = -1e30f, state[2 * i + 1] = 0.0f;
-
-    const auto first_key = [&](int64_t t) {
-        const int64_t first = a.start + t + 1 - a.window;
-        return a.window > 0 && first > 0 ? first : 0;
-    };
-    const int64_t end = a.start + t1;
-    for (int64_t b = first_key(t0) / kKeyBlock * kKeyBlock; b < end; b += kKeyBlock) {
-        const int count = int(end - b < kKeyBlock ? end - b : kKeyBlock);
-        for (int i = 0; i < count; ++i) {
-            const int64_t at = (b + i) * a.position_stride + kv_head * a.head_stride;
-            halves_to_floats(a.k + at, dim, keys + i * dim);
-            halves_to_floats(a.v + at, dim, values + i * dim);
-        }
-        for (int64_t t = t0; t < t1; ++t) {
-            const int64_t low = first_key(t) - b, high = a.start + t + 1 - b;
-            const int first = low > 0 ? int(low < count ? low : count) : 0;
-            const int last = high < count ? int(high > 0 ? high : 0) : count;
-            if (first >= last) continue;
-            for (int64_t h = 0; h < group; ++h) {
-                const int64_t unit = (t - t0) * group + h;
-                const float* q = a.q + (t * a.heads + kv_head * group + h) * dim;
-                float rescale;
-                const float sum =
-                    softmax_step(a, q, keys, first, last, weight, state[2 * unit], rescale);
-                state[2 * unit + 1] = state[2 * unit + 1] * rescale + sum;
-                accumulate_values(values, first, last, weight, dim, rescale, acc + unit * dim);
-            }
-        }
-    }
-    for (int64_t unit = 0; unit < (t1 - t0) * group; ++unit) {
-        const int64_t t = t0 + unit / group, h = kv_head * group + unit % group;
-        const float s = 1.0f / state[2 * unit + 1];
-        float* out = a.out + (t * a.heads + h) * dim;
-        for (int64_t d = 0; d < dim; ++d) out[d] = acc[unit * dim + d] * s;
     }
 }
 

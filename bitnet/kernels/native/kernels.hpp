@@ -61,18 +61,36 @@ using LinearKernel = void (*)(const LinearArgs&, int64_t r0, int64_t r1, uint8_t
 
 constexpr size_t scratch_bytes(int64_t cols) { return size_t(cols) * 96 + 4096; }
 
-// Attention of *tokens* queries at positions start, start+1, ... over keys 0 .. start+tokens-1.
+constexpr int kKeyBlock = 64;     // positions of a cache page, and keys per step of the online softmax
+constexpr int kSplitPages = 4;    // pages whose keys are seen in one go; then partial results are merged
+constexpr int kQueryBlock = 16;   // tokens per unit of work
+
+// Attention of *tokens* queries at positions start, start+1, ... over all keys up to their own. The
+// keys of positions 64i .. 64i+63 are in page i, f16: at layer_offset (kv_heads, head_dim, 64), and
+// behind them the values, (kv_heads, 64, head_dim).
 struct AttentionArgs {
-    const float* q = nullptr;                          // (tokens, heads, head_dim)
-    const uint16_t *k = nullptr, *v = nullptr;         // f16, element (position, kv head, d) at
-    int64_t position_stride = 0, head_stride = 0;      //   position * position_stride + head * head_stride + d
+    const float* q = nullptr;  // (tokens, heads, head_dim)
+    const uint16_t* const* pages = nullptr;
+    int64_t layer_offset = 0;
     int64_t tokens = 0, heads = 0, kv_heads = 0, head_dim = 0, start = 0;
-    int64_t window = 0;                                // keys a query sees, itself included; 0: all
-    float scale = 1.0f, softcap = 0.0f;                // softcap 0: none
-    float* out = nullptr;                              // (tokens, heads, head_dim)
+    int64_t window = 0;                  // keys a query sees, itself included; 0: all
+    float scale = 1.0f, softcap = 0.0f;  // softcap 0: none
+    float* out = nullptr;                // (tokens, heads, head_dim)
+
+    int64_t first_key(int64_t t) const {
+        const int64_t first = start + t + 1 - window;
+        return window > 0 && first > 0 ? first : 0;
+    }
 };
-constexpr int kKeyBlock = 64;      // keys per step of the online softmax, counted from position 0
-constexpr int kQueryBlock = 16;    // tokens per unit of work
+
+// What rows of queries have seen of one split: sums of weighted values (rows, dim), each row's largest
+// score and sum of weights. A row that saw no key has sum 0.
+struct PartialAttention {
+    float *acc, *top, *sum;
+    PartialAttention(float* memory, int64_t rows, int64_t dim)
+        : acc(memory), top(memory + rows * dim), sum(top + rows) {}
+    static int64_t floats(int64_t rows, int64_t dim) { return rows * (dim + 2); }
+};
 
 enum class Gate : int { silu, gelu_tanh, relu2 };
 
@@ -98,14 +116,15 @@ struct Kernels {
     void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t cols, float eps, float* out);
     void (*rope)(const RopeArgs&, int64_t t0, int64_t t1);
     void (*gate)(Gate kind, const float* gate, const float* up, int64_t n, float* out);
-    // Queries [t0, t1) of one kv head's group of heads; *scratch* from attention_scratch_bytes.
-    void (*attention)(const AttentionArgs&, int64_t kv_head, int64_t t0, int64_t t1, float* scratch);
+    // cap * tanh(x / cap); out may be x.
+    void (*softcap)(const float* x, int64_t n, float cap, float* out);
+    // Queries [t0, t1) of the heads that share one kv head, over the keys of one split of
+    // kSplitPages pages; *partial* as PartialAttention lays it out.
+    void (*attend)(const AttentionArgs&, int64_t kv_head, int64_t t0, int64_t t1, int64_t split, float* partial);
+    // One position's key and value, (kv_heads, head_dim) each, into place *slot* of a layer's page.
+    void (*store_position)(const float* k, const float* v, int64_t kv_heads, int64_t head_dim, int64_t slot,
+                           uint16_t* page);
 };
-
-constexpr size_t attention_scratch_floats(const AttentionArgs& a) {
-    return size_t(2 * kKeyBlock * a.head_dim) +
-           size_t(kQueryBlock * (a.heads / a.kv_heads)) * size_t(a.head_dim + 2) + kKeyBlock;
-}
 
 const Kernels& scalar_kernels();
 #if defined(BITNET_X86)

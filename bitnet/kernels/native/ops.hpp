@@ -23,9 +23,6 @@ int64_t row_bytes(Type type, int64_t cols);
 // Whether every two-bit code of an I2_S or TQ2_0 matrix is 0, 1 or 2.
 bool codes_are_valid(Type type, const uint8_t* weight, int64_t rows, int64_t cols);
 
-// y (tokens, rows) = x (tokens, cols) * weight^T.
-void linear(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const float* x,
-            int64_t tokens, float* y);
 // Weight rows *ids* as float32, out (count, cols).
 void embed(Type type, const uint8_t* weight, int64_t cols, float scale, const int64_t* ids, int64_t count,
            float* out);
@@ -34,7 +31,12 @@ void layer_norm(const float* x, const float* weight, const float* bias, int64_t 
                 float* out);
 void rope(const RopeArgs& args, int64_t tokens);
 void gate(Gate kind, const float* gate, const float* up, int64_t n, float* out);
-void attention(const AttentionArgs& args);
+// *args* of several sequences.
+void attention(const std::vector<AttentionArgs>& batch);
+// cap * tanh(x / cap)
+void softcap(const float* x, int64_t n, float cap, float* out);
+// What rope turns by: cos and sin of each angle, times *scale*.
+void turns(const double* angles, int64_t n, double scale, float* cos, float* sin);
 // Sum of the 64-bit words of *n* bytes: what reading memory costs, for benchmarks to compare with.
 uint64_t sum_bytes(const uint8_t* bytes, int64_t n);
 // Nearest f16 of each float, ties to even.

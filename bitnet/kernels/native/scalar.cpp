@@ -1,6 +1,7 @@
 // The specification: one row and one token at a time, on any processor.
 #include <algorithm>
 
+#include "attention.hpp"
 #include "float_ops.hpp"
 #include "kernels.hpp"
 
@@ -88,7 +89,7 @@ const Kernels& scalar_kernels() {
          kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock},
         {kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kTernary, kTernary, kTernary,
          kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock},
-        quantize_block, quantize_ternary, dequantize, rms_norm, layer_norm, rope, gate, attention};
+        quantize_block, quantize_ternary, dequantize, rms_norm, layer_norm, rope, gate, softcap, attend, store_position};
     return table;
 }
 

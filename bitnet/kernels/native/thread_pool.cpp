@@ -85,10 +85,7 @@ public:
     void run(Job& job) {
         current_.store(&job);
         epoch_.fetch_add(1);
-        if (sleepers_.load() > 0) {
-            { const std::lock_guard<std::mutex> lock(sleep_); }
-            wake_.notify_all();
-        }
+        notify();
         job.work();
         current_.store(nullptr);
         for (int spins = 0; inside_.load() != 0; ++spins) {
@@ -100,7 +97,18 @@ public:
 
     int wanted() const { return wanted_; }
 
+    void wake() {
+        epoch_.fetch_add(1);
+        notify();
+    }
+
 private:
+    void notify() {
+        if (sleepers_.load() == 0) return;
+        { const std::lock_guard<std::mutex> lock(sleep_); }
+        wake_.notify_all();
+    }
+
     void loop() {
         uint64_t seen = 0;
         for (;;) {
@@ -165,6 +173,14 @@ void prepare_pool(State& s) {
 void set_threads(int count) { state().wanted.store(count < 1 ? 1 : count); }
 
 int threads() { return state().wanted.load(); }
+
+void wake_threads() {
+    State& s = state();
+    if (s.wanted.load() < 2 || !s.in_use.try_lock()) return;
+    const std::lock_guard<std::mutex> lock(s.in_use, std::adopt_lock);
+    prepare_pool(s);
+    s.pool->wake();
+}
 
 void run_chunks(int64_t chunks, ChunkFunction function, void* context) {
     State& s = state();

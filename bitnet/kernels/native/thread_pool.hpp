@@ -11,6 +11,9 @@ namespace bitnet {
 void set_threads(int count);
 int threads();
 
+// Sleeping threads wake up and wait for the work that follows shortly.
+void wake_threads();
+
 using ChunkFunction = void (*)(void* context, int64_t chunk);
 
 // Calls function(context, i) once for every i in [0, chunks), on any thread, in any order, and

@@ -1,0 +1,201 @@
+"""The compiled program gives the bits of its instructions run one by one."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny_models import FAMILIES, in_encoding, tiny
+
+from bitnet import native
+from bitnet.formats.checkpoint import Checkpoint
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.program import Attend, Embed, Interpreter, Linear, Program, Segment
+from bitnet.models.binding import bind
+from bitnet.models.load import config_from, load_model
+from bitnet.models.plan import hidden_program
+from bitnet.quants import types
+from bitnet.quants.registry import PACKED_U8
+from bitnet.quants.weight import Weight
+from bitnet.runtime.kv_cache import PAGE, KVCache
+
+NATIVE = native.module()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
+F32 = types.by_name("F32")
+ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "TQ2_0", "I2_S")
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512_vnni"])
+def level(request):
+    if request.param not in NATIVE.kernel_levels():
+        pytest.skip(f"this processor has no {request.param}")
+    before = NATIVE.kernel_level()
+    NATIVE.set_kernel_level(request.param)
+    yield request.param
+    NATIVE.set_kernel_level(before)
+
+
+@pytest.fixture
+def threads():
+    before = NATIVE.threads()
+    yield NATIVE.set_threads
+    NATIVE.set_threads(before)
+
+
+def both_ways(checkpoint, batches):
+    """Hidden states of every pass over *batches*, compiled and interpreted, from the same start."""
+    ops, config = NativeOps(), config_from(checkpoint)
+    weights = bind(checkpoint, config, ops)
+    program = hidden_program(config, weights)
+    results = []
+    for run in (ops.compile(program, weights), Interpreter(program, weights, ops).run):
+        caches = [KVCache(config, 64) for _ in batches[0]]
+        results.append(
+            [
+                run([Segment(ids, cache, "all") for ids, cache in zip(batch, caches, strict=True)])
+                for batch in batches
+            ]
+        )
+    return results
+
+
+def ids(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 64, count).tolist()
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_family_in_every_encoding(architecture, encoding):
+    checkpoint = in_encoding(tiny(architecture), encoding)
+    batches = ([ids(5), ids(1, 1)], [ids(1, 2), ids(19, 3)], [ids(2, 4), ids(1, 5)])
+    compiled, interpreted = both_ways(checkpoint, batches)
+    for found, expected in zip(compiled, interpreted, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "bitnet"])
+def test_every_instruction_set(architecture, level):
+    compiled, interpreted = both_ways(in_encoding(tiny(architecture), "Q8_0"), ([ids(20)], [[7]]))
+    for found, expected in zip(compiled, interpreted, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_biases_and_factors():
+    checkpoint = in_encoding(tiny("bitnet"), "I2_S")
+    two = np.array([2], dtype="<f4").view(np.uint8)
+    bias = np.linspace(-1, 1, 256, dtype="<f4")
+    weights = dict(checkpoint.weights)
+    weights["blk.0.attn_q.scale"] = Weight("s", (1,), F32, two)
+    weights["blk.1.attn_output.bias"] = Weight("b", (256,), F32, bias.view(np.uint8))
+    changed = Checkpoint(
+        checkpoint.path,
+        checkpoint.architecture,
+        checkpoint.metadata,
+        weights,
+        checkpoint.rope_style,
+    )
+    (found,), (expected,) = both_ways(changed, ([ids(9)],))
+    (plain,), _ = both_ways(checkpoint, ([ids(9)],))
+    np.testing.assert_array_equal(found, expected)
+    assert (found != plain).any()
+
+
+def test_matrices_whose_rows_are_padded_to_whole_blocks():
+    rng = np.random.default_rng(2)
+    ops, instructions = NativeOps(), []
+    weights = {"table": ops.prepare(packed_ternary(rng, 64, 96))}
+    instructions.append(Embed("x", "table", 0.5))
+    for name in "qkv":
+        weights[name] = ops.prepare(packed_ternary(rng, 16, 96))
+    instructions.append(Linear(("q", "k", "v"), "x", ("q", "k", "v"), ("", "", "")))
+    instructions.append(Attend("out", "q", "k", "v", 0, scale=0.3, window=0, softcap=0.0))
+    widths = {"x": 96, "q": 16, "k": 16, "v": 16, "out": 16}
+    program = Program(tuple(instructions), widths, head_dim=8, eps=1e-5, result="out")
+    llama = config_from(tiny("llama"))
+    rope = replace(llama.rope, dims=8)
+    config = replace(llama, n_layers=1, windows=(0,), n_kv_heads=2, head_dim=8, rope=rope)
+    found, expected = (
+        run([Segment(ids(9), KVCache(config, 16), "all")])
+        for run in (ops.compile(program, weights), Interpreter(program, weights, ops).run)
+    )
+    np.testing.assert_array_equal(found, expected)
+    assert np.ptp(found) > 0.1
+
+
+def packed_ternary(rng, rows, columns):
+    """A matrix without a kernel: its rows are repacked and padded."""
+    codes = rng.integers(0, 3, (4, rows // 4, columns)).astype(np.uint8)
+    packed = codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6
+    return Weight("w", (rows, columns), PACKED_U8, packed.reshape(-1), scale=0.3)
+
+
+def test_matrices_of_one_group_may_differ_in_encoding():
+    llama = tiny("llama")
+    mixed = dict(llama.weights)
+    for part, encoding in (("q", "Q8_0"), ("k", "I2_S"), ("v", "F16")):
+        name = f"blk.0.attn_{part}.weight"
+        mixed[name] = in_encoding(llama, encoding).weights[name]
+    checkpoint = Checkpoint(llama.path, "llama", llama.metadata, mixed, llama.rope_style)
+    (found,), (expected,) = both_ways(checkpoint, ([ids(9)],))
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_threads_and_chunks_do_not_change_a_bit(architecture, threads):
+    checkpoint = in_encoding(tiny(architecture, context_length=800), "I2_S")
+    model = load_model(checkpoint, ops=NativeOps())
+    prompt = ids(600)  # more than two splits of the keys
+    results = set()
+    for count in (1, 3):
+        threads(count)
+        for chunk in (600, 15):
+            cache = KVCache(model.config, 800)
+            for start in range(0, 592, chunk):
+                model.run([Segment(prompt[start : start + chunk][: 592 - start], cache, "none")])
+            tail = [model.forward([token], cache) for token in prompt[592:]]
+            results.add(np.concatenate(tail).tobytes())
+    assert len(results) == 1
+
+
+def test_a_cache_that_is_not_float16_is_served_too():
+    model = load_model(tiny("llama"), ops=NativeOps())
+    wide = model.forward(ids(9), KVCache(model.config, 16, dtype=np.float32))
+    half = model.forward(ids(9), KVCache(model.config, 16))
+    np.testing.assert_allclose(wide, half, atol=1e-2)
+
+
+def test_contexts_with_other_frequencies_share_a_batch():
+    keys = {"rope.scaling.type": "dynamic", "rope.scaling.factor": 4.0}
+    model = load_model(
+        tiny("llama", **keys, **{"rope.scaling.original_context_length": 32}), ops=NativeOps()
+    )
+    short, long = (
+        model.run([Segment(ids(20), KVCache(model.config, size), "all")])[0] for size in (32, 64)
+    )
+    together = model.run(
+        [Segment(ids(20), KVCache(model.config, size), "all") for size in (32, 64)]
+    )
+    assert (short != long).any()
+    assert [found.tobytes() for found in together] == [short.tobytes(), long.tobytes()]
+
+
+def test_a_page_is_what_the_compiled_module_takes_for_one():
+    graph = NATIVE.Graph([8], 1, 1, 8, 1e-5)
+    graph.add_context([])
+    out = np.empty((0, 8), dtype=np.float32)
+    page = np.ones(1, dtype=np.uint64)
+    with pytest.raises(ValueError, match="no room"):
+        graph.run(np.zeros(1, np.int64), [(1, PAGE, 0, 0, page)], 0, out)
+    with pytest.raises(ValueError, match="outside of the vocabulary"):
+        graph.run(np.zeros(1, np.int64), [(1, PAGE - 1, 0, 0, page)], 0, out)
+
+
+def test_what_does_not_fit_is_refused_when_it_is_built():
+    graph = NATIVE.Graph([8, 12], 1, 1, 4, 1e-5)
+    with pytest.raises(ValueError, match="widths differ"):
+        graph.add(0, 1)
+    with pytest.raises(ValueError, match="no such register"):
+        graph.add(0, 2)
+    with pytest.raises(ValueError, match="no such rotation"):
+        graph.rotate(0, 0)
+    with pytest.raises(ValueError, match="another width"):
+        graph.norm(0, 0, np.ones(3, np.float32))
