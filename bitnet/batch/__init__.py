@@ -1,0 +1,1 @@
+"""Many prompts from a file, answered into another; a run that is killed goes on where it was."""

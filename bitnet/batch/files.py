@@ -1,0 +1,143 @@
+"""The two files of a batch: rows in, answers out, each answer on the disk before it counts."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from bitnet.batch.rows import Row
+from bitnet.errors import UsageError, from_os_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from types import TracebackType
+
+__all__ = ["BatchFiles"]
+
+
+class BatchFiles:
+    """Reads rows and appends answers; use it as a context manager.
+
+    An answer is one line with the ``id`` and the ``row`` digest of its row. A line that a killed
+    run left unfinished is cut off. Rows that have their answer are not given out again.
+
+    Attributes:
+        done: rows whose answer was there already.
+        total: rows in the input.
+    """
+
+    def __init__(self, source: Path, target: Path, *, retry_errors: bool = False) -> None:
+        """Open both files.
+
+        Args:
+            source: the rows.
+            target: the answers; made where it is missing.
+            retry_errors: rows that ended with an error are given out again.
+
+        Raises:
+            UsageError: two rows have the same id, or *target* answers other rows.
+            BitnetError: a file cannot be read or written.
+        """
+        try:
+            self._rows = list(_rows(source))
+            self._answered = _answered(target, retry_errors=retry_errors)
+            self._check(source, target)
+            self._file = target.open("ab")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{source} is not UTF-8 at byte {error.start:,}") from None
+        except OSError as error:
+            raise from_os_error(error, error.filename or target) from error
+        self.total = len(self._rows)
+        self.done = sum(row.id in self._answered for row in self._rows)
+
+    def left(self) -> Iterator[Row]:
+        """The rows that have no answer yet, in their order."""
+        return (row for row in self._rows if row.id not in self._answered)
+
+    def write(self, row: Row, facts: dict[str, Any]) -> None:
+        """Keep *facts* as the answer to *row*: on the disk when this returns.
+
+        Raises:
+            BitnetError: it cannot be written; nothing else is lost.
+        """
+        line = json.dumps({"id": row.id, "row": row.digest, **facts}, ensure_ascii=False) + "\n"
+        try:
+            self._file.write(line.encode())
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise from_os_error(error, self._file.name) from error
+
+    def __enter__(self) -> BatchFiles:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def _check(self, source: Path, target: Path) -> None:
+        digests: dict[str, str] = {}
+        for row in self._rows:
+            if row.id in digests:
+                raise UsageError(
+                    f"{source}: two rows have the id {row.id!r}", hint="give every row its own id"
+                )
+            digests[row.id] = row.digest
+        for row_id, digest in self._answered.items():
+            if digests.get(row_id) != digest:
+                raise UsageError(
+                    f"{target} has an answer to another row {row_id!r} than {source} asks",
+                    hint="choose another --output, or delete it",
+                )
+
+
+def _rows(source: Path) -> Iterator[Row]:
+    for number, line in enumerate(source.read_text("utf-8-sig").splitlines(), 1):
+        if line.strip():
+            yield Row.parse(line, number)
+
+
+def _answered(target: Path, *, retry_errors: bool) -> dict[str, str]:
+    """Digests of the rows answered in *target*, by id; what is no whole answer is cut off its end.
+
+    Raises:
+        UsageError: it holds something else than answers.
+    """
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return {}
+    content = target.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    kept: dict[str, bytes] = {}
+    answered = {}
+    for line in whole.splitlines(keepends=True):
+        try:
+            facts = json.loads(line)
+            row_id, digest = facts["id"], facts["row"]
+        except (ValueError, TypeError, KeyError):
+            raise UsageError(
+                f"{target} holds something else than answers", hint="choose another --output"
+            ) from None
+        if retry_errors and "error" in facts:
+            continue
+        kept[row_id] = line
+        answered[row_id] = digest
+    fresh = b"".join(kept.values())
+    if fresh != content:
+        _replace(target, fresh)
+    return answered
+
+
+def _replace(target: Path, content: bytes) -> None:
+    draft = target.with_name(f"{target.name}.partial.{os.getpid()}")
+    with draft.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(target)

@@ -1,0 +1,89 @@
+"""The same rows on a Ray cluster: Ray Data with a pool of actors that hold one model each."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from bitnet.batch.rows import Row
+from bitnet.batch.run import answers
+from bitnet.errors import InferenceError, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from bitnet.batch.options import BatchOptions
+
+__all__ = ["ray_answers"]
+
+ROWS_PER_CALL = 32  # what is lost when an actor dies, and computed again by another one
+
+
+class _Actor:
+    """A process with a model; Ray calls it with columns of rows."""
+
+    def __init__(self, path: str, max_tokens: int, max_batch: int, threads: int) -> None:
+        from bitnet.runtime.language_model import load
+
+        self._model = load(path, threads=threads)
+        self._limits = {"max_tokens": max_tokens, "max_batch": max_batch}
+
+    def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
+        rows = [Row(*json.loads(text)) for text in columns["row"]]
+        found = {row.id: facts for row, facts in answers(rows, self._model, **self._limits)}
+        return {
+            "row": [str(text) for text in columns["row"]],
+            "facts": [json.dumps(found[row.id]) for row in rows],
+        }
+
+
+def ray_answers(
+    rows: Sequence[Row], path: Path, options: BatchOptions, *, threads: int = 0
+) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """Each of *rows* with its answer, as blocks of them are finished.
+
+    Args:
+        rows: what to answer.
+        path: the model; every node of the cluster finds it there.
+        options: the cluster's address, and how many actors.
+        threads: compute threads of an actor; 0: the cores of a node, shared out.
+
+    Raises:
+        Unsupported: Ray is not installed.
+        InferenceError: the cluster cannot be reached, or the job failed as a whole.
+    """
+    try:
+        import ray
+        import ray.data
+    except ModuleNotFoundError as error:
+        raise Unsupported(
+            f"--engine ray needs the package {error.name}", hint="pip install 'bitnet-xtask[ray]'"
+        ) from None
+    if not rows:
+        return
+    try:
+        ray.init(address=options.address or None, log_to_driver=False, ignore_reinit_error=True)
+        cores = max(1, int(ray.cluster_resources().get("CPU", 1)) // options.actors)
+        texts = [json.dumps([row.id, row.digest, row.facts, row.problem]) for row in rows]
+        data = ray.data.from_items([{"row": text} for text in texts]).map_batches(
+            _Actor,
+            fn_constructor_args=(
+                str(path.resolve()),
+                options.max_tokens,
+                options.max_batch,
+                threads or cores,
+            ),
+            batch_size=ROWS_PER_CALL,
+            concurrency=options.actors,
+            num_cpus=cores,
+        )
+        for item in data.iter_rows():
+            yield Row(*json.loads(item["row"])), json.loads(item["facts"])
+    except (ray.exceptions.RayError, ConnectionError, ValueError) as error:
+        raise InferenceError(
+            f"the Ray job failed: {str(error).strip().splitlines()[-1]}",
+            hint="answers so far are kept; run the same command again to go on",
+        ) from error
+    finally:
+        ray.shutdown()

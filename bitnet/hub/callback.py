@@ -1,0 +1,52 @@
+"""Telling somebody that a worker is ready."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import NetworkError, Offline
+from bitnet.hub.http import requests
+from bitnet.hub.session import BACKOFF_S, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from bitnet.hub.options import FetchOptions
+
+__all__ = ["call_back"]
+
+TIMEOUT_S = 10.0
+
+
+def call_back(
+    url: str,
+    facts: Mapping[str, Any],
+    options: FetchOptions,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """POST *facts* as JSON to *url*, as often as ``--retries`` says.
+
+    Raises:
+        Offline: the network is switched off.
+        NetworkError: nobody took it.
+    """
+    if options.is_offline:
+        raise Offline(f"offline: {shown(url)} is not told that the worker is ready")
+    problem = ""
+    for attempt in range(options.retries):
+        if attempt:
+            sleep(BACKOFF_S * 2 ** (attempt - 1))
+        try:
+            reply = requests.post(url, json=dict(facts), timeout=TIMEOUT_S, allow_redirects=False)
+        except requests.RequestException as error:
+            problem = type(error).__name__
+            continue
+        if reply.ok:
+            return
+        problem = f"HTTP {reply.status_code}"
+    raise NetworkError(
+        f"callback to {shown(url)} failed after {options.retries} attempts: {problem}",
+        hint="check --callback-url; the worker serves all the same",
+    )

@@ -1,0 +1,1 @@
+"""The HTTP worker: requests in, a queue, one model, answers out."""

@@ -1,0 +1,202 @@
+"""The routes. Handlers parse, submit and format; they never touch the model."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from bitnet import __version__
+from bitnet.errors import BitnetError
+from bitnet.server import chat_routes, text_routes
+from bitnet.server.faults import Refused, body_of, from_error
+from bitnet.server.guard import Guard
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from bitnet.server.metrics import Metrics
+    from bitnet.server.narration import Narrator
+    from bitnet.server.worker import Worker
+
+__all__ = ["Service", "create_app"]
+
+_INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Service:
+    """What the routes work with.
+
+    Attributes:
+        worker: runs the model.
+        metrics: counts.
+        narrate: tells what happens.
+        name: of the model, as clients see it.
+        created: when it was loaded, in seconds since the epoch.
+        max_output_tokens: tokens one answer may have.
+    """
+
+    worker: Worker
+    metrics: Metrics
+    narrate: Narrator
+    name: str
+    created: int
+    max_output_tokens: int = 4096
+
+
+def create_app(
+    service: Service,
+    *,
+    api_key: str = "",
+    max_body: int = 1 << 20,
+    local_only: bool = False,
+    cors_origins: Sequence[str] = (),
+) -> FastAPI:
+    """The application that serves *service*.
+
+    Args:
+        service: what the routes work with; its worker is started and stopped with the application.
+        api_key: what clients must send; empty: nothing.
+        max_body: bytes a request may have.
+        local_only: refuse requests that name another host than this machine.
+        cors_origins: web pages that may call from a browser.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.worker.start()
+        service.metrics.watch(lambda: service.worker.open_jobs)
+        yield
+        service.worker.stop()
+
+    app = FastAPI(
+        title="bitnet",
+        version=__version__,
+        summary="One language model over HTTP, OpenAI-compatible",
+        lifespan=lifespan,
+        redoc_url=None,
+        docs_url=None,  # the page comes from another host; /docs below does not
+        openapi_url="/openapi.json",
+    )
+    app.state.service = service
+    app.include_router(chat_routes.router)
+    app.include_router(text_routes.router)
+    _add_plain_routes(app, service)
+    _add_error_handlers(app)
+    if cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type"],
+        )
+    app.add_middleware(
+        Guard, metrics=service.metrics, api_key=api_key, max_body=max_body, local_only=local_only
+    )
+    return app
+
+
+def _add_plain_routes(app: FastAPI, service: Service) -> None:
+    """Health, figures, the list of models, the page and the description of all this."""
+    page, description = _page("page.html"), _page("docs.html")
+
+    @app.get("/", include_in_schema=False)
+    async def chat_page() -> Response:
+        return page
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return description
+
+    @app.get("/health/live", tags=["health"], summary="Whether the process answers")
+    async def live() -> dict[str, str]:
+        return {"status": "alive"}
+
+    @app.get("/health/ready", tags=["health"], summary="Whether requests are taken")
+    async def ready() -> JSONResponse:
+        worker = service.worker
+        status = "draining" if worker.draining else "ready" if worker.alive else "stopped"
+        facts = {"status": status, "model": service.name, "open": worker.open_jobs}
+        return JSONResponse(facts, 200 if status == "ready" else 503)
+
+    @app.get("/metrics", tags=["health"], summary="Figures for Prometheus")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    def model_facts() -> dict[str, Any]:
+        engine = service.worker.model.engine
+        return {
+            "id": service.name,
+            "object": "model",
+            "created": service.created,
+            "owned_by": "bitnet",
+            "context_length": engine.context,
+            "backend": service.worker.model.backend,
+        }
+
+    @app.get("/v1/models", tags=["OpenAI"], summary="The model")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [model_facts()]}
+
+    @app.get("/v1/models/{name:path}", tags=["OpenAI"], summary="The model, by its name")
+    async def model(name: str) -> dict[str, Any]:
+        if name != service.name:
+            raise Refused(
+                404, f"there is no model {name[:100]!r}, only {service.name!r}",
+                code="model_not_found", param="model",
+            )  # fmt: skip
+        return model_facts()
+
+
+def _page(name: str) -> HTMLResponse:
+    """A page of this package; its own script and style run in the browser, and nothing else."""
+    text = (files("bitnet.server") / name).read_text("utf-8")
+    sums = {kind: hashlib.sha256(code.encode()).digest() for kind, code in _INLINE.findall(text)}
+    allowed = {kind: f"'sha256-{base64.b64encode(sum).decode()}'" for kind, sum in sums.items()}
+    policy = (
+        f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    return HTMLResponse(text, headers={"Content-Security-Policy": policy})
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    """Every error in OpenAI's shape, none with a traceback."""
+
+    @app.exception_handler(Refused)
+    async def refused(_: Request, error: Refused) -> JSONResponse:
+        headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else None
+        return JSONResponse(error.body(), error.status, headers=headers)
+
+    @app.exception_handler(BitnetError)
+    async def failed(request: Request, error: BitnetError) -> JSONResponse:
+        return await refused(request, from_error(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part != "body")
+        message = f"{where[:200]}: {first['msg']}" if where else str(first["msg"])
+        body = body_of(message, kind="invalid_request_error", param=where[:200] or None)
+        return JSONResponse(body, 400)
+
+    @app.exception_handler(HTTPException)
+    async def refused_by_router(_: Request, error: HTTPException) -> JSONResponse:
+        body = body_of(str(error.detail), kind="invalid_request_error")
+        return JSONResponse(body, error.status_code, headers=error.headers)
+
+    @app.exception_handler(Exception)
+    async def broken(_: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(from_error(error).body(), 500)

@@ -1,0 +1,170 @@
+"""What stands before every route: size, patience, key, and the host a browser thinks it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from bitnet.server.faults import Refused
+from bitnet.server.options import is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping
+
+    from bitnet.server.metrics import Metrics
+
+    Scope = MutableMapping[str, Any]
+    Event = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Event]]
+    Send = Callable[[Event], Awaitable[None]]
+    App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+__all__ = ["Guard"]
+
+BODY_PATIENCE_S = 30.0  # seconds between two parts of a body
+_OPEN_PATHS = frozenset({"/", "/health/live", "/health/ready"})
+
+
+class Guard:
+    """ASGI middleware; refusals have OpenAI's shape."""
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        metrics: Metrics,
+        api_key: str = "",
+        max_body: int = 1 << 20,
+        local_only: bool = False,
+    ) -> None:
+        """Stand before *app*.
+
+        Args:
+            app: what is guarded.
+            metrics: counts requests.
+            api_key: what clients must send as a bearer token; empty: nothing.
+            max_body: bytes a request may have.
+            local_only: refuse requests whose ``Host`` is not this machine: a page elsewhere whose
+                name resolves to this machine (DNS rebinding) must not read the answers.
+        """
+        self._app = app
+        self._metrics = metrics
+        self._key = api_key.encode()
+        self._max_body = max_body
+        self._local_only = local_only
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req-{secrets.token_hex(8)}"
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 0
+
+        async def counted(event: Event) -> None:
+            nonlocal status
+            if event["type"] == "http.response.start":
+                status = event["status"]
+                event["headers"] = [*event.get("headers", ()), *_headers(request_id)]
+            await send(event)
+
+        try:
+            self._check(scope)
+            await self._app(scope, await self._body(receive), counted)
+        except Refused as refusal:
+            if status:
+                raise
+            await _refuse(refusal, counted)
+        finally:
+            route = scope.get("route")
+            path = getattr(route, "path", "other")
+            self._metrics.requests.labels(path, str(status or 499)).inc()
+
+    def _check(self, scope: Scope) -> None:
+        """Refuse what needs no look at the body.
+
+        Raises:
+            Refused: the reason.
+        """
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"0")
+        if not length.isdigit() or len(length) > 18:
+            raise Refused(400, "Content-Length is no number")
+        if int(length) > self._max_body:
+            raise self._too_large()
+        host = headers.get(b"host", b"").decode("latin-1")
+        if self._local_only and not is_loopback(_without_port(host)):
+            raise Refused(403, f"this worker serves this machine only, not the host {host[:80]!r}")
+        if self._key and scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS":
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            right = hmac.compare_digest(given.strip(), self._key)  # takes as long when it is wrong
+            if scheme.lower() != b"bearer" or not right:
+                raise Refused(
+                    401,
+                    "send the worker's key: Authorization: Bearer KEY",
+                    kind="authentication_error",
+                    code="invalid_api_key",
+                )
+
+    async def _body(self, receive: Receive) -> Receive:
+        """*receive* that gives the whole body first, read here.
+
+        Raises:
+            Refused: it is too long, or its next part takes too long.
+        """
+        parts, seen, more = [], 0, True
+        while more:
+            try:
+                event = await asyncio.wait_for(receive(), BODY_PATIENCE_S)
+            except asyncio.TimeoutError:
+                raise Refused(408, "the request's body did not arrive") from None
+            if event["type"] != "http.request":
+                raise Refused(400, "the connection was closed before the request was complete")
+            parts.append(event.get("body", b""))
+            more = event.get("more_body", False)
+            seen += len(parts[-1])
+            if seen > self._max_body:
+                raise self._too_large()
+        waiting: list[Event] = [
+            {"type": "http.request", "body": b"".join(parts), "more_body": False}
+        ]
+
+        async def replay() -> Event:
+            return waiting.pop() if waiting else await receive()  # waits until the client goes
+
+        return replay
+
+    def _too_large(self) -> Refused:
+        return Refused(413, f"a request may have {self._max_body:,} bytes", code="too_large")
+
+
+def _without_port(host: str) -> str:
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0]
+
+
+def _headers(request_id: str) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"x-request-id", request_id.encode()),
+        (b"x-content-type-options", b"nosniff"),
+        (b"referrer-policy", b"no-referrer"),
+    ]
+
+
+async def _refuse(refusal: Refused, send: Send) -> None:
+    body = json.dumps(refusal.body()).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    if refusal.retry_after_s is not None:
+        headers.append((b"retry-after", b"%d" % refusal.retry_after_s))
+    if refusal.status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    headers.append(
+        (b"connection", b"close")
+    )  # a body that was not read must not be the next request
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

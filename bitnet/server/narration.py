@@ -1,0 +1,129 @@
+"""What a worker says about itself: events for people and for programs.
+
+Each event names who acts, what happens, and says it twice: plainly and kindly. On a console::
+
+    INFO actor="model-loader" action="gguf_load_complete" human="..." cute="..."
+
+or, one JSON object to a line, for a collector. A destination that cannot be written to (a full
+disk, a closed pipe) silences the narration and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ACTIONS", "Level", "Narrator"]
+
+Level = Literal["INFO", "WARN", "ERROR"]
+
+WORKER = "llm-worker-rbee"
+LOADER = "model-loader"
+SERVER = "http-server"
+
+#: Every action there is, with the actor it belongs to.
+ACTIONS: dict[str, str] = {
+    "startup": WORKER,
+    "device_init": "device-manager",
+    "gguf_metadata_loaded": LOADER,
+    "gguf_vocab_size_derived": LOADER,
+    "gguf_tokenizer_extract_start": "tokenizer-loader",
+    "gguf_tokenizer_metadata_extracted": "tokenizer-loader",
+    "gguf_tokenizer_extracted": "tokenizer-loader",
+    "gguf_load_complete": LOADER,
+    "model_load_success": WORKER,
+    "model_load_failed": WORKER,
+    "test_mode": WORKER,
+    "callback_sent": WORKER,
+    "callback_failed": WORKER,
+    "server_start": SERVER,
+    "inference_start": SERVER,
+    "inference_complete": SERVER,
+    "inference_failed": SERVER,
+    "draining": SERVER,
+    "server_stop": SERVER,
+}
+
+
+class Narrator:
+    """Writes events for one worker."""
+
+    def __init__(
+        self,
+        write: Callable[[str], None],
+        *,
+        worker_id: str,
+        as_json: bool = False,
+        now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
+    ) -> None:
+        """A narrator that hands finished lines to *write*.
+
+        Args:
+            write: takes one line, without its newline.
+            worker_id: named in every event.
+            as_json: JSON lines instead of the console form.
+            now: the time for events.
+        """
+        self._write = write
+        self._as_json = as_json
+        self._now = now
+        self.worker_id = worker_id
+
+    def narrate(
+        self,
+        actor: str,
+        action: str,
+        human: str,
+        cute: str = "",
+        *,
+        level: Level = "INFO",
+        **fields: Any,
+    ) -> None:
+        """Say that *actor* did *action*.
+
+        Args:
+            actor: who acts.
+            action: what happens, in snake case.
+            human: the same as a plain sentence.
+            cute: the same, kindly.
+            level: how serious it is.
+            fields: what else is known, such as ``request_id``; ``None`` is left out.
+        """
+        event = {"actor": actor, "action": action, "worker_id": self.worker_id}
+        event |= {name: value for name, value in fields.items() if value is not None}
+        event |= {"human": human, "cute": cute} if cute else {"human": human}
+        if self._as_json:
+            line = json.dumps({"time": self._now().isoformat(), "level": level, **event})
+        else:
+            line = f"{level} " + " ".join(f"{k}={_shown(v)}" for k, v in event.items())
+        self._line(line)
+
+    def __call__(
+        self, action: str, human: str, cute: str = "", *, level: Level = "INFO", **fields: Any
+    ) -> None:
+        """:meth:`narrate` by the actor that *action* belongs to."""
+        self.narrate(ACTIONS[action], action, human, cute, level=level, **fields)
+
+    def plain(self, text: str) -> None:
+        """A line without an actor; left out of JSON, where every line is an event."""
+        if not self._as_json:
+            self._line(f"INFO {text}")
+
+    def _line(self, line: str) -> None:
+        try:
+            self._write(line)
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            self._write = _nowhere
+
+
+def _nowhere(line: str) -> None:
+    pass
+
+
+def _shown(value: object) -> str:
+    # JSON's escapes keep one event on one line, whatever a client has put into it.
+    return json.dumps(value if isinstance(value, str) else str(value), ensure_ascii=False)

@@ -1,0 +1,102 @@
+"""What the command line can say about serving; cheap to import."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from bitnet import settings
+from bitnet.errors import UsageError
+from bitnet.options import option
+
+__all__ = ["ServeOptions", "is_loopback"]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach *host*."""
+    name = host.strip("[]")
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Where to listen, for whom, and how much to take on."""
+
+    host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: every one", metavar="ADDRESS")
+    port: int = option(9999, "port to listen on; 0: any free one")
+    worker_id: str = option("", "name of this worker in events; default: a random one")
+    callback_url: str = option(
+        "",
+        "address that is told once the worker is ready; on this machine: test mode",
+        metavar="URL",
+    )
+    api_key: str = option("", "key that clients must send; default: BITNET_API_KEY", metavar="KEY")
+    allow_unauthenticated: bool = option(False, "listen beyond this machine without a key")
+    max_batch: int = option(8, "answers written at the same time")
+    queue: int = option(64, "requests that may wait; more are refused with 429")
+    kv_memory: int = option(
+        0, "megabytes for keys and values of all answers; 0: a quarter of the machine's memory"
+    )
+    max_output_tokens: int = option(4096, "tokens one answer may have at most")
+    max_body: int = option(1 << 20, "bytes a request may have")
+    deadline: float = option(600.0, "seconds an answer may take")
+    drain: float = option(30.0, "seconds that running answers get once the worker has to stop")
+    cors_origin: list[str] = option([], "web page that may call from a browser; default: none")
+    narration: str = option("console", "form of the events on stderr", choices=("console", "json"))
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot say.
+
+        Raises:
+            UsageError: a value is out of range, or the worker would be open to everybody.
+        """
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"--port is {self.port}, expected 0 to 65535")
+        for name in ("max_batch", "queue", "max_output_tokens", "max_body"):
+            if getattr(self, name) < 1:
+                flag = name.replace("_", "-")
+                raise UsageError(f"--{flag} is {getattr(self, name)}, expected at least 1")
+        if self.kv_memory < 0:
+            raise UsageError(f"--kv-memory is {self.kv_memory}, expected at least 0")
+        for name in ("deadline", "drain"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UsageError(f"--{name} is {getattr(self, name)}, expected a number above 0")
+        if self.callback_url and urlsplit(self.callback_url).scheme not in ("http", "https"):
+            raise UsageError(f"--callback-url expects an address, got {self.callback_url!r}")
+
+    def key(self) -> str:
+        """The key clients must send; empty where none is wanted.
+
+        Raises:
+            UsageError: the worker would listen beyond this machine without a key.
+        """
+        key = self.api_key or settings.api_key() or ""
+        if not key and not is_loopback(self.host) and not self.allow_unauthenticated:
+            raise UsageError(
+                f"--host {self.host} can be reached from other machines and there is no key",
+                hint="set BITNET_API_KEY, or accept it with --allow-unauthenticated",
+            )
+        return key
+
+    @property
+    def kv_budget_bytes(self) -> int:
+        """Bytes that keys and values may take."""
+        if self.kv_memory:
+            return self.kv_memory * 10**6
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+        except (AttributeError, ValueError, OSError):  # pragma: no cover - Windows
+            return 2 * 10**9
+
+    @property
+    def calls_back(self) -> bool:
+        """Whether somebody elsewhere wants to know that the worker is ready."""
+        host = urlsplit(self.callback_url).hostname or ""
+        return bool(host) and not is_loopback(host)

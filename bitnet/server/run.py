@@ -1,0 +1,205 @@
+"""From a loaded model to a listening worker, and back down in order."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from bitnet.errors import Interrupted, from_os_error
+from bitnet.server.app import Service, create_app
+from bitnet.server.metrics import Metrics
+from bitnet.server.options import is_loopback
+from bitnet.server.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import FrameType
+
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.server.narration import Narrator
+    from bitnet.server.options import ServeOptions
+
+__all__ = ["run"]
+
+logger = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 32 * 1024
+MAX_CONNECTIONS = 1024
+KEEP_ALIVE_S = 30
+
+
+def run(
+    model: LanguageModel,
+    options: ServeOptions,
+    narrate: Narrator,
+    *,
+    ready: Callable[[str], None],
+) -> None:
+    """Serve *model* until a signal ends it.
+
+    SIGTERM and the first SIGINT: no new requests, answers that run may finish for ``drain``
+    seconds. The second SIGINT: stop at once.
+
+    Args:
+        model: what answers.
+        options: where and how.
+        narrate: told what happens.
+        ready: called with the address, in a thread, once connections are accepted.
+
+    Raises:
+        UsageError: the worker would be open to everybody.
+        BitnetError: the address cannot be listened on.
+        Interrupted: a second SIGINT ended it.
+    """
+    key = options.key()
+    if not key and not is_loopback(options.host):
+        logger.warning("anybody who reaches %s can use this worker: there is no key", options.host)
+    metrics = Metrics()
+    worker = Worker(
+        model,
+        metrics,
+        max_batch=options.max_batch,
+        queue=options.queue,
+        deadline_s=options.deadline,
+        kv_budget_bytes=options.kv_budget_bytes,
+    )
+    service = Service(
+        worker, metrics, narrate, model.path.stem, int(time.time()), options.max_output_tokens
+    )
+    app = create_app(
+        service,
+        api_key=key,
+        max_body=options.max_body,
+        local_only=not key and is_loopback(options.host),
+        cors_origins=options.cors_origin,
+    )
+    listening = _listen(options.host, options.port)
+    server = _Server(_configuration(app, options), worker, narrate)
+    with server.signals():
+        _serve(server, listening, narrate, ready)
+    narrate("server_stop", "The worker has stopped", "Good night! 🌙")
+    if server.stopped_at_once:
+        raise Interrupted("stopped at once; running answers were cut off")
+
+
+def _serve(
+    server: _Server,
+    listening: socket.socket,
+    narrate: Narrator,
+    ready: Callable[[str], None],
+) -> None:
+    """Say that the worker is there, and answer until a signal comes."""
+    address = _address(listening)
+    narrate.plain("Worker ready, starting HTTP server")
+    narrate(
+        "server_start",
+        f"HTTP server listening on {address}",
+        "Ready to help! Come and talk to me! 🚀",
+        port=listening.getsockname()[1],
+    )
+    narrate.plain(f"HTTP server listening on {address}")
+    try:
+        threading.Thread(target=ready, args=(f"http://{address}",), daemon=True).start()
+        server.run(sockets=[listening])
+    finally:
+        server.worker.stop()
+        listening.close()
+
+
+def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http="h11",  # bounds the size of headers
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        backlog=MAX_CONNECTIONS,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, round(options.drain)),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server; a signal drains the worker and does not end the program by itself."""
+
+    def __init__(self, config: uvicorn.Config, worker: Worker, narrate: Narrator) -> None:
+        super().__init__(config)
+        self.worker = worker
+        self._narrate = narrate
+        self._interrupts = 0
+
+    @property
+    def stopped_at_once(self) -> bool:
+        """Whether somebody did not want to wait."""
+        return self._interrupts > 1
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing: :meth:`signals` has them already, and uvicorn would raise them again."""
+        yield
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Handle SIGINT and SIGTERM, from before the first line that says the worker is there."""
+        wanted = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in wanted}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """Drain on the first signal; on a second SIGINT let go of everything."""
+        self._interrupts += sig == signal.SIGINT
+        if not self.should_exit:
+            self._narrate(
+                "draining",
+                f"Stopping: {self.worker.open_jobs} answers may finish, new requests are refused",
+                "Let me just finish my sentence! 🧹",
+            )
+        self.worker.drain()
+        self.should_exit = True
+        self.force_exit = self.stopped_at_once
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket.
+
+    Raises:
+        BitnetError: the address is in use, or is none of this machine.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen(MAX_CONNECTIONS)
+        except BaseException:
+            listening.close()
+            raise
+    except OSError as error:
+        known = from_os_error(error, f"{host}:{port}")
+        raise type(known)(
+            known.message, hint="choose another port: bitnet serve --port 0 takes a free one"
+        ) from error
+    return listening
+
+
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,64 @@
+"""``inv batch``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from bitnet.batch.options import BatchOptions
+from bitnet.hub.options import FetchOptions
+from bitnet.options import CacheOptions
+from bitnet.runtime.options import ModelOptions
+from bitnet.tasks.declare import Output, task
+from bitnet.tasks.running import model_path, open_model, say
+
+
+@task(required=("input", "output"))
+def batch(
+    c,
+    options=BatchOptions(),
+    model=ModelOptions(),
+    fetch=FetchOptions(),
+    cache=CacheOptions(),
+    shown=Output(),
+):
+    """Answer the prompts of a file into another file; a killed run goes on where it was."""
+    from bitnet import locks
+    from bitnet.batch.files import BatchFiles
+
+    target = Path(options.output)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        locks.hold(target.with_name(f"{target.name}.lock"), timeout_s=0, what=target.name),
+        BatchFiles(Path(options.input), target, retry_errors=options.retry_errors) as files,
+    ):
+        if files.done:
+            say(f"{files.done} of {files.total} rows are answered already")
+        failed = _answer(files, options, model, fetch=fetch, cache=cache, output=shown)
+    counts = {"rows": files.total, "answered_before": files.done, "failed": failed}
+    said = f"{files.total} rows answered, {files.done} of them before, {failed} failed"
+    print(json.dumps(counts) if shown.json else said)
+
+
+def _answer(files, options, model, *, fetch, cache, output):
+    """Answer the rows that are left; how many of them failed."""
+    from bitnet.batch.run import answers
+
+    rows = list(files.left())
+    failed = 0
+    if not rows:
+        return failed
+    if options.engine == "ray":
+        from bitnet.batch.ray_engine import ray_answers
+
+        path = model_path(model, fetch=fetch, cache=cache, output=output)
+        for row, facts in ray_answers(rows, path, options, threads=model.threads):
+            files.write(row, facts)
+            failed += "error" in facts
+        return failed
+    limits = {"max_tokens": options.max_tokens, "max_batch": options.max_batch}
+    with open_model(model, fetch=fetch, cache=cache, output=output) as running:
+        for row, facts in answers(rows, running, **limits):
+            files.write(row, facts)
+            failed += "error" in facts
+    return failed

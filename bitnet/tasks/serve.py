@@ -1,0 +1,84 @@
+"""``inv serve``, also called ``worker``."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from functools import partial
+
+from bitnet.errors import BitnetError, Unsupported
+from bitnet.hub.options import FetchOptions
+from bitnet.options import CacheOptions
+from bitnet.runtime.options import ModelOptions
+from bitnet.server.options import ServeOptions
+from bitnet.tasks.declare import Output, task
+from bitnet.tasks.running import model_path, open_model, say
+
+logger = logging.getLogger(__name__)
+
+
+@task(aliases=("worker",))
+def serve(
+    c,
+    options=ServeOptions(),
+    model=ModelOptions(),
+    fetch=FetchOptions(),
+    cache=CacheOptions(),
+    output=Output(),
+):
+    """Serve a model over HTTP: OpenAI's API, a chat page, health and figures.
+
+    Stop it with Ctrl-C or SIGTERM: answers that run may finish.
+    """
+    run, narrated, narrate = _parts(options)
+    options.key()
+    narrate(
+        "startup",
+        f"Starting worker on port {options.port}",
+        "Good morning! Let me put my glasses on! 🌅",
+        port=options.port,
+    )
+    path = model_path(model, fetch=fetch, cache=cache, output=output)
+    load = partial(open_model, model, fetch=fetch, cache=cache, output=output)
+    with narrated(path, load, narrate) as running:
+        run(running, options, narrate, ready=partial(_tell, options, narrate, fetch))
+
+
+def _parts(options):
+    """What serving needs.
+
+    Raises:
+        Unsupported: the extra is not installed.
+    """
+    from bitnet.server.narration import Narrator
+
+    try:
+        from bitnet.server.loading import narrated
+        from bitnet.server.run import run
+    except ModuleNotFoundError as error:
+        raise Unsupported(
+            f"serving needs the package {error.name}",
+            hint="pip install 'bitnet-xtask[serve]'",
+        ) from None
+    worker_id = options.worker_id or f"worker-{secrets.token_hex(4)}"
+    return run, narrated, Narrator(say, worker_id=worker_id, as_json=options.narration == "json")
+
+
+def _tell(options, narrate, fetch, address):
+    """Tell whoever wants to know that the worker is ready; it serves whatever comes of it."""
+    from bitnet.hub.callback import call_back
+
+    if not options.calls_back:
+        narrate(
+            "test_mode",
+            "No callback address beyond this machine: test mode",
+            "Running in test mode! No callback needed! 🧪",
+        )
+        return
+    facts = {"worker_id": narrate.worker_id, "status": "ready", "address": address}
+    try:
+        call_back(options.callback_url, facts, fetch)
+    except BitnetError as error:
+        narrate("callback_failed", error.message, "Nobody picked up the phone! 📵", level="ERROR")
+    else:
+        narrate("callback_sent", "Told the pool that this worker is ready", "Hello, I am here! 👋")

@@ -1,0 +1,204 @@
+"""Rows of a file answered into another, whole, broken and killed in between."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny_models import tiny_gguf
+
+from bitnet.batch.files import BatchFiles
+from bitnet.batch.options import BatchOptions
+from bitnet.batch.rows import Row
+from bitnet.batch.run import answers
+from bitnet.errors import UsageError
+from bitnet.runtime.language_model import load
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
+ROWS = [
+    {"id": "a", "prompt": "ab", "max_tokens": 5},
+    {"prompt": "cde"},
+    {"id": 7, "messages": [{"role": "user", "content": "f"}], "temperature": 9.0, "seed": 3},
+    {"id": "stop", "prompt": "ab", "stop": ["b"]},
+]
+BROKEN = [
+    ("{", "no JSON"),
+    ("[]", "no JSON object"),
+    ('{"prompt": 1}', "prompt is no text"),
+    ('{"promt": "a"}', "unknown fields: promt"),
+    ('{"prompt": "a", "messages": []}', "either prompt or messages"),
+    ('{"prompt": "a", "temperature": -1}', "temperature is -1"),
+    ('{"prompt": "a", "max_tokens": 1.5}', "max_tokens is no whole number"),
+    ('{"prompt": "a", "max_tokens": 0}', "max-tokens is 0"),
+    ('{"prompt": "a", "stop": [1]}', "stop is neither"),
+    ('{"prompt": ""}', "the prompt is empty"),
+    ('{"prompt": "' + "a" * 300 + '"}', "the context holds 64"),
+    ('{"messages": [{"role": 3}]}', ""),
+]
+
+
+@pytest.fixture
+def model_path(tmp_path):
+    return tiny_gguf(tmp_path / "tiny.gguf", **{"tokenizer.chat_template": TEMPLATE})
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS)) + "\n\n")
+    return path
+
+
+def lines(path):
+    return {facts["id"]: facts for facts in map(json.loads, path.read_text().splitlines())}
+
+
+def test_every_row_gets_the_answer_it_gets_alone(bitnet, model_path, source, tmp_path):
+    target = tmp_path / "deep" / "out.jsonl"
+    done = bitnet("batch", "--model", model_path, "--input", source, "--output", target,
+                  "--max-tokens", 12, "--json")  # fmt: skip
+    assert json.loads(done.out) == {"rows": 4, "answered_before": 0, "failed": 0}
+    found = lines(target)
+    assert set(found) == {"a", "2", "7", "stop"}
+    with load(model_path) as model:
+        assert found["a"]["text"] == model.generate("ab", max_tokens=5)
+        assert found["2"]["text"] == model.generate("cde", max_tokens=12)
+        assert found["stop"]["text"] == model.generate("ab", max_tokens=12, stop=["b"])
+    assert found["a"]["finish_reason"] == "length"
+    assert found["a"]["tokens"] == 5
+
+
+def test_a_row_that_cannot_be_answered_says_why_and_harms_no_other(
+    bitnet, model_path, source, tmp_path
+):
+    source.write_text(
+        "\n".join(text for text, _ in BROKEN) + "\n" + '{"id": "good", "prompt": "ab"}\n'
+    )
+    target = tmp_path / "out.jsonl"
+    done = bitnet("batch", "--model", model_path, "--input", source, "--output", target, "--json")
+    found = lines(target)
+    for number, (text, words) in enumerate(BROKEN, 1):
+        assert words in found[str(number)].get("error", ""), text
+    assert "error" not in found["good"]
+    assert json.loads(done.out)["failed"] == sum("error" in facts for facts in found.values())
+
+
+def test_what_is_answered_is_never_computed_again(model_path, source, tmp_path):
+    target = tmp_path / "out.jsonl"
+    with load(model_path) as model:
+        with BatchFiles(source, target) as files:
+            for count, (row, facts) in enumerate(answers(files.left(), model, max_tokens=4)):
+                files.write(row, facts)
+                if count == 1:
+                    break
+        before = target.read_bytes()
+        target.write_bytes(before + b'{"id": "half of a li')
+        with BatchFiles(source, target) as files:
+            assert files.done == 2
+            rest = list(files.left())
+            assert len(rest) == 2
+            for row, facts in answers(rest, model, max_tokens=4):
+                files.write(row, facts)
+    assert target.read_bytes().startswith(before)
+    assert set(lines(target)) == {"a", "2", "7", "stop"}
+    with BatchFiles(source, target) as files:
+        assert list(files.left()) == []
+
+
+def test_failed_rows_are_answered_again_when_asked_to(tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"id": 1, "prompt": "a"}\n{"id": 2, "prompt": "b"}\n')
+    with BatchFiles(source, target) as files:
+        first, second = files.left()
+        files.write(first, {"error": "x"})
+        files.write(second, {"text": "y"})
+    with BatchFiles(source, target) as files:
+        assert files.done == 2
+    with BatchFiles(source, target, retry_errors=True) as files:
+        assert [row.id for row in files.left()] == ["1"]
+
+
+def test_answers_to_other_rows_are_not_mixed_with_these(tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"id": 1, "prompt": "a"}\n')
+    with BatchFiles(source, target) as files:
+        files.write(next(files.left()), {"text": "y"})
+    kept = target.read_bytes()
+    source.write_text('{"id": 1, "prompt": "other"}\n')
+    with pytest.raises(UsageError, match="another row '1'"):
+        BatchFiles(source, target)
+    target.write_text("my diary\n")
+    with pytest.raises(UsageError, match="something else than answers"):
+        BatchFiles(source, target)
+    assert target.read_text() == "my diary\n"
+    source.write_text('{"id": 1, "prompt": "a"}\n{"id": 1, "prompt": "b"}\n')
+    target.write_bytes(kept)
+    with pytest.raises(UsageError, match="two rows have the id '1'"):
+        BatchFiles(source, target)
+    assert target.read_bytes() == kept
+
+
+def test_a_killed_run_goes_on(model_path, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = [{"id": n, "prompt": "ab", "max_tokens": 40, "seed": n} for n in range(200)]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    words = [sys.executable, "-m", "bitnet", "batch", "--model", str(model_path), "--input",
+             str(source), "--output", str(target)]  # fmt: skip
+    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (target.exists() and target.stat().st_size):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = target.read_bytes()
+    whole = before[: before.rfind(b"\n") + 1]
+    done = subprocess.run([*words, "--json"], capture_output=True, text=True, check=True)
+    facts = json.loads(done.stdout)
+    assert facts["answered_before"] == whole.count(b"\n")
+    assert target.read_bytes().startswith(whole)
+    found = lines(target)
+    assert len(found) == 200
+    assert len({facts["text"] for facts in found.values()}) == 1
+
+
+def test_two_runs_do_not_write_the_same_file(bitnet, model_path, source, tmp_path):
+    from bitnet import locks
+
+    target = tmp_path / "out.jsonl"
+    with locks.hold(tmp_path / "out.jsonl.lock", timeout_s=0):
+        done = bitnet("batch", "--model", model_path, "--input", source, "--output", target)
+    assert done.code == 21
+
+
+def test_when_the_disk_is_full_what_was_written_counts(model_path, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = [{"id": n, "prompt": "ab", "max_tokens": 9} for n in range(40)]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    words = ["-m", "bitnet", "batch", "--model", str(model_path), "--input", str(source), "--output",
+             str(target)]  # fmt: skip
+    limited = (
+        "import resource, runpy, signal, sys;"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000));"
+        f"sys.argv = {words[1:]!r};"
+        "runpy.run_module('bitnet', run_name='__main__', alter_sys=True)"
+    )
+    full = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True)
+    assert full.returncode == 10, full.stderr
+    assert 0 < target.stat().st_size <= 2000
+    subprocess.run([sys.executable, *words], capture_output=True, check=True)
+    assert len(lines(target)) == 40
+
+
+@pytest.mark.parametrize("options", [{"max_tokens": 0}, {"actors": 0}, {"address": "auto"}])
+def test_bad_options_are_refused(options):
+    with pytest.raises(UsageError):
+        BatchOptions(**options)
+
+
+def test_the_digest_of_a_row_is_of_all_of_it():
+    assert Row.parse('{"prompt": "a"}', 1).digest != Row.parse('{"prompt": "b"}', 1).digest

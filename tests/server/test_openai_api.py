@@ -1,0 +1,239 @@
+"""The interface, as clients use it: over HTTP, and through the official client."""
+
+import json
+
+import openai
+import pytest
+from tiny_models import TOKENS
+
+from bitnet.runtime.language_model import load
+
+TEXT = {"role": "user", "content": "a"}
+IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
+
+
+@pytest.fixture
+def client(worker):
+    with openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def events(response):
+    lines = [line for line in response.text.split("\n\n") if line]
+    assert lines.pop() == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def test_inference_continues_a_prompt(worker, model_path):
+    reply = worker.post("/v1/inference", {"prompt": "ab", "max_tokens": 10})
+    assert reply.status_code == 200
+    facts = reply.json()
+    with load(model_path) as model:
+        assert facts["text"] == model.generate("ab", max_tokens=10)
+    assert facts["tokens_generated"] == 10
+    assert facts["finish_reason"] == "length"
+    assert facts["worker_id"] == "w1"
+    assert facts["request_id"] == reply.headers["x-request-id"]
+
+
+def test_inference_streams_the_same_text(worker):
+    body = {"prompt": "ab", "max_tokens": 10}
+    whole = worker.post("/v1/inference", body).json()
+    *parts, last = events(worker.post("/v1/inference", body | {"stream": True}))
+    assert "".join(part["text"] for part in parts) == whole["text"] == last["text"]
+    assert last["done"] is True
+
+
+def test_chat_writes_what_the_model_writes_after_its_template(client, model_path):
+    reply = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "abc"}], max_tokens=8, temperature=0
+    )
+    with load(model_path) as model:
+        expected = model.chat([{"role": "user", "content": "abc"}], max_tokens=8)
+    (choice,) = reply.choices
+    assert choice.message.content == expected
+    assert choice.message.role == "assistant"
+    assert choice.finish_reason == "length"
+    assert reply.usage.completion_tokens == 8
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + 8
+
+
+def test_a_streamed_chat_is_the_whole_one_in_pieces(client):
+    wanted = {"model": "tiny", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 8}
+    whole = client.chat.completions.create(**wanted, temperature=0)
+    chunks = list(
+        client.chat.completions.create(
+            **wanted, temperature=0, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert chunks[-1].usage == whole.usage
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_a_seed_fixes_the_answer_and_choices_differ(client):
+    wanted = {"model": "tiny", "prompt": "ab", "max_tokens": 12, "temperature": 50, "n": 3}
+    first = [c.text for c in client.completions.create(**wanted, seed=7).choices]
+    again = [c.text for c in client.completions.create(**wanted, seed=7).choices]
+    other = [c.text for c in client.completions.create(**wanted, seed=8).choices]
+    assert first == again
+    assert len(set(first)) == 3
+    assert first != other
+    unseeded = {client.completions.create(**wanted).choices[0].text for _ in range(3)}
+    assert len(unseeded) > 1
+
+
+def test_several_prompts_are_answered_in_their_order(client):
+    def texts(prompt):
+        reply = client.completions.create(
+            model="tiny", prompt=prompt, max_tokens=6, temperature=0, echo=True
+        )
+        return [choice.text for choice in reply.choices]
+
+    prompts = ["ab", "cde", "f"]
+    together = texts(prompts)
+    assert together == [text for prompt in prompts for text in texts(prompt)]
+    assert [text[: len(p)] for text, p in zip(together, prompts, strict=True)] == prompts
+
+
+def test_a_stop_string_ends_the_answer_before_it(client):
+    wanted = {"model": "tiny", "prompt": "ab", "max_tokens": 20, "temperature": 0}
+    text = client.completions.create(**wanted).choices[0].text
+    stop = text[4:6]
+    reply = client.completions.create(**wanted, stop=[stop]).choices[0]
+    assert reply.text == text[: text.index(stop)]
+    assert reply.finish_reason == "stop"
+
+
+def test_logprobs_have_openais_two_forms(client):
+    chat = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "a"}], max_tokens=4, temperature=0,
+        logprobs=True, top_logprobs=3,
+    )  # fmt: skip
+    content = chat.choices[0].logprobs.content
+    assert "".join(entry.token for entry in content) == chat.choices[0].message.content
+    for entry in content:
+        assert len(entry.top_logprobs) == 3
+        assert entry.logprob == entry.top_logprobs[0].logprob < 0
+        assert bytes(entry.bytes).decode() == entry.token
+    text = client.completions.create(
+        model="tiny", prompt="ab", max_tokens=4, temperature=0, logprobs=2
+    ).choices[0]
+    assert "".join(text.logprobs.tokens) == text.text
+    assert len(text.logprobs.token_logprobs) == len(text.logprobs.text_offset) == 4
+    assert all(len(top) == 2 for top in text.logprobs.top_logprobs)
+
+
+def test_a_bias_decides_and_penalties_change_the_answer(client):
+    wanted = {"model": "tiny", "prompt": "ab", "max_tokens": 6, "temperature": 0}
+    biased = client.completions.create(**wanted, logit_bias={str(TOKENS.index("q")): 100})
+    assert biased.choices[0].text == "q" * 6
+    punished = client.completions.create(
+        **wanted, logit_bias={str(TOKENS.index("q")): 100}, presence_penalty=100
+    )
+    assert punished.choices[0].text.count("q") < 6
+
+
+def test_tools_reach_the_template(worker):
+    messages = [{"role": "user", "content": "a"}]
+    tool = {"type": "function", "function": {"name": "zz", "parameters": {"type": "object"}}}
+    body = {"messages": messages, "max_tokens": 1}
+    plain = worker.post("/v1/chat/completions", body).json()
+    tools = worker.post("/v1/chat/completions", body | {"tools": [tool]}).json()
+    assert tools["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] + 2
+
+
+def test_the_model_is_listed(client):
+    (model,) = client.models.list().data
+    assert model.id == "tiny"
+    assert client.models.retrieve("tiny") == model
+    with pytest.raises(openai.NotFoundError, match="no model 'other'"):
+        client.models.retrieve("other")
+
+
+def test_embeddings_have_length_one_and_differ(client):
+    rows = [
+        entry.embedding
+        for entry in client.embeddings.create(model="tiny", input=["ab", "cd", "ab"]).data
+    ]
+    assert rows[0] == rows[2] != rows[1]
+    assert sum(x * x for x in rows[0]) == pytest.approx(1, abs=1e-5)
+
+
+def test_text_to_ids_and_back(worker):
+    ids = worker.post("/tokenize", {"content": "abc", "add_special": False}).json()["tokens"]
+    assert worker.post("/detokenize", {"tokens": ids}).json() == {"content": "abc"}
+    pieces = worker.post("/tokenize", {"content": "abc", "with_pieces": True}).json()["tokens"]
+    assert "".join(entry["piece"] for entry in pieces[-3:]) == "abc"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/v1/inference", {"prompt": ""}, "the prompt is empty"),
+        ("/v1/inference", {"prompt": "a\0b"}, "NUL"),
+        ("/v1/inference", {"max_tokens": 3}, "prompt: Field required"),
+        ("/v1/inference", {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ("/v1/inference", {"prompt": "a", "max_tokens": 1000}, "at most 48"),
+        ("/v1/inference", {"prompt": "a" * 200}, "the context holds 64"),
+        ("/v1/completions", {"prompt": [999]}, "below"),
+        ("/v1/completions", {"prompt": "a", "temperature": -1}, "temperature"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, "'x' is no token id"),
+        ("/v1/completions", {"prompt": []}, "0 prompts"),
+        ("/v1/chat/completions", {"messages": []}, "messages"),
+        ("/v1/chat/completions", {"messages": [IMAGE]}, "only text"),
+        ("/v1/chat/completions", {"messages": [TEXT], "chat_template_kwargs": {"messages": []}},
+         "cannot be set"),
+        ("/detokenize", {"tokens": [12345]}, "not in the vocabulary"),
+        ("/v1/embeddings", {"input": [[]]}, "each input needs"),
+    ],
+)  # fmt: skip
+def test_a_wrong_request_is_told_what_is_wrong(worker, path, body, words):
+    reply = worker.post(path, body)
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert words in error["message"]
+
+
+def test_an_unknown_path_or_method_has_the_same_shape_of_error(worker):
+    assert worker.http.get("/nothing").json()["error"]["type"] == "invalid_request_error"
+    assert worker.http.get("/v1/inference").status_code == 405
+
+
+def test_the_description_lists_every_route(worker):
+    paths = worker.http.get("/openapi.json").json()["paths"]
+    assert set(paths) == {
+        "/v1/inference",
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/embeddings",
+        "/v1/models",
+        "/v1/models/{name}",
+        "/tokenize",
+        "/detokenize",
+        "/health/live",
+        "/health/ready",
+        "/metrics",
+    }
+
+
+def test_the_figures_count_what_happened(worker):
+    worker.post("/v1/inference", {"prompt": "ab", "max_tokens": 5})
+    worker.post("/v1/inference", {"prompt": ""})
+    text = worker.http.get("/metrics").text
+    assert 'bitnet_answers_total{finish="length"} 1.0' in text
+    assert "bitnet_tokens_total 5.0" in text
+    assert 'bitnet_http_requests_total{route="/v1/inference",status="400"} 1.0' in text
+    assert "bitnet_open_answers 0.0" in text
+
+
+def test_events_name_the_request(worker):
+    reply = worker.post("/v1/inference", {"prompt": "ab", "max_tokens": 2})
+    line = next(line for line in worker.lines if 'action="inference_complete"' in line)
+    assert f'request_id="{reply.headers["x-request-id"]}"' in line
+    assert 'actor="http-server"' in line
+    assert 'worker_id="w1"' in line

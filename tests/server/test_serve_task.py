@@ -1,0 +1,162 @@
+"""``bitnet serve`` as a process: its lines, its signals, its end."""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import httpx
+import pytest
+
+
+class Process:
+    """A worker; *lines* are read until it listens."""
+
+    def __init__(self, path, *words, port=0):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bitnet", "serve", "--model", str(path), "--port",
+             str(port), *words],
+            stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        )  # fmt: skip
+        self.lines = []
+        self.port = 0
+
+    def until(self, pattern):
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError("\n".join(self.lines))
+
+    def listen(self):
+        found = self.until(r"INFO HTTP server listening on (127\.0\.0\.1|0\.0\.0\.0):(\d+)")
+        self.port = int(found[2])
+        return self
+
+    def post(self, body):
+        address = f"http://127.0.0.1:{self.port}/v1/inference"
+        return httpx.post(address, json=body, timeout=30)
+
+    def end(self):
+        rest = self.process.communicate(timeout=30)
+        self.lines += rest[1].splitlines()
+        return self.process.returncode
+
+
+@pytest.fixture
+def started(model_path):
+    processes = []
+
+    def start(*words, path=None, **more):
+        processes.append(Process(path or model_path, *words, **more))
+        return processes[-1]
+
+    yield start
+    for one in processes:
+        with contextlib.suppress(OSError):
+            one.process.kill()
+        one.process.wait()
+        one.process.stdout.close()
+        one.process.stderr.close()
+
+
+def test_a_worker_says_what_it_does_and_ends_in_order(started):
+    worker = started("--worker-id", "w-7").listen()
+    assert worker.post({"prompt": "ab", "max_tokens": 10}).json()["tokens_generated"] == 10
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.end() == 0
+    text = "\n".join(worker.lines)
+    order = [
+        'action="startup"',
+        'action="gguf_metadata_loaded"',
+        "INFO Detected GGUF file, extracting embedded tokenizer",
+        'action="gguf_tokenizer_extract_start"',
+        'action="gguf_vocab_size_derived"',
+        'action="gguf_tokenizer_metadata_extracted"',
+        'action="gguf_tokenizer_extracted" worker_id="w-7" vocab_size="64" human="Extracted '
+        'tokenizer from GGUF (64 tokens)" cute="Found the tokenizer inside the GGUF! 📝✨"',
+        'action="gguf_load_complete"',
+        'cute="GGUF model loaded successfully! Ready to generate! 🎉✨"',
+        "INFO GGUF model loaded successfully",
+        'action="device_init"',
+        'action="model_load_success"',
+        "INFO Worker ready, starting HTTP server",
+        "INFO HTTP server listening on 127.0.0.1:",
+        'action="inference_start"',
+        'action="inference_complete"',
+        'action="draining"',
+        'action="server_stop"',
+    ]
+    places = [text.find(part) for part in order]
+    assert -1 not in places, order[places.index(-1)]
+    assert places == sorted(places)
+    assert 'actor="llm-worker-rbee" action="test_mode"' in text
+    assert 'cute="Running in test mode! No callback needed! 🧪"' in text
+
+
+def test_events_can_be_json_lines(started):
+    worker = started("--narration", "json")
+    worker.until('"action": "server_start"')
+    worker.process.send_signal(signal.SIGINT)
+    assert worker.end() == 0
+    events = [json.loads(line) for line in worker.lines]
+    assert {"time", "level", "actor", "action", "human", "cute", "worker_id"} <= set(events[0])
+
+
+def test_running_answers_may_finish_and_a_second_interrupt_does_not_wait(started):
+    worker = started().listen()
+    replies = []
+    asking = threading.Thread(
+        target=lambda: replies.append(worker.post({"prompt": "ab", "max_tokens": 60}))
+    )
+    asking.start()
+    worker.until('action="inference_start"')
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.end() == 0
+    asking.join()
+    assert replies[0].json()["tokens_generated"] == 60
+    worker = started().listen()
+    worker.process.send_signal(signal.SIGINT)
+    worker.process.send_signal(signal.SIGINT)
+    assert worker.end() in (0, 130)  # 130 unless the first one had ended it already
+
+
+def test_a_killed_worker_can_be_started_again_on_its_port(started):
+    first = started().listen()
+    first.process.kill()
+    assert first.end() == -signal.SIGKILL
+    again = started(port=first.port)
+    assert again.listen().port == first.port
+    assert again.post({"prompt": "ab", "max_tokens": 2}).status_code == 200
+
+
+def test_a_port_in_use_is_an_error_with_a_hint(started):
+    first = started().listen()
+    second = started(port=first.port)
+    assert second.end() != 0
+    assert any("Address already in use" in line for line in second.lines)
+    assert "hint: choose another port: bitnet serve --port 0 takes a free one" in second.lines
+    assert not any("Traceback" in line for line in second.lines)
+
+
+def test_a_model_that_does_not_load_ends_with_its_code_and_an_event(started, model_path, tmp_path):
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(model_path.read_bytes()[:-100])
+    worker = started(path=damaged)
+    assert worker.end() == 13
+    (line,) = [line for line in worker.lines if 'action="model_load_failed"' in line]
+    assert line.startswith('ERROR actor="llm-worker-rbee"')
+    assert 'human="Model load failed: ' in line
+
+
+def test_beyond_this_machine_a_key_is_wanted(started):
+    worker = started("--host", "0.0.0.0")
+    assert worker.end() == 2
+    assert any("--allow-unauthenticated" in line for line in worker.lines)
+    allowed = started("--host", "0.0.0.0", "--allow-unauthenticated").listen()
+    assert any(line.startswith("Warning: anybody who reaches") for line in allowed.lines)

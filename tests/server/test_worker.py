@@ -1,0 +1,194 @@
+"""Many at once, and what may go wrong with some of them."""
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from bitnet.runtime.language_model import load
+from bitnet.runtime.scheduler import Scheduler
+
+LONG = {"prompt": "ab", "max_tokens": 40}
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Passes of the model wait for the test: ``release()`` lets so many of them run."""
+    gate = threading.Semaphore(0)
+    free = threading.Event()
+    step = Scheduler.step
+
+    def waiting(self):
+        while not free.is_set() and not gate.acquire(timeout=0.01):
+            pass
+        return step(self)
+
+    monkeypatch.setattr(Scheduler, "step", waiting)
+
+    def release(count=None):
+        if count is None:
+            free.set()
+        elif count:
+            gate.release(count)
+
+    yield release
+    free.set()
+
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def open_stream(worker, body):
+    """A connection on which a streamed answer begins, nothing read yet."""
+    content = json.dumps(body | {"stream": True}).encode()
+    connection = socket.create_connection(("127.0.0.1", worker.port), timeout=20)
+    connection.sendall(
+        b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(content) + content
+    )
+    return connection
+
+
+def test_answers_written_together_are_those_written_alone(serving, model_path):
+    worker = serving(max_batch=4, queue=100)
+    prompts = ["ab", "cde", "f", "ghijk", "lm", "nopqrstu", "v", "wxyz"]
+    with load(model_path) as model:
+        alone = {prompt: model.generate(prompt, max_tokens=20) for prompt in prompts}
+    with ThreadPoolExecutor(16) as pool:
+        asked = prompts * 8
+        replies = list(
+            pool.map(lambda p: worker.post("/v1/inference", {"prompt": p, "max_tokens": 20}), asked)
+        )
+    assert [reply.json()["text"] for reply in replies] == [alone[prompt] for prompt in asked]
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_again(serving, slow):
+    worker = serving(max_batch=1, queue=1)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
+        until(lambda: worker.service.worker.open_jobs == 2)
+        refused = worker.post("/v1/inference", LONG)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["error"]["code"] == "queue_full"
+        slow()
+        assert [one.result().status_code for one in waiting] == [200, 200]
+    assert worker.post("/v1/inference", LONG).status_code == 200
+    assert "bitnet_refused_total 1.0" in worker.http.get("/metrics").text
+
+
+@pytest.mark.parametrize("passes", [0, 1, 7])
+def test_a_client_that_goes_frees_its_place(serving, slow, passes):
+    worker = serving(max_batch=1, queue=1)
+    connection = open_stream(worker, LONG)
+    until(lambda: worker.service.worker.open_jobs == 1)
+    slow(passes)
+    if passes:
+        assert b"200 OK" in connection.recv(100)
+    connection.close()
+    slow()
+    until(lambda: worker.service.worker.open_jobs == 0)
+    text = worker.http.get("/metrics").text
+    assert 'bitnet_answers_total{finish="cancelled"} 1.0' in text
+    assert worker.post("/v1/inference", LONG).status_code == 200
+
+
+def test_a_client_that_goes_before_a_whole_answer_frees_its_place_too(serving, slow):
+    worker = serving(max_batch=1, queue=1)
+    content = json.dumps(LONG).encode()
+    with socket.create_connection(("127.0.0.1", worker.port), timeout=20) as connection:
+        connection.sendall(
+            b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+        )
+        until(lambda: worker.service.worker.open_jobs == 1)
+    slow()
+    until(lambda: worker.service.worker.open_jobs == 0)
+    assert 'finish="cancelled"} 1.0' in worker.http.get("/metrics").text
+
+
+def test_a_slow_reader_holds_up_nobody(serving):
+    worker = serving(max_batch=2, queue=4)
+    with open_stream(worker, LONG):  # never reads
+        until(lambda: worker.service.worker.open_jobs == 0)
+        assert worker.post("/v1/inference", LONG).status_code == 200
+
+
+def test_a_half_closed_connection_gets_its_answer_or_frees_its_place(serving):
+    worker = serving()
+    with open_stream(worker, LONG) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        until(lambda: worker.service.worker.open_jobs == 0)
+    assert worker.post("/v1/inference", LONG).status_code == 200
+
+
+def test_an_answer_ends_at_its_deadline_with_what_there_is(serving, slow):
+    worker = serving(deadline_s=0.3)
+    slow(3)
+    timer = threading.Timer(0.6, slow)
+    timer.start()
+    facts = worker.post("/v1/inference", LONG).json()
+    timer.join()
+    assert facts["finish_reason"] == "length"
+    assert 0 < facts["tokens_generated"] < 40
+    assert 'bitnet_answers_total{finish="deadline"} 1.0' in worker.http.get("/metrics").text
+
+
+def test_one_failed_pass_fails_its_answers_and_the_worker_goes_on(serving, monkeypatch, caplog):
+    worker = serving()
+    step = Scheduler.step
+    calls = []
+
+    def fails_once(self):
+        calls.append(self)
+        if len(calls) == 3:
+            raise RuntimeError("secret detail")
+        return step(self)
+
+    monkeypatch.setattr(Scheduler, "step", fails_once)
+    reply = worker.post("/v1/inference", LONG)
+    assert reply.status_code == 500
+    assert reply.json()["error"]["message"] == "internal error: RuntimeError"
+    assert worker.post("/v1/inference", LONG).status_code == 200
+    assert worker.http.get("/health/ready").status_code == 200
+    assert any('action="inference_failed"' in line for line in worker.lines)
+
+
+def test_a_stream_that_fails_ends_with_an_error_event(serving, monkeypatch):
+    worker = serving()
+    step = Scheduler.step
+    calls = []
+
+    def fails(self):
+        calls.append(self)
+        if len(calls) == 5:
+            raise MemoryError
+        return step(self)
+
+    monkeypatch.setattr(Scheduler, "step", fails)
+    text = worker.post("/v1/inference", LONG | {"stream": True}).text
+    events = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
+    assert events[-1]["error"]["type"] == "server_error"
+    assert "[DONE]" not in text
+
+
+def test_a_draining_worker_finishes_and_takes_nothing_new(serving, slow):
+    worker = serving()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(worker.post, "/v1/inference", LONG)
+        until(lambda: worker.service.worker.open_jobs == 1)
+        worker.service.worker.drain()
+        refused = worker.post("/v1/inference", LONG)
+        assert refused.status_code == 503
+        assert refused.headers["retry-after"] == "5"
+        assert worker.http.get("/health/ready").status_code == 503
+        assert worker.http.get("/health/live").status_code == 200
+        slow()
+        assert running.result().json()["tokens_generated"] == 40
