@@ -17,7 +17,7 @@ class BatchOptions:
     input: str = option("", "file with a JSON object to a line: prompt or messages", metavar="FILE")
     output: str = option(
         "", "file for the answers; what is in it is not computed again", metavar="FILE"
-    )  # noqa: E501
+    )
     max_tokens: int = option(128, "tokens to write at most, where a row does not say")
     max_batch: int = option(8, "answers written at the same time")
     retry_errors: bool = option(False, "answer rows again that ended with an error")

@@ -61,10 +61,10 @@ class Row:
         Raises:
             UsageError: a value is out of its range.
         """
-        given = {
-            name: kind(self.facts[name]) for name, kind in _SAMPLING.items() if name in self.facts
-        }
-        return SamplingParams(**given)
+        kinds = _SAMPLING.items()
+        return SamplingParams(
+            **{name: kind(self.facts[name]) for name, kind in kinds if name in self.facts}
+        )
 
     @property
     def stops(self) -> list[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.errors import BitnetError, UsageError
 from bitnet.runtime.generation import GenerationParams
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.runtime.text import StopStrings, check_prompt
+from bitnet.runtime.text import AnswerText, check_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ def answers(
             try:
                 answer = _Answer(row, model, max_tokens)
                 running[scheduler.submit(answer.ids, answer.params)] = answer
-            except BitnetError as error:
+            except BitnetError as error:  # noqa: PERF203 - each row has its own
                 yield row, {"error": error.message}
         if not running:
             return
@@ -68,11 +68,7 @@ class _Answer:
             stop_ids=model.tokenizer.stop_ids,
             sampling=row.sampling,
         )
-        self._stops = StopStrings(row.stops)
-        self._stream = model.tokenizer.stream(skip_special=True)
-        self._size = model.tokenizer.vocab_size
-        for token in self.ids:
-            self._text(token)
+        self._text = AnswerText(model.tokenizer, self.ids, row.stops)
         self._parts: list[str] = []
         self._finish: str | None = None
         self._tokens = 0
@@ -81,25 +77,20 @@ class _Answer:
         """Add *piece*; whether the answer is complete."""
         self._tokens += piece.token is not None
         if piece.token is not None and piece.finish_reason != "stop":
-            self._parts.append(self._stops.push(self._text(piece.token)))
-        self._finish = "stop" if self._stops.found else piece.finish_reason
+            self._parts.append(self._text.push(piece.token))
+        self._finish = "stop" if self._text.stopped else piece.finish_reason
         return self._finish is not None
 
     def facts(self, sequence: Sequence) -> dict[str, Any]:
         """The complete answer."""
         if sequence.error is not None:
             return {"error": sequence.error.message}
-        rest = self._stops.push(self._stream.finish()) + self._stops.finish()
         return {
-            "text": "".join(self._parts) + rest,
+            "text": "".join(self._parts) + self._text.finish(),
             "finish_reason": self._finish,
             "prompt_tokens": len(self.ids),
             "tokens": self._tokens,
         }
-
-    def _text(self, token: int) -> str:
-        # An embedding may have rows that no token belongs to.
-        return self._stream.push(token) if 0 <= token < self._size else ""
 
 
 def _ids(row: Row, model: LanguageModel) -> list[int]:

@@ -52,14 +52,12 @@ def _grammar(wanted: ResponseFormat | None, model: LanguageModel) -> Grammar | N
     """
     if wanted is None or wanted.type == "text":
         return None
-    from bitnet.runtime.structured import json_object, json_schema
-
     if wanted.type == "json_object":
-        return json_object(model.tokenizer)
+        return model.grammars.json_object()
     schema = (wanted.json_schema or {}).get("schema")
     if not isinstance(schema, dict):
         raise Refused(400, "json_schema needs a schema", param="response_format.json_schema.schema")
-    return json_schema(schema, model.tokenizer)
+    return model.grammars.json_schema(schema)
 
 
 async def _streamed(

@@ -6,13 +6,14 @@ import base64
 import secrets
 import time
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from bitnet import settings
 from bitnet.errors import UsageError
 from bitnet.runtime.generation import GenerationParams
 from bitnet.runtime.options import SamplingParams
-from bitnet.runtime.text import check_prompt
+from bitnet.runtime.text import TokenLogprob, check_prompt, token_logprob
 from bitnet.server.faults import Refused
 from bitnet.server.worker import Delta, Job
 
@@ -401,39 +402,28 @@ def _template_variables(given: dict[str, Any] | None) -> dict[str, Any] | None:
     return given
 
 
-def _token_facts(token: int, logprob: float | None, model: LanguageModel) -> dict[str, Any]:
-    known = token < model.tokenizer.vocab_size
-    raw = model.tokenizer.token_bytes(token) if known else b""
-    return {"token": raw.decode(errors="replace"), "logprob": logprob, "bytes": list(raw)}
-
-
 def _chat_logprobs(pieces: Sequence[Piece], model: LanguageModel) -> dict[str, Any]:
     content = [
-        _token_facts(piece.token, piece.logprob, model)
-        | {"top_logprobs": [_token_facts(*pair, model) for pair in piece.top_logprobs]}
-        for piece in pieces
-        if piece.token is not None
+        _token_facts(token) | {"top_logprobs": [_token_facts(other) for other in token.top]}
+        for token in _described(pieces, model)
     ]
     return {"content": content, "refusal": None}
 
 
+def _token_facts(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
+
+
 def _text_logprobs(pieces: Sequence[Piece], model: LanguageModel) -> dict[str, Any]:
-    tokens, offsets, at = [], [], 0
-    for piece in pieces:
-        if piece.token is None:
-            continue
-        text = _token_facts(piece.token, None, model)["token"]
-        tokens.append(text)
-        offsets.append(at)
-        at += len(text)
-    tops = [
-        {_token_facts(token, None, model)["token"]: value for token, value in piece.top_logprobs}
-        for piece in pieces
-        if piece.token is not None
-    ]
+    tokens = _described(pieces, model)
+    lengths = [len(token.text) for token in tokens]
     return {
-        "tokens": tokens,
-        "token_logprobs": [piece.logprob for piece in pieces if piece.token is not None],
-        "top_logprobs": tops,
-        "text_offset": offsets,
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{one.text: one.logprob for one in token.top} for token in tokens],
+        "text_offset": list(accumulate(lengths, initial=0))[:-1],
     }
+
+
+def _described(pieces: Sequence[Piece], model: LanguageModel) -> list[TokenLogprob]:
+    return [token_logprob(model.tokenizer, piece) for piece in pieces if piece.token is not None]

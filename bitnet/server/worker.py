@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.runtime.text import StopStrings
+from bitnet.runtime.text import AnswerText
 from bitnet.server.faults import Refused, from_error
 
 if TYPE_CHECKING:
@@ -133,37 +133,25 @@ class _Writing:
 
     def __init__(self, ticket: Ticket, model: LanguageModel) -> None:
         self.ticket = ticket
-        self._size = model.tokenizer.vocab_size
-        self._stops = StopStrings(ticket.job.stops)
-        self._stream = model.tokenizer.stream(skip_special=True)
-        for token in ticket.job.ids:
-            self._text(token)
+        self._text = AnswerText(model.tokenizer, ticket.job.ids, ticket.job.stops)
 
-    def delta(self, piece: Piece, error: Exception | None = None) -> Delta:
+    def delta(self, piece: Piece, error: Exception | None) -> Delta:
         """What *piece* adds; *error* is the reason if it ends the answer with one."""
-        ticket = self.ticket
         if piece.finish_reason == "error":
             return Delta(error=from_error(error or RuntimeError("no reason given")))
-        ticket.first_at = ticket.first_at or time.monotonic()
+        self.ticket.first_at = self.ticket.first_at or time.monotonic()
         text = ""
         if piece.token is not None and piece.finish_reason != "stop":
-            text = self._stops.push(self._text(piece.token))
-            if self._stops.found:
+            text = self._text.push(piece.token)
+            if self._text.stopped:
                 return Delta(text, piece, "stop")
         if piece.finish_reason is not None:
-            text += self._rest()
+            text += self._text.finish()
         return Delta(text, piece, piece.finish_reason)
 
     def ended(self, finish: Finish) -> Delta:
         """The last delta of an answer that is ended from outside."""
-        return Delta(self._rest(), None, finish)
-
-    def _text(self, token: int) -> str:
-        # An embedding may have rows that no token belongs to.
-        return self._stream.push(token) if 0 <= token < self._size else ""
-
-    def _rest(self) -> str:
-        return self._stops.push(self._stream.finish()) + self._stops.finish()
+        return Delta(self._text.finish(), None, finish)
 
 
 class Worker:

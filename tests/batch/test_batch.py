@@ -178,8 +178,8 @@ def test_when_the_disk_is_full_what_was_written_counts(model_path, tmp_path):
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     rows = [{"id": n, "prompt": "ab", "max_tokens": 9} for n in range(40)]
     source.write_text("\n".join(map(json.dumps, rows)))
-    words = ["-m", "bitnet", "batch", "--model", str(model_path), "--input", str(source), "--output",
-             str(target)]  # fmt: skip
+    words = ["-m", "bitnet", "batch", "--model", str(model_path), "--input", str(source)]
+    words += ["--output", str(target)]
     limited = (
         "import resource, runpy, signal, sys;"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"

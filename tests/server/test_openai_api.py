@@ -4,6 +4,7 @@ import json
 
 import openai
 import pytest
+from server_process import listening
 from tiny_models import TOKENS
 
 from bitnet.runtime.language_model import load
@@ -237,3 +238,26 @@ def test_events_name_the_request(worker):
     assert f'request_id="{reply.headers["x-request-id"]}"' in line
     assert 'actor="http-server"' in line
     assert 'worker_id="w1"' in line
+
+
+def test_an_answer_follows_a_json_schema(test_models):
+    schema = {
+        "type": "object",
+        "properties": {"colour": {"enum": ["red", "blue"]}},
+        "required": ["colour"],
+        "additionalProperties": False,
+    }
+    wanted = {"messages": [{"role": "user", "content": "Pick a colour."}], "max_tokens": 40}
+    with listening(test_models / "SmolLM2-135M-Instruct.Q4_1.gguf") as worker:
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        reply = worker.post("/v1/chat/completions", wanted | {"response_format": form}).json()
+        answer = json.loads(reply["choices"][0]["message"]["content"])
+        assert answer["colour"] in ("red", "blue")
+        assert reply["choices"][0]["finish_reason"] == "stop"
+        form = {"type": "json_object"}
+        reply = worker.post("/v1/chat/completions", wanted | {"response_format": form}).json()
+        assert reply["choices"][0]["message"]["content"].lstrip().startswith("{")
+        form = {"type": "json_schema", "json_schema": {"name": "x"}}
+        reply = worker.post("/v1/chat/completions", wanted | {"response_format": form})
+        assert reply.status_code == 400
+        assert "schema" in reply.json()["error"]["message"]
