@@ -11,6 +11,7 @@ Single-threaded: whoever has requests from several threads hands them over betwe
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -35,7 +36,9 @@ __all__ = ["PREFILL_CHUNK", "Scheduler", "Sequence"]
 
 logger = logging.getLogger(__name__)
 
-PREFILL_CHUNK = 256  # tokens: enough for the matrix products, a fraction of a second of waiting
+PREFILL_CHUNK = 256  # tokens: enough to keep the matrix products busy
+MAX_STALL_S = 0.25  # that a reader of another answer hardly notices
+SMALLEST_CHUNK = 16  # tokens: below, a pass does not get faster
 WORTH_WAITING = 32  # tokens of a prompt that are rather copied after this pass than computed in it
 DECODE_ROWS = 16  # tokens that the kernels for decoding take; drafts beyond them do not pay
 
@@ -57,6 +60,7 @@ class Scheduler:
         context: positions a sequence may reach.
         max_batch: sequences that run at the same time; others wait.
         prefill_chunk: tokens of prompts in one pass at most.
+        max_stall_s: seconds that prompts may add to a pass while others write.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class Scheduler:
         context: int | None = None,
         max_batch: int = 8,
         prefill_chunk: int = PREFILL_CHUNK,
+        max_stall_s: float = MAX_STALL_S,
         kv_budget_bytes: int | None = None,
         cache_dtype: DTypeLike = np.float16,
     ) -> None:
@@ -77,6 +82,8 @@ class Scheduler:
             max_batch: sequences that run at the same time, at least one; as many caches are kept
                 for prompts to come.
             prefill_chunk: tokens of prompts in one pass at most, at least one.
+            max_stall_s: seconds that prompts may add to a pass while others write; measured, and
+                kept to by smaller chunks.
             kv_budget_bytes: memory of all caches; a sequence waits until its prompt and the most it
                 may write have room. ``None``: no bound.
             cache_dtype: of keys and values.
@@ -98,6 +105,8 @@ class Scheduler:
         self.context = limit if context is None else context
         self.max_batch = max_batch
         self.prefill_chunk = prefill_chunk
+        self.max_stall_s = max_stall_s
+        self._prefill_token_s = 0.0  # of the last passes with prompts
         self._cache_dtype = np.dtype(cache_dtype)
         self._caches = PrefixCache(self.new_cache, slots=max_batch, budget_bytes=kv_budget_bytes)
         self._queue: deque[Sequence] = deque()
@@ -254,12 +263,18 @@ class Scheduler:
             draft = sequence.draft(min(spare, self.context - len(sequence.ids)))
             spare -= len(draft)
             parts.append(_part(sequence, [sequence.ids[-1], *draft], draft))
-        return parts + self._prefills()
+        return parts + self._prefills(self._chunk() if decoding else self.prefill_chunk)
 
-    def _prefills(self) -> list[_Part]:
+    def _chunk(self) -> int:
+        """Tokens of prompts beside sequences that are writing."""
+        if not self._prefill_token_s:
+            return min(self.prefill_chunk, SMALLEST_CHUNK)
+        affordable = int(self.max_stall_s / self._prefill_token_s)
+        return min(self.prefill_chunk, max(SMALLEST_CHUNK, affordable))
+
+    def _prefills(self, room: int) -> list[_Part]:
         """The beginning of the prompts that are not in a cache yet, first come, first served."""
         parts: list[_Part] = []
-        room = self.prefill_chunk
         for sequence in self._running:
             if sequence.waiting == 1 or not room:
                 continue
@@ -276,6 +291,7 @@ class Scheduler:
     def _run(self, parts: list[_Part]) -> list[tuple[Sequence, Piece]]:
         """One pass, and what follows from its logits."""
         lengths = [part.segment.cache.length for part in parts]
+        started = time.perf_counter()
         try:
             logits = self.model.run([part.segment for part in parts])
         except BaseException as error:
@@ -284,6 +300,7 @@ class Scheduler:
             if not isinstance(error, MemoryError):
                 raise
             return self._without_memory(parts, error)
+        self._observe(parts, time.perf_counter() - started)
         pieces = []
         for part, rows in zip(parts, logits, strict=True):
             sequence = part.sequence
@@ -291,10 +308,18 @@ class Scheduler:
             if part.segment.wanted == "none":
                 continue
             written = sequence.advance(rows, part.draft, context=self.context)
-            # The last token has not been run, and what was drafted in vain is no part of it.
-            _lease(sequence).cache.truncate(len(sequence.ids) - 1)
+            if part.draft:
+                # The last token has not been run, and what was drafted in vain has to go.
+                _lease(sequence).cache.truncate(len(sequence.ids) - 1)
             pieces += [(sequence, piece) for piece in written]
         return pieces
+
+    def _observe(self, parts: list[_Part], passed_s: float) -> None:
+        """Learn what a token of a prompt costs; its share of a mixed pass is counted too high."""
+        tokens = sum(len(part.segment.tokens) for part in parts)
+        if tokens >= SMALLEST_CHUNK:
+            known = self._prefill_token_s or passed_s / tokens
+            self._prefill_token_s = (known + passed_s / tokens) / 2
 
     def _without_memory(
         self, parts: list[_Part], error: MemoryError

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tiny_models import VOCAB, in_encoding, tiny
 
+import bitnet
 from bitnet.errors import InferenceError, UsageError
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
+from bitnet.kernels.select import select
 from bitnet.models.load import load_model
 from bitnet.runtime.engine import Engine, GenerationParams
 from bitnet.runtime.sampling import SamplingParams
@@ -93,6 +96,23 @@ def test_a_long_prompt_holds_the_others_up_for_one_chunk_at_a_time(reference):
         assert [sequence for sequence, _ in scheduler.step()] == [quick]
         assert long.lease.cache.length == held
     assert {sequence for sequence, _ in scheduler.step()} == {quick, long}
+
+
+def test_without_time_to_wait_chunks_are_as_small_as_pays(reference):
+    scheduler = Scheduler(reference, max_stall_s=0.0)
+    quick = scheduler.submit(prompt(2), params(30))
+    scheduler.step()
+    long = scheduler.submit(prompt(50, seed=1), params(2))
+    for held in (16, 32, 48):
+        assert [sequence for sequence, _ in scheduler.step()] == [quick]
+        assert long.lease.cache.length == held
+    assert {sequence for sequence, _ in scheduler.step()} == {quick, long}
+
+
+def test_a_prompt_that_holds_nobody_up_is_run_in_whole_chunks(reference):
+    scheduler = Scheduler(reference, max_stall_s=0.0)
+    long = scheduler.submit(prompt(50), params(2))
+    assert [sequence for sequence, _ in scheduler.step()] == [long]
 
 
 def test_short_prompts_share_a_chunk(reference):
@@ -373,7 +393,7 @@ def test_sizes_below_one_are_refused(reference, name):
 
 # Any order of events
 
-MODEL = load_model(tiny("llama"))
+MODEL = load_model(in_encoding(tiny("llama"), "Q8_0"), ops=select(threads=1))
 PREFIXES = [prompt(20, seed=7), prompt(12, seed=8)]
 EXPECTED = {}
 
@@ -457,4 +477,25 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+
+
+@pytest.mark.parametrize("file", ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"])
+def test_real_models_write_in_a_batch_what_they_write_alone(test_models, file):
+    pytest.importorskip("bitnet._native")
+    with bitnet.load(test_models / file) as loaded:
+        model = loaded.engine.model
+        wanted = [
+            (loaded.tokenizer.encode(text), params(14, sampling=sampling, lookup=lookup))
+            for text, sampling, lookup in (
+                ("The capital of France is", SamplingParams(), 0),
+                ("one two one two", sampled(1), 4),
+                ("def fib(n):\n" * 9, sampled(2), 8),
+                ("a", SamplingParams(), 8),
+            )
+        ]
+        scheduler = Scheduler(model, prefill_chunk=16)
+        sequences = [scheduler.submit(*one) for one in wanted]
+        written = run(scheduler)
+        for sequence, (ids, one) in zip(sequences, wanted, strict=True):
+            assert written[sequence] == alone(model, ids, replace(one, lookup=0))
