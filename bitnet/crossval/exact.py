@@ -1,7 +1,8 @@
 """The float64 pass: our graph in NumPy and double precision, which both sides are measured against.
 
 It rounds nothing but what the model's format itself rounds (ternary weights take int8
-activations). Answers are kept in ``<cache>/reports``: they depend on file and ids alone.
+activations). Answers are kept in ``<cache>/reports``: they depend on the file, the ids and this
+package's own code, nothing else.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import hashlib
 import json
 import logging
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+import bitnet
 from bitnet.crossval.trace import PromptTrace, Trace, positions_from, trace_from
 from bitnet.errors import InvalidFormat
 from bitnet.files import write_text
@@ -23,7 +27,6 @@ from bitnet.runtime.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.models.transformer import Model
@@ -34,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 # More than other traces keep, so that their tokens are among these.
 KEPT = 256
-_VERSION = 1  # of what is kept; another graph or another number of tokens needs another
+_CODE = ("crossval", "formats", "kernels", "models", "quants")  # what an answer depends on
 
 
 def exact_trace(
@@ -86,6 +89,17 @@ def _run(model: Model, prompts: Sequence[tuple[int, ...]], steps: int) -> Iterat
         yield PromptTrace("", ids, tuple(positions), tuple(greedy), tuple(gaps))
 
 
+@cache
+def _code_digest() -> str:
+    """SHA-256 over the sources that decide what the float64 pass says."""
+    root = Path(bitnet.__file__).parent
+    sources = [path for folder in _CODE for path in sorted((root / folder).glob("*.py"))]
+    digest = hashlib.sha256(np.__version__.encode())
+    for path in sources:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 class _Kept:
     """Answers on disk, one file per prompt."""
 
@@ -97,7 +111,7 @@ class _Kept:
     def _path(self, ids: Sequence[int]) -> Path | None:
         if self._folder is None:
             return None
-        key = json.dumps([_VERSION, KEPT, self._model, self._greedy, list(ids)])
+        key = json.dumps([_code_digest(), self._model, self._greedy, list(ids)])
         return self._folder / f"float64-{hashlib.sha256(key.encode()).hexdigest()[:24]}.json"
 
     def get(self, ids: Sequence[int]) -> PromptTrace | None:

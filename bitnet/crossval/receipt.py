@@ -36,9 +36,13 @@ class Receipt:
     def __init__(self, model: Model, tokenizer: Tokenizer | None) -> None:
         self._model = model
         self._mock = tokenizer is None or tokenizer.fingerprint == _MOCK
+        self.backend: str = model.ops.name
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from here on."""
         self._before = self._counted()
         self._after: dict[str, int] | None = None
-        self.backend: str = model.ops.name
 
     def end(self) -> None:
         """Count no further."""

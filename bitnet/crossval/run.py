@@ -129,6 +129,7 @@ def cross_validate(
         return Outcome(
             verdict, bounds, receipt, theirs=theirs, tokenizer=tokenizer, model_sha256=digest
         )
+    receipt.begin()
     ours = our_trace(model, prompts, greedy=options.greedy, arithmetic=mine)
     receipt.end()
     exact = theirs

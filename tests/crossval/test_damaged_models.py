@@ -1,0 +1,149 @@
+"""Models that were damaged on purpose: each is caught, and by the check it should be."""
+
+import importlib.util
+import json
+from dataclasses import replace
+
+import pytest
+from builders import Tensor, vocabulary, write_gguf
+from tiny_models import TOKENS, VOCAB, in_encoding, tiny
+
+from bitnet.formats import checkpoint as checkpoints
+
+needs_llama_cpp = pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None, reason="the extra `crossval` is not installed"
+)
+PROMPTS = "the quick brown fox\nabcdefg ZyX\n"
+
+
+def write_model(path, checkpoint, tokens=TOKENS):
+    """*checkpoint* as a file with a tokenizer of single letters."""
+    metadata = dict(checkpoint.metadata) | vocabulary(
+        tokens,
+        merges=[],
+        token_types=[3, 3, 3, *[1] * (VOCAB - 3)],
+        pre="gpt-2",
+        bos_token_id=0,
+        eos_token_id=1,
+        add_bos_token=True,
+    )
+    tensors = [
+        Tensor(weight.name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
+        for weight in checkpoint.weights.values()
+    ]
+    return write_gguf(path, metadata, tensors)
+
+
+def random_model(encoding):
+    architecture = "bitnet-b1.58" if encoding == "I2_S" else "llama"
+    return in_encoding(tiny(architecture), encoding)
+
+
+@pytest.fixture
+def recording(bitnet, tmp_path, monkeypatch):
+    """Compare a model with what the float64 pass said about the good one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BITNET_BACKEND", "reference")
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+
+    def check(good, bad, *, forget_file=True):
+        file = tmp_path / "good.json"
+        words = ("--reference", "float64", "--prompts", "prompts.txt", "--greedy", 6)
+        made = bitnet("crossval", "--model", good, *words, "--record", file)
+        assert made.code == 0, made.err
+        same = bitnet("crossval", "--model", good, "--recording", file, "--greedy", 6)
+        assert same.code == 0, same.err
+        if forget_file:  # otherwise the digest alone would tell
+            values = json.loads(file.read_text()) | {"model_sha256": ""}
+            file.write_text(json.dumps(values))
+        done = bitnet("crossval", "--model", bad, "--recording", file, "--greedy", 6, "--json")
+        report = json.loads(done.out)
+        failed = {one["check"] for one in report["verdict"]["findings"] if not one["passed"]}
+        assert done.code == (15 if failed else 0)
+        assert report["verdict"]["status"] == ("failed" if failed else "passed")
+        return failed
+
+    return check
+
+
+@pytest.mark.parametrize(("encoding", "at", "bits"), [("I2_S", -29, 0x80), ("Q8_0", 1, 0x80)])
+def test_one_flipped_scale_is_seen_in_the_logits(recording, tmp_path, encoding, at, bits):
+    good, bad = random_model(encoding), random_model(encoding)
+    data = bad.weights["blk.0.attn_v.weight"].data.copy()
+    data[at] ^= bits  # the sign of the first scale
+    bad.weights["blk.0.attn_v.weight"] = replace(bad.weights["blk.0.attn_v.weight"], data=data)
+    files = [write_model(tmp_path / f"{i}.gguf", one) for i, one in enumerate((good, bad))]
+    assert "logits" in recording(*files)
+
+
+def test_a_change_too_small_for_the_logits_is_seen_in_the_digest(recording, tmp_path):
+    good, bad = random_model("Q8_0"), random_model("Q8_0")
+    data = bad.weights["blk.1.ffn_down.weight"].data.copy()
+    data[2] ^= 1  # the last bit of one weight
+    bad.weights["blk.1.ffn_down.weight"] = replace(bad.weights["blk.1.ffn_down.weight"], data=data)
+    files = [write_model(tmp_path / f"{i}.gguf", one) for i, one in enumerate((good, bad))]
+    assert recording(*files, forget_file=False) == {"model"}
+
+
+def test_a_permuted_tensor_is_seen_in_the_logits(recording, tmp_path):
+    good, bad = random_model("F32"), random_model("F32")
+    weight = bad.weights["blk.1.ffn_up.weight"]
+    rows = weight.data.view("<f4").reshape(weight.shape)
+    rows[:] = rows[::-1].copy()
+    files = [write_model(tmp_path / f"{i}.gguf", one) for i, one in enumerate((good, bad))]
+    assert "logits" in recording(*files)
+
+
+def test_a_converter_that_forgot_the_rope_permutation_is_seen(recording, tmp_path):
+    good, bad = random_model("F32"), random_model("F32")
+    for part, heads in (("q", 4), ("k", 2)):
+        weight = bad.weights[f"blk.0.attn_{part}.weight"]
+        rows = weight.data.view("<f4").reshape(heads, -1, 2, weight.shape[1])
+        swapped = rows.swapaxes(1, 2).reshape(weight.shape).copy()
+        weight.data.view("<f4").reshape(weight.shape)[:] = swapped
+    files = [write_model(tmp_path / f"{i}.gguf", one) for i, one in enumerate((good, bad))]
+    assert "logits" in recording(*files)
+
+
+def test_another_tokenizer_is_seen_as_that(recording, tmp_path):
+    model = random_model("F32")
+    other = [*TOKENS[:3], *reversed(TOKENS[3:])]
+    good = write_model(tmp_path / "good.gguf", model)
+    bad = write_model(tmp_path / "bad.gguf", model, tokens=other)
+    assert recording(good, bad) == {"tokenizer"}
+
+
+@needs_llama_cpp
+def test_our_reading_rope_in_the_other_style_never_passes(bitnet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+    model = write_model(tmp_path / "good.gguf", random_model("F32"))
+    words = ("crossval", "--model", model, "--prompts", "prompts.txt", "--greedy", 4)
+    assert bitnet(*words).code == 0
+    # The float64 pass is kept by file and code; only the code's behaviour changes here.
+    words = (*words, "--cache-dir", tmp_path / "other")
+    monkeypatch.setattr(checkpoints, "_INTERLEAVED", frozenset())
+    done = bitnet(*words, "--json", "--allow-missing")
+    report = json.loads(done.out)
+    # Random weights predict nothing, so nobody can say which of the two is wrong.
+    assert done.code == 22
+    assert report["verdict"]["reference_rejected"]
+    shown = bitnet(*words, "--bisect").out
+    assert "part at layer 0, Qcur" in shown
+
+
+@needs_llama_cpp
+def test_a_tokenizer_from_elsewhere_is_seen_by_llama_cpp(bitnet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = random_model("F32")
+    good = write_model(tmp_path / "good.gguf", model)
+    other = [*TOKENS[:3], *reversed(TOKENS[3:])]
+    bad = write_model(tmp_path / "bad.gguf", model, tokens=other)
+    done = bitnet("crossval", "--model", good, "--tokenizer", bad, "--tokenizer-only", "--json")
+    report = json.loads(done.out)
+    assert done.code == 15
+    (finding,) = report["verdict"]["findings"]
+    assert (finding["check"], finding["passed"]) == ("tokenizer", False)
+    parity = report["tokenizer_parity"]
+    assert parity["text"].startswith("The capital")
+    assert parity["ours"] != parity["theirs"]

@@ -1,0 +1,175 @@
+"""A receipt says `real` when the compiled kernels ran, and nothing else makes it say so."""
+
+import dataclasses
+import sys
+import types
+
+import numpy as np
+import pytest
+from tiny_models import tiny, tiny_gguf
+
+from bitnet import native
+from bitnet.crossval.options import CrossvalOptions
+from bitnet.crossval.receipt import Receipt
+from bitnet.crossval.references import choose
+from bitnet.crossval.report import build_report
+from bitnet.crossval.run import cross_validate
+from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.language_model import load
+from bitnet.tokenizer.load import mock_tokenizer
+
+needs_native = pytest.mark.skipif(
+    native.module() is None, reason="the compiled module is not installed"
+)
+
+
+class Tokenizer:
+    """Stands for a tokenizer that is one."""
+
+    fingerprint = "ab" * 32
+
+
+def run(model):
+    return model.forward([1, 2, 3], KVCache(model.config, 8))
+
+
+@needs_native
+def test_the_compiled_kernels_make_it_real():
+    model = load_model(tiny("llama"), ops=NativeOps(threads=1))
+    run(model)
+    receipt = Receipt(model, Tokenizer())
+    assert (receipt.compute_path, receipt.kernels) == ("none", {})  # what ran before does not count
+    run(model)
+    receipt.end()
+    assert receipt.compute_path == "real"
+    first = receipt.kernels
+    assert sum(count for name, count in first.items() if name.startswith("linear/")) >= 2
+    run(model)
+    assert receipt.kernels == first  # what runs afterwards does not count, either
+
+
+def test_the_numpy_backend_is_called_by_its_name():
+    model = load_model(tiny("llama"), ops=ReferenceOps())
+    receipt = Receipt(model, Tokenizer())
+    run(model)
+    assert receipt.compute_path == "reference"
+
+
+@needs_native
+@pytest.mark.parametrize("tokenizer", [None, mock_tokenizer()])
+def test_bytes_taken_for_tokens_are_a_mock(tokenizer):
+    model = load_model(tiny("llama"), ops=NativeOps(threads=1))
+    receipt = Receipt(model, tokenizer)
+    run(model)
+    assert receipt.compute_path == "mock"
+
+
+class StubOps(ReferenceOps):
+    """A backend that claims to be the compiled one."""
+
+    name = "native (avx512_vnni)"
+
+    def linear(self, x, weight, bias=None):
+        return np.zeros((len(x), len(weight)), dtype=np.float32)
+
+    def counters(self):
+        return {"linear/I2_S/avx512_vnni": 10**9}
+
+
+class NativeStub(NativeOps):
+    """A backend derived from the compiled one that computes something else."""
+
+    def linear(self, x, weight, bias=None):
+        return np.zeros((len(x), weight.rows), dtype=np.float32)
+
+
+def test_a_backend_that_only_claims_is_none():
+    model = load_model(tiny("llama"), ops=StubOps())
+    receipt = Receipt(model, Tokenizer())
+    run(model)
+    assert (receipt.compute_path, receipt.kernels) == ("none", {})
+
+
+@needs_native
+def test_a_backend_derived_from_the_compiled_one_is_none():
+    model = load_model(tiny("llama"), ops=NativeStub(threads=1))
+    receipt = Receipt(model, Tokenizer())
+    run(model)
+    assert receipt.compute_path == "none"
+
+
+@needs_native
+def test_replaced_counters_do_not_count(monkeypatch):
+    model = load_model(tiny("llama"), ops=NativeOps(threads=1))
+    forged = {"linear/I2_S/avx512_vnni": 10**9}
+    monkeypatch.setattr(NativeOps, "counters", lambda self: forged)
+    monkeypatch.setattr(model.ops, "counters", lambda: forged)
+    receipt = Receipt(model, Tokenizer())
+    assert (receipt.compute_path, receipt.kernels) == ("none", {})
+
+
+@needs_native
+def test_a_replaced_module_does_not_count(monkeypatch):
+    model = load_model(tiny("llama"), ops=NativeOps(threads=1))
+    calls = iter(range(10**6, 10**9, 10**6))
+    stub = types.ModuleType("bitnet._native")
+    stub.kernel_counters = lambda: {"linear/I2_S/avx512_vnni": next(calls)}
+    monkeypatch.setitem(sys.modules, "bitnet._native", stub)
+    receipt = Receipt(model, Tokenizer())
+    run(model)
+    assert (receipt.compute_path, receipt.kernels) == ("none", {})
+
+
+@needs_native
+def test_a_model_that_does_not_multiply_is_none(monkeypatch):
+    model = load_model(tiny("llama"), ops=NativeOps(threads=1))
+    receipt = Receipt(model, Tokenizer())
+    # A few real products, for fewer than the model's layers.
+    model.head(np.zeros((1, model.config.dim), dtype=np.float32))
+    assert receipt.compute_path == "none"
+
+
+@needs_native
+def test_another_kind_of_model_is_none():
+    model = load_model(tiny("llama"), ops=NativeOps(threads=1))
+
+    class Canned(type(model)):
+        def run(self, segments):
+            super().run(segments)
+            return [np.zeros((1, self.config.vocab_size), dtype=np.float32)]
+
+    model.__class__ = Canned
+    receipt = Receipt(model, Tokenizer())
+    run(model)
+    assert receipt.compute_path == "none"
+
+
+def report(path, text, **options):
+    """A report on the model at *path*, against the float64 pass."""
+    wanted = CrossvalOptions(reference="float64", greedy=2, max_positions=6)
+    checkpoint = open_checkpoint(path)
+    reference = choose("float64", checkpoint)
+    with load(path, threads=1, **options) as model:
+        outcome = cross_validate(model, checkpoint, reference, wanted, texts=[text])
+        return build_report(outcome, model, reference="float64", origin="a file"), outcome
+
+
+@needs_native
+def test_a_report_has_it_from_the_receipt_alone(tmp_path):
+    found, outcome = report(tiny_gguf(tmp_path / "model.gguf"), "abc")
+    assert found["compute_path"] == "real"
+    assert found["ours"]["kernels"] == outcome.receipt.kernels
+    with pytest.raises(AttributeError):
+        outcome.receipt.compute_path = "real"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        outcome.receipt = None
+
+
+def test_a_report_with_a_mock_tokenizer_is_never_real(tmp_path):
+    model = tiny_gguf(tmp_path / "model.gguf", tokenizer=False)
+    found, _ = report(model, "!#%", allow_mock=True)
+    assert found["compute_path"] == "mock"

@@ -1,0 +1,190 @@
+"""Engines to compare with: those that are here, those that are not, and one that is wrong."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tiny_models
+from builders import Tensor, vocabulary, write_gguf
+from tiny_models import TOKENS, VOCAB, in_encoding, tiny, tiny_gguf
+
+from bitnet.crossval import references
+from bitnet.crossval.compare import compare
+from bitnet.crossval.exact import exact_trace
+from bitnet.crossval.judge import bounds_for, judge
+from bitnet.crossval.references import (
+    Float64,
+    IkLlamaCpp,
+    LlamaCpp,
+    Question,
+    Recorded,
+    Transformers,
+    choose,
+)
+from bitnet.errors import ReferenceUnavailable, UsageError
+from bitnet.formats.checkpoint import open_checkpoint
+
+IDS = (0, 5, 9, 3, 44, 12, 13, 14, 30, 20, 21, 7, 8)
+
+
+def needs(package):
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"{package} is not installed: an extra of crossval")
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return open_checkpoint(tiny_gguf(tmp_path / "tiny.gguf"))
+
+
+@pytest.fixture
+def ternary(tmp_path, monkeypatch):
+    """A tiny BitNet model in I2_S, wide enough for the kernels of others."""
+    monkeypatch.setattr(tiny_models, "DIM", 512)
+    wide = {"embedding_length": 512, "feed_forward_length": 1024, "rope.dimension_count": 128}
+    model = in_encoding(tiny("bitnet-b1.58", **wide), "I2_S")
+    metadata = dict(model.metadata) | vocabulary(
+        TOKENS,
+        merges=["a b"],
+        token_types=[3, 3, 3, *[1] * (VOCAB - 3)],
+        pre="gpt-2",
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    metadata |= {"bitnet-b1.58.vocab_size": VOCAB, "bitnet-b1.58.rope.freq_base": 500000.0}
+    tensors = []
+    for weight in model.weights.values():
+        kind, data = weight.quant.ggml_id, weight.data
+        if weight.name == "token_embd.weight":
+            kind, data = 1, data.view("<f4").astype("<f2")
+        tensors.append(Tensor(weight.name, weight.shape, kind, data.tobytes()))
+    return open_checkpoint(write_gguf(tmp_path / "ternary.gguf", metadata, tensors))
+
+
+def question(checkpoint, **more):
+    return Question(checkpoint, prompts=(("p", IDS),), **more)
+
+
+def judged(checkpoint, theirs):
+    """The verdict on the float64 pass itself by *theirs*."""
+    exact = exact_trace(checkpoint, [("p", IDS)])
+    bounds = bounds_for("float", theirs.arithmetic)
+    found = compare(exact, theirs, near_tie=bounds.near_tie, exact=exact)
+    return judge(found, None, bounds=bounds, exact=exact, theirs=theirs)
+
+
+@needs("xllamacpp")
+def test_llama_cpp_gives_logits_tokens_and_continuations(checkpoint):
+    asked = question(checkpoint, texts=(("ab", True), ("ab", False)), greedy=3, threads=1)
+    found = LlamaCpp().trace(asked)
+    assert found.engine == "llama.cpp"
+    assert found.tokenized == ((0, *map(TOKENS.index, "ab")), tuple(map(TOKENS.index, "ab")))
+    (prompt,) = found.prompts
+    assert (prompt.prompt, prompt.ids, len(prompt.positions)) == ("p", IDS, len(IDS))
+    assert prompt.greedy[0] == prompt.positions[-1].ids[0]
+    assert prompt.top2_gaps[0] == pytest.approx(prompt.positions[-1].gap, abs=1e-4)
+    assert len(prompt.greedy) == 3
+    assert judged(checkpoint, found).status == "passed"
+
+
+@needs("xllamacpp")
+def test_llama_cpp_gives_intermediates(checkpoint):
+    found = LlamaCpp().tensors(question(checkpoint))
+    assert {"attn_norm-0", "Qcur-1", "kqv_out-1", "l_out-1", "result_output"} <= set(found)
+    assert found["result_output"].shape[-1] == VOCAB
+    assert found["l_out-0"].size == len(IDS) * tiny_models.DIM
+
+
+@needs("ik_llama_cpp")
+def test_wrong_logits_of_a_file_that_loads_are_rejected(ternary):
+    silent = IkLlamaCpp(convert=False).trace(question(ternary))
+    assert all(np.isfinite(at.logits).all() for at in silent.prompts[0].positions)
+    verdict = judged(ternary, silent)
+    assert (verdict.status, verdict.rejected) == ("not run", True)
+    assert "rejected, its logits are wrong" in verdict.reasons[0]
+
+
+@needs("ik_llama_cpp")
+def test_the_same_weights_converted_are_accepted(ternary):
+    found = IkLlamaCpp().trace(question(ternary))
+    verdict = judged(ternary, found)
+    (checked,) = (one for one in verdict.findings if one.check == "reference")
+    assert checked.passed
+    assert not verdict.rejected
+
+
+def test_ternary_models_are_not_given_to_llama_cpp(ternary):
+    assert not LlamaCpp().reads(ternary)
+    assert choose("", ternary).name == "ik_llama.cpp"
+    with pytest.raises(UsageError, match="cannot be asked"):
+        choose("llama.cpp", ternary)
+
+
+def test_the_first_that_is_installed_is_chosen(checkpoint, monkeypatch):
+    monkeypatch.setattr(LlamaCpp, "installed", lambda self: False)
+    monkeypatch.setattr(IkLlamaCpp, "installed", lambda self: True)
+    assert choose("", checkpoint).name == "ik_llama.cpp"
+    monkeypatch.setattr(IkLlamaCpp, "installed", lambda self: False)
+    assert choose("", checkpoint).name == "llama.cpp"
+    assert choose("float64", checkpoint).name == "float64"
+
+
+def test_folders_are_asked_of_transformers(tmp_path, checkpoint):
+    (tmp_path / "model").mkdir()
+    folder = type(checkpoint)(tmp_path / "model", "llama", {}, {}, "half")
+    assert Transformers().reads(folder)
+    assert not Transformers().reads(checkpoint)
+    assert choose("", folder).name == "transformers"
+
+
+def test_a_reference_that_is_not_installed_says_how_to(checkpoint, monkeypatch):
+    monkeypatch.setattr(LlamaCpp, "package", "no_such_package")
+    with pytest.raises(ReferenceUnavailable, match=r"llama\.cpp is not installed") as caught:
+        LlamaCpp().trace(question(checkpoint))
+    assert "pip install 'bitnet-xtask[crossval]'" in caught.value.hint
+
+
+@needs("xllamacpp")
+def test_a_file_the_engine_refuses_is_no_crash_of_ours(checkpoint, tmp_path):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(checkpoint.path.read_bytes()[:2000])
+    asked = question(type(checkpoint)(broken, "llama", {}, {}, "half"))
+    with pytest.raises(ReferenceUnavailable, match=r"cannot run broken\.gguf|did not survive"):
+        LlamaCpp().trace(asked)
+
+
+def test_an_engine_that_dies_is_named_with_its_last_words(checkpoint, monkeypatch):
+    def dies(command, *, name, stdin):
+        code = "import os,sys; sys.stderr.write('x\\nGGML_ASSERT failed\\ny\\n'); os.abort()"
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+
+    monkeypatch.setattr(references, "_run", dies)
+    monkeypatch.setattr(LlamaCpp, "package", "json")
+    with pytest.raises(ReferenceUnavailable, match="signal 6; GGML_ASSERT failed"):
+        LlamaCpp().trace(question(checkpoint))
+
+
+def test_a_recording_gives_what_was_recorded(checkpoint, tmp_path):
+    trace = Float64().trace(question(checkpoint, greedy=2))
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(trace.as_json()))
+    found = Recorded(file).trace(question(checkpoint))
+    assert found.prompts[0].greedy == trace.prompts[0].greedy
+    assert choose("", checkpoint, recording=file).name == "recorded"
+
+
+def test_the_float64_pass_is_kept_and_read_again(checkpoint, tmp_path):
+    cache = tmp_path / "reports"
+    asked = question(checkpoint, greedy=2, cache=cache, model_sha256="ab" * 32)
+    first = Float64().trace(asked)
+    (file,) = cache.iterdir()
+    values = json.loads(file.read_text())
+    values["prompts"][0]["positions"][0]["ids"][0] = 63
+    file.write_text(json.dumps(values))
+    assert Float64().trace(asked).prompts[0].positions[0].ids[0] == 63
+    file.write_text("{")  # damaged: computed again
+    assert Float64().trace(asked).prompts[0].greedy == first.prompts[0].greedy
+    assert json.loads(file.read_text())["prompts"]
