@@ -1,8 +1,8 @@
 """Where the commands of the documentation run: a folder with a model, a hub, and nothing else.
 
-``inv`` is the same program as ``bitnet`` there (outside a checkout Invoke finds no tasks). Addresses
-that stand for the reader's own server become the hub's. A comment above a block says what a test has
-to know::
+``inv`` is the same program as ``bitnet`` there (outside a checkout Invoke finds no tasks).
+Addresses that stand for the reader's own server become the hub's. A comment above a block says what
+a test has to know::
 
     <!-- exit 14 -->          the block ends with this exit code
     <!-- not run: REASON -->  it cannot run here
