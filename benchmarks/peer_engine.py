@@ -1,0 +1,158 @@
+"""One inference engine in a process of its own, told on stdin what to run: for runtime.py.
+
+    python benchmarks/peer_engine.py ENGINE MODEL THREADS CONTEXT
+
+ENGINE is ``bitnet``, ``llama.cpp`` (package xllamacpp) or ``ik_llama.cpp`` (package
+ik-llama-cpp-python). A line such as ``pp 128`` or ``tg 64`` is answered with its seconds as JSON,
+an empty one with the peak memory of the process. What llama.cpp's API calls ``n_ctx``, ``n_batch``
+and ``n_ubatch`` is found by its default values, because no package ships a header.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import struct
+import sys
+import time
+from pathlib import Path
+
+FIRST_ID = 100  # ids FIRST_ID, FIRST_ID + 1 ... are ordinary tokens of every vocabulary in use
+IDS = 1000
+
+
+def prompt(count):
+    """*count* token ids."""
+    return [FIRST_ID + 7 * i % IDS for i in range(count)]
+
+
+class Params(ctypes.Structure):
+    """A parameter struct of unknown layout; the callee reads its own part of it."""
+
+    _fields_ = (("raw", ctypes.c_ubyte * 1024),)
+
+
+class Batch(ctypes.Structure):
+    """``llama_batch`` with room for what a fork may append."""
+
+    _fields_ = (("tokens", ctypes.c_int32), ("rest", ctypes.c_ubyte * 124))
+
+
+class Llama:
+    """llama.cpp or a fork, through its C API."""
+
+    def __init__(self, library, path, threads, context):
+        c = self.c = ctypes.CDLL(library)
+        c.llama_model_default_params.restype = c.llama_context_default_params.restype = Params
+        c.llama_model_load_from_file.argtypes = (ctypes.c_char_p, Params)
+        c.llama_init_from_model.argtypes = (ctypes.c_void_p, Params)
+        c.llama_batch_get_one.restype = Batch
+        c.llama_decode.argtypes = (ctypes.c_void_p, Batch)
+        c.llama_get_logits_ith.argtypes = (ctypes.c_void_p, ctypes.c_int32)
+        for name in ("llama_model_load_from_file", "llama_init_from_model", "llama_get_logits_ith"):
+            getattr(c, name).restype = ctypes.c_void_p
+        c.llama_backend_init()
+        model = c.llama_model_load_from_file(path.encode(), c.llama_model_default_params())
+        params = c.llama_context_default_params()
+        at = bytes(params.raw).find(struct.pack("<3I", 512, 2048, 512))
+        if not model or at < 0:
+            raise SystemExit("the engine does not load the model, or is laid out in an unknown way")
+        struct.pack_into("<3I", params.raw, at, context, 512, 512)
+        self.context = ctypes.c_void_p(c.llama_init_from_model(model, params))
+        c.llama_set_n_threads(self.context, threads, threads)
+
+    def clear(self):
+        """Forget what was read."""
+        if hasattr(self.c, "llama_memory_clear"):
+            self.c.llama_get_memory.restype = ctypes.c_void_p
+            memory = ctypes.c_void_p(self.c.llama_get_memory(self.context))
+            self.c.llama_memory_clear(memory, True)
+        else:
+            self.c.llama_kv_cache_clear(self.context)
+
+    def decode(self, ids):
+        """One pass over *ids*, logits for the last of them."""
+        tokens = (ctypes.c_int32 * len(ids))(*ids)
+        # Forks want the position and the sequence, too.
+        batch = self.c.llama_batch_get_one(tokens, len(ids), self.position, 0)
+        if self.c.llama_decode(self.context, batch):
+            raise SystemExit("llama_decode failed")
+        self.position += len(ids)
+        self.c.llama_get_logits_ith(self.context, -1)
+
+    def run(self, kind, count):
+        """Seconds to read *count* tokens at once (``pp``) or one by one (``tg``)."""
+        self.clear()
+        self.position = 0
+        ids = prompt(count)
+        start = time.perf_counter()
+        for piece in [ids] if kind == "pp" else [[i] for i in ids]:
+            self.decode(piece)
+        return time.perf_counter() - start
+
+
+class Bitnet:
+    """This project: tokens are chosen, too, greedily."""
+
+    def __init__(self, path, threads, context):
+        import bitnet
+
+        self.engine = bitnet.load(path, threads=threads, context=context).engine
+
+    def run(self, kind, count):
+        """Seconds to read *count* tokens at once (``pp``) or one by one (``tg``)."""
+        from bitnet.runtime.engine import GenerationParams
+
+        self.engine.reset()
+        ids = prompt(count if kind == "pp" else 1)
+        start = time.perf_counter()
+        wanted = GenerationParams(max_tokens=1 if kind == "pp" else count)
+        pieces = sum(1 for _ in self.engine.generate(ids, wanted))
+        seconds = time.perf_counter() - start
+        if pieces != wanted.max_tokens:
+            raise SystemExit(f"{pieces} tokens instead of {wanted.max_tokens}")
+        return seconds
+
+
+def library_of(engine):
+    """Path of the shared library that a peer's package installs."""
+    if engine == "llama.cpp":
+        import xllamacpp
+
+        return xllamacpp.xllamacpp.__file__
+    import ik_llama_cpp
+
+    return str(Path(ik_llama_cpp.__file__).parent / "lib" / "libllama.so")
+
+
+def peak_mb():
+    """Peak resident memory of this process."""
+    with open("/proc/self/status", encoding="ascii") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
+
+
+def main():
+    """Load, say so, then do what the lines say."""
+    engine, path, threads, context = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries print to stdout
+    start = time.perf_counter()
+    if engine == "bitnet":
+        running = Bitnet(path, threads, context)
+    else:
+        running = Llama(library_of(engine), path, threads, context)
+    reply = {"load_s": time.perf_counter() - start}
+    while True:
+        print(json.dumps(reply), file=answers, flush=True)
+        words = sys.stdin.readline().split()
+        if not words:
+            break
+        reply = {"seconds": running.run(words[0], int(words[1]))}
+    print(json.dumps({"peak_mb": peak_mb()}), file=answers, flush=True)
+    answers.close()
+    os._exit(0)  # some libraries crash in their own cleaning up
+
+
+if __name__ == "__main__":
+    main()

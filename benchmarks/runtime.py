@@ -1,0 +1,169 @@
+"""Prefill, decode, memory and start of real models, beside llama.cpp and ik_llama.cpp.
+
+    python benchmarks/runtime.py MODEL... [--peer-python PYTHON] [--json FILE] [--table FILE]
+
+PYTHON is the interpreter of an environment with the packages ``xllamacpp`` and
+``ik-llama-cpp-python``; a peer that cannot be imported there is reported as absent. Every engine
+runs in a process of its own; they take turns test by test, so that a machine that is slower for a
+while is so for all. The first turn does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from bitnet.bench.machine import describe_machine
+
+ENGINES = {"bitnet": "bitnet", "llama.cpp": "xllamacpp", "ik_llama.cpp": "ik_llama_cpp"}
+WORKER = Path(__file__).with_name("peer_engine.py")
+INFER = [sys.executable, "-m", "bitnet", "infer", "--prompt", "Hello", "--max-tokens", "1"]
+
+
+class Engine:
+    """A running engine."""
+
+    def __init__(self, name, python, model, threads, context):
+        arguments = [python, WORKER, name, model, str(threads), str(context)]
+        self.process = subprocess.Popen(
+            [str(word) for word in arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.load_s = self.reply()["load_s"]
+
+    def reply(self):
+        """What the engine says next."""
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"an engine died: {' '.join(map(str, self.process.args))}")
+        return json.loads(line)
+
+    def seconds(self, test):
+        """Seconds of ``pp128``, ``tg64`` ..."""
+        print(test[:2], test[2:], file=self.process.stdin, flush=True)
+        return self.reply()["seconds"]
+
+    def stop(self):
+        """Its peak memory in MB."""
+        print(file=self.process.stdin, flush=True)
+        peak = self.reply()["peak_mb"]
+        self.process.wait()
+        return peak
+
+
+def present(peer_python):
+    """Interpreter of each engine that can be imported, and the names of the others."""
+    found, absent = {"bitnet": sys.executable}, []
+    for name, module in list(ENGINES.items())[1:]:
+        code = [peer_python or sys.executable, "-c", f"import {module}"]
+        if subprocess.run(code, capture_output=True, check=False).returncode:
+            absent.append(name)
+        else:
+            found[name] = code[0]
+    return found, absent
+
+
+def measure(model, threads, engines, options):
+    """Rates, load times and peaks of every engine with one number of threads."""
+    tests = options.tests.split(",")
+    context = 1024
+    running = {
+        name: Engine(name, python, model, threads, context) for name, python in engines.items()
+    }
+    rates = {name: {test: [] for test in tests} for name in running}
+    for turn in range(options.turns + 1):
+        for test in tests:
+            for name, engine in running.items():
+                seconds = engine.seconds(test)
+                if turn:
+                    rates[name][test].append(int(test[2:]) / seconds)
+    return {
+        name: {
+            "rates": rates[name],
+            "load_s": engine.load_s,
+            "peak_mb": engine.stop(),
+        }
+        for name, engine in running.items()
+    }
+
+
+def start_s(model):
+    """Seconds of a whole command that writes one token, files in the page cache."""
+    times = []
+    for _ in range(4):
+        begin = time.perf_counter()
+        subprocess.run([*INFER, "--quiet", "--model", str(model)], check=True, capture_output=True)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])
+
+
+def table(results, tests):
+    """The results in Markdown: medians, and ours over the faster peer."""
+    lines = []
+    head = ["model", "threads", "engine", *(f"{t} tok/s" for t in tests), "load (s)", "peak (MB)"]
+    lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for model, by_threads in results.items():
+        for threads, by_engine in by_threads.items():
+            medians = {
+                name: {test: statistics.median(found["rates"][test]) for test in tests}
+                for name, found in by_engine.items()
+            }
+            for name, found in by_engine.items():
+                cells = [f"{medians[name][test]:.1f}" for test in tests]
+                cells += [f"{found['load_s']:.2f}", f"{found['peak_mb']:.0f}"]
+                lines.append(f"| {model} | {threads} | {name} | " + " | ".join(cells) + " |")
+            peers = [name for name in medians if name != "bitnet"]
+            if peers:
+                ratio = [
+                    f"{medians['bitnet'][test] / max(medians[p][test] for p in peers):.2f}"
+                    for test in tests
+                ]
+                lines.append(f"| | | ours / best peer | {' | '.join(ratio)} | | |")
+    return "\n".join(lines)
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--peer-python", default="")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--tests", default="pp128,pp512,tg128")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--no-start", action="store_true")
+    options = parser.parse_args()
+    engines, absent = present(options.peer_python)
+    threads = [int(count) for count in options.threads.split(",")]
+    results, starts = {}, {}
+    for model in options.models:
+        results[model.name] = {n: measure(model, n, engines, options) for n in threads}
+        if not options.no_start:
+            starts[model.name] = start_s(model)
+    machine = asdict(describe_machine(threads))
+    lines = [f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}"]
+    lines += [f"read {n}: {rate / 1e9:.1f} GB/s" for n, rate in machine["read_bytes_per_s"].items()]
+    lines += [f"absent: {name} (package {ENGINES[name]})" for name in absent]
+    lines += ["", table(results, options.tests.split(",")), ""]
+    lines += [f"`inv infer`, start to first token, {n}: {s:.2f} s" for n, s in starts.items()]
+    text = "\n".join(lines)
+    print(text)
+    if options.table:
+        options.table.write_text(text + "\n")
+    if options.json:
+        facts = {"machine": machine, "absent": absent, "results": results, "start_s": starts}
+        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
