@@ -8,7 +8,7 @@ namespace bitnet {
 namespace {
 
 struct Vec {
-    static constexpr int kLanes = 8, kTokens = 4, kFloatTokens = 4;
+    static constexpr int kLanes = 8, kTokens = 4, kFloatTokens = 3;
     static constexpr bool kSignedCodes = true;  // codes to 255 would overflow 16 bits
     using Float = __m256;
     using Int = __m256i;

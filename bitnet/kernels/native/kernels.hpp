@@ -1,8 +1,8 @@
 // What one instruction set provides: a table of functions, filled by scalar.cpp, avx2.cpp, ...
 //
 // Numerics of `linear`, y (T, rows) = x (T, cols) * w^T, by class of encoding:
-//   float    F32 F16 BF16: one chain of fused multiply-adds in float32 per kFloatRun columns, these
-//            sums added in order.
+//   float    F32 F16 BF16: per kFloatRun columns two chains of fused multiply-adds in float32, over the
+//            even and the odd ones; their sum is added to that of the columns before.
 //   block    Q*: the activations become int8 in groups of 16, step = max|x| / 127,
 //            q = round_half_even(x * (127 / max|x|)). Sums of code * q are exact integers per group.
 //            With p, step of the two groups of each 32 columns and sum = sum(step * q), in order:

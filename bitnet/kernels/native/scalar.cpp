@@ -20,10 +20,10 @@ float dot_float(const LinearArgs& a, int64_t r, int64_t t) {
     const uint8_t* row = a.weight + (is_tiled(a.type) ? r - lane : r) * a.row_bytes;
     float total = 0.0f;
     for (int64_t begin = 0; begin < a.cols; begin += kFloatRun) {
-        float sum = 0.0f;
+        float sum[2] = {0.0f, 0.0f};
         for (int64_t i = begin; i < std::min(a.cols, begin + kFloatRun); ++i)
-            sum += (is_tiled(a.type) ? tile_float(a.type, row, lane, i) : row_float(a.type, row, i)) * x[i];
-        total += sum;
+            sum[i % 2] += (is_tiled(a.type) ? tile_float(a.type, row, lane, i) : row_float(a.type, row, i)) * x[i];
+        total += sum[0] + sum[1];
     }
     return total;
 }

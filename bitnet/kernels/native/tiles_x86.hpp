@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kVecs = kTileRows / Vec::kLanes;  // vectors a tile is wide
 constexpr int64_t kInputBytes = 384 << 10;      // activations that stay in the second cache
-constexpr int64_t kAhead = 2048;                // bytes; the hardware prefetcher stops at page ends
+constexpr int64_t kAhead = 4096;                // bytes; the hardware prefetcher stops at page ends
 
 inline void prefetch_lines(const uint8_t* p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + kAhead + i), _MM_HINT_T0);
@@ -180,42 +180,45 @@ inline typename Vec::Float tile_column(const uint8_t* column, int v) {
     else return Vec::load_bf16(column + 2 * Vec::kLanes * v);
 }
 
-// kTiles tiles from row r times N tokens: several, because each sum is one chain of additions.
-template <Type kType, int kTiles, int N>
-void float_tiles(const LinearArgs& a, int64_t r, int64_t t) {
-    constexpr int kV = kTiles * kVecs;
+// One column of V vectors of rows times N tokens, into one of the two chains.
+template <Type kType, int V, int N>
+inline void add_column(const uint8_t* column, int first, const float* x, int64_t stride,
+                       typename Vec::Float (*sum)[N]) {
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+        const auto w = tile_column<kType>(column, first + v);
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n) sum[v][n] = Vec::fma(w, Vec::set(x[n * stride]), sum[v][n]);
+    }
+}
+
+// Vectors first .. first+V-1 of the tile at row r times tokens t .. t+N-1.
+template <Type kType, int V, int N>
+void float_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
     constexpr int64_t kColumn = kTileRows * kBlocks[int(kType)].bytes;
-    const uint8_t* tile[kTiles];
-    for (int i = 0; i < kTiles; ++i) tile[i] = a.weight + (r + kTileRows * i) * a.row_bytes;
+    const uint8_t* tile = a.weight + r * a.row_bytes;
     const float* x = a.x + t * a.cols;
-    typename Vec::Float total[kV][N];
-    for (int v = 0; v < kV; ++v)
+    typename Vec::Float total[V][N];
+    for (int v = 0; v < V; ++v)
         for (int n = 0; n < N; ++n) total[v][n] = Vec::zero_float();
     for (int64_t begin = 0; begin < a.cols; begin += kFloatRun) {
         const int64_t end = begin + kFloatRun < a.cols ? begin + kFloatRun : a.cols;
-        typename Vec::Float sum[kV][N];
-        for (int v = 0; v < kV; ++v)
-            for (int n = 0; n < N; ++n) sum[v][n] = Vec::zero_float();
-        for (int64_t k = begin; k < end; ++k) {
-            typename Vec::Float xs[N];
-            for (int n = 0; n < N; ++n) xs[n] = Vec::set(x[n * a.cols + k]);
-#pragma GCC unroll 8
-            for (int v = 0; v < kV; ++v) {
-                const uint8_t* column = tile[v / kVecs] + k * kColumn;
-                if (N == 1 && v % kVecs == 0 && k % (64 / kColumn) == 0) prefetch_lines(column, 64);
-                const auto w = tile_column<kType>(column, v % kVecs);
-#pragma GCC unroll 8
-                for (int n = 0; n < N; ++n) sum[v][n] = Vec::fma(w, xs[n], sum[v][n]);
-            }
+        typename Vec::Float even[V][N], odd[V][N];
+        for (int v = 0; v < V; ++v)
+            for (int n = 0; n < N; ++n) even[v][n] = odd[v][n] = Vec::zero_float();
+        int64_t k = begin;
+        for (; k + 2 <= end; k += 2) {
+            if constexpr (N == 1) prefetch_lines(tile + k * kColumn, 2 * kColumn);
+            add_column<kType, V, N>(tile + k * kColumn, first, x + k, a.cols, even);
+            add_column<kType, V, N>(tile + (k + 1) * kColumn, first, x + k + 1, a.cols, odd);
         }
-        for (int v = 0; v < kV; ++v)
-            for (int n = 0; n < N; ++n) total[v][n] = Vec::add(total[v][n], sum[v][n]);
+        if (k < end) add_column<kType, V, N>(tile + k * kColumn, first, x + k, a.cols, even);
+        for (int v = 0; v < V; ++v)
+            for (int n = 0; n < N; ++n) total[v][n] = Vec::add(total[v][n], Vec::add(even[v][n], odd[v][n]));
     }
-    for (int v = 0; v < kV; ++v) {
-        const int64_t at = r + v / kVecs * kTileRows;
-        const int rows = int(a.rows - at < kTileRows ? a.rows - at : kTileRows);
-        for (int n = 0; n < N; ++n) store_rows(a.y + (t + n) * a.rows + at, v % kVecs, rows, total[v][n]);
-    }
+    const int rows = int(a.rows - r < kTileRows ? a.rows - r : kTileRows);
+    for (int v = 0; v < V; ++v)
+        for (int n = 0; n < N; ++n) store_rows(a.y + (t + n) * a.rows + r, first + v, rows, total[v][n]);
 }
 
 template <Type kType>
@@ -225,13 +228,11 @@ void linear_float(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
     const int64_t step = fitting > kN ? fitting : kN;
     for (int64_t t0 = 0; t0 < a.tokens; t0 += step) {
         const int64_t t1 = t0 + step < a.tokens ? t0 + step : a.tokens;
-        int64_t r = r0;
-        for (; t1 - t0 < kN && r + 4 * kTileRows <= r1; r += 4 * kTileRows)
-            for (int64_t t = t0; t < t1; ++t) float_tiles<kType, 4, 1>(a, r, t);
-        for (; r < r1; r += kTileRows) {
+        for (int64_t r = r0; r < r1; r += kTileRows) {
             int64_t t = t0;
-            for (; t + kN <= t1; t += kN) float_tiles<kType, 1, kN>(a, r, t);
-            for (; t < t1; ++t) float_tiles<kType, 1, 1>(a, r, t);
+            for (; t + kN <= t1; t += kN) float_tile<kType, kVecs, kN>(a, r, 0, t);
+            for (; t + 2 <= t1; t += 2) float_tile<kType, kVecs, 2>(a, r, 0, t);
+            if (t < t1) float_tile<kType, kVecs, 1>(a, r, 0, t);
         }
     }
 }
