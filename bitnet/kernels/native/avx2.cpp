@@ -8,7 +8,7 @@ namespace bitnet {
 namespace {
 
 struct Vec {
-    static constexpr int kLanes = 8, kTokens = 4, kFloatTokens = 3;
+    static constexpr int kLanes = 8, kTokens = 4, kWholeTokens = 4, kFloatTokens = 3;
     static constexpr bool kSignedCodes = true;  // codes to 255 would overflow 16 bits
     using Float = __m256;
     using Int = __m256i;
@@ -62,6 +62,7 @@ struct Vec {
 }  // namespace
 }  // namespace bitnet
 
+#include "quantize_x86.hpp"
 #include "tiles_x86.hpp"
 
 namespace bitnet {
@@ -72,7 +73,7 @@ const Kernels& avx2_kernels() {
         k.name = "avx2";
         add_tiled_linear(k);
         add_avx2_ternary(k);
-        k.quantize_block = quantize_block, k.quantize_ternary = quantize_ternary, k.dequantize = dequantize;
+        k.quantize_block = quantize_block_x86, k.quantize_ternary = quantize_ternary, k.dequantize = dequantize;
         k.rms_norm = rms_norm, k.layer_norm = layer_norm, k.rope = rope, k.gate = gate, k.softcap = softcap;
         k.attend = attend, k.store_position = store_position;
         return k;

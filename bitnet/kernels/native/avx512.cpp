@@ -8,7 +8,7 @@ namespace bitnet {
 namespace {
 
 struct Vec {
-    static constexpr int kLanes = 16, kTokens = 8, kFloatTokens = 8;
+    static constexpr int kLanes = 16, kTokens = 8, kWholeTokens = 8, kFloatTokens = 8;
     static constexpr bool kSignedCodes = false;  // vpdpbusd wants them unsigned
     using Float = __m512;
     using Int = __m512i;
@@ -54,6 +54,7 @@ struct Vec {
 }  // namespace
 }  // namespace bitnet
 
+#include "quantize_x86.hpp"
 #include "tiles_x86.hpp"
 
 namespace bitnet {
@@ -64,7 +65,7 @@ const Kernels& avx512_kernels() {
         k.name = "avx512_vnni";
         add_tiled_linear(k);
         add_avx512_ternary(k);
-        k.quantize_block = quantize_block, k.quantize_ternary = quantize_ternary, k.dequantize = dequantize;
+        k.quantize_block = quantize_block_x86, k.quantize_ternary = quantize_ternary, k.dequantize = dequantize;
         k.rms_norm = rms_norm, k.layer_norm = layer_norm, k.rope = rope, k.gate = gate, k.softcap = softcap;
         k.attend = attend, k.store_position = store_position;
         return k;

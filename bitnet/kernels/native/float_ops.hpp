@@ -79,7 +79,7 @@ inline float quantize_16(const float* x, int8_t* q, int32_t* sum) {
     return zero ? 0.0f : top / 127.0f;
 }
 
-void quantize_block(const float* x, int64_t cols, BlockInput* out) {
+[[maybe_unused]] void quantize_block(const float* x, int64_t cols, BlockInput* out) {
     for (int64_t g = 0; g < cols / 32; ++g) {
         BlockInput& to = out[g];
         int32_t sum[2];

@@ -149,7 +149,7 @@ void block_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
 
 template <Type kType, int N>
 inline void block_tokens(const LinearArgs& a, int64_t r, int64_t t) {
-    if constexpr (N > 2) {
+    if constexpr (N > Vec::kWholeTokens) {
         for (int v = 0; v < kVecs; ++v) block_tile<kType, 1, N>(a, r, v, t);
     } else {
         block_tile<kType, kVecs, N>(a, r, 0, t);
