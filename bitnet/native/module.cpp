@@ -5,6 +5,7 @@
 
 #include "bind_graph.hpp"
 #include "bind_kernels.hpp"
+#include "bind_screen.hpp"
 #include "cpu.hpp"
 #include "gguf.hpp"
 #include "tokenizer_bind.hpp"
@@ -18,5 +19,6 @@ NB_MODULE(_native, m) {
     bitnet::bind_gguf(m);
     bitnet::bind_graph(m);
     bitnet::bind_kernels(m);
+    bitnet::bind_screen(m);
     bitnet::bind_tokenizer(m);
 }
