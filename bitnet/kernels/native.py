@@ -86,6 +86,11 @@ class NativeOps(Ops):
         self._turns: tuple[Array, float, Array, Array] | None = None
         self.name = f"native ({module.kernel_level()})"
 
+    @property
+    def module(self) -> Any:
+        """The compiled module, whose functions this backend calls."""
+        return self._native
+
     def prepare(self, weight: Weight) -> Any:
         if len(weight.shape) != 2:
             return np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)

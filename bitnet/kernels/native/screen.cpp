@@ -1,0 +1,209 @@
+#include "screen.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <limits>
+
+#include "kernels.hpp"
+#include "ops.hpp"
+#include "screen_input.hpp"
+#include "thread_pool.hpp"
+
+namespace bitnet {
+namespace detail {
+const Kernels& active();  // dispatch.cpp
+}
+
+namespace {
+
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr int64_t kRowsAtOnce = 16;  // rows of the head in one piece of work
+
+const ScreenKernels& kernels() {
+#if defined(BITNET_X86)
+    const std::string name = level();
+    if (name == "avx512_vnni") return screen_avx512_kernels();
+    if (name == "avx2") return screen_avx2_kernels();
+#endif
+    return screen_scalar_kernels();
+}
+
+// Ranges of [0, n), several per thread.
+template <class F>
+void split(int64_t n, F&& body) {
+    const int64_t parts = int64_t(threads()) * (threads() > 1 ? 16 : 1), step = std::max<int64_t>(1, (n + parts - 1) / parts);
+    parallel_for((n + step - 1) / step, [&](int64_t c) { body(c * step, std::min(n, (c + 1) * step)); });
+}
+
+// What the copy says of all rows, for one hidden state.
+struct Screened {
+    std::vector<float> approx, upper;  // (tiles * 16,)
+    std::vector<float> best, highest;  // (tiles,) their maxima
+
+    void resize(int64_t tiles) {
+        approx.resize(size_t(tiles * kScreenRows));
+        upper.resize(approx.size());
+        best.resize(size_t(tiles));
+        highest.resize(best.size());
+    }
+    void summarize(int64_t tile) {
+        const auto at = tile * kScreenRows;
+        best[size_t(tile)] = *std::max_element(&approx[size_t(at)], &approx[size_t(at)] + kScreenRows);
+        highest[size_t(tile)] = *std::max_element(&upper[size_t(at)], &upper[size_t(at)] + kScreenRows);
+    }
+    void leave_out(int64_t row) { approx[size_t(row)] = upper[size_t(row)] = kNone; }
+};
+
+// Every tile is read once and used for all hidden states.
+void screen_all(const ScreenedMatrix& m, const std::vector<ScreenInput>& inputs, std::vector<Screened>& out) {
+    const int64_t tiles = screen_tiles(m.rows), blocks = screen_blocks(m.cols) + 1, bytes = screen_tile_bytes(m.cols);
+    const ScreenTile kernel = kernels().tile;
+    for (size_t i = 0; i < inputs.size(); ++i) out[i].resize(tiles);
+    split(tiles, [&](int64_t t0, int64_t t1) {
+        for (int64_t t = t0; t < t1; ++t)
+            for (size_t i = 0; i < inputs.size(); ++i) {
+                const int64_t r = t * kScreenRows;
+                kernel(m.tiles + t * bytes, blocks, inputs[i], m.step + r, m.residual + r, m.norm + r,
+                       &out[i].approx[size_t(r)], &out[i].upper[size_t(r)]);
+                for (int64_t row = m.rows; row < r + kScreenRows; ++row)
+                    if (row >= r) out[i].leave_out(row);
+                out[i].summarize(t);
+            }
+    });
+}
+
+// Rows that are likely the *count* best: the best of each of the best tiles, or of all rows when
+// there are few tiles.
+std::vector<int64_t> likely_best(const Screened& s, int64_t count) {
+    const bool by_tile = count * 4 <= int64_t(s.best.size());
+    const std::vector<float>& values = by_tile ? s.best : s.approx;
+    std::vector<int64_t> order(values.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = int64_t(i);
+    count = std::min(count, int64_t(order.size()));
+    std::nth_element(order.begin(), order.begin() + (count - 1), order.end(),
+                     [&](int64_t a, int64_t b) { return values[size_t(a)] > values[size_t(b)]; });
+    order.resize(size_t(count));
+    if (by_tile)
+        for (int64_t& tile : order) {
+            const auto first = s.approx.begin() + tile * kScreenRows;
+            tile = std::max_element(first, first + kScreenRows) - s.approx.begin();
+        }
+    order.erase(std::remove_if(order.begin(), order.end(), [&](int64_t r) { return s.approx[size_t(r)] == kNone; }),
+                order.end());
+    return order;
+}
+
+std::vector<int64_t> rows_from(const Screened& s, float threshold) {
+    std::vector<int64_t> rows;
+    for (size_t t = 0; t < s.highest.size(); ++t) {
+        if (s.highest[t] < threshold) continue;
+        for (size_t r = t * kScreenRows; r < (t + 1) * kScreenRows; ++r)
+            if (s.upper[r] >= threshold && s.upper[r] != kNone) rows.push_back(int64_t(r));
+    }
+    return rows;
+}
+
+double tail_below(const Screened& s, float threshold) {
+    std::atomic<double> total{0.0};
+    split(int64_t(s.highest.size()), [&](int64_t t0, int64_t t1) {
+        double sum = 0.0;
+        for (int64_t r = t0 * kScreenRows; r < t1 * kScreenRows; ++r)
+            if (s.upper[size_t(r)] < threshold) sum += std::exp(double(s.upper[size_t(r)]) - double(threshold));
+        double before = total.load();
+        while (!total.compare_exchange_weak(before, before + sum)) {}
+    });
+    return total.load() * (1.0 + 1e-9);
+}
+
+ScreenResult choose(const ScreenedMatrix& m, const ScreenQuery& query, Screened& s) {
+    ScreenResult out;
+    out.screened = true;
+    for (const int64_t row : query.listed) {
+        s.leave_out(row);
+        s.summarize(row / kScreenRows);
+    }
+    const std::vector<int64_t> likely = likely_best(s, query.count);
+    std::vector<float> exact(likely.size());
+    linear_rows(m, query.x, likely.data(), int64_t(likely.size()), exact.data());
+    // As many rows as asked for reach the lowest of these; with fewer rows than that, all are found.
+    float threshold = kNone;
+    if (int64_t(likely.size()) == query.count) threshold = *std::min_element(exact.begin(), exact.end());
+    if (query.margin >= 0.0f && !exact.empty())
+        threshold = std::min(threshold, *std::max_element(exact.begin(), exact.end()) - query.margin);
+    const std::vector<int64_t> found = rows_from(s, threshold);
+    out.ids.resize(found.size() + query.listed.size());
+    std::merge(found.begin(), found.end(), query.listed.begin(), query.listed.end(), out.ids.begin());
+    out.logits.resize(out.ids.size());
+    linear_rows(m, query.x, out.ids.data(), int64_t(out.ids.size()), out.logits.data());
+    out.bound = threshold;
+    if (query.margin >= 0.0f && threshold > kNone) out.tail = tail_below(s, threshold);
+    return out;
+}
+
+}  // namespace
+
+void linear_rows(const ScreenedMatrix& m, const float* x, const int64_t* ids, int64_t count, float* out) {
+    LinearArgs a;
+    a.type = m.type;
+    a.row_bytes = row_bytes(m.type, m.cols);
+    a.rows = a.tokens = 1;
+    a.cols = m.cols;
+    a.x = x;
+    const LinearKernel kernel = detail::active().decode[int(m.type)];
+    parallel_for((count + kRowsAtOnce - 1) / kRowsAtOnce, [&](int64_t c) {
+        LinearArgs one = a;
+        for (int64_t i = c * kRowsAtOnce; i < std::min(count, (c + 1) * kRowsAtOnce); ++i) {
+            one.weight = m.weight + ids[i] * a.row_bytes;
+            one.y = out + i;
+            kernel(one, 0, 1, thread_scratch(scratch_bytes(m.cols)));
+        }
+    });
+}
+
+bool build_screen(const ScreenedMatrix& m) {
+    const int64_t width = screen_blocks(m.cols) * kScreenBlock, bytes = row_bytes(m.type, m.cols);
+    std::atomic<bool> fits{true};
+    split(screen_tiles(m.rows), [&](int64_t t0, int64_t t1) {
+        std::vector<float> row(size_t(m.cols)), rows(size_t(width * kScreenRows));
+        for (int64_t t = t0; t < t1; ++t) {
+            std::fill(rows.begin(), rows.end(), 0.0f);
+            for (int64_t r = t * kScreenRows; r < std::min(m.rows, (t + 1) * kScreenRows); ++r) {
+                detail::active().dequantize(m.type, m.weight + r * bytes, m.cols, 1.0f, row.data());
+                float* to = &rows[size_t((r - t * kScreenRows) * width)];
+                for (int64_t i = 0; i < m.cols; ++i) to[i] = row[size_t(m.order[i])] / m.factors[i];
+            }
+            if (!kernels().pack(m, t, rows.data())) fits = false;
+        }
+    });
+    return fits;
+}
+
+std::vector<ScreenResult> screen(const ScreenedMatrix& m, const std::vector<ScreenQuery>& queries) {
+    std::vector<ScreenResult> results(queries.size());
+    std::vector<ScreenInput> inputs;
+    std::vector<size_t> at;
+    for (size_t i = 0; i < queries.size(); ++i) {
+        ScreenInput input;
+        if (!screen_input(m, queries[i].x, input)) continue;
+        inputs.push_back(std::move(input));
+        at.push_back(i);
+    }
+    thread_local std::vector<Screened> screened;  // a megabyte per hidden state
+    if (screened.size() < inputs.size()) screened.resize(inputs.size());
+    if (!inputs.empty()) screen_all(m, inputs, screened);
+    for (size_t i = 0; i < at.size(); ++i) results[at[i]] = choose(m, queries[at[i]], screened[i]);
+    return results;
+}
+
+bool screen_bounds(const ScreenedMatrix& m, const float* x, float* approx, float* upper) {
+    std::vector<ScreenInput> inputs(1);
+    std::vector<Screened> screened(1);
+    if (!screen_input(m, x, inputs[0])) return false;
+    screen_all(m, inputs, screened);
+    std::copy(screened[0].approx.begin(), screened[0].approx.end(), approx);
+    std::copy(screened[0].upper.begin(), screened[0].upper.end(), upper);
+    return true;
+}
+
+}  // namespace bitnet

@@ -1,0 +1,93 @@
+// Copying rows into a tile of the screen, for every instruction set in its own file.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "screen.hpp"
+
+namespace bitnet {
+namespace {
+
+// Rounding of the sums of squares below; float sums of n terms are off by n * 2^-24 at most.
+inline float norm_up(float squares, int64_t n) {
+    return std::sqrt(squares) * (1.0f + float(n + 16) * 0x1p-23f) + 1e-17f;
+}
+
+// Codes of one block of *left* at *step*; what they leave stays in *left*. Sum of squared values.
+inline float quantize_screen(float* __restrict left, float step, uint8_t* __restrict codes) {
+    const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
+    float squares = 0.0f;
+    for (int64_t i = 0; i < kScreenBlock; ++i) {
+        const float place = std::min(std::max(std::floor(left[i] * inverse), -16.0f), 15.0f);
+        const float value = (place + 0.5f) * step;
+        codes[i] = uint8_t(int(place) + int(kScreenMiddle));
+        left[i] -= value;
+        squares += value * value;
+    }
+    return squares;
+}
+
+// Groups of four columns: nibbles of two groups to a word, high bits of eight groups to a word.
+inline void pack_block(const uint8_t* codes, int64_t row, uint8_t* block) {
+    uint32_t bits[2] = {};
+    for (int64_t g = 0; g < 16; g += 2) {
+        const auto even = read<uint32_t>(codes + 4 * g), odd = read<uint32_t>(codes + 4 * g + 4);
+        const uint32_t word = (even & 0x0f0f0f0f) | (odd & 0x0f0f0f0f) << 4;
+        std::memcpy(block + 64 * (1 + g / 8 + g / 2) + 4 * row, &word, 4);
+        bits[g / 8] |= (even >> 4 & 0x01010101) << g % 8 | (odd >> 4 & 0x01010101) << (g % 8 + 1);
+    }
+    for (int64_t p = 0; p < 2; ++p) std::memcpy(block + 320 * p + 4 * row, &bits[p], 4);
+}
+
+inline float sum_of_squares(const float* x, int64_t n) {
+    float lanes[8] = {};
+    for (int64_t i = 0; i < n; i += 8)
+        for (int64_t k = 0; k < 8; ++k) lanes[k] += x[i + k] * x[i + k];
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+// One row of *width* permuted and scaled weights, padded with zeros; overwritten.
+inline bool pack_row(const ScreenedMatrix& m, int64_t r, float* w, uint8_t* tile) {
+    const int64_t blocks = screen_blocks(m.cols), width = blocks * kScreenBlock, lane = r % kScreenRows;
+    float largest = 0.0f;
+    for (int64_t i = 0; i < width; ++i) largest = std::max(largest, std::fabs(w[i]));
+    const float squares = sum_of_squares(w, width);
+    if (!(squares < kScreenLimit * kScreenLimit)) return false;
+    float step = std::min(largest, kScreenClip * std::sqrt(squares / float(m.cols))) / float(kScreenMiddle);
+    if (step < 1e-30f) step = 0.0f;
+    uint8_t codes[kScreenBlock], *out = tile + screen_codes(blocks + 1);
+    float left[kScreenColumns / kScreenBlock] = {}, largest_left = 0.0f, coarse = 0.0f, fine = 0.0f;
+    for (int64_t b = 0; b < blocks; ++b) {
+        float* block = w + b * kScreenBlock;
+        coarse += quantize_screen(block, step, codes);
+        pack_block(codes, lane, out + b * kScreenBlockBytes);
+        if (b == 0) {
+            fine = quantize_screen(block, step / float(kScreenLevels), codes);
+            pack_block(codes, lane, out + blocks * kScreenBlockBytes);
+        }
+        left[b] = norm_up(sum_of_squares(block, kScreenBlock), kScreenBlock);
+        largest_left = std::max(largest_left, left[b]);
+    }
+    const float unit = largest_left / 255.0f * (1.0f + 0x1p-20f);
+    uint8_t* norms = tile + lane;
+    for (int64_t b = 0; b < blocks; ++b)
+        norms[b * kScreenRows] = uint8_t(std::min(255.0f, std::ceil(left[b] / unit * (1.0f + 0x1p-20f))));
+    norms[blocks * kScreenRows] = 0;
+    m.step[r] = step;
+    m.residual[r] = unit;
+    m.norm[r] = std::max(norm_up(squares, width), norm_up(coarse, width) + norm_up(fine, width));
+    return m.norm[r] < kScreenLimit;
+}
+
+// The 16 rows of *tile*, permuted, scaled and padded, in *rows*.
+inline bool pack_tile(const ScreenedMatrix& m, int64_t tile, float* rows) {
+    const int64_t width = screen_blocks(m.cols) * kScreenBlock;
+    uint8_t* out = m.tiles + tile * screen_tile_bytes(m.cols);
+    bool fits = true;
+    for (int64_t i = 0; i < kScreenRows; ++i) fits &= pack_row(m, tile * kScreenRows + i, rows + i * width, out);
+    return fits;
+}
+
+}  // namespace
+}  // namespace bitnet

@@ -1,0 +1,75 @@
+"""What the copy behind a screened head means, in float64: the definition of its bound."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+__all__ = ["reference_bounds", "unpack_copy"]
+
+_ROWS = 16  # of a tile
+_BLOCK = 64  # columns of a block
+_BLOCK_BYTES = _ROWS * _BLOCK * 5 // 8
+_MIDDLE = 15.5  # of the codes 0 .. 31
+_FINER = 32  # how much finer the second codes of block 0 are
+
+
+def unpack_copy(
+    arrays: Mapping[str, NDArray[Any]], rows: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Weights of a copy and the norms of what they leave out.
+
+    Args:
+        arrays: ``order factors tiles step residual norm`` of a :class:`ScreenedHead`.
+        rows: of the head.
+
+    Returns:
+        The copied weights, permuted and scaled, ``(rows, blocks * 64)``, and upper bounds on the
+        norms of the differences to the true ones, ``(rows, blocks)``.
+    """
+    columns = len(arrays["order"])
+    blocks = -(-columns // _BLOCK) + 1
+    head = -(-blocks * _ROWS // 64) * 64
+    tiles = arrays["tiles"].reshape(-1, head + blocks * _BLOCK_BYTES)
+    counts = tiles[:, : blocks * _ROWS].reshape(-1, blocks, _ROWS)
+    packed = tiles[:, head:].reshape(-1, blocks, 2, 5, _ROWS, 4)  # two halves: bits, four nibbles
+    group = np.arange(8)
+    high = packed[:, :, :, 0, None] >> group[:, None, None] & 1  # (tiles, blocks, 2, 8, 16, 4)
+    low = packed[:, :, :, 1 + group // 2] >> (4 * (group % 2))[:, None, None] & 15
+    codes = (
+        (low + 16 * high).transpose(0, 4, 1, 2, 3, 5).reshape(len(tiles) * _ROWS, blocks, _BLOCK)
+    )
+    step = arrays["step"].astype(np.float64)[:, None, None]
+    values = step * (codes - _MIDDLE)
+    values[:, 0] += values[:, -1] / _FINER
+    norms = (
+        counts.transpose(0, 2, 1).reshape(-1, blocks)
+        * arrays["residual"].astype(np.float64)[:, None]
+    )
+    return values[:rows, :-1].reshape(rows, -1), norms[:rows, :-1]
+
+
+def reference_bounds(
+    arrays: Mapping[str, NDArray[Any]], rows: int, hidden: NDArray[np.floating[Any]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Logits of the copy for one hidden state, and how far the true ones can be from them.
+
+    ``|x.w_r - x.copy_r| <= sum over blocks b of |x_b| * |w_rb - copy_rb|``; a backend adds what its
+    own rounding of the hidden state and its sums can cost.
+
+    Args:
+        arrays: as :func:`unpack_copy` takes them.
+        rows: of the head.
+        hidden: ``(dim,)``.
+    """
+    values, norms = unpack_copy(arrays, rows)
+    x = np.zeros(values.shape[1])
+    x[: len(hidden)] = hidden[arrays["order"]] * arrays["factors"].astype(np.float64)
+    lengths = np.sqrt((x.reshape(-1, _BLOCK) ** 2).sum(axis=1))
+    return values @ x, norms @ lengths

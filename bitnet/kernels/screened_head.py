@@ -1,0 +1,223 @@
+"""The logits of a hidden state without reading all of it, and provably the same.
+
+A copy of the head with five bits a weight gives approximate logits, and a bound on how far each is
+off. Only rows whose upper bound reaches the best logits found so far are computed, by the head's
+own kernel, bit for bit as in the full product. ``docs/architecture/exact-head.md`` proves the
+bound; ``screen_reference.py`` defines it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.errors import Unsupported
+from bitnet.kernels.native import NativeOps
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from bitnet.kernels.ops import Array, Ops, Prepared
+    from bitnet.kernels.packing import Matrix
+
+__all__ = ["Candidates", "ScreenedHead", "Wanted", "pays"]
+
+logger = logging.getLogger(__name__)
+
+ENCODINGS = ("F16", "BF16", "F32")  # their kernels take the activations as they are
+SAMPLED_ROWS = 2048  # rows that tell how large the weights of a column are
+FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
+SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enough
+
+
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Which logits of a hidden state are needed.
+
+    Attributes:
+        count: how many of the highest, besides those of *ids*.
+        margin: also those down to this far below the highest, natural logarithms; ``None``: no.
+        ids: token ids, rising, whose logits are needed whatever they are.
+    """
+
+    count: int = 1
+    margin: float | None = None
+    ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """The logits that can matter.
+
+    Attributes:
+        ids: token ids, rising.
+        logits: theirs, the same bits as in the full product.
+        bound: the logit of every other id is below it; minus infinity if there is no other.
+        tail: with a margin, the sum of ``exp(logit - bound)`` over the other ids is at most this.
+        vocab_size: how many ids there are in all.
+    """
+
+    ids: NDArray[np.int64]
+    logits: NDArray[np.float32]
+    bound: float
+    tail: float
+    vocab_size: int
+
+
+class ScreenedHead:
+    """An output head with the copy that screens its rows.
+
+    Attributes:
+        arrays: the copy: order and factors of the columns, tiles of codes, and step, unit of the
+            residual norms and norm of each row.
+        size_bytes: memory of the copy.
+        steps: hidden states screened.
+        rescored: rows computed for them in all.
+    """
+
+    def __init__(self, screen: Any, matrix: Matrix, arrays: dict[str, NDArray[Any]]) -> None:
+        """Use :meth:`build`."""
+        self._screen = screen
+        self._matrix = matrix
+        self.arrays = arrays
+        self.size_bytes = sum(array.nbytes for array in arrays.values())
+        self.steps = 0
+        self.rescored = 0
+
+    @classmethod
+    def build(cls, ops: Ops, weight: Prepared, *, importance: Array | None = None) -> ScreenedHead:
+        """The screen of *weight*; reads it once.
+
+        Args:
+            ops: the backend.
+            weight: the head, as *ops* has prepared it.
+            importance: how large the hidden states usually are in each column, ``(dim,)``, up to
+                a factor, such as the weight of the norm before the head; all alike by default. It
+                never changes a result, only how many rows are computed.
+
+        Raises:
+            Unsupported: the backend, the encoding of the head, or its values.
+        """
+        reason = _unscreened(ops, weight)
+        if reason or not isinstance(ops, NativeOps):
+            raise Unsupported(f"the output head cannot be screened: {reason}", hint=_HINT)
+        matrix: Matrix = weight
+        module = ops.module
+        size, padded = module.screen_sizes(matrix.rows, matrix.columns)
+        order, factors = _columns(ops, matrix, importance)
+        arrays: dict[str, NDArray[Any]] = {
+            "order": order,
+            "factors": factors,
+            "tiles": _aligned(size),
+            "step": np.zeros(padded, dtype=np.float32),
+            "residual": np.zeros(padded, dtype=np.float32),
+            "norm": np.zeros(padded, dtype=np.float32),
+        }
+        screen = module.Screen(matrix.kind, matrix.data, matrix.rows, matrix.columns, **arrays)
+        if not screen.build():
+            raise Unsupported(
+                "the output head cannot be screened: it has weights that are not finite, or huge",
+                hint=_HINT,
+            )
+        return cls(screen, matrix, arrays)
+
+    @property
+    def share(self) -> float:
+        """Rows computed per hidden state, as a share of all."""
+        return self.rescored / (self.steps * self._matrix.rows) if self.steps else 0.0
+
+    def candidates(self, hidden: Array, wanted: Sequence[Wanted]) -> list[Candidates | None]:
+        """For each hidden state the logits that can be among the wanted ones.
+
+        Args:
+            hidden: ``(n, dim)``; the copy is read once for all of them.
+            wanted: one for each.
+
+        Returns:
+            ``None`` for a hidden state that is not finite or too long to be screened.
+        """
+        x = np.ascontiguousarray(hidden, dtype=np.float32)
+        found: list[Candidates | None] = []
+        # Seeds are shared by all, so that one pass serves sequences sampled in different ways.
+        parts = self._screen.find(
+            x,
+            max(each.count for each in wanted),
+            [-1.0 if each.margin is None else each.margin for each in wanted],
+            [each.ids for each in wanted],
+        )
+        for part in parts:
+            if part is None:
+                found.append(None)
+                continue
+            ids, logits, bound, tail = part
+            self.steps += 1
+            self.rescored += len(ids)
+            found.append(Candidates(ids, logits, bound, tail, self._matrix.rows))
+        return found
+
+    def rows(self, hidden: Array, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Logits of *ids* for one hidden state ``(dim,)``, the same bits as in the full product."""
+        out = np.empty(len(ids), dtype=np.float32)
+        x = np.ascontiguousarray(hidden, dtype=np.float32)
+        self._screen.rows(x, np.ascontiguousarray(ids, dtype=np.int64), out)
+        return out
+
+    def bounds(self, hidden: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """Approximate logits of one hidden state ``(dim,)`` and their upper bounds, all rows."""
+        x = np.ascontiguousarray(hidden, dtype=np.float32)
+        approx = np.empty(len(self.arrays["step"]), dtype=np.float32)
+        upper = np.empty_like(approx)
+        if not self._screen.bounds(x, approx, upper):
+            return None
+        return approx[: self._matrix.rows], upper[: self._matrix.rows]
+
+
+_HINT = "run without --exact-head on"
+
+
+def pays(ops: Ops, weight: Prepared) -> bool:
+    """Whether screening *weight* is possible and saves time."""
+    return not _unscreened(ops, weight) and weight.data.nbytes >= SMALLEST
+
+
+def _unscreened(ops: Ops, weight: Prepared) -> str:
+    """Why *weight* cannot be screened; empty if it can."""
+    if not isinstance(ops, NativeOps):
+        return "only the compiled backend can"
+    matrix: Matrix = weight
+    name = ops.module.kernel_types()[matrix.kind]
+    if name not in ENCODINGS:
+        return f"it is {name}, expected {', '.join(ENCODINGS)}"
+    if matrix.factors is not None or matrix.inputs != matrix.columns:
+        return "its rows have factors of their own"
+    if matrix.columns > ops.module.SCREEN_COLUMNS:
+        return f"{matrix.columns:,} columns, at most {ops.module.SCREEN_COLUMNS:,}"
+    return ""
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    """*size* bytes from the beginning of a cache line on."""
+    room = np.empty(size + 63, dtype=np.uint8)
+    start = -room.ctypes.data % 64
+    return room[start : start + size]
+
+
+def _columns(
+    ops: NativeOps, matrix: Matrix, importance: Array | None
+) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Columns by falling importance, and the powers of two that make their weights alike."""
+    step = max(1, matrix.rows // SAMPLED_ROWS)
+    sample = ops.embed(matrix, range(0, matrix.rows, step)).astype(np.float64)
+    size = np.sqrt(np.mean(sample * sample, axis=0))
+    size = np.where(np.isfinite(size), size, 0.0)
+    typical = float(np.median(size)) or 1.0
+    exponents = np.rint(np.log2(np.maximum(size / typical, 2.0**-FACTOR_BITS)))
+    weights = np.ones(matrix.columns) if importance is None else np.abs(importance)
+    order = np.argsort(-size * weights, kind="stable").astype(np.int32)
+    factors = np.exp2(np.clip(exponents, -FACTOR_BITS, FACTOR_BITS)).astype(np.float32)
+    return order, factors[order]

@@ -1,0 +1,328 @@
+"""The screened head against the full one, bit for bit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bitnet import native
+from bitnet.errors import Unsupported
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.kernels.screen_reference import reference_bounds, unpack_copy
+from bitnet.kernels.screened_head import Candidates, ScreenedHead, Wanted, pays
+from bitnet.quants import types
+from bitnet.quants.weight import Weight
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+pytestmark = pytest.mark.skipif(native.module() is None, reason="the module is not built")
+
+LEVELS = native.module().kernel_levels() if native.module() else []
+STEPS = 2000
+
+
+@pytest.fixture(params=LEVELS)
+def ops(request: pytest.FixtureRequest) -> Iterator[NativeOps]:
+    backend = NativeOps(threads=2)
+    before = backend.module.kernel_level()
+    assert backend.module.set_kernel_level(request.param)
+    yield backend
+    backend.module.set_kernel_level(before)
+
+
+def matrix(ops: NativeOps, values: NDArray[Any], encoding: str = "F16") -> Any:
+    if encoding == "BF16":
+        bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32) >> 16
+        stored = bits.astype(np.uint16)
+    else:
+        stored = np.ascontiguousarray(
+            values, dtype={"F16": np.float16, "F32": np.float32}[encoding]
+        )
+    data = stored.view(np.uint8).reshape(-1)
+    return ops.prepare(Weight("output.weight", values.shape, types.by_name(encoding), data))
+
+
+def normal(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
+
+
+def outliers(rows: int, columns: int) -> NDArray[np.float32]:
+    """Some columns a hundred times as large as others, as in trained models."""
+    return normal(rows, columns) * np.where(np.arange(columns) % 37 == 5, 30.0, 0.3)
+
+
+def near_ties(rows: int, columns: int) -> NDArray[np.float32]:
+    """Every row is one of eight, some with one weight changed by its last bit."""
+    values = normal(8, columns)[np.arange(rows) % 8].astype(np.float16)
+    values.view(np.uint16)[::3, 7 % columns] ^= 1
+    return values.astype(np.float32)
+
+
+HEADS: dict[str, Callable[[int, int], NDArray[np.float32]]] = {
+    "normal": normal,
+    "outliers": outliers,
+    "near ties": near_ties,
+    "duplicate rows": lambda rows, columns: normal(3, columns)[np.arange(rows) % 3],
+    "all equal": lambda rows, columns: np.full((rows, columns), 0.25, dtype=np.float32),
+    "zero": lambda rows, columns: np.zeros((rows, columns), dtype=np.float32),
+    "huge": lambda rows, columns: np.clip(normal(rows, columns) * 20000, -65000, 65000),
+    "subnormal": lambda rows, columns: normal(rows, columns) * np.float32(1e-6),
+    "huge and tiny rows": lambda rows, columns: (
+        normal(rows, columns) * np.logspace(-7, 4, rows, dtype=np.float32)[:, None]
+    ),
+    "one row alone": lambda rows, columns: normal(rows, columns) * (np.arange(rows) == 5)[:, None],
+}
+
+
+def hidden_states(values: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """Random ones, ones that point at a row, sparse, huge, tiny and zero ones."""
+    rows, columns = values.shape
+    x = normal(count, columns, seed=1)
+    x[1::8] += 3 * values[np.arange(len(x[1::8])) % rows] / (np.abs(values).max() + 1e-9)
+    x[2::8] = values[np.arange(len(x[2::8])) % rows]
+    x[3::8] *= np.arange(columns) == 3 % columns
+    x[4::8] *= 1e9
+    x[5::8] *= 1e-30
+    x[6::8, 0] = 1e4
+    x[7::64] = 0
+    return x
+
+
+def wrong(full: NDArray[np.float32], found: Candidates, count: int) -> str:
+    """What contradicts the full product; empty if nothing does."""
+    if not np.array_equal(full[found.ids].view(np.uint32), found.logits.view(np.uint32)):
+        return "a logit has other bits"
+    others = np.delete(full, found.ids)
+    if len(others) and others.max() >= found.bound:
+        return "another row reaches the bound"
+    best = np.argsort(-full, kind="stable")[:count]
+    mine = found.ids[np.argsort(-found.logits, kind="stable")[:count]]
+    return "" if np.array_equal(best, mine) else "the best rows are others"
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("count", [1, 40])
+def test_the_best_rows_are_those_of_the_full_product_bit_for_bit(
+    ops: NativeOps, name: str, count: int
+) -> None:
+    weight = matrix(ops, HEADS[name](500, 200))
+    head = ScreenedHead.build(ops, weight)
+    x = hidden_states(HEADS[name](500, 200), 64)
+    found = head.candidates(x, [Wanted(count)] * len(x))
+    for state, one in zip(x, found, strict=True):
+        assert one is not None
+        assert not wrong(ops.linear(state[None], weight)[0], one, count)
+
+
+def test_thousands_of_steps_choose_what_the_full_head_chooses() -> None:
+    ops = NativeOps(threads=2)
+    values = outliers(4000, 320)
+    weight = matrix(ops, values)
+    head = ScreenedHead.build(ops, weight, importance=np.abs(values).max(axis=0))
+    x = hidden_states(values, STEPS)
+    for start in range(0, STEPS, 100):
+        part = x[start : start + 100]
+        found = head.candidates(part, [Wanted(5)] * len(part))
+        for state, one in zip(part, found, strict=True):
+            assert one is not None
+            assert not wrong(ops.linear(state[None], weight)[0], one, 5)
+    assert head.steps == STEPS
+    assert 0 < head.share < 1
+
+
+@pytest.mark.parametrize("encoding", ["F16", "BF16", "F32"])
+def test_every_float_encoding_is_screened(encoding: str) -> None:
+    ops = NativeOps(threads=1)
+    weight = matrix(ops, normal(300, 100), encoding)
+    head = ScreenedHead.build(ops, weight)
+    x = normal(1, 100, seed=2)
+    (found,) = head.candidates(x, [Wanted(3)])
+    assert found is not None
+    assert not wrong(ops.linear(x, weight)[0], found, 3)
+
+
+@given(
+    rows=st.integers(1, 90),
+    columns=st.integers(1, 200),
+    name=st.sampled_from(sorted(HEADS)),
+    scale=st.sampled_from([0.0, 1e-40, 1e-20, 1.0, 1e6, 1e12]),
+    count=st.integers(1, 100),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_shape_and_scale_gives_the_rows_of_the_full_product(
+    rows: int, columns: int, name: str, scale: float, count: int, seed: int
+) -> None:
+    ops = NativeOps(threads=1)
+    values = HEADS[name](max(rows, 6), columns)
+    weight = matrix(ops, values)
+    head = ScreenedHead.build(ops, weight)
+    x = normal(1, columns, seed) * np.float32(scale)
+    (found,) = head.candidates(x, [Wanted(count)])
+    if found is not None:
+        assert not wrong(ops.linear(x, weight)[0], found, count)
+
+
+def test_the_upper_bounds_hold_and_are_those_of_the_reference(ops: NativeOps) -> None:
+    values = outliers(200, 300).astype(np.float16)
+    weight = matrix(ops, values)
+    head = ScreenedHead.build(ops, weight)
+    for state in hidden_states(values.astype(np.float32), 32):
+        bounds = head.bounds(state)
+        assert bounds is not None
+        approx, upper = bounds
+        logits, errors = reference_bounds(head.arrays, 200, state)
+        assert (ops.linear(state[None], weight)[0] <= upper).all()
+        assert (upper >= logits + errors * (1 - 1e-6)).all()
+        # What the rounding of the state and of the sums adds is a small part of the error.
+        scaled = state[head.arrays["order"]] * head.arrays["factors"].astype(np.float64)
+        slack = 1e-3 * np.linalg.norm(scaled) * head.arrays["norm"][:200]
+        assert (upper <= logits + errors * (1 + 1e-4) + slack + 1e-9).all()
+        assert (np.abs(approx - logits) <= slack + 1e-9).all()
+
+
+def test_the_norms_of_the_copy_are_at_least_the_true_ones(ops: NativeOps) -> None:
+    values = outliers(100, 150).astype(np.float16)
+    head = ScreenedHead.build(ops, matrix(ops, values))
+    copied, norms = unpack_copy(head.arrays, 100)
+    true = np.zeros_like(copied)
+    order, factors = head.arrays["order"], head.arrays["factors"].astype(np.float64)
+    true[:, :150] = values.astype(np.float64)[:, order] / factors
+    left = (true - copied).reshape(100, -1, 64)
+    assert (np.sqrt((left**2).sum(axis=2)) <= norms).all()
+    assert (np.linalg.norm(true, axis=1) <= head.arrays["norm"][:100]).all()
+    # Five bits leave at most a part of a row, twelve bits of the first columns much less.
+    assert np.linalg.norm(left) < 0.1 * np.linalg.norm(true)
+    assert np.linalg.norm(left[:, 0]) < 0.004 * np.linalg.norm(true.reshape(100, -1, 64)[:, 0])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_instruction_set_makes_the_same_codes(level: str) -> None:
+    ops = NativeOps(threads=1)
+    before = ops.module.kernel_level()
+    weight = matrix(ops, normal(100, 130))
+    expected = unpack_copy(ScreenedHead.build(ops, weight).arrays, 100)[0]
+    ops.module.set_kernel_level(level)
+    try:
+        got = unpack_copy(ScreenedHead.build(ops, weight).arrays, 100)[0]
+    finally:
+        ops.module.set_kernel_level(before)
+    assert np.abs(got - expected).max() <= 0.26  # a step: sums of squares differ in their last bit
+
+
+@pytest.mark.parametrize("broken", ["residual", "norm", "step"])
+def test_a_wrong_bound_is_noticed(broken: str) -> None:
+    ops = NativeOps(threads=1)
+    weight = matrix(ops, near_ties(600, 200))
+    head = ScreenedHead.build(ops, weight)
+    for name in ("residual", "norm") if broken != "step" else ("step",):
+        head.arrays[name][:] *= np.float32(0.001)
+    x = hidden_states(near_ties(600, 200), 64)
+    found = head.candidates(x, [Wanted(3)] * len(x))
+    faults = [
+        wrong(ops.linear(state[None], weight)[0], one, 3)
+        for state, one in zip(x, found, strict=True)
+        if one is not None
+    ]
+    assert any(faults)
+
+
+def test_listed_rows_are_found_whatever_their_logits_and_decide_nothing() -> None:
+    ops = NativeOps(threads=1)
+    values = normal(400, 128)
+    x = 2 * values[:1]
+    weight = matrix(ops, values)
+    head = ScreenedHead.build(ops, weight)
+    listed = np.array([0, 17, 399])
+    (plain,) = head.candidates(x, [Wanted(4)])
+    (found,) = head.candidates(x, [Wanted(4, ids=listed)])
+    assert plain is not None
+    assert found is not None
+    assert np.isin(listed, found.ids).all()
+    full = ops.linear(x, weight)[0]
+    assert not wrong(full, found, 5)
+    # Row 0 is the best by far and does not count: four others are found besides it.
+    assert found.bound <= np.sort(full)[-5]
+    (everything,) = head.candidates(x, [Wanted(1, ids=np.arange(400))])
+    assert everything is not None
+    assert np.array_equal(everything.logits, full)
+
+
+def test_a_margin_finds_what_is_near_and_bounds_what_is_not() -> None:
+    ops = NativeOps(threads=1)
+    values = normal(5000, 128) * np.float32(0.2)
+    x = normal(1, 128, seed=3) * np.float32(2)
+    weight = matrix(ops, values)
+    head = ScreenedHead.build(ops, weight)
+    (found,) = head.candidates(x, [Wanted(1, margin=6.0)])
+    assert found is not None
+    full = ops.linear(x, weight)[0]
+    assert not wrong(full, found, 1)
+    assert np.isin(np.flatnonzero(full >= full.max() - 5.9), found.ids).all()
+    assert len(found.ids) < 5000
+    others = np.delete(full, found.ids).astype(np.float64)
+    assert np.exp(others - found.bound).sum() <= found.tail
+
+
+def test_a_batch_gives_what_each_alone_gives() -> None:
+    ops = NativeOps(threads=2)
+    values = normal(700, 256)
+    head = ScreenedHead.build(ops, matrix(ops, values))
+    x = hidden_states(values, 5)
+    together = head.candidates(x, [Wanted(2)] * 5)
+    for i, one in enumerate(together):
+        (alone,) = head.candidates(x[i : i + 1], [Wanted(2)])
+        assert one is not None
+        assert alone is not None
+        assert np.array_equal(one.ids, alone.ids)
+        assert np.array_equal(one.logits, alone.logits)
+
+
+def test_chosen_rows_have_the_bits_of_the_full_product(ops: NativeOps) -> None:
+    weight = matrix(ops, normal(333, 96))
+    head = ScreenedHead.build(ops, weight)
+    x = normal(1, 96, seed=4)
+    ids = np.array([332, 0, 7, 7, 16])
+    assert np.array_equal(head.rows(x[0], ids), ops.linear(x, weight)[0][ids])
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_state_that_cannot_be_screened_is_left_to_the_full_product(value: float) -> None:
+    ops = NativeOps(threads=1)
+    head = ScreenedHead.build(ops, matrix(ops, normal(40, 64)))
+    x = normal(2, 64)
+    x[0, 3] = value
+    first, second = head.candidates(x, [Wanted(), Wanted()])
+    assert first is None
+    assert second is not None
+    assert head.bounds(x[0]) is None
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+def test_a_head_with_weights_that_cannot_be_screened_is_refused(value: float) -> None:
+    ops = NativeOps(threads=1)
+    values = normal(40, 64)
+    values[21, 9] = value
+    with pytest.raises(Unsupported, match="not finite, or huge"):
+        ScreenedHead.build(ops, matrix(ops, values, "F32"))
+
+
+def test_other_backends_and_encodings_are_refused() -> None:
+    reference = ReferenceOps()
+    with pytest.raises(Unsupported, match="only the compiled backend can"):
+        ScreenedHead.build(reference, normal(4, 4))
+    ops = NativeOps(threads=1)
+    blocks = np.zeros(40 * 2 * 34, dtype=np.uint8)
+    weight = ops.prepare(Weight("output.weight", (40, 64), types.by_name("Q8_0"), blocks))
+    with pytest.raises(Unsupported, match="it is Q8_0, expected F16, BF16, F32"):
+        ScreenedHead.build(ops, weight)
+    assert not pays(ops, weight)
+    assert not pays(ops, matrix(ops, normal(40, 64)))
+    assert not pays(reference, normal(4, 4))
