@@ -191,8 +191,10 @@ def _unscreened(ops: Ops, weight: Prepared) -> str:
         return "only the compiled backend can"
     matrix: Matrix = weight
     name = ops.module.kernel_types()[matrix.kind]
+    if name.removesuffix("_R16") in ENCODINGS and name not in ENCODINGS:
+        return "its rows are interleaved"
     if name not in ENCODINGS:
-        return f"it is {name}, expected {', '.join(ENCODINGS)}"
+        return f"it is {name.removesuffix('_R16')}, expected {', '.join(ENCODINGS)}"
     if matrix.factors is not None or matrix.inputs != matrix.columns:
         return "its rows have factors of their own"
     if matrix.columns > ops.module.SCREEN_COLUMNS:

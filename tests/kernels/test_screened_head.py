@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from bitnet import native
 from bitnet.errors import Unsupported
 from bitnet.kernels.native import NativeOps
+from bitnet.kernels.packing import prepare_matrix
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.screen_reference import reference_bounds, unpack_copy
 from bitnet.kernels.screened_head import Candidates, ScreenedHead, Wanted, pays
@@ -38,16 +39,21 @@ def ops(request: pytest.FixtureRequest) -> Iterator[NativeOps]:
     backend.module.set_kernel_level(before)
 
 
-def matrix(ops: NativeOps, values: NDArray[Any], encoding: str = "F16") -> Any:
+def stored(values: NDArray[Any], encoding: str = "F16") -> Weight:
     if encoding == "BF16":
         bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32) >> 16
-        stored = bits.astype(np.uint16)
+        packed = bits.astype(np.uint16)
     else:
-        stored = np.ascontiguousarray(
+        packed = np.ascontiguousarray(
             values, dtype={"F16": np.float16, "F32": np.float32}[encoding]
         )
-    data = stored.view(np.uint8).reshape(-1)
-    return ops.prepare(Weight("output.weight", values.shape, types.by_name(encoding), data))
+    data = packed.view(np.uint8).reshape(-1)
+    return Weight("output.weight", values.shape, types.by_name(encoding), data)
+
+
+def matrix(ops: NativeOps, values: NDArray[Any], encoding: str = "F16") -> Any:
+    """As in the file, which is what can be screened."""
+    return prepare_matrix(ops.module, stored(values, encoding), in_rows=True)
 
 
 def normal(rows: int, columns: int, seed: int = 0) -> NDArray[np.float32]:
@@ -291,6 +297,20 @@ def test_chosen_rows_have_the_bits_of_the_full_product(ops: NativeOps) -> None:
     x = normal(1, 96, seed=4)
     ids = np.array([332, 0, 7, 7, 16])
     assert np.array_equal(head.rows(x[0], ids), ops.linear(x, weight)[0][ids])
+
+
+@pytest.mark.parametrize("encoding", ["F16", "BF16", "F32"])
+@pytest.mark.parametrize("columns", [8, 51, 320])
+def test_rows_in_a_file_give_the_bits_of_rows_interleaved(
+    ops: NativeOps, encoding: str, columns: int
+) -> None:
+    values = normal(45, columns)
+    x = normal(20, columns, seed=5)
+    interleaved = ops.prepare(stored(values, encoding))
+    assert interleaved.kind != matrix(ops, values, encoding).kind
+    for tokens in (1, 3, 20):
+        expected = ops.linear(x[:tokens], interleaved)
+        assert np.array_equal(ops.linear(x[:tokens], matrix(ops, values, encoding)), expected)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])

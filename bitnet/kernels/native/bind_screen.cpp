@@ -36,7 +36,7 @@ struct Screen {
            const Array<float>& step_, const Array<float>& residual_, const Array<float>& norm_)
         : weight(weight_), order(order_), factors(factors_), tiles(tiles_), step(step_), residual(residual_),
           norm(norm_) {
-        require(type >= 0 && type < kTypes && is_float(Type(type)), "only F32, F16 and BF16 heads are screened");
+        require(type >= 0 && type < kTypes && is_float(Type(type)) && !is_tiled(Type(type)), "only F32, F16 and BF16 heads are screened");
         require(rows > 0 && cols > 0 && cols <= kScreenColumns, "rows and cols are out of range");
         require(int64_t(weight.size()) / row_bytes(Type(type), cols) >= rows, "weight has too few bytes");
         const int64_t padded = screen_tiles(rows) * kScreenRows;

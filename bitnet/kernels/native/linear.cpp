@@ -1,6 +1,7 @@
 #include "linear.hpp"
 
 #include "counters.hpp"
+#include "float_rows.hpp"
 #include "ops.hpp"
 #include "split.hpp"
 
@@ -15,6 +16,11 @@ namespace {
 template <class T>
 void ensure(std::vector<T>& items, int64_t n) {
     if (int64_t(items.size()) < n) items.resize(size_t(n));
+}
+
+LinearKernel kernel_for(Type type, bool decode) {
+    if (is_float(type) && !is_tiled(type)) return linear_float_rows;
+    return (decode ? active().decode : active().prefill)[int(type)];
 }
 
 LinearArgs arguments(const LinearJob& job, const float* x, int64_t tokens, const Activations& activations) {
@@ -104,7 +110,7 @@ void linear_group(const std::vector<LinearJob>& jobs, const float* x, int64_t to
         const int64_t step = tile_rows(m.type), count = (m.rows + step - 1) / step;
         count_call(decode ? Op::decode : Op::prefill, m.type);
         parts.push_back({arguments(job, x, tokens, activations),
-                         (decode ? active().decode : active().prefill)[int(m.type)], tiles, tiles + count});
+                         kernel_for(m.type, decode), tiles, tiles + count});
         tiles += count;
         work += m.rows * m.cols * tokens;
     }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "float_rows.hpp"
 #include "kernels.hpp"
 #include "ops.hpp"
 #include "screen_input.hpp"
@@ -18,7 +19,6 @@ const Kernels& active();  // dispatch.cpp
 namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
-constexpr int64_t kRowsAtOnce = 16;  // rows of the head in one piece of work
 
 const ScreenKernels& kernels() {
 #if defined(BITNET_X86)
@@ -144,32 +144,18 @@ ScreenResult choose(const ScreenedMatrix& m, const ScreenQuery& query, Screened&
 }  // namespace
 
 void linear_rows(const ScreenedMatrix& m, const float* x, const int64_t* ids, int64_t count, float* out) {
-    LinearArgs a;
-    a.type = m.type;
-    a.row_bytes = row_bytes(m.type, m.cols);
-    a.rows = a.tokens = 1;
-    a.cols = m.cols;
-    a.x = x;
-    const LinearKernel kernel = detail::active().decode[int(m.type)];
-    parallel_for((count + kRowsAtOnce - 1) / kRowsAtOnce, [&](int64_t c) {
-        LinearArgs one = a;
-        for (int64_t i = c * kRowsAtOnce; i < std::min(count, (c + 1) * kRowsAtOnce); ++i) {
-            one.weight = m.weight + ids[i] * a.row_bytes;
-            one.y = out + i;
-            kernel(one, 0, 1, thread_scratch(scratch_bytes(m.cols)));
-        }
-    });
+    linear_chosen_rows(m.type, m.weight, m.cols, x, ids, count, out);
 }
 
 bool build_screen(const ScreenedMatrix& m) {
-    const int64_t width = screen_blocks(m.cols) * kScreenBlock, bytes = row_bytes(m.type, m.cols);
+    const int64_t width = screen_blocks(m.cols) * kScreenBlock;
     std::atomic<bool> fits{true};
     split(screen_tiles(m.rows), [&](int64_t t0, int64_t t1) {
         std::vector<float> row(size_t(m.cols)), rows(size_t(width * kScreenRows));
         for (int64_t t = t0; t < t1; ++t) {
             std::fill(rows.begin(), rows.end(), 0.0f);
             for (int64_t r = t * kScreenRows; r < std::min(m.rows, (t + 1) * kScreenRows); ++r) {
-                detail::active().dequantize(m.type, m.weight + r * bytes, m.cols, 1.0f, row.data());
+                detail::active().dequantize(m.type, m.weight, r, m.cols, 1.0f, row.data());
                 float* to = &rows[size_t((r - t * kScreenRows) * width)];
                 for (int64_t i = 0; i < m.cols; ++i) to[i] = row[size_t(m.order[i])] / m.factors[i];
             }
