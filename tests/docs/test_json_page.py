@@ -1,0 +1,61 @@
+"""docs/reference/json.md names the fields that commands print, all of them."""
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_gguf
+
+PAGE = Path(__file__).parents[2] / "docs/reference/json.md"
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def documented(command):
+    """Fields of *command*, in the order of the page."""
+    section = re.search(rf"## {command}\n(.*?)(?=\n## |\Z)", PAGE.read_text(), re.DOTALL)[1]
+    return re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)
+
+
+@pytest.fixture
+def model(tmp_path):
+    return tiny_gguf(tmp_path / "tiny.gguf", **{"tokenizer.chat_template": TEMPLATE})
+
+
+def test_infer(bitnet, model):
+    words = ("--prompt", "ab", "--max-tokens", 2, "--dump-ids", "--logprobs", 1, "--stats")
+    done = bitnet("infer", "--model", model, *words, "--json")
+    assert sorted(json.loads(done.out)) == sorted(documented("infer"))
+
+
+def test_chat(bitnet, model, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"ab\n")))
+    done = bitnet("chat", "--model", model, "--max-tokens", 2, "--json")
+    assert sorted(json.loads(done.out)) == sorted(documented("chat"))
+
+
+def test_bench(bitnet, model, tmp_path):
+    words = ("bench", "--model", model, "--tests", "tg2", "--repetitions", 1, "--json")
+    earlier = tmp_path / "earlier.json"
+    earlier.write_text(bitnet(*words).out)
+    found = json.loads(bitnet(*words, "--compare", earlier).out)
+    assert sorted(found) == sorted(documented("bench"))
+    told = PAGE.read_text()
+    for part in (found["machine"], found["model"], found["load_s"], found["results"][0]):
+        assert all(f"`{field}`" in told for field in part)
+
+
+def test_convert(bitnet, model, tmp_path):
+    words = ("--model", model, "--output", tmp_path / "out.gguf", "--type", "F16", "--json")
+    found = json.loads(bitnet("convert", *words).out)
+    assert sorted(found) == sorted(documented("convert"))
+    assert all(f"`{field}`" in PAGE.read_text() for field in found["tensors"][0])
+
+
+def test_a_failure_is_one_document_too(bitnet, model):
+    done = bitnet("infer", "--model", model, "--prompt", "", "--json")
+    error = json.loads(done.out)["error"]
+    assert sorted(error) == ["exit_code", "hint", "message", "type"]
+    assert error["exit_code"] == done.code == 2
