@@ -39,7 +39,7 @@ def native(c):
 
 @task(help={"files": "more GGUF files to run it over, separated by blanks"})
 def sanitize(c, files=""):
-    """Run the native GGUF walk over the fuzz corpus with sanitizers."""
+    """Run the native GGUF walk over the fuzz corpus, and the kernels, with sanitizers."""
     build = ROOT / "build" / "sanitize"
     build.mkdir(parents=True, exist_ok=True)
     flags = "-std=c++17 -g -O1 -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all"
@@ -47,6 +47,12 @@ def sanitize(c, files=""):
     with c.cd(str(ROOT)):
         c.run(f"${{CXX:-c++}} {flags} -I bitnet/native {sources} -o {build}/gguf_driver")
         c.run(f"{build}/gguf_driver tests/fuzz/corpus/gguf/* {files}")
+        c.run(
+            f"cmake -S . -B {build}/kernels -DBITNET_SANITIZE=address,undefined "
+            f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release"
+        )
+        c.run(f"cmake --build {build}/kernels --target kernels_driver --parallel 2")
+        c.run(f"{build}/kernels/kernels_driver")
 
 
 @task(help={"check": "write nothing; fail when a page is not what the code says"})

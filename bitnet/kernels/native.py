@@ -91,10 +91,10 @@ class NativeOps(Ops):
         """The compiled module, whose functions this backend calls."""
         return self._native
 
-    def prepare(self, weight: Weight) -> Any:
+    def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:
         if len(weight.shape) != 2:
             return np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)
-        return prepare_matrix(self._native, weight)
+        return prepare_matrix(self._native, weight, in_rows=looked_up)
 
     def compile(
         self, program: Program, weights: Mapping[str, Any]

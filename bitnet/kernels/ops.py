@@ -38,8 +38,12 @@ class Ops(ABC):
     name: str
 
     @abstractmethod
-    def prepare(self, weight: Weight) -> Prepared:
+    def prepare(self, weight: Weight, *, looked_up: bool = False) -> Prepared:
         """*weight* unpacked, repacked or uploaded, once; what the other operations take.
+
+        Args:
+            weight: what to prepare.
+            looked_up: only :meth:`embed` will read it.
 
         Raises:
             Unsupported: the encoding has no kernel here.

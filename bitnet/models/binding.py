@@ -100,7 +100,8 @@ def bind(checkpoint: Checkpoint, config: TransformerConfig, ops: Ops) -> dict[st
         scale = checkpoint.numbers(name.removesuffix("weight") + "scale", (1,))
         if scale is not None and name.endswith(".weight"):
             weight = replace(weight, scale=weight.scale * float(scale[0]))
-        prepared[name] = ops.prepare(weight)
+        looked_up = name == "token_embd.weight" and "output.weight" in checkpoint.weights
+        prepared[name] = ops.prepare(weight, looked_up=looked_up)
     return prepared
 
 

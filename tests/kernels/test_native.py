@@ -7,6 +7,7 @@ from tiny_models import FAMILIES, in_encoding, tiny
 
 from bitnet import native
 from bitnet.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.kernels import native as native_ops
 from bitnet.kernels.native import NativeOps, thread_count
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.select import select
@@ -168,6 +169,33 @@ def test_the_backend_follows_the_environment(monkeypatch):
     monkeypatch.setenv("BITNET_BACKEND", "fpga")
     with pytest.raises(UsageError, match="BITNET_BACKEND"):
         select()
+
+
+@needs_native
+def test_a_kernel_that_computes_wrongly_is_replaced_and_named(caplog):
+    module = native.module()
+    level = module.kernel_level()
+    if level == "scalar":
+        pytest.skip("the scalar kernels are what others are replaced by")
+    weight = quantize("w", np.eye(64, dtype=np.float32), types.by_name("Q8_0"))
+    x = np.random.default_rng(7).standard_normal((2, 64)).astype(np.float32)
+    ops = NativeOps()
+    matrix = ops.prepare(weight)
+    expected = ops.linear(x, matrix)
+    try:
+        module.plant_wrong_kernel(matrix.kind)
+        assert (ops.linear(x, matrix) == 1).all()
+        native_ops._self_test.cache_clear()
+        with caplog.at_level("WARNING"):
+            ops = NativeOps()
+        name = module.kernel_types()[matrix.kind]
+        assert f"for {level} give wrong results" in caplog.text
+        assert f"linear {name} decode, linear {name} prefill" in caplog.text
+        before = ops.counters().get(f"linear/{name}/scalar/decode", 0)
+        np.testing.assert_allclose(ops.linear(x, matrix), expected, rtol=1e-5, atol=1e-6)
+        assert ops.counters()[f"linear/{name}/scalar/decode"] == before + 1
+    finally:
+        module.set_kernel_level(level)
 
 
 def test_threads_come_from_the_environment_or_the_cores_of_this_process(monkeypatch):

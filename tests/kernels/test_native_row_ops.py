@@ -143,6 +143,26 @@ def test_attention_of_huge_scores_stays_finite(level):
     np.testing.assert_allclose(got, 1.0, rtol=1e-5)
 
 
+@pytest.mark.parametrize("low", [-100.0, -3e4, -np.inf])
+def test_a_key_far_below_the_best_has_no_weight_at_all(low, level):
+    q = np.ones((1, 1, 16), dtype=np.float32)
+    k = np.zeros((70, 1, 16), dtype=np.float16)
+    v = np.zeros((70, 1, 16), dtype=np.float16)
+    k[[3, 66], 0, 0] = low
+    v[[3, 66]] = 65504
+    got = attend(q, k, v, 69, scale=1.0, window=0, softcap=0.0)
+    np.testing.assert_array_equal(got, np.zeros_like(q))
+
+
+def test_a_query_without_a_number_gives_none(level):
+    q = np.ones((1, 2, 16), dtype=np.float32)
+    q[0, 1, 5] = np.nan
+    k, v = (random(70, 2, 16, seed=s).astype(np.float16) for s in (2, 3))
+    got = attend(q, k, v, 69, scale=1.0, window=0, softcap=9.0)
+    assert np.isfinite(got[0, 0]).all()
+    assert np.isnan(got[0, 1]).all()
+
+
 def test_attention_of_a_query_does_not_depend_on_the_batch_or_the_threads(level):
     q, how = random(40, 6, 64), {"scale": 0.125, "window": 90, "softcap": 0.0}
     k, v = (random(140, 2, 64, seed=s).astype(np.float16) for s in (2, 3))
@@ -155,6 +175,14 @@ def test_attention_of_a_query_does_not_depend_on_the_batch_or_the_threads(level)
     np.testing.assert_array_equal(results[0], results[1])
     alone = [attend(q[t : t + 1], k, v, 100 + t, **how) for t in range(40)]
     np.testing.assert_array_equal(np.concatenate(alone), results[0])
+
+
+@pytest.mark.parametrize("cap", [5.0, 30.0])
+def test_softcap(cap, level):
+    x = np.array([0.0, 1e-3, -2.0, 50.0, -1e30, np.inf, np.nan], dtype=np.float32)
+    out = np.empty_like(x)
+    NATIVE.softcap(x, cap, out)
+    np.testing.assert_allclose(out, cap * np.tanh(x / np.float64(cap)), rtol=1e-4, atol=1e-5)
 
 
 def test_row_operations_are_the_same_bits_for_every_instruction_set():

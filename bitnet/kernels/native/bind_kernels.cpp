@@ -62,6 +62,11 @@ void bind_embed(int type, const Bytes& weight, int64_t rows, int64_t cols, float
     embed(checked, weight.data(), cols, scale, ids.data(), int64_t(ids.size()), out.data());
 }
 
+void bind_plant_wrong_kernel(int type) {
+    require(type >= 0 && type < kTypes, "unknown weight type");
+    plant_wrong_kernel(Type(type));
+}
+
 int64_t bind_row_bytes(int type, int64_t cols) {
     require(type >= 0 && type < kTypes && cols > 0, "unknown weight type, or no columns");
     return row_bytes(Type(type), cols);
@@ -184,6 +189,8 @@ void bind_kernels(nb::module_& m) {
     m.def("kernel_level", &level, "The instruction set in use.");
     m.def("set_kernel_level", &set_level, "name"_a, "Use another of kernel_levels(); False if it is none.");
     m.def("kernel_self_test", &self_test, "Compare with scalar; names of the kernels that were replaced.");
+    m.def("plant_wrong_kernel", &bind_plant_wrong_kernel, "type"_a,
+          "For tests of kernel_self_test: the product of a type is wrong until set_kernel_level.");
     m.def("kernel_counters", &counters, "Calls of each kernel since the process began.");
     m.def("threads", &threads, "Compute threads.");
     m.def("set_threads", &set_threads, "count"_a, "Change the number of compute threads.");

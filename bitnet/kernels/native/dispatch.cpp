@@ -232,6 +232,13 @@ bool set_level(const std::string& name) {
     return false;
 }
 
+void plant_wrong_kernel(Type type) {
+    table().decode[int(type)] = table().prefill[int(type)] = [](const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
+        for (int64_t t = 0; t < a.tokens; ++t)
+            for (int64_t r = r0; r < r1; ++r) a.y[t * a.rows + r] = 1.0f;
+    };
+}
+
 std::vector<std::string> self_test() {
     Kernels& chosen = table();
     const Kernels& scalar = scalar_kernels();

@@ -138,6 +138,8 @@ void Graph::attend(int out, int q, int k, int v, int64_t layer, float scale, int
         uint16_t* page = (*segments_)[size_t(it.segment)].pages[size_t(it.position / kKeyBlock)];
         active().store_position(at(k, row), at(v, row), kv_heads_, head_dim_, it.position % kKeyBlock, page + offset);
     });
+    // Keys of neighbouring positions share cache lines, which threads should not take from each other.
+    stages_.back().multiple = kKeyBlock / 2;
     add_whole([=] {
         attention_.clear();
         int64_t row = 0;
@@ -201,7 +203,7 @@ void Graph::start(const int64_t* tokens, const std::vector<Segment>& segments) {
 
 void Graph::run_rows(const Stage& stage) {
     for (const auto& once : stage.before) once();
-    Split(rows_, 1, rows_ * total_width_ < kSerialWork).run([&](int64_t r0, int64_t r1) {
+    Split(rows_, stage.multiple, rows_ * total_width_ < kSerialWork).run([&](int64_t r0, int64_t r1) {
         for (int64_t row = r0; row < r1; ++row)
             for (const RowFunction& function : stage.rows) function(row);
     });

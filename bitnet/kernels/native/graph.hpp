@@ -61,6 +61,7 @@ private:
         std::vector<RowFunction> rows;  // each for every row; or
         std::function<void()> whole;
         std::vector<std::function<void()>> before;  // once per pass: counters, room for activations
+        int64_t multiple = 1;  // of rows that one thread takes
     };
     struct Rotation {
         int64_t pairs;

@@ -17,6 +17,9 @@ bool set_level(const std::string& name);
 // Kernels of the chosen level that differ from the scalar ones and were replaced by them.
 std::vector<std::string> self_test();
 
+// For tests of the self-test: the product of *type* gives wrong results until set_level.
+void plant_wrong_kernel(Type type);
+
 // Bytes of a weight row, 0 when *cols* is not a whole number of blocks.
 int64_t row_bytes(Type type, int64_t cols);
 
