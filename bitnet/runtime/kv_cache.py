@@ -54,15 +54,14 @@ class KVCache:
         self._heads, self._head_dim = config.n_kv_heads, config.head_dim
         self._layers = config.n_layers
         self._page_shape = (self._layers, 2, self._heads, self._head_dim * PAGE)
-        self._room = 0  # positions that were stored or reserved
         self._pages: list[Array] = []
         self._shared: set[int] = set()  # places of pages another cache may hold too
         self._addresses = np.empty(0, dtype=np.uint64)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the positions it has room for; the last page may have some more."""
-        return self._room * self.bytes_per_position
+        """Bytes of its pages, with those that others hold as well."""
+        return len(self._pages) * PAGE * self.bytes_per_position
 
     @property
     def bytes_per_position(self) -> int:
@@ -119,7 +118,7 @@ class KVCache:
 
     def truncate(self, length: int) -> None:
         """Forget the positions from *length* on; prefix reuse and rejected drafts."""
-        self.length = self._room = min(self.length, max(length, 0))
+        self.length = min(self.length, max(length, 0))
         self._set_pages(self._pages[: -(-self.length // PAGE)])
 
     def copy_prefix(self, other: KVCache, length: int) -> None:
@@ -138,11 +137,6 @@ class KVCache:
         self._shared |= set(range(count))
         other._shared |= self._shared
         self.length = length
-        self._room = max(self._room, length)
-
-    def reserve(self, positions: int) -> None:
-        """Take the memory for *positions* at once."""
-        self._make_room(max(self.length, min(positions, self.capacity)))
 
     def _make_room(self, stop: int) -> None:
         """Pages of its own for the positions from its length up to *stop*."""
@@ -151,7 +145,6 @@ class KVCache:
                 f"{stop:,} positions, the context holds {self.capacity:,}",
                 hint="shorten the prompt or raise the context size",
             )
-        self._room = max(self._room, stop)
         pages = list(self._pages)
         for place in range(self.length // PAGE, -(-stop // PAGE)):
             if place >= len(pages):

@@ -10,6 +10,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bitnet.runtime.kv_cache import PAGE
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -64,8 +66,8 @@ class PrefixCache:
         return sum(lease.size_bytes for lease in self._leases)
 
     def cost(self, positions: int) -> int:
-        """Bytes that a sequence of *positions* takes."""
-        return positions * self._position_bytes
+        """Bytes that a sequence of *positions* takes, in whole pages."""
+        return -(-positions // PAGE) * PAGE * self._position_bytes
 
     def best(self, ids: Sequence[int], *, but: Lease | None = None) -> tuple[Lease | None, int]:
         """The cache that holds most of the beginning of *ids*, and how much it holds."""
@@ -90,7 +92,6 @@ class PrefixCache:
         if not self._make_room(needed):
             return None
         lease = Lease(self._new_cache(), ids, needed)
-        self._reserve(lease, positions)
         if source:
             lease.cache.copy_prefix(source.cache, shared)
         self._leases.append(lease)
@@ -122,14 +123,13 @@ class PrefixCache:
     def _taken_over(
         self, lease: Lease, ids: list[int], positions: int, shared: int
     ) -> Lease | None:
-        needed = max(self.cost(positions), lease.cache.size_bytes)
         self._leases.remove(lease)
+        needed = self.cost(positions)
         if not self._make_room(needed):
             self._leases.append(lease)
             return None
         lease.cache.truncate(shared)
         lease.ids, lease.size_bytes, lease.busy = ids, needed, True
-        self._reserve(lease, positions)
         self._leases.append(lease)
         logger.debug("took over a cache that holds %d of %d ids", shared, len(ids))
         return lease
@@ -151,11 +151,6 @@ class PrefixCache:
             self._leases = kept
             return False
         return True
-
-    def _reserve(self, lease: Lease, positions: int) -> None:
-        # Growing by doubling could take twice what was counted.
-        if self.budget_bytes is not None:
-            lease.cache.reserve(positions)
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:

@@ -63,7 +63,10 @@ def test_memory_grows_with_use():
     assert cache.size_bytes == 0
     store(cache, 1)
     per_position = 2 * 2 * 2 * 64 * 2  # keys and values, layers, heads, width, bytes
-    assert cache.size_bytes == per_position
+    assert cache.bytes_per_position == per_position
+    assert cache.size_bytes == 64 * per_position
+    store(cache, 64)
+    assert cache.size_bytes == 128 * per_position
 
 
 def test_a_context_of_nothing_is_refused():
@@ -88,19 +91,6 @@ def test_a_prefix_that_is_not_there_or_does_not_fit_is_refused(length):
     store(first, 10)
     with pytest.raises(InferenceError, match=f"{length} positions to copy"):
         second.copy_prefix(first, length)
-
-
-def test_reserved_memory_is_exactly_that_of_the_positions():
-    cache = KVCache(CONFIG, 1000)
-    cache.reserve(100)
-    reserved = cache.size_bytes
-    assert reserved == 100 * cache.bytes_per_position
-    for _ in range(2):
-        store(cache, 50)
-    cache.reserve(70)
-    assert (cache.size_bytes, cache.length) == (reserved, 100)
-    cache.reserve(2000)
-    assert cache.size_bytes == 1000 * cache.bytes_per_position
 
 
 def test_a_shared_page_is_copied_before_either_writes_to_it():

@@ -18,6 +18,7 @@ from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.select import select
 from bitnet.models.load import load_model
 from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.kv_cache import PAGE
 from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
 
@@ -155,29 +156,36 @@ def test_an_answer_ends_with_a_stop_id(reference):
 # Budgets
 
 
-def budget(model, positions):
-    return positions * Scheduler(model).new_cache().bytes_per_position
+def budget(model, pages):
+    """Bytes of so many pages of 64 positions."""
+    return pages * PAGE * Scheduler(model).new_cache().bytes_per_position
+
+
+@pytest.fixture(scope="module")
+def roomy():
+    """A model whose context is several pages."""
+    return load_model(tiny("llama", context_length=300))
 
 
 def test_a_sequence_waits_until_its_memory_is_free(reference):
-    scheduler = Scheduler(reference, kv_budget_bytes=budget(reference, 30))
+    scheduler = Scheduler(reference, kv_budget_bytes=budget(reference, 2))
     sequences = [scheduler.submit(prompt(10, seed), params(6)) for seed in range(3)]
     most = 0
     written = defaultdict(list)
     while scheduler.busy:
         for sequence, piece in scheduler.step():
             written[sequence].append(piece.token)
-        assert scheduler.kv_bytes <= budget(reference, 30)
+        assert scheduler.kv_bytes <= budget(reference, 2)
         most = max(most, scheduler.running)
-    assert most == 2  # 15 positions each
+    assert most == 2
     for seed, sequence in enumerate(sequences):
         assert written[sequence] == alone(reference, prompt(10, seed), params(6))
 
 
-def test_nobody_overtakes_the_one_that_waits_for_memory(reference):
-    scheduler = Scheduler(reference, kv_budget_bytes=budget(reference, 30))
-    scheduler.submit(prompt(10), params(6))
-    large = scheduler.submit(prompt(20, seed=1), params(6))
+def test_nobody_overtakes_the_one_that_waits_for_memory(roomy):
+    scheduler = Scheduler(roomy, kv_budget_bytes=budget(roomy, 3))
+    scheduler.submit(prompt(70), params(6))
+    large = scheduler.submit(prompt(60, seed=1), params(6))
     small = scheduler.submit(prompt(2, seed=2), params(2))
     scheduler.step()
     assert (scheduler.running, scheduler.queued) == (1, 2)
@@ -186,27 +194,37 @@ def test_nobody_overtakes_the_one_that_waits_for_memory(reference):
         scheduler.step()
 
 
-def test_what_can_never_fit_is_refused_at_once(reference):
-    scheduler = Scheduler(reference, kv_budget_bytes=budget(reference, 30))
-    with pytest.raises(InferenceError, match=r"10 tokens of prompt and 22 of answer take [\d,]+ b"):
-        scheduler.submit(prompt(10), params(22))
-    scheduler.submit(prompt(10), params(21))
+def test_what_can_never_fit_is_refused_at_once(roomy):
+    scheduler = Scheduler(roomy, kv_budget_bytes=budget(roomy, 1))
+    with pytest.raises(InferenceError, match=r"60 tokens of prompt and 6 of answer take [\d,]+ b"):
+        scheduler.submit(prompt(60), params(6))
+    scheduler.submit(prompt(60), params(5))
     assert scheduler.queued == 1
 
 
-def test_the_most_a_sequence_takes_is_the_context(reference):
-    scheduler = Scheduler(reference, context=16, kv_budget_bytes=budget(reference, 16))
-    sequence = scheduler.submit(prompt(10), params(10_000))
+def test_the_most_a_sequence_takes_is_the_context(roomy):
+    scheduler = Scheduler(roomy, context=64, kv_budget_bytes=budget(roomy, 1))
+    sequence = scheduler.submit(prompt(60), params(10_000))
     run(scheduler)
     assert sequence.finish_reason == "context"
 
 
 def test_caches_kept_for_later_make_room_for_those_that_run(reference):
-    scheduler = Scheduler(reference, kv_budget_bytes=budget(reference, 40))
+    scheduler = Scheduler(reference, kv_budget_bytes=budget(reference, 3))
     for seed in range(6):
         sequence = scheduler.submit(prompt(12, seed), params(6))
         assert run(scheduler)[sequence] == alone(reference, prompt(12, seed), params(6))
-        assert 0 < scheduler.kv_bytes <= budget(reference, 40)
+        assert 0 < scheduler.kv_bytes <= budget(reference, 3)
+
+
+def test_a_cache_is_taken_over_where_a_copy_has_no_room(roomy):
+    scheduler = Scheduler(roomy, kv_budget_bytes=budget(roomy, 2))
+    first = scheduler.submit(prompt(70), params(4))
+    run(scheduler)
+    branch = scheduler.submit([*prompt(70)[:66], 5], params(4))
+    assert run(scheduler)[branch] == alone(roomy, [*prompt(70)[:66], 5], params(4))
+    assert branch.reused == 66
+    assert scheduler.reusable(first.ids) == 66
 
 
 # Prefixes
@@ -415,7 +433,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.wanted = {}
 
     @initialize(
-        max_batch=st.integers(1, 4), chunk=st.integers(1, 30), room=st.sampled_from([None, 50, 90])
+        max_batch=st.integers(1, 4), chunk=st.integers(1, 30), room=st.sampled_from([None, 1, 2])
     )
     def make(self, max_batch, chunk, room):
         self.budget = room and budget(MODEL, room)
