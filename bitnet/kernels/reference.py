@@ -32,7 +32,7 @@ _calls: Counter[str] = Counter()
 
 @dataclass(frozen=True, eq=False)
 class _TernaryMatrix:
-    """Codes ``(outputs, inputs)`` int8 and scales ``(outputs or 1,)``; rounds its input to int8."""
+    """Codes ``(outputs, inputs)`` int8, scales ``(outputs or 1, groups)``; rounds its input."""
 
     codes: NDArray[np.int8]
     scales: Array
@@ -51,7 +51,7 @@ class ReferenceOps(Ops):
     def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:  # noqa: ARG002
         if registry.rounds_activations(weight.quant) and len(weight.shape) == 2:
             ternary = registry.unpack_ternary(weight)
-            return _TernaryMatrix(ternary.codes, ternary.scales[:, 0].astype(self.dtype))
+            return _TernaryMatrix(ternary.codes, ternary.scales.astype(self.dtype))
         return registry.dequantize(weight).astype(self.dtype, copy=False)
 
     def counters(self) -> Mapping[str, int]:
@@ -61,8 +61,11 @@ class ReferenceOps(Ops):
         _calls[f"embed/{_kind(table)}/numpy"] += 1
         rows = np.asarray(tokens, dtype=np.intp)
         if isinstance(table, _TernaryMatrix):
-            scales = np.broadcast_to(table.scales, len(table.codes))[rows]
-            return table.codes[rows] * scales[:, None]
+            codes, scales = table.codes, table.scales
+            scales = np.broadcast_to(scales, (len(codes), scales.shape[1]))[rows]
+            per_column = np.repeat(scales, codes.shape[1] // scales.shape[1], axis=1)
+            embedded: Array = codes[rows] * per_column
+            return embedded
         return table[rows]
 
     def linear(self, x: Array, weight: Any, bias: Any | None = None) -> Array:
@@ -76,11 +79,14 @@ class ReferenceOps(Ops):
         q = np.clip(np.rint(x * scale), -128, 127)
         outputs, inputs = weight.codes.shape
         step = max(1, _CHUNK // inputs)
+        starts = range(0, outputs, step)
+        if weight.scales.shape[1] == 1:
+            sums = [q @ weight.codes[r : r + step].T.astype(self.dtype) for r in starts]
+            return np.concatenate(sums, axis=1) / scale * weight.scales[:, 0]
         sums = [
-            q @ weight.codes[start : start + step].T.astype(self.dtype)
-            for start in range(0, outputs, step)
+            _group_sums(q, weight.codes[r : r + step], weight.scales[r : r + step]) for r in starts
         ]
-        return np.concatenate(sums, axis=1) / scale * weight.scales
+        return np.concatenate(sums, axis=1).astype(self.dtype) / scale
 
     def rms_norm(self, x: Array, weight: Any, eps: float) -> Array:
         _calls["rms_norm/numpy"] += 1
@@ -141,6 +147,18 @@ class ReferenceOps(Ops):
 
 def _kind(weight: Any) -> str:
     return "ternary" if isinstance(weight, _TernaryMatrix) else str(weight.dtype)
+
+
+def _group_sums(q: Array, codes: NDArray[np.int8], scales: Array) -> Array:
+    """Integer sums per group of columns, scaled and added in float64, first to last: ``(T, n)``."""
+    groups = scales.shape[1]
+    width = codes.shape[1] // groups
+    total = np.zeros((len(q), len(codes)), dtype=np.float64)
+    for g in range(groups):
+        part = slice(g * width, (g + 1) * width)
+        sums = q[:, part] @ codes[:, part].T.astype(q.dtype)
+        total += sums.astype(np.float64) * scales[:, g].astype(np.float64)
+    return total
 
 
 def _silu(x: Array) -> Array:

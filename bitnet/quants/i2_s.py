@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["pack_i2_s", "unpack_i2_s"]
+__all__ = ["i2_s_scale", "pack_i2_s", "unpack_i2_s"]
 
 _TAIL_BYTES = 32
 _SHIFTS = (6, 4, 2, 0)
@@ -44,8 +44,19 @@ def unpack_i2_s(packed: NDArray[np.uint8], shape: Sequence[int], *, arm: bool = 
         InvalidFormat: too few bytes, a size that has no whole blocks, a code 3, a scale that is not
             finite.
     """
+    n, block = math.prod(shape), _ARM_BLOCK if arm else _X86_BLOCK
+    scales = _scale(packed, shape, block)
+    fields = pow2_fields(packed[: n // 4].reshape(-1, block // 4), _SHIFTS)  # (blocks, 4, bytes)
+    return Ternary(codes_from_unsigned(fields, "I2_S").reshape(tuple(shape)), scales)
+
+
+def i2_s_scale(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.float32]:
+    """The scale of :func:`unpack_i2_s` alone, shape ``(1, 1)``; raises what that does for it."""
+    return _scale(packed, shape, _X86_BLOCK)
+
+
+def _scale(packed: NDArray[np.uint8], shape: Sequence[int], block: int) -> NDArray[np.float32]:
     n = math.prod(shape)
-    block = _ARM_BLOCK if arm else _X86_BLOCK
     if n % block or len(packed) < n // 4 + 4:
         raise InvalidFormat(
             f"I2_S tensor of shape {tuple(shape)}: {len(packed):,} bytes, expected blocks of "
@@ -58,9 +69,7 @@ def unpack_i2_s(packed: NDArray[np.uint8], shape: Sequence[int], *, arm: bool = 
             f"I2_S tensor of shape {tuple(shape)}: its scale is {scale[0]}",
             hint="the file is damaged; download it again",
         )
-    fields = pow2_fields(packed[: n // 4].reshape(-1, block // 4), _SHIFTS)  # (blocks, 4, bytes)
-    codes = codes_from_unsigned(fields, "I2_S").reshape(tuple(shape))
-    return Ternary(codes, scale.reshape(1, 1))
+    return scale.reshape(1, 1)
 
 
 def pack_i2_s(ternary: Ternary, *, arm: bool = False) -> NDArray[np.uint8]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["unpack_iq1_bn", "unpack_iq2_bn", "unpack_iq2_bn_r4"]
+__all__ = ["iq2_bn_scales", "unpack_iq1_bn", "unpack_iq2_bn", "unpack_iq2_bn_r4"]
 
 _BLOCK = 64
 _POW3_DOWN = np.array([81, 27, 9, 3, 1], dtype=np.uint8)
@@ -37,6 +37,11 @@ def unpack_iq2_bn(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
     fields = pow2_fields(rows[:, 4:].reshape(-1, 16), (0, 2, 4, 6))  # (blocks, 4, 16)
     codes = codes_from_unsigned(fields, "IQ2_BN").reshape(tuple(shape))
     return Ternary(codes, _row_scales(rows[:, :4], "<f4"))
+
+
+def iq2_bn_scales(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.float32]:
+    """The row scales of an IQ2_BN tensor alone, shape ``(rows, 1)``."""
+    return _row_scales(packed.reshape(shape[0], 4 + shape[1] // 4)[:, :4], "<f4")
 
 
 def unpack_iq2_bn_r4(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:

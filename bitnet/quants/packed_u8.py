@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["pack_u8", "unpack_u8"]
+__all__ = ["pack_u8", "u8_scale", "unpack_u8"]
 
 
 def unpack_u8(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
@@ -28,6 +28,12 @@ def unpack_u8(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
     fields = pow2_fields(packed.reshape(rows // 4, columns).T, (0, 2, 4, 6))  # (columns, 4, rows/4)
     codes = codes_from_unsigned(fields, "packed U8").reshape(columns, rows).T
     return Ternary(np.ascontiguousarray(codes), np.ones((1, 1), dtype=np.float32))
+
+
+def u8_scale(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.float32]:
+    """The scale of :func:`unpack_u8`, 1, shape ``(1, 1)``; ValueError where the size is wrong."""
+    packed.reshape(shape[0] // 4, shape[1])
+    return np.ones((1, 1), dtype=np.float32)
 
 
 def pack_u8(codes: NDArray[np.int8]) -> NDArray[np.uint8]:

@@ -30,6 +30,7 @@ __all__ = [
     "dequantize",
     "quantize",
     "rounds_activations",
+    "ternary_scales",
     "unpack_ternary",
 ]
 
@@ -41,30 +42,28 @@ PACKED_U8 = QuantType("PACKED_U8", -1, 1, 1)
 
 @dataclass(frozen=True)
 class _TernaryCodec:
-    """How a ternary encoding is read and written, and whether BitNet's W1.58A8 comes with it."""
+    """How a ternary encoding is read and written; *scales* reads them without the codes."""
 
     unpack: Callable[[NDArray[np.uint8], Sequence[int]], Ternary]
     pack: Callable[[Ternary], NDArray[np.uint8]] | None
-    rounds_activations: bool
+    scales: Callable[[NDArray[np.uint8], Sequence[int]], NDArray[np.float32]] | None = None
 
 
 _TERNARY = {
-    "I2_S": _TernaryCodec(i2_s.unpack_i2_s, i2_s.pack_i2_s, rounds_activations=True),
+    "I2_S": _TernaryCodec(i2_s.unpack_i2_s, i2_s.pack_i2_s, i2_s.i2_s_scale),
     "I2_S_ARM": _TernaryCodec(
-        partial(i2_s.unpack_i2_s, arm=True),
-        partial(i2_s.pack_i2_s, arm=True),
-        rounds_activations=True,
+        partial(i2_s.unpack_i2_s, arm=True), partial(i2_s.pack_i2_s, arm=True)
     ),
     "PACKED_U8": _TernaryCodec(
         packed_u8.unpack_u8,
         lambda ternary: packed_u8.pack_u8(ternary.codes).reshape(-1),
-        rounds_activations=True,
+        packed_u8.u8_scale,
     ),
-    "IQ1_BN": _TernaryCodec(iq_bn.unpack_iq1_bn, None, rounds_activations=True),
-    "IQ2_BN": _TernaryCodec(iq_bn.unpack_iq2_bn, None, rounds_activations=True),
-    "IQ2_BN_R4": _TernaryCodec(iq_bn.unpack_iq2_bn_r4, None, rounds_activations=True),
-    "TQ1_0": _TernaryCodec(tq.unpack_tq1_0, tq.pack_tq1_0, rounds_activations=False),
-    "TQ2_0": _TernaryCodec(tq.unpack_tq2_0, tq.pack_tq2_0, rounds_activations=False),
+    "IQ1_BN": _TernaryCodec(iq_bn.unpack_iq1_bn, None),
+    "IQ2_BN": _TernaryCodec(iq_bn.unpack_iq2_bn, None, iq_bn.iq2_bn_scales),
+    "IQ2_BN_R4": _TernaryCodec(iq_bn.unpack_iq2_bn_r4, None),
+    "TQ1_0": _TernaryCodec(tq.unpack_tq1_0, tq.pack_tq1_0, tq.tq1_0_scales),
+    "TQ2_0": _TernaryCodec(tq.unpack_tq2_0, tq.pack_tq2_0, tq.tq2_0_scales),
 }
 
 _PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
@@ -73,11 +72,11 @@ _PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 def rounds_activations(quant: QuantType) -> bool:
     """Whether a linear layer in *quant* rounds its input to int8 per token (W1.58A8).
 
-    The BitNet encodings carry models trained that way. TQ1_0 and TQ2_0 also carry models that were
-    not, so their layers compute with the input as it is.
+    Every ternary encoding does: models with such weights are trained with rounded activations, and
+    the engines these encodings come from round them too (llama.cpp in blocks of 256 for TQ1_0 and
+    TQ2_0). What a file means does not depend on which ternary encoding holds it.
     """
-    codec = _TERNARY.get(quant.name)
-    return codec is not None and codec.rounds_activations
+    return quant.name in _TERNARY
 
 
 def unpack_ternary(weight: Weight) -> Ternary:
@@ -87,14 +86,45 @@ def unpack_ternary(weight: Weight) -> Ternary:
         InvalidFormat: the bytes cannot be that encoding.
         Unsupported: the encoding is not ternary, or has no decoder.
     """
+    codec = _ternary_codec(weight)
+    try:
+        ternary = codec.unpack(weight.data, weight.shape)
+    except InvalidFormat as error:
+        raise InvalidFormat(f"{weight.name}: {error.message}", hint=error.hint) from error
+    except ValueError as error:
+        raise _wrong_size(weight) from error
+    return Ternary(ternary.codes, _folded(ternary.scales, weight))
+
+
+def ternary_scales(weight: Weight) -> NDArray[np.float32]:
+    """The scales of :func:`unpack_ternary` alone, without unpacking codes where that can be.
+
+    Raises:
+        InvalidFormat: the bytes cannot be that encoding.
+        Unsupported: the encoding is not ternary, or has no decoder.
+    """
+    codec = _ternary_codec(weight)
+    if codec.scales is None:
+        return unpack_ternary(weight).scales
+    try:
+        return _folded(codec.scales(weight.data, weight.shape), weight)
+    except InvalidFormat as error:
+        raise InvalidFormat(f"{weight.name}: {error.message}", hint=error.hint) from error
+    except ValueError as error:
+        raise _wrong_size(weight) from error
+
+
+def _ternary_codec(weight: Weight) -> _TernaryCodec:
     codec = _TERNARY.get(weight.quant.name)
     if codec is None or len(weight.shape) != 2:
         raise _no_decoder(weight)
-    try:
-        ternary = codec.unpack(weight.data, weight.shape)
-    except ValueError as error:
-        raise _wrong_size(weight) from error
-    return Ternary(ternary.codes, ternary.scales * np.float32(weight.scale))
+    return codec
+
+
+def _folded(scales: NDArray[np.float32], weight: Weight) -> NDArray[np.float32]:
+    """*scales* times the weight's own, one per row where its groups agree."""
+    scales = scales * np.float32(weight.scale)
+    return scales[:, :1] if (scales == scales[:, :1]).all() else scales
 
 
 def dequantize(weight: Weight) -> NDArray[np.float32]:

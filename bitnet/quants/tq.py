@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["pack_tq1_0", "pack_tq2_0", "unpack_tq1_0", "unpack_tq2_0"]
+__all__ = [
+    "pack_tq1_0",
+    "pack_tq2_0",
+    "tq1_0_scales",
+    "tq2_0_scales",
+    "unpack_tq1_0",
+    "unpack_tq2_0",
+]
 
 _BLOCK = 256
 _TQ1_BYTES, _TQ2_BYTES = 54, 66
@@ -47,6 +54,16 @@ def unpack_tq1_0(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
     ]
     codes = np.concatenate([part.reshape(len(blocks), -1) for part in parts], axis=1)
     return Ternary(codes.reshape(tuple(shape)), _scales(blocks[:, 52:], shape))
+
+
+def tq1_0_scales(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.float32]:
+    """The block scales of a TQ1_0 tensor alone, shape ``(rows, columns / 256)``."""
+    return _scales(packed.reshape(-1, _TQ1_BYTES)[:, 52:], shape)
+
+
+def tq2_0_scales(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.float32]:
+    """The block scales of a TQ2_0 tensor alone, shape ``(rows, columns / 256)``."""
+    return _scales(packed.reshape(-1, _TQ2_BYTES)[:, 64:], shape)
 
 
 def pack_tq2_0(ternary: Ternary) -> NDArray[np.uint8]:

@@ -26,9 +26,9 @@ TOKENS = [5, 9, 33, 2, 61, 17, 8, 40]
 # Largest difference of a logit relative to the range of the logits, both with an f16 cache.
 # Float weights: sums in another order, then rounded to f16 in the cache.
 FLOAT_TOLERANCE = 2e-3
-# Block weights: activations in 8 bits. TQ2_0: in 8 bits per token, the reference keeps them whole.
+# Block weights: activations in 8 bits, the reference keeps them whole.
 ROUNDED_TOLERANCE = 0.1
-# I2_S: both round; now and then the last bit of a norm moves an activation to the next integer.
+# Ternary: both round; now and then the last bit of a norm moves an activation to the next integer.
 TERNARY_TOLERANCE = 0.03
 TOLERANCES = {
     "F32": FLOAT_TOLERANCE,
@@ -36,7 +36,7 @@ TOLERANCES = {
     "BF16": FLOAT_TOLERANCE,
     "Q8_0": ROUNDED_TOLERANCE,
     "Q4_K": ROUNDED_TOLERANCE,
-    "TQ2_0": ROUNDED_TOLERANCE,
+    "TQ2_0": TERNARY_TOLERANCE,
     "I2_S": TERNARY_TOLERANCE,
 }
 

@@ -18,17 +18,15 @@ SUM_NMSE = 1e-12
 ROUNDING_NMSE = 2e-4
 
 TYPES = NATIVE.kernel_types() if NATIVE else []
-FILE_TYPES = [name for name in TYPES if not name.endswith("_R16")]
+FILE_TYPES = [name for name in TYPES if not name.endswith("_R16") and "TERNARY" not in name]
 FLOATS = ["F32", "F16", "BF16"]
 LEGACY = ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"]
 SUPER = ["Q4_K", "Q5_K", "Q6_K"]
 BLOCKS = LEGACY + SUPER
-TERNARY = ["I2_S", "TQ2_0", "TQ1_0"]
 ROWS = (1, 3, 7, 64, 65)
 TOKENS = (1, 2, 5, 17, 130)
 # Where the f16 scales of a super-block are.
 K_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-I2_S_SCALE = 0.37
 
 
 @pytest.fixture(params=["scalar", "avx2", "avx512_vnni"])
@@ -54,19 +52,14 @@ def columns(name):
         return (1, 37, 256)
     if name in LEGACY:
         return (32, 256, 352)
-    return (128, 384, 1152) if name == "I2_S" else (256, 768, 1280)
+    return (256, 768, 1280)
 
 
 @cache
 def random_weight(name, rows, cols):
-    """The bytes of a random matrix and what gguf-py (for I2_S: this file) reads from them."""
+    """The bytes of a random matrix and what gguf-py reads from them."""
     rng = np.random.default_rng(rows * 10007 + cols)
     values = rng.standard_normal((rows, cols)).astype(np.float32)
-    if name == "I2_S":
-        codes = rng.integers(-1, 2, (rows, cols))
-        fields = (codes + 1).reshape(-1, 4, 32).astype(np.uint8)
-        packed = fields[:, 0] << 6 | fields[:, 1] << 4 | fields[:, 2] << 2 | fields[:, 3]
-        return packed.ravel(), codes * np.float64(np.float32(I2_S_SCALE))
     kind = gguf.GGMLQuantizationType[name]
     if name in SUPER:
         block = gguf.GGML_QUANT_SIZES[kind][1]
@@ -75,10 +68,6 @@ def random_weight(name, rows, cols):
             scale = rng.uniform(0.001, 0.01, packed.shape[:2]).astype(np.float16)
             packed[..., at : at + 2] = scale.view(np.uint8).reshape(*packed.shape[:2], 2)
         packed = packed.reshape(rows, -1)
-    elif name in TERNARY:
-        codes = rng.integers(-1, 2, (rows, cols)).astype(np.float32)
-        codes[:, ::256] = 1  # the block's scale is its largest weight
-        packed = gguf.quants.quantize(codes * np.float32(0.25), kind)
     else:
         packed = gguf.quants.quantize(values, kind)
     return packed.view(np.uint8).ravel(), gguf.quants.dequantize(packed, kind).astype(np.float64)
@@ -95,7 +84,7 @@ def interleaved(name, packed, rows, cols):
 def product(name, packed, x, rows, *, scale=1.0, in_rows=False):
     """*x* times the matrix; block and float encodings with their rows interleaved."""
     kind = TYPES.index(name)
-    if name not in TERNARY and not in_rows:
+    if not in_rows:
         kind, packed = interleaved(name, packed, rows, x.shape[1])
     out = np.full((len(x), rows), np.nan, dtype=np.float32)
     NATIVE.linear(kind, packed, rows, x.shape[1], scale, x, out)
@@ -127,42 +116,6 @@ def test_a_product_is_the_float64_one_up_to_float32_sums(name, rows, tokens, lev
         exact = x.astype(np.float64)
         assert nmse(got, exact if name in FLOATS else rounded_blocks(x), weight) < SUM_NMSE
         assert nmse(got, exact, weight) < ROUNDING_NMSE
-
-
-@pytest.mark.parametrize("tokens", TOKENS)
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("name", TERNARY)
-def test_a_ternary_product_is_exact(name, rows, tokens, level):
-    rng = np.random.default_rng(rows * 1000 + tokens)
-    for cols in columns(name):
-        packed, weight = random_weight(name, rows, cols)
-        x = rng.standard_normal((tokens, cols)).astype(np.float32)
-        scale = np.float32(I2_S_SCALE) if name == "I2_S" else np.float32(1)
-        s = np.float32(127) / np.maximum(np.abs(x).max(axis=1, keepdims=True), np.float32(1e-5))
-        q = np.clip(np.rint(x * s), -128, 127).astype(np.int64)
-        if name == "I2_S":
-            sums = (q @ np.sign(weight).astype(np.int64).T).astype(np.float32)
-        else:
-            sums = (q @ weight.T).astype(np.float32)
-        np.testing.assert_array_equal(
-            product(name, packed, x, rows, scale=float(scale)), sums / s * scale
-        )
-
-
-@pytest.mark.parametrize("name", ["TQ2_0", "TQ1_0"])
-def test_ternary_blocks_may_have_scales_of_their_own(name, level):
-    rng = np.random.default_rng(5)
-    rows, cols, kind = 19, 1280, gguf.GGMLQuantizationType[name]
-    codes = rng.integers(-1, 2, (rows, cols)).astype(np.float32)
-    block_scales = np.repeat(2.0 ** rng.integers(-3, 2, (rows, cols // 256)), 256, axis=1)
-    codes[3, 256:512] = 0
-    packed = gguf.quants.quantize((codes * block_scales).astype(np.float32), kind)
-    weight = gguf.quants.dequantize(packed, kind).astype(np.float64)
-    for tokens in (1, 5, 20):
-        x = rng.standard_normal((tokens, cols)).astype(np.float32)
-        s = np.float32(127) / np.abs(x).max(axis=1, keepdims=True)
-        expected = (np.rint(x * s).astype(np.float64) @ weight.T).astype(np.float32) / s
-        np.testing.assert_array_equal(product(name, packed.ravel(), x, rows), expected)
 
 
 @pytest.mark.parametrize("name", FILE_TYPES)
@@ -217,41 +170,23 @@ def test_block_products_are_the_same_bits_for_every_instruction_set_and_layout(n
     assert len(results) == 1
 
 
-@pytest.mark.parametrize("name", TERNARY)
-def test_ternary_products_are_the_same_bits_for_every_instruction_set_and_batch(name):
-    rng = np.random.default_rng(9)
-    rows, cols = 50, columns(name)[-1]
-    packed, _ = random_weight(name, rows, cols)
-    x = rng.standard_normal((23, cols)).astype(np.float32)
-    before = NATIVE.kernel_level()
-    results = set()
-    for chosen in NATIVE.kernel_levels():
-        NATIVE.set_kernel_level(chosen)
-        results.add(product(name, packed, x, rows).tobytes())
-        results.add(
-            b"".join(product(name, packed, x[t : t + 1], rows).tobytes() for t in range(23))
-        )
-    NATIVE.set_kernel_level(before)
-    assert len(results) == 1
-
-
-@pytest.mark.parametrize("name", ["I2_S", "Q8_0", "Q6_K"])
+@pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
 def test_extreme_codes_and_activations_do_not_overflow(name, level):
     cols = 14336
-    size = {"I2_S": cols // 4, "Q8_0": cols // 32 * 34, "Q6_K": cols // 256 * 210}[name]
-    packed = np.full((2, size), {"I2_S": 0xAA, "Q8_0": 0x80, "Q6_K": 0xFF}[name], dtype=np.uint8)
-    for row in packed[:, None] if name != "I2_S" else ():
+    size = {"Q8_0": cols // 32 * 34, "Q6_K": cols // 256 * 210}[name]
+    packed = np.full((2, size), {"Q8_0": 0x80, "Q6_K": 0xFF}[name], dtype=np.uint8)
+    for row in packed[:, None]:
         block = {"Q8_0": 34, "Q6_K": 210}[name]
         at = 0 if name == "Q8_0" else 208
         row.reshape(-1, block)[:, at : at + 2] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
-    weight = {"I2_S": 1.0, "Q8_0": -128.0, "Q6_K": -31.0}[name]  # Q6_K: code 31, scale -1
+    weight = {"Q8_0": -128.0, "Q6_K": -31.0}[name]  # Q6_K: code 31, scale -1
     for tokens in (1, 20):
         x = np.full((tokens, cols), -3.0, dtype=np.float32)
         got = product(name, packed.ravel(), x, 2)
         np.testing.assert_allclose(got, np.full((tokens, 2), -3.0 * weight * cols), rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["F16", "Q4_1", "I2_S"])
+@pytest.mark.parametrize("name", ["F16", "Q4_1"])
 def test_what_is_not_a_number_in_the_input_is_none_in_the_output(name, level):
     rng = np.random.default_rng(10)
     packed, _ = random_weight(name, 5, 256)
@@ -263,7 +198,7 @@ def test_what_is_not_a_number_in_the_input_is_none_in_the_output(name, level):
         assert np.isfinite(np.delete(got, 1, axis=0)).all()
 
 
-@pytest.mark.parametrize("name", ["Q4_1", "I2_S"])
+@pytest.mark.parametrize("name", ["Q4_1"])
 def test_zeros_give_zeros(name, level):
     packed, _ = random_weight(name, 5, 256)
     assert not product(name, packed, np.zeros((3, 256), dtype=np.float32), 5).any()
@@ -274,12 +209,11 @@ def test_zeros_give_zeros(name, level):
 def test_embedding_rows_are_the_decoded_ones(name, in_rows, level):
     cols, kind = columns(name)[-1], TYPES.index(name)
     packed, weight = random_weight(name, 19, cols)
-    if name not in TERNARY and not in_rows:
+    if not in_rows:
         kind, packed = interleaved(name, packed, 19, cols)
     ids = np.array([18, 0, 3, 3], dtype=np.int64)
     out = np.empty((4, cols), dtype=np.float32)
-    scale = I2_S_SCALE if name == "I2_S" else 1.0
-    NATIVE.embed(kind, packed, 19, cols, scale, ids, out)
+    NATIVE.embed(kind, packed, 19, cols, 1.0, ids, out)
     np.testing.assert_allclose(out, weight[ids], rtol=1e-5, atol=1e-6)
 
 
@@ -287,7 +221,7 @@ def test_a_matrix_without_interleaved_form_or_room_is_refused():
     kind = TYPES.index("Q8_0")
     with pytest.raises(ValueError, match="no form with interleaved rows"):
         NATIVE.pack_rows(
-            TYPES.index("I2_S"), np.zeros(32, np.uint8), 1, 128, np.zeros(512, np.uint8)
+            TYPES.index("TERNARY"), np.zeros(512, np.uint8), 1, 128, np.zeros(512, np.uint8)
         )
     with pytest.raises(ValueError, match="wrong size"):
         NATIVE.pack_rows(kind, np.zeros(34, np.uint8), 1, 32, np.zeros(34, np.uint8))

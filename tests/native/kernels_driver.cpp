@@ -9,6 +9,7 @@
 #include "arena.hpp"
 #include "graph.hpp"
 #include "ops.hpp"
+#include "ternary_layout.hpp"
 #include "thread_pool.hpp"
 
 namespace {
@@ -37,20 +38,31 @@ void multiply(Type type, uint8_t* weight, int64_t rows, int64_t cols, int64_t to
     job.y = y.get();
     bitnet::linear(job, x.get(), tokens);
     const int64_t last = rows - 1;
-    bitnet::embed(type, weight, cols, 0.5f, &last, 1, row.get());
+    bitnet::embed(type, weight, rows, cols, 0.5f, &last, 1, row.get());
 }
 
 void run_linear(Type type, int64_t rows, int64_t cols, int64_t tokens) {
-    const int64_t bytes = rows * bitnet::row_bytes(type, cols);
+    const int64_t bytes = bitnet::weight_bytes(type, rows, cols);
     Buffer<uint8_t> weight(bytes);
     for (int64_t i = 0; i < bytes; ++i) weight.get()[i] = uint8_t(i * 73 + 19);
     multiply(type, weight.get(), rows, cols, tokens);
-    if (type == Type::I2_S || type == Type::TQ2_0) bitnet::codes_are_valid(type, weight.get(), rows, cols);
     if (!bitnet::can_tile(type)) return;
     const Type tiled = bitnet::tiled(type);
     Buffer<uint8_t> tiles((rows + 15) / 16 * 16 * bitnet::row_bytes(tiled, cols));
     bitnet::pack_rows(type, weight.get(), rows, cols, tiles.get());
     multiply(tiled, tiles.get(), rows, cols, tokens);
+}
+
+void run_ternary_packing(int64_t rows, int64_t cols) {
+    for (int i = 0; i < int(bitnet::TernarySource::kCount); ++i) {
+        const auto source = bitnet::TernarySource(i);
+        const int64_t bytes = bitnet::ternary_source_bytes(source, rows, cols), padded = (cols + 15) / 16 * 16;
+        if (bytes == 0) continue;
+        Buffer<uint8_t> weight(bytes), out(bitnet::ternary_code_bytes(rows, padded));
+        for (int64_t j = 0; j < bytes; ++j) weight.get()[j] = uint8_t(j * 73 + 19);
+        bitnet::pack_ternary(source, weight.get(), rows, cols, padded, out.get());
+        multiply(Type::Ternary, out.get(), rows, padded, 3);
+    }
 }
 
 void run_arena() {
@@ -151,6 +163,8 @@ void run_level() {
             for (const int64_t tokens : {1, 2, 7, 17, 33})
                 for (const int64_t rows : {1, 5, 40}) run_linear(Type(i), rows, cols, tokens);
     }
+    for (const int64_t rows : {4, 19, 80})
+        for (const int64_t cols : {20, 64, 128, 768}) run_ternary_packing(rows, cols);
     for (const int64_t window : {0, 1, 50}) {
         run_attention(1, 130, window);
         run_attention(70, 3, window);

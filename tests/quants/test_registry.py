@@ -74,5 +74,5 @@ def test_an_encoding_without_encoder_is_named():
 
 def test_only_bitnet_encodings_round_activations():
     assert rounds_activations(types.by_name("I2_S"))
-    assert not rounds_activations(types.by_name("TQ2_0"))
+    assert rounds_activations(types.by_name("TQ2_0"))
     assert not rounds_activations(types.by_name("Q8_0"))

@@ -158,8 +158,8 @@ private:
         m.rows = nb::cast<int64_t>(source.attr("rows")), m.cols = nb::cast<int64_t>(source.attr("columns"));
         m.inputs = nb::cast<int64_t>(source.attr("inputs")), m.scale = nb::cast<float>(source.attr("scale"));
         require(m.rows > 0 && m.cols > 0 && row_bytes(m.type, m.cols) > 0, "cols is not a whole number of blocks");
-        const int64_t stored = is_tiled(m.type) ? (m.rows + kTileRows - 1) / kTileRows * kTileRows : m.rows;
-        require(int64_t(bytes.size()) / row_bytes(m.type, m.cols) >= stored, "weight has too few bytes");
+        require(m.rows <= INT64_MAX / (8 * m.cols), "the matrix is too large");
+        require(int64_t(bytes.size()) >= weight_bytes(m.type, m.rows, m.cols), "weight has too few bytes");
         require(m.inputs == width(x) && m.inputs <= m.cols && (out < 0 || m.rows == width(out)),
                 "the matrix has another shape than its registers");
         require(m.inputs == m.cols || !is_float(m.type), "a float matrix is never padded");

@@ -33,8 +33,8 @@ void require(bool condition, const char* what) {
 Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weight) {
     require(type >= 0 && type < kTypes, "unknown weight type");
     require(rows > 0 && cols > 0 && row_bytes(Type(type), cols) > 0, "cols is not a whole number of blocks");
-    const int64_t stored = is_tiled(Type(type)) ? (rows + kTileRows - 1) / kTileRows * kTileRows : rows;
-    require(int64_t(weight.size()) / row_bytes(Type(type), cols) >= stored, "weight has too few bytes");
+    require(rows <= INT64_MAX / (8 * cols), "the matrix is too large");
+    require(int64_t(weight.size()) >= weight_bytes(Type(type), rows, cols), "weight has too few bytes");
     return Type(type);
 }
 
@@ -59,7 +59,7 @@ void bind_embed(int type, const Bytes& weight, int64_t rows, int64_t cols, float
     for (size_t i = 0; i < ids.size(); ++i)
         require(ids.data()[i] >= 0 && ids.data()[i] < rows, "a row number is out of range");
     const nb::gil_scoped_release release;
-    embed(checked, weight.data(), cols, scale, ids.data(), int64_t(ids.size()), out.data());
+    embed(checked, weight.data(), rows, cols, scale, ids.data(), int64_t(ids.size()), out.data());
 }
 
 void bind_plant_wrong_kernel(int type) {
@@ -88,13 +88,6 @@ void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols, c
     require(int64_t(out.size()) == stored * row_bytes(tiled(checked), cols), "out has the wrong size");
     const nb::gil_scoped_release release;
     pack_rows(checked, weight.data(), rows, cols, out.data());
-}
-
-bool bind_codes_are_valid(int type, const Bytes& weight, int64_t rows, int64_t cols) {
-    const Type checked = checked_type(type, rows, cols, weight);
-    require(checked == Type::I2_S || checked == Type::TQ2_0, "the encoding has no two-bit codes");
-    const nb::gil_scoped_release release;
-    return codes_are_valid(checked, weight.data(), rows, cols);
 }
 
 int64_t rows_of(const Floats& x, const OutFloats& out, int64_t cols) {
@@ -200,8 +193,6 @@ void bind_kernels(nb::module_& m) {
     m.def("allocate_weights", &bind_allocate, "size"_a, "Bytes for a repacked matrix, near those of others.");
     m.def("pack_rows", &bind_pack_rows, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a,
           "out"_a.noconvert(), "The matrix with its rows interleaved 16 by 16: type NAME_R16.");
-    m.def("codes_are_valid", &bind_codes_are_valid, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a,
-          "Whether every code of an I2_S or TQ2_0 matrix is 0, 1 or 2.");
     m.def("embed", &bind_embed, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
           "ids"_a.noconvert(), "out"_a.noconvert(), "Weight rows as float32.");
     m.def("rms_norm", &bind_rms_norm, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a, "out"_a.noconvert());

@@ -6,5 +6,6 @@
 namespace bitnet {
 
 void bind_kernels(nanobind::module_& m);
+void bind_ternary(nanobind::module_& m);
 
 }  // namespace bitnet

@@ -1,7 +1,7 @@
 // Weight encodings: how many bytes hold how many weights, and what a group of them means.
 //
-// Layouts are ggml's (https://github.com/ggml-org/ggml, ggml-common.h) and, for I2_S, bitnet.cpp's
-// as written on x86. Everything here has internal linkage: files built for different instruction
+// Layouts are ggml's (https://github.com/ggml-org/ggml, ggml-common.h), those of ternary weights are
+// in ternary_layout.hpp. Everything here has internal linkage: files built for different instruction
 // sets include it, and the linker must not merge their copies.
 #pragma once
 
@@ -11,17 +11,19 @@
 namespace bitnet {
 
 enum class Type : int {
-    F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K, I2_S, TQ2_0, TQ1_0,
+    F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K,
     // 16 rows interleaved (tiles.hpp), in the order of those above.
     F32_R16, F16_R16, BF16_R16, Q8_0_R16, Q4_0_R16, Q4_1_R16, Q5_0_R16, Q5_1_R16, Q4_K_R16, Q5_K_R16, Q6_K_R16,
+    Ternary, TernaryBlocks,  // ternary_layout.hpp
     kCount
 };
 
 constexpr int kTypes = int(Type::kCount);
 constexpr const char* kTypeNames[kTypes] = {"F32",  "F16",  "BF16", "Q8_0", "Q4_0",  "Q4_1",  "Q5_0",
-                                            "Q5_1", "Q4_K", "Q5_K", "Q6_K", "I2_S", "TQ2_0", "TQ1_0",
+                                            "Q5_1", "Q4_K", "Q5_K", "Q6_K",
                                             "F32_R16", "F16_R16", "BF16_R16", "Q8_0_R16", "Q4_0_R16", "Q4_1_R16",
-                                            "Q5_0_R16", "Q5_1_R16", "Q4_K_R16", "Q5_K_R16", "Q6_K_R16"};
+                                            "Q5_0_R16", "Q5_1_R16", "Q4_K_R16", "Q5_K_R16", "Q6_K_R16",
+                                            "TERNARY", "TERNARY_BLOCKS"};
 
 // Weights per block and bytes per block; a row is a whole number of blocks.
 struct BlockSize {
@@ -29,14 +31,14 @@ struct BlockSize {
 };
 constexpr BlockSize kBlocks[kTypes] = {{1, 4},     {1, 2},     {1, 2},     {32, 34},  {32, 18},
                                        {32, 20},   {32, 22},   {32, 24},   {256, 144}, {256, 176},
-                                       {256, 210}, {128, 32}, {256, 66}, {256, 54},
+                                       {256, 210},
                                        {1, 4},     {1, 2},     {1, 2},     {32, 34},  {32, 18},
                                        {32, 20},   {32, 22},   {32, 24},   {256, 148}, {256, 180},
-                                       {256, 210}};
+                                       {256, 210}, {16, 4},    {256, 68}};
 
 constexpr bool is_tiled(Type t) { return t >= Type::F32_R16 && t <= Type::Q6_K_R16; }
 constexpr bool is_float(Type t) { return t <= Type::BF16 || (t >= Type::F32_R16 && t <= Type::BF16_R16); }
-constexpr bool is_ternary(Type t) { return t >= Type::I2_S && t <= Type::TQ1_0; }
+constexpr bool is_ternary(Type t) { return t == Type::Ternary || t == Type::TernaryBlocks; }
 // w = scale * code + min, rather than scale * code.
 constexpr bool has_minimum(Type t) {
     return t == Type::Q4_1 || t == Type::Q5_1 || t == Type::Q4_K || t == Type::Q5_K || t == Type::Q4_1_R16 ||
@@ -54,13 +56,10 @@ struct BlockQ5_1 { uint16_t d, m; uint8_t high[4], q[16]; };
 struct BlockQ4_K { uint16_t d, dmin; uint8_t scales[12], q[128]; };
 struct BlockQ5_K { uint16_t d, dmin; uint8_t scales[12], high[32], q[128]; };
 struct BlockQ6_K { uint8_t low[128], high[64]; int8_t scales[16]; uint16_t d; };
-struct BlockTQ2_0 { uint8_t q[64]; uint16_t d; };
-struct BlockTQ1_0 { uint8_t q[48], high[4]; uint16_t d; };
 
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20, "ggml layout");
 static_assert(sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24, "ggml layout");
 static_assert(sizeof(BlockQ4_K) == 144 && sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210, "ggml layout");
-static_assert(sizeof(BlockTQ2_0) == 66 && sizeof(BlockTQ1_0) == 54, "ggml layout");
 
 namespace {
 
@@ -182,39 +181,6 @@ struct Group {
         }
         default: out = {}; break;  // not a block encoding
     }
-}
-
-// Digit *n* of *count* bytes: a byte is a fraction of 256 in base 3, so a multiplication by 3^n in
-// eight bits brings the digit to the front.
-[[maybe_unused]] inline void unpack_base3(const uint8_t* bytes, int count, int n, uint8_t* out) {
-    constexpr uint8_t kPower[5] = {1, 3, 9, 27, 81};
-    const uint8_t power = kPower[n];
-    for (int i = 0; i < count; ++i) out[i] = uint8_t((uint16_t(uint8_t(bytes[i] * power)) * 3) >> 8);
-}
-
-// Codes 0, 1, 2 (weight + 1) of 128 ternary weights starting at 128 * *part* of a row.
-[[maybe_unused]] inline void unpack_ternary(Type type, const uint8_t* row, int64_t part, uint8_t* out) {
-    if (type == Type::TQ1_0) {
-        const uint8_t* block = row + part / 2 * 54;
-        if (part % 2 == 0) {
-            for (int n = 0; n < 4; ++n) unpack_base3(block, 32, n, out + 32 * n);
-            return;
-        }
-        unpack_base3(block, 32, 4, out);
-        for (int n = 0; n < 5; ++n) unpack_base3(block + 32, 16, n, out + 32 + 16 * n);
-        for (int n = 0; n < 4; ++n) unpack_base3(block + 48, 4, n, out + 112 + 4 * n);
-        return;
-    }
-    const bool i2_s = type == Type::I2_S;
-    const uint8_t* bytes = i2_s ? row + 32 * part : row + part / 2 * 66 + 32 * (part % 2);
-    for (int n = 0; n < 4; ++n)
-        for (int i = 0; i < 32; ++i)
-            out[32 * n + i] = (bytes[i] >> (i2_s ? 6 - 2 * n : 2 * n)) & 3;
-}
-
-// Scale of the 256-weight block that holds weight 128 * *part*; I2_S has one for the tensor.
-[[maybe_unused]] inline float ternary_block_scale(Type type, const uint8_t* row, int64_t part) {
-    return type == Type::TQ1_0 ? read_half(row + part / 2 * 54 + 52) : read_half(row + part / 2 * 66 + 64);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "cpu.hpp"
 #include "ops.hpp"
+#include "ternary_layout.hpp"
 #include "thread_pool.hpp"
 
 namespace bitnet {
@@ -39,7 +40,7 @@ struct Random {
 // Random bytes are valid codes almost everywhere; scales must be ordinary numbers.
 std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Random& random) {
     const BlockSize size = kBlocks[int(type)];
-    std::vector<uint8_t> bytes(size_t(rows * row_bytes(type, cols)));
+    std::vector<uint8_t> bytes(size_t(weight_bytes(type, rows, cols)));
     for (uint8_t& b : bytes) b = uint8_t(random.next() >> 11);
     const auto put_half = [&](size_t at) {
         const uint16_t h = float_to_half(0.01f + 0.005f * random.unit());
@@ -54,17 +55,22 @@ std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Rando
             }
             case Type::F16: put_half(at); break;
             case Type::BF16: bytes[at + 1] = uint8_t(0x3c | (bytes[at + 1] & 0x80)); break;
-            case Type::I2_S: break;
+            case Type::Ternary:
+            case Type::TernaryBlocks: break;
             case Type::Q6_K: put_half(at + 208); break;
-            case Type::TQ2_0: put_half(at + 64); break;
-            case Type::TQ1_0: put_half(at + 52); break;
             default:
                 put_half(at);
                 if (type != Type::Q8_0 && type != Type::Q4_0 && type != Type::Q5_0) put_half(at + 2);
         }
-        if (is_ternary(type))  // code 3 means nothing
-            for (int i = 0; i < (type == Type::I2_S ? 32 : 64) && type != Type::TQ1_0; ++i)
-                bytes[at + size_t(i)] &= uint8_t(~((bytes[at + size_t(i)] & (bytes[at + size_t(i)] >> 1) & 0x55) << 1));
+    }
+    if (is_ternary(type)) {
+        const auto codes = size_t(ternary_code_bytes(rows, cols));
+        for (size_t i = 0; i < codes; ++i)  // code 3 means nothing
+            bytes[i] &= uint8_t(~((bytes[i] & (bytes[i] >> 1) & 0x55) << 1));
+        for (size_t i = codes; i < bytes.size(); i += 4) {
+            const float scale = random.unit();
+            std::memcpy(&bytes[i], &scale, 4);
+        }
     }
     return bytes;
 }
@@ -245,7 +251,7 @@ std::vector<std::string> self_test() {
     std::vector<std::string> replaced;
     for (int i = 0; i < kTypes; ++i) {
         if (can_tile(Type(i))) continue;  // in rows: scalar
-        if (!linear_agrees(Type(i), chosen.decode[i], 7)) {
+        if (!linear_agrees(Type(i), chosen.decode[i], 7) || !linear_agrees(Type(i), chosen.decode[i], 1)) {
             chosen.decode[i] = scalar.decode[i];
             replaced.push_back(std::string("linear ") + kTypeNames[i] + " decode");
         }

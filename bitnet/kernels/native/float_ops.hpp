@@ -130,13 +130,6 @@ void dequantize(Type type, const uint8_t* weight, int64_t r, int64_t cols, float
         for (int64_t i = 0; i < cols; ++i) out[i] = read_half(row + 2 * i);
     } else if (type == Type::BF16) {
         for (int64_t i = 0; i < cols; ++i) out[i] = bf16_to_float(read<uint16_t>(row + 2 * i));
-    } else if (is_ternary(type)) {
-        uint8_t code[128];
-        for (int64_t p = 0; p < cols / 128; ++p) {
-            unpack_ternary(type, row, p, code);
-            const float d = type == Type::I2_S ? scale : ternary_block_scale(type, row, p);
-            for (int i = 0; i < 128; ++i) out[128 * p + i] = d * float(int(code[i]) - 1);
-        }
     } else {
         Group group;
         for (int64_t g = 0; g < cols / 32; ++g) {

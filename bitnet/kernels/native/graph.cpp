@@ -60,7 +60,7 @@ void Graph::embed(int out, const Matrix& table, float scale) {
             float* all = table.cols == table.inputs
                              ? x
                              : reinterpret_cast<float*>(thread_scratch(size_t(table.cols) * sizeof(float)));
-            active().dequantize(table.type, table.data, id, table.cols, table.scale, all);
+            decode_row(table.type, table.data, table.rows, table.cols, id, table.scale, all);
             if (all != x) std::copy(all, all + table.inputs, x);
             if (table.factors)
                 for (int64_t i = 0; i < table.inputs; ++i) x[i] *= table.factors[table.n_factors == 1 ? 0 : id];

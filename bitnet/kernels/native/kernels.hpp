@@ -10,9 +10,9 @@
 //              y = fma(sum, min, y)                             (encodings with a minimum)
 //            llama.cpp has one step per 32 activations, for *_K one per 256: with 16 the error of the
 //            rounding is smaller.
-//   ternary  I2_S TQ2_0 TQ1_0 (W1.58A8): one s = 127 / max(max|x|, 1e-5) per token,
-//            q = clip(round_half_even(x * s)), integer sums over the whole row (for TQ*: over each
-//            run of blocks with equal scale), y = sum / s * scale.
+//   ternary  (W1.58A8) one s = 127 / max(max|x|, 1e-5) per token, q = clip(round_half_even(x * s)),
+//            integer sums over the whole row, y = sum / s * scale. With scales per 256 columns the
+//            integer sums are scaled and added in float64, first to last, then y = sum / s * scale.
 // Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
 // instruction set, batch size and number of threads; float ones too, but for `scalar`, which does
 // not fuse. Block and float encodings in rows have scalar kernels only: they are repacked at load.
@@ -47,7 +47,7 @@ struct LinearArgs {
     const uint8_t* weight = nullptr;
     Type type = Type::F32;
     int64_t row_bytes = 0, rows = 0, cols = 0, tokens = 0;
-    float scale = 1.0f;            // I2_S: scale of the tensor
+    float scale = 1.0f;            // ternary: of all weights
     const float* x = nullptr;      // (tokens, cols)
     const BlockInput* inputs = nullptr;  // block: (tokens, block_inputs(cols))
     const int8_t* q = nullptr;     // ternary: (tokens, cols)
@@ -109,7 +109,7 @@ struct Kernels {
     // int8 activations of one token; see the numerics above for the outputs.
     void (*quantize_block)(const float* x, int64_t cols, BlockInput* out);
     void (*quantize_ternary)(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum);
-    // Row *row* of a matrix as float32.
+    // Row *row* of a matrix in a float or block encoding as float32.
     void (*dequantize)(Type type, const uint8_t* weight, int64_t row, int64_t cols, float scale, float* out);
     // Per row of *cols*: x / sqrt(mean(x^2) + eps) * weight; layer_norm also centres and adds bias.
     void (*rms_norm)(const float* x, const float* weight, int64_t cols, float eps, float* out);
@@ -126,13 +126,17 @@ struct Kernels {
                            uint16_t* page);
 };
 
+// The entries of the ternary encodings, from files of their own; rows start at a multiple of 16.
+void add_scalar_ternary(Kernels&);
+#if defined(BITNET_X86)
+void add_avx2_ternary(Kernels&);
+void add_avx512_ternary(Kernels&);
+#endif
+
 const Kernels& scalar_kernels();
 #if defined(BITNET_X86)
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
-// The entries of the ternary encodings, from files of their own.
-void add_avx2_ternary(Kernels&);
-void add_avx512_ternary(Kernels&);
 #endif
 
 }  // namespace bitnet

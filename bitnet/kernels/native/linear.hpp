@@ -14,7 +14,7 @@ struct Matrix {
     const uint8_t* data = nullptr;
     int64_t rows = 0, cols = 0;       // cols: a whole number of blocks
     int64_t inputs = 0;               // width in the model; the columns behind it are zero weights
-    float scale = 1.0f;               // I2_S: scale of the tensor
+    float scale = 1.0f;               // ternary: of all weights
     const float* factors = nullptr;   // what outputs are multiplied with, or null
     int64_t n_factors = 0;            // 1 or rows
 };

@@ -6,6 +6,7 @@
 
 #include "counters.hpp"
 #include "split.hpp"
+#include "ternary_layout.hpp"
 
 namespace bitnet {
 namespace detail {
@@ -18,27 +19,20 @@ int64_t row_bytes(Type type, int64_t cols) {
     return cols % size.weights ? 0 : cols / size.weights * size.bytes;
 }
 
-bool codes_are_valid(Type type, const uint8_t* weight, int64_t rows, int64_t cols) {
-    const int64_t bytes = type == Type::I2_S ? 32 : 64, stride = kBlocks[int(type)].bytes;
-    const int64_t blocks = rows * row_bytes(type, cols) / stride;
-    std::atomic<bool> valid{true};
-    Split(blocks, 1024, false).run([&](int64_t b0, int64_t b1) {
-        uint64_t threes = 0;  // both bits of a field
-        for (int64_t b = b0; b < b1; ++b)
-            for (int64_t i = 0; i < bytes; i += 8) {
-                const auto word = read<uint64_t>(weight + b * stride + i);
-                threes |= word & (word >> 1);
-            }
-        if (threes & 0x5555555555555555u) valid = false;
-    });
-    return valid;
+int64_t weight_bytes(Type type, int64_t rows, int64_t cols) {
+    if (is_tiled(type) || is_ternary(type)) rows = (rows + kTileRows - 1) / kTileRows * kTileRows;
+    return rows * row_bytes(type, cols);
 }
 
-void embed(Type type, const uint8_t* weight, int64_t cols, float scale, const int64_t* ids, int64_t count,
+void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out) {
+    if (is_ternary(type)) unpack_ternary_row(type, weight, rows, cols, r, scale, out);
+    else active().dequantize(type, weight, r, cols, scale, out);
+}
+
+void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const int64_t* ids, int64_t count,
            float* out) {
     count_call(Op::embed, type);
-    for (int64_t i = 0; i < count; ++i)
-        active().dequantize(type, weight, ids[i], cols, scale, out + i * cols);
+    for (int64_t i = 0; i < count; ++i) decode_row(type, weight, rows, cols, ids[i], scale, out + i * cols);
 }
 
 void rms_norm(const float* x, const float* weight, int64_t rows, int64_t cols, float eps, float* out) {

@@ -23,11 +23,13 @@ void plant_wrong_kernel(Type type);
 // Bytes of a weight row, 0 when *cols* is not a whole number of blocks.
 int64_t row_bytes(Type type, int64_t cols);
 
-// Whether every two-bit code of an I2_S or TQ2_0 matrix is 0, 1 or 2.
-bool codes_are_valid(Type type, const uint8_t* weight, int64_t rows, int64_t cols);
+// Bytes of a matrix, 0 when *cols* is not a whole number of blocks.
+int64_t weight_bytes(Type type, int64_t rows, int64_t cols);
 
-// Weight rows *ids* as float32, out (count, cols).
-void embed(Type type, const uint8_t* weight, int64_t cols, float scale, const int64_t* ids, int64_t count,
+// Row *r* of a matrix as float32.
+void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out);
+// Rows *ids* of a matrix as float32, out (count, cols).
+void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const int64_t* ids, int64_t count,
            float* out);
 void rms_norm(const float* x, const float* weight, int64_t rows, int64_t cols, float eps, float* out);
 void layer_norm(const float* x, const float* weight, const float* bias, int64_t rows, int64_t cols, float eps,

@@ -51,45 +51,27 @@ float dot_block(const LinearArgs& a, int64_t r, int64_t t) {
     return sum;
 }
 
-float dot_ternary(const LinearArgs& a, int64_t r, int64_t t) {
-    const uint8_t* row = a.weight + r * a.row_bytes;
-    const int8_t* q = a.q + t * a.cols;
-    uint8_t code[128];
-    int32_t run = 0;
-    float run_scale = 0.0f;
-    double total = 0.0;
-    for (int64_t p = 0; p < a.cols / 128; ++p) {
-        unpack_ternary(a.type, row, p, code);
-        const float d = a.type == Type::I2_S ? 1.0f : ternary_block_scale(a.type, row, p);
-        if (d != run_scale) {
-            total += double(run_scale) * run;
-            run = 0;
-            run_scale = d;
-        }
-        for (int i = 0; i < 128; ++i) run += (int32_t(code[i]) - 1) * q[128 * p + i];
-    }
-    total += double(run_scale) * run;
-    return float(total) / a.step[t] * a.scale;
-}
-
 template <float (*dot)(const LinearArgs&, int64_t, int64_t)>
 void linear(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
     for (int64_t r = r0; r < r1; ++r)
         for (int64_t t = 0; t < a.tokens; ++t) a.y[t * a.rows + r] = dot(a, r, t);
 }
 
-constexpr LinearKernel kFloat = linear<dot_float>, kBlock = linear<dot_block>, kTernary = linear<dot_ternary>;
+constexpr LinearKernel kFloat = linear<dot_float>, kBlock = linear<dot_block>;
 
 }  // namespace
 
 const Kernels& scalar_kernels() {
-    static const Kernels table = {
-        "scalar",
-        {kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kTernary, kTernary, kTernary,
-         kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock},
-        {kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kTernary, kTernary, kTernary,
-         kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock},
-        quantize_block, quantize_ternary, dequantize, rms_norm, layer_norm, rope, gate, softcap, attend, store_position};
+    static const Kernels table = [] {
+        Kernels k = {"scalar",
+                     {kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock,
+                      kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock},
+                     {kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock,
+                      kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock},
+                     quantize_block, quantize_ternary, dequantize, rms_norm, layer_norm, rope, gate, softcap, attend, store_position};
+        add_scalar_ternary(k);
+        return k;
+    }();
     return table;
 }
 

@@ -1,55 +1,177 @@
 // Ternary kernels of AVX2: products of bytes by vpmaddubsw, added in 16 bits as deep as they fit.
-#include "kernels.hpp"
+//
+// Activations are within -127 .. 127 (quantize_ternary), so a pair of products is at most 508.
 #include "simd_x86.hpp"
+#include "ternary_layout.hpp"
 
 namespace bitnet {
 namespace {
 
-inline __m256i widen(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+constexpr int kPair = 2 * 2 * 127;
 
-struct TernarySum {
-    __m256i narrow = _mm256_setzero_si256(), wide = _mm256_setzero_si256();
-    void add(__m256i codes, __m256i q, int) { narrow = _mm256_add_epi16(narrow, _mm256_maddubs_epi16(codes, q)); }
-    // 8 parts are 32 additions of at most 2 * 2 * 128: within 16 bits.
-    void end_part(int64_t i) {
-        if (i % 8 == 7) flush();
-    }
-    void flush() {
-        wide = _mm256_add_epi32(wide, widen(narrow));
-        narrow = _mm256_setzero_si256();
-    }
-    int32_t total() {
-        flush();
-        return sum8(wide);
-    }
-};
-
-struct TernaryVec {
-    static constexpr int kLanes = 8, kTokens = 4;
-    using Int = __m256i;
-
-    static Int load(const uint8_t* p) { return load256(p); }
-    static void store_int(int32_t* p, Int v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
-
-    struct Products {
-        __m256i wide = _mm256_setzero_si256(), narrow = _mm256_setzero_si256();
-        void add(__m256i w, const int8_t* q) {
-            narrow = _mm256_add_epi16(narrow, _mm256_maddubs_epi16(w, _mm256_set1_epi32(read<int>(q))));
-        }
-        void end_part() {  // 32 additions of at most 2 * 2 * 128
-            wide = _mm256_add_epi32(wide, widen(narrow));
-            narrow = _mm256_setzero_si256();
-        }
-        Int total() const { return wide; }
+struct Acc {
+    struct Ints {
+        __m256i low, high;  // rows 0 .. 7 and 8 .. 15 of a tile
     };
+    struct Doubles {
+        __m256d part[4];
+    };
+    struct Floats {
+        __m256 low, high;
+    };
+    // Columns until 16-bit sums are widened. Packed, fields 1 and 3 are four times their code and two
+    // of them are added per 16 columns; unpacked, there is one addition per four columns.
+    static constexpr int64_t kPackedColumns = 128, kUnpackedColumns = 256;
+    static_assert(kPackedColumns / 16 * 2 * 4 * kPair <= 32767 && kUnpackedColumns / 4 * kPair <= 32767,
+                  "16-bit sums overflow");
+    static constexpr int kPackedTokens = 2, kPackedAtOnce = 2, kTokens = 4, kTiles = 1;
+    static constexpr int kPrefetch = 512;
+
+    static __m256i widen(__m256i sums, int factor) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(short(factor))); }
+
+    static Ints zero() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+    static Doubles zero_double() {
+        const __m256d z = _mm256_setzero_pd();
+        return {{z, z, z, z}};
+    }
+    static Ints add(Ints a, Ints b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+    static Ints minus(Ints a, int32_t b) {
+        const __m256i all = _mm256_set1_epi32(b);
+        return {_mm256_sub_epi32(a.low, all), _mm256_sub_epi32(a.high, all)};
+    }
+    static Floats to_float(Ints a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
+    static Floats to_float(Doubles a) {
+        return {_mm256_set_m128(_mm256_cvtpd_ps(a.part[1]), _mm256_cvtpd_ps(a.part[0])),
+                _mm256_set_m128(_mm256_cvtpd_ps(a.part[3]), _mm256_cvtpd_ps(a.part[2]))};
+    }
+
+    static Doubles add_scaled(Doubles sum, Ints a, const uint8_t* scales) {
+        const __m128i four[4] = {_mm256_castsi256_si128(a.low), _mm256_extracti128_si256(a.low, 1),
+                                 _mm256_castsi256_si128(a.high), _mm256_extracti128_si256(a.high, 1)};
+        for (int i = 0; i < 4; ++i) {
+            const __m256d scale = _mm256_cvtps_pd(_mm_loadu_ps(reinterpret_cast<const float*>(scales) + 4 * i));
+            sum.part[i] = _mm256_fmadd_pd(scale, _mm256_cvtepi32_pd(four[i]), sum.part[i]);
+        }
+        return sum;
+    }
+
+    static int32_t sum_block(const int8_t* q) {
+        const __m256i ones = _mm256_set1_epi8(1);
+        __m256i sum = _mm256_setzero_si256();
+        for (int i = 0; i < kTernaryBlock; i += 32) sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(ones, load256(q + i)));
+        return sum8(widen(sum, 1));
+    }
+
+    static void store(const LinearArgs& a, int64_t r, int64_t t, Floats sum) {
+        const __m256 s = _mm256_set1_ps(a.step[t]), scale = _mm256_set1_ps(a.scale);
+        const __m256 low = _mm256_mul_ps(_mm256_div_ps(sum.low, s), scale);
+        const __m256 high = _mm256_mul_ps(_mm256_div_ps(sum.high, s), scale);
+        float* y = a.y + t * a.rows + r;
+        if (a.rows - r >= kTernaryRows) {
+            _mm256_storeu_ps(y, low);
+            _mm256_storeu_ps(y + 8, high);
+            return;
+        }
+        alignas(32) float all[kTernaryRows];
+        _mm256_store_ps(all, low);
+        _mm256_store_ps(all + 8, high);
+        std::memcpy(y, all, size_t(a.rows - r) * 4);
+    }
+
+    template <int N>
+    static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Ints* out) {
+        const __m256i mask1 = _mm256_set1_epi8(3), mask4 = _mm256_set1_epi8(12);
+        const int8_t* q[N];
+        for (int n = 0; n < N; ++n) {
+            q[n] = a.q + (t + n) * a.cols;
+            out[n] = zero();  // four times the sums, until the end
+        }
+        for (int64_t start = c0; start < c1; start += kPackedColumns) {
+            const int64_t end = start + kPackedColumns < c1 ? start + kPackedColumns : c1;
+            __m256i once[N][2], fourfold[N][2];
+            for (int n = 0; n < N; ++n)
+                once[n][0] = once[n][1] = fourfold[n][0] = fourfold[n][1] = _mm256_setzero_si256();
+            for (int64_t c = start; c < end; c += kTernaryStep) {
+                _mm_prefetch(reinterpret_cast<const char*>(codes + 4 * c) + kPrefetch, _MM_HINT_T0);
+#pragma GCC unroll 2
+                for (int h = 0; h < 2; ++h) {
+                    const __m256i bytes = load256(codes + 4 * c + 32 * h), upper = _mm256_srli_epi16(bytes, 4);
+                    const __m256i field[4] = {_mm256_and_si256(bytes, mask1), _mm256_and_si256(bytes, mask4),
+                                              _mm256_and_si256(upper, mask1), _mm256_and_si256(upper, mask4)};
+#pragma GCC unroll 2
+                    for (int n = 0; n < N; ++n) {
+                        const auto product = [&](int f) {
+                            return _mm256_maddubs_epi16(field[f], _mm256_set1_epi32(read<int>(q[n] + c + 4 * f)));
+                        };
+                        once[n][h] = _mm256_add_epi16(once[n][h], _mm256_add_epi16(product(0), product(2)));
+                        fourfold[n][h] = _mm256_add_epi16(fourfold[n][h], _mm256_add_epi16(product(1), product(3)));
+                        pin(once[n][h]);
+                        pin(fourfold[n][h]);
+                    }
+                }
+            }
+            const auto sums = [&](int n, int h) {
+                return _mm256_add_epi32(widen(once[n][h], 4), widen(fourfold[n][h], 1));
+            };
+            for (int n = 0; n < N; ++n) out[n] = add(out[n], {sums(n, 0), sums(n, 1)});
+        }
+        for (int n = 0; n < N; ++n) out[n] = {_mm256_srai_epi32(out[n].low, 2), _mm256_srai_epi32(out[n].high, 2)};
+    }
+
+    static void unpack(const uint8_t* codes, int64_t cols, uint8_t* out, int64_t stride) {
+        const __m256i mask = _mm256_set1_epi8(3);
+        for (int64_t i = 0; i < cols / 4; i += 4)
+            for (int h = 0; h < 2; ++h) {
+                const __m256i bytes = load256(codes + 16 * i + 32 * h);
+#pragma GCC unroll 4
+                for (int f = 0; f < 4; ++f)
+                    _mm256_store_si256(reinterpret_cast<__m256i*>(out + (i + f) * stride + 32 * h),
+                                       _mm256_and_si256(_mm256_srli_epi16(bytes, 2 * f), mask));
+            }
+    }
+
+    template <int G, int N>
+    static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
+        const int8_t* q[N];
+        for (int n = 0; n < N; ++n) {
+            q[n] = a.q + (t + n) * a.cols;
+            out[0][n] = zero();
+        }
+        for (int64_t start = c0; start < c1; start += kUnpackedColumns) {
+            const int64_t end = start + kUnpackedColumns < c1 ? start + kUnpackedColumns : c1;
+            __m256i sum[N][2];
+            for (int n = 0; n < N; ++n) sum[n][0] = sum[n][1] = _mm256_setzero_si256();
+            for (int64_t c = start; c < end; c += kTernaryStep) {
+#pragma GCC unroll 4
+                for (int f = 0; f < 4; ++f) {
+                    const __m256i low = load256(bytes + 16 * c + 64 * f), high = load256(bytes + 16 * c + 64 * f + 32);
+#pragma GCC unroll 4
+                    for (int n = 0; n < N; ++n) {
+                        const __m256i x = _mm256_set1_epi32(read<int>(q[n] + c + 4 * f));
+                        sum[n][0] = _mm256_add_epi16(sum[n][0], _mm256_maddubs_epi16(low, x));
+                        sum[n][1] = _mm256_add_epi16(sum[n][1], _mm256_maddubs_epi16(high, x));
+                        pin(sum[n][0]);
+                        pin(sum[n][1]);
+                    }
+                }
+            }
+            for (int n = 0; n < N; ++n) out[0][n] = add(out[0][n], {widen(sum[n][0], 1), widen(sum[n][1], 1)});
+        }
+    }
 };
+static_assert(Acc::kTiles == 1, "unpacked() multiplies one tile");
 
 }  // namespace
 }  // namespace bitnet
 
+#include "ternary_pack_x86.hpp"
 #include "ternary_x86.hpp"
 
 namespace bitnet {
+
+bool pack_two_bit_avx2(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out) {
+    return pack_two_bit_tile(source, rows, cols, out);
+}
 
 void add_avx2_ternary(Kernels& k) { fill_ternary_tables(k); }
 

@@ -1,0 +1,43 @@
+// Python's view of ternary packing.
+#include "bind_kernels.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+
+#include "ternary_layout.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace bitnet {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::c_contig, nb::device::cpu>;
+using OutBytes = nb::ndarray<uint8_t, nb::c_contig, nb::device::cpu>;
+
+// In the order of TernarySource; encodings by the names the quants package gives them.
+constexpr const char* kSources[] = {"CODES", "I2_S", "TQ2_0", "TQ1_0", "PACKED_U8", "IQ2_BN"};
+static_assert(sizeof(kSources) / sizeof(kSources[0]) == size_t(TernarySource::kCount));
+
+bool bind_pack(const std::string& source, const Bytes& weight, int64_t rows, int64_t inputs, int64_t cols, const OutBytes& out) {
+    const auto* found = std::find(std::begin(kSources), std::end(kSources), source);
+    if (found == std::end(kSources)) throw nb::value_error("unknown ternary source");
+    const auto kind = TernarySource(found - std::begin(kSources));
+    const int64_t size = rows > 0 && inputs > 0 ? ternary_source_bytes(kind, rows, inputs) : 0;
+    if (size == 0 || int64_t(weight.size()) < size) throw nb::value_error("weight has too few bytes or a wrong shape");
+    if (cols < inputs || cols % kTernaryStep || int64_t(out.size()) < ternary_code_bytes(rows, cols))
+        throw nb::value_error("out must hold whole tiles of cols columns");
+    const nb::gil_scoped_release release;
+    return pack_ternary(kind, weight.data(), rows, inputs, cols, out.data());
+}
+
+}  // namespace
+
+void bind_ternary(nb::module_& m) {
+    m.def("pack_ternary", &bind_pack, "source"_a, "weight"_a.noconvert(), "rows"_a, "inputs"_a, "cols"_a,
+          "out"_a.noconvert(), "Pack a ternary matrix into tiles; False if a code means nothing.");
+}
+
+}  // namespace bitnet

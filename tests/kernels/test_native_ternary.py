@@ -1,0 +1,273 @@
+"""Ternary matrices of the compiled module: packed from every encoding, multiplied exactly."""
+
+import gguf
+import numpy as np
+import pytest
+
+from bitnet import native
+from bitnet.errors import InvalidFormat
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.quants import types
+from bitnet.quants.registry import I2_S_ARM, PACKED_U8, dequantize, quantize
+from bitnet.quants.weight import Weight
+
+NATIVE = native.module()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
+
+SCALE = np.float32(0.37)
+TOKENS = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 40)
+# 2B-4T: attention output, keys, feed-forward up and down.
+FULL_SHAPES = ((2560, 2560), (640, 2560), (6912, 2560), (2560, 6912))
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512_vnni"])
+def level(request):
+    if request.param not in NATIVE.kernel_levels():
+        pytest.skip(f"this processor has no {request.param}")
+    before = NATIVE.kernel_level()
+    NATIVE.set_kernel_level(request.param)
+    yield request.param
+    NATIVE.set_kernel_level(before)
+
+
+@pytest.fixture
+def ops():
+    before = NATIVE.threads()
+    yield NativeOps()
+    NATIVE.set_threads(before)
+
+
+def random_codes(rows, columns, seed=0):
+    return np.random.default_rng([seed, rows, columns]).integers(-1, 2, (rows, columns))
+
+
+def rounded(x):
+    """Activations in eight bits and their factor, as W1.58A8 defines them."""
+    s = np.float32(127) / np.maximum(np.abs(x).max(axis=1, keepdims=True), np.float32(1e-5))
+    return np.clip(np.rint(x * s), -128, 127).astype(np.int64), s
+
+
+def expected(x, codes, scale):
+    q, s = rounded(x)
+    return (q @ codes.T).astype(np.float32) / s * np.float32(scale)
+
+
+def fields(codes, order):
+    """Codes, shape (..., 4, n), as two-bit fields of n bytes; *order* gives each one's place."""
+    unsigned = (codes + 1).astype(np.uint8)
+    return np.bitwise_or.reduce([unsigned[..., i, :] << 2 * order[i] for i in range(4)])
+
+
+def i2_s(codes):
+    body = fields(codes.reshape(-1, 4, 32), (3, 2, 1, 0)).reshape(-1)
+    tail = np.zeros(32, dtype=np.uint8)
+    tail[:4] = np.array([SCALE]).view(np.uint8)
+    return Weight("w", codes.shape, types.by_name("I2_S"), np.concatenate([body, tail]))
+
+
+def i2_s_arm(codes):
+    body = fields(codes.reshape(-1, 4, 16), (3, 2, 1, 0)).reshape(-1)
+    tail = np.array([SCALE]).view(np.uint8)
+    return Weight("w", codes.shape, I2_S_ARM, np.concatenate([body, tail]))
+
+
+def packed_u8(codes):
+    rows, columns = codes.shape
+    body = fields(codes.reshape(4, rows // 4, columns).transpose(1, 0, 2), (0, 1, 2, 3))
+    return Weight("w", codes.shape, PACKED_U8, body.reshape(-1), float(SCALE))
+
+
+def iq2_bn(codes):
+    body = fields(codes.reshape(len(codes), -1, 4, 16), (0, 1, 2, 3)).reshape(len(codes), -1)
+    scales = np.full((len(codes), 1), SCALE).view(np.uint8)
+    data = np.concatenate([scales, body], axis=1).reshape(-1)
+    return Weight("w", codes.shape, types.by_name("IQ2_BN"), data)
+
+
+def tq(name, codes, *, scales=0.25):
+    """With gguf-py; a block's scale is its largest weight, so that one must not be zero."""
+    codes[:, ::256] = 1
+    wide = (codes * scales).astype(np.float32)
+    data = gguf.quants.quantize(wide, gguf.GGMLQuantizationType[name])
+    return Weight("w", codes.shape, types.by_name(name), data.view(np.uint8).reshape(-1))
+
+
+ENCODINGS = {
+    "I2_S": (i2_s, SCALE, (128, 384, 1152)),
+    "I2_S_ARM": (i2_s_arm, SCALE, (64, 320)),
+    "PACKED_U8": (packed_u8, SCALE, (16, 36, 200)),
+    "IQ2_BN": (iq2_bn, SCALE, (64, 320)),
+    "TQ2_0": (lambda codes: tq("TQ2_0", codes), 0.25, (256, 1280)),
+    "TQ1_0": (lambda codes: tq("TQ1_0", codes), 0.25, (256, 1280)),
+}
+
+
+@pytest.mark.parametrize("rows", [4, 12, 16, 36, 64])
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_a_product_is_exact_in_every_encoding(name, rows, level, ops):
+    encode, scale, widths = ENCODINGS[name]
+    for columns in widths:
+        codes = random_codes(rows, columns)
+        matrix = ops.prepare(encode(codes))
+        for tokens in TOKENS:
+            x = np.random.default_rng(tokens).standard_normal((tokens, columns))
+            x = x.astype(np.float32)
+            np.testing.assert_array_equal(ops.linear(x, matrix), expected(x, codes, scale))
+
+
+@pytest.mark.parametrize("rows", [1, 3, 7, 17, 33, 65])
+def test_rows_need_not_fill_a_tile(rows, level, ops):
+    codes = random_codes(rows, 384)
+    matrix = ops.prepare(i2_s(codes))
+    for tokens in TOKENS:
+        x = np.random.default_rng(tokens).standard_normal((tokens, 384)).astype(np.float32)
+        np.testing.assert_array_equal(ops.linear(x, matrix), expected(x, codes, SCALE))
+
+
+@pytest.mark.parametrize("shape", FULL_SHAPES)
+def test_full_shapes_are_the_bits_of_the_reference(shape, level, ops):
+    if level == "scalar":
+        pytest.skip("the scalar kernels take seconds for this")
+    weight = i2_s(random_codes(*shape))
+    x = np.random.default_rng(1).standard_normal((19, shape[1])).astype(np.float32)
+    reference = ReferenceOps()
+    wanted = reference.linear(x, reference.prepare(weight))
+    matrix = ops.prepare(weight)
+    for tokens in (1, 2, 6, 19):
+        np.testing.assert_array_equal(ops.linear(x[:tokens], matrix), wanted[:tokens])
+
+
+@pytest.mark.parametrize("name", ["TQ1_0", "TQ2_0"])
+def test_blocks_may_have_scales_of_their_own(name, level, ops):
+    rows, columns = 19, 1280
+    rng = np.random.default_rng(5)
+    scales = rng.uniform(0.01, 3, (rows, columns // 256)).astype(np.float16).astype(np.float32)
+    codes = random_codes(rows, columns)
+    weight = tq(name, codes, scales=np.repeat(scales, 256, axis=1))
+    reference = ReferenceOps()
+    prepared, matrix = reference.prepare(weight), ops.prepare(weight)
+    for tokens in TOKENS:
+        x = rng.standard_normal((tokens, columns)).astype(np.float32)
+        q, s = rounded(x)
+        total = np.zeros((tokens, rows))
+        for g in range(columns // 256):
+            part = slice(256 * g, 256 * g + 256)
+            total += (q[:, part] @ codes[:, part].T) * scales[:, g].astype(np.float64)
+        wanted = total.astype(np.float32) / s
+        np.testing.assert_array_equal(ops.linear(x, matrix), wanted)
+        np.testing.assert_array_equal(reference.linear(x, prepared), wanted)
+
+
+def test_rows_may_have_scales_of_their_own(level, ops):
+    codes = random_codes(36, 512)
+    scales = np.linspace(0.5, 2, 36, dtype=np.float16).astype(np.float32)[:, None]
+    matrix = ops.prepare(tq("TQ2_0", codes, scales=scales))
+    x = np.random.default_rng(6).standard_normal((5, 512)).astype(np.float32)
+    np.testing.assert_array_equal(ops.linear(x, matrix), expected(x, codes, 1) * scales[:, 0])
+
+
+@pytest.mark.parametrize("name", ["I2_S", "PACKED_U8", "IQ2_BN", "TQ1_0", "TQ2_0"])
+def test_the_same_weights_give_the_same_bits_in_every_encoding(name, ops):
+    codes = random_codes(32, 256)
+    codes[:, 0] = 1
+    values = codes * np.float32(0.25)
+    weight = quantize("w", values, types.by_name("I2_S"))
+    kind = PACKED_U8 if name == "PACKED_U8" else types.by_name(name)
+    scale = dequantize(weight).max()
+    encode = ENCODINGS[name][0]
+    x = np.random.default_rng(7).standard_normal((3, 256)).astype(np.float32)
+    other = encode(codes)
+    assert other.quant.name == kind.name
+    got = ops.linear(x, ops.prepare(other)) / np.float32(dequantize(other).max())
+    wanted = ops.linear(x, ops.prepare(weight)) / np.float32(scale)
+    np.testing.assert_allclose(got, wanted, rtol=3e-7)  # only the two factors round
+
+
+def test_neither_threads_nor_instruction_sets_nor_batches_change_a_bit(ops):
+    codes = random_codes(257, 1280)
+    for weight in (
+        i2_s(codes),
+        tq("TQ2_0", codes, scales=np.repeat(np.linspace(0.5, 2, 5), 256)),
+    ):
+        matrix = ops.prepare(weight)
+        x = np.random.default_rng(8).standard_normal((40, 1280)).astype(np.float32)
+        found = set()
+        before = NATIVE.kernel_level()
+        for name in NATIVE.kernel_levels():
+            NATIVE.set_kernel_level(name)
+            for threads in (1, 2, 3):
+                NATIVE.set_threads(threads)
+                found.add(ops.linear(x, matrix).tobytes())
+                alone = [ops.linear(x[t : t + 1], matrix) for t in range(40)]
+                found.add(np.concatenate(alone).tobytes())
+        NATIVE.set_kernel_level(before)
+        assert len(found) == 1
+
+
+def test_extreme_activations_do_not_overflow(level, ops):
+    for code in (1, -1):
+        codes = np.full((16, 16384), code)
+        matrix = ops.prepare(i2_s(codes))
+        for tokens in (1, 3, 20):
+            x = np.full((tokens, 16384), -3.0, dtype=np.float32)
+            np.testing.assert_array_equal(ops.linear(x, matrix), expected(x, codes, SCALE))
+
+
+def test_what_is_not_a_number_in_the_input_is_none_in_the_output(level, ops):
+    matrix = ops.prepare(i2_s(random_codes(5, 256)))
+    for tokens in (2, 20):
+        x = np.random.default_rng(10).standard_normal((tokens, 256)).astype(np.float32)
+        x[1, 40] = np.nan
+        got = ops.linear(x, matrix)
+        assert np.isnan(got[1]).all()
+        assert np.isfinite(np.delete(got, 1, axis=0)).all()
+
+
+def test_zeros_give_zeros(level, ops):
+    matrix = ops.prepare(i2_s(random_codes(5, 256)))
+    assert not ops.linear(np.zeros((3, 256), dtype=np.float32), matrix).any()
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_embedding_rows_are_the_decoded_ones(name, ops):
+    encode, scale, widths = ENCODINGS[name]
+    codes = random_codes(36, widths[-1])
+    table = ops.prepare(encode(codes))
+    ids = [35, 0, 17, 17]
+    np.testing.assert_array_equal(ops.embed(table, ids), codes[ids] * np.float32(scale))
+
+
+@pytest.mark.parametrize("rows", [3, 16, 33])
+@pytest.mark.parametrize("name", ["I2_S", "TQ2_0"])
+def test_a_code_that_means_nothing_is_found_wherever_it_is(name, rows, level, ops):
+    weight = ENCODINGS[name][0](random_codes(rows, 512))
+    size = rows * 512 // 4 if name == "I2_S" else len(weight.data) - 2
+    for at in (0, size // 2, size - 1):
+        data = weight.data.copy()
+        data[at] = 0x0C | (data[at] & 0xF3)
+        if name == "TQ2_0" and at % 66 >= 64:
+            continue
+        with pytest.raises(InvalidFormat, match="code 3"):
+            ops.prepare(Weight("w", weight.shape, weight.quant, data))
+
+
+@pytest.mark.parametrize("name", ["I2_S", "TQ2_0", "TQ1_0", "IQ2_BN", "PACKED_U8"])
+def test_too_few_bytes_are_refused(name, ops):
+    weight = ENCODINGS[name][0](random_codes(16, 512))
+    short = Weight("w", weight.shape, weight.quant, weight.data[: len(weight.data) // 2])
+    with pytest.raises(InvalidFormat):
+        ops.prepare(short)
+
+
+def test_what_cannot_be_packed_is_refused():
+    codes = np.zeros(512, dtype=np.uint8)
+    out = np.zeros(512, dtype=np.uint8)
+    with pytest.raises(ValueError, match="unknown ternary source"):
+        NATIVE.pack_ternary("Q8_0", codes, 2, 256, 256, out)
+    with pytest.raises(ValueError, match="too few bytes"):
+        NATIVE.pack_ternary("CODES", codes, 3, 256, 256, out)
+    with pytest.raises(ValueError, match="whole tiles"):
+        NATIVE.pack_ternary("CODES", codes, 2, 256, 256, out)
+    with pytest.raises(ValueError, match="whole tiles"):
+        NATIVE.pack_ternary("CODES", codes, 2, 250, 250, np.zeros(4096, dtype=np.uint8))
