@@ -1,5 +1,6 @@
 #!/bin/sh
-# Whether a model is whole, has its own tokenizer, and runs.
+# Whether a model is whole, has its own tokenizer, runs, and where an engine to compare with is
+# installed (the extra `crossval`), computes the same.
 #   ./scripts/parity_smoke.sh models/model.gguf [models/tokenizer.json]
 # Ends with the exit code of the first step that fails (bitnet exit-codes).
 set -eu
@@ -18,4 +19,5 @@ fi
 
 bitnet verify --model "$model" "$@"
 bitnet infer --model "$model" "$@" --prompt "The capital of France is" --max-tokens 4 --no-progress
+bitnet crossval --model "$model" "$@" --max-positions 64 --greedy 8 --allow-missing
 echo "parity smoke test passed: $model"

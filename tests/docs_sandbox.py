@@ -9,6 +9,8 @@ a test has to know::
     <!-- main -->             .ci/run runs it, word for word
 """
 
+import json
+import math
 import os
 import re
 import shutil
@@ -17,6 +19,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from tiny_models import tiny_gguf
 
 from bitnet.hub.package_index import PACKAGED
@@ -24,6 +27,21 @@ from bitnet.hub.package_index import PACKAGED
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
 OFFICIAL = "meta-llama/Meta-Llama-3-8B"
 OTHERS_ADDRESS = "https://hub.example.org"
+ACCESS_TOKEN = "hf_your_token"
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 128_256,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>[^\n]+) -->\n)?^```(?P<language>sh|python)\n(?P<text>.*?)^```",
     re.DOTALL | re.MULTILINE,
@@ -96,6 +114,8 @@ class Sandbox:
         for name in ("original", "other"):
             self.bitnet("export-tokenizer", "models/model.gguf", "--into", name)
         shutil.copyfile(self.folder / "original/tokenizer.json", self.folder / "tokenizer.json")
+        scripts = Path(__file__).parents[1] / "ci/scripts"
+        shutil.copytree(scripts, self.folder / "scripts")
         (self.folder / "texts.txt").write_text("Hello world\nSome other text\n")
         self.bitnet("download-model", "--id", "org/tiny", "--file", "tiny.gguf")
         return self
@@ -115,7 +135,7 @@ class Sandbox:
 
     def run(self, text, language="sh"):
         """Run *text*; the finished process with what it printed."""
-        text = text.replace(OTHERS_ADDRESS, self.hub.url)
+        text = text.replace(OTHERS_ADDRESS, self.hub.url).replace(ACCESS_TOKEN, "hf_good")
         command = [sys.executable, "-"] if language == "python" else ["bash", "-euo", "pipefail"]
         return subprocess.run(
             [*command] if language == "python" else [*command, "-c", text],
@@ -126,3 +146,36 @@ class Sandbox:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+
+def llama_folder(folder, tokenizer):
+    """A tiny random LLaMA with LLaMA-3's vocabulary, in the layout of its publisher."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(LLAMA))
+    shutil.copyfile(tokenizer, folder / "tokenizer.json")
+    dim, ffn, layer = LLAMA["hidden_size"], LLAMA["intermediate_size"], "model.layers.0."
+    shapes = {
+        "model.embed_tokens.weight": (LLAMA["vocab_size"], dim),
+        "model.norm.weight": (dim,),
+        f"{layer}input_layernorm.weight": (dim,),
+        f"{layer}post_attention_layernorm.weight": (dim,),
+        f"{layer}self_attn.q_proj.weight": (dim, dim),
+        f"{layer}self_attn.k_proj.weight": (dim // 2, dim),
+        f"{layer}self_attn.v_proj.weight": (dim // 2, dim),
+        f"{layer}self_attn.o_proj.weight": (dim, dim),
+        f"{layer}mlp.gate_proj.weight": (ffn, dim),
+        f"{layer}mlp.up_proj.weight": (ffn, dim),
+        f"{layer}mlp.down_proj.weight": (dim, ffn),
+    }
+    header, data, rng = {}, b"", np.random.default_rng(0)
+    for name, shape in shapes.items():
+        size = 4 * math.prod(shape)
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(shape),
+            "data_offsets": [len(data), len(data) + size],
+        }
+        data += rng.standard_normal(shape).astype("<f4").tobytes()
+    head = json.dumps(header).encode()
+    raw = len(head).to_bytes(8, "little") + head + data
+    (folder / "model.safetensors").write_bytes(raw)

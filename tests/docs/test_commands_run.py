@@ -3,12 +3,13 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from docs_sandbox import MIRROR, OFFICIAL, Sandbox, blocks
+from docs_sandbox import MIRROR, OFFICIAL, Sandbox, blocks, llama_folder
 from hub_server import HubServer
 from tiny_models import tiny_gguf
 
@@ -53,6 +54,10 @@ def test_every_block_of_a_page_runs(page, tmp_path, full_hub, request):
     if any("smollm2" in block.text or "chat" in block.text for block in wanted):
         models = request.getfixturevalue("test_models")
     sandbox = Sandbox(tmp_path, full_hub, models).prepare()
+    if any("Llama-3.2" in block.text for block in wanted):
+        data = request.getfixturevalue("test_data") / "tokenizers"
+        llama_folder(sandbox.folder / "models/Llama-3.2-1B", data / "llama3/tokenizer.json")
+        shutil.copytree(data / "llama2", sandbox.folder / "llama2")
     if any(block.mark == "main" for block in blocks(page, ROOT)):  # it leaves the model behind
         sandbox.bitnet("download-model", "--id", "smollm2-135m")
     for block in wanted:
