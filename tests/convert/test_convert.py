@@ -5,7 +5,7 @@ import json
 import gguf
 import numpy as np
 import pytest
-from builders import Tensor, vocabulary, write_gguf
+from builders import INT32, UINT16, Tensor, Typed, vocabulary, write_gguf
 from hf_folders import MODEL_TYPES, bf16, save_tensors, tiny_folder, tokenizer_folder
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -378,6 +378,25 @@ def test_the_arm_order_becomes_the_usual_one(tmp_path):
     arm = open_checkpoint(source, i2_s_layout="arm").weights
     for name, ternary in matrices(tmp_path / "out.gguf").items():
         np.testing.assert_array_equal(ternary.codes, registry.unpack_ternary(arm[name]).codes)
+
+
+def test_the_parts_of_a_split_model_become_one_file(tmp_path):
+    whole = tiny("llama")
+    names = list(whole.weights)
+    total = {"split.count": Typed(UINT16, 2), "split.tensors.count": Typed(INT32, len(names))}
+    for number, part in enumerate((names[:7], names[7:])):
+        tensors = [
+            Tensor(name, whole.weights[name].shape, 0, whole.weights[name].data.tobytes())
+            for name in part
+        ]
+        keys = (dict(whole.metadata) if not number else {}) | total
+        keys["split.no"] = Typed(UINT16, number)
+        write_gguf(tmp_path / f"m-0000{number + 1}-of-00002.gguf", keys, tensors)
+    done = convert(tmp_path / "m-00002-of-00002.gguf", tmp_path / "m.gguf", Request("F32"))
+    assert done.exact
+    with GGUF.open(tmp_path / "m.gguf") as file:
+        assert list(file.tensors) == names
+        assert not [key for key in file.metadata if key.startswith("split.")]
 
 
 # --- what is refused -------------------------------------------------------------------------
