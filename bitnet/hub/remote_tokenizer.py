@@ -14,7 +14,7 @@ import hashlib
 import logging
 import re
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -198,13 +198,13 @@ def _fetch(url: str, path: Path, remote: RemoteTokenizer, project: Project) -> P
     if remote.repo:
         options = with_mirror(options, remote.repo, project.folder)
     got = download(url, path, options=options, progress=project.progress, force=path.exists())
-    # The ETag tells two versions behind one address apart.
-    origin = Origin.of(path)
-    origin = replace(
-        origin,
+    Origin(
         repo=remote.name if remote.url else remote.repo,
+        # The ETag tells two versions behind one address apart.
         revision=(got.etag or "") if remote.url else remote.revision,
+        file=path.name,
         commit=got.commit,
-    )
-    origin.write(path)
+        sha256=got.sha256,
+        size=got.size,
+    ).write(path)
     return path

@@ -67,7 +67,7 @@ def bench(
     found = measure(
         running,
         plan,
-        reload=lambda: load_again(running, model, fetch=fetch, cache=cache),
+        reload=lambda: load_again(running, model, fetch=fetch, cache=cache, output=output),
         on_step=(lambda _text: None) if output.no_progress else say,
     )
     compared = changes(before, found) if before else []

@@ -72,7 +72,7 @@ def open_model(
         wanted = options.features or "none"
         say(f"Note: --features chooses nothing here (asked for: {wanted}); the device is the CPU")
     path = model_path(options, fetch=fetch, cache=cache, output=output)
-    model = _loaded(path, options, fetch=fetch, cache=cache)
+    model = _loaded(path, options, fetch=fetch, cache=cache, output=output)
     if options.chat_template:
         model.tokenizer.chat_template = read_text(options.chat_template)
     if model.config.vocab_size > LARGE_VOCABULARY:
@@ -96,10 +96,15 @@ def model_path(
 
 
 def load_again(
-    model: LanguageModel, options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions
+    model: LanguageModel,
+    options: ModelOptions,
+    *,
+    fetch: FetchOptions,
+    cache: CacheOptions,
+    output: Output,
 ) -> LanguageModel:
     """What :func:`open_model` loaded as *model*, loaded anew from the same place."""
-    return _loaded(model.path, options, fetch=fetch, cache=cache)
+    return _loaded(model.path, options, fetch=fetch, cache=cache, output=output)
 
 
 def _default_model(fetch: FetchOptions, cache: CacheOptions, output: Output) -> Path:
@@ -120,7 +125,7 @@ def _default_model(fetch: FetchOptions, cache: CacheOptions, output: Output) -> 
 
 
 def _loaded(
-    path: Path, options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions
+    path: Path, options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions, output: Output
 ) -> LanguageModel:
     """The model at *path*; its tokenizer is fetched if it has none and *options* allow it."""
     from bitnet.runtime.language_model import load
@@ -136,14 +141,16 @@ def _loaded(
         )
 
     try:
-        return attempt(_explicit(options.tokenizer, fetch=fetch, cache=cache))
+        return attempt(_explicit(options.tokenizer, fetch=fetch, cache=cache, output=output))
     except TokenizerNotFound as error:
         if options.tokenizer or not options.auto_download:
             raise
         return attempt(_fetched_tokenizer(path, error, fetch=fetch, cache=cache))
 
 
-def _explicit(named: str, *, fetch: FetchOptions, cache: CacheOptions) -> Path | None:
+def _explicit(
+    named: str, *, fetch: FetchOptions, cache: CacheOptions, output: Output
+) -> Path | None:
     """The tokenizer that --tokenizer names; naming an address is consent to fetch it."""
     from bitnet.hub import remote_tokenizer
     from bitnet.hub.project import Project
@@ -152,7 +159,7 @@ def _explicit(named: str, *, fetch: FetchOptions, cache: CacheOptions) -> Path |
     remote = remote_tokenizer.parse(named) if named else None
     if remote is None:
         return Path(named) if named else None
-    project = Project(cache.root, cache.root, fetch, "none")
+    project = Project(cache.root, cache.root, fetch, output.progress)
     return remote_tokenizer.provide(remote, project, check=load_spec)
 
 

@@ -7,7 +7,8 @@ import pytest
 from bitnet.errors import InvalidFormat, NotFound, Offline, UsageError
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.remote_tokenizer import RemoteTokenizer, parse, provide
+from bitnet.hub.remote_tokenizer import MAIN_FILES, RemoteTokenizer, parse, provide
+from bitnet.tokenizer.load import TOKENIZER_FILES
 
 CONTENT = json.dumps({"model": {"type": "BPE"}}).encode()
 REPO = "org/words"
@@ -22,6 +23,10 @@ def project(tmp_path, hub, monkeypatch):
     hub.add(REPO, "old/vocab.txt", b"a\nb\n")
     hub.add(REPO, "old/added_tokens.json", b"{}")
     return Project(tmp_path, tmp_path, FetchOptions(retries=1), "none")
+
+
+def test_a_repository_is_read_as_a_folder_is():
+    assert MAIN_FILES == TOKENIZER_FILES
 
 
 def read(path):
