@@ -70,6 +70,16 @@ struct Lanes {
 };
 #endif
 
+// Two lines of the cache that are read soon: a page is too short for the hardware to see it coming.
+inline void fetch(const uint16_t* p) {
+#if defined(BITNET_F16C)
+    _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(p + 32), _MM_HINT_T0);
+#else
+    (void)p;
+#endif
+}
+
 // The same rounding as Lanes::add_product.
 inline float add_product(float a, float b, float c) {
 #if defined(BITNET_F16C)
@@ -95,15 +105,17 @@ struct QueryRow {
 
 constexpr int kVectors = 4;
 
-// score[n] = q of row n times each key; *keys* is (dim, kKeyBlock).
-template <int N>
-void score_keys(const QueryRow* rows, const uint16_t* keys, int64_t dim, float (*score)[kKeyBlock]) {
+// score[n] = q of row n times each key; *keys* is (dim, kKeyBlock). The values behind are fetched.
+template <int N, bool kFetch>
+void score_keys(const QueryRow* rows, const uint16_t* keys, const uint16_t* values, int64_t dim,
+                float (*score)[kKeyBlock]) {
     constexpr int kStep = kVectors * Lanes::kWidth;
     for (int at = 0; at < kKeyBlock; at += kStep) {
         Lanes sum[N][kVectors];
         for (int n = 0; n < N; ++n)
             for (Lanes& s : sum[n]) s = Lanes::zero();
         for (int64_t d = 0; d < dim; ++d) {
+            if (kFetch && at == 0) fetch(values + d * kKeyBlock);
             Lanes k[kVectors];
             for (int i = 0; i < kVectors; ++i) k[i] = Lanes::load(keys + d * kKeyBlock + at + i * Lanes::kWidth);
             for (int n = 0; n < N; ++n) {
@@ -135,14 +147,15 @@ inline void weigh(const AttentionArgs& a, QueryRow& row, float* score) {
 }
 
 // acc = acc * rescale + sum of weight * value, of kCount vectors from element *d* on.
-template <int N, int kCount>
-void add_vectors(const QueryRow* rows, const uint16_t* values, int64_t dim, int64_t d,
+template <int N, int kCount, bool kFetch>
+void add_vectors(const QueryRow* rows, const uint16_t* values, const uint16_t* next, int64_t dim, int64_t d,
                  const float (*weight)[kKeyBlock]) {
     Lanes acc[N][kCount];
     for (int n = 0; n < N; ++n)
         for (int i = 0; i < kCount; ++i)
             acc[n][i] = Lanes::load(rows[n].acc + d + i * Lanes::kWidth).times(Lanes::set(rows[n].rescale));
     for (int key = rows[0].first; key < rows[0].last; ++key) {
+        if (kFetch) fetch(next + key * dim + d);
         Lanes v[kCount];
         for (int i = 0; i < kCount; ++i) v[i] = Lanes::load(values + key * dim + d + i * Lanes::kWidth);
         for (int n = 0; n < N; ++n) {
@@ -154,13 +167,15 @@ void add_vectors(const QueryRow* rows, const uint16_t* values, int64_t dim, int6
         for (int i = 0; i < kCount; ++i) acc[n][i].store(rows[n].acc + d + i * Lanes::kWidth);
 }
 
-// The rows see the same keys; *values* is (kKeyBlock, dim).
-template <int N>
-void add_values(const QueryRow* rows, const uint16_t* values, int64_t dim, const float (*weight)[kKeyBlock]) {
+// The rows see the same keys; *values* is (kKeyBlock, dim). The *next* page's keys are fetched.
+template <int N, bool kFetch>
+void add_values(const QueryRow* rows, const uint16_t* values, const uint16_t* next, int64_t dim,
+                const float (*weight)[kKeyBlock]) {
     int64_t d = 0;
     for (; d + kVectors * Lanes::kWidth <= dim; d += kVectors * Lanes::kWidth)
-        add_vectors<N, kVectors>(rows, values, dim, d, weight);
-    for (; d + Lanes::kWidth <= dim; d += Lanes::kWidth) add_vectors<N, 1>(rows, values, dim, d, weight);
+        add_vectors<N, kVectors, kFetch>(rows, values, next, dim, d, weight);
+    for (; d + Lanes::kWidth <= dim; d += Lanes::kWidth)
+        add_vectors<N, 1, false>(rows, values, next, dim, d, weight);
     for (; d < dim; ++d)
         for (int n = 0; n < N; ++n) {
             float sum = rows[n].acc[d] * rows[n].rescale;
@@ -170,29 +185,34 @@ void add_values(const QueryRow* rows, const uint16_t* values, int64_t dim, const
         }
 }
 
-template <int N>
-void attend_rows(const AttentionArgs& a, QueryRow* rows, const uint16_t* keys, const uint16_t* values) {
+// A page of the cache: keys and values of one head, and the keys that are seen after them.
+struct HeadPage {
+    const uint16_t *keys, *values, *next;
+};
+
+template <int N, bool kFetch>
+void attend_rows(const AttentionArgs& a, QueryRow* rows, const HeadPage& page) {
     alignas(64) float score[N][kKeyBlock];
-    score_keys<N>(rows, keys, a.head_dim, score);
+    score_keys<N, kFetch>(rows, page.keys, page.values, a.head_dim, score);
     bool same = true;
     for (int n = 0; n < N; ++n) {
         weigh(a, rows[n], score[n]);
         same = same && rows[n].first == rows[0].first && rows[n].last == rows[0].last;
     }
-    if (same) add_values<N>(rows, values, a.head_dim, score);
+    if (same) add_values<N, kFetch>(rows, page.values, page.next, a.head_dim, score);
     else
-        for (int n = 0; n < N; ++n) add_values<1>(rows + n, values, a.head_dim, score + n);
+        for (int n = 0; n < N; ++n) add_values<1, false>(rows + n, page.values, page.next, a.head_dim, score + n);
 }
 
-inline void attend_rows(const AttentionArgs& a, QueryRow* rows, int n, const uint16_t* keys,
-                        const uint16_t* values) {
+template <bool kFetch>
+void attend_rows(const AttentionArgs& a, QueryRow* rows, int n, const HeadPage& page) {
     static_assert(Lanes::kRows <= 4, "a case below for every number of rows");
-    if (n == 1) return attend_rows<1>(a, rows, keys, values);
+    if (n == 1) return attend_rows<1, kFetch>(a, rows, page);
     if constexpr (Lanes::kRows >= 2)
-        if (n == 2) return attend_rows<2>(a, rows, keys, values);
+        if (n == 2) return attend_rows<2, kFetch>(a, rows, page);
     if constexpr (Lanes::kRows >= 4) {
-        if (n == 3) return attend_rows<3>(a, rows, keys, values);
-        attend_rows<4>(a, rows, keys, values);
+        if (n == 3) return attend_rows<3, kFetch>(a, rows, page);
+        attend_rows<4, kFetch>(a, rows, page);
     }
 }
 
@@ -206,8 +226,11 @@ void attend(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int
         const int64_t base = page * kKeyBlock;
         if (base >= a.start + t1) break;
         if (base + kKeyBlock <= a.first_key(t0)) continue;
-        const uint16_t* keys = a.pages[page] + a.layer_offset + kv_head * dim * kKeyBlock;
-        const uint16_t* values = keys + a.kv_heads * dim * kKeyBlock;
+        const int64_t offset = a.layer_offset + kv_head * dim * kKeyBlock;
+        const bool last_page = base + kKeyBlock >= a.start + t1;
+        const uint16_t* keys = a.pages[page] + offset;
+        const HeadPage at{keys, keys + a.kv_heads * dim * kKeyBlock, last_page ? keys : a.pages[page + 1] + offset};
+        bool fetched = false;
         QueryRow together[Lanes::kRows];
         int n = 0;
         for (int64_t r = 0; r < rows; ++r) {
@@ -218,7 +241,9 @@ void attend(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int
                                  last < kKeyBlock ? int(last) : kKeyBlock, 1.0f};
             }
             if (n == Lanes::kRows || (n > 0 && r == rows - 1)) {
-                attend_rows(a, together, n, keys, values);
+                if (fetched) attend_rows<false>(a, together, n, at);
+                else attend_rows<true>(a, together, n, at);
+                fetched = true;
                 n = 0;
             }
         }
