@@ -163,6 +163,19 @@ def test_a_query_without_a_number_gives_none(level):
     assert np.isnan(got[0, 1]).all()
 
 
+def test_attention_gives_the_same_bits_on_every_instruction_set_that_fuses():
+    q, how = random(40, 6, 84), {"scale": 0.125, "window": 90, "softcap": 20.0}
+    k, v = (random(640, 2, 84, seed=s).astype(np.float16) for s in (2, 3))
+    before = NATIVE.kernel_level()
+    results = set()
+    for chosen in NATIVE.kernel_levels():
+        if chosen != "scalar":
+            NATIVE.set_kernel_level(chosen)
+            results.add(attend(q, k, v, 600, **how).tobytes())
+    NATIVE.set_kernel_level(before)
+    assert len(results) <= 1
+
+
 def test_attention_of_a_query_does_not_depend_on_the_batch_or_the_threads(level):
     q, how = random(40, 6, 64), {"scale": 0.125, "window": 90, "softcap": 0.0}
     k, v = (random(140, 2, 64, seed=s).astype(np.float16) for s in (2, 3))
