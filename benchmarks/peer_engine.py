@@ -5,7 +5,8 @@
 ENGINE is ``bitnet``, ``llama.cpp`` (package xllamacpp) or ``ik_llama.cpp`` (package
 ik-llama-cpp-python). A line such as ``pp 128`` or ``tg 64`` is answered with its seconds as JSON,
 an empty one with the peak memory of the process. What llama.cpp's API calls ``n_ctx``, ``n_batch``
-and ``n_ubatch`` is found by its default values, because no package ships a header.
+and ``n_ubatch`` is found by its default values, because no package ships a header. BENCHMARK_LEVEL
+names the instruction set that ``bitnet`` uses.
 """
 
 from __future__ import annotations
@@ -97,7 +98,11 @@ class Bitnet:
 
     def __init__(self, path, threads, context):
         import bitnet
+        from bitnet import native
 
+        level = os.environ.get("BENCHMARK_LEVEL")
+        if level and not native.module().set_kernel_level(level):
+            raise SystemExit(f"this machine has no {level}")
         self.engine = bitnet.load(path, threads=threads, context=context).engine
 
     def run(self, kind, count):

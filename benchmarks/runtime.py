@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from bitnet import native
 from bitnet.bench.machine import describe_machine
 
 ENGINES = {"bitnet": "bitnet", "llama.cpp": "xllamacpp", "ik_llama.cpp": "ik_llama_cpp"}
@@ -141,8 +143,11 @@ def main():
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--level", default="", help="instruction set of our kernels")
     parser.add_argument("--no-start", action="store_true")
     options = parser.parse_args()
+    if options.level:
+        os.environ["BENCHMARK_LEVEL"] = options.level
     engines, absent = present(options.peer_python)
     threads = [int(count) for count in options.threads.split(",")]
     results, starts = {}, {}
@@ -151,7 +156,8 @@ def main():
         if not options.no_start:
             starts[model.name] = start_s(model)
     machine = asdict(describe_machine(threads))
-    lines = [f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}"]
+    level = options.level or native.module().kernel_level()
+    lines = [f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}; ours: {level}"]
     lines += [f"read {n}: {rate / 1e9:.1f} GB/s" for n, rate in machine["read_bytes_per_s"].items()]
     lines += [f"absent: {name} (package {ENGINES[name]})" for name in absent]
     lines += ["", table(results, options.tests.split(",")), ""]
