@@ -188,7 +188,7 @@ class Scheduler:
         sequence.finish_reason = "cancelled"
         if sequence in self._running:
             self._leave(sequence)
-        else:
+        elif sequence in self._queue:
             self._queue.remove(sequence)
 
     def reusable(self, ids: abc.Sequence[int]) -> int:
@@ -315,8 +315,9 @@ class Scheduler:
         return pieces
 
     def _observe(self, parts: list[_Part], passed_s: float) -> None:
-        """Learn what a token of a prompt costs; its share of a mixed pass is counted too high."""
-        tokens = sum(len(part.segment.tokens) for part in parts)
+        """Learn what a token of a prompt costs; those that write beside it are counted in."""
+        chunks = [part for part in parts if len(part.segment.tokens) > 1 + len(part.draft)]
+        tokens = sum(len(part.segment.tokens) for part in chunks)
         if tokens >= SMALLEST_CHUNK:
             known = self._prefill_token_s or passed_s / tokens
             self._prefill_token_s = (known + passed_s / tokens) / 2
