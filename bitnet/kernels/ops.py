@@ -43,7 +43,7 @@ class Ops(ABC):
 
         Args:
             weight: what to prepare.
-            looked_up: only :meth:`embed` will read it.
+            looked_up: mostly :meth:`embed` and others that take single rows will read it.
 
         Raises:
             Unsupported: the encoding has no kernel here.

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.errors import Unsupported
+from bitnet.kernels.file_pages import give_back_pages
 from bitnet.kernels.native import NativeOps
 
 if TYPE_CHECKING:
@@ -24,14 +25,17 @@ if TYPE_CHECKING:
 
     from bitnet.kernels.ops import Array, Ops, Prepared
     from bitnet.kernels.packing import Matrix
+    from bitnet.quants.weight import Weight
 
-__all__ = ["Candidates", "ScreenedHead", "Wanted", "pays"]
+__all__ = ["Candidates", "ScreenedHead", "Wanted", "pays", "reason_against"]
 
 logger = logging.getLogger(__name__)
 
 ENCODINGS = ("F16", "BF16", "F32")  # their kernels take the activations as they are
 SAMPLED_ROWS = 2048  # rows that tell how large the weights of a column are
 FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
+TILE_ROWS = 16
+SLICE_BYTES = 32 << 20  # of the head that are in memory beside the copy
 SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enough
 
 
@@ -95,7 +99,7 @@ class ScreenedHead:
 
         Args:
             ops: the backend.
-            weight: the head, as *ops* has prepared it.
+            weight: the head, as *ops* has prepared it with ``looked_up``.
             importance: how large the hidden states usually are in each column, ``(dim,)``, up to
                 a factor, such as the weight of the norm before the head; all alike by default. It
                 never changes a result, only how many rows are computed.
@@ -103,10 +107,12 @@ class ScreenedHead:
         Raises:
             Unsupported: the backend, the encoding of the head, or its values.
         """
-        reason = _unscreened(ops, weight)
-        if reason or not isinstance(ops, NativeOps):
-            raise Unsupported(f"the output head cannot be screened: {reason}", hint=_HINT)
         matrix: Matrix = weight
+        if not isinstance(ops, NativeOps):
+            raise _refused("only the compiled backend can")
+        name = ops.module.kernel_types()[matrix.kind]
+        if name not in ENCODINGS:
+            raise _refused(f"it is {name}, expected {', '.join(ENCODINGS)} in rows")
         module = ops.module
         size, padded = module.screen_sizes(matrix.rows, matrix.columns)
         order, factors = _columns(ops, matrix, importance)
@@ -119,11 +125,8 @@ class ScreenedHead:
             "norm": np.zeros(padded, dtype=np.float32),
         }
         screen = module.Screen(matrix.kind, matrix.data, matrix.rows, matrix.columns, **arrays)
-        if not screen.build():
-            raise Unsupported(
-                "the output head cannot be screened: it has weights that are not finite, or huge",
-                hint=_HINT,
-            )
+        if not _build(module, screen, matrix):
+            raise _refused("it has weights that are not finite, or huge")
         return cls(screen, matrix, arrays)
 
     @property
@@ -177,29 +180,40 @@ class ScreenedHead:
         return approx[: self._matrix.rows], upper[: self._matrix.rows]
 
 
-_HINT = "run without --exact-head on"
+def _build(module: Any, screen: Any, matrix: Matrix) -> bool:
+    """Fill the copy, slice by slice, so that not all of a mapped head is in memory beside it."""
+    row_bytes = module.row_bytes(matrix.kind, matrix.columns)
+    step = max(1, SLICE_BYTES // (TILE_ROWS * row_bytes))
+    for begin in range(0, -(-matrix.rows // TILE_ROWS), step):
+        end = min(begin + step, -(-matrix.rows // TILE_ROWS))
+        if not screen.build(begin, end):
+            return False
+        give_back_pages(matrix.data[begin * TILE_ROWS * row_bytes : end * TILE_ROWS * row_bytes])
+    return True
 
 
-def pays(ops: Ops, weight: Prepared) -> bool:
-    """Whether screening *weight* is possible and saves time."""
-    return not _unscreened(ops, weight) and weight.data.nbytes >= SMALLEST
+def _refused(reason: str) -> Unsupported:
+    return Unsupported(
+        f"the output head cannot be screened: {reason}", hint="run without --exact-head on"
+    )
 
 
-def _unscreened(ops: Ops, weight: Prepared) -> str:
-    """Why *weight* cannot be screened; empty if it can."""
+def reason_against(ops: Ops, weight: Weight) -> str:
+    """Why *weight* cannot be the head of a :class:`ScreenedHead` on *ops*; empty if it can."""
     if not isinstance(ops, NativeOps):
         return "only the compiled backend can"
-    matrix: Matrix = weight
-    name = ops.module.kernel_types()[matrix.kind]
-    if name.removesuffix("_R16") in ENCODINGS and name not in ENCODINGS:
-        return "its rows are interleaved"
-    if name not in ENCODINGS:
-        return f"it is {name.removesuffix('_R16')}, expected {', '.join(ENCODINGS)}"
-    if matrix.factors is not None or matrix.inputs != matrix.columns:
-        return "its rows have factors of their own"
-    if matrix.columns > ops.module.SCREEN_COLUMNS:
-        return f"{matrix.columns:,} columns, at most {ops.module.SCREEN_COLUMNS:,}"
+    if weight.quant.name not in ENCODINGS:
+        return f"it is {weight.quant.name}, expected {', '.join(ENCODINGS)}"
+    if weight.scale != 1.0:
+        return "it has a scale of its own"
+    if weight.shape[1] > ops.module.SCREEN_COLUMNS:
+        return f"{weight.shape[1]:,} columns, at most {ops.module.SCREEN_COLUMNS:,}"
     return ""
+
+
+def pays(ops: Ops, weight: Weight) -> bool:
+    """Whether screening *weight* is possible and saves time."""
+    return not reason_against(ops, weight) and weight.data.nbytes >= SMALLEST
 
 
 def _aligned(size: int) -> NDArray[np.uint8]:

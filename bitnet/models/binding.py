@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from bitnet.errors import InvalidFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Ops, Prepared
@@ -78,8 +78,20 @@ def _expect_block(expected: _Expected, config: TransformerConfig, block: str) ->
     expected.norm(f"{block}.post_ffw_norm", dim, wanted=config.post_norms)
 
 
-def bind(checkpoint: Checkpoint, config: TransformerConfig, ops: Ops) -> dict[str, Prepared]:
+def bind(
+    checkpoint: Checkpoint,
+    config: TransformerConfig,
+    ops: Ops,
+    *,
+    by_row: Collection[str] = (),
+) -> dict[str, Prepared]:
     """Every tensor of *checkpoint*, prepared by *ops*, by GGUF name.
+
+    Args:
+        checkpoint: the model.
+        config: what it is.
+        ops: the backend.
+        by_row: names of matrices of which mostly single rows are read.
 
     Raises:
         InvalidFormat: tensors are missing, unexpected or of the wrong shape; it lists all of them.
@@ -100,7 +112,9 @@ def bind(checkpoint: Checkpoint, config: TransformerConfig, ops: Ops) -> dict[st
         scale = checkpoint.numbers(name.removesuffix("weight") + "scale", (1,))
         if scale is not None and name.endswith(".weight"):
             weight = replace(weight, scale=weight.scale * float(scale[0]))
-        looked_up = name == "token_embd.weight" and "output.weight" in checkpoint.weights
+        looked_up = name in by_row or (
+            name == "token_embd.weight" and "output.weight" in checkpoint.weights
+        )
         prepared[name] = ops.prepare(weight, looked_up=looked_up)
     return prepared
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Ops
     from bitnet.models.config import TransformerConfig
+    from bitnet.models.exact_head import ExactHead
 
 __all__ = ["ARCHITECTURES", "config_from", "load_model"]
 
@@ -48,12 +49,19 @@ def config_from(checkpoint: Checkpoint) -> TransformerConfig:
     return family(checkpoint)
 
 
-def load_model(checkpoint: Checkpoint, *, ops: Ops | None = None) -> Model:
+def load_model(
+    checkpoint: Checkpoint, *, ops: Ops | None = None, exact_head: ExactHead = "off"
+) -> Model:
     """*checkpoint* as a model that runs on *ops*, on the NumPy reference by default.
 
+    Args:
+        checkpoint: the model.
+        ops: the backend.
+        exact_head: whether to screen the rows of the output head; ``auto``: where it saves time.
+
     Raises:
-        Unsupported: its architecture or an encoding.
+        Unsupported: its architecture or an encoding, or a head that cannot be screened with ``on``.
         InvalidFormat: keys or tensors do not make such a model; all of them are listed.
     """
     config = config_from(checkpoint)
-    return Model(checkpoint, config, ops=ops or ReferenceOps())
+    return Model(checkpoint, config, ops=ops or ReferenceOps(), exact_head=exact_head)

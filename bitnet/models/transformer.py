@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.errors import InferenceError, UsageError
 from bitnet.kernels.program import Cache, Interpreter, Segment
 from bitnet.models.binding import bind
+from bitnet.models.exact_head import ExactHead, head_name, is_screened, screen
 from bitnet.models.plan import hidden_program
 
 if TYPE_CHECKING:
@@ -32,10 +33,24 @@ class Model:
     Attributes:
         config: what it is.
         ops: what computes it.
+        screen: finds the logits that matter without the others; ``None``: it is not used.
     """
 
-    def __init__(self, checkpoint: Checkpoint, config: TransformerConfig, *, ops: Ops) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: TransformerConfig,
+        *,
+        ops: Ops,
+        exact_head: ExactHead = "off",
+    ) -> None:
         """Bind the weights of *checkpoint*.
+
+        Args:
+            checkpoint: the model.
+            config: what it is.
+            ops: the backend.
+            exact_head: whether to screen the rows of the head; ``auto``: where it saves time.
 
         Raises:
             InvalidFormat: tensors are missing, unexpected or of the wrong shape.
@@ -43,8 +58,12 @@ class Model:
         """
         self.config = config
         self.ops = ops
-        self._weights = bind(checkpoint, config, ops)
-        self._head = self._weights.get("output.weight", self._weights["token_embd.weight"])
+        head = head_name(checkpoint)
+        screened = is_screened(checkpoint, config, ops, exact_head)
+        self._weights = bind(checkpoint, config, ops, by_row=(head,) if screened else ())
+        self._head = self._weights[head]
+        norm = self._weights["output_norm.weight"]
+        self.screen = screen(ops, self._head, norm, exact_head) if screened else None
         program = hidden_program(config, self._weights)
         self._run = ops.compile(program, self._weights)
         self._interpreter = Interpreter(program, self._weights, ops)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from bitnet.models.config import TransformerConfig
+    from bitnet.models.exact_head import ExactHead
     from bitnet.runtime.structured import CompiledGrammar
 
 __all__ = ["LanguageModel", "StreamOptions", "load"]
@@ -213,6 +214,7 @@ def load(
     context: int | None = None,
     threads: int = 0,
     allow_mock: bool = False,
+    exact_head: ExactHead = "auto",
 ) -> LanguageModel:
     """The model at *path* with its tokenizer, ready to write.
 
@@ -223,6 +225,8 @@ def load(
         context: positions a sequence may reach; the model's own length when not given.
         threads: compute threads; 0: ``BITNET_THREADS``, else as many as there are cores.
         allow_mock: without a tokenizer, take bytes for tokens.
+        exact_head: whether to choose tokens without reading the whole output head; they are the
+            same. ``auto``: where it saves time.
 
     Raises:
         NotFound: nothing is there.
@@ -239,7 +243,10 @@ def load(
         if not isinstance(tokenizer, Tokenizer):
             explicit = Path(tokenizer) if tokenizer is not None else None
             tokenizer = resolve_tokenizer(path, explicit, pre=pre, allow_mock=allow_mock)
-        engine = Engine(load_model(checkpoint, ops=select(threads=threads)), context=context)
+        engine = Engine(
+            load_model(checkpoint, ops=select(threads=threads), exact_head=exact_head),
+            context=context,
+        )
     return LanguageModel(engine, tokenizer, path=path, load_s=time.perf_counter() - started)
 
 

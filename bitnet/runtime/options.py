@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from bitnet import settings
 from bitnet.errors import UsageError
@@ -119,6 +120,12 @@ class ModelOptions:
     allow_mock: bool = option(False, "without a tokenizer, take bytes for tokens: for drills only")
     threads: int = option(0, "compute threads; default: BITNET_THREADS, else one per core")
     context: int | None = option(None, "positions of prompt and answer; default: the model's own")
+    exact_head: Literal["auto", "on", "off"] = option(
+        "auto",
+        "choose tokens without reading the whole output head, provably the same ones; auto: where "
+        "it saves time",
+        choices=("auto", "on", "off"),
+    )
     features: str = option("", "accepted for old scripts; the device is the CPU", metavar="LIST")
     no_default_features: bool = option(False, "accepted for old scripts, as --features")
 

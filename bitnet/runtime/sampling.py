@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.errors import InferenceError, UsageError
+from bitnet.kernels.screened_head import Candidates, Wanted
 from bitnet.runtime.options import SamplingParams
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ __all__ = ["Sampled", "Sampler", "SamplingParams"]
 
 GROUP = 64  # values of which only the highest helps to bound the k-th highest of all from below
 BLOCK = 512  # weights summed up before a draw looks into one block of them
+MOST_WANTED = 1024  # tokens of top-k beyond which the whole vocabulary is looked at
+TAIL = 8.0  # how far below what top-p leaves out a token is looked at, natural logarithms
 FIRST_SORTED = 256  # tokens sorted at first when a filter may need any number of them
 
 
@@ -97,29 +100,131 @@ class Sampler:
             )
         at = self._choose(values)
         token = at if allowed is None else int(allowed[at])
+        self._count(token)
+        return Sampled(token) if top is None else _with_logprobs(token, logits, top)
+
+    def wanted(self, foreseen: Iterable[int] = ()) -> Wanted | None:
+        """Which logits :meth:`sample_among` needs for the next token; ``None``: all of them.
+
+        Args:
+            foreseen: tokens that may be counted as generated before it.
+        """
+        params = self.params
+        count, margin = 1, None
+        if params.temperature != 0 and params.top_k != 1:
+            if params.top_k:
+                count = params.top_k + 1
+            elif params.top_p < 1 or params.min_p > 0:
+                share = 1 - params.top_p if params.top_p < 1 else params.min_p
+                margin = TAIL - math.log(max(share, 1e-30))
+            else:
+                return None
+        if count > MOST_WANTED:
+            return None
+        touched = np.empty(0, dtype=np.int64)
+        if self._adjusts:
+            # Other tokens keep their logits, so only these have to be known whatever they are.
+            ids = {*self._counts, *params.logit_bias, *foreseen}
+            if params.repetition_penalty != 1:
+                ids |= self._seen
+            touched = np.sort(np.fromiter(ids, dtype=np.int64))
+        return Wanted(count, margin, touched)
+
+    def sample_among(self, candidates: Candidates) -> Sampled | None:
+        """The token that :meth:`sample` would give for all logits, from those that matter.
+
+        Args:
+            candidates: what :meth:`wanted` asked for.
+
+        Returns:
+            ``None`` if they do not decide it; then nothing has been drawn or counted.
+        """
+        values = candidates.logits
+        if self._adjusts:
+            values = self._adjusted(values, candidates)
+        if not len(values) or not math.isfinite(values.max()):
+            return None
+        at = self._choose_among(values, candidates)
+        if at is None:
+            return None
+        token = int(candidates.ids[at])
+        self._count(token)
+        return Sampled(token)
+
+    def _choose_among(
+        self, values: NDArray[np.floating[Any]], candidates: Candidates
+    ) -> int | None:
+        """Where in *values* the chosen token is; ``None`` if another might be chosen."""
+        params, bound = self.params, candidates.bound
+        if params.temperature == 0 or params.top_k == 1:
+            at = int(values.argmax())
+            return at if values[at] >= bound else None
+        if params.top_k:
+            if params.top_k >= min(len(values), candidates.vocab_size):
+                return None
+            order = _likeliest(values, params.top_k)
+            if values[order[-1]] < bound:
+                return None
+            return self._filtered(values, [order], values[order])
+        best = values.max()
+        order = _likeliest(values, len(values))
+        weights = np.exp(values[order].astype(np.float64) - best)
+        counts = {
+            self._kept(weights, total)
+            for total in _totals(_weights(values, best), best, candidates)
+        }
+        count = counts.pop()
+        if counts or count > len(order) or values[order[count - 1]] < bound:
+            return None
+        # Where min-p may have ended the beginning, no token outside may belong to it.
+        following = float(weights[count]) if count < len(order) else 0.0
+        if following < params.min_p <= math.exp(bound - float(best)) * (1 + 1e-9):
+            return None
+        return self._drawn(values, order[:count], best)
+
+    def _kept(self, weights: NDArray[np.float64], total: float) -> int:
+        """How many of falling *weights*, the first being one, top-p of *total* and min-p leave."""
+        params = self.params
+        # The token that reaches the sum still belongs to it, so one always stays.
+        limit = params.top_p * total if params.top_p < 1 else math.inf
+        count = int(np.searchsorted(np.cumsum(weights), limit)) + 1
+        if params.min_p > 0:
+            enough = int(np.searchsorted(-weights, -params.min_p, side="right"))
+            count = max(1, min(count, enough))
+        return count
+
+    def _count(self, token: int) -> None:
         if self._adjusts:
             self._seen.add(token)
             self._counts[token] += 1
-        return Sampled(token) if top is None else _with_logprobs(token, logits, top)
 
-    def _adjusted(self, logits: NDArray[np.floating[Any]]) -> NDArray[np.floating[Any]]:
-        """Penalties and bias; a copy."""
+    def _adjusted(
+        self,
+        logits: NDArray[np.floating[Any]],
+        candidates: Candidates | None = None,
+    ) -> NDArray[np.floating[Any]]:
+        """Penalties and bias; a copy. *logits* are of all tokens, or of *candidates*."""
         params, out = self.params, logits.copy()
+        size = len(out) if candidates is None else candidates.vocab_size
+
+        def places(ids: Any) -> Any:
+            return ids if candidates is None else np.searchsorted(candidates.ids, ids)
+
         if params.repetition_penalty != 1 and self._seen:
-            at = np.fromiter(self._seen, dtype=np.intp)
+            at = places(np.fromiter(self._seen, dtype=np.intp))
             factor = np.where(out[at] > 0, 1 / params.repetition_penalty, params.repetition_penalty)
             out[at] *= factor
         if self._counts and (params.frequency_penalty or params.presence_penalty):
-            at = np.fromiter(self._counts, dtype=np.intp)
+            at = places(np.fromiter(self._counts, dtype=np.intp))
             counts = np.fromiter(self._counts.values(), dtype=np.float64)
             out[at] -= params.frequency_penalty * counts + params.presence_penalty
         for token, bias in params.logit_bias.items():
-            if not 0 <= token < len(out):
+            if not 0 <= token < size:
                 raise UsageError(
-                    f"logit bias for token id {token}, the vocabulary has {len(out):,}",
+                    f"logit bias for token id {token}, the vocabulary has {size:,}",
                     hint="use the model's own tokenizer",
                 )
-            out[token] += bias
+            out[places(token)] += bias
         return out
 
     def _choose(self, values: NDArray[np.floating[Any]]) -> int:
@@ -145,20 +250,24 @@ class Sampler:
 
         If the filters leave all of it, the next and longer one is looked at.
         """
-        params, best = self.params, values.max()
+        best = values.max()
         total = _weights(whole, best).sum(dtype=np.float64)
         for order in orders:
             kept = values[order].astype(np.float64)  # falling
-            weights = np.exp(kept - best)
-            # The token that reaches the sum still belongs to it, so one always stays.
-            limit = params.top_p * total if params.top_p < 1 else math.inf
-            count = int(np.searchsorted(np.cumsum(weights), limit)) + 1
-            if params.min_p > 0:
-                enough = int(np.searchsorted(-weights, -params.min_p, side="right"))
-                count = max(1, min(count, enough))
+            count = self._kept(np.exp(kept - best), total)
             if count < len(order):
                 break
-        cumulative = np.cumsum(_weights(kept[:count], best, params.temperature))
+        return self._drawn(values, order[:count], best)
+
+    def _drawn(
+        self,
+        values: NDArray[np.floating[Any]],
+        order: NDArray[np.intp],
+        best: np.floating[Any],
+    ) -> int:
+        """A draw from what is left, *order*, by falling value."""
+        kept = values[order].astype(np.float64)
+        cumulative = np.cumsum(_weights(kept, best, self.params.temperature))
         drawn = self._random.random() * cumulative[-1]
         last = len(cumulative) - 1
         return int(order[min(np.searchsorted(cumulative, drawn, side="right"), last)])
@@ -183,6 +292,19 @@ def _with_logprobs(token: int, logits: NDArray[np.floating[Any]], top: int) -> S
     ids = _likeliest(logits, top) if top else ()
     pairs = tuple((int(at), float(logits[at]) - norm) for at in ids)
     return Sampled(token, float(logits[token]) - norm, pairs)
+
+
+def _totals(
+    weights: NDArray[np.floating[Any]], best: np.floating[Any], candidates: Candidates
+) -> tuple[float, float]:
+    """Between what lies the sum of the weights of all tokens, *weights* being those known.
+
+    The slack covers exponentials in float32, also of differences rounded to float32.
+    """
+    known = float(weights.sum(dtype=np.float64))
+    above = math.exp(min(candidates.bound - float(best), 600.0))
+    tail = candidates.tail * above * (1 + 1e-4) + candidates.vocab_size * 1e-37
+    return known * (1 - 1e-9), (known + tail) * (1 + 1e-9)
 
 
 def _weights(

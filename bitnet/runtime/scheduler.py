@@ -20,6 +20,7 @@ import numpy as np
 
 from bitnet.errors import InferenceError, UsageError
 from bitnet.models.transformer import Segment
+from bitnet.runtime import screening
 from bitnet.runtime.generation import GenerationParams, Piece
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.prefix_cache import Lease, PrefixCache, common_prefix
@@ -293,7 +294,11 @@ class Scheduler:
         lengths = [part.segment.cache.length for part in parts]
         started = time.perf_counter()
         try:
-            logits = self.model.run([part.segment for part in parts])
+            logits = screening.run(
+                self.model,
+                [part.segment for part in parts],
+                [part.sequence.wanted(part.draft) for part in parts],
+            )
         except BaseException as error:
             for part, length in zip(parts, lengths, strict=True):
                 _lease(part.sequence).cache.truncate(length)

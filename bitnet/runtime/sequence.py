@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from bitnet.errors import BitnetError
 from bitnet.runtime.generation import FinishReason, GenerationParams, Piece
 from bitnet.runtime.lookup import Lookup
-from bitnet.runtime.sampling import Sampler
+from bitnet.runtime.sampling import Sampled, Sampler
+from bitnet.runtime.screening import Logits, ScreenedLogits
 
 if TYPE_CHECKING:
     from collections import abc
 
-    from bitnet.kernels.ops import Array
+    from bitnet.kernels.screened_head import Wanted
     from bitnet.runtime.prefix_cache import Lease
 
 __all__ = ["Sequence"]
@@ -29,6 +30,8 @@ class Sequence:
         passes: passes of the model it took part in.
         drafted: tokens drafted by lookup.
         accepted: how many of them the model would have written as well.
+        screened: tokens chosen without the whole output head.
+        rescored: shares of its rows that were computed for them, added up.
         finish_reason: ``None`` until it has ended.
         error: what went wrong if the reason is ``error``.
     """
@@ -41,6 +44,8 @@ class Sequence:
         self.passes = 0
         self.drafted = 0
         self.accepted = 0
+        self.screened = 0
+        self.rescored = 0.0
         self.finish_reason: FinishReason | None = None
         self.error: BitnetError | None = None
         self.lease: Lease | None = None
@@ -72,11 +77,19 @@ class Sequence:
             draft = draft[: self._matcher.valid(draft)]
         return draft
 
-    def advance(self, logits: Array, draft: list[int], *, context: int) -> list[Piece]:
+    def wanted(self, draft: list[int]) -> Wanted | None:
+        """Which logits choosing what follows needs; ``None``: all of them."""
+        if self.params.logprobs is not None or self._matcher:
+            return None
+        return self._sampler.wanted(draft)
+
+    def advance(
+        self, logits: abc.Iterable[Logits], draft: list[int], *, context: int
+    ) -> list[Piece]:
         """Choose what follows.
 
         Args:
-            logits: ``(1 + drafted, vocab_size)``, after the last id and each token of *draft*.
+            logits: after the last id and each token of *draft*.
             draft: tokens that were run on trial.
             context: ids after which there is no room.
 
@@ -104,10 +117,20 @@ class Sequence:
         self.error, self.finish_reason = error, "error"
         return Piece(None, finish_reason="error")
 
-    def _next(self, logits: Array, context: int) -> list[Piece]:
+    def _sample(self, logits: Logits) -> Sampled:
+        if isinstance(logits, ScreenedLogits):
+            sampled = self._sampler.sample_among(logits.candidates)
+            if sampled is not None:
+                self.screened += 1
+                self.rescored += len(logits.candidates.ids) / logits.candidates.vocab_size
+                return sampled
+            logits = logits.full()
+        allowed = self._matcher.allowed() if self._matcher else None
+        return self._sampler.sample(logits, top=self.params.logprobs, allowed=allowed)
+
+    def _next(self, logits: Logits, context: int) -> list[Piece]:
         params, matcher = self.params, self._matcher
-        allowed = matcher.allowed() if matcher else None
-        sampled = self._sampler.sample(logits, top=params.logprobs, allowed=allowed)
+        sampled = self._sample(logits)
         full = len(self.ids) >= context
         self.ids.append(sampled.token)
         if sampled.token in params.stop_ids:

@@ -45,6 +45,8 @@ class Stats:
         passes: how often the model was run.
         drafted: tokens drafted by lookup.
         accepted: how many of them the model would have written as well.
+        screened: tokens chosen without the whole output head.
+        rescored_share: share of its rows computed for them, on average, 0 to 1.
         peak_memory_bytes: most memory the process has had so far; 0 if the system does not say.
     """
 
@@ -59,6 +61,8 @@ class Stats:
     passes: int = 0
     drafted: int = 0
     accepted: int = 0
+    screened: int = 0
+    rescored_share: float = 0.0
     peak_memory_bytes: int = 0
 
     @property
@@ -253,6 +257,8 @@ class Generation:
                 stats.tokens += piece.token is not None
                 stats.reused_tokens, stats.passes = sequence.reused, sequence.passes
                 stats.drafted, stats.accepted = sequence.drafted, sequence.accepted
+                stats.screened = sequence.screened
+                stats.rescored_share = sequence.rescored / max(1, sequence.screened)
                 stats.peak_memory_bytes = peak_memory()
                 self.finish_reason = piece.finish_reason
                 if piece.token is not None and piece.finish_reason != "stop":

@@ -138,6 +138,7 @@ def _loaded(
             context=options.context,
             threads=options.threads,
             allow_mock=options.allow_mock,
+            exact_head=options.exact_head,
         )
 
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.screen_reference import reference_bounds, unpack_copy
-from bitnet.kernels.screened_head import Candidates, ScreenedHead, Wanted, pays
+from bitnet.kernels.screened_head import Candidates, ScreenedHead, Wanted, pays, reason_against
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
 
@@ -340,9 +341,13 @@ def test_other_backends_and_encodings_are_refused() -> None:
         ScreenedHead.build(reference, normal(4, 4))
     ops = NativeOps(threads=1)
     blocks = np.zeros(40 * 2 * 34, dtype=np.uint8)
-    weight = ops.prepare(Weight("output.weight", (40, 64), types.by_name("Q8_0"), blocks))
-    with pytest.raises(Unsupported, match="it is Q8_0, expected F16, BF16, F32"):
-        ScreenedHead.build(ops, weight)
-    assert not pays(ops, weight)
-    assert not pays(ops, matrix(ops, normal(40, 64)))
-    assert not pays(reference, normal(4, 4))
+    weight = Weight("output.weight", (40, 64), types.by_name("Q8_0"), blocks)
+    with pytest.raises(Unsupported, match="it is Q8_0_R16, expected F16, BF16, F32 in rows"):
+        ScreenedHead.build(ops, ops.prepare(weight))
+    assert reason_against(ops, weight) == "it is Q8_0, expected F16, BF16, F32"
+    small = stored(normal(40, 64))
+    assert not reason_against(ops, small)
+    assert reason_against(ops, replace(small, scale=2.0)) == "it has a scale of its own"
+    assert not pays(ops, small)
+    assert not pays(reference, stored(normal(4, 4)))
+    assert pays(ops, stored(np.zeros((1 << 16, 256))))

@@ -59,9 +59,10 @@ auto to_array(std::vector<T>&& values) {
     return nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner);
 }
 
-bool bind_build(const Screen& s) {
+bool bind_build(const Screen& s, int64_t begin, int64_t end) {
+    require(begin >= 0 && begin <= end && end <= screen_tiles(s.m.rows), "tiles are out of range");
     const nb::gil_scoped_release release;
-    return build_screen(s.m);
+    return build_screen(s.m, begin, end);
 }
 
 // None for a hidden state that cannot be screened, else (ids, logits, bound, tail).
@@ -129,7 +130,8 @@ void bind_screen(nb::module_& m) {
                       const Array<float>&>(),
              "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "order"_a.noconvert(), "factors"_a.noconvert(),
              "tiles"_a.noconvert(), "step"_a.noconvert(), "residual"_a.noconvert(), "norm"_a.noconvert())
-        .def("build", &bind_build, "Fill the copy; False when the weights cannot be screened.")
+        .def("build", &bind_build, "begin"_a, "end"_a,
+             "Fill tiles of the copy; False when the weights cannot be screened.")
         .def("find", &bind_screen_rows, "x"_a.noconvert(), "count"_a, "margins"_a, "listed"_a,
              "Per token None or (ids, logits, bound, tail).")
         .def("bounds", &bind_bounds, "x"_a.noconvert(), "approx"_a.noconvert(), "upper"_a.noconvert(),

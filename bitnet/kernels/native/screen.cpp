@@ -147,17 +147,19 @@ void linear_rows(const ScreenedMatrix& m, const float* x, const int64_t* ids, in
     linear_chosen_rows(m.type, m.weight, m.cols, x, ids, count, out);
 }
 
-bool build_screen(const ScreenedMatrix& m) {
+bool build_screen(const ScreenedMatrix& m, int64_t begin, int64_t end) {
     const int64_t width = screen_blocks(m.cols) * kScreenBlock;
+    std::vector<float> inverse(size_t(m.cols));  // of powers of two, so products with it are exact
+    for (int64_t i = 0; i < m.cols; ++i) inverse[size_t(i)] = 1.0f / m.factors[i];
     std::atomic<bool> fits{true};
-    split(screen_tiles(m.rows), [&](int64_t t0, int64_t t1) {
+    split(end - begin, [&](int64_t t0, int64_t t1) {
         std::vector<float> row(size_t(m.cols)), rows(size_t(width * kScreenRows));
-        for (int64_t t = t0; t < t1; ++t) {
+        for (int64_t t = begin + t0; t < begin + t1; ++t) {
             std::fill(rows.begin(), rows.end(), 0.0f);
             for (int64_t r = t * kScreenRows; r < std::min(m.rows, (t + 1) * kScreenRows); ++r) {
                 detail::active().dequantize(m.type, m.weight, r, m.cols, 1.0f, row.data());
                 float* to = &rows[size_t((r - t * kScreenRows) * width)];
-                for (int64_t i = 0; i < m.cols; ++i) to[i] = row[size_t(m.order[i])] / m.factors[i];
+                for (int64_t i = 0; i < m.cols; ++i) to[i] = row[size_t(m.order[i])] * inverse[size_t(i)];
             }
             if (!kernels().pack(m, t, rows.data())) fits = false;
         }

@@ -72,8 +72,9 @@ const ScreenKernels& screen_avx2_kernels();
 const ScreenKernels& screen_avx512_kernels();
 #endif
 
-// Fills tiles, step, residual and norm; false when the head has weights that cannot be screened.
-bool build_screen(const ScreenedMatrix& m);
+// Fills tiles t0 .. t1 - 1 and their step, residual and norm; false when the head has weights that
+// cannot be screened.
+bool build_screen(const ScreenedMatrix& m, int64_t t0, int64_t t1);
 
 struct ScreenQuery {
     const float* x = nullptr;          // (cols,)

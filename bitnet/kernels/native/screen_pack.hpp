@@ -14,18 +14,36 @@ inline float norm_up(float squares, int64_t n) {
     return std::sqrt(squares) * (1.0f + float(n + 16) * 0x1p-23f) + 1e-17f;
 }
 
+// Eight sums side by side, which a compiler may keep in one register.
+inline float sum_of_squares(const float* x, int64_t n) {
+    float lanes[8] = {};
+    for (int64_t i = 0; i < n; i += 8)
+        for (int64_t k = 0; k < 8; ++k) lanes[k] += x[i + k] * x[i + k];
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+inline float largest_of(const float* x, int64_t n) {
+    float lanes[8] = {};
+    for (int64_t i = 0; i < n; i += 8)
+        for (int64_t k = 0; k < 8; ++k) {
+            const float size = std::fabs(x[i + k]);
+            lanes[k] = size > lanes[k] ? size : lanes[k];
+        }
+    return *std::max_element(lanes, lanes + 8);
+}
+
 // Codes of one block of *left* at *step*; what they leave stays in *left*. Sum of squared values.
 inline float quantize_screen(float* __restrict left, float step, uint8_t* __restrict codes) {
     const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
-    float squares = 0.0f;
+    alignas(64) float values[kScreenBlock];
     for (int64_t i = 0; i < kScreenBlock; ++i) {
-        const float place = std::min(std::max(std::floor(left[i] * inverse), -16.0f), 15.0f);
-        const float value = (place + 0.5f) * step;
-        codes[i] = uint8_t(int(place) + int(kScreenMiddle));
-        left[i] -= value;
-        squares += value * value;
+        const float place = std::floor(left[i] * inverse), low = place < -16.0f ? -16.0f : place;
+        const float inside = low > 15.0f ? 15.0f : low;
+        values[i] = (inside + 0.5f) * step;
+        codes[i] = uint8_t(int(inside) + int(kScreenMiddle));
+        left[i] -= values[i];
     }
-    return squares;
+    return sum_of_squares(values, kScreenBlock);
 }
 
 // Groups of four columns: nibbles of two groups to a word, high bits of eight groups to a word.
@@ -40,18 +58,10 @@ inline void pack_block(const uint8_t* codes, int64_t row, uint8_t* block) {
     for (int64_t p = 0; p < 2; ++p) std::memcpy(block + 320 * p + 4 * row, &bits[p], 4);
 }
 
-inline float sum_of_squares(const float* x, int64_t n) {
-    float lanes[8] = {};
-    for (int64_t i = 0; i < n; i += 8)
-        for (int64_t k = 0; k < 8; ++k) lanes[k] += x[i + k] * x[i + k];
-    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
-}
-
 // One row of *width* permuted and scaled weights, padded with zeros; overwritten.
 inline bool pack_row(const ScreenedMatrix& m, int64_t r, float* w, uint8_t* tile) {
     const int64_t blocks = screen_blocks(m.cols), width = blocks * kScreenBlock, lane = r % kScreenRows;
-    float largest = 0.0f;
-    for (int64_t i = 0; i < width; ++i) largest = std::max(largest, std::fabs(w[i]));
+    const float largest = largest_of(w, width);
     const float squares = sum_of_squares(w, width);
     if (!(squares < kScreenLimit * kScreenLimit)) return false;
     float step = std::min(largest, kScreenClip * std::sqrt(squares / float(m.cols))) / float(kScreenMiddle);

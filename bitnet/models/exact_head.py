@@ -1,0 +1,70 @@
+"""Which models have an output head whose rows are screened."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Literal
+
+from bitnet.errors import Unsupported
+from bitnet.kernels.screened_head import ScreenedHead, pays, reason_against
+
+if TYPE_CHECKING:
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.kernels.ops import Ops, Prepared
+    from bitnet.models.config import TransformerConfig
+
+__all__ = ["ExactHead", "head_name", "is_screened", "screen"]
+
+logger = logging.getLogger(__name__)
+
+ExactHead = Literal["off", "on", "auto"]
+
+
+def head_name(checkpoint: Checkpoint) -> str:
+    """The tensor that turns hidden states into logits; the embedding where they share one."""
+    return "output.weight" if "output.weight" in checkpoint.weights else "token_embd.weight"
+
+
+def is_screened(
+    checkpoint: Checkpoint, config: TransformerConfig, ops: Ops, exact_head: ExactHead
+) -> bool:
+    """Whether to screen the head of *checkpoint*.
+
+    Raises:
+        Unsupported: *exact_head* is ``on`` and the head cannot be screened.
+    """
+    weight = checkpoint.weights.get(head_name(checkpoint))
+    if exact_head == "off" or weight is None or len(weight.shape) != 2:
+        return False
+    reason = reason_against(ops, weight)
+    if "output.bias" in checkpoint.weights or config.final_softcap:
+        reason = "its logits are changed afterwards"
+    if head_name(checkpoint).replace("weight", "scale") in checkpoint.weights:
+        reason = "it has a scale of its own"
+    if exact_head == "on" and reason:
+        raise Unsupported(
+            f"{checkpoint.path.name}: the output head cannot be screened: {reason}",
+            hint="leave out --exact-head",
+        )
+    return exact_head == "on" or (not reason and pays(ops, weight))
+
+
+def screen(ops: Ops, head: Prepared, norm: Prepared, exact_head: ExactHead) -> ScreenedHead | None:
+    """The screen of *head*; ``None`` with ``auto`` if its weights do not allow one.
+
+    Args:
+        ops: the backend.
+        head: as *ops* has prepared it, in rows.
+        norm: weight of the norm before it.
+        exact_head: ``on`` or ``auto``.
+
+    Raises:
+        Unsupported: *exact_head* is ``on`` and the weights do not allow one.
+    """
+    try:
+        return ScreenedHead.build(ops, head, importance=norm)
+    except Unsupported as error:
+        if exact_head == "on":
+            raise
+        logger.warning("%s: every step reads the whole head", error)
+        return None

@@ -1,0 +1,78 @@
+"""The logits of a pass: all of them, or only those that can matter to whoever reads them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bitnet.kernels.ops import Array
+    from bitnet.kernels.screened_head import Candidates, Wanted
+    from bitnet.models.transformer import Model, Segment
+
+__all__ = ["Logits", "ScreenedLogits", "run"]
+
+MOST_AT_ONCE = 8  # positions beyond which the whole head, read once, costs no more
+
+
+@dataclass(frozen=True, eq=False)
+class ScreenedLogits:
+    """Those logits of one position that can matter.
+
+    Attributes:
+        candidates: their ids and what bounds the others.
+    """
+
+    candidates: Candidates
+    _model: Model
+    _hidden: Array
+
+    def full(self) -> Array:
+        """All logits, ``(vocab_size,)``, which takes a pass over the head."""
+        logits: Array = self._model.head(self._hidden[None])[0]
+        return logits
+
+
+Logits: TypeAlias = "Array | ScreenedLogits"
+
+
+def run(
+    model: Model, segments: Sequence[Segment], wanted: Sequence[Wanted | None]
+) -> list[list[Logits]]:
+    """Logits after the wanted tokens of each segment.
+
+    Args:
+        model: what to run.
+        segments: the pass.
+        wanted: which logits each segment needs; ``None``: all.
+
+    Raises:
+        UsageError: as :meth:`bitnet.models.transformer.Model.hidden`.
+        InferenceError: as :meth:`bitnet.models.transformer.Model.hidden`.
+    """
+    if model.screen is None or not any(wanted):
+        return [list(rows) for rows in model.run(segments)]
+    parts = model.hidden(segments)
+    hidden = np.concatenate(parts)
+    each = [one for part, one in zip(parts, wanted, strict=True) for _ in part]
+    rows = _rows(model, hidden, each)
+    ends = np.cumsum([len(part) for part in parts])
+    return [rows[end - len(part) : end] for part, end in zip(parts, ends.tolist(), strict=True)]
+
+
+def _rows(model: Model, hidden: Array, wanted: Sequence[Wanted | None]) -> list[Logits]:
+    found: list[Logits | None] = [None] * len(hidden)
+    screened = [at for at, one in enumerate(wanted) if one is not None]
+    if model.screen is not None and 0 < len(screened) <= MOST_AT_ONCE:
+        asked = [one for one in wanted if one is not None]
+        candidates = model.screen.candidates(hidden[screened], asked)
+        for at, one in zip(screened, candidates, strict=True):
+            if one is not None:
+                found[at] = ScreenedLogits(one, model, hidden[at])
+    left = [at for at, one in enumerate(found) if one is None]
+    full = iter(model.head(hidden[left]) if left else ())
+    return [next(full) if one is None else one for one in found]

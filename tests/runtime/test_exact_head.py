@@ -1,0 +1,214 @@
+"""With the screened head, every token is the one the full head gives, whatever the sampler does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import tiny
+
+from bitnet import native
+from bitnet.errors import Unsupported
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.packing import prepare_matrix
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.kernels.screened_head import ScreenedHead, Wanted
+from bitnet.models.load import load_model
+from bitnet.quants import types
+from bitnet.quants.weight import Weight
+from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.sampling import Sampler
+from bitnet.runtime.screening import ScreenedLogits
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+pytestmark = pytest.mark.skipif(native.module() is None, reason="the module is not built")
+
+ROWS, COLUMNS = 3000, 192
+ADJUSTED = {
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.5,
+    "presence_penalty": 0.7,
+    "logit_bias": {5: 6.0, 2999: float("-inf"), 77: -100.0},
+}
+SAMPLERS = {
+    "greedy": SamplingParams(),
+    "greedy, adjusted": SamplingParams(**ADJUSTED),
+    "only the first of top-k": SamplingParams(temperature=1.0, top_k=1),
+    "top-k": SamplingParams(temperature=0.9, top_k=40),
+    "top-k and top-p": SamplingParams(temperature=1.2, top_k=20, top_p=0.8),
+    "top-k and min-p, adjusted": SamplingParams(temperature=0.7, top_k=30, min_p=0.1, **ADJUSTED),
+    "top-p": SamplingParams(temperature=1.0, top_p=0.9),
+    "top-p, adjusted": SamplingParams(temperature=1.5, top_p=0.95, **ADJUSTED),
+    "min-p": SamplingParams(temperature=1.0, min_p=0.05),
+    "top-p and min-p": SamplingParams(temperature=1.0, top_p=0.99, min_p=0.02),
+}
+
+
+class Head:
+    """Logits of hidden states near some rows, as of a model that is more or less sure."""
+
+    def __init__(self) -> None:
+        random = np.random.default_rng(0)
+        values = random.standard_normal((ROWS, COLUMNS)) * 0.2
+        values[1::500] = values[0::500]  # equal rows
+        self.values = values.astype(np.float16)
+        weight = Weight(
+            "output.weight",
+            self.values.shape,
+            types.by_name("F16"),
+            self.values.view(np.uint8).reshape(-1),
+        )
+        self.ops = NativeOps(threads=1)
+        self.matrix = prepare_matrix(self.ops.module, weight, in_rows=True)
+        self.screen = ScreenedHead.build(self.ops, self.matrix)
+
+    def state(self, seed: int, sureness: float) -> NDArray[np.float32]:
+        random = np.random.default_rng(seed)
+        row = self.values[random.integers(ROWS // 500) * 500].astype(np.float32)
+        noise = random.standard_normal(COLUMNS).astype(np.float32)
+        return (sureness * row / 0.2 + noise)[None]
+
+
+HEAD = Head() if native.module() else None
+
+
+def steps(params: SamplingParams, count: int, sureness: float) -> tuple[int, int]:
+    """How many tokens the candidates decided, of *count*; all must be those of the full head."""
+    assert HEAD is not None
+    ours, theirs = Sampler(params, [1, 2, 3]), Sampler(params, [1, 2, 3])
+    decided = 0
+    for seed in range(count):
+        x = HEAD.state(seed, sureness)
+        full = HEAD.ops.linear(x, HEAD.matrix)[0]
+        wanted = ours.wanted()
+        assert wanted is not None
+        (candidates,) = HEAD.screen.candidates(x, [wanted])
+        assert candidates is not None
+        sampled = ours.sample_among(candidates)
+        decided += sampled is not None
+        assert (sampled or ours.sample(full)).token == theirs.sample(full).token
+    return decided, count
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("sureness", [0.3, 1.0, 3.0])
+def test_candidates_give_the_token_of_all_logits(name: str, sureness: float) -> None:
+    decided, count = steps(SAMPLERS[name], 150, sureness)
+    exact = "greedy" in name or "top-k" in name
+    assert decided == count if exact else decided >= 0
+    # Where the model is sure, filters by probability are decided as well.
+    assert decided > count / 2 or sureness < 3
+
+
+@given(
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([0, 1, 2, 50, 1000]),
+    top_p=st.sampled_from([0.0, 0.1, 0.5, 0.9, 0.999]),
+    min_p=st.sampled_from([0.0, 1e-6, 0.1, 1.0]),
+    adjusted=st.booleans(),
+    sureness=st.sampled_from([0.0, 1.0, 5.0]),
+    seed=st.integers(0, 1000),
+)
+def test_any_sampler_gives_the_token_of_all_logits(
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    adjusted: bool,
+    sureness: float,
+    seed: int,
+) -> None:
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        **(ADJUSTED if adjusted else {}),
+    )
+    steps(params, 5, sureness)
+
+
+def test_candidates_whose_bound_is_too_low_give_other_tokens() -> None:
+    """The comparison above would notice a wrong tail: with none, top-p ends too early."""
+    assert HEAD is not None
+    params = SamplingParams(temperature=1.0, top_p=0.9)
+    differ = 0
+    for seed in range(100):
+        x = HEAD.state(seed, 0.0) * 2
+        full = HEAD.ops.linear(x, HEAD.matrix)[0]
+        ours, theirs = Sampler(params), Sampler(params)
+        (candidates,) = HEAD.screen.candidates(x, [Wanted(margin=0.1)])
+        lying = replace(candidates, tail=0.0, bound=-1e30)
+        sampled = ours.sample_among(lying)
+        differ += sampled is not None and sampled.token != theirs.sample(full).token
+    assert differ
+
+
+def test_samplers_without_bounded_support_want_all_logits() -> None:
+    assert Sampler(SamplingParams(temperature=1.0)).wanted() is None
+    assert Sampler(SamplingParams(temperature=1.0, top_k=10**6)).wanted() is None
+
+
+def test_touched_tokens_are_wanted_whatever_their_logits() -> None:
+    params = SamplingParams(repetition_penalty=1.1, logit_bias={9: 1.0})
+    wanted = Sampler(params, [4, 2]).wanted([7])
+    assert wanted is not None
+    assert wanted.ids.tolist() == [2, 4, 7, 9]
+    plain = Sampler(SamplingParams(), [4, 2]).wanted([7])
+    assert plain is not None
+    assert not len(plain.ids)
+
+
+def test_undecided_positions_fall_back_to_all_logits() -> None:
+    model = SimpleNamespace(head=lambda hidden: hidden * 2)
+    logits = ScreenedLogits(None, model, np.arange(3.0))  # type: ignore[arg-type]
+    assert logits.full().tolist() == [0, 2, 4]
+
+
+@pytest.fixture(scope="module")
+def models() -> tuple[Any, Any]:
+    """A tiny model, without and with the screen."""
+    checkpoint = tiny("llama")
+    ops = NativeOps(threads=1)
+    return load_model(checkpoint, ops=ops), load_model(checkpoint, ops=ops, exact_head="on")
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("lookup", [0, 4])
+def test_answers_are_those_of_the_full_head(
+    models: tuple[Any, Any], name: str, lookup: int
+) -> None:
+    bias = {token: bias for token, bias in SAMPLERS[name].logit_bias.items() if token < 60}
+    sampling = replace(SAMPLERS[name], logit_bias=bias)
+    params = GenerationParams(max_tokens=40, sampling=sampling, lookup=lookup)
+    answers = [
+        [piece.token for piece in Engine(model).generate([5, 9, 5, 9, 33, 2], params)]
+        for model in models
+    ]
+    assert answers[0] == answers[1]
+
+
+def test_log_probabilities_come_from_all_logits(models: tuple[Any, Any]) -> None:
+    params = GenerationParams(max_tokens=5, logprobs=2)
+    full, screened = (list(Engine(model).generate([5, 9], params)) for model in models)
+    assert full == screened
+
+
+def test_the_head_is_screened_only_where_that_is_asked_for_or_pays() -> None:
+    checkpoint = tiny("llama")
+    ops = NativeOps(threads=1)
+    assert load_model(checkpoint, ops=ops).screen is None
+    assert load_model(checkpoint, ops=ops, exact_head="auto").screen is None
+    assert load_model(checkpoint, ops=ops, exact_head="on").screen is not None
+    with pytest.raises(Unsupported, match="only the compiled backend can"):
+        load_model(checkpoint, ops=ReferenceOps(), exact_head="on")
+    assert load_model(checkpoint, ops=ReferenceOps(), exact_head="auto").screen is None
