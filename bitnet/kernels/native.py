@@ -1,8 +1,8 @@
-"""The backend in C++: the same operations as ``reference.py``, on packed weights, in place.
+"""The backend in C++: the same operations as ``reference.py``, on packed weights.
 
-Matrices stay in the bytes of the mapped file. Their products round activations to int8, in groups
-or, for ternary weights, per token; ``kernels/native/kernels.hpp`` states the numerics. Results do
-not depend on the number of threads.
+Products round activations to int8, in groups or, for ternary weights, per token;
+``kernels/native/kernels.hpp`` states the numerics. A whole program is one call
+(``native_graph.py``). Results depend neither on the number of threads nor on the batch.
 """
 
 from __future__ import annotations

@@ -13,9 +13,12 @@
 //   ternary  (W1.58A8) one s = 127 / max(max|x|, 1e-5) per token, q = clip(round_half_even(x * s)),
 //            integer sums over the whole row, y = sum / s * scale. With scales per 256 columns the
 //            integer sums are scaled and added in float64, first to last, then y = sum / s * scale.
+// Attention: a score is a chain of fused multiply-adds over the elements of a head, a sum of values one
+//            over the keys; the softmax is kept online page by page, in splits of kSplitPages pages
+//            that begin at fixed positions and are merged in order.
 // Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
-// instruction set, batch size and number of threads; float ones too, but for `scalar`, which does
-// not fuse. Block and float encodings in rows have scalar kernels only: they are repacked at load.
+// instruction set, batch size and number of threads; float ones and attention too, but for `scalar`,
+// which does not fuse. Block and float encodings in rows have scalar kernels only: they are repacked at load.
 #pragma once
 
 #include <cstddef>
