@@ -172,6 +172,8 @@ def _secrets(workflow: Workflow) -> Iterator[tuple[str, str]]:
     allowed += [str(job.get("secrets", "")) for job in workflow.jobs.values()]
     used = sum(len(_SECRET.findall(text)) for text in allowed)
     everywhere = len(_SECRET.findall(str(workflow.content)))
+    if "inherit" in [job.get("secrets") for job in workflow.jobs.values()]:
+        yield "secrets", "secrets: inherit hands over every secret: name the ones it needs"
     if everywhere > used:
         yield "secrets", "a secret outside the env of the one step that needs it"
 

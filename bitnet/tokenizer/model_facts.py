@@ -95,7 +95,7 @@ def gguf_facts(gguf: GGUF) -> ModelFacts:
         architecture=gguf.architecture,
         declared=_whole(metadata, f"{gguf.architecture}.vocab_size"),
         token_count=len(tokens),
-        embedding_rows=int(embedding.shape[0]) if embedding is not None else None,
+        embedding_rows=int(embedding.shape[0]) if embedding and embedding.shape else None,
         filler_tokens=_fillers(tokens),
         repository=_repository(metadata),
     )

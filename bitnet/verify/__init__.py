@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bitnet.errors import BitnetError, NotFound, TokenizerNotFound
+from bitnet.errors import BitnetError, NotFound, TokenizerNotFound, from_os_error
 from bitnet.files import sha256_of
 from bitnet.formats.checkpoint import open_checkpoint
 from bitnet.formats.gguf import GGUF
@@ -174,6 +174,9 @@ class _Examination:
                 found = _Found(str(reason), "skipped")
             except BitnetError as error:
                 found = _Found(error.message, "failed", error.hint)
+            except OSError as error:
+                problem = from_os_error(error, self.path)
+                found = _Found(problem.message, "failed", problem.hint)
             yield Check(name, found.status, found.text, found.hint, time.perf_counter() - started)
 
     def _file(self) -> _Found:

@@ -54,6 +54,7 @@ def test_a_workflow_that_follows_the_rules_has_no_problem(tmp_path):
         ("limits", "    timeout-minutes: 5\n", ""),
         ("checkout", "with: {persist-credentials: false}", "with: {fetch-depth: 0}"),
         ("secrets", "    permissions: {c", "    env: {A: '${{ secrets.A }}'}\n    permissions: {c"),
+        ("secrets", "    timeout-minutes: 5\n", "    secrets: inherit\n"),
         ("secrets", "bitnet sync", "bitnet sync '${{ github.token }}'"),
         ("no-expressions", "bitnet sync", "bitnet sync ${{ github.head_ref }}"),
         ("caches", "key: bitnet", "restore-keys: bitnet-\n          key: bitnet"),

@@ -94,6 +94,25 @@ def test_a_truncated_file_fails_and_the_rest_is_skipped(model, cut):
         assert checks[0].hint
 
 
+CORPUS = sorted((Path(__file__).parents[1] / "fuzz/corpus/gguf").iterdir())
+
+
+def test_no_damaged_file_ends_in_anything_but_verdicts():
+    for path in CORPUS:
+        checks = list(verify_model(path))
+        assert [check.name for check in checks] == NAMES, path
+        assert not passed(checks), path
+
+
+def test_a_file_that_cannot_be_opened_is_a_failed_check(model, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("bitnet.verify.open_checkpoint", refuse)
+    first = next(iter(verify_model(model)))
+    assert (first.status, "Permission denied (os error 13)" in first.text) == ("failed", True)
+
+
 def test_a_pinned_digest_is_compared(model):
     wrong = verdicts(model, pin=Pin("0" * 64, "the lock file"))["file"]
     assert wrong.status == "failed"
