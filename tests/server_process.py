@@ -29,13 +29,13 @@ class Running:
 
 
 @contextlib.contextmanager
-def listening(path, *, app_options=None, **worker_options):
-    lines = []
+def listening(path, *, name="tiny", app_options=None, lines=None, **worker_options):
+    lines = [] if lines is None else lines
     metrics = Metrics()
     with load(path) as model:
         worker = Worker(model, metrics, **worker_options)
         narrate = Narrator(lines.append, worker_id="w1")
-        service = Service(worker, metrics, narrate, "tiny", int(time.time()), 48)
+        service = Service(worker, metrics, narrate, name, int(time.time()), 48)
         app = create_app(service, **(app_options or {}))
         server = uvicorn.Server(
             uvicorn.Config(app, port=0, http="h11", log_config=None, timeout_graceful_shutdown=5)

@@ -1,0 +1,33 @@
+"""The same batch on a Ray cluster of this machine, with two actors."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+from tiny_models import tiny_gguf
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'bitnet-xtask[ray]'"),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
+
+
+def test_a_cluster_gives_the_answers_of_one_machine(bitnet, tmp_path, monkeypatch):
+    import ray
+
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    source = tmp_path / "in.jsonl"
+    rows = [{"id": n, "prompt": "abc"[: n % 3 + 1], "max_tokens": 5, "seed": n} for n in range(80)]
+    rows.append({"id": "bad", "prompt": ""})
+    source.write_text("\n".join(map(json.dumps, rows)))
+    words = ["batch", "--model", model, "--input", source, "--threads", 1, "--output"]
+    local, cluster = tmp_path / "local.jsonl", tmp_path / "cluster.jsonl"
+    assert bitnet(*words, local).code == 0
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    try:
+        done = bitnet(*words, cluster, "--engine", "ray", "--address", "auto", "--actors", 2)
+    finally:
+        ray.shutdown()
+    assert done.code == 0, done.err
+    assert sorted(cluster.read_text().splitlines()) == sorted(local.read_text().splitlines())

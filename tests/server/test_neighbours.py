@@ -1,0 +1,93 @@
+"""Other people's programs around ours: the ``llm`` client, and nginx in front of two workers."""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import httpx
+import pytest
+
+HOW_TO = Path(__file__).parents[2] / "docs/how-to/serve.md"
+
+
+@pytest.mark.skipif(find_spec("llm") is None, reason="pip install 'bitnet-xtask[server-test]'")
+def test_the_llm_client_works_unchanged(worker, tmp_path):
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        f"- model_id: tiny\n  model_name: tiny\n  api_base: {worker.address}/v1\n"
+    )
+    environment = os.environ | {"LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
+    texts = [
+        subprocess.run(
+            [sys.executable, "-m", "llm", "-m", "tiny", "abc", "-o", "temperature", "0",
+             "-o", "max_tokens", "6", *words],
+            env=environment, capture_output=True, text=True, check=True, timeout=60,
+        ).stdout
+        for words in ([], ["--no-stream"])
+    ]  # fmt: skip
+    assert texts[0] == texts[1]
+    assert texts[0].strip()
+
+
+@contextlib.contextmanager
+def nginx(tmp_path, ports):
+    """nginx with the configuration of the how-to, on other ports."""
+    text = re.search(r"<!-- nginx -->\n```nginx\n(.*?)```", HOW_TO.read_text(), re.DOTALL)[1]
+    listen = _free_port()
+    for old, new in (("9999", ports[0]), ("9998", ports[1]), ("8080", listen)):
+        assert old in text
+        text = text.replace(old, str(new))
+    temporary = "".join(
+        f"{kind}_temp_path {tmp_path};\n"
+        for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    configuration = tmp_path / "nginx.conf"
+    configuration.write_text(
+        f"daemon off;\npid {tmp_path}/pid;\nerror_log {tmp_path}/error.log;\n"
+        f"events {{}}\nhttp {{\naccess_log off;\n{temporary}{text}\n}}\n"
+    )
+    process = subprocess.Popen(["nginx", "-p", str(tmp_path), "-c", str(configuration)])
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{listen}", timeout=30) as http:
+            deadline = time.monotonic() + 20
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    http.get("/health/live")
+                    break
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                time.sleep(0.02)
+            yield http
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _free_port():
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx: apt-get install nginx")
+def test_nginx_shares_out_streams_through_and_leaves_out_a_worker_that_is_gone(serving, tmp_path):
+    first, second = (serving(app_options={"local_only": True}) for _ in range(2))
+    body = {"prompt": "ab", "max_tokens": 12}
+    with nginx(tmp_path, (first.port, second.port)) as http:
+        answers = {http.post("/v1/inference", json=body).json()["text"] for _ in range(8)}
+        assert len(answers) == 1
+        assert any("inference_start" in line for line in first.lines)
+        assert any("inference_start" in line for line in second.lines)
+        with http.stream("POST", "/v1/inference", json=body | {"stream": True}) as reply:
+            parts = list(reply.iter_raw())
+        assert len(parts) > 3  # as they were written, not collected
+        second.service.worker.drain()  # answers 503 from here on
+        for _ in range(6):
+            assert http.post("/v1/inference", json=body).status_code == 200

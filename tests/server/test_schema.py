@@ -1,0 +1,69 @@
+"""Thousands of strange bodies, made from our own description of the interface."""
+
+import json
+import os
+
+import httpx
+import pytest
+
+schemathesis = pytest.importorskip(
+    "schemathesis", reason="pip install 'bitnet-xtask[server-test]' for the tests from the schema"
+)
+hypothesis = pytest.importorskip("hypothesis")
+
+# 10,000 in all with BITNET_TEST_GARBAGE=1500; fewer in every run.
+EXAMPLES = int(os.environ.get("BITNET_TEST_GARBAGE", "40"))
+ROUTES = (
+    "/v1/inference",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/embeddings",
+    "/tokenize",
+    "/detokenize",
+)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_no_body_breaks_the_worker(worker, path):
+    description = worker.http.get("/openapi.json").json()
+    schema = schemathesis.openapi.from_dict(description)
+    operation = schema[path]["POST"]
+    modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
+    seen = {}
+    with httpx.Client(base_url=worker.address, timeout=60) as http:
+        for mode in modes:
+
+            @hypothesis.settings(
+                max_examples=EXAMPLES,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(hypothesis.HealthCheck),
+            )
+            @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+            def ask(case):
+                body = _bounded(case.body)
+                try:
+                    content = json.dumps(body).encode()
+                except (TypeError, ValueError):  # not a JSON value: as it is
+                    content = bytes(str(body), "utf-8", "replace")
+                reply = http.post(
+                    path, content=content, headers={"Content-Type": "application/json"}
+                )
+                seen[reply.status_code] = seen.get(reply.status_code, 0) + 1
+                assert reply.status_code in (200, 400, 413), (content[:500], reply.text)
+                if reply.status_code != 200:
+                    assert reply.json()["error"]["type"] == "invalid_request_error"
+
+            ask()
+    assert set(seen) & {400, 413}
+    assert worker.http.get("/health/ready").status_code == 200
+    assert worker.service.worker.open_jobs == 0
+
+
+def _bounded(body):
+    """*body* with few tokens to write, so that the time goes into bodies."""
+    if isinstance(body, dict):
+        for name in ("max_tokens", "max_completion_tokens"):
+            if isinstance(body.get(name), int) and body[name] > 4:
+                body[name] = 4
+    return body
