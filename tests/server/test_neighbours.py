@@ -1,6 +1,7 @@
 """Other people's programs around ours: the ``llm`` client, and nginx in front of two workers."""
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -32,6 +33,15 @@ def test_the_llm_client_works_unchanged(worker, tmp_path):
     ]  # fmt: skip
     assert texts[0] == texts[1]
     assert texts[0].strip()
+
+
+def test_the_curl_command_of_the_how_to_gets_text(worker):
+    command = re.search(r"(curl -s .*?)```", HOW_TO.read_text(), re.DOTALL)[1]
+    done = subprocess.run(
+        ["sh", "-ec", command.replace("9999", str(worker.port))],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["tokens_generated"] == 10
 
 
 @contextlib.contextmanager
