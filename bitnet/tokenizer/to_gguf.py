@@ -6,6 +6,7 @@ texts with and without special tokens, what goes around a text, and what ends a 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import BitnetError, Unsupported, VocabMismatch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["gguf_keys", "pre_name"]
 
 _GGML = "tokenizer.ggml."
+_SPACE = "\u2581"
 _ADDED_PROBED = 300
 _HINT = "convert with another --tokenizer, or without one: --no-tokenizer"
 
@@ -53,7 +55,8 @@ def gguf_keys(
             f"the model has {rows:,}",
             hint="name the model's own tokenizer: --tokenizer PATH",
         )
-    keys = _vocabulary(spec, rows) | _kind(spec, rows, pre) | _special(spec)
+    said = _as_sentencepiece(spec) or spec
+    keys = _vocabulary(said, rows) | _kind(said, rows, pre) | _special(said)
     if spec.chat_template is not None:
         keys["tokenizer.chat_template"] = spec.chat_template
     found = _read_back(keys | dict(more or {}), spec)
@@ -118,6 +121,49 @@ def _types(spec: TokenizerSpec) -> list[int]:
     return kinds
 
 
+def _as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
+    """A ``tokenizer.json`` made of a SentencePiece vocabulary, as that vocabulary again.
+
+    SentencePiece joins the two neighbours whose result has the best score. That is what merges in
+    order say, too, if all that make one token stand together, and none is left out.
+    """
+    steps = [(step.type, step.options.get("content")) for step in spec.normalizer]
+    prepends = steps[:1] == [("Prepend", None)]
+    plain = steps[prepends:] == [("Replace", _SPACE)] and not spec.ignore_merges
+    if spec.model != "bpe" or not spec.byte_fallback or not plain:
+        return None
+    tokens = list(spec.tokens)
+    places: dict[str, int] = {}
+    for left, right in spec.merges:
+        result = tokens[left] + tokens[right]
+        if next(reversed(places), None) != result:
+            if result in places:
+                return None
+            places[result] = len(places)
+    if _count_of_joins(tokens) != len(set(spec.merges)):
+        return None
+    return replace(
+        spec,
+        model="spm",
+        merges=(),
+        scores=[-float(places.get(text, len(places))) for text in tokens],
+        normalizer=(),
+        pre_tokenizer=(),
+        add_space_prefix=prepends,
+    )
+
+
+def _count_of_joins(tokens: list[str]) -> int:
+    """In how many ways two tokens make a third; byte tokens have no parts."""
+    known = set(tokens)
+    return sum(
+        text[:cut] in known and text[cut:] in known
+        for text in tokens
+        if not (len(text) == 6 and text.startswith("<0x"))
+        for cut in range(1, len(text))
+    )
+
+
 def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
     """What is particular to one kind of tokenizer."""
     if spec.model == "bpe" and spec.byte_level:
@@ -130,7 +176,8 @@ def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
     own = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
     if not own or not len(spec.scores):
         raise Unsupported(
-            f"{spec.source} ({spec.model}) cannot be said in GGUF: it has no scores",
+            f"{spec.source} ({spec.model}) cannot be said in GGUF: neither byte-level nor with the "
+            "scores of SentencePiece",
             hint=f"put the model's tokenizer.model beside it; or {_HINT}",
         )
     keys: dict[str, Any] = {

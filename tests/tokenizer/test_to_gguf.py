@@ -1,0 +1,98 @@
+"""Tokenizers as GGUF keys: what reads back as it was, and what is refused."""
+
+import pytest
+
+from bitnet.errors import Unsupported, VocabMismatch
+from bitnet.tokenizer.from_gguf import spec_from_metadata
+from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+from bitnet.tokenizer.to_gguf import gguf_keys, pre_name
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+TOKENS = ["<unk>", "<s>", "</s>", *BYTES, "▁", "a", "b", "▁a", "ab", "▁ab"]
+ID = {text: id for id, text in enumerate(TOKENS)}
+REPLACE = Step("Replace", {"pattern": {"String": " "}, "content": "▁"})
+PREPEND = Step("Prepend", {"prepend": "▁"})
+MERGES = [("▁", "a"), ("a", "b"), ("▁a", "b"), ("▁", "ab")]
+
+
+def from_json(merges=MERGES, steps=(PREPEND, REPLACE), **more):
+    """As a LLaMA-2 ``tokenizer.json`` says it."""
+    return TokenizerSpec(
+        **{
+            "model": "bpe",
+            "tokens": TOKENS,
+            "merges": [(ID[left], ID[right]) for left, right in merges],
+            "added": tuple(AddedToken(id, TOKENS[id]) for id in range(3)),
+            "normalizer": steps,
+            "byte_fallback": True,
+            "fuse_unknown": True,
+            "add_space_prefix": PREPEND in steps,
+            "unknown_id": 0,
+            "bos_id": 1,
+            "eos_id": 2,
+            "add_bos": True,
+            "stop_ids": frozenset({2}),
+            "source": "tokenizer.json",
+        }
+        | more
+    )
+
+
+@pytest.mark.parametrize("steps", [(PREPEND, REPLACE), (REPLACE,)])
+def test_merges_in_the_order_of_their_results_are_scores(steps):
+    keys = gguf_keys(from_json(steps=steps), rows=len(TOKENS))
+    scores = dict(zip(TOKENS, keys["tokenizer.ggml.scores"], strict=True))
+    assert scores["▁a"] > scores["ab"] > scores["▁ab"]
+    assert keys["tokenizer.ggml.model"] == "llama"
+    assert keys["tokenizer.ggml.add_space_prefix"] is (PREPEND in steps)
+    found = spec_from_metadata(keys)
+    assert (found.model, found.bos_id, found.add_bos) == ("spm", 1, True)
+
+
+@pytest.mark.parametrize(
+    "merges",
+    [
+        [MERGES[3], *MERGES[:3]],  # one way to make ▁ab comes first, another one last
+        MERGES[:3],  # one way is left out
+        [],
+    ],
+)
+def test_other_merges_cannot_be_said_as_scores(merges):
+    with pytest.raises(Unsupported, match="scores of SentencePiece") as error:
+        gguf_keys(from_json(merges), rows=len(TOKENS))
+    assert "tokenizer.model" in error.value.hint
+
+
+def test_what_reads_back_as_something_else_is_refused():
+    spec = from_json(added=(AddedToken(0, "<unk>"), AddedToken(2, "</s>", lstrip=True)))
+    with pytest.raises(Unsupported, match="cannot be said exactly in GGUF"):
+        gguf_keys(spec, rows=len(TOKENS))
+
+
+def test_ends_without_a_key_of_their_own_get_one():
+    tokens = [*TOKENS, "<over>"]
+    added = (*from_json().added, AddedToken(len(TOKENS), "<over>"))
+    spec = from_json(tokens=tokens, added=added, stop_ids=frozenset({2, len(TOKENS)}))
+    keys = gguf_keys(spec, rows=len(tokens))
+    assert keys["tokenizer.ggml.eot_token_id"] == len(TOKENS)
+
+
+def test_more_tokens_than_rows_are_refused():
+    with pytest.raises(VocabMismatch, match=f"{len(TOKENS)} tokens, the model has 9"):
+        gguf_keys(from_json(), rows=9)
+
+
+def test_a_cut_has_the_name_of_the_same_steps():
+    byte_level = Step("ByteLevel", {"add_prefix_space": False, "use_regex": True})
+    assert pre_name(from_json(pre_tokenizer=(byte_level,), normalizer=())) == "gpt-2"
+    with pytest.raises(Unsupported, match="no name"):
+        pre_name(from_json(pre_tokenizer=(byte_level, byte_level)))
+
+
+@pytest.mark.parametrize("name", ["llama2", "llama3", "gpt2", "phi3"])
+def test_real_tokenizers_are_said_exactly(test_data, name):
+    from bitnet.tokenizer.load import load_spec
+
+    spec = load_spec(test_data / "tokenizers" / name)
+    keys = gguf_keys(spec, rows=spec.vocab_size + 3)  # compares them itself
+    assert spec_from_metadata(keys).vocab_size == spec.vocab_size + 3
