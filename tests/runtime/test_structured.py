@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from builders import vocabulary
@@ -77,6 +78,64 @@ def test_whatever_a_model_writes_follows_the_schema(model, lookup):
         )
         assert is_person(json.loads("".join(answer)))
         assert answer.finish_reason == "stop"
+
+
+SHORT = {"type": "string", "maxLength": 4}
+SCHEMAS = {
+    "nested": {
+        "type": "object",
+        "properties": {
+            "at": {
+                "type": "object",
+                "properties": {"x": {"type": "number", "minimum": -5, "maximum": 5}, "y": SHORT},
+                "required": ["x"],
+                "additionalProperties": False,
+            }
+        },
+        "required": ["at"],
+        "additionalProperties": False,
+    },
+    "alternatives": {"anyOf": [{"const": 12}, {"enum": ["a", None]}, {"type": "boolean"}]},
+    "references": {
+        "$defs": {
+            "pair": {"type": "array", "prefixItems": [SHORT, {"type": "null"}], "items": False}
+        },
+        "type": "array",
+        "items": {"$ref": "#/$defs/pair"},
+        "minItems": 1,
+        "maxItems": 2,
+    },
+    "recursive": {
+        "$defs": {
+            "list": {
+                "anyOf": [
+                    {"const": 1},
+                    {"type": "array", "maxItems": 1, "items": {"$ref": "#/$defs/list"}},
+                ]
+            }
+        },
+        "$ref": "#/$defs/list",
+    },
+    "pattern": {"type": "string", "pattern": "^[a-c]{2,4}-[0-9]$"},
+    "number": {"type": "integer", "minimum": -20, "exclusiveMaximum": 100, "multipleOf": 5},
+}
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_every_kind_of_schema_is_kept_to(model, name):
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(SCHEMAS[name])
+    closing = SamplingParams(temperature=4.0, logit_bias={TOKENS.index("]"): 8.0})
+    ended = 0
+    for seed in range(8):
+        answer = model.stream(
+            "ab", max_tokens=80, sampling=replace(closing, seed=seed), json_schema=SCHEMAS[name]
+        )
+        text = "".join(answer)
+        if answer.finish_reason == "stop":
+            validator.validate(json.loads(text))
+            ended += 1
+    assert ended > 4
 
 
 def test_the_likeliest_answer_follows_the_schema_too(model):
