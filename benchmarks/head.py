@@ -1,0 +1,97 @@
+"""Output head of BitNet 2B-4T's shape: the whole product against the screened one.
+
+    python benchmarks/head.py [--rows 128256] [--columns 2560] [--threads 1,2]
+
+Hidden states are random ("unsure": no logit stands out) or lean towards a row ("sure": its cosine is
+0.2, as of trained models). Best of several runs; "GB/s" counts the bytes of the copy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import numpy as np
+
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.packing import prepare_matrix
+from bitnet.kernels.screened_head import ScreenedHead, Wanted
+from bitnet.quants import types
+from bitnet.quants.weight import Weight
+
+RUNS = 7
+SURE = 0.2  # cosine of a sure state and its row
+
+
+def random_head(rows, columns):
+    """f16 weights, drawn piece by piece."""
+    random = np.random.default_rng(0)
+    values = np.empty((rows, columns), dtype=np.float16)
+    for start in range(0, rows, 4096):
+        part = values[start : start + 4096]
+        part[:] = random.standard_normal(part.shape, dtype=np.float32) * 0.02
+    return Weight(
+        "output.weight", values.shape, types.by_name("F16"), values.view(np.uint8).ravel()
+    )
+
+
+def states(weight):
+    """One unsure and one sure hidden state."""
+    rows, columns = weight.shape
+    noise = np.random.default_rng(1).standard_normal((1, columns)).astype(np.float32)
+    row = weight.data.view(np.float16).reshape(rows, columns)[rows // 2].astype(np.float32)
+    noise /= np.linalg.norm(noise)
+    return {"unsure": noise, "sure": SURE * row / np.linalg.norm(row) + noise}
+
+
+def best_ms(work):
+    """Milliseconds of the fastest of several calls."""
+    times = []
+    for _ in range(RUNS):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return min(times) * 1e3
+
+
+def main():
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=128256)
+    parser.add_argument("--columns", type=int, default=2560)
+    parser.add_argument("--threads", default="1,2")
+    args = parser.parse_args()
+    ops = NativeOps()
+    weight = random_head(args.rows, args.columns)
+    in_rows = prepare_matrix(ops.module, weight, in_rows=True)
+    tiles = ops.prepare(weight)
+    start = time.perf_counter()
+    head = ScreenedHead.build(ops, in_rows)
+    print(f"copy: {head.size_bytes / 1e6:.0f} MB in {time.perf_counter() - start:.2f} s")
+    print("| kernels | threads | work | ms | GB/s | rows computed |\n|---|---:|---|---:|---:|---:|")
+    for threads in map(int, args.threads.split(",")):
+        ops.module.set_threads(threads)
+        for level in ops.module.kernel_levels()[1:]:
+            ops.module.set_kernel_level(level)
+            report(f"| {level} | {threads}", ops, head, tiles, in_rows, states(weight))
+
+
+def report(begin, ops, head, tiles, in_rows, hidden):
+    """Rows of the table for one setting."""
+    x = hidden["sure"]
+    for name, matrix in (("full, interleaved", tiles), ("full, in rows", in_rows)):
+        ms = best_ms(lambda matrix=matrix: ops.linear(x, matrix))
+        print(f"{begin} | {name} | {ms:.1f} | {matrix.data.nbytes / ms / 1e6:.1f} | |", flush=True)
+    for name, state in hidden.items():
+        for count in (1, 41):
+            head.steps = head.rescored = 0
+            ms = best_ms(lambda s=state, n=count: head.candidates(s, [Wanted(n)]))
+            speed = head.size_bytes / ms / 1e6
+            print(
+                f"{begin} | screened, {name}, {count} best | {ms:.1f} | {speed:.1f} | {head.share:.3%} |",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
