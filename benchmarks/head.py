@@ -2,8 +2,8 @@
 
     python benchmarks/head.py [--rows 128256] [--columns 2560] [--threads 1,2]
 
-Hidden states are random ("unsure": no logit stands out) or lean towards a row ("sure": its cosine is
-0.2, as of trained models). Best of several runs; "GB/s" counts the bytes of the copy.
+Hidden states are random ("unsure": no logit stands out) or lean towards a row ("sure": its cosine
+is 0.2, as of trained models). Best of several runs; "GB/s" counts the bytes of the copy.
 """
 
 from __future__ import annotations
@@ -87,10 +87,8 @@ def report(begin, ops, head, tiles, in_rows, hidden):
             head.steps = head.rescored = 0
             ms = best_ms(lambda s=state, n=count: head.candidates(s, [Wanted(n)]))
             speed = head.size_bytes / ms / 1e6
-            print(
-                f"{begin} | screened, {name}, {count} best | {ms:.1f} | {speed:.1f} | {head.share:.3%} |",
-                flush=True,
-            )
+            work = f"screened, {name}, {count} best"
+            print(f"{begin} | {work} | {ms:.1f} | {speed:.1f} | {head.share:.3%} |", flush=True)
 
 
 if __name__ == "__main__":

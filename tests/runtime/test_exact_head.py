@@ -14,12 +14,13 @@ from tiny_models import tiny
 
 from bitnet import native
 from bitnet.errors import Unsupported
+from bitnet.formats.checkpoint import open_checkpoint
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.screened_head import ScreenedHead, Wanted
 from bitnet.models.load import load_model
-from bitnet.quants import types
+from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 from bitnet.runtime.engine import Engine, GenerationParams
 from bitnet.runtime.options import SamplingParams
@@ -27,6 +28,8 @@ from bitnet.runtime.sampling import Sampler
 from bitnet.runtime.screening import ScreenedLogits
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
 pytestmark = pytest.mark.skipif(native.module() is None, reason="the module is not built")
@@ -195,6 +198,28 @@ def test_answers_are_those_of_the_full_head(
         for model in models
     ]
     assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("name", ["greedy, adjusted", "top-k and top-p", "top-p and min-p"])
+def test_a_real_model_writes_what_the_full_head_writes(name: str, test_models: Path) -> None:
+    path = test_models / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not path.exists():
+        pytest.skip(f"{path.name} is not in the folder BITNET_TEST_MODELS names")
+    checkpoint = open_checkpoint(path)
+    head = checkpoint.weights["token_embd.weight"]
+    values = registry.dequantize(head).astype(np.float16).view(np.uint8).reshape(-1)
+    weight = Weight(head.name, head.shape, types.by_name("F16"), values)
+    as_f16 = replace(checkpoint, weights={**checkpoint.weights, head.name: weight})
+    ops = NativeOps(threads=2)
+    engines = [
+        Engine(load_model(as_f16, ops=ops, exact_head=wanted), context=128)
+        for wanted in ("off", "on")
+    ]
+    params = GenerationParams(max_tokens=60, sampling=SAMPLERS[name])
+    full, screened = (
+        [piece.token for piece in engine.generate([504, 3575, 282], params)] for engine in engines
+    )
+    assert full == screened
 
 
 def test_log_probabilities_come_from_all_logits(models: tuple[Any, Any]) -> None:
