@@ -1,0 +1,119 @@
+"""Real weights against llama.cpp, good ones and damaged ones."""
+
+import importlib.util
+import json
+import shutil
+
+import pytest
+
+from bitnet.formats import checkpoint as checkpoints
+from bitnet.formats.gguf import GGUF
+
+SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GEMMA3 = "gemma-3-270m-q4_k_m.gguf"
+PROMPTS = (
+    "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all.\n"
+    "London is the capital of\n"
+)
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Large vocabulary"),
+]
+needs_llama_cpp = pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None, reason="the extra `crossval` is not installed"
+)
+
+
+@pytest.fixture
+def check(bitnet, tmp_path, test_models, monkeypatch):
+    """Run crossval on a model; its exit code, its report and the checks that failed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+
+    def run(model, *words):
+        path = test_models / model
+        if not path.exists():
+            pytest.skip(f"{model} is not in the folder BITNET_TEST_MODELS names")
+        prompts = () if "--recording" in words else ("--prompts", "prompts.txt")
+        done = bitnet("crossval", "--model", path, *prompts, "--json", *words)
+        report = json.loads(done.out)
+        failed = {one["check"] for one in report["verdict"]["findings"] if not one["passed"]}
+        return done.code, report, failed
+
+    return run
+
+
+@pytest.fixture
+def damaged(test_models, tmp_path):
+    """A copy of SmolLM2 of which *change* altered the bytes of one tensor."""
+
+    def make(tensor, change):
+        path = tmp_path / "damaged.gguf"
+        shutil.copyfile(test_models / SMOLLM2, path)
+        with GGUF.open(path) as gguf:
+            raw = bytearray(gguf.tensor_bytes(tensor))
+            start = gguf.tensors[tensor].offset
+        change(raw)
+        with path.open("r+b") as file:
+            file.seek(start)
+            file.write(raw)
+        return path
+
+    return make
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("model", [SMOLLM2, GEMMA3])
+def test_we_agree_with_llama_cpp_and_are_closer_to_exact_arithmetic(check, model):
+    code, report, failed = check(model, "--greedy", 4)
+    assert (code, failed) == (0, set())
+    assert report["summary"]["positions"] > 20
+    assert report["summary"]["closer_to_float64"] == "ours"
+    assert report["compute_path"] in ("real", "reference")
+
+
+@needs_llama_cpp
+def test_rope_in_the_other_style_is_our_fault(check, monkeypatch):
+    monkeypatch.setattr(checkpoints, "_INTERLEAVED", frozenset())
+    code, report, failed = check(SMOLLM2, "--greedy", 0)
+    assert code == 15
+    assert {"reference", "logits"} <= failed
+    assert "we read the model wrong" in report["verdict"]["reasons"][0]
+
+
+@needs_llama_cpp
+def test_another_cut_of_the_text_is_seen_with_its_first_difference(check):
+    code, report, failed = check(SMOLLM2, "--pre", "llama-bpe", "--tokenizer-only")
+    assert (code, failed) == (15, {"tokenizer"})
+    parity = report["tokenizer_parity"]
+    assert 0 < parity["equal"] < parity["total"]
+    assert parity["ours"] != parity["theirs"]
+
+
+def test_a_permuted_tensor_is_seen_against_recorded_logits(check, damaged, test_data):
+    def permute(raw):
+        half = len(raw) // 2
+        raw[:half], raw[half:] = raw[half:], raw[:half]
+
+    path = damaged("blk.3.ffn_down.weight", permute)
+    golden = test_data / "goldens" / "smollm2.json"
+    words = ("--recording", golden, "--greedy", 0, "--max-positions", 24)
+    assert check(SMOLLM2, *words)[0] == 0
+    code, _, failed = check(path, *words)
+    assert code == 15
+    assert {"logits", "top-1"} <= failed
+
+
+def test_one_flipped_scale_is_seen_by_the_digest_at_least(check, damaged, tmp_path):
+    recording = tmp_path / "good.json"
+    words = ("--reference", "float64", "--greedy", 0, "--max-positions", 12)
+    assert check(SMOLLM2, *words, "--record", recording)[0] == 0
+
+    def flip(raw):
+        raw[1] ^= 0x80  # the sign of the first block's scale
+
+    path = damaged("blk.0.attn_v.weight", flip)
+    code, _, failed = check(path, "--recording", recording, "--greedy", 0)
+    assert code == 15
+    assert "model" in failed
