@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -23,12 +24,15 @@ from bitnet.errors import InvalidFormat
 from bitnet.files import write_text
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
+from bitnet.quants import registry
+from bitnet.quants.weight import Weight
 from bitnet.runtime.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.kernels.ops import Array
     from bitnet.models.transformer import Model
 
 __all__ = ["exact_trace"]
@@ -37,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 # More than other traces keep, so that their tokens are among these.
 KEPT = 256
+_MOST_BYTES = 4 << 30  # of weights in float64 at a time
+_ROWS = 1 << 14  # of a matrix turned into float64 at a time
 _CODE = ("crossval", "formats", "kernels", "models", "quants")  # what an answer depends on
 
 
@@ -63,7 +69,7 @@ def exact_trace(
     missing = [ids for ids in wanted if ids not in answers]
     if missing:
         logger.info("float64 pass over %s, %d prompts", checkpoint.path.name, len(missing))
-        model = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
+        model = load_model(checkpoint, ops=_ops_for(checkpoint))
         for one in _run(model, missing, greedy):
             kept.put(one)
             answers[one.ids] = one
@@ -74,6 +80,39 @@ def exact_trace(
         prompts=tuple(replace(answers[tuple(ids)], prompt=text) for text, ids in prompts),
         model_sha256=model_sha256,
     )
+
+
+class _Unpacking(ReferenceOps):
+    """Float64 with matrices unpacked whenever they are needed: slow, for models that do not fit."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype=np.float64)
+
+    def prepare(self, weight: Weight) -> Any:
+        ternary = registry.rounds_activations(weight.quant)
+        return super().prepare(weight) if ternary or len(weight.shape) != 2 else weight
+
+    def embed(self, table: Any, tokens: Sequence[int]) -> Array:
+        if not isinstance(table, Weight):
+            return super().embed(table, tokens)
+        rows: Array = registry.dequantize(table)[np.asarray(tokens)].astype(self.dtype)
+        return rows
+
+    def linear(self, x: Array, weight: Any, bias: Any | None = None) -> Array:
+        if not isinstance(weight, Weight):
+            return super().linear(x, weight, bias)
+        rows = registry.dequantize(weight)
+        parts = [
+            x @ rows[at : at + _ROWS].T.astype(self.dtype) for at in range(0, len(rows), _ROWS)
+        ]
+        y: Array = np.concatenate(parts, axis=1)
+        return y if bias is None else y + bias
+
+
+def _ops_for(checkpoint: Checkpoint) -> ReferenceOps:
+    """Weights as float64 once where there is room for them, else one matrix at a time."""
+    size = sum(8 * math.prod(weight.shape) for weight in checkpoint.weights.values())
+    return ReferenceOps(dtype=np.float64) if size <= _MOST_BYTES else _Unpacking()
 
 
 def _run(model: Model, prompts: Sequence[tuple[int, ...]], steps: int) -> Iterator[PromptTrace]:

@@ -185,13 +185,16 @@ class _CppEngine(_InProcess):
 
 
 class LlamaCpp(_CppEngine):
-    """llama.cpp as the wheel ``xllamacpp`` ships it."""
+    """llama.cpp as the wheel ``xllamacpp`` ships it.
+
+    Its graph for BitNet is that of an earlier model than 2B-4T, with another activation.
+    """
 
     name = "llama.cpp"
     package = "xllamacpp"
 
     def reads(self, checkpoint: Checkpoint) -> bool:
-        return super().reads(checkpoint) and not _is_i2_s(checkpoint)
+        return super().reads(checkpoint) and not checkpoint.architecture.startswith("bitnet")
 
 
 class IkLlamaCpp(_CppEngine):

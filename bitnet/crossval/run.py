@@ -106,7 +106,7 @@ def cross_validate(
     """
     digest = model_digest(checkpoint)
     receipt = Receipt(model.engine.model, model.tokenizer)
-    mine = arithmetic_of(model.engine.model, checkpoint)
+    mine = _arithmetic(model.engine.model, checkpoint)
     prompts = _prompts(model, reference, texts, options)
     question = Question(
         checkpoint,
@@ -171,7 +171,7 @@ def model_digest(checkpoint: Checkpoint) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def arithmetic_of(model: Model, checkpoint: Checkpoint) -> Arithmetic:
+def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
     """How *model* multiplies: with 8-bit activations, natively and for ternary weights."""
     ternary = any(registry.rounds_activations(one.quant) for one in checkpoint.weights.values())
     return "int8" if ternary or not isinstance(model.ops, ReferenceOps) else "float"

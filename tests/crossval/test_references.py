@@ -11,7 +11,7 @@ import tiny_models
 from builders import Tensor, vocabulary, write_gguf
 from tiny_models import TOKENS, VOCAB, in_encoding, tiny, tiny_gguf
 
-from bitnet.crossval import references
+from bitnet.crossval import exact, references
 from bitnet.crossval.compare import compare
 from bitnet.crossval.exact import exact_trace
 from bitnet.crossval.judge import bounds_for, judge
@@ -174,6 +174,20 @@ def test_a_recording_gives_what_was_recorded(checkpoint, tmp_path):
     found = Recorded(file).trace(question(checkpoint))
     assert found.prompts[0].greedy == trace.prompts[0].greedy
     assert choose("", checkpoint, recording=file).name == "recorded"
+
+
+def test_float64_unpacks_as_it_goes_where_a_model_does_not_fit(checkpoint, ternary, monkeypatch):
+    for model in (checkpoint, ternary):
+        monkeypatch.setattr(exact, "_MOST_BYTES", 1 << 40)
+        whole = exact_trace(model, [("p", IDS)])
+        monkeypatch.setattr(exact, "_MOST_BYTES", 0)
+        monkeypatch.setattr(exact, "_ROWS", 7)
+        piecewise = exact_trace(model, [("p", IDS)])
+        for one, two in zip(
+            whole.prompts[0].positions, piecewise.prompts[0].positions, strict=True
+        ):
+            assert one.ids == two.ids
+            assert np.allclose(one.logits, two.logits, rtol=0, atol=1e-9)
 
 
 def test_the_float64_pass_is_kept_and_read_again(checkpoint, tmp_path):
