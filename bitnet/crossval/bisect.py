@@ -18,8 +18,8 @@ __all__ = ["BOUNDS", "Bisection", "Step", "bisect"]
 
 # Relative error that an intermediate may have, |a - b| / |b| over all positions: twice the largest
 # measured on SmolLM2 and Gemma 3, which was 0.079 (kqv_out, native against llama.cpp) and, between
-# float32 and float64 with the f16 cache, 4e-4.
-BOUNDS: dict[Arithmetic, float] = {"int8": 0.16, "float": 1e-3}
+# float32 and float64 with the f16 cache, 9.4e-4.
+BOUNDS: dict[Arithmetic, float] = {"int8": 0.16, "float": 2e-3}
 
 
 @dataclass(frozen=True)
