@@ -88,9 +88,11 @@ class _Unpacking(ReferenceOps):
     def __init__(self) -> None:
         super().__init__(dtype=np.float64)
 
-    def prepare(self, weight: Weight) -> Any:
+    def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:
         ternary = registry.rounds_activations(weight.quant)
-        return super().prepare(weight) if ternary or len(weight.shape) != 2 else weight
+        if ternary or len(weight.shape) != 2:
+            return super().prepare(weight, looked_up=looked_up)
+        return weight
 
     def embed(self, table: Any, tokens: Sequence[int]) -> Array:
         if not isinstance(table, Weight):
