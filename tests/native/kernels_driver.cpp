@@ -91,8 +91,11 @@ void run_attention(int64_t tokens, int64_t start, int64_t window) {
     Buffer<float> q = wave(tokens * a.heads * a.head_dim), out(tokens * a.heads * a.head_dim);
     Pages pages(start + tokens, 2 * a.kv_heads * a.head_dim * bitnet::kKeyBlock);
     const std::vector<const uint16_t*> at(pages.at.begin(), pages.at.end());
+    Buffer<float> second(tokens * a.heads * a.head_dim);
     a.q = q.get(), a.pages = at.data(), a.out = out.get();
-    bitnet::attention({a, a});
+    bitnet::AttentionArgs b = a;
+    b.out = second.get();
+    bitnet::attention({a, b});
 }
 
 // A model of one layer with every kind of instruction, over two sequences.
