@@ -3,7 +3,11 @@
 // Columns are permuted and scaled by powers of two (w' = w / s_j, x' = x * s_j, so that x.w = x'.w')
 // and cut into blocks of 64. Weight (r, j) of the copy is step_r * (code - 15.5), codes 0 .. 31; the
 // columns of block 0 have a second code, 1/32 as fine, in one more block at the end. Per row and
-// block the norm of what is left, rounded up, is kept in eight bits. docs/architecture/exact-head.md
+// block the norm of what is left, rounded up, is kept in eight bits.
+//
+// A block of a tile is two halves of 32 columns, each five lines of 64 bytes; byte b of dword r of a
+// line belongs to row r. Line 0: bit g is the high bit of column 4g + b. Lines 1 .. 4: line 1 + i has
+// the low four bits of column 8i + b, and above them those of column 8i + 4 + b. docs/architecture/exact-head.md
 // has the proof of the bound.
 #pragma once
 
