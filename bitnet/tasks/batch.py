@@ -22,7 +22,10 @@ def batch(
     cache=CacheOptions(),
     shown=Output(),
 ):
-    """Answer the prompts of a file into another file; a killed run goes on where it was."""
+    """Answer the prompts of a file into another file.
+
+    A killed run goes on where it was.
+    """
     from bitnet import locks
     from bitnet.batch.files import BatchFiles
 

@@ -26,7 +26,7 @@ def serve(
     cache=CacheOptions(),
     output=Output(),
 ):
-    """Serve a model over HTTP: OpenAI's API, a chat page, health and figures.
+    """Serve a model over HTTP, as OpenAI's API and a chat page.
 
     Stop it with Ctrl-C or SIGTERM: answers that run may finish.
     """
