@@ -74,7 +74,7 @@ def _plots(report: dict[str, Any]) -> list[str]:
     kl = [(number, row["kl"], _kind(row)) for number, row in enumerate(rows)]
     gaps = [(row["gap"], row["kl"], _kind(row)) for row in rows]
     legend = (
-        '<p><span class="passed">Blue</span>: same likeliest token; yellow: another one in a '
+        "<p>Blue: same likeliest token; yellow: another one in a "
         "near-tie; red: another one where the reference was sure. Dashed: bound at a position.</p>"
     )
     share = _running_share(rows)

@@ -113,10 +113,9 @@ def _end(report, wanted, *, quiet):
         return
     if quiet:
         raise Exit(code=kind.exit_code)
-    raise kind(
-        f"crossval {verdict['status']}: {reasons}",
-        hint="pip install 'bitnet-xtask[crossval]', or --allow-missing" if missing else _HINT,
-    )
-
-
-_HINT = "bitnet crossval --bisect shows where they part; bitnet verify checks the file"
+    hint = "bitnet crossval --bisect shows where they part; bitnet verify checks the file"
+    if missing:
+        hint = "pip install 'bitnet-xtask[crossval]', or --allow-missing"
+    if verdict["reference_rejected"]:
+        hint = "choose another engine: --reference NAME"
+    raise kind(f"crossval {verdict['status']}: {reasons}", hint=hint)
