@@ -1,0 +1,159 @@
+"""BitNet b1.58 2B-4T's shape: this project beside every engine that runs ternary models.
+
+    python benchmarks/ternary.py MODEL [--tq2-0 FILE] [--peer-python PYTHON] [--work FOLDER]
+        [--tests pp128,pp512,tg128] [--threads 1,2] [--json FILE] [--table FILE]
+
+MODEL is an I2_S file of synthetic.py. ik_llama.cpp reads it wrongly, so its own converter turns it
+into IQ2_BN and IQ2_BN_R4 first: with the head in f16, as exact as ours, and with a head of four
+bits. llama.cpp runs TQ2_0 (synthetic.py --type TQ2_0 --architecture bitnet), with another graph of
+about the same cost: speed only. All engines run in one run, in processes of their own, and take
+turns test by test; the first turn does not count. Measurements are added to those in --json FILE,
+so a run can be made in pieces.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from runtime import Engine, present
+
+from bitnet.bench.machine import describe_machine
+
+# What ik_llama.cpp's converter makes of the model: name, type, type of the head.
+CONVERSIONS = (
+    ("ik_llama.cpp IQ2_BN, f16 head", "iq2_bn", "f16"),
+    ("ik_llama.cpp IQ2_BN_R4, f16 head", "iq2_bn_r4", "f16"),
+    ("ik_llama.cpp IQ2_BN_R4, IQ4_NL head (lossy)", "iq2_bn_r4", "iq4_nl"),
+)
+OURS = "bitnet I2_S, f16 head"
+CONTEXT = 1024
+
+
+def converted(model, kind, head, *, python, work):
+    """Path of *model* in another encoding, made when it is not there."""
+    path = work / f"{model.stem}.{kind}.{head}.gguf"
+    if not path.exists():
+        where = "import ik_llama_cpp, pathlib; print(pathlib.Path(ik_llama_cpp.__file__).parent)"
+        package = subprocess.run([python, "-c", where], check=True, capture_output=True, text=True)
+        tool = Path(package.stdout.strip()) / "bin" / "llama-quantize"
+        partial = path.with_suffix(".partial")
+        options = ["--allow-requantize", "--token-embedding-type", head]
+        subprocess.run([tool, *options, model, partial, kind], check=True, capture_output=True)
+        partial.rename(path)
+    return path
+
+
+def contestants(options):
+    """Label -> (engine, interpreter, model) of everybody who can take part."""
+    engines, absent = present(options.peer_python)
+    found = {OURS: ("bitnet", sys.executable, options.model)}
+    if "ik_llama.cpp" in engines:
+        python = engines["ik_llama.cpp"]
+        for label, kind, head in CONVERSIONS:
+            path = converted(options.model, kind, head, python=python, work=options.work)
+            found[label] = ("ik_llama.cpp", python, path)
+    if "llama.cpp" in engines and options.tq2_0:
+        found["llama.cpp TQ2_0, f16 head"] = ("llama.cpp", engines["llama.cpp"], options.tq2_0)
+    return found, absent
+
+
+def measure(found, threads, tests, turns):
+    """Rates of each test, load time and peak memory by label."""
+    running = {label: Engine(*entry, threads, CONTEXT) for label, entry in found.items()}
+    rates = {label: {test: [] for test in tests} for label in running}
+    for turn in range(turns + 1):
+        for test in tests:
+            for label, engine in running.items():
+                seconds = engine.seconds(test)
+                if turn:
+                    rates[label][test].append(int(test[2:]) / seconds)
+    return {
+        label: {"rates": rates[label], "load_s": [engine.load_s], "peak_mb": engine.stop()}
+        for label, engine in running.items()
+    }
+
+
+def added(old, new):
+    """Measurements *new* and those of earlier pieces."""
+    for threads, by_label in new.items():
+        kept = old.setdefault(str(threads), {})
+        for label, facts in by_label.items():
+            entry = kept.setdefault(label, {"rates": {}, "load_s": [], "peak_mb": 0})
+            entry["load_s"] += facts["load_s"]
+            entry["peak_mb"] = max(entry["peak_mb"], facts["peak_mb"])
+            for test, rates in facts["rates"].items():
+                entry["rates"].setdefault(test, []).extend(rates)
+    return old
+
+
+def table(results):
+    """Medians in Markdown, and ours over the best exact and the best of all others."""
+    tests = sorted({t for by in results.values() for e in by.values() for t in e["rates"]})
+    head = ["threads", "engine", *(f"{test} tok/s" for test in tests), "load (s)", "peak (MB)"]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for threads, by_label in results.items():
+        medians = {
+            label: {test: statistics.median(entry["rates"].get(test, [0])) for test in tests}
+            for label, entry in by_label.items()
+        }
+        for label, entry in by_label.items():
+            cells = [f"{medians[label][test]:.1f}" for test in tests]
+            cells += [f"{statistics.median(entry['load_s']):.2f}", f"{entry['peak_mb']:.0f}"]
+            lines.append(f"| {threads} | {label} | " + " | ".join(cells) + " |")
+        others = [label for label in medians if label != OURS]
+        exact = [label for label in others if "lossy" not in label]
+        for name, peers in (("exact", exact), ("of all", others)):
+            if peers:
+                best = {test: max(medians[peer][test] for peer in peers) for test in tests}
+                cells = [f"{medians[OURS][t] / best[t]:.2f}" if best[t] else "" for t in tests]
+                lines.append(f"| | ours / best {name} | " + " | ".join(cells) + " | | |")
+    return "\n".join(lines)
+
+
+def main():
+    """Measure, add to what is there, print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tq2-0", type=Path, help="the model for llama.cpp")
+    parser.add_argument("--peer-python", default="", help="interpreter that has the peers")
+    parser.add_argument("--work", type=Path, default=Path(), help="folder for conversions")
+    parser.add_argument("--tests", default="pp128,pp512,tg128")
+    parser.add_argument("--threads", default="1,2")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--only-convert", action="store_true")
+    options = parser.parse_args()
+    found, absent = contestants(options)
+    if options.only_convert:
+        return
+    threads = [int(count) for count in options.threads.split(",")]
+    tests = options.tests.split(",")
+    earlier = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    new = {count: measure(found, count, tests, options.turns) for count in threads}
+    results = added(earlier.get("results", {}), new)
+    machine = asdict(describe_machine(threads))
+    reads = earlier.get("machine", {}).get("read_bytes_per_s", {})
+    for count, rate in machine["read_bytes_per_s"].items():
+        reads[str(count)] = max(rate, reads.get(str(count), 0))
+    machine["read_bytes_per_s"] = reads
+    lines = [f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}"]
+    lines += [f"read with {n} threads: {rate / 1e9:.1f} GB/s" for n, rate in reads.items()]
+    lines += [f"absent: {name}" for name in absent]
+    text = "\n".join([*lines, "", table(results)])
+    print(text)
+    if options.table:
+        options.table.write_text(text + "\n")
+    if options.json:
+        facts = {"machine": machine, "absent": absent, "results": results}
+        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
