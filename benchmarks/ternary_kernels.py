@@ -1,0 +1,199 @@
+"""Ternary kernels by batch size, beside what reading memory costs; as JSON and as a roofline.
+
+    python benchmarks/ternary_kernels.py [--json FILE] [--svg FILE] [--from JSON...]
+
+Every matrix is read from memory, not from a cache: more of them than a cache holds are multiplied
+in turn. The roofline shows multiply-adds per second against the batch size; with n tokens a byte of
+packed weights is worth 4 n of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from bitnet import native
+from bitnet.bench.machine import describe_machine
+
+SHAPES = ((2560, 2560), (640, 2560), (6912, 2560), (2560, 6912))
+TOKENS = (1, 2, 4, 8, 16, 128, 512)
+POOL_BYTES = 256 << 20
+COLORS = {"avx2": "#c2410c", "avx512_vnni": "#1d4ed8"}
+
+
+def seconds(module, kind, pool, shape, tokens):
+    """Median time of a product with a matrix that is in no cache; the best for large batches."""
+    rows, columns = shape
+    size = rows * columns // 4
+    x = np.random.default_rng(0).standard_normal((tokens, columns)).astype(np.float32)
+    out = np.empty((tokens, rows), dtype=np.float32)
+    times = []
+    for i in range(min(len(pool) // size, 48) if tokens <= 16 else 4):
+        start = time.perf_counter()
+        module.linear(kind, pool[i * size : (i + 1) * size], rows, columns, 1.0, x, out)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times) if tokens <= 16 else min(times))
+
+
+def read_rate(module, pool):
+    """Bytes per second of a plain sum."""
+    times = []
+    for _ in range(4):
+        start = time.perf_counter()
+        module.sum_bytes(pool)
+        times.append(time.perf_counter() - start)
+    return len(pool) / min(times)
+
+
+def measure():
+    """Everything, as plain data."""
+    module = native.module()
+    kind = module.kernel_types().index("TERNARY")
+    pool = module.allocate_weights(POOL_BYTES)
+    pool[:] = 0x91
+    found = []
+    for threads in (1, 2):
+        module.set_threads(threads)
+        read = read_rate(module, pool)
+        for level in module.kernel_levels()[1:]:
+            module.set_kernel_level(level)
+            for shape in SHAPES:
+                for tokens in TOKENS:
+                    took = seconds(module, kind, pool, shape, tokens)
+                    macs = shape[0] * shape[1] * tokens
+                    found.append(
+                        {
+                            "threads": threads,
+                            "level": level,
+                            "shape": shape,
+                            "tokens": tokens,
+                            "gb_s": macs / tokens / 4 / took / 1e9,
+                            "gmac_s": macs / took / 1e9,
+                            "read_gb_s": read / 1e9,
+                        }
+                    )
+    return {"machine": asdict(describe_machine()), "measurements": found}
+
+
+def fastest(paths):
+    """The fastest of every measurement and of reading in several runs, as one run."""
+    runs = [json.loads(path.read_text()) for path in paths]
+    found = [
+        max(same, key=lambda m: m["gmac_s"])
+        for same in zip(*(run["measurements"] for run in runs), strict=True)
+    ]
+    reads = {}
+    for m in (m for run in runs for m in run["measurements"]):
+        reads[m["threads"]] = max(m["read_gb_s"], reads.get(m["threads"], 0.0))
+    found = [{**m, "read_gb_s": reads[m["threads"]]} for m in found]
+    return {"machine": runs[0]["machine"], "measurements": found}
+
+
+def table(facts):
+    """A line per level, number of threads and shape, in Markdown."""
+    lines = [
+        "| threads | level | shape | decode GB/s | of read | GMAC/s with 8 | with 128 | with 512 |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    by = {}
+    for m in facts["measurements"]:
+        by.setdefault((m["threads"], m["level"], tuple(m["shape"])), {})[m["tokens"]] = m
+    for (threads, level, shape), at in by.items():
+        rates = " | ".join(f"{at[n]['gmac_s']:.0f}" for n in (8, 128, 512))
+        share = at[1]["gb_s"] / at[1]["read_gb_s"]
+        lines.append(
+            f"| {threads} | {level} | {shape[0]} x {shape[1]} | {at[1]['gb_s']:.1f} | "
+            f"{share:.0%} | {rates} |"
+        )
+    return "\n".join(lines)
+
+
+def roofline(facts):
+    """The picture, for the shape 6912 x 2560."""
+    width, height, left, bottom = 720, 420, 70, 60
+    points = [m for m in facts["measurements"] if tuple(m["shape"]) == (6912, 2560)]
+    low, high = 40.0, 1000.0
+
+    def x(tokens):
+        return left + math.log2(tokens) / 9 * (width - left - 160)
+
+    def y(rate):
+        span = math.log(high) - math.log(low)
+        return height - bottom - (math.log(rate) - math.log(low)) / span * (height - bottom - 30)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="13">',
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{left}" y="20">Ternary products, 6912 x 2560: GMAC/s by batch size</text>',
+    ]
+    parts += [
+        f'<line x1="{left}" x2="{width - 160}" y1="{y(rate):.1f}" y2="{y(rate):.1f}" '
+        f'stroke="#dddddd"/><text x="{left - 10}" y="{y(rate) + 4:.1f}" '
+        f'text-anchor="end">{rate}</text>'
+        for rate in (50, 100, 200, 400, 800)
+    ]
+    parts += [
+        f'<text x="{x(tokens):.1f}" y="{height - bottom + 20}" text-anchor="middle">{tokens}</text>'
+        for tokens in TOKENS
+    ]
+    parts.append(f'<text x="{left}" y="{height - 15}">tokens in the batch</text>')
+    for threads in (1, 2):
+        dash = "" if threads == 2 else ' stroke-dasharray="6 4"'
+        read = max(m["read_gb_s"] for m in points if m["threads"] == threads)
+        roof = [(n, read * 4 * n) for n in (1, 1.5, 2, 3, 4, 6, 8) if read * 4 * n < high]
+        path = " ".join(f"{x(n):.1f},{y(rate):.1f}" for n, rate in roof)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="#888888"{dash}/>')
+        for level, color in COLORS.items():
+            mine = [m for m in points if m["threads"] == threads and m["level"] == level]
+            path = " ".join(f"{x(m['tokens']):.1f},{y(m['gmac_s']):.1f}" for m in mine)
+            parts.append(
+                f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"{dash}/>'
+            )
+            parts += [
+                f'<circle cx="{x(m["tokens"]):.1f}" cy="{y(m["gmac_s"]):.1f}" r="3" '
+                f'fill="{color}"/>'
+                for m in mine
+            ]
+            if mine:
+                last = mine[-1]
+                parts.append(
+                    f'<text x="{x(512) + 10:.1f}" y="{y(last["gmac_s"]) + 4:.1f}" '
+                    f'fill="{color}">{level}, {threads}</text>'
+                )
+        parts.append(
+            f'<text x="{x(roof[-1][0]) + 6:.1f}" y="{y(roof[-1][1]) + 4:.1f}" '
+            f'fill="#666666">memory, {threads}</text>'
+        )
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main():
+    """Measure or read, print, draw."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write the measurements")
+    parser.add_argument("--svg", type=Path, help="write the roofline")
+    parser.add_argument(
+        "--from",
+        dest="sources",
+        type=Path,
+        nargs="+",
+        help="runs to draw from instead of a new one: the fastest of each measurement",
+    )
+    options = parser.parse_args()
+    facts = fastest(options.sources) if options.sources else measure()
+    print(table(facts))
+    if options.json:
+        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+    if options.svg:
+        options.svg.write_text(roofline(facts))
+
+
+if __name__ == "__main__":
+    main()
