@@ -24,23 +24,6 @@ F32 = types.by_name("F32")
 ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "TQ2_0", "I2_S")
 
 
-@pytest.fixture(params=["scalar", "avx2", "avx512_vnni"])
-def level(request):
-    if request.param not in NATIVE.kernel_levels():
-        pytest.skip(f"this processor has no {request.param}")
-    before = NATIVE.kernel_level()
-    NATIVE.set_kernel_level(request.param)
-    yield request.param
-    NATIVE.set_kernel_level(before)
-
-
-@pytest.fixture
-def threads():
-    before = NATIVE.threads()
-    yield NATIVE.set_threads
-    NATIVE.set_threads(before)
-
-
 def both_ways(checkpoint, batches):
     """Hidden states of every pass over *batches*, compiled and interpreted, from the same start."""
     ops, config = NativeOps(), config_from(checkpoint)

@@ -29,23 +29,6 @@ TOKENS = (1, 2, 5, 17, 130)
 K_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 
-@pytest.fixture(params=["scalar", "avx2", "avx512_vnni"])
-def level(request):
-    if request.param not in NATIVE.kernel_levels():
-        pytest.skip(f"this processor has no {request.param}")
-    before = NATIVE.kernel_level()
-    NATIVE.set_kernel_level(request.param)
-    yield request.param
-    NATIVE.set_kernel_level(before)
-
-
-@pytest.fixture
-def threads():
-    before = NATIVE.threads()
-    yield NATIVE.set_threads
-    NATIVE.set_threads(before)
-
-
 def columns(name):
     """A short row, one with a whole number of eight groups, one with a rest."""
     if name in FLOATS:

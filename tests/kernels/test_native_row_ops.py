@@ -17,16 +17,6 @@ GATES = {
 }
 
 
-@pytest.fixture(params=["scalar", "avx2", "avx512_vnni"])
-def level(request):
-    if request.param not in NATIVE.kernel_levels():
-        pytest.skip(f"this processor has no {request.param}")
-    before = NATIVE.kernel_level()
-    NATIVE.set_kernel_level(request.param)
-    yield request.param
-    NATIVE.set_kernel_level(before)
-
-
 def random(*shape, seed=1):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 

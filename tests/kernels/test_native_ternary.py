@@ -21,16 +21,6 @@ TOKENS = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 40)
 FULL_SHAPES = ((2560, 2560), (640, 2560), (6912, 2560), (2560, 6912))
 
 
-@pytest.fixture(params=["scalar", "avx2", "avx512_vnni"])
-def level(request):
-    if request.param not in NATIVE.kernel_levels():
-        pytest.skip(f"this processor has no {request.param}")
-    before = NATIVE.kernel_level()
-    NATIVE.set_kernel_level(request.param)
-    yield request.param
-    NATIVE.set_kernel_level(before)
-
-
 @pytest.fixture
 def ops():
     before = NATIVE.threads()
