@@ -90,23 +90,25 @@ def tiny_folder(folder, architecture, *, as_bf16=False, **more):
 
 def tokenizer_folder(folder, tokens, merges=()):
     """A byte-level ``tokenizer.json`` as GPT-2's, with ``<...>`` tokens as special ones."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     added = [
-        {"id": id, "content": text, "special": True, "normalized": False}
+        {"id": id, "content": text, "special": True} | flags
         for id, text in enumerate(tokens)
         if text.startswith("<")
     ]
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
     document = {
         "version": "1.0",
         "added_tokens": added,
         "normalizer": None,
-        "pre_tokenizer": {
-            "type": "ByteLevel",
-            "add_prefix_space": False,
-            "trim_offsets": True,
-            "use_regex": True,
-        },
+        "pre_tokenizer": byte_level,
         "post_processor": None,
-        "decoder": {"type": "ByteLevel"},
+        "decoder": byte_level,
         "model": {
             "type": "BPE",
             "vocab": {text: id for id, text in enumerate(tokens)},

@@ -8,7 +8,7 @@ not store as no likelier than the last it did.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +32,7 @@ __all__ = [
 
 TOP = 10  # tokens whose overlap is counted
 _TINY = 1e-12  # the least that can be left over: below, it is rounding
-_ROUNDING = 1e-9  # of a probability left over
+_ROUNDING = 1e-7  # of a probability left over, where logits were written down
 
 
 @dataclass(frozen=True)
@@ -111,15 +111,19 @@ class TokenizerParity:
     """Two tokenizers on the same texts.
 
     Attributes:
-        total: texts compared.
-        equal: texts with equal ids.
-        text: the first text with other ids, ``None`` when there is none.
+        total: texts that are judged.
+        equal: of these, texts with equal ids.
+        apart: texts that are compared and not judged; :mod:`bitnet.crossval.tokens` says which.
+        apart_equal: of these, texts with equal ids.
+        text: the first judged text with other ids, ``None`` when there is none.
         ours: our ids of it.
         theirs: the reference's.
     """
 
     total: int
     equal: int
+    apart: int = 0
+    apart_equal: int = 0
     text: str | None = None
     ours: tuple[int, ...] = ()
     theirs: tuple[int, ...] = ()
@@ -248,16 +252,34 @@ def _greedy(number: int, mine: PromptTrace, other: PromptTrace, near_tie: float)
 
 
 def compare_tokenizers(
-    texts: Sequence[str], ours: Sequence[Sequence[int]], theirs: Sequence[Sequence[int]]
+    texts: Sequence[str],
+    ours: Sequence[Sequence[int]],
+    theirs: Sequence[Sequence[int]],
+    *,
+    apart: Sequence[bool] = (),
 ) -> TokenizerParity:
-    """Ids of *texts* by two tokenizers."""
-    pairs = list(zip(texts, ours, theirs, strict=True))
-    different = [pair for pair in pairs if tokens_differ(pair[1], pair[2])]
-    equal = len(pairs) - len(different)
+    """Ids of *texts* by two tokenizers.
+
+    Args:
+        texts: what was tokenized.
+        ours: our ids, text by text.
+        theirs: the reference's.
+        apart: text by text, whether it is counted and not judged; none of them when not given.
+    """
+    pairs = list(zip(texts, ours, theirs, apart or [False] * len(texts), strict=True))
+    judged = [pair for pair in pairs if not pair[3]]
+    others = [pair for pair in pairs if pair[3]]
+    different = [pair for pair in judged if tokens_differ(pair[1], pair[2])]
+    found = TokenizerParity(
+        total=len(judged),
+        equal=len(judged) - len(different),
+        apart=len(others),
+        apart_equal=sum(not tokens_differ(pair[1], pair[2]) for pair in others),
+    )
     if not different:
-        return TokenizerParity(len(pairs), equal)
-    text, mine, other = different[0]
-    return TokenizerParity(len(pairs), equal, text, tuple(mine), tuple(other))
+        return found
+    text, mine, other, _ = different[0]
+    return replace(found, text=text, ours=tuple(mine), theirs=tuple(other))
 
 
 def tokens_differ(ours: Sequence[int], theirs: Sequence[int]) -> bool:

@@ -193,6 +193,11 @@ def _tokenizer(parity: TokenizerParity) -> Finding:
             f"; first difference: {parity.text!r}: ours {list(parity.ours)}, "
             f"the reference's {list(parity.theirs)}"
         )
+    if parity.apart:
+        said += (
+            f"; of {parity.apart:,} more that are not judged, since engines read them differently "
+            f"(U+2581, decomposed characters, what looks special), {parity.apart_equal:,} do"
+        )
     return Finding("tokenizer", parity.text is None, said)
 
 

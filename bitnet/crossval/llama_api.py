@@ -66,7 +66,13 @@ class Llama:
     """
 
     def __init__(
-        self, library: Any, path: str, *, threads: int, tokenize_with_model: bool = False
+        self,
+        library: Any,
+        path: str,
+        *,
+        threads: int,
+        weights: bool = True,
+        tokenize_with_model: bool = False,
     ) -> None:
         """Load the model at *path*.
 
@@ -74,6 +80,7 @@ class Llama:
             library: a ``ctypes.CDLL`` that exports the C API; *path* is what it shall load.
             path: GGUF file.
             threads: compute threads.
+            weights: read them, too; without them it can tokenize and nothing else.
             tokenize_with_model: the fork's ``llama_tokenize`` wants the model, not its vocabulary.
 
         Raises:
@@ -83,9 +90,10 @@ class Llama:
         self._threads = threads
         _declare(library)
         library.llama_backend_init()
-        self._model = library.llama_model_load_from_file(
-            path.encode(), library.llama_model_default_params()
-        )
+        params = library.llama_model_default_params()
+        if not weights:
+            _set_vocab_only(params)
+        self._model = library.llama_model_load_from_file(path.encode(), params)
         if not self._model:
             raise EngineError("the engine does not load the file")
         vocabulary = library.llama_model_get_vocab(self._model)
@@ -186,6 +194,21 @@ class Context:
                 raise EngineError(f"no logits for position {at}")
             out[at] = np.ctypeslib.as_array(row, shape=(self._n_vocab,))
         return out
+
+
+def _set_vocab_only(params: _Params) -> None:
+    """Make *params* those of a model of which only the vocabulary is read.
+
+    The switches, of which it is the first, are bytes behind the last pointer, and this one is off
+    by default.
+    """
+    raw = bytes(params.raw)
+    for at in range(8, _PARAMS_BYTES, 8):
+        switches = raw[at : at + 8]
+        if not any(raw[at - 8 : at]) and set(switches) == {0, 1} and not switches[0]:
+            params.raw[at] = 1
+            return
+    raise EngineError("the engine's parameters are laid out in an unknown way")
 
 
 def _watcher(library: Any, watch: Callable[..., None]) -> Callable[[int, bool, Any], bool]:

@@ -58,6 +58,12 @@ class CrossvalOptions:
             raise UsageError("--recording is a reference by itself", hint="leave --reference out")
         if self.recording and self.prompts:
             raise UsageError("a recording brings its own prompts", hint="leave --prompts out")
+        for name, wanted in (("--bisect", self.bisect), ("--record", self.record)):
+            if self.tokenizer_only and wanted:
+                raise UsageError(
+                    f"{name} needs the weights, and --tokenizer-only does not read them",
+                    hint="leave one of them out",
+                )
         if self.max_positions < 1:
             raise UsageError(f"--max-positions is {self.max_positions}, expected at least 1")
         if self.greedy < 0:

@@ -33,10 +33,11 @@ class Receipt:
         backend: name of the backend the model is bound to.
     """
 
-    def __init__(self, model: Model, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, model: Model | None, tokenizer: Tokenizer | None) -> None:
+        """Of *model*; without one nothing computes."""
         self._model = model
         self._mock = tokenizer is None or tokenizer.fingerprint == _MOCK
-        self.backend: str = model.ops.name
+        self.backend: str = "none" if model is None else model.ops.name
         self.begin()
 
     def begin(self) -> None:
@@ -58,6 +59,8 @@ class Receipt:
     @property
     def compute_path(self) -> ComputePath:
         """What computed since the receipt was begun."""
+        if self._model is None:
+            return "none"
         kind = type(self._model.ops)
         products = sum(n for name, n in self.kernels.items() if name.startswith("linear/"))
         if type(self._model) is not Model or products < self._model.config.n_layers:
@@ -67,6 +70,8 @@ class Receipt:
         return "real" if kind is NativeOps else "reference" if kind is ReferenceOps else "none"
 
     def _counted(self) -> dict[str, int]:
+        if self._model is None:
+            return {}
         ops = self._model.ops
         if type(ops) is ReferenceOps:
             return dict(ReferenceOps.counters(ops))

@@ -55,7 +55,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """What the engine says, as JSON values."""
     name = request["engine"]
     distribution, _ = DISTRIBUTIONS[name]
-    engine = _ENGINES[name](request["model"], request["threads"])
+    engine = _ENGINES[name](request["model"], request["threads"], bool(request["prompts"]))
     if request.get("tensors"):
         _dump(engine, request["prompts"][0], Path(request["tensors"]))
     tokenized = [engine.tokenize(text, special) for text, special in request["texts"]]
@@ -120,13 +120,18 @@ class _LlamaEngine:
 class _TransformersEngine:
     arithmetic = "float"
 
-    def __init__(self, path: str, threads: int) -> None:
+    def __init__(self, path: str, threads: int, weights: bool) -> None:
         torch, transformers = _module("torch"), _module("transformers")
-        self._torch = torch
-        torch.set_num_threads(threads)
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, local_files_only=True
-        ).eval()
+        self._torch, self._model = torch, None
+        if weights:
+            torch.set_num_threads(threads)
+            self._model, loading = transformers.AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch.float32, local_files_only=True, output_loading_info=True
+            )
+            self._model.eval()
+            missing = sorted(loading["missing_keys"])
+            if missing:  # it would fill them with random numbers
+                raise EngineError(f"the folder has no {missing[0]} ({len(missing)} are missing)")
         try:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                 path, local_files_only=True
@@ -167,22 +172,24 @@ def _module(name: str) -> ModuleType:
         raise EngineError(f"the Python package {name} does not load: {error}") from error
 
 
-def _llama_cpp(path: str, threads: int) -> _LlamaEngine:
+def _llama_cpp(path: str, threads: int, weights: bool) -> _LlamaEngine:
     package = _module("xllamacpp")
     extension = importlib.import_module(f"{package.__name__}.xllamacpp")
-    return _LlamaEngine(Llama(ctypes.CDLL(extension.__file__), path, threads=threads))
+    c = ctypes.CDLL(extension.__file__)
+    return _LlamaEngine(Llama(c, path, threads=threads, weights=weights))
 
 
-def _ik_llama_cpp(path: str, threads: int) -> _LlamaEngine:
+def _ik_llama_cpp(path: str, threads: int, weights: bool) -> _LlamaEngine:
     folder = Path(_module("ik_llama_cpp").__file__ or "").parent / "lib"
     library = next(iter(sorted(folder.glob("*llama.*"))), None)
     if library is None:
         raise EngineError("ik-llama-cpp-python came without its library")
     c = ctypes.CDLL(str(library))
-    return _LlamaEngine(Llama(c, path, threads=threads, tokenize_with_model=True))
+    model = Llama(c, path, threads=threads, weights=weights, tokenize_with_model=True)
+    return _LlamaEngine(model)
 
 
-_ENGINES: dict[str, Callable[[str, int], Any]] = {
+_ENGINES: dict[str, Callable[[str, int, bool], Any]] = {
     "llama.cpp": _llama_cpp,
     "ik_llama.cpp": _ik_llama_cpp,
     "transformers": _TransformersEngine,

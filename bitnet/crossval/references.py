@@ -55,7 +55,7 @@ class Question:
 
     Attributes:
         checkpoint: the model.
-        prompts: texts with their ids.
+        prompts: texts with their ids; none of them: the weights are not needed.
         texts: what to tokenize, each with whether BOS and EOS go around it.
         greedy: steps of the greedy continuation of each prompt.
         threads: compute threads.
@@ -215,7 +215,8 @@ class IkLlamaCpp(_CppEngine):
     @contextmanager
     def _file(self, question: Question, folder: Path) -> Iterator[Path]:
         path = question.checkpoint.path
-        if not self._convert or not _is_i2_s(question.checkpoint):
+        asks_tokens_only = not question.prompts
+        if asks_tokens_only or not self._convert or not _is_i2_s(question.checkpoint):
             yield path
             return
         spec = importlib.util.find_spec(self.package)

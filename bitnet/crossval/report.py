@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.compare import Comparison
     from bitnet.crossval.run import Outcome
-    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.tokenizer import Tokenizer
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -48,13 +49,19 @@ def schema() -> dict[str, Any]:
 
 
 def build_report(
-    outcome: Outcome, model: LanguageModel, *, reference: str, origin: str
+    outcome: Outcome,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    *,
+    reference: str,
+    origin: str,
 ) -> dict[str, Any]:
     """*outcome* as JSON values.
 
     Args:
         outcome: of :func:`bitnet.crossval.run.cross_validate`.
-        model: what was judged.
+        checkpoint: the model that was judged.
+        tokenizer: its tokenizer.
         reference: name of the reference asked for.
         origin: where the model's file comes from, for people; no path.
     """
@@ -70,15 +77,15 @@ def build_report(
         },
         "compute_path": outcome.receipt.compute_path,
         "model": {
-            "file": model.path.name,
+            "file": checkpoint.path.name,
             "sha256": outcome.model_sha256,
-            "architecture": model.config.architecture,
+            "architecture": checkpoint.architecture,
             "origin": origin,
         },
         "tokenizer": {
-            "sha256": model.tokenizer.fingerprint,
-            "source": _without_folders(model.tokenizer.source),
-            "vocab_size": model.tokenizer.vocab_size,
+            "sha256": tokenizer.fingerprint,
+            "source": _without_folders(tokenizer.source),
+            "vocab_size": tokenizer.vocab_size,
         },
         "ours": {
             "engine": "bitnet",
@@ -180,11 +187,13 @@ def _summary(comparison: Comparison) -> dict[str, Any]:
 def as_markdown(report: dict[str, Any]) -> str:
     """*report* as text for people and for ``$GITHUB_STEP_SUMMARY``."""
     verdict, summary = report["verdict"], report["summary"]
+    backend = report["ours"]["backend"]
+    backend = "" if backend == "none" else f" {backend}"
     lines = [
         f"# Cross-validation: {verdict['status']}",
         "",
         f"`{_plain(report['model']['file'])}` ({report['model']['architecture']}), "
-        f"bitnet {report['ours']['version']} {report['ours']['backend']} against "
+        f"bitnet {report['ours']['version']}{backend} against "
         f"{report['reference']['name']} {report['reference']['version'] or ''}".rstrip()
         + f"; compute path: {report['compute_path']}",
         "",
@@ -208,7 +217,7 @@ def as_markdown(report: dict[str, Any]) -> str:
         f"- processor: {report['machine']['machine']}, "
         f"{', '.join(report['machine']['cpu_features']) or 'no known features'}",
         f"- kernels that ran: {_kernels(report['ours']['kernels'])}",
-        f"- KL: {report['kl']}",
+        *([f"- KL: {report['kl']}"] if summary else []),
     ]
     return "\n".join(lines) + "\n"
 

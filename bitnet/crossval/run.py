@@ -10,11 +10,12 @@ import numpy as np
 
 import bitnet
 from bitnet.crossval import bisect as bisection
-from bitnet.crossval.compare import Comparison, TokenizerParity, compare, compare_tokenizers
+from bitnet.crossval.compare import Comparison, TokenizerParity, compare
 from bitnet.crossval.exact import exact_trace
 from bitnet.crossval.judge import Bounds, Finding, Verdict, bounds_for, judge
 from bitnet.crossval.receipt import Receipt
 from bitnet.crossval.references import Question, Reference
+from bitnet.crossval.tokens import asked, texts_for, tokenizer_parity
 from bitnet.crossval.trace import PromptTrace, Trace, first_positions, positions_from
 from bitnet.errors import BitnetError, ReferenceUnavailable
 from bitnet.files import digest_of
@@ -24,7 +25,6 @@ from bitnet.models.load import load_model
 from bitnet.quants import registry
 from bitnet.runtime.engine import GenerationParams
 from bitnet.runtime.kv_cache import KVCache
-from bitnet.tokenizer.probes import probe_texts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +37,17 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.models.transformer import Model
     from bitnet.runtime.language_model import LanguageModel
+    from bitnet.tokenizer import Tokenizer
 
-__all__ = ["PROMPTS", "Outcome", "cross_validate", "model_digest", "our_trace", "recordable"]
+__all__ = [
+    "PROMPTS",
+    "Outcome",
+    "compare_tokens",
+    "cross_validate",
+    "model_digest",
+    "our_trace",
+    "recordable",
+]
 
 # Prose, a story, code, a fact with numbers, another language, digits: 137 tokens of SmolLM2's.
 PROMPTS = (
@@ -68,6 +77,7 @@ class Outcome:
         tokenizer: text by text.
         bisections: where intermediates part.
         model_sha256: of the file.
+        hint: what to do about a reference that could not be asked.
     """
 
     verdict: Verdict
@@ -80,6 +90,7 @@ class Outcome:
     tokenizer: TokenizerParity | None = None
     bisections: tuple[bisection.Bisection, ...] = ()
     model_sha256: str = ""
+    hint: str = ""
 
 
 def cross_validate(
@@ -110,25 +121,19 @@ def cross_validate(
     prompts = _prompts(model, reference, texts, options)
     question = Question(
         checkpoint,
-        prompts=() if options.tokenizer_only else prompts,
-        texts=_tokenizer_texts(reference, texts),
+        prompts=prompts,
+        texts=texts_for(reference, texts),
         greedy=options.greedy,
         threads=thread_count(),
         cache=cache,
         model_sha256=digest,
     )
     try:
-        theirs = _asked(reference, question)
+        theirs = asked(reference, question)
     except ReferenceUnavailable as error:
-        verdict = Verdict("not run", (Finding("reference", False, error.message),))
-        return Outcome(verdict, bounds_for(mine, "int8"), receipt, model_sha256=digest)
+        return _not_run(error, bounds_for(mine, "int8"), receipt, digest)
     bounds = bounds_for(mine, theirs.arithmetic)
-    tokenizer = _tokenizers(model, theirs, question.texts)
-    if options.tokenizer_only:
-        verdict = judge(None, tokenizer, bounds=bounds)
-        return Outcome(
-            verdict, bounds, receipt, theirs=theirs, tokenizer=tokenizer, model_sha256=digest
-        )
+    tokenizer = tokenizer_parity(model.tokenizer, theirs, question.texts)
     receipt.begin()
     ours = our_trace(model, prompts, greedy=options.greedy, arithmetic=mine)
     receipt.end()
@@ -151,6 +156,44 @@ def cross_validate(
     return Outcome(
         verdict, bounds, receipt, ours, theirs, exact, comparison, tokenizer, found, digest
     )
+
+
+def compare_tokens(
+    tokenizer: Tokenizer,
+    checkpoint: Checkpoint,
+    reference: Reference,
+    *,
+    texts: Sequence[str] = PROMPTS,
+) -> Outcome:
+    """*tokenizer* beside that of *reference*; no weight is read, and there need not be any.
+
+    Args:
+        tokenizer: what is judged.
+        checkpoint: the model it belongs to; one with nothing but a vocabulary will do.
+        reference: who judges.
+        texts: the prompts, which are compared besides the probe texts.
+    """
+    digest = model_digest(checkpoint)
+    receipt = Receipt(None, tokenizer)
+    bounds = bounds_for("int8", "int8")
+    question = Question(
+        checkpoint,
+        texts=texts_for(reference, texts),
+        threads=thread_count(),
+        model_sha256=digest,
+    )
+    try:
+        theirs = asked(reference, question) if question.texts else None
+    except ReferenceUnavailable as error:
+        return _not_run(error, bounds, receipt, digest)
+    parity = tokenizer_parity(tokenizer, theirs, question.texts) if theirs else None
+    verdict = judge(None, parity, bounds=bounds)
+    return Outcome(verdict, bounds, receipt, theirs=theirs, tokenizer=parity, model_sha256=digest)
+
+
+def _not_run(error: ReferenceUnavailable, bounds: Bounds, receipt: Receipt, digest: str) -> Outcome:
+    verdict = Verdict("not run", (Finding("reference", False, error.message),))
+    return Outcome(verdict, bounds, receipt, model_sha256=digest, hint=error.hint or "")
 
 
 def recordable(trace: Trace, model: LanguageModel) -> Trace:
@@ -212,44 +255,15 @@ def _prompts(
     if recorded is not None:
         # Positions of other ids would say nothing; the tokenizer is compared by itself.
         size = model.config.vocab_size
-        asked = [
+        wanted = [
             (one.prompt, one.ids[: len(one.positions)])
             for one in recorded.prompts
             if max(one.ids) < size
         ]
     else:
         room = max(model.engine.context - options.greedy, 1)
-        asked = [(text, tuple(model.tokenizer.encode(text))[:room]) for text in texts]
-    return tuple((text, tuple(ids)) for text, ids in first_positions(asked, options.max_positions))
-
-
-def _tokenizer_texts(reference: Reference, texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:
-    recorded = getattr(reference, "recording", None)
-    if recorded is not None:
-        return tuple((one.prompt, True) for one in recorded.prompts)
-    if not reference.independent:
-        return ()
-    # U+2581 stands for a space inside vocabularies; engines read a literal one differently. Whether
-    # a text that spells BOS gets another one differs, too: prompts are compared with special
-    # tokens, the other texts without.
-    probes = [(text, False) for text in probe_texts() if "\u2581" not in text]
-    return (*((text, True) for text in texts), *probes)
-
-
-def _asked(reference: Reference, question: Question) -> Trace:
-    theirs = reference.trace(question)
-    if theirs.tokenized is None and not reference.live:
-        return replace(theirs, tokenized=tuple(one.ids for one in theirs.prompts))
-    return theirs
-
-
-def _tokenizers(
-    model: LanguageModel, theirs: Trace, texts: Sequence[tuple[str, bool]]
-) -> TokenizerParity | None:
-    if theirs.tokenized is None or not texts:
-        return None
-    ours = [model.tokenizer.encode(text, add_special=special) for text, special in texts]
-    return compare_tokenizers([text for text, _ in texts], ours, theirs.tokenized)
+        wanted = [(text, tuple(model.tokenizer.encode(text))[:room]) for text in texts]
+    return tuple((text, tuple(ids)) for text, ids in first_positions(wanted, options.max_positions))
 
 
 def _arbitrated(comparison: Comparison, ours: Trace, question: Question) -> Comparison:

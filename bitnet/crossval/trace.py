@@ -26,6 +26,7 @@ __all__ = ["KEPT", "Arithmetic", "Position", "PromptTrace", "Trace", "positions_
 
 KEPT = 64  # best tokens stored per position
 FORMAT = 1
+_DIGITS = 8  # behind the point: float32 has no more
 
 # Of products with weights: activations rounded to 8 bit, or floats all the way.
 Arithmetic = Literal["int8", "float"]
@@ -111,14 +112,14 @@ class Trace:
                     "ids": list(one.ids),
                     "positions": [
                         {
-                            "lse": round(at.lse, 5),
+                            "lse": round(at.lse, _DIGITS),
                             "ids": list(at.ids),
-                            "logits": [round(logit, 5) for logit in at.logits],
+                            "logits": [round(logit, _DIGITS) for logit in at.logits],
                         }
                         for at in one.positions
                     ],
                     "greedy": list(one.greedy),
-                    "top2_gaps": [round(gap, 5) for gap in one.top2_gaps],
+                    "top2_gaps": [round(gap, _DIGITS) for gap in one.top2_gaps],
                 }
                 for one in self.prompts
             ],

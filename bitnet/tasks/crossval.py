@@ -15,7 +15,7 @@ from bitnet.hub.options import FetchOptions
 from bitnet.options import CacheOptions
 from bitnet.runtime.options import ModelOptions
 from bitnet.tasks.declare import Output, task
-from bitnet.tasks.running import open_model, read_text, say
+from bitnet.tasks.running import open_model, open_tokenizer, read_text, say
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +36,15 @@ def crossval(
     from bitnet.crossval.report import as_markdown
 
     texts = _texts(wanted.prompts)
-    with open_model(model, fetch=fetch, cache=cache, output=output) as running:
-        report = _report(running, wanted, texts, cache.root)
+    names = {"fetch": fetch, "cache": cache, "output": output}
+    if wanted.tokenizer_only:
+        report, hint = _report_of_tokens(*open_tokenizer(model, **names), wanted, texts)
+    else:
+        with open_model(model, **names) as running:
+            report, hint = _report(running, wanted, texts, cache.root)
     print(json.dumps(report) if output.json else as_markdown(report), end="\n" * output.json)
     _keep(report, wanted)
-    _end(report, wanted, quiet=output.json)
+    _end(report, wanted, hint=hint, quiet=output.json)
 
 
 def _texts(file):
@@ -56,22 +60,43 @@ def _texts(file):
 
 
 def _report(model, wanted, texts, root):
-    from bitnet.crossval.references import choose
-    from bitnet.crossval.report import build_report
     from bitnet.crossval.run import cross_validate, recordable
     from bitnet.files import write_text
-    from bitnet.formats.checkpoint import open_checkpoint
 
-    checkpoint = open_checkpoint(model.path)
-    recording = Path(wanted.recording) if wanted.recording else None
-    reference = choose(wanted.reference, checkpoint, recording=recording)
+    checkpoint, reference = _sides(model.path, wanted)
     kept = root / "reports"
     outcome = cross_validate(model, checkpoint, reference, wanted, texts=texts, cache=kept)
     if wanted.record and outcome.theirs:
         trace = recordable(outcome.theirs, model)
         write_text(Path(wanted.record), json.dumps(trace.as_json()) + "\n")
-    origin = _origin(model.path, outcome.model_sha256)
-    return build_report(outcome, model, reference=reference.name, origin=origin)
+    return _built(outcome, checkpoint, model.tokenizer, reference)
+
+
+def _report_of_tokens(path, tokenizer, wanted, texts):
+    from bitnet.crossval.run import compare_tokens
+
+    checkpoint, reference = _sides(path, wanted)
+    outcome = compare_tokens(tokenizer, checkpoint, reference, texts=texts)
+    return _built(outcome, checkpoint, tokenizer, reference)
+
+
+def _sides(path, wanted):
+    """The model on disk, and the reference for it."""
+    from bitnet.crossval.references import choose
+    from bitnet.formats.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(path)
+    recording = Path(wanted.recording) if wanted.recording else None
+    return checkpoint, choose(wanted.reference, checkpoint, recording=recording)
+
+
+def _built(outcome, checkpoint, tokenizer, reference):
+    """The report, and what to do about a reference that could not be asked."""
+    from bitnet.crossval.report import build_report
+
+    origin = _origin(checkpoint.path, outcome.model_sha256)
+    report = build_report(outcome, checkpoint, tokenizer, reference=reference.name, origin=origin)
+    return report, outcome.hint
 
 
 def _origin(path, sha256):
@@ -100,7 +125,7 @@ def _keep(report, wanted):
         append_summary(report, summary)
 
 
-def _end(report, wanted, *, quiet):
+def _end(report, wanted, *, hint, quiet):
     """The exit code that the verdict amounts to, with its reasons."""
     verdict = report["verdict"]
     if verdict["status"] == "passed":
@@ -113,9 +138,7 @@ def _end(report, wanted, *, quiet):
         return
     if quiet:
         raise Exit(code=kind.exit_code)
-    hint = "bitnet crossval --bisect shows where they part; bitnet verify checks the file"
-    if missing:
-        hint = "pip install 'bitnet-xtask[crossval]', or --allow-missing"
-    if verdict["reference_rejected"]:
+    if verdict["reference_rejected"] or (missing and not hint):
         hint = "choose another engine: --reference NAME"
+    hint = hint or "bitnet crossval --bisect shows where they part; bitnet verify checks the file"
     raise kind(f"crossval {verdict['status']}: {reasons}", hint=hint)

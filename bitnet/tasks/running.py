@@ -5,20 +5,34 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from bitnet import settings
 from bitnet.errors import TokenizerNotFound, UsageError, from_os_error
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bitnet.hub.options import FetchOptions
     from bitnet.options import CacheOptions
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import ModelOptions
     from bitnet.runtime.text import Stats
     from bitnet.tasks.declare import Output
+    from bitnet.tokenizer import Tokenizer
 
-__all__ = ["load_again", "model_path", "open_model", "read_text", "say", "summary", "write"]
+__all__ = [
+    "load_again",
+    "model_path",
+    "open_model",
+    "open_tokenizer",
+    "read_text",
+    "say",
+    "summary",
+    "write",
+]
+
+Opened = TypeVar("Opened")
 
 logger = logging.getLogger(__name__)
 
@@ -124,13 +138,33 @@ def _default_model(fetch: FetchOptions, cache: CacheOptions, output: Output) -> 
     return provide_packaged(packaged, project).path
 
 
+def open_tokenizer(
+    options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions, output: Output
+) -> tuple[Path, Tokenizer]:
+    """Where the model is that *options* name, and its tokenizer; no weight is read.
+
+    Raises:
+        BitnetError: as :func:`open_model`.
+    """
+    from bitnet.tokenizer import resolve_tokenizer
+
+    path = model_path(options, fetch=fetch, cache=cache, output=output)
+
+    def attempt(tokenizer: Path | None) -> Tokenizer:
+        pre, mock = options.pre or None, options.allow_mock
+        return resolve_tokenizer(path, tokenizer, pre=pre, allow_mock=mock)
+
+    found = _with_tokenizer(attempt, path, options, fetch=fetch, cache=cache, output=output)
+    return path, found
+
+
 def _loaded(
     path: Path, options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions, output: Output
 ) -> LanguageModel:
     """The model at *path*; its tokenizer is fetched if it has none and *options* allow it."""
     from bitnet.runtime.language_model import load
 
-    def attempt(tokenizer: Path | str | None) -> LanguageModel:
+    def attempt(tokenizer: Path | None) -> LanguageModel:
         return load(
             path,
             tokenizer=tokenizer,
@@ -141,6 +175,19 @@ def _loaded(
             exact_head=options.exact_head,
         )
 
+    return _with_tokenizer(attempt, path, options, fetch=fetch, cache=cache, output=output)
+
+
+def _with_tokenizer(
+    attempt: Callable[[Path | None], Opened],
+    path: Path,
+    options: ModelOptions,
+    *,
+    fetch: FetchOptions,
+    cache: CacheOptions,
+    output: Output,
+) -> Opened:
+    """What *attempt* makes of the tokenizer of the model at *path*, fetched if *options* allow."""
     try:
         return attempt(_explicit(options.tokenizer, fetch=fetch, cache=cache, output=output))
     except TokenizerNotFound as error:

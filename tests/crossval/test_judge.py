@@ -72,7 +72,7 @@ def test_near_ties_and_what_float64_decides_for_us_do_not_fail():
 
 
 def test_another_tokenizer_fails_and_the_text_is_shown():
-    parity = TokenizerParity(3, 2, "ab", (1, 2), (3,))
+    parity = TokenizerParity(3, 2, text="ab", ours=(1, 2), theirs=(3,))
     found = verdict(ROW, tokenizer=parity)
     assert found.status == "failed"
     assert "'ab': ours [1, 2], the reference's [3]" in found.reasons[0]
@@ -113,7 +113,7 @@ def test_a_reference_that_reads_the_text_better_is_no_broken_one():
 
 def test_a_rejected_reference_leaves_what_the_tokenizers_said():
     row = replace(ROW, exact_theirs=0.2)
-    parity = TokenizerParity(3, 2, "ab", (1, 2), (3,))
+    parity = TokenizerParity(3, 2, text="ab", ours=(1, 2), theirs=(3,))
     found = verdict(row, tokenizer=parity, exact=texts(0.5), theirs=texts(0.5))
     assert (found.status, found.rejected) == ("failed", True)
 

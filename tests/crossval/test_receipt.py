@@ -155,7 +155,9 @@ def report(path, text, **options):
     reference = choose("float64", checkpoint)
     with load(path, threads=1, **options) as model:
         outcome = cross_validate(model, checkpoint, reference, wanted, texts=[text])
-        return build_report(outcome, model, reference="float64", origin="a file"), outcome
+        return build_report(
+            outcome, checkpoint, model.tokenizer, reference="float64", origin="a file"
+        ), outcome
 
 
 @needs_native

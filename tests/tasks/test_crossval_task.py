@@ -5,8 +5,9 @@ import json
 import re
 
 import pytest
+from hf_folders import tiny_folder, tokenizer_folder
 from jsonschema import Draft202012Validator
-from tiny_models import tiny_gguf
+from tiny_models import TOKENS, tiny_gguf
 
 import bitnet.crossval.references
 from bitnet.crossval.options import REFERENCE_NAMES
@@ -95,6 +96,25 @@ def test_tokenizers_alone(run):
     assert report["tokenizer_parity"]["equal"] == report["tokenizer_parity"]["total"] > 400
 
 
+def test_tokenizers_alone_load_no_weights(run, tmp_path, monkeypatch):
+    import bitnet.runtime.language_model as loader
+
+    golden = tmp_path / "golden.json"
+    assert run("--reference", "float64", "--record", golden).code == 0
+    monkeypatch.setattr(loader, "load", lambda *_, **__: pytest.fail("weights were loaded"))
+    report = report_of(run("--recording", golden, "--tokenizer-only", "--json"))
+    assert report["verdict"]["status"] == "passed"
+    assert report["tokenizer_parity"]["total"] == 3
+    assert report["compute_path"] == "none"
+
+
+def test_a_missing_reference_names_the_extra_that_has_it(bitnet, tmp_path, none_installed):
+    folder = tokenizer_folder(tiny_folder(tmp_path / "folder", "llama"), TOKENS)
+    done = bitnet("crossval", "--model", folder, "--max-positions", 5)
+    assert done.code == 22
+    assert "hint: pip install 'bitnet-xtask[parity]'" in done.err
+
+
 def test_the_model_of_the_environment_is_the_default(bitnet, model, monkeypatch):
     monkeypatch.setenv("BITNET_GGUF", str(model))
     done = bitnet("crossval", "--reference", "float64", "--greedy", 2, "--json")
@@ -148,6 +168,8 @@ def test_a_recording_without_positions_is_a_failure(run, tmp_path):
         (("--recording", "x", "--reference", "float64"), 2, "a reference by itself"),
         (("--recording", "none.json"), 19, "none.json"),
         (("--reference", "transformers"), 2, "cannot be asked about tiny.gguf"),
+        (("--tokenizer-only", "--bisect"), 2, "--bisect needs the weights"),
+        (("--tokenizer-only", "--record", "x"), 2, "--record needs the weights"),
         (("--max-positions", 0), 2, "--max-positions is 0"),
         (("--greedy=-1",), 2, "--greedy is -1"),
         (("--prompts", "none.txt"), 19, "none.txt"),

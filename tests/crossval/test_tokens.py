@@ -1,0 +1,86 @@
+"""Tokenizer parity: what is judged, what is counted apart, and that no weights are needed."""
+
+import importlib.util
+
+import pytest
+from builders import vocabulary, write_gguf
+from tiny_models import KEYS, TOKENS, VOCAB
+
+from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp
+from bitnet.crossval.run import compare_tokens
+from bitnet.crossval.tokens import texts_for, tokenizer_parity
+from bitnet.crossval.trace import Trace
+from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.tokenizer import resolve_tokenizer
+
+
+@pytest.fixture
+def vocabulary_file(tmp_path):
+    """A GGUF file with a vocabulary and not one weight."""
+    metadata = {"general.architecture": "llama"} | {f"llama.{k}": v for k, v in KEYS.items()}
+    metadata |= vocabulary(
+        TOKENS,
+        merges=[],
+        token_types=[3, 1, 3, *[1] * (VOCAB - 3)],  # </s> is ordinary text
+        pre="gpt-2",
+        bos_token_id=0,
+        eos_token_id=2,
+        add_bos_token=True,
+    )
+    return write_gguf(tmp_path / "vocabulary.gguf", metadata, [])
+
+
+@pytest.mark.parametrize("kind", [LlamaCpp, IkLlamaCpp])
+def test_a_vocabulary_without_weights_is_compared(vocabulary_file, kind):
+    if importlib.util.find_spec(kind.package) is None:
+        pytest.skip(f"{kind.package} is not installed: an extra of crossval")
+    checkpoint = open_checkpoint(vocabulary_file)
+    assert not checkpoint.weights
+    outcome = compare_tokens(resolve_tokenizer(vocabulary_file), checkpoint, kind())
+    assert outcome.verdict.status == "passed", outcome.verdict.reasons
+    assert outcome.tokenizer.total > 800
+    assert outcome.tokenizer.apart > 10
+    assert outcome.receipt.compute_path == "none"
+
+
+def test_nothing_is_passed_where_the_reference_has_no_tokenizer(vocabulary_file):
+    checkpoint = open_checkpoint(vocabulary_file)
+    outcome = compare_tokens(resolve_tokenizer(vocabulary_file), checkpoint, Float64())
+    assert outcome.verdict.status == "not run"
+
+
+def parity(path, pairs):
+    """*pairs* of a text with whether it gets BOS, against a reference that is always wrong."""
+    theirs = Trace("e", "1", "float", (), tokenized=tuple((63, 63, 63) for _ in pairs))
+    return tokenizer_parity(resolve_tokenizer(path), theirs, pairs)
+
+
+@pytest.mark.parametrize(
+    ("text", "special"), [("a\u2581b", False), ("<s>ab", True), ("ab</s>", False)]
+)
+def test_what_engines_read_differently_is_counted_and_not_judged(vocabulary_file, text, special):
+    found = parity(vocabulary_file, [(text, special), ("ab", True)])
+    assert (found.total, found.equal, found.apart, found.apart_equal) == (1, 0, 1, 0)
+    assert found.text == "ab"
+
+
+@pytest.mark.parametrize(
+    ("text", "special"), [("<s>ab", False), ("ab<s>", True), ("<extra>", True), ("e\u0301", False)]
+)
+def test_everything_else_is_judged(vocabulary_file, text, special):
+    found = parity(vocabulary_file, [(text, special)])
+    assert (found.total, found.equal, found.apart) == (1, 0, 0)
+    assert found.text == text
+
+
+def test_decomposed_characters_are_apart_where_the_tokenizer_composes_them(test_data):
+    found = parity(test_data / "vocab" / "ggml-vocab-qwen2.gguf", [("e\u0301", False)])
+    assert (found.total, found.apart) == (0, 1)
+
+
+def test_every_probe_is_read_with_and_without_special_tokens():
+    texts = texts_for(LlamaCpp(), ["a prompt"])
+    assert texts[0] == ("a prompt", True)
+    plain = [text for text, special in texts if not special]
+    assert plain == [text for text, special in texts[1:] if special]
+    assert len(plain) > 450

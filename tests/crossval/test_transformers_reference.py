@@ -1,0 +1,76 @@
+"""transformers as the reference for folders with safetensors."""
+
+import json
+
+import pytest
+from hf_folders import save_tensors, tiny_folder, tokenizer_folder
+from jsonschema import Draft202012Validator
+from tiny_models import TOKENS
+
+from bitnet.crossval.report import schema
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'bitnet-xtask[parity]'")
+pytest.importorskip("transformers", reason="pip install 'bitnet-xtask[parity]'")
+
+pytestmark = pytest.mark.slow
+
+ROOM = ("--greedy", 3, "--max-positions", 20)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tokenizer_folder(
+        tiny_folder(tmp_path / "model", "llama", tie_word_embeddings=True), TOKENS
+    )
+
+
+def test_a_folder_agrees_and_its_recording_notices_damage(bitnet, folder, tmp_path):
+    golden = tmp_path / "golden.json"
+    more = ("--bisect", "--record", golden, "--json")
+    done = bitnet("crossval", "--model", folder, *ROOM, *more)
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    Draft202012Validator(schema()).validate(report)
+    assert report["reference"]["engine"] == "transformers"
+    assert report["reference"]["version"].startswith("transformers ")
+    assert report["summary"]["positions"] == 20
+    assert report["summary"]["exact_to_reference"] < 1e-5
+    assert report["tokenizer_parity"]["total"] > 800
+    assert {one["check"] for one in report["verdict"]["findings"]} >= {"tokenizer", "reference"}
+    assert "transformers" not in [one["theirs"] for one in report["bisections"]]
+
+    damaged = bytearray((folder / "model.safetensors").read_bytes())
+    directory = int.from_bytes(damaged[:8], "little")
+    names = json.loads(damaged[8 : 8 + directory])
+    start, end = names["model.layers.0.mlp.down_proj.weight"]["data_offsets"]
+    for at in range(8 + directory + start + 3, 8 + directory + end, 4):
+        damaged[at] ^= 0x80  # the sign
+    (folder / "model.safetensors").write_bytes(damaged)
+    done = bitnet("crossval", "--model", folder, "--recording", golden, "--json")
+    assert done.code == 15
+    findings = json.loads(done.out)["verdict"]["findings"]
+    failed = {one["check"] for one in findings if not one["passed"]}
+    assert {"model", "logits"} <= failed
+
+
+def test_tokenizers_alone_need_no_weights(bitnet, folder):
+    save_tensors(folder / "model.safetensors", {})
+    done = bitnet("crossval", "--model", folder, "--tokenizer-only", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["rows"] == []
+
+
+def test_another_tokenizer_is_noticed(bitnet, folder):
+    swapped = [*TOKENS[:3], TOKENS[4], TOKENS[3], *TOKENS[5:]]
+    other = tokenizer_folder(folder.parent, swapped) / "tokenizer.json"
+    done = bitnet("crossval", "--model", folder, *ROOM, "--tokenizer", other)
+    assert done.code == 15
+    assert "first difference" in done.err
+
+
+def test_weights_that_transformers_would_invent_are_no_reference(bitnet, folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    done = bitnet("crossval", "--model", folder, *ROOM)
+    assert done.code == 22
+    assert "the folder has no lm_head.weight" in done.err
