@@ -1,14 +1,18 @@
-// Runs every kernel of every instruction set on buffers of exactly the right size, to be built with
-// sanitizers: cmake -DBITNET_SANITIZE=address,undefined, target kernels_driver. Exit code 0: nothing was found.
+// Runs every kernel of every instruction set on buffers of exactly the right size and compares the
+// results with those of the scalar kernels. The target kernels_driver is built with sanitizers
+// (cmake -DBITNET_SANITIZE=address,undefined) or for another processor. Exit code 0: nothing was found.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <thread>
 
 #include "arena.hpp"
 #include "graph.hpp"
 #include "ops.hpp"
+#include "screen.hpp"
 #include "ternary_layout.hpp"
 #include "thread_pool.hpp"
 
@@ -30,7 +34,59 @@ Buffer<float> wave(int64_t n) {
     return out;
 }
 
-void multiply(Type type, uint8_t* weight, int64_t rows, int64_t cols, int64_t tokens) {
+// What the scalar kernels computed, in order; every other pass is compared with it.
+class Results {
+public:
+    // The next *n* floats: the same bits, or within a float's rounding of many sums.
+    void add(const float* values, int64_t n, bool exact, const char* what) {
+        if (recording_) {
+            kept_.emplace_back(values, values + n);
+            return;
+        }
+        const std::vector<float>& expected = kept_.at(at_++);
+        double error = 0.0, norm = 0.0;
+        bool same = int64_t(expected.size()) == n;
+        for (int64_t i = 0; same && i < n; ++i) {
+            const double left = double(values[i]) - double(expected[size_t(i)]);
+            if (exact && std::memcmp(values + i, &expected[size_t(i)], sizeof(float)) != 0) same = false;
+            error += left * left;
+            norm += double(expected[size_t(i)]) * double(expected[size_t(i)]);
+        }
+        if (same && error <= 1e-9 * norm) return;
+        std::fprintf(stderr, "%s: %s, result %zu differs from that of the scalar kernels\n", bitnet::level().c_str(),
+                     what, at_ - 1);
+        std::exit(1);
+    }
+    // A copy that compares, from the first result on.
+    Results comparing() const {
+        Results out = *this;
+        out.recording_ = false, out.at_ = 0;
+        return out;
+    }
+    bool complete() const { return recording_ || at_ == kept_.size(); }
+
+private:
+    std::vector<std::vector<float>> kept_;
+    size_t at_ = 0;
+    bool recording_ = true;
+};
+
+// Makes arbitrary bytes weights that mean something: scales and floats below 2, no ternary code 3.
+void tame(Type type, uint8_t* bytes, int64_t rows, int64_t cols) {
+    const int64_t size = bitnet::kBlocks[int(type)].bytes, all = bitnet::weight_bytes(type, rows, cols);
+    if (bitnet::is_ternary(type)) {
+        const int64_t codes = bitnet::ternary_code_bytes(rows, cols);
+        for (int64_t i = 0; i < codes; ++i) bytes[i] &= uint8_t(~((bytes[i] & (bytes[i] >> 1) & 0x55) << 1));
+        for (int64_t i = codes + 3; i < all; i += 4) bytes[i] &= 0xbf;
+        return;
+    }
+    for (int64_t at = 0; at < all; at += size) {
+        bytes[at + (type == Type::F32 ? 3 : type == Type::Q6_K ? 209 : 1)] &= 0xbf;
+        if (bitnet::has_minimum(type)) bytes[at + 3] &= 0xbf;
+    }
+}
+
+void multiply(Results& results, Type type, uint8_t* weight, int64_t rows, int64_t cols, int64_t tokens) {
     Buffer<float> x = wave(tokens * cols), y(tokens * rows), row(cols);
     bitnet::LinearJob job;
     job.matrix.type = type, job.matrix.data = weight, job.matrix.scale = 0.5f;
@@ -39,21 +95,24 @@ void multiply(Type type, uint8_t* weight, int64_t rows, int64_t cols, int64_t to
     bitnet::linear(job, x.get(), tokens);
     const int64_t last = rows - 1;
     bitnet::embed(type, weight, rows, cols, 0.5f, &last, 1, row.get());
+    results.add(y.get(), tokens * rows, !bitnet::is_float(type), bitnet::kTypeNames[int(type)]);
+    results.add(row.get(), cols, true, "embed");
 }
 
-void run_linear(Type type, int64_t rows, int64_t cols, int64_t tokens) {
+void run_linear(Results& results, Type type, int64_t rows, int64_t cols, int64_t tokens) {
     const int64_t bytes = bitnet::weight_bytes(type, rows, cols);
     Buffer<uint8_t> weight(bytes);
     for (int64_t i = 0; i < bytes; ++i) weight.get()[i] = uint8_t(i * 73 + 19);
-    multiply(type, weight.get(), rows, cols, tokens);
+    tame(type, weight.get(), rows, cols);
+    multiply(results, type, weight.get(), rows, cols, tokens);
     if (!bitnet::can_tile(type)) return;
     const Type tiled = bitnet::tiled(type);
     Buffer<uint8_t> tiles((rows + 15) / 16 * 16 * bitnet::row_bytes(tiled, cols));
     bitnet::pack_rows(type, weight.get(), rows, cols, tiles.get());
-    multiply(tiled, tiles.get(), rows, cols, tokens);
+    multiply(results, tiled, tiles.get(), rows, cols, tokens);
 }
 
-void run_ternary_packing(int64_t rows, int64_t cols) {
+void run_ternary_packing(Results& results, int64_t rows, int64_t cols) {
     for (int i = 0; i < int(bitnet::TernarySource::kCount); ++i) {
         const auto source = bitnet::TernarySource(i);
         const int64_t bytes = bitnet::ternary_source_bytes(source, rows, cols), padded = (cols + 15) / 16 * 16;
@@ -61,7 +120,8 @@ void run_ternary_packing(int64_t rows, int64_t cols) {
         Buffer<uint8_t> weight(bytes), out(bitnet::ternary_code_bytes(rows, padded));
         for (int64_t j = 0; j < bytes; ++j) weight.get()[j] = uint8_t(j * 73 + 19);
         bitnet::pack_ternary(source, weight.get(), rows, cols, padded, out.get());
-        multiply(Type::Ternary, out.get(), rows, padded, 3);
+        tame(Type::Ternary, out.get(), rows, padded);
+        multiply(results, Type::Ternary, out.get(), rows, padded, 3);
     }
 }
 
@@ -84,22 +144,26 @@ struct Pages {
     }
 };
 
-void run_attention(int64_t tokens, int64_t start, int64_t window) {
+void run_attention(Results& results, int64_t tokens, int64_t start, int64_t window) {
     bitnet::AttentionArgs a;
     a.tokens = tokens, a.heads = 6, a.kv_heads = 2, a.head_dim = 20, a.start = start, a.window = window;
     a.softcap = 30.0f;
     Buffer<float> q = wave(tokens * a.heads * a.head_dim), out(tokens * a.heads * a.head_dim);
-    Pages pages(start + tokens, 2 * a.kv_heads * a.head_dim * bitnet::kKeyBlock);
+    const int64_t halves = 2 * a.kv_heads * a.head_dim * bitnet::kKeyBlock;
+    Pages pages(start + tokens, halves);
+    for (uint16_t* page : pages.at)
+        for (int64_t i = 0; i < halves; ++i) page[i] = uint16_t((i * 5 % 64 << 5) + (i % 3 ? 0x3000 : 0xb000));
     const std::vector<const uint16_t*> at(pages.at.begin(), pages.at.end());
     Buffer<float> second(tokens * a.heads * a.head_dim);
     a.q = q.get(), a.pages = at.data(), a.out = out.get();
     bitnet::AttentionArgs b = a;
     b.out = second.get();
     bitnet::attention({a, b});
+    for (const auto* got : {&out, &second}) results.add(got->items.get(), tokens * a.heads * a.head_dim, false, "attention");
 }
 
 // A model of one layer with every kind of instruction, over two sequences.
-void run_graph(int64_t tokens) {
+void run_graph(Results& results, int64_t tokens) {
     constexpr int64_t kDim = 52, kHeads = 3, kHead = 20, kQ = kHeads * kHead, kFfn = 36, kVocabulary = 7;
     enum { x, h, qkv, q, k, v, mixed, gate, up, act };
     bitnet::Graph graph({kDim, kDim, 3 * kQ, kQ, kQ, kQ, kQ, kFfn, kFfn, kFfn}, 1, kHeads, kHead, 1e-5f);
@@ -137,16 +201,23 @@ void run_graph(int64_t tokens) {
     for (const int64_t wanted : {int64_t(0), int64_t(1), tokens}) {
         Buffer<float> result((wanted + 1) * kDim);
         graph.run(ids.get(), {{tokens, 300, wanted, context, first.at}, {tokens, 0, 1, context, second.at}}, x, result.get());
+        results.add(result.get(), (wanted + 1) * kDim, false, "graph");
     }
 }
 
-void run_rows(int64_t rows, int64_t cols) {
+void run_rows(Results& results, int64_t rows, int64_t cols) {
     Buffer<float> x = wave(rows * cols), w = wave(cols), out(rows * cols);
+    const auto add = [&](const char* what) { results.add(out.get(), rows * cols, false, what); };
     bitnet::rms_norm(x.get(), w.get(), rows, cols, 1e-5f, out.get());
-    bitnet::layer_norm(x.get(), w.get(), w.get(), rows, cols, 1e-5f, out.get());
-    bitnet::layer_norm(x.get(), w.get(), nullptr, rows, cols, 1e-5f, out.get());
-    for (const bitnet::Gate kind : {bitnet::Gate::silu, bitnet::Gate::gelu_tanh, bitnet::Gate::relu2})
+    add("rms_norm");
+    for (const float* bias : {static_cast<const float*>(w.get()), static_cast<const float*>(nullptr)}) {
+        bitnet::layer_norm(x.get(), w.get(), bias, rows, cols, 1e-5f, out.get());
+        add("layer_norm");
+    }
+    for (const bitnet::Gate kind : {bitnet::Gate::silu, bitnet::Gate::gelu_tanh, bitnet::Gate::relu2}) {
         bitnet::gate(kind, x.get(), x.get(), rows * cols, out.get());
+        add("gate");
+    }
     const int64_t rotated = cols / 4 * 2;
     Buffer<float> cos = wave(rows * rotated / 2);
     for (const bool half : {true, false}) {
@@ -154,43 +225,90 @@ void run_rows(int64_t rows, int64_t cols) {
         a.x = x.get(), a.cos = a.sin = cos.get(), a.out = out.get();
         a.heads = 1, a.head_dim = cols, a.rotated = rotated, a.half = half;
         bitnet::rope(a, rows);
+        add("rope");
     }
 }
 
-void run_level() {
+// A head and its five-bit copy: no exact logit may be above its bound.
+void run_screen(Results& results, int64_t rows, int64_t cols) {
+    const int64_t padded = bitnet::screen_tiles(rows) * bitnet::kScreenRows;
+    Buffer<float> weight = wave(rows * cols), x = wave(cols), factors(cols), logits(rows);
+    Buffer<float> step(padded), residual(padded), norm(padded), approx(padded), upper(padded);
+    Buffer<uint8_t> tiles(bitnet::screen_tiles(rows) * bitnet::screen_tile_bytes(cols));
+    Buffer<int32_t> order(cols);
+    for (int64_t i = 0; i < cols; ++i) factors.get()[i] = i % 3 ? 1.0f : 2.0f, order.get()[i] = int32_t(cols - 1 - i);
+    bitnet::ScreenedMatrix m;
+    m.type = Type::F32, m.weight = reinterpret_cast<const uint8_t*>(weight.get()), m.rows = rows, m.cols = cols;
+    m.order = order.get(), m.factors = factors.get(), m.tiles = tiles.get();
+    m.step = step.get(), m.residual = residual.get(), m.norm = norm.get();
+    std::vector<int64_t> ids;
+    for (int64_t r = 0; r < rows; ++r) ids.push_back(r);
+    bool proven = bitnet::build_screen(m, 0, bitnet::screen_tiles(rows)) &&
+                  bitnet::screen_bounds(m, x.get(), approx.get(), upper.get());
+    bitnet::linear_rows(m, x.get(), ids.data(), rows, logits.get());
+    for (int64_t r = 0; r < rows; ++r) proven = proven && logits.get()[r] <= upper.get()[r];
+    if (!proven) {
+        std::fprintf(stderr, "%s: the screen of %d rows is wrong\n", bitnet::level().c_str(), int(rows));
+        std::exit(1);
+    }
+    results.add(approx.get(), rows, false, "screen, logits");
+    results.add(upper.get(), rows, false, "screen, bounds");
+}
+
+void run_level(Results& results) {
     run_arena();
     for (int i = 0; i < bitnet::kTypes; ++i) {
         if (bitnet::is_tiled(Type(i))) continue;  // made from the others
         const int64_t block = bitnet::kBlocks[i].weights;
         for (const int64_t cols : {block, 3 * block, block == 1 ? 37 : 9 * block})
             for (const int64_t tokens : {1, 2, 7, 17, 33})
-                for (const int64_t rows : {1, 5, 40}) run_linear(Type(i), rows, cols, tokens);
+                for (const int64_t rows : {1, 5, 40}) run_linear(results, Type(i), rows, cols, tokens);
     }
     for (const int64_t rows : {4, 19, 80})
-        for (const int64_t cols : {20, 64, 128, 768}) run_ternary_packing(rows, cols);
+        for (const int64_t cols : {20, 64, 128, 768}) run_ternary_packing(results, rows, cols);
     for (const int64_t window : {0, 1, 50}) {
-        run_attention(1, 130, window);
-        run_attention(70, 3, window);
+        run_attention(results, 1, 130, window);
+        run_attention(results, 70, 3, window);
     }
-    run_attention(1, 700, 0);
-    for (const int64_t tokens : {1, 3, 70}) run_graph(tokens);
-    run_rows(1, 5);
-    run_rows(33, 579);
+    run_attention(results, 1, 700, 0);
+    for (const int64_t tokens : {1, 3, 70}) run_graph(results, tokens);
+    run_rows(results, 1, 5);
+    run_rows(results, 33, 579);
+    run_screen(results, 37, 100);
+    run_screen(results, 16, 64);
+}
+
+// Two callers at once, or one.
+void compare_level(const Results& expected, bool two) {
+    const auto run = [&expected] {
+        Results results = expected.comparing();
+        run_level(results);
+        if (!results.complete()) std::abort();
+    };
+    std::thread other;
+    if (two) other = std::thread(run);
+    run();
+    if (two) other.join();
 }
 
 }  // namespace
 
 int main() {
+    Results expected;
+    bitnet::set_level("scalar");
+    bitnet::set_threads(1);
+    run_level(expected);
     for (const std::string& level : bitnet::levels()) {
         bitnet::set_level(level);
-        if (!bitnet::self_test().empty()) return 1;
+        for (const std::string& kernel : bitnet::self_test()) {
+            std::fprintf(stderr, "%s: the self-test rejects %s\n", level.c_str(), kernel.c_str());
+            return 1;
+        }
         for (const int threads : {1, 3}) {
             bitnet::set_threads(threads);
-            run_level();
+            compare_level(expected, false);
         }
-        std::thread other(run_level);  // two callers at once
-        run_level();
-        other.join();
+        compare_level(expected, true);
         std::printf("%s\n", level.c_str());
     }
     return 0;

@@ -40,6 +40,21 @@ struct Lanes {
     void add_product(Lanes a, Lanes b) { v = _mm256_fmadd_ps(a.v, b.v, v); }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
 };
+#elif defined(BITNET_NEON)
+struct Lanes {
+    static constexpr int kWidth = 8, kRows = 2;
+    float32x4_t low, high;
+    static Lanes zero() { return set(0.0f); }
+    static Lanes set(float f) { return {vdupq_n_f32(f), vdupq_n_f32(f)}; }
+    static Lanes load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+    static Lanes load(const uint16_t* p) {
+        const float16x8_t halves = vreinterpretq_f16_u16(vld1q_u16(p));
+        return {vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
+    }
+    Lanes times(Lanes other) const { return {vmulq_f32(low, other.low), vmulq_f32(high, other.high)}; }
+    void add_product(Lanes a, Lanes b) { low = vfmaq_f32(low, a.low, b.low), high = vfmaq_f32(high, a.high, b.high); }
+    void store(float* p) const { vst1q_f32(p, low), vst1q_f32(p + 4, high); }
+};
 #else
 struct Lanes {
     static constexpr int kWidth = 8, kRows = 1;
@@ -75,6 +90,9 @@ inline void fetch(const uint16_t* p) {
 #if defined(BITNET_F16C)
     _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
     _mm_prefetch(reinterpret_cast<const char*>(p + 32), _MM_HINT_T0);
+#elif defined(BITNET_NEON)
+    __builtin_prefetch(p);
+    __builtin_prefetch(p + 32);
 #else
     (void)p;
 #endif
@@ -82,7 +100,7 @@ inline void fetch(const uint16_t* p) {
 
 // The same rounding as Lanes::add_product.
 inline float add_product(float a, float b, float c) {
-#if defined(BITNET_F16C)
+#if defined(BITNET_F16C) || defined(BITNET_NEON)
     return std::fma(a, b, c);
 #else
     return a * b + c;
@@ -259,6 +277,11 @@ void store_position(const float* k, const float* v, int64_t kv_heads, int64_t di
             for (int i = 0; i < 16; i += 8)
                 _mm_store_si128(reinterpret_cast<__m128i*>(half + i),
                                 _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
+            return;
+        }
+#elif defined(BITNET_NEON)
+        if (n == 16) {
+            for (int i = 0; i < 16; i += 4) vst1_u16(half + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(x + i))));
             return;
         }
 #endif

@@ -63,7 +63,7 @@ struct Vec {
 }  // namespace bitnet
 
 #include "quantize_x86.hpp"
-#include "tiles_x86.hpp"
+#include "tile_products.hpp"
 
 namespace bitnet {
 

@@ -55,7 +55,7 @@ struct Vec {
 }  // namespace bitnet
 
 #include "quantize_x86.hpp"
-#include "tiles_x86.hpp"
+#include "tile_products.hpp"
 
 namespace bitnet {
 

@@ -10,7 +10,7 @@ const Kernels& active();  // dispatch.cpp
 
 namespace {
 
-constexpr const char* kLevelNames[] = {"scalar", "avx2", "avx512_vnni", "neon"};
+constexpr const char* kLevelNames[] = {"scalar", "avx2", "avx512_vnni", "neon_dotprod"};
 constexpr int kLevels = 4, kOps = int(Op::kCount);
 constexpr const char* kOpNames[kOps] = {"linear", "linear", "embed", "rms_norm", "layer_norm",
                                         "rope",   "gate",   "attention", "softcap"};

@@ -17,6 +17,8 @@ std::vector<const Kernels*> available() {
 #if defined(BITNET_X86)
     if (cpu_features().avx2) found.push_back(&avx2_kernels());
     if (cpu_features().avx512_vnni) found.push_back(&avx512_kernels());
+#elif defined(BITNET_ARM)
+    if (cpu_features().neon_dotprod) found.push_back(&neon_kernels());
 #endif
     return found;
 }

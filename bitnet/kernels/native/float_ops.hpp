@@ -8,6 +8,8 @@
 
 #if defined(BITNET_F16C)
 #include <immintrin.h>
+#elif defined(BITNET_NEON)
+#include <arm_neon.h>
 #endif
 
 #include "kernels.hpp"
@@ -30,7 +32,7 @@ inline float sum_over(int64_t n, F value) {
     int64_t i = 0;
     for (; i + kLanes <= n; i += kLanes)
         for (int j = 0; j < kLanes; ++j) lane[j] += value(i + j);
-    for (int j = 0; i < n; ++i, ++j) lane[j] += value(i);
+    for (int64_t j = 0; j < n - i; ++j) lane[j] += value(i + j);
     return sum_lanes(lane);
 }
 

@@ -134,12 +134,16 @@ void add_scalar_ternary(Kernels&);
 #if defined(BITNET_X86)
 void add_avx2_ternary(Kernels&);
 void add_avx512_ternary(Kernels&);
+#elif defined(BITNET_ARM)
+void add_neon_ternary(Kernels&);
 #endif
 
 const Kernels& scalar_kernels();
 #if defined(BITNET_X86)
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
+#elif defined(BITNET_ARM)
+const Kernels& neon_kernels();
 #endif
 
 }  // namespace bitnet

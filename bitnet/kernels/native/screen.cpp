@@ -25,6 +25,8 @@ const ScreenKernels& kernels() {
     const std::string name = level();
     if (name == "avx512_vnni") return screen_avx512_kernels();
     if (name == "avx2") return screen_avx2_kernels();
+#elif defined(BITNET_ARM)
+    if (level() == "neon_dotprod") return screen_neon_kernels();
 #endif
     return screen_scalar_kernels();
 }

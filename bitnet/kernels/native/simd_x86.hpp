@@ -3,11 +3,15 @@
 
 #include <immintrin.h>
 
+#include <cstdint>
+
 namespace bitnet {
 namespace {
 
 inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+
+inline void prefetch_line(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
 
 // Keeps *v* where it is: GCC 12 otherwise reorders the additions of neighbouring accumulators until
 // they no longer fit into the registers, which halves the speed of an unrolled inner loop.

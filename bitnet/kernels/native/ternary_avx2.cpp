@@ -165,7 +165,7 @@ static_assert(Acc::kTiles == 1, "unpacked() multiplies one tile");
 }  // namespace bitnet
 
 #include "ternary_pack_x86.hpp"
-#include "ternary_x86.hpp"
+#include "ternary_products.hpp"
 
 namespace bitnet {
 

@@ -119,7 +119,7 @@ struct Acc {
 }  // namespace
 }  // namespace bitnet
 
-#include "ternary_x86.hpp"
+#include "ternary_products.hpp"
 
 namespace bitnet {
 

@@ -1,11 +1,11 @@
 // Products with tiles of 16 interleaved rows. One template over the number of tokens does decode and
 // prefill, so the order of additions of a row and a token is the same in both.
 //
-// The including file defines `Vec`, the vectors of its instruction set: one or two cover a tile.
+// The including file defines `Vec`, the vectors of its instruction set, of which one or two cover a
+// tile, and `prefetch_line`.
 #pragma once
 
 #include "kernels.hpp"
-#include "simd_x86.hpp"
 
 namespace bitnet {
 namespace {
@@ -15,7 +15,7 @@ constexpr int64_t kInputBytes = 384 << 10;      // activations that stay in the 
 constexpr int64_t kAhead = 4096;                // bytes; the hardware prefetcher stops at page ends
 
 inline void prefetch_lines(const uint8_t* p, int64_t bytes) {
-    for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(p + kAhead + i), _MM_HINT_T0);
+    for (int64_t i = 0; i < bytes; i += 64) prefetch_line(p + kAhead + i);
 }
 
 // Vector *v* of four neighbouring columns, 4j .. 4j+3, of the rows of a tile.
