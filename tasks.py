@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import sysconfig
 from pathlib import Path
 
 sys.dont_write_bytecode = False  # Invoke switches it off; without caches every start is slow
@@ -55,6 +56,21 @@ def sanitize(c, files=""):
         c.run(f"{build}/kernels/kernels_driver")
 
 
+@task()
+def neon(c):
+    """Build the kernels for 64-bit Arm and run them in an emulator."""
+    build = ROOT / "build" / "neon"
+    with c.cd(str(ROOT)):
+        c.run(
+            f"cmake -S . -B {build} -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 "
+            "-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static "
+            f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release "
+            f"-DPython_INCLUDE_DIR={sysconfig.get_path('include')}"
+        )
+        c.run(f"cmake --build {build} --target kernels_driver --parallel 2")
+        c.run(f"qemu-aarch64-static {build}/kernels_driver neon_dotprod")
+
+
 @task(help={"check": "write nothing; fail when a page is not what the code says"})
 def docs(c, check=False):
     """Write the reference pages from the code."""
@@ -68,7 +84,7 @@ def test_data(c, into="test-data"):
 
 
 namespace = tasks.load()
-for developer_task in (test, lint, types, native, sanitize, docs, test_data):
+for developer_task in (test, lint, types, native, sanitize, neon, docs, test_data):
     namespace.add_task(developer_task)
 
 if cli.started_by_invoke():

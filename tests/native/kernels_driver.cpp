@@ -293,12 +293,19 @@ void compare_level(const Results& expected, bool two) {
 
 }  // namespace
 
-int main() {
+// Arguments are instruction sets that this processor must have.
+int main(int argc, char** argv) {
+    const std::vector<std::string> levels = bitnet::levels();
+    for (int i = 1; i < argc; ++i)
+        if (std::find(levels.begin(), levels.end(), argv[i]) == levels.end()) {
+            std::fprintf(stderr, "no kernels for %s on this processor\n", argv[i]);
+            return 1;
+        }
     Results expected;
     bitnet::set_level("scalar");
     bitnet::set_threads(1);
     run_level(expected);
-    for (const std::string& level : bitnet::levels()) {
+    for (const std::string& level : levels) {
         bitnet::set_level(level);
         for (const std::string& kernel : bitnet::self_test()) {
             std::fprintf(stderr, "%s: the self-test rejects %s\n", level.c_str(), kernel.c_str());
