@@ -9,6 +9,7 @@ import uvicorn
 
 from bitnet.runtime.language_model import load
 from bitnet.server.app import Service, create_app
+from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics
 from bitnet.server.narration import Narrator
 from bitnet.server.worker import Worker
@@ -38,7 +39,9 @@ def listening(path, *, name="tiny", app_options=None, lines=None, **worker_optio
         service = Service(worker, metrics, narrate, name, int(time.time()), 48)
         app = create_app(service, **(app_options or {}))
         server = uvicorn.Server(
-            uvicorn.Config(app, port=0, http="h11", log_config=None, timeout_graceful_shutdown=5)
+            uvicorn.Config(
+                app, port=0, http=PatientProtocol, log_config=None, timeout_graceful_shutdown=5
+            )
         )
         thread = threading.Thread(target=server.run)
         thread.start()

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Guard"]
 
-BODY_PATIENCE_S = 30.0  # seconds between two parts of a body
+BODY_PATIENCE_S = 60.0  # for a whole body
 _OPEN_PATHS = frozenset({"/", "/health/live", "/health/ready"})
 
 
@@ -114,12 +114,14 @@ class Guard:
         """*receive* that gives the whole body first, read here.
 
         Raises:
-            Refused: it is too long, or its next part takes too long.
+            Refused: it is too long, or takes too long.
         """
         parts, seen, more = [], 0, True
+        now = asyncio.get_running_loop().time
+        until = now() + BODY_PATIENCE_S
         while more:
             try:
-                event = await asyncio.wait_for(receive(), BODY_PATIENCE_S)
+                event = await asyncio.wait_for(receive(), until - now())
             except asyncio.TimeoutError:
                 raise Refused(408, "the request's body did not arrive") from None
             if event["type"] != "http.request":

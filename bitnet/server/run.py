@@ -14,6 +14,7 @@ import uvicorn
 
 from bitnet.errors import Interrupted, from_os_error
 from bitnet.server.app import Service, create_app
+from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics
 from bitnet.server.options import is_loopback
 from bitnet.server.worker import Worker
@@ -31,7 +32,7 @@ __all__ = ["run"]
 logger = logging.getLogger(__name__)
 
 MAX_HEADER_BYTES = 32 * 1024
-MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS = 512  # of 1,024 open files that most systems let a process have
 KEEP_ALIVE_S = 30
 
 
@@ -116,7 +117,7 @@ def _serve(
 def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11",  # bounds the size of headers
+        http=PatientProtocol,
         ws="none",
         lifespan="on",
         log_config=None,

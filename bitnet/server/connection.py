@@ -1,0 +1,78 @@
+"""Connections that do not wait for a client for ever."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = ["PatientProtocol"]
+
+HEADER_PATIENCE_S = 10.0  # from the first byte of a request, or from connecting, to its last header
+READER_PATIENCE_S = 60.0  # that a client may leave what was sent to it unread
+
+
+class PatientProtocol(H11Protocol):
+    """uvicorn's protocol; clients that send headers or read answers too slowly are cut off.
+
+    h11 bounds the size of headers, which uvicorn's other protocol does not.
+    """
+
+    _waiting_for_headers: asyncio.TimerHandle | None = None
+    _waiting_for_reader: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Wait for a request, not longer than it takes."""
+        super().connection_made(transport)
+        self._expect_headers()
+
+    def data_received(self, data: bytes) -> None:
+        """Take in what came."""
+        if self._waiting_for_headers is None and not self._answering:
+            self._expect_headers()
+        super().data_received(data)
+        if self._answering:
+            self._headers_came()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is answered."""
+        super().pause_writing()
+        abort = self.transport.abort
+        self._waiting_for_reader = self.loop.call_later(READER_PATIENCE_S, abort)
+
+    def resume_writing(self) -> None:
+        """The client has read on."""
+        self._reader_came()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing to wait for any more."""
+        self._headers_came()
+        self._reader_came()
+        super().connection_lost(exc)
+
+    @property
+    def _answering(self) -> bool:
+        cycle: Any = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _expect_headers(self) -> None:
+        self._waiting_for_headers = self.loop.call_later(HEADER_PATIENCE_S, self._give_up)
+
+    def _headers_came(self) -> None:
+        if self._waiting_for_headers is not None:
+            self._waiting_for_headers.cancel()
+            self._waiting_for_headers = None
+
+    def _reader_came(self) -> None:
+        if self._waiting_for_reader is not None:
+            self._waiting_for_reader.cancel()
+            self._waiting_for_reader = None
+
+    def _give_up(self) -> None:
+        self._waiting_for_headers = None
+        if not self._answering:
+            self.transport.abort()
