@@ -5,12 +5,14 @@ Each event names who acts, what happens, and says it twice: plainly and kindly. 
     INFO actor="model-loader" action="gguf_load_complete" human="..." cute="..."
 
 or, one JSON object to a line, for a collector. A destination that cannot be written to (a full
-disk, a closed pipe) silences the narration and nothing else.
+disk, a closed pipe) loses the event and nothing else.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["ACTIONS", "Level", "Narrator"]
 
 Level = Literal["INFO", "WARN", "ERROR"]
+
+_UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # JSON leaves these controls as they are
 
 WORKER = "llm-worker-rbee"
 LOADER = "model-loader"
@@ -114,16 +118,11 @@ class Narrator:
             self._line(f"INFO {text}")
 
     def _line(self, line: str) -> None:
-        try:
+        with suppress(OSError, ValueError):  # ValueError: the stream is closed
             self._write(line)
-        except (OSError, ValueError):  # ValueError: the stream is closed
-            self._write = _nowhere
-
-
-def _nowhere(line: str) -> None:
-    pass
 
 
 def _shown(value: object) -> str:
     # JSON's escapes keep one event on one line, whatever a client has put into it.
-    return json.dumps(value if isinstance(value, str) else str(value), ensure_ascii=False)
+    text = json.dumps(value if isinstance(value, str) else str(value), ensure_ascii=False)
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
