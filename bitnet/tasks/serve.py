@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from dataclasses import replace
 from functools import partial
 
 from bitnet.errors import BitnetError, Unsupported
@@ -31,6 +32,7 @@ def serve(
     Stop it with Ctrl-C or SIGTERM: answers that run may finish.
     """
     run, narrated, narrate = _parts(options)
+    model = _for_many(model)
     options.key()
     narrate(
         "startup",
@@ -42,6 +44,14 @@ def serve(
     load = partial(open_model, model, fetch=fetch, cache=cache, output=output)
     with narrated(path, load, narrate) as running:
         run(running, options, narrate, ready=partial(_tell, options, narrate, fetch))
+
+
+def _for_many(model):
+    """*model* with the whole output head unless the other one is asked for.
+
+    Clients that sample from the whole vocabulary need all of it at every token.
+    """
+    return replace(model, exact_head="off") if model.exact_head == "auto" else model
 
 
 def _parts(options):
