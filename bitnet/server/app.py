@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import re
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,7 @@ class Service:
         name: of the model, as clients see it.
         created: when it was loaded, in seconds since the epoch.
         max_output_tokens: tokens one answer may have.
+        embedding: held by whoever computes vectors.
     """
 
     worker: Worker
@@ -53,6 +55,7 @@ class Service:
     name: str
     created: int
     max_output_tokens: int = 4096
+    embedding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 def create_app(

@@ -31,16 +31,21 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     model = service.worker.model
     asked = openai.Asked.new("chatcmpl", service.name)
-    jobs = await asyncio.to_thread(_jobs, body, model, asked, service.max_output_tokens)
+    jobs = await asyncio.to_thread(_jobs, body, asked, service)
     if body.stream:
         return await _streamed(request, service, asked, body, jobs)
     answers = await streams.collect(request, service, jobs)
     return JSONResponse(openai.chat_reply(asked, answers, model, logprobs=bool(body.logprobs)))
 
 
-def _jobs(body: ChatRequest, model: LanguageModel, asked: openai.Asked, limit: int) -> list[Any]:
-    grammar = _grammar(body.response_format, model)
-    return openai.chat_jobs(body, model, asked, limit=limit, grammar=grammar)
+def _jobs(body: ChatRequest, asked: openai.Asked, service: Service) -> list[Any]:
+    worker = service.worker
+    return openai.chat_jobs(
+        body, worker.model, asked,
+        limit=service.max_output_tokens,
+        share=worker.fair_positions,
+        grammar=_grammar(body.response_format, worker.model),
+    )  # fmt: skip
 
 
 def _grammar(wanted: ResponseFormat | None, model: LanguageModel) -> Grammar | None:
@@ -80,6 +85,7 @@ async def _streamed(
 
     def last(answers: list[openai.Answer]) -> Iterator[Any]:
         if body.stream_options and body.stream_options.include_usage:
-            yield openai.usage_chunk(asked, _KIND, openai.usage(answers))
+            counts = openai.usage(answers, choices=len(answers))
+            yield openai.usage_chunk(asked, _KIND, counts)
 
     return await streams.stream(request, service, jobs, chunks, last)

@@ -55,7 +55,8 @@ def from_error(error: Exception) -> Refused:
     """What a client is told of *error*, which came up while its request was worked on."""
     if isinstance(error, Refused):
         return error
-    if isinstance(error, InferenceError) and "context" in error.message:
+    too_long = ("the context holds", "the budget is")
+    if isinstance(error, InferenceError) and any(words in error.message for words in too_long):
         return Refused(400, error.message, code="context_length_exceeded")
     if isinstance(error, UsageError | Unsupported):
         return Refused(400, error.message)

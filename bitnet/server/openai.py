@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from bitnet import settings
-from bitnet.errors import UsageError
+from bitnet.errors import InvalidFormat, UsageError
 from bitnet.runtime.generation import GenerationParams
 from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.text import TokenLogprob, check_prompt, token_logprob
@@ -18,7 +18,7 @@ from bitnet.server.faults import Refused
 from bitnet.server.worker import Delta, Job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -71,6 +71,7 @@ class Answer:
         text: what there is of it.
         pieces: its tokens, for log-probabilities.
         tokens: how many ids were generated.
+        cached_tokens: ids of the prompt that an earlier request had computed, known at the end.
         finish: OpenAI's finish reason once it has ended.
     """
 
@@ -78,6 +79,7 @@ class Answer:
     text: str = ""
     pieces: list[Piece] = field(default_factory=list)
     tokens: int = 0
+    cached_tokens: int = 0
     finish: str | None = None
 
     def add(self, delta: Delta) -> None:
@@ -95,22 +97,24 @@ class Answer:
                 self.pieces.append(delta.piece)
         if delta.finish is not None:
             self.finish = _FINISH.get(delta.finish, delta.finish)
+            self.cached_tokens = delta.reused
 
 
-def usage(answers: Iterable[Answer], *, prompts: int | None = None) -> dict[str, int]:
-    """Tokens that *answers* took; the prompt of several choices counts once.
+def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
+    """Tokens that *answers* took; a prompt counts once for its choices.
 
     Args:
-        answers: all choices.
-        prompts: ids of the prompts together; by default those of the first choice.
+        answers: all of them, those of a prompt together.
+        choices: how many each prompt has.
     """
-    answers = list(answers)
-    prompt = answers[0].prompt_tokens if prompts is None else prompts
+    firsts = answers[::choices]
+    prompt = sum(answer.prompt_tokens for answer in firsts)
     written = sum(answer.tokens for answer in answers)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in firsts)},
     }
 
 
@@ -159,9 +163,18 @@ def chat_jobs(
     asked: Asked,
     *,
     limit: int,
+    share: int,
     grammar: Grammar | None = None,
 ) -> list[Job]:
     """The jobs of ``/v1/chat/completions``, one for each choice.
+
+    Args:
+        request: what was sent.
+        model: what answers.
+        asked: names the answer.
+        limit: tokens an answer may have.
+        share: positions one answer may reserve unasked, so that the others find memory.
+        grammar: what the answer must look like.
 
     Raises:
         Refused: something in it cannot be.
@@ -169,15 +182,20 @@ def chat_jobs(
     """
     from bitnet.tokenizer.chat import chat_template
 
-    text = chat_template(model.tokenizer).render(
-        [message.model_dump(exclude_none=True) for message in request.messages],
-        tools=request.tools,
-        variables=_template_variables(request.chat_template_kwargs),
-    )
+    template = chat_template(model.tokenizer)
+    try:
+        text = template.render(
+            [message.model_dump(exclude_none=True) for message in request.messages],
+            tools=None if request.tool_choice == "none" else request.tools,
+            variables=_template_variables(request.chat_template_kwargs),
+        )
+    except InvalidFormat as error:  # on what the client sent, as the template itself is parsed
+        raise Refused(400, error.message, param="messages") from error
     ids = model.tokenizer.encode(text, add_special=False)  # the template writes BOS itself
     logprobs = (request.top_logprobs or 0) if request.logprobs else None
     room = max(1, model.engine.context - len(ids))
-    wanted = request.max_completion_tokens or request.max_tokens or min(room, limit)
+    unasked = min(room, limit, max(DEFAULT_TOKENS, share - len(ids)))
+    wanted = request.max_completion_tokens or request.max_tokens or unasked
     return [
         _job(
             asked.id, ids, model,
@@ -210,7 +228,8 @@ def chat_reply(
     asked: Asked, answers: Sequence[Answer], model: LanguageModel, *, logprobs: bool
 ) -> dict[str, Any]:
     """The whole reply of ``/v1/chat/completions``."""
-    return _reply(asked, "chat.completion", usage=usage(answers)) | {
+    counts = usage(answers, choices=len(answers))
+    return _reply(asked, "chat.completion", usage=counts) | {
         "choices": [
             {
                 "index": index,
@@ -242,11 +261,11 @@ def completion_reply(
     model: LanguageModel,
     *,
     logprobs: bool,
-    prompts: int,
+    choices: int,
     echoed: Sequence[str],
 ) -> dict[str, Any]:
     """The whole reply of ``/v1/completions``."""
-    return _reply(asked, "text_completion", usage=usage(answers, prompts=prompts)) | {
+    return _reply(asked, "text_completion", usage=usage(answers, choices=choices)) | {
         "choices": [
             completion_choice(
                 index, echoed[index] + answer.text, answer.finish,
@@ -273,7 +292,7 @@ def completion_chunk(
     }
 
 
-def usage_chunk(asked: Asked, kind: str, counts: dict[str, int]) -> dict[str, Any]:
+def usage_chunk(asked: Asked, kind: str, counts: dict[str, Any]) -> dict[str, Any]:
     """The event with the token counts that a stream ends with when it is asked to."""
     return _reply(asked, kind, usage=counts) | {"choices": []}
 
@@ -306,7 +325,7 @@ def text_logprobs(piece: Piece, model: LanguageModel) -> dict[str, Any]:
     return _text_logprobs([piece], model)
 
 
-def _reply(asked: Asked, kind: str, *, usage: dict[str, int] | None = None) -> dict[str, Any]:
+def _reply(asked: Asked, kind: str, *, usage: dict[str, Any] | None = None) -> dict[str, Any]:
     reply = {"id": asked.id, "object": kind, "created": asked.created, "model": asked.model}
     return reply | ({"usage": usage} if usage is not None else {})
 
@@ -393,7 +412,9 @@ def _bias(given: dict[str, float], size: int) -> dict[int, float]:
 
 def _template_variables(given: dict[str, Any] | None) -> dict[str, Any] | None:
     """Variables for the chat template, without those that are not a client's to set."""
-    own = {"messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt"}
+    own = {
+        "self", "messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt",
+    }  # fmt: skip
     wrong = own.intersection(given or ())
     if wrong:
         raise Refused(

@@ -1,15 +1,19 @@
 """What clients send, as types; FastAPI checks requests by them and documents them.
 
 Names, ranges and defaults are those of OpenAI's API. Fields that it lacks and other local servers
-have (``top_k``, ``min_p``, ``repetition_penalty``) keep the names used there. Unknown fields are
-ignored, as every such server does.
+have (``top_k``, ``min_p``, ``repetition_penalty``) keep the names used there. Fields that would
+change the answer and are not served are refused; unknown ones are ignored, as every such server
+does.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = [
     "ChatRequest",
@@ -75,6 +79,22 @@ class _OpenAI(_Sampling):
     stream_options: StreamOptions | None = None
     user: str | None = None
 
+    unserved: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unserved(cls, given: Any) -> Any:
+        for name in cls.unserved if isinstance(given, dict) else ():
+            if given.get(name) not in (None, "", [], {}, False):
+                raise ValueError(f"{name} is not served")
+        return given
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is for stream: true")
+        return self
+
 
 class CompletionRequest(_OpenAI):
     """``/v1/completions``."""
@@ -83,6 +103,17 @@ class CompletionRequest(_OpenAI):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+
+    unserved: ClassVar[tuple[str, ...]] = ("suffix",)
+
+    @model_validator(mode="after")
+    def _check_choices(self) -> Self:
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ValueError("best_of must be n: answers are not ranked")
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo has no log-probabilities: those of a prompt are not computed")
+        return self
 
 
 class ResponseFormat(_Shape):
@@ -110,8 +141,19 @@ class ChatRequest(_OpenAI):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto"] | None = Field(
+        None, description="none: the model is not told of the tools; it is never made to call one"
+    )
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    unserved: ClassVar[tuple[str, ...]] = ("functions", "function_call", "audio")
+
+    @model_validator(mode="after")
+    def _check_logprobs(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs is for logprobs: true")
+        return self
 
 
 class TokenizeRequest(_Shape):

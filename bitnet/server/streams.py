@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bitnet.server.app import Service
     from bitnet.server.worker import Delta, Job, Order
 
-__all__ = ["DONE", "collect", "event", "stream"]
+__all__ = ["DONE", "collect", "event", "stream", "unless_gone"]
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ async def collect(request: Request, service: Service, jobs: list[Job]) -> list[A
         return answers
 
     try:
-        done = await _unless_gone(request, all_of_it())
+        done = await unless_gone(request, all_of_it())
         _completed(request, service, done)
         return done
     except Exception as error:
@@ -80,7 +80,7 @@ async def stream(
     deltas = order.__aiter__()
     try:
         # Wait for the first delta: what fails at once gets an HTTP status instead of an event.
-        index, delta = await _unless_gone(request, anext(deltas))
+        index, delta = await unless_gone(request, anext(deltas))
         if delta.error is not None:
             raise delta.error
     except BaseException as error:
@@ -149,7 +149,7 @@ def _told(request: Request, service: Service, error: Exception) -> None:
     )
 
 
-async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
     """The result of *work*, which is given up when the client closes the connection.
 
     Raises:

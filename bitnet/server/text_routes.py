@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bitnet.server import openai, streams
-from bitnet.server.embedding import embed
+from bitnet.server.embedding import Embedding
 from bitnet.server.faults import Refused
 from bitnet.server.shapes import (
     CompletionRequest,
@@ -59,6 +58,7 @@ def _inference_facts(answer: openai.Answer, request_id: str, service: Service) -
         "tokens": [piece.token for piece in answer.pieces],
         "tokens_generated": answer.tokens,
         "prompt_tokens": answer.prompt_tokens,
+        "cached_tokens": answer.cached_tokens,
         "finish_reason": answer.finish,
     }
 
@@ -73,7 +73,6 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         openai.completion_jobs, body, model, asked, limit=service.max_output_tokens
     )
     choices = body.n or 1
-    prompts = sum(len(job.ids) for job in jobs[::choices])
     echoed = [
         model.tokenizer.decode(job.ids, skip_special=True) if body.echo else "" for job in jobs
     ]
@@ -82,7 +81,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         answers = await streams.collect(request, service, jobs)
         return JSONResponse(
             openai.completion_reply(
-                asked, answers, model, logprobs=has_logprobs, prompts=prompts, echoed=echoed
+                asked, answers, model, logprobs=has_logprobs, choices=choices, echoed=echoed
             )
         )
 
@@ -96,7 +95,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
     def last(answers: list[openai.Answer]) -> Iterator[Any]:
         if body.stream_options and body.stream_options.include_usage:
-            counts = openai.usage(answers, prompts=prompts)
+            counts = openai.usage(answers, choices=choices)
             yield openai.usage_chunk(asked, "text_completion", counts)
 
     return await streams.stream(request, service, jobs, chunks, last)
@@ -117,9 +116,35 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
             raise Refused(
                 400, f"each input needs 1 to {model.engine.context:,} known tokens", param="input"
             )
-    rows: Any = [await worker.call(partial(embed, model, row)) for row in ids]
+    with worker.place():
+        rows = await streams.unless_gone(request, _embedded(service, ids))
     counted = sum(len(row) for row in ids)
     return JSONResponse(openai.embeddings_reply(body, rows, service.name, counted))
+
+
+async def _embedded(service: Service, texts: list[list[int]]) -> list[Any]:
+    """A vector for each of *texts*; memory is taken for one text at a time.
+
+    Raises:
+        Refused: it takes too long, or the worker stops.
+    """
+
+    async def one_by_one() -> list[Any]:
+        async with service.embedding:
+            rows = []
+            for ids in texts:
+                running = Embedding(service.worker.model, ids)
+                while running.left:
+                    await service.worker.call(running.step)
+                rows.append(running.vector())
+            return rows
+
+    limit_s = service.worker.deadline_s
+    try:
+        return await asyncio.wait_for(one_by_one(), limit_s)
+    except asyncio.TimeoutError:
+        message = f"the vectors were not ready after {limit_s:g} s"
+        raise Refused(504, message, kind="server_error") from None
 
 
 @router.post("/tokenize", tags=["worker"], summary="The ids of a text")

@@ -11,15 +11,17 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from bitnet.runtime.kv_cache import PAGE
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.text import AnswerText
 from bitnet.server.faults import Refused, from_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
     from bitnet.runtime.generation import GenerationParams, Piece
     from bitnet.runtime.language_model import LanguageModel
@@ -59,12 +61,14 @@ class Delta:
         piece: the token behind it; ``None`` where text that was held back comes out.
         finish: why the answer ends here.
         error: why there is no more.
+        reused: ids of the prompt that were not run again, known with the last one.
     """
 
     text: str = ""
     piece: Piece | None = None
     finish: Finish | None = None
     error: Refused | None = None
+    reused: int = 0
 
     @property
     def is_last(self) -> bool:
@@ -160,6 +164,7 @@ class Worker:
     Attributes:
         model: what writes.
         draining: no more jobs are taken.
+        deadline_s: seconds an answer may take, waiting included.
     """
 
     def __init__(
@@ -187,7 +192,7 @@ class Worker:
         self._metrics = metrics
         self._max_batch = max_batch
         self._limit = max_batch + queue
-        self._deadline_s = deadline_s
+        self.deadline_s = deadline_s
         self._kv_budget_bytes = kv_budget_bytes
         self._changed = threading.Condition()
         self._inbox: deque[Ticket] = deque()
@@ -195,6 +200,7 @@ class Worker:
         self._open = 0  # tickets accepted and not answered
         self._running: dict[Running, _Writing] = {}
         self._scheduler = self._new_scheduler()
+        self._fair_positions = self._share()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="bitnet-worker", daemon=True)
 
@@ -202,6 +208,11 @@ class Worker:
     def open_jobs(self) -> int:
         """Jobs that wait or are being written."""
         return self._open
+
+    @property
+    def fair_positions(self) -> int:
+        """Prompt and answer of which as many fit the memory as are written at the same time."""
+        return self._fair_positions
 
     @property
     def alive(self) -> bool:
@@ -219,22 +230,26 @@ class Worker:
             Refused: the worker stops (503), or as many jobs wait as may (429).
         """
         with self._changed:
-            if self.draining:
-                raise Refused(503, "the worker is stopping", kind="server_error", retry_after_s=5)
-            if self._open + len(jobs) > self._limit:
-                self._metrics.refused.inc()
-                raise Refused(
-                    429,
-                    f"{self._open} answers wait or are being written, {self._limit} may",
-                    kind="rate_limit_error",
-                    code="queue_full",
-                    retry_after_s=1,
-                )
-            order = Order(jobs, time.monotonic() + self._deadline_s)
+            self._take_places(len(jobs))
+            order = Order(jobs, time.monotonic() + self.deadline_s)
             self._inbox.extend(order.tickets)
-            self._open += len(jobs)
             self._changed.notify()
         return order
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Count as an answer that waits, for work that :meth:`call` does.
+
+        Raises:
+            Refused: as :meth:`submit`.
+        """
+        with self._changed:
+            self._take_places(1)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._open -= 1
 
     def cancel(self, order: Order) -> None:
         """End what is left of *order* at the next step."""
@@ -243,9 +258,15 @@ class Worker:
             self._changed.notify()
 
     async def call(self, function: Callable[[], object]) -> object:
-        """The result of *function*, run by the thread between two steps."""
+        """The result of *function*, run by the thread between two steps.
+
+        Raises:
+            Refused: the worker stops.
+        """
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         with self._changed:
+            if self._stopped:
+                raise _stopping()
             self._calls.append((function, future))
             self._changed.notify()
         return await future
@@ -263,6 +284,20 @@ class Worker:
         if self._thread.is_alive():
             self._thread.join()
 
+    def _take_places(self, count: int) -> None:
+        if self.draining:
+            raise _stopping()
+        if self._open + count > self._limit:
+            self._metrics.refused.inc()
+            raise Refused(
+                429,
+                f"{self._open} answers wait or are being written, {self._limit} may",
+                kind="rate_limit_error",
+                code="queue_full",
+                retry_after_s=1,
+            )
+        self._open += count
+
     def _new_scheduler(self) -> Scheduler:
         engine = self.model.engine
         return Scheduler(
@@ -272,6 +307,13 @@ class Worker:
             kv_budget_bytes=self._kv_budget_bytes,
         )
 
+    def _share(self) -> int:
+        context = self.model.engine.context
+        if self._kv_budget_bytes is None:
+            return context
+        page_bytes = PAGE * self._scheduler.new_cache().bytes_per_position
+        return min(context, self._kv_budget_bytes // self._max_batch // page_bytes * PAGE)
+
     def _run(self) -> None:
         while self._take_in():
             self._step()
@@ -279,6 +321,8 @@ class Worker:
             self._finish(writing.ticket, writing.ended("cancelled"))
         for ticket in self._inbox:
             self._finish(ticket, Delta(finish="cancelled"))
+        for _, future in self._calls:
+            _settle(future, None, _stopping())
 
     def _step(self) -> None:
         """One pass of the model; if it fails as a whole, its answers do, and the worker goes on."""
@@ -329,7 +373,7 @@ class Worker:
                 self._scheduler.cancel(running)
                 del self._running[running]
                 reason: Finish = "cancelled" if ticket.order.cancelled else "deadline"
-                self._finish(ticket, writing.ended(reason))
+                self._finish(ticket, replace(writing.ended(reason), reused=running.reused))
 
     def _deliver(self, running: Running, piece: Piece) -> None:
         writing = self._running.get(running)
@@ -347,7 +391,7 @@ class Worker:
         if piece.finish_reason is None:  # a stop string, or an error of ours
             self._scheduler.cancel(running)
         del self._running[running]
-        self._finish(writing.ticket, delta)
+        self._finish(writing.ticket, replace(delta, reused=running.reused))
 
     def _finish(self, ticket: Ticket, delta: Delta) -> None:
         with self._changed:
@@ -356,19 +400,32 @@ class Worker:
         ticket.put(delta)
 
     def _answer(self, function: Callable[[], object], future: asyncio.Future[object]) -> None:
-        def settle(result: object, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)
-            else:
-                future.set_exception(error)
-
+        if future.cancelled():
+            return
         try:
-            outcome: tuple[object, Exception | None] = (function(), None)
+            result = function()
         except Exception as error:  # noqa: BLE001 - whoever waits is told
-            outcome = (None, error)
-        try:
-            future.get_loop().call_soon_threadsafe(settle, *outcome)
-        except RuntimeError:  # the loop is closed
-            logger.debug("nobody waits for a result any more")
+            _settle(future, None, error)
+        else:
+            _settle(future, result, None)
+
+
+def _stopping() -> Refused:
+    return Refused(503, "the worker is stopping", kind="server_error", retry_after_s=5)
+
+
+def _settle(future: asyncio.Future[object], result: object, error: Exception | None) -> None:
+    """Give *future* its outcome in its own loop."""
+
+    def give() -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    try:
+        future.get_loop().call_soon_threadsafe(give)
+    except RuntimeError:  # the loop is closed
+        logger.debug("nobody waits for a result any more")

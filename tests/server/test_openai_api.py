@@ -71,7 +71,8 @@ def test_a_streamed_chat_is_the_whole_one_in_pieces(client):
     assert text == whole.choices[0].message.content
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
-    assert chunks[-1].usage == whole.usage
+    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
+    assert chunks[-1].usage.completion_tokens == 8
     assert len({chunk.id for chunk in chunks}) == 1
 
 
@@ -143,8 +144,36 @@ def test_tools_reach_the_template(worker):
     tool = {"type": "function", "function": {"name": "zz", "parameters": {"type": "object"}}}
     body = {"messages": messages, "max_tokens": 1}
     plain = worker.post("/v1/chat/completions", body).json()
-    tools = worker.post("/v1/chat/completions", body | {"tools": [tool]}).json()
+    told = body | {"tools": [tool]}
+    tools = worker.post("/v1/chat/completions", told).json()
     assert tools["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] + 2
+    kept = worker.post("/v1/chat/completions", told | {"tool_choice": "none"}).json()
+    assert kept["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+
+
+def test_what_a_tool_gave_back_reaches_the_template(worker):
+    def prompt_tokens(*more):
+        body = {"messages": [{"role": "user", "content": "a"}, *more], "max_tokens": 1}
+        return worker.post("/v1/chat/completions", body).json()["usage"]["prompt_tokens"]
+
+    call = {"id": "1", "type": "function", "function": {"name": "zz", "arguments": "{}"}}
+    asked = {"role": "assistant", "content": "", "tool_calls": [call]}
+    given = {"role": "tool", "tool_call_id": "1", "content": "xyz"}
+    assert prompt_tokens(asked, given) == prompt_tokens(asked) + len("tool.xyz.")
+
+
+def test_ids_that_an_earlier_request_computed_are_counted(worker):
+    body = {"prompt": "abcdefghij", "max_tokens": 2, "temperature": 0}
+    cached = [
+        worker.post("/v1/completions", body | {"prompt": prompt}).json()["usage"][
+            "prompt_tokens_details"
+        ]["cached_tokens"]
+        for prompt in ("abcdefghij", "abcdefghij", "abcdefgxyz", "qrs")
+    ]
+    # The last id of a prompt is run in any case; what begins otherwise shares only BOS, if any.
+    assert cached[0] == 0
+    assert cached[1] == cached[2] + 2
+    assert cached[3] <= 1
 
 
 def test_the_model_is_listed(client):
@@ -188,6 +217,14 @@ def test_text_to_ids_and_back(worker):
         ("/v1/chat/completions", {"messages": [IMAGE]}, "only text"),
         ("/v1/chat/completions", {"messages": [TEXT], "chat_template_kwargs": {"messages": []}},
          "cannot be set"),
+        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix is not served"),
+        ("/v1/completions", {"prompt": "a", "best_of": 2}, "best_of must be n"),
+        ("/v1/completions", {"prompt": "a", "echo": True, "logprobs": 1}, "echo has no"),
+        ("/v1/completions", {"prompt": "a", "stream_options": {}}, "stream_options is for stream"),
+        ("/v1/chat/completions", {"messages": [TEXT], "top_logprobs": 1}, "top_logprobs is for"),
+        ("/v1/chat/completions", {"messages": [TEXT], "tool_choice": "required"}, "tool_choice"),
+        ("/v1/chat/completions", {"messages": [TEXT], "functions": [{"name": "f"}]},
+         "functions is not served"),
         ("/detokenize", {"tokens": [12345]}, "not in the vocabulary"),
         ("/v1/embeddings", {"input": [[]]}, "each input needs"),
     ],

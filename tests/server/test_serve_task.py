@@ -5,9 +5,12 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -152,6 +155,90 @@ def test_a_model_that_does_not_load_ends_with_its_code_and_an_event(started, mod
     (line,) = [line for line in worker.lines if 'action="model_load_failed"' in line]
     assert line.startswith('ERROR actor="llm-worker-rbee"')
     assert 'human="Model load failed: ' in line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+@pytest.mark.parametrize("narration", ["console", "json"])
+def test_a_full_disk_for_its_lines_does_not_stop_a_worker(model_path, narration):
+    port = _free_port()
+    command = [sys.executable, "-m", "bitnet", "serve", "--model", str(model_path), "-vv",
+               "--port", str(port), "--narration", narration]  # fmt: skip
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen(command, stdout=full, stderr=full)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+            deadline = time.monotonic() + 60
+            while True:
+                assert time.monotonic() < deadline
+                assert process.poll() is None
+                with contextlib.suppress(httpx.TransportError):
+                    http.get("/health/ready")
+                    break
+                time.sleep(0.05)
+            for prompt in ("ab", "", "cd"):  # the second is refused
+                reply = http.post("/v1/inference", json={"prompt": prompt, "max_tokens": 3})
+                assert reply.status_code == (200 if prompt else 400)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) >= 0  # it ends by itself; Python says 120 where stderr is lost
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _free_port():
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.mark.parametrize("narration", ["console", "json"])
+def test_the_key_is_in_no_line_and_no_answer(started, monkeypatch, narration):
+    key = "k3y-that-nobody-may-read"
+    monkeypatch.setenv("BITNET_API_KEY", key)
+    worker = started("-vv", "--narration", narration, "--callback-url", "http://127.0.0.1:1/")
+    worker.until("server_start")
+    worker.port = next(
+        int(found[1]) for line in worker.lines if (found := re.search(r"127\.0\.0\.1:(\d+)", line))
+    )
+    replies = []
+    for given in (key, key + "x", key[:-1]):
+        for path, body in (("inference", {"prompt": "a", "max_tokens": 1}), ("inference", {}),
+                           ("chat/completions", {"messages": []}),
+                           ("nothing", {})):  # fmt: skip
+            reply = httpx.post(
+                f"http://127.0.0.1:{worker.port}/v1/{path}", json=body, timeout=30,
+                headers={"Authorization": f"Bearer {given}"},
+            )  # fmt: skip
+            replies.append(reply)
+    assert {reply.status_code for reply in replies} >= {200, 400, 401, 404}
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.end() == 0
+    assert key[:-1] not in "\n".join(worker.lines)
+    assert not any(key[:-1] in reply.text or key[:-1] in str(reply.headers) for reply in replies)
+
+
+def test_a_worker_killed_under_load_answers_again_on_its_port(started):
+    first = started().listen()
+    outcomes = []
+
+    def ask():
+        try:
+            outcomes.append(first.post({"prompt": "ab", "max_tokens": 60}).json()["text"])
+        except (httpx.TransportError, httpx.HTTPStatusError) as error:
+            outcomes.append(error)
+
+    asking = [threading.Thread(target=ask) for _ in range(12)]
+    for one in asking:
+        one.start()
+    first.until('action="inference_start"')
+    first.process.kill()
+    assert first.end() == -signal.SIGKILL
+    for one in asking:
+        one.join()
+    assert len(outcomes) == 12  # each client has its answer or knows that it has none
+    again = started(port=first.port).listen()
+    text = again.post({"prompt": "ab", "max_tokens": 60}).json()["text"]
+    assert {one for one in outcomes if isinstance(one, str)} <= {text}
 
 
 def test_beyond_this_machine_a_key_is_wanted(started):

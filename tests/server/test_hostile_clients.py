@@ -1,0 +1,192 @@
+"""Clients that are slow, greedy or curious."""
+
+import contextlib
+import json
+import socket
+import time
+
+import pytest
+
+from bitnet.server import connection, embedding, guard
+from bitnet.server import openai as api
+from bitnet.server.narration import Narrator
+from bitnet.server.shapes import ChatRequest
+
+HEAD = b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+BODY = {"prompt": "a", "max_tokens": 1}
+
+
+def connected(worker):
+    return socket.create_connection(("127.0.0.1", worker.port), timeout=20)
+
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def everything(one):
+    got = b""
+    while chunk := one.recv(65536):
+        got += chunk
+    return got
+
+
+@pytest.mark.parametrize("sent", [b"", b"P", HEAD], ids=["nothing", "a letter", "no end"])
+def test_headers_that_do_not_end_end_the_connection(worker, monkeypatch, sent):
+    monkeypatch.setattr(connection, "HEADER_PATIENCE_S", 0.1)
+    with connected(worker) as one:
+        one.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert everything(one) == b""
+    assert worker.post("/v1/inference", BODY).status_code == 200
+
+
+def test_a_second_request_has_to_end_its_headers_too(worker, monkeypatch):
+    monkeypatch.setattr(connection, "HEADER_PATIENCE_S", 0.3)
+    with connected(worker) as one:
+        one.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\nGET / HT")
+        try:
+            got = everything(one)
+        except ConnectionResetError:
+            pytest.fail("the first answer was lost")
+    assert got.count(b"HTTP/1.1 200") == 1
+
+
+def test_a_body_that_does_not_end_is_given_up(worker, monkeypatch):
+    monkeypatch.setattr(guard, "BODY_PATIENCE_S", 0.2)
+    with connected(worker) as one:
+        one.sendall(HEAD + b"Content-Length: 100\r\n\r\n{")
+        assert b" 408 " in everything(one).partition(b"\r\n")[0]
+    assert worker.service.worker.open_jobs == 0
+
+
+def test_who_never_reads_is_cut_off(serving, monkeypatch):
+    monkeypatch.setattr(connection, "READER_PATIENCE_S", 0.2)
+    worker = serving()
+    with connected(worker) as one:
+        one.setblocking(False)
+        ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50
+        lost = []
+
+        def is_cut_off():
+            try:
+                one.send(ask)
+            except BlockingIOError:
+                pass
+            except (BrokenPipeError, ConnectionResetError) as error:
+                lost.append(error)
+            return lost
+
+        until(is_cut_off)
+    assert worker.post("/v1/inference", BODY).status_code == 200
+
+
+def prompt_tokens(worker, message, **more):
+    body = {"messages": [message], "max_tokens": 1} | more
+    reply = worker.post("/v1/chat/completions", body)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["usage"]["prompt_tokens"]
+
+
+JINJA = "{{7*7}}{{cycler.__init__.__globals__.os.popen('id').read()}}{% for x in y %}"
+
+
+def test_templates_in_what_clients_send_are_text(worker):
+    plain = prompt_tokens(worker, {"role": "user", "content": "a"})
+    user = {"role": "user", "content": "a"}
+    short = "{{7*7}}"
+    count = len(worker.post("/tokenize", {"content": short, "add_special": False}).json()["tokens"])
+    assert prompt_tokens(worker, {"role": "user", "content": "a" + short}) == plain + count
+    assert prompt_tokens(worker, {"role": "user" + short, "content": "a"}) == plain + count
+    tool = {"type": "function", "function": {"name": short}}
+    assert prompt_tokens(worker, user, tools=[tool]) == plain + count
+    for variables in ({"chat_template": JINJA}, {"loop": JINJA}, {"cycler": 1}, {"m": JINJA}):
+        assert prompt_tokens(worker, user, chat_template_kwargs=variables) == plain
+    body = {"messages": [user], "max_tokens": 1, "chat_template_kwargs": {"self": 1}}
+    assert worker.post("/v1/chat/completions", body).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/models/../../../etc/passwd",
+        "/v1/models/%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+        "/v1/models//etc/passwd",
+        "/..%2f..%2fetc/passwd",
+        "/page.html",
+    ],
+)
+def test_no_path_leads_to_a_file(worker, path):
+    with connected(worker) as one:
+        one.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        got = everything(one)
+    assert b" 404 " in got.partition(b"\r\n")[0]
+    assert b"root:" not in got
+
+
+def test_a_model_that_a_request_names_is_not_opened(worker):
+    reply = worker.post("/v1/completions", BODY | {"model": "/etc/passwd"})
+    assert reply.json()["model"] == "tiny"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_an_event_stays_on_its_line_whatever_is_in_it(as_json):
+    lines = []
+    narrate = Narrator(lines.append, worker_id="w", as_json=as_json)
+    evil = 'a"\nINFO actor="x"\r\x1b[2J\x9b2J\u2028\x7f'
+    narrate("inference_failed", evil, request_id=evil)
+    (line,) = lines
+    assert line.isprintable()
+    if as_json:
+        assert json.loads(line)["human"] == evil
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0, 8), (30, 19), (1000, 53)])
+def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatch, share, expected):
+    monkeypatch.setattr(api, "DEFAULT_TOKENS", 8)
+    request = ChatRequest(messages=[{"role": "user", "content": "a"}])
+    model = worker.service.worker.model
+    asked = api.Asked.new("x", "tiny")
+    (job,) = api.chat_jobs(request, model, asked, limit=1000, share=share)
+    spare = 11 - len(job.ids)  # the figures above are for a prompt of 11 ids in a context of 64
+    assert job.params.max_tokens == expected + (spare if share else 0)
+
+
+def test_the_share_of_an_answer_is_what_fits_as_often_as_answers_are_written(serving):
+    assert serving(max_batch=2).service.worker.fair_positions == 64
+    page = 64 * serving().service.worker._scheduler.new_cache().bytes_per_position
+    assert serving(max_batch=2, kv_budget_bytes=2 * page).service.worker.fair_positions == 64
+    assert serving(max_batch=2, kv_budget_bytes=2 * page - 1).service.worker.fair_positions == 0
+
+
+def test_an_answer_that_never_fits_the_memory_is_refused_as_such(serving):
+    worker = serving(kv_budget_bytes=1000)
+    reply = worker.post("/v1/inference", BODY)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+    assert "the budget is 1,000" in reply.json()["error"]["message"]
+
+
+def test_vectors_are_computed_part_by_part(worker, monkeypatch):
+    body = {"input": "abcdefghijklmnop"}
+    whole = worker.post("/v1/embeddings", body).json()["data"][0]["embedding"]
+    steps = []
+    step = embedding.Embedding.step
+    monkeypatch.setattr(embedding, "_CHUNK", 4)
+    monkeypatch.setattr(embedding.Embedding, "step", lambda self: steps.append(1) or step(self))
+    parts = worker.post("/v1/embeddings", body).json()["data"][0]["embedding"]
+    assert parts == pytest.approx(whole, abs=1e-4)
+    assert len(steps) >= 4
+
+
+def test_vectors_wait_in_the_queue_like_answers(serving):
+    worker = serving(max_batch=1, queue=1)
+    inner = worker.service.worker
+    with inner.place(), inner.place():
+        assert worker.post("/v1/embeddings", {"input": "a"}).status_code == 429
+    assert worker.post("/v1/embeddings", {"input": "a"}).status_code == 200
+    inner.drain()
+    assert worker.post("/v1/embeddings", {"input": "a"}).status_code == 503
