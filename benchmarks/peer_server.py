@@ -1,0 +1,28 @@
+"""llama.cpp's server, as the package xllamacpp has it, until this process is ended.
+
+    python benchmarks/peer_server.py MODEL PORT THREADS CONTEXT SLOTS
+
+CONTEXT is that of one answer.
+"""
+
+import signal
+import sys
+
+import xllamacpp
+
+
+def main():
+    """Serve."""
+    model, port, threads, context, slots = sys.argv[1], *map(int, sys.argv[2:])
+    params = xllamacpp.CommonParams()
+    params.model.path = model
+    params.hostnames, params.port = ["127.0.0.1"], port
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.n_ctx, params.n_parallel = context * slots, slots
+    server = xllamacpp.Server(params)
+    print(server.listening_address, flush=True)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main()

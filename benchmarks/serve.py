@@ -1,0 +1,360 @@
+"""A worker under load: answers, latency, throughput and memory, beside llama.cpp's server.
+
+    python benchmarks/serve.py MODEL [--clients 50 --requests 200] [--peer-python PYTHON]
+        [--turns 5] [--threads N] [--json FILE] [--table FILE]
+
+PYTHON is the interpreter of an environment with the package ``xllamacpp``, which has llama.cpp's
+server; without it ours runs alone. Each server is a process of its own with the model, context,
+threads and number of slots of the other, and gets the same requests: streamed completions, the
+likeliest tokens. Load: CLIENTS clients with REQUESTS requests each, every text compared with what
+the model writes alone, and the worker's memory read as they go. Rates: 1 and 8 clients at a time;
+the servers take turns, and the first turn does not count. A server that has to wait is stopped
+(SIGSTOP), so that it takes no time from the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bitnet.bench.machine import describe_machine
+from bitnet.runtime.language_model import load
+
+PEER = Path(__file__).with_name("peer_server.py")
+SLOTS = 8
+CONTEXT = 512  # of each answer
+SAMPLES = 20  # of the worker's memory
+TOPICS = (
+    "the sea", "a lighthouse", "old maps", "bread", "the first trains", "winter", "a violin",
+    "bees", "the moon", "clay pots", "a long bridge", "salt", "paper", "a market", "rivers",
+    "glass", "wool", "a small museum", "the wind", "gardens", "copper", "owls", "ink", "canals",
+)  # fmt: skip
+PROMPTS = tuple(
+    f"This is the beginning of a chapter about {topic}, written for readers who know nothing "
+    "about it yet and would like to see how it came to be what it is. It begins like this:"
+    for topic in TOPICS
+)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer as a client saw it: its text, tokens, and seconds to the first and the last."""
+
+    prompt: str
+    text: str
+    tokens: int
+    first_s: float
+    total_s: float
+
+
+class Server:
+    """A running server; paused unless :meth:`awake`."""
+
+    def __init__(self, name, command, port, work):
+        self.name, self.port = name, port
+        self.log = work / f"{name}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def wait(self, path):
+        """Return once *path* answers with 200.
+
+        Raises:
+            SystemExit: the server ended.
+        """
+        while self.process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5):
+                    return
+            except OSError:  # noqa: PERF203
+                time.sleep(0.1)
+        raise SystemExit(f"{self.name} ended:\n{self.log.read_text()[-2000:]}")
+
+    def pause(self):
+        """Take no more time from others."""
+        self.process.send_signal(signal.SIGSTOP)
+
+    def awake(self):
+        """Go on after :meth:`pause`."""
+        self.process.send_signal(signal.SIGCONT)
+
+    def rss_mb(self):
+        """Resident memory."""
+        for line in Path(f"/proc/{self.process.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) / 1024
+        raise SystemExit("no VmRSS: this needs Linux")
+
+    def stop(self):
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+
+
+def started(options, work):
+    """Our worker and, where there is one, llama.cpp's server, both loaded and paused."""
+    port, other = free_port(), free_port()
+    ours = [
+        sys.executable, "-m", "bitnet", "serve", "--model", options.model, "--port", port,
+        "--threads", options.threads, "--context", CONTEXT, "--max-batch", SLOTS,
+        "--queue", max(64, options.clients),
+    ]  # fmt: skip
+    servers = [Server("bitnet", [str(word) for word in ours], port, work)]
+    if options.peer_python:
+        peer = [
+            options.peer_python, PEER, options.model, other, options.threads, CONTEXT, SLOTS,
+        ]  # fmt: skip
+        servers.append(Server("llama.cpp", [str(word) for word in peer], other, work))
+    for server, path in zip(servers, ("/health/ready", "/health"), strict=False):
+        server.wait(path)
+        server.pause()
+    return servers
+
+
+def free_port():
+    """A port nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+async def ask(port, prompt, max_tokens):
+    """Stream one completion.
+
+    Raises:
+        ValueError: the status is not 200, or the stream breaks off.
+    """
+    body = {
+        "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+    content = json.dumps(body).encode()
+    begin = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+        )
+        head = await reader.readuntil(b"\r\n\r\n")
+        if b" 200 " not in head.partition(b"\r\n")[0]:
+            raise ValueError(head.decode() + (await reader.read()).decode())
+        text, tokens, first = [], None, 0.0
+        async for facts in events(reader):
+            if facts.get("usage"):
+                tokens = facts["usage"]["completion_tokens"]
+            for choice in facts.get("choices", ()):
+                if choice["text"]:
+                    first = first or time.perf_counter() - begin
+                    text.append(choice["text"])
+    finally:
+        writer.close()
+    if tokens is None:
+        raise ValueError("the stream ended without its counts")
+    return Reply(prompt, "".join(text), tokens, first, time.perf_counter() - begin)
+
+
+async def events(reader):
+    """The JSON of each server-sent event of a chunked body, up to ``[DONE]``."""
+    left = b""
+    while size := int(await reader.readline(), 16):
+        left += (await reader.readexactly(size + 2))[:-2]
+        *whole, left = left.split(b"\n\n")
+        for one in whole:
+            if one == b"data: [DONE]":
+                return
+            if one.startswith(b"data: "):
+                yield json.loads(one[6:])
+    raise ValueError("the stream broke off")
+
+
+async def load_of(port, clients, prompts, max_tokens, each=None):
+    """All replies to *prompts*, asked by *clients* that each wait for their answer.
+
+    Args:
+        port: of the server.
+        clients: how many ask at the same time.
+        prompts: what is asked.
+        max_tokens: of each answer.
+        each: called with every reply.
+    """
+    left, replies = iter(prompts), []
+
+    async def client():
+        for prompt in left:
+            replies.append(await ask(port, prompt, max_tokens))
+            if each:
+                each(replies)
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    return replies
+
+
+def under_load(server, options, expected):
+    """Many clients; every answer is compared, and memory read *SAMPLES* times."""
+    count = options.clients * options.requests
+    prompts = list(itertools.islice(itertools.cycle(PROMPTS), count))
+    memory = []
+
+    def look(replies):
+        if len(replies) % max(1, count // SAMPLES) == 0:
+            memory.append([len(replies), round(server.rss_mb(), 1)])
+            print(f"{len(replies)} answers, {memory[-1][1]} MB", file=sys.stderr, flush=True)
+
+    server.awake()
+    begin = time.perf_counter()
+    replies = asyncio.run(load_of(server.port, options.clients, prompts, options.load_tokens, look))
+    passed = time.perf_counter() - begin
+    server.pause()
+    wrong = [reply for reply in replies if reply.text != expected[reply.prompt]]
+    for reply in wrong[:3]:
+        print(f"wrong: {reply.text!r}, alone: {expected[reply.prompt]!r}", file=sys.stderr)
+    return {
+        "clients": options.clients,
+        "requests": len(replies),
+        "lost": count - len(replies),
+        "wrong": len(wrong),
+        "seconds": passed,
+        "tokens_per_s": sum(reply.tokens for reply in replies) / passed,
+        "first_token_s": quantiles([reply.first_s for reply in replies]),
+        "answer_s": quantiles([reply.total_s for reply in replies]),
+        "rss_mb": memory,
+    }
+
+
+def quantiles(values):
+    """Median and 95th percentile."""
+    cuts = statistics.quantiles(values, n=20) if len(values) > 1 else values * 19
+    return {"p50": statistics.median(values), "p95": cuts[18]}
+
+
+def rates(servers, options):
+    """Tokens per second of each server with 1 and with 8 clients, turn by turn."""
+    found = {server.name: {1: [], SLOTS: []} for server in servers}
+    firsts = {server.name: {1: [], SLOTS: []} for server in servers}
+    for turn, clients in itertools.product(range(options.turns + 1), (1, SLOTS)):
+        # Each turn has prompts of its own, so that nobody finds an answer's beginning in a cache.
+        count = options.turn_requests * clients
+        start = turn * len(PROMPTS) + clients
+        prompts = [f"{start + at}. {PROMPTS[at % len(PROMPTS)]}" for at in range(count)]
+        for server in servers:
+            server.awake()
+            begin = time.perf_counter()
+            replies = asyncio.run(load_of(server.port, clients, prompts, options.max_tokens))
+            passed = time.perf_counter() - begin
+            server.pause()
+            print(f"{turn} {server.name} {clients}: {passed:.1f} s", file=sys.stderr, flush=True)
+            if turn:
+                tokens = sum(reply.tokens for reply in replies)
+                found[server.name][clients].append(tokens / passed)
+                firsts[server.name][clients] += [reply.first_s for reply in replies]
+    return {
+        name: {
+            str(clients): {
+                "tokens_per_s": by_clients[clients],
+                "first_token_s": quantiles(firsts[name][clients]),
+            }
+            for clients in by_clients
+        }
+        for name, by_clients in found.items()
+    }
+
+
+def table(facts):
+    """The results in Markdown."""
+    lines = []
+    if run := facts.get("load"):
+        memory = run["rss_mb"]
+        lines += [
+            f"{run['clients']} clients, {run['requests']:,} requests: {run['lost']} lost, "
+            f"{run['wrong']} wrong, {run['tokens_per_s']:.0f} tok/s; seconds to the first token "
+            f"p50 {run['first_token_s']['p50']:.2f}, p95 {run['first_token_s']['p95']:.2f}; "
+            f"to the last p50 {run['answer_s']['p50']:.2f}, p95 {run['answer_s']['p95']:.2f}",
+            "",
+            "memory in MB after so many requests: "
+            + ", ".join(f"{count:,}: {size:.0f}" for count, size in memory),
+            "",
+        ]
+    if not (by_name := facts.get("rates")):
+        return "\n".join(lines)
+    head = [
+        "server",
+        "1 client, tok/s",
+        "8 clients, tok/s",
+        "8 over 1",
+        "first token p50 / p95 (s)",
+    ]
+    lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    medians = {}
+    for name, found in by_name.items():
+        one, many = (statistics.median(found[n]["tokens_per_s"]) for n in ("1", str(SLOTS)))
+        first = found[str(SLOTS)]["first_token_s"]
+        medians[name] = (one, many)
+        lines.append(
+            f"| {name} | {one:.0f} | {many:.0f} | {many / one:.2f} | "
+            f"{first['p50']:.3f} / {first['p95']:.3f} |"
+        )
+    if "llama.cpp" in medians:
+        (one, many), peer = medians["bitnet"], medians["llama.cpp"]
+        lines.append(f"| ours / llama.cpp | {one / peer[0]:.2f} | {many / peer[1]:.2f} | | |")
+    return "\n".join(lines)
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--peer-python", default="")
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--requests", type=int, default=200, help="of each client; 0: no load")
+    parser.add_argument("--load-tokens", type=int, default=16)
+    parser.add_argument("--max-tokens", type=int, default=64, help="of an answer when rates count")
+    parser.add_argument("--turns", type=int, default=5, help="0: no rates")
+    parser.add_argument("--turn-requests", type=int, default=4, help="of each client in a turn")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    facts = {"machine": asdict(describe_machine([options.threads])), "model": options.model.name}
+    facts["threads"] = options.threads
+    expected = {}
+    if options.requests:
+        with load(options.model, threads=options.threads) as model:
+            expected = {
+                prompt: model.generate(prompt, max_tokens=options.load_tokens) for prompt in PROMPTS
+            }
+    with tempfile.TemporaryDirectory() as work:
+        servers = started(options, Path(work))
+        try:
+            if options.turns:
+                facts["rates"] = rates(servers, options)
+            if options.requests:
+                facts["load"] = under_load(servers[0], options, expected)
+        finally:
+            for server in servers:
+                server.stop()
+    machine = facts["machine"]
+    text = f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}\n\n{table(facts)}"
+    print(text)
+    if options.table:
+        options.table.write_text(text + "\n")
+    if options.json:
+        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+    return bool(facts.get("load", {}).get("wrong"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
