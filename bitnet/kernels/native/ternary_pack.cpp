@@ -92,7 +92,7 @@ TilePacker fast_packer(const Source& source, int64_t cols) {
 #if defined(BITNET_X86)
     if (two_bit && source.cols == cols && cols % 128 == 0 && cpu_features().avx2) return pack_two_bit_avx2;
 #endif
-    (void)two_bit;
+    (void)two_bit, (void)cols;
     return nullptr;
 }
 
