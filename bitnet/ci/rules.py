@@ -28,7 +28,11 @@ __all__ = [
 
 _PIN = re.compile(r"uses:\s*[\w.-]+/[\w./-]+@[0-9a-f]{40}\s+#\s*v?\d[\w.]*\s*$")
 _USES = re.compile(r"^\s*(?:-\s+)?uses:\s*(?P<what>\S+)")
-_SECRET = re.compile(r"\$\{\{[^}]*(?:secrets\.|github\.token)")
+_COMMIT = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
+_SECRET = re.compile(
+    r"\$\{\{[^}]*(?:\bsecrets\b|\bgithub\s*(?:\.\s*token\b|\[)|toJSON\(\s*github\s*\))",
+    re.IGNORECASE,
+)
 _UNTRUSTED = ("pull_request_target", "workflow_run")
 
 
@@ -137,6 +141,11 @@ def _pinned(workflow: Workflow) -> Iterator[tuple[str, str]]:
         used = _USES.match(line)
         if used and not used["what"].startswith("./") and not _PIN.search(line):
             yield f"line {number}", f"{used['what']} is not pinned: @<40-digit commit> # vX.Y.Z"
+    # However it is spelled in YAML: in braces, with a quoted key, through an anchor.
+    for name, what in [*workflow.steps(), *workflow.jobs.items()]:
+        uses = str(what.get("uses", "./"))
+        if not uses.startswith("./") and not _COMMIT.fullmatch(uses):
+            yield name, f"{uses} is not pinned: @<40-digit commit>"
 
 
 def _permissions(workflow: Workflow) -> Iterator[tuple[str, str]]:
@@ -195,6 +204,8 @@ def _caches(workflow: Workflow) -> Iterator[tuple[str, str]]:
             yield name, "a release takes nothing from a cache"
         if "restore-keys" in given:
             yield name, "restore-keys restores something else than what the key names"
+        if uses.startswith("actions/cache/restore@") and not _is_checked(workflow, step):
+            yield name, "restored and not checked: a step `if: steps.<id>.outputs.cache-hit ...`"
         if uses.startswith("actions/cache@"):
             yield name, "saves from any branch: use actions/cache/restore and actions/cache/save"
         if uses.startswith("actions/cache/save@") and "default_branch" not in str(step.get("if")):
@@ -202,6 +213,12 @@ def _caches(workflow: Workflow) -> Iterator[tuple[str, str]]:
         key = str(given.get("key"))
         if "hashFiles('bitnet.lock.json')" not in key and ".outputs.key" not in key:
             yield name, "the key is not the hash of bitnet.lock.json"
+
+
+def _is_checked(workflow: Workflow, restore: dict[str, Any]) -> bool:
+    """Whether a script runs where *restore* found something."""
+    hit = f"steps.{restore.get('id')}.outputs.cache-hit"
+    return any("run" in step and hit in str(step.get("if")) for _, step in workflow.steps())
 
 
 def _triggers(workflow: Workflow) -> Iterator[tuple[str, str]]:

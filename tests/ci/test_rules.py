@@ -24,6 +24,11 @@ jobs:
         with:
           path: cache
           key: bitnet-${{{{ hashFiles('bitnet.lock.json') }}}}
+      - uses: actions/cache/restore@{PIN} # v5.0.5
+        id: restore
+        with: {{path: cache, key: "bitnet-${{{{ hashFiles('bitnet.lock.json') }}}}"}}
+      - run: bitnet cache.verify
+        if: steps.restore.outputs.cache-hit == 'true'
       - run: bitnet sync
         env: {{HF_TOKEN: "${{{{ secrets.HF_TOKEN }}}}"}}
 """
@@ -47,6 +52,8 @@ def test_a_workflow_that_follows_the_rules_has_no_problem(tmp_path):
     [
         ("pinned-actions", f"checkout@{PIN} # v7.0.1", "checkout@v7"),
         ("pinned-actions", f"checkout@{PIN} # v7.0.1", f"checkout@{PIN}"),
+        ("pinned-actions", f"uses: actions/checkout@{PIN}", '"uses": actions/checkout@v7'),
+        ("pinned-actions", "      - run: b", "      - {uses: docker://alpine}\n      - run: b"),
         ("permissions", "permissions: {}\n", ""),
         ("permissions", "permissions: {}\n", "permissions: write-all\n"),
         ("permissions", "    permissions: {contents: read}\n", ""),
@@ -56,10 +63,15 @@ def test_a_workflow_that_follows_the_rules_has_no_problem(tmp_path):
         ("secrets", "    permissions: {c", "    env: {A: '${{ secrets.A }}'}\n    permissions: {c"),
         ("secrets", "    timeout-minutes: 5\n", "    secrets: inherit\n"),
         ("secrets", "bitnet sync", "bitnet sync '${{ github.token }}'"),
+        ("secrets", "bitnet sync", "bitnet sync '${{ secrets['A'] }}'"),
+        ("secrets", "bitnet sync", "bitnet sync '${{ toJSON(secrets) }}'"),
+        ("secrets", "bitnet sync", "bitnet sync '${{ github['token'] }}'"),
         ("no-expressions", "bitnet sync", "bitnet sync ${{ github.head_ref }}"),
         ("caches", "key: bitnet", "restore-keys: bitnet-\n          key: bitnet"),
         ("caches", "hashFiles('bitnet.lock.json')", "github.run_id"),
         ("caches", "default_branch", "name"),
+        ("caches", SAVE, SAVE.replace("save", "restore")),
+        ("caches", "cache-hit", "key"),
         ("caches", SAVE, SAVE.replace("/save", "")),
         ("caches", "{contents: read}", "{id-token: write}"),
         ("triggers", "on: push", "on: pull_request_target"),
