@@ -200,13 +200,15 @@ def _explicit(
     named: str, *, fetch: FetchOptions, cache: CacheOptions, output: Output
 ) -> Path | None:
     """The tokenizer that --tokenizer names; naming an address is consent to fetch it."""
+    if not named:
+        return None  # without loading what opens connections: 20 MB and 0.2 s
     from bitnet.hub import remote_tokenizer
     from bitnet.hub.project import Project
     from bitnet.tokenizer.load import load_spec
 
-    remote = remote_tokenizer.parse(named) if named else None
+    remote = remote_tokenizer.parse(named)
     if remote is None:
-        return Path(named) if named else None
+        return Path(named)
     project = Project(cache.root, cache.root, fetch, output.progress)
     return remote_tokenizer.provide(remote, project, check=load_spec)
 

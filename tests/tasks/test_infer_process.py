@@ -49,6 +49,22 @@ def answer_of(model, *words):
     return ("infer", "--model", model, "--max-tokens", LONG, "--temperature", 3, *words)
 
 
+def test_a_local_model_loads_nothing_that_only_fetching_or_drawing_needs(tmp_path):
+    words = ["infer", "--model", str(tiny_gguf(tmp_path / "m.gguf")), "--prompt", "ab"]
+    code = (
+        "import atexit, sys\n"
+        "wanted = 'requests', 'numpy.random', 'gguf', 'tokenizers', 'llguidance'\n"
+        "atexit.register(lambda: print([n for n in wanted if n in sys.modules], file=sys.stderr))\n"
+        "from bitnet.cli import main\n"
+        f"sys.argv = ['bitnet', *{words!r}]\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
 def test_a_reader_that_goes_away_ends_the_answer(endless):
     process = started(*answer_of(endless, "--prompt", "ab"), stdout=subprocess.PIPE)
     assert len(process.stdout.read(10)) == 10
