@@ -5,17 +5,20 @@ import json
 import numpy as np
 import pytest
 
+from bitnet import native
 from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.runtime.kv_cache import KVCache
 
-# llama.cpp rounds activations to 8 bit. One recorded position with a gap of 0.317 between its two
-# best tokens is the other way round in exact arithmetic: smaller gaps than this do not count.
-MIN_GAP = 0.35
+# llama.cpp rounds activations to 8 bit, so close calls between its two best tokens do not count.
+MIN_GAP = 0.3
+# Its mistakes beyond that: one position of SmolLM2, with a recorded gap of 0.317.
+MAX_MISTAKES = 1
 MAX_MEAN_KL = 8e-3
 MAX_MEAN_KL_TO_EXACT = 1e-6
-GREEDY_STEPS = 24
+SLOW_STEPS = 24  # of a continuation on the reference backend
 MODELS = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
     "gemma3": "gemma-3-270m-q4_k_m.gguf",
@@ -24,15 +27,36 @@ MODELS = {
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def golden(request, test_data, test_models):
-    """Checkpoint, loaded model and recorded prompts of one real model."""
-    path = test_models / MODELS[request.param]
+BACKENDS = {"reference": ReferenceOps, "native": NativeOps}
+
+
+def loaded(name, test_models):
+    path = test_models / MODELS[name]
     if not path.exists():
         pytest.skip(f"{path.name} is not in the folder BITNET_TEST_MODELS names")
-    prompts = json.loads((test_data / "goldens" / f"{request.param}.json").read_text())["prompts"]
-    checkpoint = open_checkpoint(path)
-    return checkpoint, load_model(checkpoint), prompts
+    return open_checkpoint(path)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def golden(request, test_data, test_models):
+    """Checkpoint and recorded prompts of one real model."""
+    checkpoint = loaded(request.param, test_models)
+    recorded = (test_data / "goldens" / f"{request.param}.json").read_text()
+    return checkpoint, json.loads(recorded)["prompts"]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def model(request, golden):
+    """The same model on one backend."""
+    if request.param == "native" and native.module() is None:
+        pytest.skip("the compiled module is not installed")
+    return load_model(golden[0], ops=BACKENDS[request.param]())
+
+
+@pytest.fixture(scope="module")
+def exact(golden):
+    """The same model in float64, for which nothing is rounded."""
+    return load_model(golden[0], ops=ReferenceOps(dtype=np.float64))
 
 
 def log_probabilities(logits):
@@ -50,38 +74,40 @@ def recorded_kl(position, mine):
     return float((np.exp(theirs) * (theirs - mine)).sum() + tail)
 
 
-def test_every_position_agrees_with_llama_cpp(golden):
-    _, model, prompts = golden
-    divergences, wrong = [], []
-    for prompt in prompts:
+def test_every_position_agrees_with_llama_cpp(golden, model, exact):
+    """But for positions where exact arithmetic says that llama.cpp is wrong."""
+    divergences, other = [], []
+    for prompt in golden[1]:
         logits = model.forward(prompt["ids"], KVCache(model.config, 256), all_positions=True)
-        for row, position in zip(log_probabilities(logits), prompt["positions"], strict=True):
+        rows = zip(log_probabilities(logits), prompt["positions"], strict=True)
+        for at, (row, position) in enumerate(rows, 1):
             divergences.append(recorded_kl(position, row))
             gap = position["logits"][0] - position["logits"][1]
             if gap > MIN_GAP and int(row.argmax()) != position["ids"][0]:
-                wrong.append((prompt["prompt"], gap))
-    assert not wrong
+                other.append((prompt["ids"][:at], int(row.argmax())))
+    assert len(other) <= MAX_MISTAKES
+    for ids, token in other:
+        cache = KVCache(exact.config, 256, dtype=np.float64)
+        assert exact.forward(ids, cache)[0].argmax() == token
     assert np.mean(divergences) < MAX_MEAN_KL
 
 
-def test_greedy_continuations_agree_up_to_the_first_toss_up(golden):
-    _, model, prompts = golden
-    for prompt in prompts:
+def test_greedy_continuations_agree_up_to_the_first_toss_up(golden, model):
+    for prompt in golden[1]:
         cache = KVCache(model.config, 256)
         token = int(model.forward(prompt["ids"], cache)[0].argmax())
-        steps = list(zip(prompt["greedy"], prompt["top2_gaps"], strict=True))[:GREEDY_STEPS]
-        for expected, gap in steps:
+        steps = list(zip(prompt["greedy"], prompt["top2_gaps"], strict=True))
+        for expected, gap in steps[: SLOW_STEPS if isinstance(model.ops, ReferenceOps) else None]:
             if gap < MIN_GAP:
                 break
             assert token == expected
             token = int(model.forward([token], cache)[0].argmax())
 
 
-def test_float32_agrees_with_an_exact_float64_pass(golden):
-    checkpoint, model, prompts = golden
-    exact = load_model(checkpoint, ops=ReferenceOps(dtype=np.float64))
+def test_float32_agrees_with_an_exact_float64_pass(golden, exact):
+    model = load_model(golden[0])
     divergences = []
-    for prompt in prompts[:2]:
+    for prompt in golden[1][:2]:
         wanted, found = (
             log_probabilities(
                 one.forward(
