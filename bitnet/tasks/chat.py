@@ -121,7 +121,9 @@ def _command(talk, line):
         talk.system = value
     elif name == "/stats":
         say(summary(talk.stats) if talk.stats else "no answer yet")
-    elif name == "/save" and value:
+    elif name == "/save":
+        if not value:
+            raise UsageError("/save needs the name of a file", hint="/save talk.json")
         _save(talk, Path(value).expanduser())
     else:
         raise UsageError(f"no command {line!r}", hint="/help lists them")

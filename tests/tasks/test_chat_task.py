@@ -72,7 +72,7 @@ def test_the_same_question_after_clear_gets_the_same_answer(talk):
     ("raw", "code", "said"),
     [
         (b"/nonsense\n", 2, "no command '/nonsense'"),
-        (b"/save\n", 2, "no command '/save'"),
+        (b"/save\n", 2, "/save needs the name of a file"),
         (b"/save /nowhere/at/all\n", 19, "/nowhere/at/all"),
         (b"a\nb\xff\n", 2, "line 2 of stdin is not UTF-8: byte 0xff"),
         (b"a\0b\n", 2, "NUL character"),
