@@ -1,6 +1,8 @@
 """How exact the native backend is on real weights, and how exact llama.cpp was on the same."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,13 +12,18 @@ from bitnet.formats.checkpoint import open_checkpoint
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
+from bitnet.models.transformer import Model
 from bitnet.runtime.kv_cache import KVCache
+from bitnet.tokenizer import resolve_tokenizer
 
 MODELS = {
     "smollm2": "SmolLM2-135M-Instruct.Q4_1.gguf",
     "gemma3": "gemma-3-270m-q4_k_m.gguf",
 }
 PROMPTS = 4
+LONG = 640  # tokens; Gemma 3 looks back 512
+LAST = 32  # of which the logits are compared
+MAX_MEAN_KL = 8e-3  # that eight bits of activations make
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,6 +45,34 @@ def with_rest(log_p):
 
 def divergence(exact, other):
     return float((np.exp(exact) * (exact - other)).sum())
+
+
+def last_of(model, ids, chunk):
+    """Log-probabilities of the last positions of *ids*, read in pieces of *chunk*."""
+    cache = KVCache(model.config, LONG)
+    for begin in range(0, len(ids) - LAST, chunk):
+        model.forward(ids[begin : min(begin + chunk, len(ids) - LAST)], cache)
+    logits = model.forward(ids[-LAST:], cache, all_positions=True).astype(np.float64)
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def test_windows_hold_in_a_text_longer_than_they_are(test_models):
+    path = test_models / MODELS["gemma3"]
+    if not path.exists():
+        pytest.skip(f"{path.name} is not in the folder BITNET_TEST_MODELS names")
+    text = (Path(__file__).parents[2] / "LICENSE").read_text()
+    ids = list(resolve_tokenizer(path).encode(text))[:LONG]
+    assert len(ids) == LONG
+    checkpoint = open_checkpoint(path)
+    wanted = last_of(load_model(checkpoint), ids, 304)
+    model = load_model(checkpoint, ops=NativeOps())
+    found = last_of(model, ids, 100)
+    np.testing.assert_array_equal(found, last_of(model, ids, 608))
+    assert divergence(wanted, found) / LAST < MAX_MEAN_KL
+    endless = replace(model.config, windows=(0,) * model.config.n_layers)
+    wide = last_of(Model(checkpoint, endless, ops=NativeOps()), ids, 304)
+    assert divergence(wanted, wide) / LAST > 10 * MAX_MEAN_KL
 
 
 @pytest.mark.parametrize("name", MODELS)
