@@ -108,7 +108,7 @@ inline void put_group(const Group& group, float* out) {
     for (int i = 0; i < 32; ++i) out[i] = group.scale[i / 16] * float(group.code[i]) + group.min;
 }
 
-void dequantize(Type type, const uint8_t* weight, int64_t r, int64_t cols, float scale, float* out) {
+void dequantize(Type type, const uint8_t* weight, int64_t r, int64_t cols, float* out) {
     const BlockSize size = kBlocks[int(type)];
     const int64_t stride = cols / size.weights * size.bytes;
     if (is_tiled(type)) {

@@ -113,7 +113,7 @@ struct Kernels {
     void (*quantize_block)(const float* x, int64_t cols, BlockInput* out);
     void (*quantize_ternary)(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum);
     // Row *row* of a matrix in a float or block encoding as float32.
-    void (*dequantize)(Type type, const uint8_t* weight, int64_t row, int64_t cols, float scale, float* out);
+    void (*dequantize)(Type type, const uint8_t* weight, int64_t row, int64_t cols, float* out);
     // Per row of *cols*: x / sqrt(mean(x^2) + eps) * weight; layer_norm also centres and adds bias.
     void (*rms_norm)(const float* x, const float* weight, int64_t cols, float eps, float* out);
     void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t cols, float eps, float* out);

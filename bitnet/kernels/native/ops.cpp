@@ -26,7 +26,7 @@ int64_t weight_bytes(Type type, int64_t rows, int64_t cols) {
 
 void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out) {
     if (is_ternary(type)) unpack_ternary_row(type, weight, rows, cols, r, scale, out);
-    else active().dequantize(type, weight, r, cols, scale, out);
+    else active().dequantize(type, weight, r, cols, out);
 }
 
 void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const int64_t* ids, int64_t count,

@@ -159,7 +159,7 @@ bool build_screen(const ScreenedMatrix& m, int64_t begin, int64_t end) {
         for (int64_t t = begin + t0; t < begin + t1; ++t) {
             std::fill(rows.begin(), rows.end(), 0.0f);
             for (int64_t r = t * kScreenRows; r < std::min(m.rows, (t + 1) * kScreenRows); ++r) {
-                detail::active().dequantize(m.type, m.weight, r, m.cols, 1.0f, row.data());
+                detail::active().dequantize(m.type, m.weight, r, m.cols, row.data());
                 float* to = &rows[size_t((r - t * kScreenRows) * width)];
                 for (int64_t i = 0; i < m.cols; ++i) to[i] = row[size_t(m.order[i])] * inverse[size_t(i)];
             }
