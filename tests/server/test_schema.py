@@ -11,7 +11,7 @@ schemathesis = pytest.importorskip(
 )
 hypothesis = pytest.importorskip("hypothesis")
 
-# 10,000 in all with BITNET_TEST_GARBAGE=1500; fewer in every run.
+# 10,000 in all with BITNET_TEST_GARBAGE=850; fewer in every run.
 EXAMPLES = int(os.environ.get("BITNET_TEST_GARBAGE", "40"))
 ROUTES = (
     "/v1/inference",
