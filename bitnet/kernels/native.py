@@ -41,9 +41,11 @@ _PAGE = 64  # positions; kKeyBlock in native/kernels.hpp
 
 def thread_count() -> int:
     """Compute threads to use: ``BITNET_THREADS``, else the cores this process may run on."""
-    wanted = settings.threads()
-    if wanted:
-        return wanted
+    return settings.threads() or _cores()
+
+
+def _cores() -> int:
+    """Cores this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -81,7 +83,10 @@ class NativeOps(Ops):
                 hint="unset BITNET_BACKEND, install a C++ compiler and reinstall bitnet-xtask",
             )
         _self_test(module)
-        module.set_threads(threads or thread_count())
+        wanted = threads or thread_count()
+        if wanted > _cores():
+            logger.warning("%d compute threads share %d cores: slower", wanted, _cores())
+        module.set_threads(wanted)
         self._native = module
         self._turns: tuple[Array, float, Array, Array] | None = None
         self.name = f"native ({module.kernel_level()})"

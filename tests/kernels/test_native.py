@@ -1,5 +1,7 @@
 """The native backend as models see it, against the reference backend."""
 
+import logging
+
 import gguf
 import numpy as np
 import pytest
@@ -202,3 +204,17 @@ def test_threads_come_from_the_environment_or_the_cores_of_this_process(monkeypa
     assert thread_count() >= 1
     monkeypatch.setenv("BITNET_THREADS", "3")
     assert thread_count() == 3
+
+
+@needs_native
+def test_more_threads_than_cores_are_said_to_be_slow(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("bitnet"), "propagate", True)
+    monkeypatch.setattr(native_ops, "_cores", lambda: 2)
+    before = native.module().threads()
+    try:
+        NativeOps(threads=2)
+        assert not caplog.records
+        NativeOps(threads=3)
+    finally:
+        native.module().set_threads(before)
+    assert "3 compute threads share 2 cores" in caplog.text
