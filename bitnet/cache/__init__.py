@@ -6,10 +6,11 @@
     <cache>/tokenizers/<key>/tokenizer.json.partial    resumable; .partial.json: what of
     <cache>/tokenizers/compiled/<sha256>.tok           memory-mapped form, rebuilt when missing
     <cache>/models/<org>--<repo>/<revision>/<file>
+    <cache>/screens/<hash of the head>.screen          what spares reading a head, rebuilt as well
     <cache>/reports/
 
 Nothing here is an index: the folder itself is the truth, and any file or folder in it may be
-deleted at any time without breaking anything but speed. Whatever lies outside the three folders is
+deleted at any time without breaking anything but speed. Whatever lies outside these folders is
 not ours and is never touched; links are never followed.
 """
 

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["AREAS", "Entry", "Kind", "entries", "locks_for"]
 
-Kind = Literal["tokenizer", "model", "compiled", "report", "partial", "leftover"]
+Kind = Literal["tokenizer", "model", "compiled", "report", "screen", "partial", "leftover"]
 
-AREAS = ("tokenizers", "models", "reports")
+AREAS = ("tokenizers", "models", "screens", "reports")
 _LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress")
 _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
 
@@ -30,7 +30,8 @@ class Entry:
 
     Attributes:
         kind: what it is; ``leftover`` is an unfinished file of another tool or a lock of nobody.
-        key: ``llama3-128k``, ``org--repo/revision/file``, the SHA-256 of a compiled tokenizer.
+        key: ``llama3-128k``, ``org--repo/revision/file``, the SHA-256 of a compiled tokenizer,
+            the fingerprint of a screened output head.
         path: the file.
         size_bytes: of the file and its companions.
         last_used_s: seconds since the epoch of the last read or write, as far as the disk knows.
@@ -123,7 +124,7 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
     kind = _kind(area, inner)
     return Entry(
         kind=kind,
-        key=path.stem if kind == "compiled" else _key(area, inner),
+        key=path.stem if kind in ("compiled", "screen") else _key(area, inner),
         path=path,
         size_bytes=sum(size.st_size for size in sizes),
         last_used_s=max(sizes[0].st_atime, sizes[0].st_mtime),
@@ -140,6 +141,8 @@ def _kind(area: str, inner: list[str]) -> Kind:
         return "partial"
     if area == "tokenizers":
         return "compiled" if inner[0] == "compiled" and len(inner) > 1 else "tokenizer"
+    if area == "screens":
+        return "screen"
     return "model" if area == "models" else "report"
 
 

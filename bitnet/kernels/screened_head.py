@@ -8,18 +8,20 @@ bound; ``screen_reference.py`` defines it.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitnet.cache.screens import read_screen, screen_path, write_screen
 from bitnet.errors import Unsupported
 from bitnet.kernels.file_pages import give_back_pages
 from bitnet.kernels.native import NativeOps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -80,6 +82,7 @@ class ScreenedHead:
         arrays: the copy: order and factors of the columns, tiles of codes, and step, unit of the
             residual norms and norm of each row.
         size_bytes: memory of the copy.
+        head_bytes: of the head itself.
         steps: hidden states screened.
         rescored: rows computed for them in all.
     """
@@ -90,12 +93,13 @@ class ScreenedHead:
         self._matrix = matrix
         self.arrays = arrays
         self.size_bytes = sum(array.nbytes for array in arrays.values())
+        self.head_bytes = matrix.data.nbytes
         self.steps = 0
         self.rescored = 0
 
     @classmethod
     def build(cls, ops: Ops, weight: Prepared, *, importance: Array | None = None) -> ScreenedHead:
-        """The screen of *weight*; reads it once.
+        """The screen of *weight*, from the cache where it is there; reads the weight once.
 
         Args:
             ops: the backend.
@@ -113,20 +117,23 @@ class ScreenedHead:
         name = ops.module.kernel_types()[matrix.kind]
         if name not in ENCODINGS:
             raise _refused(f"it is {name}, expected {', '.join(ENCODINGS)} in rows")
-        module = ops.module
-        size, padded = module.screen_sizes(matrix.rows, matrix.columns)
-        order, factors = _columns(ops, matrix, importance)
-        arrays: dict[str, NDArray[Any]] = {
-            "order": order,
-            "factors": factors,
-            "tiles": _aligned(size),
-            "step": np.zeros(padded, dtype=np.float32),
-            "residual": np.zeros(padded, dtype=np.float32),
-            "norm": np.zeros(padded, dtype=np.float32),
-        }
-        screen = module.Screen(matrix.kind, matrix.data, matrix.rows, matrix.columns, **arrays)
-        if not _build(module, screen, matrix):
+        memory, arrays = _memory(ops.module, matrix)
+        head = (matrix.kind, matrix.data, matrix.rows, matrix.columns)
+        # Smaller heads are copied in less time than files are looked for and checked.
+        path = None
+        if matrix.data.nbytes >= SMALLEST:
+            path = screen_path(_fingerprint(ops.module, matrix, importance))
+            if read_screen(path, memory):
+                try:
+                    return cls(ops.module.Screen(*head, **arrays), matrix, arrays)
+                except ValueError as error:
+                    logger.debug("%s cannot be used, made again: %s", path, error)
+        arrays["order"][:], arrays["factors"][:] = _columns(ops, matrix, importance)
+        screen = ops.module.Screen(*head, **arrays)
+        if not _build(ops.module, screen, matrix):
             raise _refused("it has weights that are not finite, or huge")
+        if path is not None:
+            write_screen(path, memory)
         return cls(screen, matrix, arrays)
 
     @property
@@ -180,16 +187,54 @@ class ScreenedHead:
         return approx[: self._matrix.rows], upper[: self._matrix.rows]
 
 
+def _memory(module: Any, matrix: Matrix) -> tuple[NDArray[np.uint8], dict[str, NDArray[Any]]]:
+    """Room for a copy, in one piece as it is kept in the cache, and its arrays there."""
+    size, padded = module.screen_sizes(matrix.rows, matrix.columns)
+    parts: dict[str, tuple[int, type[np.generic]]] = {
+        "tiles": (size, np.uint8),
+        "step": (padded, np.float32),
+        "residual": (padded, np.float32),
+        "norm": (padded, np.float32),
+        "order": (matrix.columns, np.int32),
+        "factors": (matrix.columns, np.float32),
+    }
+    ends = np.cumsum([count * np.dtype(kind).itemsize for count, kind in parts.values()]).tolist()
+    memory: NDArray[np.uint8] = module.allocate_weights(ends[-1])
+    arrays = {
+        name: memory[begin:end].view(kind)
+        for (name, (_, kind)), begin, end in zip(parts.items(), [0, *ends[:-1]], ends, strict=True)
+    }
+    return memory, arrays
+
+
+def _slices(module: Any, matrix: Matrix) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    """First tile, end and bytes of slices of the head; their pages are given back after use.
+
+    So not all of a mapped head is in memory beside its copy.
+    """
+    tile_bytes = TILE_ROWS * module.row_bytes(matrix.kind, matrix.columns)
+    step = max(1, SLICE_BYTES // tile_bytes)
+    tiles = -(-matrix.rows // TILE_ROWS)
+    for begin in range(0, tiles, step):
+        end = min(begin + step, tiles)
+        piece = matrix.data[begin * tile_bytes : end * tile_bytes]
+        yield begin, end, piece
+        give_back_pages(piece)
+
+
+def _fingerprint(module: Any, matrix: Matrix, importance: Array | None) -> str:
+    """What the copy is made from: every byte of the head, and how columns are ordered."""
+    digest = hashlib.sha256(f"{matrix.kind} {matrix.rows} {matrix.columns}".encode())
+    if importance is not None:
+        digest.update(np.ascontiguousarray(importance, dtype=np.float32).tobytes())
+    for _, _, piece in _slices(module, matrix):
+        digest.update(module.content_hash(piece))
+    return digest.hexdigest()[:32]
+
+
 def _build(module: Any, screen: Any, matrix: Matrix) -> bool:
-    """Fill the copy, slice by slice, so that not all of a mapped head is in memory beside it."""
-    row_bytes = module.row_bytes(matrix.kind, matrix.columns)
-    step = max(1, SLICE_BYTES // (TILE_ROWS * row_bytes))
-    for begin in range(0, -(-matrix.rows // TILE_ROWS), step):
-        end = min(begin + step, -(-matrix.rows // TILE_ROWS))
-        if not screen.build(begin, end):
-            return False
-        give_back_pages(matrix.data[begin * TILE_ROWS * row_bytes : end * TILE_ROWS * row_bytes])
-    return True
+    """Fill the copy; ``False`` if the weights do not allow one."""
+    return all(screen.build(begin, end) for begin, end, _ in _slices(module, matrix))
 
 
 def _refused(reason: str) -> Unsupported:
@@ -214,13 +259,6 @@ def reason_against(ops: Ops, weight: Weight) -> str:
 def pays(ops: Ops, weight: Weight) -> bool:
     """Whether screening *weight* is possible and saves time."""
     return not reason_against(ops, weight) and weight.data.nbytes >= SMALLEST
-
-
-def _aligned(size: int) -> NDArray[np.uint8]:
-    """*size* bytes from the beginning of a cache line on."""
-    room = np.empty(size + 63, dtype=np.uint8)
-    start = -room.ctypes.data % 64
-    return room[start : start + size]
 
 
 def _columns(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Literal
 
 from bitnet.errors import Unsupported
@@ -13,11 +14,44 @@ if TYPE_CHECKING:
     from bitnet.kernels.ops import Ops, Prepared
     from bitnet.models.config import TransformerConfig
 
-__all__ = ["ExactHead", "head_name", "is_screened", "screen"]
+__all__ = ["ExactHead", "Meter", "head_name", "is_screened", "screen"]
 
 logger = logging.getLogger(__name__)
 
 ExactHead = Literal["off", "on", "auto"]
+
+FROM_FILE = 2.0  # reading the head in the file, rows of it too, against interleaved in memory
+PASSES = 64  # that decide
+
+
+class Meter:
+    """What recent passes read of a screened head; one pass over it, interleaved, counts 1.
+
+    It counts bytes and not time, so the same passes always come to the same decision.
+    """
+
+    def __init__(self, head: ScreenedHead) -> None:
+        """Nothing was read so far."""
+        self._copy = head.size_bytes / head.head_bytes
+        self._costs: deque[float] = deque(maxlen=PASSES)
+
+    def screened(self, rescored: float) -> None:
+        """A pass read the copy, and rows that are this share of the head."""
+        self._costs.append(self._copy + FROM_FILE * rescored)
+
+    def undecided(self) -> None:
+        """The last pass had to read the whole head after all."""
+        if self._costs:
+            self._costs[-1] += FROM_FILE
+
+    def full(self) -> None:
+        """A pass read the whole head."""
+        self._costs.append(FROM_FILE)
+
+    @property
+    def is_dear(self) -> bool:
+        """Whether the recent passes would have read less with the head interleaved."""
+        return len(self._costs) == PASSES and sum(self._costs) > PASSES
 
 
 def head_name(checkpoint: Checkpoint) -> str:

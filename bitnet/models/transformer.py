@@ -8,13 +8,14 @@ compiled backend the results for a token are the same bits whatever else is in t
 
 from __future__ import annotations
 
+import logging
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InferenceError, UsageError
 from bitnet.kernels.program import Cache, Interpreter, Segment
 from bitnet.models.binding import bind
-from bitnet.models.exact_head import ExactHead, head_name, is_screened, screen
+from bitnet.models.exact_head import ExactHead, Meter, head_name, is_screened, screen
 from bitnet.models.plan import hidden_program
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Cache", "Model", "Segment"]
 
+logger = logging.getLogger(__name__)
+
 
 class Model:
     """A transformer bound to its weights and a backend.
@@ -34,6 +37,8 @@ class Model:
         config: what it is.
         ops: what computes it.
         screen: finds the logits that matter without the others; ``None``: it is not used.
+        meter: tells whether the screen pays; ``None`` where that is not asked.
+        gave_up_screen: it did not.
     """
 
     def __init__(
@@ -64,6 +69,10 @@ class Model:
         self._head = self._weights[head]
         norm = self._weights["output_norm.weight"]
         self.screen = screen(ops, self._head, norm, exact_head) if screened else None
+        self.gave_up_screen = False
+        judged = self.screen if exact_head == "auto" else None
+        self.meter = Meter(judged) if judged else None
+        self._head_weight = checkpoint.weights[head] if judged else None
         program = hidden_program(config, self._weights)
         self._run = ops.compile(program, self._weights)
         self._interpreter = Interpreter(program, self._weights, ops)
@@ -86,6 +95,21 @@ class Model:
         logits = self.ops.linear(hidden, self._head, self._weights.get("output.bias"))
         cap = self.config.final_softcap
         return self.ops.softcap(logits, cap) if cap else logits
+
+    def give_up_screen(self) -> None:
+        """Read the whole head from here on, interleaved in memory where there is room.
+
+        Logits stay the same bits.
+        """
+        self.screen = self.meter = None
+        self.gave_up_screen = True
+        if self._head_weight is None:
+            return
+        logger.info("screening the output head does not pay here: every step reads all of it")
+        try:
+            self._head = self.ops.prepare(self._head_weight)
+        except MemoryError:
+            logger.info("no memory for its interleaved rows: they are read from the file")
 
     def run(self, segments: Sequence[Segment]) -> list[Array]:
         """Logits after the wanted tokens of each segment, ``(wanted, vocab_size)``.

@@ -33,6 +33,8 @@ class ScreenedLogits:
 
     def full(self) -> Array:
         """All logits, ``(vocab_size,)``, which takes a pass over the head."""
+        if self._model.meter is not None:
+            self._model.meter.undecided()
         logits: Array = self._model.head(self._hidden[None])[0]
         return logits
 
@@ -54,8 +56,13 @@ def run(
         UsageError: as :meth:`bitnet.models.transformer.Model.hidden`.
         InferenceError: as :meth:`bitnet.models.transformer.Model.hidden`.
     """
+    if model.meter is not None and model.meter.is_dear:
+        model.give_up_screen()
     if model.screen is None or not any(wanted):
-        return [list(rows) for rows in model.run(segments)]
+        parts = model.run(segments)
+        if model.meter is not None and any(map(len, parts)):
+            model.meter.full()
+        return [list(rows) for rows in parts]
     parts = model.hidden(segments)
     hidden = np.concatenate(parts)
     each = [one for part, one in zip(parts, wanted, strict=True) for _ in part]
@@ -74,5 +81,11 @@ def _rows(model: Model, hidden: Array, wanted: Sequence[Wanted | None]) -> list[
             if one is not None:
                 found[at] = ScreenedLogits(one, model, hidden[at])
     left = [at for at, one in enumerate(found) if one is None]
+    if model.meter is not None and found:
+        sizes = [len(one.candidates.ids) for one in found if isinstance(one, ScreenedLogits)]
+        if sizes:
+            model.meter.screened(sum(sizes) / model.config.vocab_size)
+        if left:
+            model.meter.undecided() if sizes else model.meter.full()
     full = iter(model.head(hidden[left]) if left else ())
     return [next(full) if one is None else one for one in found]

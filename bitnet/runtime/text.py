@@ -47,6 +47,7 @@ class Stats:
         accepted: how many of them the model would have written as well.
         screened: tokens chosen without the whole output head.
         rescored_share: share of its rows computed for them, on average, 0 to 1.
+        screen_given_up: screening did not pay for this model, so it was stopped.
         peak_memory_bytes: most memory the process has had so far; 0 if the system does not say.
     """
 
@@ -63,6 +64,7 @@ class Stats:
     accepted: int = 0
     screened: int = 0
     rescored_share: float = 0.0
+    screen_given_up: bool = False
     peak_memory_bytes: int = 0
 
     @property
@@ -259,6 +261,7 @@ class Generation:
                 stats.drafted, stats.accepted = sequence.drafted, sequence.accepted
                 stats.screened = sequence.screened
                 stats.rescored_share = sequence.rescored / max(1, sequence.screened)
+                stats.screen_given_up = self.engine.model.gave_up_screen
                 stats.peak_memory_bytes = peak_memory()
                 self.finish_reason = piece.finish_reason
                 if piece.token is not None and piece.finish_reason != "stop":

@@ -119,6 +119,7 @@ def _figures(answer):
         f"load {stats.load_s:.3f} s, prompt {stats.prefill_s:.3f} s, rest {stats.decode_s:.3f} s",
         f"text to ids and back: {stats.tokenize_s * 1000:.1f} ms ({stats.tokenize_share:.2%})",
         f"tokens chosen without the whole output head: {stats.screened} of {stats.tokens}"
-        + (f", rows of it computed for them: {stats.rescored_share:.3%}" * bool(stats.screened)),
+        + (f", rows of it computed for them: {stats.rescored_share:.3%}" * bool(stats.screened))
+        + ("; given up, since it did not pay" * stats.screen_given_up),
         f"GPU operations: 0, CPU operations: {blocks}, GPU efficiency: 0.0%",
     )

@@ -19,6 +19,7 @@ from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.screened_head import ScreenedHead, Wanted
+from bitnet.models.exact_head import PASSES, Meter
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
@@ -226,6 +227,77 @@ def test_log_probabilities_come_from_all_logits(models: tuple[Any, Any]) -> None
     params = GenerationParams(max_tokens=5, logprobs=2)
     full, screened = (list(Engine(model).generate([5, 9], params)) for model in models)
     assert full == screened
+
+
+def auto_model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A tiny model that ``auto`` screens."""
+    monkeypatch.setattr("bitnet.models.exact_head.pays", lambda ops, weight: True)
+    model = load_model(tiny("llama"), ops=NativeOps(threads=1), exact_head="auto")
+    assert model.screen is not None
+    return model
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param(SamplingParams(temperature=1.0, top_k=30), id="many rows wanted"),
+        pytest.param(SamplingParams(temperature=1.0), id="samplers that want all logits"),
+    ],
+)
+def test_a_screen_that_does_not_pay_is_given_up_and_changes_no_token(
+    models: tuple[Any, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    sampling: SamplingParams,
+) -> None:
+    model = auto_model(monkeypatch)
+    params = GenerationParams(max_tokens=100, sampling=sampling)
+    prompt = [5, 9, 5, 9, 33, 2]
+    with caplog.at_level("INFO", logger="bitnet"):
+        answers = [
+            [piece.token for piece in Engine(each).generate(prompt, params)]
+            for each in (models[0], model)
+        ]
+    assert len(answers[0]) > PASSES
+    assert answers[0] == answers[1]
+    assert model.screen is None
+    assert model.gave_up_screen
+    assert sum("does not pay" in record.message for record in caplog.records) == 1
+
+
+def test_a_screen_that_was_asked_for_is_never_given_up(models: tuple[Any, Any]) -> None:
+    params = GenerationParams(max_tokens=100, sampling=SamplingParams(temperature=1.0))
+    list(Engine(models[1]).generate([5, 9], params))
+    assert models[1].screen is not None
+    assert not models[1].gave_up_screen
+
+
+@pytest.mark.parametrize(
+    ("rescored", "undecided", "dear"),
+    [(0.001, 0, False), (0.12, 0, False), (0.3, 0, False), (0.4, 0, True), (0.01, 30, True)],
+)
+def test_what_is_read_decides_whether_a_screen_pays(
+    rescored: float, undecided: int, dear: bool
+) -> None:
+    """A third of the head is the copy; rows in the file count twice."""
+    head = SimpleNamespace(size_bytes=33, head_bytes=100)
+    meter = Meter(head)  # type: ignore[arg-type]
+    for step in range(3 * PASSES):
+        assert not (meter.is_dear and step < PASSES)
+        meter.screened(rescored)
+        if step % PASSES < undecided:
+            meter.undecided()
+    assert meter.is_dear == dear
+
+
+def test_a_screen_pays_again_once_its_dear_passes_are_long_ago() -> None:
+    meter = Meter(SimpleNamespace(size_bytes=33, head_bytes=100))  # type: ignore[arg-type]
+    for _ in range(PASSES):
+        meter.full()
+    assert meter.is_dear
+    for _ in range(PASSES):
+        meter.screened(0.0)
+    assert not meter.is_dear
 
 
 def test_the_head_is_screened_only_where_that_is_asked_for_or_pays() -> None:

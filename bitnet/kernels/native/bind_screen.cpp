@@ -6,6 +6,7 @@
 #include <memory>
 #include <utility>
 
+#include "content_hash.hpp"
 #include "ops.hpp"
 #include "screen.hpp"
 
@@ -114,6 +115,15 @@ void bind_rows(const Screen& s, const Array<const float>& x, const Array<const i
     linear_rows(s.m, x.data(), ids.data(), int64_t(ids.size()), out.data());
 }
 
+nb::bytes bind_hash(const Array<const uint8_t>& data) {
+    ContentHash found;
+    {
+        const nb::gil_scoped_release release;
+        found = content_hash(data.data(), int64_t(data.size()));
+    }
+    return nb::bytes(reinterpret_cast<const char*>(&found), sizeof(found));
+}
+
 nb::tuple bind_sizes(int64_t rows, int64_t cols) {
     require(rows > 0 && cols > 0 && cols <= kScreenColumns, "rows and cols are out of range");
     return nb::make_tuple(screen_tiles(rows) * screen_tile_bytes(cols), screen_tiles(rows) * kScreenRows);
@@ -122,6 +132,7 @@ nb::tuple bind_sizes(int64_t rows, int64_t cols) {
 }  // namespace
 
 void bind_screen(nb::module_& m) {
+    m.def("content_hash", &bind_hash, "data"_a.noconvert(), "16 bytes that tell contents apart.");
     m.def("screen_sizes", &bind_sizes, "rows"_a, "cols"_a, "Bytes of the tiles, rows of whole tiles.");
     m.attr("SCREEN_COLUMNS") = kScreenColumns;
     nb::class_<Screen>(m, "Screen", "An output head and the five-bit copy that bounds its logits.")

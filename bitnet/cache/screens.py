@@ -1,0 +1,139 @@
+"""Screens of output heads: written when a head is first screened, read when it is again.
+
+``<cache>/screens/<fingerprint>.screen``: eight letters, a version and a checksum of what follows.
+The fingerprint covers every byte of the head, so a model file that was changed never meets the
+screen of another. A file that does not pass is made again; a cache that cannot be written is only
+slower.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import struct
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from bitnet import native, settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["problem_of", "read_screen", "screen_path", "write_screen"]
+
+logger = logging.getLogger(__name__)
+
+_MAGIC = b"BNSCREEN"
+_VERSION = 1
+_HEADER = struct.Struct("<8sQ16s32x")
+_PIECE_BYTES = 8 << 20  # read at once by one thread
+_READERS = 4
+
+
+def screen_path(fingerprint: str) -> Path:
+    """Where the screen of a head with this fingerprint is kept."""
+    return settings.cache_dir() / "screens" / f"{fingerprint}.screen"
+
+
+def read_screen(path: Path, out: NDArray[np.uint8]) -> bool:
+    """Fill *out*, bytes, with the screen at *path*; ``False`` if it is not there and sound."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            header = file.read(_HEADER.size)
+            size = os.fstat(file.fileno()).st_size
+            problem = _header_problem(header) or _size_problem(size, out.nbytes)
+            if not problem:
+                _read_pieces(file.fileno(), out)
+                problem = _checksum_problem(header, out)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        logger.debug("%s cannot be used, made again: %s", path, problem)
+    return not problem
+
+
+def write_screen(path: Path, content: NDArray[np.uint8]) -> None:
+    """Put *content*, bytes, at *path* in one step; without room or permission nothing happens."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    module = native.module()
+    if module is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("xb") as file:
+            file.write(_HEADER.pack(_MAGIC, _VERSION, module.content_hash(content)))
+            file.write(content.data)
+        temporary.replace(path)
+    except OSError as error:
+        logger.debug("screen of the output head not kept: %s", error)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def problem_of(path: Path) -> str:
+    """What is wrong with the bytes at *path*; empty if nothing is.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    import numpy as np
+
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = file.read(_HEADER.size)
+    problem = _header_problem(header)
+    if problem or size <= _HEADER.size:
+        return problem or "it ends after its header"
+    return _checksum_problem(header, np.memmap(path, np.uint8, "r", offset=_HEADER.size))
+
+
+def _read_pieces(file: int, out: NDArray[np.uint8]) -> None:
+    """Fill *out* with what follows the header, several reads at once."""
+    view = out.data
+
+    def read(begin: int) -> None:
+        end = min(begin + _PIECE_BYTES, len(view))
+        while begin < end:
+            count = os.preadv(file, [view[begin:end]], _HEADER.size + begin)
+            if not count:
+                raise OSError("it became shorter")
+            begin += count
+
+    if hasattr(os, "preadv"):
+        with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
+            list(pool.map(read, range(0, len(view), _PIECE_BYTES)))
+        return
+    with open(file, "rb", buffering=0, closefd=False) as plain:
+        plain.seek(_HEADER.size)
+        done = 0
+        while done < len(view):
+            count = plain.readinto(view[done:])
+            if not count:
+                raise OSError("it became shorter")
+            done += count
+
+
+def _header_problem(header: bytes) -> str:
+    if len(header) < _HEADER.size or not header.startswith(_MAGIC):
+        return "it does not begin as a screen does"
+    version = _HEADER.unpack(header)[1]
+    return "" if version == _VERSION else f"version {version}, expected {_VERSION}"
+
+
+def _size_problem(found: int, expected: int) -> str:
+    found -= _HEADER.size
+    return "" if found == expected else f"{found:,} bytes, expected {expected:,}"
+
+
+def _checksum_problem(header: bytes, content: NDArray[np.uint8]) -> str:
+    module = native.module()
+    if module is None or module.content_hash(content) == _HEADER.unpack(header)[2]:
+        return ""
+    return "the checksum does not fit"
