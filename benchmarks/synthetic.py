@@ -1,6 +1,7 @@
 """Write a GGUF file with the shape of BitNet b1.58 2B-4T and random ternary weights.
 
-    python benchmarks/synthetic.py OUT.gguf --vocabulary VOCAB.gguf [--type I2_S] [--layers 30]
+    python benchmarks/synthetic.py OUT.gguf --vocabulary VOCAB.gguf [--type I2_S]
+        [--layers 30] [--tiny]
 
 The speed of a ternary model does not depend on its weights' values, so a benchmark needs the shape
 and not the model. Metadata keys are those of the published file (which has no
@@ -25,7 +26,7 @@ from bitnet.quants import i2_s, tq, types
 from bitnet.quants.ternary import Ternary
 
 ALIGNMENT = 32
-DIM, FFN, HEADS, KV_HEADS, HEAD_DIM, LAYERS = 2560, 6912, 20, 5, 128, 30
+LAYERS = 30
 FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "F16": 1}
 PACKERS = {"I2_S": i2_s.pack_i2_s, "TQ1_0": tq.pack_tq1_0, "TQ2_0": tq.pack_tq2_0}
 CHUNK_ROWS = 4096  # of the embedding
@@ -33,6 +34,20 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize + ': ' + message['content'] "
     "+ '<|eot_id|>' }}{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
 )
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Widths of the model."""
+
+    dim: int = 2560
+    ffn: int = 6912
+    heads: int = 20
+    kv_heads: int = 5
+    head_dim: int = 128
+
+
+TINY = Shape(dim=256, ffn=512, heads=4, kv_heads=2, head_dim=64)
 
 
 @dataclass(frozen=True)
@@ -49,25 +64,25 @@ class Tensor:
         return types.by_name(self.kind).size_bytes(self.shape)
 
 
-def tensors(kind, *, layers, vocabulary):
+def tensors(kind, shape, *, layers, vocabulary):
     """Every tensor of the model, in file order."""
+    dim, ffn = shape.dim, shape.ffn
+    width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     linear = {
-        "attn_q": (HEADS * HEAD_DIM, DIM),
-        "attn_k": (KV_HEADS * HEAD_DIM, DIM),
-        "attn_v": (KV_HEADS * HEAD_DIM, DIM),
-        "attn_output": (DIM, HEADS * HEAD_DIM),
-        "ffn_gate": (FFN, DIM),
-        "ffn_up": (FFN, DIM),
-        "ffn_down": (DIM, FFN),
+        "attn_q": (width, dim),
+        "attn_k": (kv_width, dim),
+        "attn_v": (kv_width, dim),
+        "attn_output": (dim, width),
+        "ffn_gate": (ffn, dim),
+        "ffn_up": (ffn, dim),
+        "ffn_down": (dim, ffn),
     }
-    norms = {"attn_norm": DIM, "attn_sub_norm": DIM, "ffn_norm": DIM, "ffn_sub_norm": FFN}
-    found = [Tensor("token_embd.weight", (vocabulary, DIM), "F16")]
+    norms = {"attn_norm": dim, "attn_sub_norm": width, "ffn_norm": dim, "ffn_sub_norm": ffn}
+    found = [Tensor("token_embd.weight", (vocabulary, dim), "F16")]
     for layer in range(layers):
         found += [Tensor(f"blk.{layer}.{name}.weight", (n,), "F32") for name, n in norms.items()]
-        found += [
-            Tensor(f"blk.{layer}.{name}.weight", shape, kind) for name, shape in linear.items()
-        ]
-    return [*found, Tensor("output_norm.weight", (DIM,), "F32")]
+        found += [Tensor(f"blk.{layer}.{name}.weight", size, kind) for name, size in linear.items()]
+    return [*found, Tensor("output_norm.weight", (dim,), "F32")]
 
 
 def content(tensor, seed):
@@ -119,17 +134,17 @@ def vocabulary_keys(path):
         return list(keys.values()), len(gguf.metadata["tokenizer.ggml.tokens"])
 
 
-def metadata(architecture, kind, *, layers, vocabulary):
+def metadata(architecture, kind, shape, *, layers, vocabulary):
     """Keys with single values, as the published file has them."""
     own = {
         "vocab_size": vocabulary,
         "context_length": 4096,
-        "embedding_length": DIM,
+        "embedding_length": shape.dim,
         "block_count": layers,
-        "feed_forward_length": FFN,
-        "rope.dimension_count": HEAD_DIM,
-        "attention.head_count": HEADS,
-        "attention.head_count_kv": KV_HEADS,
+        "feed_forward_length": shape.ffn,
+        "rope.dimension_count": shape.head_dim,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
     }
     return [
         scalar("general.architecture", "string", architecture),
@@ -153,11 +168,21 @@ def padded(size):
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def write(path, vocabulary, *, kind="I2_S", architecture="bitnet-b1.58", layers=LAYERS, seed=0):
-    """Write the file."""
+def write(
+    path,
+    vocabulary,
+    *,
+    kind="I2_S",
+    architecture="bitnet-b1.58",
+    shape=None,
+    layers=LAYERS,
+    seed=0,
+):
+    """Write the file, of the full *shape* by default."""
+    shape = shape or Shape()
     arrays, tokens = vocabulary_keys(vocabulary)
-    keys = metadata(architecture, kind, layers=layers, vocabulary=tokens) + arrays
-    entries = tensors(kind, layers=layers, vocabulary=tokens)
+    keys = metadata(architecture, kind, shape, layers=layers, vocabulary=tokens) + arrays
+    entries = tensors(kind, shape, layers=layers, vocabulary=tokens)
     pieces = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(keys)), *keys]
     offset = 0
     for tensor in entries:
@@ -182,6 +207,7 @@ def main():
     parser.add_argument("--type", default="I2_S", choices=sorted(FILE_TYPES))
     parser.add_argument("--architecture", default="bitnet-b1.58", help="bitnet: for llama.cpp")
     parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--tiny", action="store_true", help="256 columns, to try the rest out")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     write(
@@ -189,6 +215,7 @@ def main():
         options.vocabulary,
         kind=options.type,
         architecture=options.architecture,
+        shape=TINY if options.tiny else None,
         layers=options.layers,
         seed=options.seed,
     )

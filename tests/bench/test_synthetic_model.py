@@ -1,0 +1,74 @@
+"""The synthetic ternary model of ``benchmarks/synthetic.py``."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_models import tiny_gguf
+
+from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+from bitnet.quants import registry
+from bitnet.runtime.engine import Engine, GenerationParams
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "synthetic.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("synthetic", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture
+def written(script, tmp_path, monkeypatch):
+    """A function that runs the script for one encoding and opens what it wrote."""
+    vocabulary = tmp_path / "vocabulary.gguf"
+    tiny_gguf(vocabulary)
+
+    def write(kind):
+        out = tmp_path / f"{kind}.gguf"
+        words = [out, "--vocabulary", vocabulary, "--type", kind, "--layers", 2, "--tiny"]
+        monkeypatch.setattr(sys, "argv", ["synthetic.py", *map(str, words)])
+        script.main()
+        return open_checkpoint(out)
+
+    return write
+
+
+@pytest.mark.parametrize("kind", ["I2_S", "TQ1_0", "TQ2_0", "F16"])
+def test_the_model_is_complete_and_runs(written, kind):
+    model = load_model(written(kind), ops=ReferenceOps())
+    pieces = list(Engine(model, context=16).generate([3, 4, 5], GenerationParams(max_tokens=4)))
+    assert len(pieces) == 4
+
+
+def test_files_of_all_encodings_hold_the_same_weights(written):
+    checkpoints = [written(kind) for kind in ("F16", "I2_S", "TQ1_0", "TQ2_0")]
+    name = "blk.1.ffn_down.weight"
+    values = [registry.dequantize(each.weights[name]) for each in checkpoints]
+    assert len(np.unique(values[0])) == 3
+    for other in values[1:]:
+        assert np.array_equal(values[0], other)
+
+
+def test_the_full_shape_is_that_of_2b_4t(script):
+    sizes = {
+        each.name: each.size
+        for each in script.tensors("I2_S", script.Shape(), layers=30, vocabulary=128256)
+    }
+    assert sizes["token_embd.weight"] == 128256 * 2560 * 2
+    ternary = [
+        size for name, size in sizes.items() if name.startswith("blk") and "norm" not in name
+    ]
+    assert len(ternary) == 30 * 7
+    assert sum(ternary) == pytest.approx(521e6, rel=0.001)
