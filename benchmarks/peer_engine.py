@@ -2,7 +2,8 @@
 
     python benchmarks/peer_engine.py ENGINE MODEL THREADS CONTEXT
 
-ENGINE is ``bitnet``, ``llama.cpp`` (package xllamacpp) or ``ik_llama.cpp`` (package
+ENGINE is ``bitnet``, ``bitnet:LEVEL:HEAD`` (instruction set, ``--exact-head``; either may be
+empty), ``llama.cpp`` (package xllamacpp) or ``ik_llama.cpp`` (package
 ik-llama-cpp-python). A line such as ``pp 128`` or ``tg 64`` is answered with its seconds as JSON,
 an empty one with the peak memory of the process. What llama.cpp's API calls ``n_ctx``, ``n_batch``
 and ``n_ubatch`` is found by its default values, because no package ships a header. BENCHMARK_LEVEL
@@ -96,14 +97,15 @@ class Llama:
 class Bitnet:
     """This project: tokens are chosen, too, greedily."""
 
-    def __init__(self, path, threads, context):
+    def __init__(self, path, threads, context, *, level="", head=""):
         import bitnet
         from bitnet import native
 
-        level = os.environ.get("BENCHMARK_LEVEL")
+        level = level or os.environ.get("BENCHMARK_LEVEL")
         if level and not native.module().set_kernel_level(level):
             raise SystemExit(f"this machine has no {level}")
-        self.engine = bitnet.load(path, threads=threads, context=context).engine
+        options = {"threads": threads, "context": context, "exact_head": head or "auto"}
+        self.engine = bitnet.load(path, **options).engine
 
     def run(self, kind, count):
         """Seconds to read *count* tokens at once (``pp``) or one by one (``tg``)."""
@@ -143,8 +145,9 @@ def main():
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print to stdout
     start = time.perf_counter()
-    if engine == "bitnet":
-        running = Bitnet(path, threads, context)
+    if engine.startswith("bitnet"):
+        _, level, head = (engine + "::").split(":")[:3]
+        running = Bitnet(path, threads, context, level=level, head=head)
     else:
         running = Llama(library_of(engine), path, threads, context)
     reply = {"load_s": time.perf_counter() - start}

@@ -1,20 +1,21 @@
 """BitNet b1.58 2B-4T's shape: this project beside every engine that runs ternary models.
 
     python benchmarks/ternary.py MODEL [--tq2-0 FILE] [--peer-python PYTHON] [--work FOLDER]
-        [--tests pp128,pp512,tg128] [--threads 1,2] [--json FILE] [--table FILE]
+        [--tests pp128,pp512,tg128] [--threads 1,2] [--only REGEX] [--json FILE] [--table FILE]
 
 MODEL is an I2_S file of synthetic.py. ik_llama.cpp reads it wrongly, so its own converter turns it
 into IQ2_BN and IQ2_BN_R4 first: with the head in f16, as exact as ours, and with a head of four
 bits. llama.cpp runs TQ2_0 (synthetic.py --type TQ2_0 --architecture bitnet), with another graph of
 about the same cost: speed only. All engines run in one run, in processes of their own, and take
-turns test by test; the first turn does not count. Measurements are added to those in --json FILE,
-so a run can be made in pieces.
+turns test by test, after a short one that does not count. Measurements are added to those in
+--json FILE, so a run can be made in pieces.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,15 @@ CONVERSIONS = (
     ("ik_llama.cpp IQ2_BN_R4, f16 head", "iq2_bn_r4", "f16"),
     ("ik_llama.cpp IQ2_BN_R4, IQ4_NL head (lossy)", "iq2_bn_r4", "iq4_nl"),
 )
+# Ours: with the best instruction set of the machine, and with AVX2.
 OURS = "bitnet I2_S, f16 head"
+OURS_AVX2 = "bitnet I2_S, f16 head, AVX2"
+VARIANTS = {
+    OURS: "bitnet",
+    f"{OURS}, not screened": "bitnet::off",
+    OURS_AVX2: "bitnet:avx2:auto",
+    f"{OURS_AVX2}, not screened": "bitnet:avx2:off",
+}
 CONTEXT = 1024
 
 
@@ -52,7 +61,7 @@ def converted(model, kind, head, *, python, work):
 def contestants(options):
     """Label -> (engine, interpreter, model) of everybody who can take part."""
     engines, absent = present(options.peer_python)
-    found = {OURS: ("bitnet", sys.executable, options.model)}
+    found = {label: (name, sys.executable, options.model) for label, name in VARIANTS.items()}
     if "ik_llama.cpp" in engines:
         python = engines["ik_llama.cpp"]
         for label, kind, head in CONVERSIONS:
@@ -67,12 +76,13 @@ def measure(found, threads, tests, turns):
     """Rates of each test, load time and peak memory by label."""
     running = {label: Engine(*entry, threads, CONTEXT) for label, entry in found.items()}
     rates = {label: {test: [] for test in tests} for label in running}
-    for turn in range(turns + 1):
+    for engine in running.values():
+        engine.seconds("pp32")
+        engine.seconds("tg8")
+    for _ in range(turns):
         for test in tests:
             for label, engine in running.items():
-                seconds = engine.seconds(test)
-                if turn:
-                    rates[label][test].append(int(test[2:]) / seconds)
+                rates[label][test].append(int(test[2:]) / engine.seconds(test))
     return {
         label: {"rates": rates[label], "load_s": [engine.load_s], "peak_mb": engine.stop()}
         for label, engine in running.items()
@@ -106,14 +116,22 @@ def table(results):
             cells = [f"{medians[label][test]:.1f}" for test in tests]
             cells += [f"{statistics.median(entry['load_s']):.2f}", f"{entry['peak_mb']:.0f}"]
             lines.append(f"| {threads} | {label} | " + " | ".join(cells) + " |")
-        others = [label for label in medians if label != OURS]
-        exact = [label for label in others if "lossy" not in label]
-        for name, peers in (("exact", exact), ("of all", others)):
-            if peers:
-                best = {test: max(medians[peer][test] for peer in peers) for test in tests}
-                cells = [f"{medians[OURS][t] / best[t]:.2f}" if best[t] else "" for t in tests]
-                lines.append(f"| | ours / best {name} | " + " | ".join(cells) + " | | |")
+        lines += ratios(medians, tests)
     return "\n".join(lines)
+
+
+def ratios(medians, tests):
+    """Ours over the best exact and the best of all others, lines of the table."""
+    others = [label for label in medians if label not in VARIANTS]
+    exact = [label for label in others if "lossy" not in label]
+    lines = []
+    for name, ours in (("ours", OURS), ("AVX2", OURS_AVX2)):
+        for kind, peers in (("exact", exact), ("of all", others)):
+            if peers and ours in medians:
+                best = {test: max(medians[peer][test] for peer in peers) for test in tests}
+                cells = [f"{medians[ours][t] / best[t]:.2f}" if best[t] else "" for t in tests]
+                lines.append(f"| | {name} / best {kind} | " + " | ".join(cells) + " | | |")
+    return lines
 
 
 def main():
@@ -128,11 +146,13 @@ def main():
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--only", default="", metavar="REGEX", help="engines to run")
     parser.add_argument("--only-convert", action="store_true")
     options = parser.parse_args()
     found, absent = contestants(options)
     if options.only_convert:
         return
+    found = {label: entry for label, entry in found.items() if re.search(options.only, label)}
     threads = [int(count) for count in options.threads.split(",")]
     tests = options.tests.split(",")
     earlier = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
