@@ -224,7 +224,7 @@ def test_everything_but_models_goes_by_default(root):
         (
             Selection(keep=2),  # the two newest: a report and a tokenizer
             [
-                *(f"{'ab' * 32}.tok", "old.json.incomplete"),
+                *(f"{'ab' * 32}.tok", f"{'cd' * 16}.screen", "old.json.incomplete"),
                 *("tokenizer.json", "tokenizer.json.partial"),
             ],
         ),
