@@ -56,17 +56,6 @@ void transpose_halves(const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
     transpose<uint16_t>(rows, c, cols, tile);
 }
 
-// Row after row, as one stream: 16 at once would be more than the hardware follows.
-void fetch_rows(const uint8_t* const* rows, int64_t count, int64_t bytes) {
-#if defined(BITNET_X86)
-    for (int64_t r = 0; r < count; ++r)
-        for (int64_t at = 0; at < bytes; at += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(rows[r] + at), _MM_HINT_T1);
-#else
-    (void)rows, (void)count, (void)bytes;
-#endif
-}
-
 // The products of *count* rows (at most 16) with all tokens of *a*, y (tokens, count).
 void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, float* y) {
     thread_local std::vector<uint8_t> room;
@@ -110,7 +99,6 @@ void linear_chosen_rows(Type type, const uint8_t* weight, int64_t cols, const fl
         const int64_t first = tile * kTileRows, n = std::min<int64_t>(kTileRows, count - first);
         const uint8_t* rows[kTileRows];
         for (int64_t i = 0; i < n; ++i) rows[i] = weight + ids[first + i] * a.row_bytes;
-        fetch_rows(rows, n, a.row_bytes);
         one_tile(a, rows, n, y + first);
     });
 }
