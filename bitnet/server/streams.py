@@ -76,13 +76,12 @@ async def stream(
         Refused: the queue is full, or the first thing that came back is an error.
     """
     order = _submitted(request, service, jobs)
-    answers = [Answer(len(job.ids)) for job in jobs]
     deltas = order.__aiter__()
     try:
         # Wait for the first delta: what fails at once gets an HTTP status instead of an event.
-        index, delta = await unless_gone(request, anext(deltas))
-        if delta.error is not None:
-            raise delta.error
+        first = await unless_gone(request, anext(deltas))
+        if first[1].error is not None:
+            raise first[1].error
     except BaseException as error:
         service.worker.cancel(order)
         if isinstance(error, Exception):
@@ -90,16 +89,12 @@ async def stream(
         raise
 
     async def events() -> AsyncIterator[str]:
-        nonlocal index, delta
+        answers = [Answer(len(job.ids)) for job in jobs]
         try:
-            while True:
+            async for index, delta in _with_first(first, deltas):
                 answers[index].add(delta)
                 for chunk in chunks(index, delta, answers[index]):
                     yield event(chunk)
-                try:
-                    index, delta = await anext(deltas)
-                except StopAsyncIteration:
-                    break
             for chunk in last(answers):
                 yield event(chunk)
             yield DONE
@@ -110,11 +105,14 @@ async def stream(
         finally:
             service.worker.cancel(order)
 
-    return StreamingResponse(
-        events(),
-        media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-    )
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+
+async def _with_first(first: T, others: AsyncIterator[T]) -> AsyncIterator[T]:
+    yield first
+    async for other in others:
+        yield other
 
 
 def _submitted(request: Request, service: Service, jobs: list[Job]) -> Order:

@@ -4,21 +4,15 @@ import math
 from collections import defaultdict
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from scheduling import alone, budget, params, prompt, run, sampled
 from tiny_models import VOCAB, in_encoding, tiny
 
 import bitnet
 from bitnet.errors import InferenceError, UsageError
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.kernels.select import select
 from bitnet.models.load import load_model
-from bitnet.runtime.engine import Engine, GenerationParams
-from bitnet.runtime.kv_cache import PAGE
 from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
 
@@ -36,33 +30,6 @@ def model(request):
 @pytest.fixture(scope="module")
 def reference():
     return load_model(tiny("llama"))
-
-
-def prompt(length, seed=0):
-    return np.random.default_rng(seed).integers(3, VOCAB, length).tolist()
-
-
-def params(count=6, **more):
-    return GenerationParams(max_tokens=count, **{"sampling": sampled(9)} | more)
-
-
-def sampled(seed, **more):
-    return SamplingParams(temperature=1.5, seed=seed, **more)
-
-
-def run(scheduler):
-    """Step until nothing is left to do: tokens by sequence."""
-    written = defaultdict(list)
-    while scheduler.busy:
-        for sequence, piece in scheduler.step():
-            if piece.token is not None:
-                written[sequence].append(piece.token)
-    return written
-
-
-def alone(model, ids, wanted, **more):
-    pieces = Engine(model, **more).generate(ids, wanted)
-    return [piece.token for piece in pieces if piece.token is not None]
 
 
 def test_sequences_of_mixed_lengths_write_what_each_writes_alone(model):
@@ -154,11 +121,6 @@ def test_an_answer_ends_with_a_stop_id(reference):
 
 
 # Budgets
-
-
-def budget(model, pages):
-    """Bytes of so many pages of 64 positions."""
-    return pages * PAGE * Scheduler(model).new_cache().bytes_per_position
 
 
 @pytest.fixture(scope="module")
@@ -407,95 +369,6 @@ def test_a_bias_outside_the_vocabulary_is_refused_at_once(reference):
 def test_sizes_below_one_are_refused(reference, name):
     with pytest.raises(UsageError, match="expected at least 1"):
         Scheduler(reference, **{name: 0})
-
-
-# Any order of events
-
-MODEL = load_model(in_encoding(tiny("llama"), "Q8_0"), ops=select(threads=1))
-PREFIXES = [prompt(20, seed=7), prompt(12, seed=8)]
-EXPECTED = {}
-
-
-def expected(ids, wanted):
-    """What is written alone; computed once for each."""
-    key = (tuple(ids), wanted.max_tokens, wanted.sampling.seed, wanted.lookup)
-    if key not in EXPECTED:
-        EXPECTED[key] = alone(MODEL, ids, wanted)
-    return EXPECTED[key]
-
-
-class AnyOrder(RuleBasedStateMachine):
-    """Submitting, stepping and cancelling in any order."""
-
-    def __init__(self):
-        super().__init__()
-        self.written = {}
-        self.wanted = {}
-
-    @initialize(
-        max_batch=st.integers(1, 4), chunk=st.integers(1, 30), room=st.sampled_from([None, 1, 2])
-    )
-    def make(self, max_batch, chunk, room):
-        self.budget = room and budget(MODEL, room)
-        self.scheduler = Scheduler(
-            MODEL, max_batch=max_batch, prefill_chunk=chunk, kv_budget_bytes=self.budget
-        )
-
-    @rule(
-        prefix=st.sampled_from(PREFIXES),
-        length=st.integers(1, 20),
-        last=st.integers(3, 6),
-        count=st.integers(1, 8),
-        seed=st.integers(0, 2),
-        lookup=st.sampled_from([0, 3]),
-    )
-    def submit(self, prefix, length, last, count, seed, lookup):
-        wanted = params(count, sampling=sampled(seed), lookup=lookup)
-        sequence = self.scheduler.submit([*prefix[:length], last], wanted)
-        self.wanted[sequence] = ([*prefix[:length], last], wanted)
-        self.written[sequence] = []
-
-    @rule(count=st.integers(1, 5))
-    def step(self, count):
-        for _ in range(count):
-            for sequence, piece in self.scheduler.step():
-                self.written[sequence].append(piece.token)
-
-    @precondition(lambda self: self.wanted)
-    @rule(data=st.data())
-    def cancel(self, data):
-        self.scheduler.cancel(data.draw(st.sampled_from(list(self.wanted))))
-
-    @invariant()
-    def nothing_is_lost_or_mixed(self):
-        for sequence, (ids, wanted) in self.wanted.items():
-            whole = expected(ids, wanted)
-            written = self.written[sequence]
-            assert written == whole[: len(written)]
-            assert sequence.ids == ids + written
-            if sequence.finish_reason == "length":
-                assert len(written) == len(whole)
-            if sequence.lease:
-                assert sequence.lease.cache.length < len(sequence.ids)
-            else:
-                assert sequence.finish_reason or not written
-
-    @invariant()
-    def the_bounds_hold(self):
-        if self.wanted:
-            assert self.scheduler.running <= self.scheduler.max_batch
-            assert self.budget is None or self.scheduler.kv_bytes <= self.budget
-
-    def teardown(self):
-        if self.wanted:
-            for sequence, tokens in run(self.scheduler).items():
-                self.written[sequence] += tokens
-            self.nothing_is_lost_or_mixed()
-            assert all(sequence.finish_reason for sequence in self.wanted)
-
-
-TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.parametrize("file", ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"])
