@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InferenceError, Unsupported, UsageError
+from bitnet.errors import Unsupported, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +46,7 @@ class GrammarMatcher:
         """Ids that may come next, rising; those that end an answer where it may end.
 
         Raises:
-            InferenceError: the grammar is beyond the library's limits here.
+            Unsupported: the grammar is beyond the library's limits here.
         """
         packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
@@ -57,7 +57,7 @@ class GrammarMatcher:
         """Count *token*, one of those allowed, as the next one.
 
         Raises:
-            InferenceError: it is not allowed.
+            Unsupported: it is not allowed.
         """
         self._matcher.consume_token(token)
         self._check()
@@ -71,11 +71,11 @@ class GrammarMatcher:
             return
         message = _first_line(self._matcher.get_error())
         if message.startswith("NoExtension"):
-            raise InferenceError(
+            raise Unsupported(
                 "no token of the model continues the answer as its grammar wants",
                 hint="use characters that the model's tokenizer knows",
             )
-        raise InferenceError(
+        raise Unsupported(
             f"the grammar of the answer gave up: {message}",
             hint="simplify --json-schema or --regex",
         )

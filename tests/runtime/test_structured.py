@@ -10,7 +10,7 @@ from builders import vocabulary
 from tiny_models import VOCAB, tiny_gguf
 
 import bitnet
-from bitnet.errors import InferenceError, Unsupported, UsageError
+from bitnet.errors import Unsupported, UsageError
 from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.structured import Grammars
 
@@ -215,7 +215,7 @@ def test_penalties_and_bias_work_within_the_grammar(model):
 
 
 def test_a_grammar_without_any_token_for_it_is_an_error(model):
-    with pytest.raises(InferenceError, match="no token of the model continues"):
+    with pytest.raises(Unsupported, match="no token of the model continues"):
         model.generate("ab", regex="\u65e5")
 
 
