@@ -6,12 +6,14 @@ import hashlib
 import os
 import shutil
 import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_hex
 
 from bitnet.errors import NoSpace, PermissionDenied, from_os_error
 
-__all__ = ["digest_of", "free_space", "matches", "place", "sha256_of", "write_text"]
+__all__ = ["digest_of", "free_space", "keep", "matches", "place", "sha256_of", "write_text"]
 
 _READ_BYTES = 1 << 18  # stays in a core's own cache
 
@@ -104,6 +106,26 @@ def write_text(path: Path, text: str) -> None:
             raise
     except OSError as error:
         raise from_os_error(error, path) from error
+
+
+def keep(path: Path, *parts: bytes | memoryview) -> str:
+    """Put *parts* at *path* in one step, for a cache that is only slower without them.
+
+    Returns:
+        What kept them from being written; empty if they are there.
+    """
+    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("xb") as file:
+            for part in parts:
+                file.write(part)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        return str(error)
+    return ""
 
 
 def _sync(path: Path) -> None:

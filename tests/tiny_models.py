@@ -101,21 +101,19 @@ TOKENS = (
 )
 
 
+def letters(tokens=None, **more):
+    """Metadata of a tokenizer with one token per letter and three special ones."""
+    types = [3, 3, 3, *[1] * (VOCAB - 3)]
+    own = {"pre": "gpt-2", "bos_token_id": 0, "eos_token_id": 1}
+    return vocabulary(tokens or TOKENS, merges=[], token_types=types, **own, **more)
+
+
 def tiny_gguf(path, *, tokenizer=True, **keys):
     """A LLaMA with random weights as a file, with one token per letter; *keys* are metadata."""
     checkpoint = tiny("llama")
     metadata = dict(checkpoint.metadata)
     if tokenizer:
-        types = [3, 3, 3, *[1] * (VOCAB - 3)]
-        metadata |= vocabulary(
-            TOKENS,
-            merges=[],
-            token_types=types,
-            pre="gpt-2",
-            bos_token_id=0,
-            eos_token_id=1,
-            add_bos_token=True,
-        )
+        metadata |= letters(add_bos_token=True)
     tensors = [
         Tensor(weight.name, weight.shape, 0, weight.data.tobytes())
         for weight in checkpoint.weights.values()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.batch.rows import Row
 from bitnet.errors import UsageError, from_os_error
+from bitnet.files import write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,14 +131,5 @@ def _answered(target: Path, *, retry_errors: bool) -> dict[str, str]:
         answered[row_id] = digest
     fresh = b"".join(kept.values())
     if fresh != content:
-        _replace(target, fresh)
+        write_text(target, fresh.decode())
     return answered
-
-
-def _replace(target: Path, content: bytes) -> None:
-    draft = target.with_name(f"{target.name}.partial.{os.getpid()}")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(target)

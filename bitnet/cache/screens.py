@@ -8,15 +8,14 @@ slower.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import struct
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from bitnet import native, settings
+from bitnet.files import keep
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,20 +60,12 @@ def read_screen(path: Path, out: NDArray[np.uint8]) -> bool:
 
 def write_screen(path: Path, content: NDArray[np.uint8]) -> None:
     """Put *content*, bytes, at *path* in one step; without room or permission nothing happens."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     module = native.module()
     if module is None:
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
-            file.write(_HEADER.pack(_MAGIC, _VERSION, module.content_hash(content)))
-            file.write(content.data)
-        temporary.replace(path)
-    except OSError as error:
-        logger.debug("screen of the output head not kept: %s", error)
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    header = _HEADER.pack(_MAGIC, _VERSION, module.content_hash(content))
+    if problem := keep(path, header, content.data):
+        logger.debug("screen of the output head not kept: %s", problem)
 
 
 def problem_of(path: Path) -> str:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import os
 import struct
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import Unsupported, from_os_error
+from bitnet.errors import Unsupported
 from bitnet.formats.gguf import MAGIC
 from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES
-from bitnet.formats.gguf_write import publish, refuse_existing
+from bitnet.formats.gguf_write import new_file, packed_string, packed_tensor, refuse_existing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -112,10 +111,9 @@ def write_new(
     refuse_existing(output)
     header = _header(metadata, tensors)
     total = len(header) + sum(_padded(tensor.size_bytes) for tensor in tensors)
-    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
-    try:
+    with new_file(output) as draft:
         output.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("xb") as file:
+        with draft.open("xb") as file:
             done = file.write(header)
             for tensor in tensors:
                 start = done
@@ -126,13 +124,7 @@ def write_new(
                 done += file.write(bytes(-done % ALIGNMENT))
             file.flush()
             os.fsync(file.fileno())
-        check(partial)
-        publish(partial, output)
-    except OSError as error:
-        raise from_os_error(error, output) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
+        check(draft)
 
 
 def _header(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> bytes:
@@ -140,9 +132,7 @@ def _header(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> byte
     pieces += [_string(key) + value for key, value in metadata.items()]
     offset = 0
     for tensor in tensors:
-        dims = tensor.shape[::-1]
-        pieces.append(_string(tensor.name) + struct.pack("<I", len(dims)))
-        pieces.append(struct.pack(f"<{len(dims)}QIQ", *dims, tensor.type.ggml_id, offset))
+        pieces.append(packed_tensor(_raw(tensor.name), tensor.shape, tensor.type.ggml_id, offset))
         offset += _padded(tensor.size_bytes)
     header = b"".join(pieces)
     return header + bytes(-len(header) % ALIGNMENT)
@@ -166,5 +156,8 @@ def _scalar(kind: str, value: Any) -> bytes:
 
 
 def _string(text: str) -> bytes:
-    raw = text.encode("utf-8", "surrogateescape")
-    return struct.pack("<Q", len(raw)) + raw
+    return packed_string(_raw(text))
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")

@@ -10,7 +10,7 @@ import hashlib
 import os
 import re
 import struct
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -20,10 +20,19 @@ from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES, Index, KeyEntry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Change", "parse_change", "publish", "raw_values", "refuse_existing", "write_copy"]
+__all__ = [
+    "Change",
+    "new_file",
+    "packed_string",
+    "packed_tensor",
+    "parse_change",
+    "raw_values",
+    "refuse_existing",
+    "write_copy",
+]
 
 _CHUNK_BYTES = 8 << 20
 _TYPE_IDS = {name: number for number, (name, _, _) in enumerate(VALUE_TYPES)}
@@ -53,7 +62,7 @@ class Change:
         number = _TYPE_IDS[self.type]
         head = struct.pack("<I", number)
         if number == STRING:
-            return head + _string(str(self.value).encode("utf-8", "surrogateescape"))
+            return head + packed_string(str(self.value).encode("utf-8", "surrogateescape"))
         return head + struct.pack("<" + VALUE_TYPES[number][1], self.value)
 
 
@@ -162,16 +171,9 @@ def write_copy(
         parsed = [parse_change(text, gguf.metadata, types) for text in changes]
         _check(parsed)
         header = _header(view, index, parsed, gguf.alignment)
-        partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
-        try:
-            digest = _write(partial, header, view[gguf.data_offset :], on_progress)
-            _verify(partial, gguf, parsed, data_offset=len(header), digest=digest)
-            publish(partial, output)
-        except OSError as error:
-            raise from_os_error(error, output) from error
-        finally:
-            with suppress(OSError):
-                partial.unlink(missing_ok=True)
+        with new_file(output) as draft:
+            digest = _write(draft, header, view[gguf.data_offset :], on_progress)
+            _verify(draft, gguf, parsed, data_offset=len(header), digest=digest)
     return parsed
 
 
@@ -186,8 +188,19 @@ def _check(changes: list[Change]) -> None:
             raise UsageError(f"{key} is set twice")
 
 
-def _string(raw: bytes) -> bytes:
+def packed_string(raw: bytes) -> bytes:
+    """*raw* as a GGUF file holds a string."""
     return struct.pack("<Q", len(raw)) + raw
+
+
+def packed_tensor(name: bytes, shape: Sequence[int], type_id: int, offset: int) -> bytes:
+    """The entry of a tensor in the header; *shape* has rows first."""
+    dims = shape[::-1]
+    return (
+        packed_string(name)
+        + struct.pack("<I", len(dims))
+        + struct.pack(f"<{len(dims)}QIQ", *dims, type_id, offset)
+    )
 
 
 def _header(view: memoryview, index: Index, changes: list[Change], alignment: int) -> bytes:
@@ -200,13 +213,11 @@ def _header(view: memoryview, index: Index, changes: list[Change], alignment: in
     pieces = [MAGIC, version, counts]
     for key in index.keys:
         change = wanted.get(key.name)
-        pieces.append(_string(key.name))
+        pieces.append(packed_string(key.name))
         pieces.append(change.encoded() if change else _as_it_was(view, key))
-    pieces += [_string(change.key.encode()) + change.encoded() for change in added]
+    pieces += [packed_string(change.key.encode()) + change.encoded() for change in added]
     for tensor in index.tensors:
-        dims = tensor.shape[::-1]
-        pieces.append(_string(tensor.name) + struct.pack("<I", len(dims)))
-        pieces.append(struct.pack(f"<{len(dims)}QIQ", *dims, tensor.type, tensor.offset))
+        pieces.append(packed_tensor(tensor.name, tensor.shape, tensor.type, tensor.offset))
     header = b"".join(pieces)
     return header + bytes(-len(header) % alignment)
 
@@ -282,7 +293,26 @@ def raw_values(gguf: GGUF) -> dict[str, bytes]:
     }
 
 
-def publish(partial: Path, output: Path) -> None:
+@contextmanager
+def new_file(output: Path) -> Iterator[Path]:
+    """A file to write and check, which becomes *output* when the block ends without an error.
+
+    Raises:
+        UsageError: *output* came into being meanwhile.
+        BitnetError: the disk.
+    """
+    draft = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    try:
+        yield draft
+        _publish(draft, output)
+    except OSError as error:
+        raise from_os_error(error, output) from error
+    finally:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def _publish(partial: Path, output: Path) -> None:
     """Give the copy its name, never in place of a file that came into being meanwhile.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bitnet.errors import BitnetError, InferenceError, Unsupported, UsageError
+from bitnet.errors import BitnetError, Unsupported, UsageError
 
 __all__ = ["Refused", "body_of", "from_error"]
 
@@ -55,9 +55,6 @@ def from_error(error: Exception) -> Refused:
     """What a client is told of *error*, which came up while its request was worked on."""
     if isinstance(error, Refused):
         return error
-    too_long = ("the context holds", "the budget is")
-    if isinstance(error, InferenceError) and any(words in error.message for words in too_long):
-        return Refused(400, error.message, code="context_length_exceeded")
     if isinstance(error, UsageError | Unsupported):
         return Refused(400, error.message)
     if isinstance(error, BitnetError):

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from bitnet.errors import InferenceError
 from bitnet.runtime.kv_cache import PAGE
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.text import AnswerText
@@ -359,6 +360,10 @@ class Worker:
         try:
             writing = _Writing(ticket, self.model)
             running = self._scheduler.submit(ticket.job.ids, ticket.job.params)
+        except InferenceError as error:  # it would never fit
+            refused = Refused(400, error.message, code="context_length_exceeded")
+            self._finish(ticket, Delta(error=refused))
+            return
         except Exception as error:  # noqa: BLE001 - the client is told
             self._finish(ticket, Delta(error=from_error(error)))
             return

@@ -11,20 +11,18 @@ library does is refused here (:class:`NotNative`) and runs in the portable engin
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
 import mmap
-import os
 import struct
-import threading
 from array import array
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bitnet import native, settings
+from bitnet.files import keep
 from bitnet.tokenizer.steps import NotNative, pack_steps
 
 if TYPE_CHECKING:
@@ -281,22 +279,10 @@ def open_compiled(spec: TokenizerSpec) -> Any:
         return found
     content = compile_spec(spec)
     if spec.fingerprint:
-        _write(compiled_path(spec.fingerprint), content)
+        problem = keep(compiled_path(spec.fingerprint), content)
+        if problem:
+            logger.debug("compiled tokenizer not kept: %s", problem)
     try:
         return native.module().TokenizerEngine(content)  # type: ignore[union-attr]
     except ValueError as error:
         raise NotNative(str(error)) from error
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Puts the file there in one step; a cache that cannot be written is only slower."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
-            file.write(content)
-        temporary.replace(path)
-    except OSError as error:
-        logger.debug("compiled tokenizer not kept: %s", error)
-        with contextlib.suppress(OSError):
-            temporary.unlink()

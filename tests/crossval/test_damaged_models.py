@@ -5,8 +5,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from builders import Tensor, vocabulary, write_gguf
-from tiny_models import TOKENS, VOCAB, in_encoding, tiny
+from builders import Tensor, write_gguf
+from tiny_models import TOKENS, in_encoding, letters, tiny
 
 from bitnet.formats import checkpoint as checkpoints
 
@@ -18,15 +18,7 @@ PROMPTS = "the quick brown fox\nabcdefg ZyX\n"
 
 def write_model(path, checkpoint, tokens=TOKENS):
     """*checkpoint* as a file with a tokenizer of single letters."""
-    metadata = dict(checkpoint.metadata) | vocabulary(
-        tokens,
-        merges=[],
-        token_types=[3, 3, 3, *[1] * (VOCAB - 3)],
-        pre="gpt-2",
-        bos_token_id=0,
-        eos_token_id=1,
-        add_bos_token=True,
-    )
+    metadata = dict(checkpoint.metadata) | letters(tokens, add_bos_token=True)
     tensors = [
         Tensor(weight.name, weight.shape, weight.quant.ggml_id, weight.data.tobytes())
         for weight in checkpoint.weights.values()

@@ -3,26 +3,14 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import in_encoding, tiny
 
 from bitnet.errors import UsageError
-from bitnet.kernels.native import NativeOps
-from bitnet.kernels.reference import ReferenceOps
-from bitnet.models.load import load_model
 from bitnet.runtime.engine import Engine, GenerationParams
 from bitnet.runtime.lookup import LONGEST_PAUSE, Lookup
 from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
 
 REPEATING = [9, 4, 7, 7, 3, 9, 4, 7, 7, 3, 9, 4]
-
-
-@pytest.fixture(scope="module", params=["reference", "native"])
-def model(request):
-    if request.param == "native":
-        pytest.importorskip("bitnet._native")
-        return load_model(in_encoding(tiny("llama"), "Q8_0"), ops=NativeOps(threads=2))
-    return load_model(tiny("llama"), ops=ReferenceOps())
 
 
 def tokens(model, ids, **params):

@@ -6,25 +6,15 @@ from dataclasses import replace
 
 import pytest
 from scheduling import alone, budget, params, prompt, run, sampled
-from tiny_models import VOCAB, in_encoding, tiny
+from tiny_models import VOCAB, tiny
 
 import bitnet
 from bitnet.errors import InferenceError, UsageError
-from bitnet.kernels.native import NativeOps
-from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
 
 NOTHING_ALLOWED = SamplingParams(logit_bias=dict.fromkeys(range(VOCAB), -math.inf))
-
-
-@pytest.fixture(scope="module", params=["reference", "native"])
-def model(request):
-    if request.param == "native":
-        pytest.importorskip("bitnet._native")
-        return load_model(in_encoding(tiny("llama"), "Q8_0"), ops=NativeOps(threads=2))
-    return load_model(tiny("llama"), ops=ReferenceOps())
 
 
 @pytest.fixture(scope="module")

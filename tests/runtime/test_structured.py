@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from builders import vocabulary
-from tiny_models import VOCAB, tiny_gguf
+from tiny_models import VOCAB, letters, tiny_gguf
 
 import bitnet
 from bitnet.errors import Unsupported, UsageError
@@ -39,15 +39,7 @@ PERSON = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A random model that knows the characters of JSON; either of two ids ends its answers."""
-    words = vocabulary(
-        TOKENS,
-        merges=[],
-        token_types=[3, 3, 3, *[1] * (VOCAB - 3)],
-        pre="gpt-2",
-        bos_token_id=0,
-        eos_token_id=1,
-        eot_token_id=2,
-    )
+    words = letters(TOKENS, eot_token_id=2)
     words["llama.context_length"] = 256
     path = tiny_gguf(tmp_path_factory.mktemp("json") / "tiny.gguf", tokenizer=False, **words)
     with bitnet.load(path) as model:

@@ -1,10 +1,13 @@
 """A worker with a tiny random model."""
 
 import contextlib
+import threading
 
 import pytest
 from server_process import listening
 from tiny_models import tiny_gguf
+
+from bitnet.runtime.scheduler import Scheduler
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}"
@@ -27,3 +30,27 @@ def serving(model_path):
 @pytest.fixture
 def worker(serving):
     return serving()
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Passes of the model wait for the test: ``release()`` lets so many of them run."""
+    gate = threading.Semaphore(0)
+    free = threading.Event()
+    step = Scheduler.step
+
+    def waiting(self):
+        while not free.is_set() and not gate.acquire(timeout=0.01):
+            pass
+        return step(self)
+
+    monkeypatch.setattr(Scheduler, "step", waiting)
+
+    def release(count=None):
+        if count is None:
+            free.set()
+        elif count:
+            gate.release(count)
+
+    yield release
+    free.set()

@@ -14,30 +14,6 @@ from bitnet.runtime.scheduler import Scheduler
 LONG = {"prompt": "ab", "max_tokens": 40}
 
 
-@pytest.fixture
-def slow(monkeypatch):
-    """Passes of the model wait for the test: ``release()`` lets so many of them run."""
-    gate = threading.Semaphore(0)
-    free = threading.Event()
-    step = Scheduler.step
-
-    def waiting(self):
-        while not free.is_set() and not gate.acquire(timeout=0.01):
-            pass
-        return step(self)
-
-    monkeypatch.setattr(Scheduler, "step", waiting)
-
-    def release(count=None):
-        if count is None:
-            free.set()
-        elif count:
-            gate.release(count)
-
-    yield release
-    free.set()
-
-
 def until(condition):
     deadline = time.monotonic() + 20
     while not condition():

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import Tensor, i2_s, vocabulary, write_gguf
-from tiny_models import TOKENS, VOCAB, tiny, tiny_gguf
+from builders import Tensor, i2_s, write_gguf
+from tiny_models import VOCAB, letters, tiny, tiny_gguf
 
 from bitnet.errors import NotFound
 from bitnet.formats.gguf import GGUF
@@ -26,14 +26,7 @@ NAMES = [
     "stop ids",
     "forward pass",
 ]
-TOKENIZER_KEYS = vocabulary(
-    TOKENS,
-    merges=[],
-    token_types=[3, 3, 3, *[1] * (VOCAB - 3)],
-    pre="gpt-2",
-    bos_token_id=0,
-    eos_token_id=1,
-)
+TOKENIZER_KEYS = letters()
 
 
 def verdicts(path, **options):

@@ -1,13 +1,13 @@
 // Python's view of Graph: built from packing.Matrix and float arrays, which it keeps alive.
 #include "bind_graph.hpp"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <optional>
 
+#include "bind_arrays.hpp"
 #include "graph.hpp"
 #include "ops.hpp"
 
@@ -17,15 +17,11 @@ using namespace nb::literals;
 namespace bitnet {
 namespace {
 
-using Floats = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
-using Doubles = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Bytes = nb::ndarray<const uint8_t, nb::c_contig, nb::device::cpu>;
-using Ids = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Addresses = nb::ndarray<const uint64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-void require(bool condition, const char* what) {
-    if (!condition) throw nb::value_error(what);
-}
+using Floats = Array<const float>;
+using Doubles = Array<const double, nb::ndim<1>>;
+using Bytes = Array<const uint8_t>;
+using Ids = Array<const int64_t, nb::ndim<1>>;
+using Addresses = Array<const uint64_t, nb::ndim<1>>;
 
 class BoundGraph {
 public:
@@ -109,7 +105,7 @@ public:
     }
 
     // *segments*: (tokens, position of the first, wanted rows, context, addresses of pages) each.
-    void run(const Ids& tokens, nb::list segments, int result, nb::ndarray<float, nb::c_contig, nb::device::cpu> out) {
+    void run(const Ids& tokens, nb::list segments, int result, Array<float> out) {
         std::vector<Segment> all;
         int64_t count = 0, wanted = 0;
         for (nb::handle item : segments) {

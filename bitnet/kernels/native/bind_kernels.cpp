@@ -3,12 +3,12 @@
 // Outputs are allocated by the caller and never converted: a wrong dtype is a TypeError.
 #include "bind_kernels.hpp"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include "arena.hpp"
+#include "bind_arrays.hpp"
 #include "counters.hpp"
 #include "linear.hpp"
 #include "ops.hpp"
@@ -20,15 +20,9 @@ using namespace nb::literals;
 namespace bitnet {
 namespace {
 
-template <class T>
-using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
 using Floats = Array<const float>;
 using OutFloats = Array<float>;
 using Bytes = Array<const uint8_t>;
-
-void require(bool condition, const char* what) {
-    if (!condition) throw nb::value_error(what);
-}
 
 Type checked_type(int type, int64_t rows, int64_t cols, const Bytes& weight) {
     require(type >= 0 && type < kTypes, "unknown weight type");
@@ -129,7 +123,7 @@ void bind_gate(int kind, const Floats& g, const Floats& up, const OutFloats& out
     gate(Gate(kind), g.data(), up.data(), int64_t(g.size()), out.data());
 }
 
-using Pages = nb::ndarray<const uint16_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using Pages = Array<const uint16_t, nb::ndim<4>>;
 
 void bind_attention(const Floats& q, const Pages& pages, int64_t start, float scale, int64_t window, float softcap,
                     const OutFloats& out) {

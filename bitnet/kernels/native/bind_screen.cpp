@@ -1,11 +1,11 @@
 #include "bind_screen.hpp"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <utility>
 
+#include "bind_arrays.hpp"
 #include "content_hash.hpp"
 #include "ops.hpp"
 #include "screen.hpp"
@@ -15,13 +15,6 @@ using namespace nb::literals;
 
 namespace bitnet {
 namespace {
-
-template <class T>
-using Array = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
-
-void require(bool condition, const char* what) {
-    if (!condition) throw nb::value_error(what);
-}
 
 // The arrays of a screen; they belong to the caller, who keeps them alive.
 struct Screen {

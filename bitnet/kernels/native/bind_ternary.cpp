@@ -1,11 +1,11 @@
 // Python's view of ternary packing.
 #include "bind_kernels.hpp"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
 
+#include "bind_arrays.hpp"
 #include "ternary_layout.hpp"
 
 namespace nb = nanobind;
@@ -14,8 +14,8 @@ using namespace nb::literals;
 namespace bitnet {
 namespace {
 
-using Bytes = nb::ndarray<const uint8_t, nb::c_contig, nb::device::cpu>;
-using OutBytes = nb::ndarray<uint8_t, nb::c_contig, nb::device::cpu>;
+using Bytes = Array<const uint8_t>;
+using OutBytes = Array<uint8_t>;
 
 // In the order of TernarySource; encodings by the names the quants package gives them.
 constexpr const char* kSources[] = {"CODES", "I2_S", "TQ2_0", "TQ1_0", "PACKED_U8", "IQ2_BN"};

@@ -1,0 +1,17 @@
+"""A tiny model, once on each backend."""
+
+import pytest
+from tiny_models import in_encoding, tiny
+
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+
+
+@pytest.fixture(scope="module", params=["reference", "native"])
+def model(request):
+    """On the reference in F32, on the compiled backend in Q8_0."""
+    if request.param == "native":
+        pytest.importorskip("bitnet._native")
+        return load_model(in_encoding(tiny("llama"), "Q8_0"), ops=NativeOps(threads=2))
+    return load_model(tiny("llama"), ops=ReferenceOps())
