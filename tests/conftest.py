@@ -5,10 +5,15 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+import hypothesis
 import pytest
 from hub_server import HubServer
 
 from bitnet import settings
+
+# The same examples in every run, and no limit to the time one takes: a busy machine is no bug.
+# HYPOTHESIS_PROFILE=default looks for new ones.
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 _REAL_CONNECT = socket.socket.connect
 _LOOPBACK = ("127.", "::1", "localhost")

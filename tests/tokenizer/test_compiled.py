@@ -56,7 +56,7 @@ def test_a_truncated_file_is_written_again(spec, file, keep):
     assert file.read_bytes() == whole
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 @given(place=st.integers(min_value=0), value=st.integers(1, 255))
 def test_a_flipped_byte_is_refused(spec, place, value):
     content = bytearray(compiled.compile_spec(spec))
