@@ -399,9 +399,9 @@ class Worker:
         self._finish(writing.ticket, replace(delta, reused=running.reused))
 
     def _finish(self, ticket: Ticket, delta: Delta) -> None:
+        self._metrics.finished(ticket, delta)  # first: who sees the place free sees it counted
         with self._changed:
             self._open -= 1
-        self._metrics.finished(ticket, delta)
         ticket.put(delta)
 
     def _answer(self, function: Callable[[], object], future: asyncio.Future[object]) -> None:
