@@ -181,7 +181,7 @@ class HubServer:
     def requests(self, where: str = "", method: str = "") -> list[Seen]:
         """The requests so far, in the order of their ends; waits for those being answered."""
         with self.lock:
-            self.lock.wait_for(lambda: not self.in_flight, timeout=10)
+            assert self.lock.wait_for(lambda: not self.in_flight, timeout=120)
             return [
                 seen
                 for seen in self.seen

@@ -6,6 +6,7 @@ import time
 
 import httpx
 import uvicorn
+from waiting import PATIENCE_S
 
 from bitnet.runtime.language_model import load
 from bitnet.server.app import Service, create_app
@@ -23,7 +24,7 @@ class Running:
         self.lines = lines
         self.port = server.servers[0].sockets[0].getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.address, timeout=30)
+        self.http = httpx.Client(base_url=self.address, timeout=PATIENCE_S)
 
     def post(self, path, body, **more):
         return self.http.post(path, json=body, **more)

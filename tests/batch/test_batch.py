@@ -4,10 +4,10 @@ import json
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 from tiny_models import tiny_gguf
+from waiting import until
 
 from bitnet.batch.files import BatchFiles
 from bitnet.batch.options import BatchOptions
@@ -147,11 +147,7 @@ def test_a_killed_run_goes_on(model_path, tmp_path):
     words = [sys.executable, "-m", "bitnet", "batch", "--model", str(model_path), "--input",
              str(source), "--output", str(target)]  # fmt: skip
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not (target.exists() and target.stat().st_size):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    until(lambda: target.exists() and target.stat().st_size, process)
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = target.read_bytes()

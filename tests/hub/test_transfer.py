@@ -1,13 +1,13 @@
 """Several connections, processes that are killed, processes that race."""
 
 import hashlib
-import os
 import random
 import subprocess
 import sys
 
 import pytest
 from hub_server import Rule
+from waiting import PATIENCE_S, until
 
 from bitnet.errors import NetworkError
 from bitnet.hub import transfer
@@ -180,9 +180,7 @@ def written(target):
 def kill_when(process, condition):
     """Let *process* run until *condition* holds, then kill it."""
     try:
-        while not condition():
-            assert process.poll() is None, process.communicate()
-            os.sched_yield()
+        until(condition, process)
     finally:
         process.kill()
         process.communicate()
@@ -205,7 +203,7 @@ def test_killed_again_and_again_it_still_ends(hub, session, target):
 
 def test_eight_processes_make_one_transfer(hub, target):
     processes = [start(hub, target) for _ in range(8)]
-    said = [process.communicate(timeout=60) for process in processes]
+    said = [process.communicate(timeout=PATIENCE_S) for process in processes]
     assert sorted(out.split()[1] for out, _ in said) == ["False"] + ["True"] * 7
     assert hub.sent("cdn") == len(CONTENT)
     assert {out.split()[0] for out, _ in said} == {DIGEST}
@@ -214,7 +212,7 @@ def test_eight_processes_make_one_transfer(hub, target):
 def test_eight_processes_without_working_locks_end_in_the_right_bytes(hub, target):
     hub.rules.append(Rule(where="cdn", times=5, truncate_at=9_000_000))
     processes = [start(hub, target, "no-locks") for _ in range(8)]
-    said = [process.communicate(timeout=60) for process in processes]
+    said = [process.communicate(timeout=PATIENCE_S) for process in processes]
     assert {out.split()[0] for out, _ in said} == {DIGEST}, said
     assert target.read_bytes() == CONTENT
     assert left_behind(target) == []

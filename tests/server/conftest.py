@@ -8,6 +8,7 @@ from server_process import listening
 from tiny_models import tiny_gguf
 
 from bitnet.runtime.scheduler import Scheduler
+from bitnet.server.worker import Worker
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}"
@@ -54,3 +55,17 @@ def slow(monkeypatch):
 
     yield release
     free.set()
+
+
+@pytest.fixture
+def cancelled(monkeypatch):
+    """Set once the worker has been told that nobody wants an answer any more."""
+    told = threading.Event()
+    cancel = Worker.cancel
+
+    def tell(self, order):
+        cancel(self, order)
+        told.set()
+
+    monkeypatch.setattr(Worker, "cancel", tell)
+    return told

@@ -3,10 +3,11 @@
 import socket
 
 import pytest
+from waiting import PATIENCE_S
 
 
 def raw(worker, text, *, until=b""):
-    with socket.create_connection(("127.0.0.1", worker.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S) as connection:
         connection.sendall(text)
         got = b""
         while chunk := connection.recv(65536):
