@@ -1,6 +1,7 @@
 """Every test runs in a world of its own: temporary home and cache, loopback sockets only."""
 
 import os
+import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,10 @@ from bitnet import settings
 # The same examples in every run, and no limit to the time one takes: a busy machine is no bug.
 # HYPOTHESIS_PROFILE=default looks for new ones.
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# What a script starts with `&` ignores SIGINT, and so would every process that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _REAL_CONNECT = socket.socket.connect
 _LOOPBACK = ("127.", "::1", "localhost")
