@@ -1,4 +1,4 @@
-"""Is this machine fit to run: versions, processor, cache folder, settings; without the network."""
+"""Is this machine fit to run: versions, processor, model, cache folder, settings; no network."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import bitnet
 from bitnet import locks, native, settings
 from bitnet.errors import BitnetError, NoSpace, PermissionDenied, from_os_error
+from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.gguf_values import printable
 from bitnet.progress import human_size
 
 if TYPE_CHECKING:
@@ -56,9 +58,14 @@ class Finding:
         }
 
 
-def examine(root: Path) -> list[Finding]:
-    """Everything that can be said without the network; *root* is the cache folder."""
-    return [*_versions(), _backend(), *_cache(root), *_settings()]
+def examine(root: Path, model: Path | None = None) -> list[Finding]:
+    """Everything that can be said without the network.
+
+    Args:
+        root: the cache folder.
+        model: GGUF file, or folder with safetensors, that the report is about.
+    """
+    return [*_versions(), _backend(), _model(model), *_cache(root), *_settings()]
 
 
 def verdict(findings: Iterable[Finding]) -> str:
@@ -101,6 +108,26 @@ def _backend() -> Finding:
     except BitnetError as error:
         return Finding("backend", "cannot be used", error)
     return Finding("backend", name if name != "numpy" else "numpy (works, and is slower)")
+
+
+def _model(path: Path | None) -> Finding:
+    """What the file is, as its header says; ``bitnet verify`` looks inside."""
+    if path is None:
+        return Finding("Model", "none named; --model PATH or BITNET_GGUF names one")
+    try:
+        checkpoint = open_checkpoint(path)
+    except BitnetError as error:
+        return Finding("Model", f"{printable(path.name)} cannot be read", error)
+    weights = checkpoint.weights.values()
+    tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
+    facts = (
+        f"{printable(path.name)}: {'safetensors' if checkpoint.path.is_dir() else 'GGUF'}",
+        f"architecture {printable(checkpoint.architecture)}",
+        f"{len(weights)} tensors ({', '.join(sorted({one.quant.name for one in weights}))})",
+        human_size(sum(one.data.nbytes for one in weights)),
+        "no tokenizer in it" if tokens is None else f"{len(tokens):,} tokens",
+    )
+    return Finding("Model", ", ".join(facts))
 
 
 def _cache(root: Path) -> list[Finding]:

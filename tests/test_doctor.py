@@ -4,6 +4,7 @@ import os
 import socket
 
 import pytest
+from builders import write_gguf
 
 from bitnet.doctor import Finding, examine, markdown, verdict
 from bitnet.errors import NetworkError, NoSpace, PermissionDenied
@@ -42,6 +43,24 @@ def test_set_variables_are_listed_and_secrets_are_not_shown(tmp_path, monkeypatc
     assert by_name(found)["BITNET_SEED"].text == "'7'"
     assert by_name(found)["access token"].text == "set"
     assert "do_not_show" not in markdown(found)
+
+
+def test_the_model_is_described_by_its_header(tmp_path):
+    path = write_gguf(
+        tmp_path / "model.gguf",
+        {"general.architecture": "llama", "tokenizer.ggml.tokens": ["a", "b"]},
+    )
+    model = by_name(examine(tmp_path, path))["Model"]
+    said = "model.gguf: GGUF, architecture llama, 0 tensors (), 0 B, 2 tokens"
+    assert model.text == said
+
+
+def test_a_model_that_cannot_be_read_is_the_verdict(tmp_path):
+    page = tmp_path / "model.gguf"
+    page.write_text("<html>Sign in</html>")
+    found = examine(tmp_path, page)
+    assert by_name(found)["Model"].problem.exit_code == 20
+    assert verdict(found).startswith("model.gguf is neither a GGUF file nor safetensors")
 
 
 def test_a_wrong_variable_is_the_verdict(tmp_path, monkeypatch):

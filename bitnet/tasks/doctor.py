@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from invoke.exceptions import Exit
 
+from bitnet import settings
 from bitnet.hub.options import FetchOptions
 from bitnet.options import CacheOptions
 from bitnet.tasks.declare import Output, task
@@ -17,9 +19,19 @@ from bitnet.tasks.declare import Output, task
     help={
         "area": "'network' also follows the way to the hub step by step",
         "report": "print a block of Markdown for a bug report",
+        "model": "GGUF file, or folder with config.json, to describe; else BITNET_GGUF",
     },
+    metavars={"model": "PATH"},
 )
-def doctor(c, area="", report=False, fetch=FetchOptions(), cache=CacheOptions(), output=Output()):
+def doctor(
+    c,
+    area="",
+    report=False,
+    model="",
+    fetch=FetchOptions(),
+    cache=CacheOptions(),
+    output=Output(),
+):
     """Say what is wrong here, and what to do about it.
 
     Ends in one sentence. The exit code is that of the first thing that is wrong, 0 when nothing
@@ -27,7 +39,8 @@ def doctor(c, area="", report=False, fetch=FetchOptions(), cache=CacheOptions(),
     """
     from bitnet.doctor import Finding, examine, markdown, verdict
 
-    findings = examine(cache.root)
+    named = model or settings.gguf()
+    findings = examine(cache.root, Path(named) if named else None)
     if area:
         from bitnet.hub.diagnose import diagnose
 

@@ -41,6 +41,14 @@ def test_another_command_may_follow(bitnet):
     assert "interrupted" in done.out
 
 
+def test_the_model_is_the_one_given_else_that_of_the_environment(bitnet, monkeypatch, tmp_path):
+    monkeypatch.setenv("BITNET_GGUF", str(tmp_path / "a.gguf"))
+    assert "✗ Model: a.gguf cannot be read" in bitnet("doctor").out
+    done = bitnet("doctor", "--report", "--model", tmp_path / "b.gguf")
+    assert "✗ Model: b.gguf cannot be read" in done.out
+    assert done.code == 19
+
+
 def test_an_unknown_area_is_refused(bitnet):
     done = bitnet("doctor", "netwrok")
     assert done.code == 2
