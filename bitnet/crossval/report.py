@@ -22,7 +22,9 @@ from bitnet.files import write_text
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bitnet.crossval.bisect import Bisection
     from bitnet.crossval.compare import Comparison
+    from bitnet.crossval.judge import Verdict
     from bitnet.crossval.run import Outcome
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.tokenizer import Tokenizer
@@ -65,16 +67,12 @@ def build_report(
         reference: name of the reference asked for.
         origin: where the model's file comes from, for people; no path.
     """
-    theirs = outcome.theirs
+    greedy = outcome.comparison.greedy if outcome.comparison else ()
+    prompts = outcome.ours.prompts if outcome.ours else ()
     return {
         "schema_version": SCHEMA_VERSION,
         "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "verdict": {
-            "status": outcome.verdict.status,
-            "reference_rejected": outcome.verdict.rejected,
-            "reasons": outcome.verdict.reasons,
-            "findings": [asdict(one) for one in outcome.verdict.findings],
-        },
+        "verdict": _verdict(outcome.verdict),
         "compute_path": outcome.receipt.compute_path,
         "model": {
             "file": checkpoint.path.name,
@@ -87,6 +85,33 @@ def build_report(
             "source": _without_folders(tokenizer.source),
             "vocab_size": tokenizer.vocab_size,
         },
+        **_engines(outcome, reference),
+        "machine": _machine(),
+        "bounds": asdict(outcome.bounds),
+        "kl": "in nats, over the stored tokens with all others as one event: never more than the "
+        "divergence over the whole vocabulary",
+        "tokenizer_parity": asdict(outcome.tokenizer) if outcome.tokenizer else None,
+        "summary": _summary(outcome.comparison) if outcome.comparison else None,
+        "prompts": [{"text": one.prompt, "ids": list(one.ids)} for one in prompts],
+        "rows": [_rounded(asdict(row)) for row in _rows(outcome.comparison)],
+        "greedy": [_rounded(asdict(one)) for one in greedy],
+        "bisections": [_bisection(one) for one in outcome.bisections],
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "status": verdict.status,
+        "reference_rejected": verdict.rejected,
+        "reasons": verdict.reasons,
+        "findings": [asdict(one) for one in verdict.findings],
+    }
+
+
+def _engines(outcome: Outcome, reference: str) -> dict[str, Any]:
+    """Who was compared with whom."""
+    theirs = outcome.theirs
+    return {
         "ours": {
             "engine": "bitnet",
             "version": bitnet.__version__,
@@ -100,37 +125,26 @@ def build_report(
             "version": theirs.version if theirs else None,
             "arithmetic": theirs.arithmetic if theirs else None,
         },
-        "machine": {
-            "system": platform.system(),
-            "machine": platform.machine(),
-            "python": platform.python_version(),
-            "cpu_features": native.cpu_features(),
-        },
-        "bounds": asdict(outcome.bounds),
-        "kl": "in nats, over the stored tokens with all others as one event: never more than the "
-        "divergence over the whole vocabulary",
-        "tokenizer_parity": asdict(outcome.tokenizer) if outcome.tokenizer else None,
-        "summary": _summary(outcome.comparison) if outcome.comparison else None,
-        "prompts": [
-            {"text": one.prompt, "ids": list(one.ids)}
-            for one in (outcome.ours.prompts if outcome.ours else ())
-        ],
-        "rows": [_rounded(asdict(row)) for row in _rows(outcome.comparison)],
-        "greedy": [
-            _rounded(asdict(one))
-            for one in (outcome.comparison.greedy if outcome.comparison else ())
-        ],
-        "bisections": [
-            {
-                "ours": one.ours,
-                "theirs": one.theirs,
-                "bound": one.bound,
-                "first": one.first.name if one.first else None,
-                "said": str(one),
-                "steps": [_rounded(asdict(step)) for step in one.steps],
-            }
-            for one in outcome.bisections
-        ],
+    }
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "cpu_features": native.cpu_features(),
+    }
+
+
+def _bisection(found: Bisection) -> dict[str, Any]:
+    return {
+        "ours": found.ours,
+        "theirs": found.theirs,
+        "bound": found.bound,
+        "first": found.first.name if found.first else None,
+        "said": str(found),
+        "steps": [_rounded(asdict(step)) for step in found.steps],
     }
 
 

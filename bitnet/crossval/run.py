@@ -115,31 +115,42 @@ def cross_validate(
     Raises:
         BitnetError: the model cannot be run.
     """
-    digest = model_digest(checkpoint)
     receipt = Receipt(model.engine.model, model.tokenizer)
     mine = _arithmetic(model.engine.model, checkpoint)
-    prompts = _prompts(model, reference, texts, options)
     question = Question(
         checkpoint,
-        prompts=prompts,
+        prompts=_prompts(model, reference, texts, options),
         texts=texts_for(reference, texts),
         greedy=options.greedy,
         threads=thread_count(),
         cache=cache,
-        model_sha256=digest,
+        model_sha256=model_digest(checkpoint),
     )
     try:
         theirs = asked(reference, question)
     except ReferenceUnavailable as error:
-        return _not_run(error, bounds_for(mine, "int8"), receipt, digest)
-    bounds = bounds_for(mine, theirs.arithmetic)
-    tokenizer = tokenizer_parity(model.tokenizer, theirs, question.texts)
+        return _not_run(error, bounds_for(mine, "int8"), receipt, question.model_sha256)
     receipt.begin()
-    ours = our_trace(model, prompts, greedy=options.greedy, arithmetic=mine)
+    ours = our_trace(model, question.prompts, greedy=options.greedy, arithmetic=mine)
     receipt.end()
-    exact = theirs
-    if reference.independent:
-        exact = exact_trace(checkpoint, prompts, cache=cache, model_sha256=digest)
+    tokenizer = tokenizer_parity(model.tokenizer, theirs, question.texts)
+    found = _bisected(reference, question, mine, theirs) if options.bisect else ()
+    outcome = _judged(reference, question, ours, theirs, tokenizer, receipt)
+    return replace(outcome, bisections=found)
+
+
+def _judged(
+    reference: Reference,
+    question: Question,
+    ours: Trace,
+    theirs: Trace,
+    tokenizer: TokenizerParity | None,
+    receipt: Receipt,
+) -> Outcome:
+    """Both traces beside each other and beside the float64 pass, and what that amounts to."""
+    bounds = bounds_for(ours.arithmetic, theirs.arithmetic)
+    digest = question.model_sha256
+    exact = theirs if not reference.independent else _exact(question, question.prompts)
     comparison = compare(ours, theirs, near_tie=bounds.near_tie, exact=exact)
     comparison = _arbitrated(comparison, ours, question)
     verdict = judge(
@@ -152,9 +163,8 @@ def cross_validate(
     )
     if not reference.live:
         verdict = _same_file(verdict, theirs, digest)
-    found = _bisected(reference, question, mine, theirs) if options.bisect else ()
     return Outcome(
-        verdict, bounds, receipt, ours, theirs, exact, comparison, tokenizer, found, digest
+        verdict, bounds, receipt, ours, theirs, exact, comparison, tokenizer, model_sha256=digest
     )
 
 
@@ -266,6 +276,13 @@ def _prompts(
     return tuple((text, tuple(ids)) for text, ids in first_positions(wanted, options.max_positions))
 
 
+def _exact(question: Question, prompts: Sequence[tuple[str, tuple[int, ...]]]) -> Trace:
+    """The float64 pass over *prompts*."""
+    return exact_trace(
+        question.checkpoint, prompts, cache=question.cache, model_sha256=question.model_sha256
+    )
+
+
 def _arbitrated(comparison: Comparison, ours: Trace, question: Question) -> Comparison:
     """*comparison* with the float64 pass asked where greedy continuations part for good."""
     open_ones = [one for one in comparison.greedy if one.wrong]
@@ -274,9 +291,7 @@ def _arbitrated(comparison: Comparison, ours: Trace, question: Question) -> Comp
         (prompt.prompt, (*prompt.ids, *prompt.greedy[: one.agreed]))
         for one, prompt in zip(open_ones, prompts, strict=True)
     ]
-    exact = exact_trace(
-        question.checkpoint, shared, cache=question.cache, model_sha256=question.model_sha256
-    )
+    exact = _exact(question, shared)
     decided = {
         one.prompt: truth.positions[-1].ids[0] == prompt.greedy[one.agreed]
         for one, prompt, truth in zip(open_ones, prompts, exact.prompts, strict=True)
