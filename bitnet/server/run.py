@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from bitnet.errors import Interrupted, from_os_error
+from bitnet.errors import Interrupted, UsageError, from_os_error
 from bitnet.server.app import Service, create_app
 from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics
@@ -34,6 +36,11 @@ logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 32 * 1024
 MAX_CONNECTIONS = 512  # of 1,024 open files that most systems let a process have
 KEEP_ALIVE_S = 30
+SENDING_S = 5.0  # for clients to read the end of their answers once the worker has to stop
+LAST_WORDS_S = 1.0  # the same after a second SIGINT
+POLL_S = 0.05
+
+_HOSTS = "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0 for every one"
 
 
 def run(
@@ -46,7 +53,7 @@ def run(
     """Serve *model* until a signal ends it.
 
     SIGTERM and the first SIGINT: no new requests, answers that run may finish for ``drain``
-    seconds. The second SIGINT: stop at once.
+    seconds and then end with what there is of them. The second SIGINT: they end at once.
 
     Args:
         model: what answers.
@@ -82,7 +89,7 @@ def run(
         cors_origins=options.cors_origin,
     )
     listening = _listen(options.host, options.port)
-    server = _Server(_configuration(app, options), worker, narrate)
+    server = _Server(_configuration(app, options), worker, narrate, drain_s=options.drain)
     with server.signals():
         _serve(server, listening, narrate, ready)
     narrate("server_stop", "The worker has stopped", "Good night! 🌙")
@@ -126,7 +133,7 @@ def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:
         backlog=MAX_CONNECTIONS,
         limit_concurrency=MAX_CONNECTIONS,
         timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=max(1, round(options.drain)),
+        timeout_graceful_shutdown=round(options.drain + SENDING_S),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
     )
 
@@ -134,10 +141,13 @@ def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:
 class _Server(uvicorn.Server):
     """uvicorn's server; a signal drains the worker and does not end the program by itself."""
 
-    def __init__(self, config: uvicorn.Config, worker: Worker, narrate: Narrator) -> None:
+    def __init__(
+        self, config: uvicorn.Config, worker: Worker, narrate: Narrator, *, drain_s: float
+    ) -> None:
         super().__init__(config)
         self.worker = worker
         self._narrate = narrate
+        self._drain_s = drain_s
         self._interrupts = 0
 
     @property
@@ -162,7 +172,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Drain on the first signal; on a second SIGINT let go of everything."""
+        """Drain on the first signal; end every answer on a second SIGINT, and then let go."""
         self._interrupts += sig == signal.SIGINT
         if not self.should_exit:
             self._narrate(
@@ -170,16 +180,44 @@ class _Server(uvicorn.Server):
                 f"Stopping: {self.worker.open_jobs} answers may finish, new requests are refused",
                 "Let me just finish my sentence! 🧹",
             )
-        self.worker.drain()
+        self.worker.drain(0 if self.stopped_at_once else self._drain_s)
         self.should_exit = True
-        self.force_exit = self.stopped_at_once
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what is open; whoever is cut off in spite of all patience is no error of ours."""
+        log = logging.getLogger("uvicorn.error")
+        log.addFilter(_is_no_cut)
+        waiting = asyncio.ensure_future(self._let_go())
+        try:
+            await super().shutdown(sockets)
+            if self.force_exit:  # uvicorn leaves the rest to the end of the program then
+                for task in (left := set(self.server_state.tasks)):
+                    task.cancel()
+                await asyncio.gather(*left, return_exceptions=True)
+                await self.lifespan.shutdown()
+        finally:
+            waiting.cancel()
+            log.removeFilter(_is_no_cut)
+
+    async def _let_go(self) -> None:
+        """Wait for a second SIGINT, then a little for the ends of answers, and no longer."""
+        while not self.stopped_at_once:
+            await asyncio.sleep(POLL_S)
+        await asyncio.sleep(LAST_WORDS_S)
+        self.force_exit = True
+
+
+def _is_no_cut(record: logging.LogRecord) -> bool:
+    kind = record.exc_info[0] if record.exc_info else None
+    return kind is None or not issubclass(kind, asyncio.CancelledError)
 
 
 def _listen(host: str, port: int) -> socket.socket:
     """A listening socket.
 
     Raises:
-        BitnetError: the address is in use, or is none of this machine.
+        UsageError: the address is in use, or is none of this machine.
+        BitnetError: the system does not allow it.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -193,9 +231,14 @@ def _listen(host: str, port: int) -> socket.socket:
         except BaseException:
             listening.close()
             raise
+    except socket.gaierror as error:
+        raise UsageError(f"--host {host}: {error.strerror}", hint=_HOSTS) from None
     except OSError as error:
         known = from_os_error(error, f"{host}:{port}")
-        raise type(known)(
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise UsageError(known.message, hint=_HOSTS) from error
+        refusal = UsageError if error.errno == errno.EADDRINUSE else type(known)
+        raise refusal(
             known.message, hint="choose another port: bitnet serve --port 0 takes a free one"
         ) from error
     return listening

@@ -203,6 +203,7 @@ class Worker:
         self._scheduler = self._new_scheduler()
         self._fair_positions = self._share()
         self._stopped = False
+        self._ends_at = float("inf")  # ``time.monotonic`` after which every answer ends
         self._thread = threading.Thread(target=self._run, name="bitnet-worker", daemon=True)
 
     @property
@@ -266,16 +267,23 @@ class Worker:
         """
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
         with self._changed:
-            if self._stopped:
+            if self._stopped or time.monotonic() > self._ends_at:
                 raise _stopping()
             self._calls.append((function, future))
             self._changed.notify()
         return await future
 
-    def drain(self) -> None:
-        """Take no more jobs."""
+    def drain(self, within_s: float | None = None) -> None:
+        """Take no more jobs.
+
+        Args:
+            within_s: seconds after which answers end with what there is of them; ``None``: each
+                has the time it had.
+        """
         with self._changed:
             self.draining = True
+            if within_s is not None:
+                self._ends_at = min(self._ends_at, time.monotonic() + within_s)
 
     def stop(self) -> None:
         """End every answer and the thread."""
@@ -374,7 +382,7 @@ class Worker:
         now = time.monotonic()
         for running, writing in list(self._running.items()):
             ticket = writing.ticket
-            if ticket.order.cancelled or now > ticket.deadline:
+            if ticket.order.cancelled or now > min(ticket.deadline, self._ends_at):
                 self._scheduler.cancel(running)
                 del self._running[running]
                 reason: Finish = "cancelled" if ticket.order.cancelled else "deadline"

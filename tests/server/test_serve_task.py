@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tiny_models import tiny_gguf
 from waiting import PATIENCE_S, free_port, until
 
 
@@ -137,6 +138,39 @@ def test_a_second_interrupt_does_not_wait(started):
         worker.until('action="draining"')
         worker.process.send_signal(signal.SIGINT)
         assert worker.end() == 130
+    assert not any("Traceback" in line for line in worker.lines)
+
+
+@pytest.mark.parametrize(
+    ("first", "again", "drain", "code"),
+    [(signal.SIGTERM, signal.SIGTERM, "0.2", 0), (signal.SIGINT, signal.SIGINT, "600", 130)],
+)
+def test_answers_end_with_what_there_is_once_there_is_no_more_time(
+    started, tmp_path, first, again, drain, code
+):
+    endless = tiny_gguf(tmp_path / "endless.gguf", **{"llama.context_length": 10**6})
+    options = ("--drain", drain, "--max-output-tokens", str(10**6))
+    worker = started(*options, path=endless).listen()
+    wanted = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
+    replies = []
+    asking = [
+        threading.Thread(target=lambda more=more: replies.append(worker.post(wanted | more)))
+        for more in ({}, {"stream": True})
+    ]
+    for one in asking:
+        one.start()
+        worker.until('action="inference_start"')
+    worker.process.send_signal(first)
+    worker.until('action="draining"')
+    worker.process.send_signal(again)
+    assert worker.end() == code
+    for one in asking:
+        one.join()
+    assert [reply.status_code for reply in replies] == [200, 200]
+    plain, streamed = sorted((reply.text for reply in replies), key=lambda text: text[:1] != "{")
+    assert json.loads(plain)["finish_reason"] == "length"
+    assert streamed.endswith('"finish_reason":"length","done":true}\n\ndata: [DONE]\n\n')
+    assert not any("Traceback" in line for line in worker.lines)
 
 
 def test_a_killed_worker_can_be_started_again_on_its_port(started):
@@ -151,7 +185,7 @@ def test_a_killed_worker_can_be_started_again_on_its_port(started):
 def test_a_port_in_use_is_an_error_with_a_hint(started):
     first = started().listen()
     second = started(port=first.port)
-    assert second.end() != 0
+    assert second.end() == 2
     assert any("Address already in use" in line for line in second.lines)
     assert "hint: choose another port: bitnet serve --port 0 takes a free one" in second.lines
     assert not any("Traceback" in line for line in second.lines)
