@@ -113,7 +113,8 @@ class ChatTemplate:
 
         Args:
             messages: ``{"role": ..., "content": ...}``, oldest first; content is a text, or a
-                list of ``{"type": "text", "text": ...}`` parts.
+                list of ``{"type": "text", "text": ...}`` parts; an assistant's message that
+                calls tools needs none. Arguments of a call are a JSON text or the object.
             tools: JSON schemas of functions the model may call.
             documents: ``{"title": ..., "text": ...}`` to answer from.
             add_generation_prompt: end with what introduces the assistant's answer.
@@ -121,7 +122,7 @@ class ChatTemplate:
 
         Raises:
             UsageError: the template does not accept this conversation.
-            Unsupported: a message holds more than text, and the template only knows text.
+            Unsupported: a message holds more than text.
             InvalidFormat: the template fails, or does not end within its bounds.
         """
         return self._render(
@@ -162,13 +163,19 @@ class ChatTemplate:
             ) from None
 
     def _suited(self, message: Message) -> Message:
-        """*message* with its content in the form the template understands."""
+        """*message* with content and calls in the form the template understands."""
+        suited = dict(message)
+        if isinstance(calls := message.get("tool_calls"), list) and self._takes_objects:
+            suited["tool_calls"] = [_with_object(call) for call in calls]
         content = message.get("content")
-        if isinstance(content, list) and not self._takes_parts:
-            return {**message, "content": _flattened(content)}
-        if isinstance(content, str) and not self._takes_text:
-            return {**message, "content": [{"type": "text", "text": content}]}
-        return dict(message)
+        if content is None and message.get("role") == "assistant":
+            content = suited["content"] = ""
+        if isinstance(content, list):
+            flat = _flattened(content)  # refuses what is no text, also for a template with parts
+            suited["content"] = content if self._takes_parts else flat
+        elif isinstance(content, str) and not self._takes_text:
+            suited["content"] = [{"type": "text", "text": content}]
+        return suited
 
     @cached_property
     def _takes_text(self) -> bool:
@@ -180,12 +187,42 @@ class ChatTemplate:
         """Whether content given as a list of parts reaches the output as text."""
         return self._shows([{"type": "text", "text": _PROBE}])
 
+    @cached_property
+    def _takes_objects(self) -> bool:
+        """Whether arguments of a call have to be an object to be written as JSON."""
+        text = json.dumps({_PROBE: 1}, ensure_ascii=False)
+        return not self._writes(text, text) and self._writes({_PROBE: 1}, text)
+
+    def _writes(self, arguments: object, text: str) -> bool:
+        function = {"name": "probe", "arguments": arguments}
+        calls = [{"id": "call00001", "type": "function", "function": function}]
+        conversation: list[Message] = [
+            {"role": "user", "content": "probe"},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+        ]
+        try:
+            return text in self._render(conversation, add_generation_prompt=False)
+        except BitnetError:
+            return False
+
     def _shows(self, content: object) -> bool:
         try:
             text = self._render([{"role": "user", "content": content}], add_generation_prompt=True)
         except BitnetError:
             return False
         return _PROBE in text and "'type'" not in text and '"type"' not in text
+
+
+def _with_object(call: Any) -> Any:
+    """*call* of a tool with the object that its arguments spell, where they spell one."""
+    try:
+        function = call["function"]
+        arguments = json.loads(function["arguments"])
+    except (LookupError, TypeError, ValueError, RecursionError):
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _flattened(parts: Sequence[Any]) -> str:

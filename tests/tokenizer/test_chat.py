@@ -1,3 +1,4 @@
+import contextlib
 from datetime import datetime, timezone
 
 import pytest
@@ -157,8 +158,47 @@ def test_a_text_becomes_a_part_where_the_template_only_knows_parts():
 
 def test_pictures_are_refused_by_name():
     message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-    with pytest.raises(Unsupported, match="image_url"):
-        render(LLAMA3, [message])
+    knows_parts = (
+        "{% for m in messages %}{% for p in m.content %}"
+        "{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    for template in (LLAMA3, knows_parts):
+        with pytest.raises(Unsupported, match="image_url"):
+            render(template, [message])
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": "é"}'}}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{{ call.function.arguments | tojson }}",  # Qwen2.5: the object
+        "{{ call.function.arguments }}",  # the text
+        "{{ '' + call.function.arguments }}",  # DeepSeek: the text, or it fails
+        "{% if call.function.arguments is string %}{{ call.function.arguments }}"
+        "{% else %}{{ call.function.arguments | tojson }}{% endif %}",  # Qwen3: either
+    ],
+)
+def test_arguments_of_a_call_are_written_as_json_once(written):
+    template = (
+        "{% for m in messages %}{{ m.content }}{% for call in m.tool_calls %}"
+        + written
+        + "{% endfor %}{% endfor %}"
+    )
+    message = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    assert render(template, [USER, message]) == 'Hi{"a": "é"}'
+
+
+@pytest.mark.parametrize("call", [{}, "f", {"function": 1}, {"function": {"arguments": "{"}}])
+def test_a_call_that_is_no_call_is_the_templates_business(call):
+    template = (
+        "{% for m in messages %}{% for call in m.tool_calls %}"
+        "{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    )
+    message = {"role": "assistant", "tool_calls": [call]}
+    with contextlib.suppress(InvalidFormat):
+        assert isinstance(render(template, [USER, message]), str)
 
 
 def test_a_tokenizer_lends_its_template_the_texts_of_its_tokens():
