@@ -20,7 +20,7 @@ from starlette.middleware.cors import CORSMiddleware
 from bitnet import __version__
 from bitnet.errors import BitnetError
 from bitnet.server import chat_routes, text_routes
-from bitnet.server.faults import Refused, body_of, from_error
+from bitnet.server.faults import Refused, body_of, from_error, from_validation
 from bitnet.server.guard import Guard
 
 if TYPE_CHECKING:
@@ -188,12 +188,9 @@ def _add_error_handlers(app: FastAPI) -> None:
         return await refused(request, from_error(error))
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"] if part != "body")
-        message = f"{where[:200]}: {first['msg']}" if where else str(first["msg"])
-        body = body_of(message, kind="invalid_request_error", param=where[:200] or None)
-        return JSONResponse(body, 400)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        is_json = "json" in request.headers.get("content-type", "")
+        return await refused(request, from_validation(error.errors(), error.body, is_json=is_json))
 
     @app.exception_handler(HTTPException)
     async def refused_by_router(_: Request, error: HTTPException) -> JSONResponse:

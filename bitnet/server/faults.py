@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import BitnetError, Unsupported, UsageError
 
-__all__ = ["Refused", "body_of", "from_error"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["Refused", "body_of", "from_error", "from_validation"]
 
 
 class Refused(Exception):
@@ -60,3 +63,48 @@ def from_error(error: Exception) -> Refused:
     if isinstance(error, BitnetError):
         return Refused(500, error.message, kind="server_error")
     return Refused(500, f"internal error: {type(error).__name__}", kind="server_error")
+
+
+def from_validation(errors: Sequence[Mapping[str, Any]], body: Any, *, is_json: bool) -> Refused:
+    """What a client is told of a body that is no such request.
+
+    Args:
+        errors: what FastAPI found; several on one field where it may have several forms.
+        body: what was sent.
+        is_json: whether it was sent as JSON.
+    """
+    field = errors[0]["loc"][:2]
+    found = min((one for one in errors if one["loc"][:2] == field), key=_distance)
+    kind, place = found["type"], found["loc"]
+    if kind == "json_invalid":
+        reason = found["ctx"]["error"]
+        return Refused(400, f"the body is no JSON: {reason} at character {place[-1]:,}")
+    if place == ("body",) and kind == "missing":
+        return Refused(400, "the request has no body")
+    if place == ("body",) and not is_json:
+        return Refused(
+            415, "the body is not marked as JSON: send the header Content-Type: application/json"
+        )
+    said = found["msg"].removeprefix("Value error, ")
+    if kind == "model_attributes_type":
+        said = "expected a JSON object"
+    where = ".".join(_fields(place[1:], body, is_missing=kind == "missing"))[:200]
+    return Refused(400, f"{where}: {said}" if where else said, param=where or None)
+
+
+def _distance(error: Mapping[str, Any]) -> tuple[bool, int]:
+    """Least for the error of the form that the field comes closest to."""
+    return error["type"].endswith(("_type", "_parsing")), -len(error["loc"])
+
+
+def _fields(place: Sequence[str | int], body: Any, *, is_missing: bool) -> list[str]:
+    """*place* without the names of forms, which are nowhere in *body*."""
+    names = []
+    for part in place:
+        inside = isinstance(body, dict) and part in body
+        if inside or (isinstance(body, list) and isinstance(part, int) and part < len(body)):
+            body = body[part]
+        elif not (is_missing and isinstance(body, dict)):
+            continue
+        names.append(str(part))
+    return names

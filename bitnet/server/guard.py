@@ -48,7 +48,8 @@ class Guard:
             api_key: what clients must send as a bearer token; empty: nothing.
             max_body: bytes a request may have.
             local_only: refuse requests whose ``Host`` is not this machine: a page elsewhere whose
-                name resolves to this machine (DNS rebinding) must not read the answers.
+                name resolves to this machine (DNS rebinding) must not read the answers. Probes
+                of HTTP/1.0 name no host; browsers always do.
         """
         self._app = app
         self._metrics = metrics
@@ -63,6 +64,8 @@ class Guard:
             return
         request_id = f"req-{secrets.token_hex(8)}"
         scope.setdefault("state", {})["request_id"] = request_id
+        if scope["method"] == "HEAD":  # as GET; the server below leaves out the body
+            scope = {**scope, "method": "GET"}
         status = 0
 
         async def counted(event: Event) -> None:
@@ -96,7 +99,7 @@ class Guard:
             raise Refused(400, "Content-Length is no number")
         if int(length) > self._max_body:
             raise self._too_large()
-        host = headers.get(b"host", b"").decode("latin-1")
+        host = headers.get(b"host", b"localhost").decode("latin-1")
         if self._local_only and not is_loopback(_without_port(host)):
             raise Refused(403, f"this worker serves this machine only, not the host {host[:80]!r}")
         if self._key and scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS":

@@ -209,8 +209,12 @@ def chat_jobs(
     ]  # fmt: skip
 
 
-def texts_of(given: Any) -> list[str | list[int]]:
+def texts_of(given: Any, field: str = "prompt") -> list[str | list[int]]:
     """The prompts in any of the four forms OpenAI takes them in.
+
+    Args:
+        given: what *field* of the request holds.
+        field: for the message.
 
     Raises:
         Refused: there are none, or too many.
@@ -220,7 +224,7 @@ def texts_of(given: Any) -> list[str | list[int]]:
     if given and isinstance(given[0], int):
         return [list(given)]
     if not 0 < len(given) <= MAX_PROMPTS:
-        raise Refused(400, f"{len(given)} prompts, expected 1 to {MAX_PROMPTS}", param="prompt")
+        raise Refused(400, f"{len(given)} texts, expected 1 to {MAX_PROMPTS}", param=field)
     return list(given)
 
 

@@ -25,6 +25,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets that do not match, or a port that is none
+        return False
+
+
 @dataclass(frozen=True)
 class ServeOptions:
     """Where to listen, for whom, and how much to take on."""
@@ -68,8 +76,14 @@ class ServeOptions:
         for name in ("deadline", "drain"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"--{name} is {getattr(self, name)}, expected a number above 0")
-        if self.callback_url and urlsplit(self.callback_url).scheme not in ("http", "https"):
+        if self.callback_url and not _is_address(self.callback_url):
             raise UsageError(f"--callback-url expects an address, got {self.callback_url!r}")
+        for origin in self.cors_origin:
+            if origin != "*" and (not _is_address(origin) or urlsplit(origin).path):
+                raise UsageError(
+                    f"--cors-origin expects a scheme and a host, got {origin!r}",
+                    hint="--cors-origin https://chat.example.org, or * for every page",
+                )
 
     def key(self) -> str:
         """The key clients must send; empty where none is wanted.

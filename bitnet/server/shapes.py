@@ -131,6 +131,12 @@ class Message(_Shape):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | list[dict[str, Any]] | None = None
 
+    @model_validator(mode="after")
+    def _check_content(self) -> Self:
+        if self.content is None and self.role != "assistant":
+            raise ValueError("content is missing; only an assistant's message may be without")
+        return self
+
 
 class ChatRequest(_OpenAI):
     """``/v1/chat/completions``."""
@@ -176,3 +182,4 @@ class EmbeddingRequest(_Shape):
     input: str | list[str] | list[TokenId] | list[list[TokenId]]
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None

@@ -107,9 +107,14 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     worker = service.worker
     model = worker.model
+    if body.dimensions not in (None, model.config.dim):
+        raise Refused(
+            400, f"the vectors of this model have {model.config.dim:,} dimensions",
+            param="dimensions",
+        )  # fmt: skip
     ids = [
         text if isinstance(text, list) else model.tokenizer.encode(text)
-        for text in openai.texts_of(body.input)
+        for text in openai.texts_of(body.input, "input")
     ]
     for row in ids:
         if not 0 < len(row) <= model.engine.context or max(row) >= model.config.vocab_size:

@@ -229,7 +229,8 @@ class Worker:
         """Accept *jobs*, all or none; called in the event loop that will read the deltas.
 
         Raises:
-            Refused: the worker stops (503), or as many jobs wait as may (429).
+            Refused: the worker stops (503), as many jobs wait as may (429), or there are more of
+                them than ever may (400).
         """
         with self._changed:
             self._take_places(len(jobs))
@@ -296,6 +297,10 @@ class Worker:
     def _take_places(self, count: int) -> None:
         if self.draining:
             raise _stopping()
+        if count > self._limit:
+            raise Refused(
+                400, f"{count} answers in one request; this worker takes {self._limit} at a time"
+            )
         if self._open + count > self._limit:
             self._metrics.refused.inc()
             raise Refused(

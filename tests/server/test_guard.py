@@ -51,6 +51,7 @@ def test_another_host_name_is_refused_where_only_this_machine_is_served(serving)
         assert worker.http.get("/health/live", headers={"Host": host}).status_code == 200
     for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", ""):
         assert worker.http.get("/health/live", headers={"Host": host}).status_code == 403
+    assert b" 200 OK" in raw(worker, b"GET /health/live HTTP/1.0\r\n\r\n")  # a load balancer's
 
 
 def test_browsers_of_other_pages_are_refused_unless_allowed(serving):

@@ -212,7 +212,7 @@ def test_text_to_ids_and_back(worker):
         ("/v1/completions", {"prompt": [999]}, "below"),
         ("/v1/completions", {"prompt": "a", "temperature": -1}, "temperature"),
         ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, "'x' is no token id"),
-        ("/v1/completions", {"prompt": []}, "0 prompts"),
+        ("/v1/completions", {"prompt": []}, "0 texts"),
         ("/v1/chat/completions", {"messages": []}, "messages"),
         ("/v1/chat/completions", {"messages": [IMAGE]}, "only text"),
         ("/v1/chat/completions", {"messages": [TEXT], "chat_template_kwargs": {"messages": []}},
@@ -227,6 +227,8 @@ def test_text_to_ids_and_back(worker):
          "functions is not served"),
         ("/detokenize", {"tokens": [12345]}, "not in the vocabulary"),
         ("/v1/embeddings", {"input": [[]]}, "each input needs"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 7}, "have 256 dimensions"),
+        ("/v1/completions", {"prompt": ["a"] * 20, "n": 8}, "160 answers in one request"),
     ],
 )  # fmt: skip
 def test_a_wrong_request_is_told_what_is_wrong(worker, path, body, words):
@@ -235,6 +237,73 @@ def test_a_wrong_request_is_told_what_is_wrong(worker, path, body, words):
     error = reply.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert words in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "message"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": 5}]},
+         "messages.0.content", "messages.0.content: Input should be a valid string"),
+        ("/v1/chat/completions", {"messages": [TEXT, {"role": "user"}]}, "messages.1",
+         "messages.1: content is missing; only an assistant's message may be without"),
+        ("/v1/chat/completions", {"messages": [{}]}, "messages.0.role",
+         "messages.0.role: Field required"),
+        ("/v1/chat/completions", {"messages": [1]}, "messages.0",
+         "messages.0: expected a JSON object"),
+        ("/v1/chat/completions", {"messages": [TEXT], "stop": {"a": 1}}, "stop",
+         "stop: Input should be a valid string"),
+        ("/v1/completions", {"prompt": ["a", 1]}, "prompt.1",
+         "prompt.1: Input should be a valid string"),
+        ("/v1/completions", {"prompt": [-1]}, "prompt.0",
+         "prompt.0: Input should be greater than or equal to 0"),
+        ("/v1/completions", {"prompt": "a", "best_of": 2}, None,
+         "best_of must be n: answers are not ranked"),
+        ("/v1/embeddings", {"input": []}, "input", "0 texts, expected 1 to 64"),
+        ("/v1/completions", ["a"], None, "expected a JSON object"),
+    ],
+)  # fmt: skip
+def test_the_field_that_is_wrong_is_named_as_it_was_sent(worker, path, body, field, message):
+    error = worker.post(path, body).json()["error"]
+    assert (error["param"], error["message"]) == (field, message)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status", "message"),
+    [
+        (b'{"prompt": ', "application/json", 400,
+         "the body is no JSON: Expecting value at character 11"),
+        (b"", "application/json", 400, "the request has no body"),
+        (b'{"prompt": "a"}', "application/x-www-form-urlencoded", 415,
+         "the body is not marked as JSON: send the header Content-Type: application/json"),
+    ],
+)  # fmt: skip
+def test_a_body_that_is_no_json_is_told_apart(worker, content, kind, status, message):
+    reply = worker.http.post("/v1/inference", content=content, headers={"Content-Type": kind})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["message"], error["param"]) == (status, message, None)
+
+
+def test_a_conversation_with_calls_of_tools_can_go_on(client):
+    called = {"name": "f", "arguments": '{"a": 1}'}
+    calls = [{"id": "c1", "type": "function", "function": called}]
+    reply = client.chat.completions.create(
+        model="any",
+        messages=[
+            TEXT,
+            {"role": "assistant", "content": None, "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "c1", "content": "b"},
+        ],
+        max_tokens=2,
+    )
+    assert reply.usage.completion_tokens == 2
+
+
+def test_a_head_request_has_the_headers_and_no_body(worker):
+    for path in ("/", "/health/live", "/health/ready"):
+        reply = worker.http.head(path)
+        assert (reply.status_code, reply.content) == (200, b"")
+        assert reply.headers["content-length"] == worker.http.get(path).headers["content-length"]
+    assert worker.http.head("/v1/inference").status_code == 405
 
 
 def test_an_unknown_path_or_method_has_the_same_shape_of_error(worker):

@@ -191,6 +191,22 @@ def test_a_port_in_use_is_an_error_with_a_hint(started):
     assert not any("Traceback" in line for line in second.lines)
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--callback-url", "http://"),
+        ("--callback-url", "http://pool:99999/"),
+        ("--cors-origin", "chat.example"),
+        ("--cors-origin", "https://chat.example/page"),
+    ],
+)
+def test_an_address_that_is_none_is_refused(bitnet, option, value):
+    done = bitnet("serve", option, value)
+    assert done.code == 2
+    assert f"{option} expects" in done.err
+    assert value in done.err
+
+
 def test_a_model_that_does_not_load_ends_with_its_code_and_an_event(started, model_path, tmp_path):
     damaged = tmp_path / "damaged.gguf"
     damaged.write_bytes(model_path.read_bytes()[:-100])
