@@ -249,6 +249,8 @@ def from_os_error(error: OSError, path: str | os.PathLike[str]) -> BitnetError:
         return InferenceError(text, hint="free some memory, or choose a smaller model")
     if code == errno.EISDIR:
         return UsageError(text, hint="a folder is where a file belongs: move it, or choose another")
+    if code == errno.EEXIST:
+        return UsageError(text, hint="a file is where a folder belongs: move it, or choose another")
     if code in (errno.ENOENT, errno.ENOTDIR):
         return NotFound(text, hint="check the path")
     return BitnetError(text)

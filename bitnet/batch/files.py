@@ -65,7 +65,8 @@ class BatchFiles:
         """
         line = json.dumps({"id": row.id, "row": row.digest, **facts}, ensure_ascii=False) + "\n"
         try:
-            self._file.write(line.encode())
+            # Half a surrogate pair can be in an id: its escape is JSON, too.
+            self._file.write(line.encode(errors="backslashreplace"))
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -99,9 +100,10 @@ class BatchFiles:
 
 
 def _rows(source: Path) -> Iterator[Row]:
-    for number, line in enumerate(source.read_text("utf-8-sig").splitlines(), 1):
+    # Not splitlines: U+2028 and others may stand in a text as they are.
+    for number, line in enumerate(source.read_text("utf-8-sig").split("\n"), 1):
         if line.strip():
-            yield Row.parse(line, number)
+            yield Row.parse(line.removesuffix("\r"), number)
 
 
 def _answered(target: Path, *, retry_errors: bool) -> dict[str, str]:

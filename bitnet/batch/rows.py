@@ -47,11 +47,14 @@ class Row:
         digest = hashlib.sha256(line.encode()).hexdigest()[:16]
         try:
             facts = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, too
             return cls(str(number), digest, problem=f"line {number} is no JSON: {error}")
         if not isinstance(facts, dict):
             return cls(str(number), digest, problem=f"line {number} is no JSON object")
         row_id = facts.get("id", number)
+        if isinstance(row_id, bool) or not isinstance(row_id, str | int):
+            problem = "id is neither text nor a whole number"
+            return cls(str(number), digest, facts, problem)
         return cls(str(row_id), digest, facts, _problem(facts))
 
     @property
@@ -77,15 +80,12 @@ def _problem(facts: dict[str, Any]) -> str:
     unknown = sorted(set(facts) - _KNOWN)
     if unknown:
         return f"unknown fields: {', '.join(unknown)}"
-    if not isinstance(facts.get("id", ""), str | int):
-        return "id is neither text nor a whole number"
     if ("prompt" in facts) == ("messages" in facts):
         return "expected either prompt or messages"
     if not isinstance(facts.get("prompt", ""), str):
         return "prompt is no text"
-    messages = facts.get("messages", [])
-    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
-        return "messages is no list of objects"
+    if "messages" in facts and (problem := _wrong_messages(facts["messages"])):
+        return problem
     for name in ("max_tokens", *_SAMPLING):
         value = facts.get(name, 0)
         whole = name == "max_tokens" or _SAMPLING[name] is int
@@ -100,4 +100,23 @@ def _problem(facts: dict[str, Any]) -> str:
         Row("", "", facts).sampling  # noqa: B018
     except UsageError as error:
         return error.message
+    except OverflowError as error:
+        return f"a number is out of its range: {error}"
+    return ""
+
+
+def _wrong_messages(messages: Any) -> str:
+    """What is wrong with a conversation; empty where nothing is."""
+    if not isinstance(messages, list) or not all(isinstance(one, dict) for one in messages):
+        return "messages is no list of objects"
+    if not messages:
+        return "messages is empty"
+    for number, one in enumerate(messages):
+        if not isinstance(role := one.get("role"), str):
+            return f"messages.{number}: role is no text"
+        content = one.get("content")
+        if content is None and role != "assistant":
+            return f"messages.{number}: content is missing"
+        if not isinstance(content, str | list | None):
+            return f"messages.{number}: content is neither a text nor a list"
     return ""

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from bitnet.batch.options import BatchOptions
+from bitnet.errors import UsageError
 from bitnet.hub.options import FetchOptions
 from bitnet.options import CacheOptions
 from bitnet.runtime.options import ModelOptions
@@ -30,6 +31,7 @@ def batch(
     from bitnet.batch.files import BatchFiles
 
     target = Path(options.output)
+    _check(target, options, model)
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
         locks.hold(target.with_name(f"{target.name}.lock"), timeout_s=0, what=target.name),
@@ -41,6 +43,22 @@ def batch(
     counts = {"rows": files.total, "answered_before": files.done, "failed": failed}
     said = f"{files.total} rows answered, {files.done} of them before, {failed} failed"
     print(json.dumps(counts) if shown.json else said)
+
+
+def _check(target, options, model):
+    """Refuse what could only fail, or would be left out, before anything is opened."""
+    if target.is_dir():
+        raise UsageError(
+            f"--output {options.output} is a folder", hint="name a file in it for the answers"
+        )
+    if options.engine == "ray":
+        for name in ("tokenizer", "pre", "chat_template", "context", "auto_download", "allow_mock"):
+            if getattr(model, name):
+                flag = name.replace("_", "-")
+                raise UsageError(
+                    f"--{flag} is not known to the processes of --engine ray",
+                    hint=f"leave --{flag} out: they load the model as it is",
+                )
 
 
 def _answer(files, options, model, *, fetch, cache, output):

@@ -35,7 +35,14 @@ BROKEN = [
     ('{"prompt": "a", "stop": [1]}', "stop is neither"),
     ('{"prompt": ""}', "the prompt is empty"),
     ('{"prompt": "' + "a" * 300 + '"}', "the context holds 64"),
-    ('{"messages": [{"role": 3}]}', ""),
+    ('{"messages": [{"role": 3}]}', "messages.0: role is no text"),
+    ('{"messages": [{"role": "user"}]}', "messages.0: content is missing"),
+    ('{"messages": [{"role": "user", "content": 1}]}', "content is neither"),
+    ('{"messages": []}', "messages is empty"),
+    ('{"prompt": "a", "temperature": 1' + "0" * 400 + "}", "a number is out of its range"),
+    ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "no JSON"),
+    ('{"id": null, "prompt": "a"}', "id is neither"),
+    ('{"id": true, "prompt": "a"}', "id is neither"),
 ]
 
 
@@ -83,6 +90,39 @@ def test_a_row_that_cannot_be_answered_says_why_and_harms_no_other(
         assert words in found[str(number)].get("error", ""), text
     assert "error" not in found["good"]
     assert json.loads(done.out)["failed"] == sum("error" in facts for facts in found.values())
+
+
+def test_rows_end_where_lines_do_and_nowhere_else(bitnet, model_path, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(
+        '{"id": "a\u2028", "prompt": "a", "stop": ["\x85"], "max_tokens": 2}\r\n'
+        '{"id": "\\ud800", "prompt": "b", "max_tokens": 2}\r\n'.encode()
+    )
+    words = ("batch", "--model", model_path, "--input", source, "--output", target, "--json")
+    for before in (0, 2):
+        done = bitnet(*words)
+        assert json.loads(done.out) == {"rows": 2, "answered_before": before, "failed": 0}
+    found = [json.loads(line) for line in target.read_bytes().splitlines()]
+    assert {facts["id"] for facts in found} == {"a\u2028", "\ud800"}
+
+
+def test_a_folder_for_the_answers_is_refused(bitnet, source, tmp_path):
+    done = bitnet("batch", "--input", source, "--output", tmp_path)
+    assert done.code == 2
+    assert "is a folder" in done.err
+    inside_a_file = bitnet("batch", "--input", source, "--output", source / "out.jsonl")
+    assert inside_a_file.code == 2
+    assert "a file is where a folder belongs" in inside_a_file.err
+
+
+def test_what_processes_of_ray_do_not_know_is_refused(bitnet, source, tmp_path):
+    for option, value in (("--tokenizer", "tokenizer.json"), ("--context", "32")):
+        target = tmp_path / "out.jsonl"
+        done = bitnet("batch", "--input", source, "--output", target, "--engine", "ray",
+                      option, value)  # fmt: skip
+        assert done.code == 2
+        assert f"{option} is not known to the processes" in done.err
+        assert not target.exists()
 
 
 def test_what_is_answered_is_never_computed_again(model_path, source, tmp_path):
