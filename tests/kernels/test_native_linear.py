@@ -142,15 +142,15 @@ def test_block_products_are_the_same_bits_for_every_instruction_set_and_layout(n
     rng = np.random.default_rng(12)
     rows, cols = 35, columns(name)[-1]
     packed, _ = random_weight(name, rows, cols)
-    x = rng.standard_normal((11, cols)).astype(np.float32)
     before = NATIVE.kernel_level()
-    results = set()
-    for chosen in NATIVE.kernel_levels():
-        NATIVE.set_kernel_level(chosen)
-        results.add(product(name, packed, x, rows).tobytes())
-    results.add(product(name, packed, x, rows, in_rows=True).tobytes())
-    NATIVE.set_kernel_level(before)
-    assert len(results) == 1
+    for tokens in (11, 39):
+        x = rng.standard_normal((tokens, cols)).astype(np.float32)
+        results = {product(name, packed, x, rows, in_rows=True).tobytes()}
+        for chosen in NATIVE.kernel_levels():
+            NATIVE.set_kernel_level(chosen)
+            results.add(product(name, packed, x, rows).tobytes())
+        NATIVE.set_kernel_level(before)
+        assert len(results) == 1
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q6_K"])
@@ -167,6 +167,21 @@ def test_extreme_codes_and_activations_do_not_overflow(name, level):
         x = np.full((tokens, cols), -3.0, dtype=np.float32)
         got = product(name, packed.ravel(), x, 2)
         np.testing.assert_allclose(got, np.full((tokens, 2), -3.0 * weight * cols), rtol=1e-6)
+
+
+@pytest.mark.parametrize("fill", [0x00, 0x80, 0xFF])
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_one_extreme_code_are_the_same_bits_as_in_rows(name, fill, level):
+    rows, cols = 16, columns(name)[-1]
+    weights, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]]
+    packed = np.full((rows * cols // weights, size), fill, dtype=np.uint8)
+    for at in K_SCALES.get(name, (0, 2) if name.endswith("_1") else (0,)):
+        packed[:, at : at + 2] = np.array([0.5], np.float16).view(np.uint8)
+    for tokens in (1, 20):
+        for value in (-3.0, 3.0):  # rounded: -127 and 127
+            x = np.full((tokens, cols), value, dtype=np.float32)
+            expected = product(name, packed.ravel(), x, rows, in_rows=True)
+            assert product(name, packed.ravel(), x, rows).tobytes() == expected.tobytes()
 
 
 @pytest.mark.parametrize("name", ["F16", "Q4_1"])

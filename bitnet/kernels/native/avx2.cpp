@@ -8,7 +8,7 @@ namespace bitnet {
 namespace {
 
 struct Vec {
-    static constexpr int kLanes = 8, kTokens = 4, kWholeTokens = 4, kFloatTokens = 3;
+    static constexpr int kLanes = 8, kTokens = 4, kWholeTokens = 4, kFloatTokens = 3, kUnpackFrom = 16;
     static constexpr bool kSignedCodes = true;  // codes to 255 would overflow 16 bits
     using Float = __m256;
     using Int = __m256i;
@@ -19,8 +19,7 @@ struct Vec {
     static Int or_masked(Int a, Int b, int byte) { return _mm256_or_si256(a, and_bytes(b, byte)); }
     static Int shift_right(Int a, int n) { return _mm256_srli_epi16(a, n); }
     static Int shift(Int a, int left) { return left < 0 ? _mm256_srli_epi16(a, -left) : _mm256_slli_epi16(a, left); }
-    template <int kPower>
-    static Int times_power(int32_t v) { return _mm256_slli_epi32(_mm256_set1_epi32(v), kPower); }
+    static void store(uint8_t* p, Int v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
 
     static Float load_float(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
     static Float load_half(const uint8_t* p) { return _mm256_cvtph_ps(load128(p)); }
@@ -41,19 +40,25 @@ struct Vec {
     static Float fma(Float a, Float b, Float c) { return _mm256_fmadd_ps(a, b, c); }
     static void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
 
-    template <int kMax, bool kSigned>
+    // Codes in a byte are summed in 16 bits over a whole group. Those above the offset may overflow on the
+    // way, but the sums start at -offset * sum(q), modulo 2^16, and end within 16 bits.
+    template <int kMax, int kOffset, bool kSigned>
     struct Products {
-        // Steps whose sums fit 16 bits, of the four steps of a group.
-        static constexpr int kDepth = kMax <= 31 ? 4 : kMax <= 63 ? 2 : 1;
-        static_assert(kDepth * 2 * 127 * kMax <= 32767, "16-bit sums overflow");
+        static constexpr int kLargest = kMax - kOffset > kOffset ? kMax - kOffset : kOffset;
+        static constexpr bool kDeep = 4 * 2 * 127 * kLargest <= 32767;  // else sums of two products
+        static_assert(2 * 127 * kMax <= 32767 && (kDeep || kOffset == 0), "16-bit sums overflow");
         Int wide = _mm256_setzero_si256(), narrow = _mm256_setzero_si256();
+        void start(const BlockInput& x, int half) {
+            if constexpr (kOffset != 0)
+                narrow = _mm256_slli_epi16(_mm256_set1_epi32(read<int>(x.minus_pairs[half])), log2_of(kOffset));
+        }
         void add(Int w, const int8_t* q, int i) {
             const Int x = _mm256_set1_epi32(read<int>(q));
             const Int pairs = kSigned ? _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))
                                       : _mm256_maddubs_epi16(w, x);
-            narrow = i % kDepth == 0 ? pairs : _mm256_add_epi16(narrow, pairs);
-            if (i % kDepth == kDepth - 1)
-                wide = _mm256_add_epi32(wide, _mm256_madd_epi16(narrow, _mm256_set1_epi16(1)));
+            narrow = !kDeep || (i == 0 && kOffset == 0) ? pairs : _mm256_add_epi16(narrow, pairs);
+            pin(narrow);
+            if (i == 3 || !kDeep) wide = _mm256_add_epi32(wide, _mm256_madd_epi16(narrow, _mm256_set1_epi16(1)));
         }
         Float total() const { return _mm256_cvtepi32_ps(wide); }
     };

@@ -8,7 +8,7 @@ namespace bitnet {
 namespace {
 
 struct Vec {
-    static constexpr int kLanes = 16, kTokens = 8, kWholeTokens = 8, kFloatTokens = 8;
+    static constexpr int kLanes = 16, kTokens = 8, kWholeTokens = 8, kFloatTokens = 8, kUnpackFrom = 0;
     static constexpr bool kSignedCodes = false;  // vpdpbusd wants them unsigned
     using Float = __m512;
     using Int = __m512i;
@@ -23,8 +23,7 @@ struct Vec {
     static Int shift(Int a, int left) {
         return left < 0 ? _mm512_srli_epi16(a, unsigned(-left)) : _mm512_slli_epi16(a, unsigned(left));
     }
-    template <int kPower>
-    static Int times_power(int32_t v) { return _mm512_slli_epi32(_mm512_set1_epi32(v), kPower); }
+    static void store(uint8_t* p, Int v) { _mm512_storeu_si512(p, v); }
 
     static Float load_float(const uint8_t* p) { return _mm512_loadu_ps(p); }
     static Float load_half(const uint8_t* p) { return _mm512_cvtph_ps(load256(p)); }
@@ -41,9 +40,12 @@ struct Vec {
     static Float fma(Float a, Float b, Float c) { return _mm512_fmadd_ps(a, b, c); }
     static void store(float* p, Float v) { _mm512_storeu_ps(p, v); }
 
-    template <int kMax, bool kSigned>
+    template <int kMax, int kOffset, bool kSigned>
     struct Products {
         Int wide = _mm512_setzero_si512();
+        void start(const BlockInput& x, int half) {
+            if constexpr (kOffset != 0) wide = _mm512_slli_epi32(_mm512_set1_epi32(x.minus_q[half]), log2_of(kOffset));
+        }
         void add(Int w, const int8_t* q, int) {
             wide = _mm512_dpbusd_epi32(wide, w, _mm512_set1_epi32(read<int>(q)));
         }

@@ -81,13 +81,20 @@ inline float quantize_16(const float* x, int8_t* q, int32_t* sum) {
     return zero ? 0.0f : top / 127.0f;
 }
 
+// -sum of the first and of the second two of each four of 16.
+inline void minus_pairs(const int8_t* q, int16_t* out) {
+    out[0] = out[1] = 0;
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; ++j) out[j] = int16_t(out[j] - q[i + 2 * j] - q[i + 2 * j + 1]);
+}
+
 [[maybe_unused]] void quantize_block(const float* x, int64_t cols, BlockInput* out) {
     for (int64_t g = 0; g < cols / 32; ++g) {
         BlockInput& to = out[g];
         int32_t sum[2];
         for (int i = 0; i < 2; ++i) to.step[i] = quantize_16(x + 32 * g + 16 * i, to.q + 16 * i, sum + i);
         to.sum = to.step[0] * float(sum[0]) + to.step[1] * float(sum[1]);
-        for (int i = 0; i < 2; ++i) to.minus_q[i] = -sum[i];
+        for (int i = 0; i < 2; ++i) to.minus_q[i] = -sum[i], minus_pairs(to.q + 16 * i, to.minus_pairs[i]);
     }
 }
 

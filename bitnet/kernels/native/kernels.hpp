@@ -34,9 +34,10 @@ constexpr int kFloatRun = 256;
 // Activations of 32 columns of one token, block encodings; a cache line.
 struct alignas(64) BlockInput {
     int8_t q[32];
-    float step[2];       // of the first 16 and of the others
-    float sum;           // of step * q
-    int32_t minus_q[2];  // -sum(q) of each 16
+    float step[2];              // of the first 16 and of the others
+    float sum;                  // of step * q
+    int32_t minus_q[2];         // -sum(q) of each 16
+    int16_t minus_pairs[2][2];  // the same of the first and the second two of each four
 };
 static_assert(sizeof(BlockInput) == 64, "one cache line");
 

@@ -9,7 +9,7 @@ namespace {
 
 // Eight rows in two registers. With four tokens the sums of half a tile fill 24 of the 32.
 struct Vec {
-    static constexpr int kLanes = 8, kTokens = 4, kWholeTokens = 2, kFloatTokens = 4;
+    static constexpr int kLanes = 8, kTokens = 4, kWholeTokens = 2, kFloatTokens = 4, kUnpackFrom = 0;
     static constexpr bool kSignedCodes = true;  // as sdot wants them
     struct Float {
         float32x4_t low, high;
@@ -36,11 +36,6 @@ struct Vec {
     }
     static Int shift(Int a, int left) { return {shift_bytes(a.low, left), shift_bytes(a.high, left)}; }
     static Int shift_right(Int a, int n) { return shift(a, -n); }
-    template <int kPower>
-    static Wide times_power(int32_t v) {
-        const int32x4_t all = vshlq_n_s32(vdupq_n_s32(v), kPower);
-        return {all, all};
-    }
 
     static Float load_float(const uint8_t* p) {
         return {vreinterpretq_f32_u8(vld1q_u8(p)), vreinterpretq_f32_u8(vld1q_u8(p + 16))};
@@ -72,10 +67,13 @@ struct Vec {
     }
     static void store(float* p, Float v) { vst1q_f32(p, v.low), vst1q_f32(p + 4, v.high); }
 
-    template <int kMax, bool kSigned>
+    template <int kMax, int kOffset, bool kSigned>
     struct Products {
         static_assert(kSigned || kMax <= 127, "codes are read as signed bytes");
         Wide wide = {vdupq_n_s32(0), vdupq_n_s32(0)};
+        void start(const BlockInput& x, int half) {
+            if constexpr (kOffset != 0) wide.low = wide.high = vshlq_n_s32(vdupq_n_s32(x.minus_q[half]), log2_of(kOffset));
+        }
         // *q* are the activations of step *i* of four; all 16 are loaded once.
         void add(Int w, const int8_t* q, int i) {
             const int8x16_t x = vld1q_s8(q - 4 * i);

@@ -39,16 +39,20 @@ inline void quantize_32(const float* x, BlockInput& out) {
     q = _mm256_and_si256(q, _mm256_castps_si256(finite));
     _mm256_store_si256(reinterpret_cast<__m256i*>(out.q), q);
 
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
-    __m256i sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0x4e));
-    sum = _mm256_add_epi32(sum, _mm256_shuffle_epi32(sum, 0xb1));
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), q);
+    pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0x4e));
+    pairs = _mm256_add_epi16(pairs, _mm256_shuffle_epi32(pairs, 0xb1));
+    const __m256i sum = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    const __m256i minus = _mm256_sub_epi16(_mm256_setzero_si256(), pairs);
     const __m256 scaled = _mm256_mul_ps(step, _mm256_cvtepi32_ps(sum));
     out.step[0] = _mm256_cvtss_f32(step);
     out.step[1] = _mm_cvtss_f32(_mm256_extractf128_ps(step, 1));
     out.sum = _mm256_cvtss_f32(scaled) + _mm_cvtss_f32(_mm256_extractf128_ps(scaled, 1));
     out.minus_q[0] = -_mm_cvtsi128_si32(_mm256_castsi256_si128(sum));
     out.minus_q[1] = -_mm_cvtsi128_si32(_mm256_extracti128_si256(sum, 1));
+    const int32_t packed[2] = {_mm_cvtsi128_si32(_mm256_castsi256_si128(minus)),
+                               _mm_cvtsi128_si32(_mm256_extracti128_si256(minus, 1))};
+    std::memcpy(out.minus_pairs, packed, sizeof packed);
 }
 
 void quantize_block_x86(const float* x, int64_t cols, BlockInput* out) {

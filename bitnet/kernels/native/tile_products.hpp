@@ -36,8 +36,6 @@ inline typename Vec::Int tile_codes(const uint8_t* unit, int j, int v) {
     }
 }
 
-constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
-
 // Largest code, what is subtracted from codes in integers, and whether codes are s8.
 template <Type kType>
 struct Codes {
@@ -71,31 +69,57 @@ struct Scales {
     }
 };
 
+// Group *j* of a block as it lies in a tile, for V vectors of rows from *first* on.
+template <Type kType, int V>
+struct PackedGroup {
+    const uint8_t* unit;
+    int first, j;
+    const Scales<kType>* scales;
+    typename Vec::Int codes(int i, int v) const { return tile_codes<kType>(unit, i, first + v); }
+    typename Vec::Float scale(int v, int half) const { return scales[v].scale(j, half); }
+    typename Vec::Float min(int v) const { return scales[v].min(j); }
+};
+
+// The same of a whole tile, computed once for many tokens: 8 x 64 codes, scales as floats (of each half
+// where they differ), minima as floats.
+template <Type kType>
+struct UnpackedGroup {
+    static constexpr int kScales = Codes<kType>::kHalves ? 2 : 1;
+    static constexpr int kBytes = 64 * (8 + kScales + (Codes<kType>::kMin ? 1 : 0));
+    static_assert(scratch_bytes(32) >= kBytes + 4096, "a tile does not fit the scratch memory");
+    const uint8_t* at;
+    static constexpr int codes_at(int i, int v) { return 64 * i + 4 * Vec::kLanes * v; }
+    static constexpr int scale_at(int v, int half) { return codes_at(8 + half % kScales, v); }
+    static constexpr int min_at(int v) { return codes_at(8 + kScales, v); }
+    typename Vec::Int codes(int i, int v) const { return Vec::load(at + codes_at(i, v)); }
+    typename Vec::Float scale(int v, int half) const { return Vec::load_float(at + scale_at(v, half)); }
+    typename Vec::Float min(int v) const { return Vec::load_float(at + min_at(v)); }
+};
+
 // 32 columns of V vectors of rows times N tokens.
-template <Type kType, int V, int N>
-inline void add_group(const uint8_t* unit, int first, const Scales<kType>* scales, int j, const BlockInput* x,
-                      int64_t stride, typename Vec::Float (*sum)[N]) {
+template <Type kType, int V, int N, class Group>
+inline void add_group(const Group& group, const BlockInput* x, int64_t stride, typename Vec::Float (*sum)[N]) {
     using C = Codes<kType>;
     typename Vec::Float scaled[V][N];
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
-        typename Vec::template Products<C::kMax, C::kSigned> part[V][N];
-        if constexpr (C::kOffset != 0)
-            for (int n = 0; n < N; ++n) {
-                const auto start = Vec::template times_power<log2_of(C::kOffset)>(x[n * stride].minus_q[half]);
-                for (int v = 0; v < V; ++v) part[v][n].wide = start;
-            }
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; ++i)
-#pragma GCC unroll 2
-            for (int v = 0; v < V; ++v) {
-                const auto w = tile_codes<kType>(unit, 4 * half + i, first + v);
+        typename Vec::template Products<C::kMax, C::kOffset, C::kSigned> part[V][N];
 #pragma GCC unroll 8
-                for (int n = 0; n < N; ++n) part[v][n].add(w, x[n * stride].q + 16 * half + 4 * i, i);
-            }
+        for (int n = 0; n < N; ++n)
+            for (int v = 0; v < V; ++v) part[v][n].start(x[n * stride], half);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) {
+            typename Vec::Int w[V];
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) w[v] = group.codes(4 * half + i, v);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n)
+#pragma GCC unroll 2
+                for (int v = 0; v < V; ++v) part[v][n].add(w[v], x[n * stride].q + 16 * half + 4 * i, i);
+        }
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) {
-            [[maybe_unused]] const auto scale = scales[v].scale(j, half);
+            [[maybe_unused]] const auto scale = group.scale(v, half);
 #pragma GCC unroll 8
             for (int n = 0; n < N; ++n) {
                 const auto step = Vec::set(x[n * stride].step[half]);
@@ -108,7 +132,7 @@ inline void add_group(const uint8_t* unit, int first, const Scales<kType>* scale
     if constexpr (C::kMin)
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) {
-            const auto min = scales[v].min(j);
+            const auto min = group.min(v);
 #pragma GCC unroll 8
             for (int n = 0; n < N; ++n) sum[v][n] = Vec::fma(Vec::set(x[n * stride].sum), min, sum[v][n]);
         }
@@ -121,6 +145,14 @@ inline void store_rows(float* y, int v, int rows, typename Vec::Float value) {
     alignas(64) float all[Vec::kLanes];
     Vec::store(all, value);
     for (int i = begin; i < rows; ++i) y[i] = all[i - begin];
+}
+
+// The sums of V vectors of rows of the tile at row r and of tokens t .. t+N-1.
+template <int V, int N>
+inline void store_tile(const LinearArgs& a, int64_t r, int first, int64_t t, const typename Vec::Float (&sum)[V][N]) {
+    const int rows = int(a.rows - r < kTileRows ? a.rows - r : kTileRows);
+    for (int v = 0; v < V; ++v)
+        for (int n = 0; n < N; ++n) store_rows(a.y + (t + n) * a.rows + r, first + v, rows, sum[v][n]);
 }
 
 // Vectors first .. first+V-1 of the tile at row r times tokens t .. t+N-1.
@@ -139,12 +171,10 @@ void block_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
         for (int j = 0; j < kLayout.groups; ++j, x += 1) {
             const uint8_t* unit = block + kLayout.header + j * kLayout.unit();
             if constexpr (N == 1) prefetch_lines(unit, kLayout.unit());
-            add_group<kType, V, N>(unit, first, scales, j, x, stride, sum);
+            add_group<kType, V, N>(PackedGroup<kType, V>{unit, first, j, scales}, x, stride, sum);
         }
     }
-    const int rows = int(a.rows - r < kTileRows ? a.rows - r : kTileRows);
-    for (int v = 0; v < V; ++v)
-        for (int n = 0; n < N; ++n) store_rows(a.y + (t + n) * a.rows + r, first + v, rows, sum[v][n]);
+    store_tile(a, r, first, t, sum);
 }
 
 template <Type kType, int N>
@@ -157,14 +187,58 @@ inline void block_tokens(const LinearArgs& a, int64_t r, int64_t t) {
 }
 
 template <Type kType>
-void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
+void unpack_tile(const uint8_t* block, int64_t cols, uint8_t* out) {
+    using Unpacked = UnpackedGroup<kType>;
+    constexpr TileLayout kLayout = tile_layout(kType);
+    for (int64_t b = 0; b < cols / (32 * kLayout.groups); ++b, block += kLayout.block()) {
+        const Scales<kType> scales[2] = {Scales<kType>(block, 0), Scales<kType>(block, kVecs - 1)};
+        for (int j = 0; j < kLayout.groups; ++j, out += Unpacked::kBytes) {
+            const PackedGroup<kType, kVecs> group{block + kLayout.header + j * kLayout.unit(), 0, j, scales};
+            const auto put = [&](int at, typename Vec::Float f) { Vec::store(reinterpret_cast<float*>(out + at), f); };
+#pragma GCC unroll 2
+            for (int v = 0; v < kVecs; ++v) {
+#pragma GCC unroll 8
+                for (int i = 0; i < 8; ++i) Vec::store(out + Unpacked::codes_at(i, v), group.codes(i, v));
+                for (int half = 0; half < Unpacked::kScales; ++half) put(Unpacked::scale_at(v, half), group.scale(v, half));
+                if constexpr (Codes<kType>::kMin) put(Unpacked::min_at(v), group.min(v));
+            }
+        }
+    }
+}
+
+// The unpacked tile of row r times tokens t .. t+N-1.
+template <Type kType, int N>
+void unpacked_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t t) {
+    const int64_t stride = block_inputs(a.cols);
+    const BlockInput* x = a.inputs + t * stride;
+    typename Vec::Float sum[kVecs][N];
+    for (int v = 0; v < kVecs; ++v)
+        for (int n = 0; n < N; ++n) sum[v][n] = Vec::zero_float();
+    for (int64_t g = 0; g < a.cols / 32; ++g, ++x, tile += UnpackedGroup<kType>::kBytes)
+        add_group<kType, kVecs, N>(UnpackedGroup<kType>{tile}, x, stride, sum);
+    store_tile(a, r, 0, t, sum);
+}
+
+// Tokens that are multiplied with all tiles before the next: as many as fit, in even shares.
+constexpr int64_t tokens_per_pass(int64_t tokens, int64_t token_bytes, int64_t multiple) {
+    const int64_t whole = kInputBytes / token_bytes / multiple * multiple, fitting = whole > 0 ? whole : multiple;
+    const int64_t passes = (tokens + fitting - 1) / fitting, share = (tokens + passes - 1) / passes;
+    return (share + multiple - 1) / multiple * multiple;
+}
+
+template <Type kType>
+void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, [[maybe_unused]] uint8_t* scratch) {
     constexpr int kN = Vec::kTokens;
-    const int64_t fitting = kInputBytes / (64 * block_inputs(a.cols)) / kN * kN;
-    const int64_t step = fitting > kN ? fitting : kN;
+    const int64_t step = tokens_per_pass(a.tokens, 64 * block_inputs(a.cols), kN);
     for (int64_t t0 = 0; t0 < a.tokens; t0 += step) {
         const int64_t t1 = t0 + step < a.tokens ? t0 + step : a.tokens;
         for (int64_t r = r0; r < r1; r += kTileRows) {
             int64_t t = t0;
+            if constexpr (Vec::kUnpackFrom > 0)
+                if (t1 - t0 >= Vec::kUnpackFrom) {
+                    unpack_tile<kType>(a.weight + r * a.row_bytes, a.cols, scratch);
+                    for (; t + kN <= t1; t += kN) unpacked_tile<kType, kN>(a, scratch, r, t);
+                }
             for (; t + kN <= t1; t += kN) block_tokens<kType, kN>(a, r, t);
             if (kN > 4 && t + 4 <= t1) block_tokens<kType, 4>(a, r, t), t += 4;
             if (t + 2 <= t1) block_tokens<kType, 2>(a, r, t), t += 2;
@@ -216,16 +290,13 @@ void float_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
         for (int v = 0; v < V; ++v)
             for (int n = 0; n < N; ++n) total[v][n] = Vec::add(total[v][n], Vec::add(even[v][n], odd[v][n]));
     }
-    const int rows = int(a.rows - r < kTileRows ? a.rows - r : kTileRows);
-    for (int v = 0; v < V; ++v)
-        for (int n = 0; n < N; ++n) store_rows(a.y + (t + n) * a.rows + r, first + v, rows, total[v][n]);
+    store_tile(a, r, first, t, total);
 }
 
 template <Type kType>
 void linear_float(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
     constexpr int kN = Vec::kFloatTokens;
-    const int64_t fitting = kInputBytes / (4 * a.cols) / kN * kN;
-    const int64_t step = fitting > kN ? fitting : kN;
+    const int64_t step = tokens_per_pass(a.tokens, 4 * a.cols, kN);
     for (int64_t t0 = 0; t0 < a.tokens; t0 += step) {
         const int64_t t1 = t0 + step < a.tokens ? t0 + step : a.tokens;
         for (int64_t r = r0; r < r1; r += kTileRows) {

@@ -43,6 +43,9 @@ constexpr TileLayout tile_layout(Type type) {
     }
 }
 
+// Of a power of two, such as `offset` is where it is not 0.
+constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
+
 constexpr bool tile_size_agrees(Type type) {
     return tile_layout(type).block() == kTileRows * kBlocks[int(type)].bytes;
 }
