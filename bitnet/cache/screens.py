@@ -28,7 +28,7 @@ __all__ = ["problem_of", "read_screen", "screen_path", "write_screen"]
 logger = logging.getLogger(__name__)
 
 _MAGIC = b"BNSCREEN"
-_VERSION = 1
+_VERSION = 2
 _HEADER = struct.Struct("<8sQ16s32x")
 _PIECE_BYTES = 8 << 20  # read at once by one thread
 _READERS = 4

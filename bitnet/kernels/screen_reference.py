@@ -18,16 +18,18 @@ _BLOCK = 64  # columns of a block
 _BLOCK_BYTES = _ROWS * _BLOCK * 5 // 8
 _MIDDLE = 15.5  # of the codes 0 .. 31
 _FINER = 32  # how much finer the second codes of block 0 are
+_GROUP = 4  # blocks whose sixth bits lie together
 
 
 def unpack_copy(
-    arrays: Mapping[str, NDArray[Any]], rows: int
+    arrays: Mapping[str, NDArray[Any]], rows: int, *, sixth: bool = False
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Weights of a copy and the norms of what they leave out.
 
     Args:
-        arrays: ``order factors tiles step residual norm`` of a :class:`ScreenedHead`.
+        arrays: ``order factors tiles sixth step residual norm`` of a :class:`ScreenedHead`.
         rows: of the head.
+        sixth: with the sixth bits.
 
     Returns:
         The copied weights, permuted and scaled, ``(rows, blocks * 64)``, and upper bounds on the
@@ -48,6 +50,12 @@ def unpack_copy(
     step = arrays["step"].astype(np.float64)[:, None, None]
     values = step * (codes - _MIDDLE)
     values[:, 0] += values[:, -1] / _FINER
+    if sixth:
+        bits, norms = _sixth_bits(arrays["sixth"], blocks - 1, len(step))
+        quarters = np.full(blocks - 1, 0.25)
+        quarters[0] /= _FINER
+        values[:, :-1] += step * quarters[:, None] * (2.0 * bits - 1.0)
+        return values[:rows, :-1].reshape(rows, -1), norms[:rows]
     norms = (
         counts.transpose(0, 2, 1).reshape(-1, blocks)
         * arrays["residual"].astype(np.float64)[:, None]
@@ -55,8 +63,25 @@ def unpack_copy(
     return values[:rows, :-1].reshape(rows, -1), norms[:rows, :-1]
 
 
+def _sixth_bits(
+    sixth: NDArray[np.uint8], blocks: int, rows: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float64]]:
+    """Sixth bits of all rows, ``(rows, blocks, 64)``, and the norms they leave."""
+    lines = sixth.reshape(rows, -1)
+    unit = lines[:, :4].copy().view(np.float32).astype(np.float64)
+    begin = -(-(4 + blocks) // 8) * 8
+    groups = -(-blocks // _GROUP)
+    octets = lines[:, begin : begin + groups * _GROUP * 8].reshape(rows, -1, 1, 8)[:, :blocks]
+    bits = octets >> np.arange(8, dtype=np.uint8)[:, None] & 1  # (rows, blocks, bit, byte)
+    return bits.reshape(rows, blocks, _BLOCK), lines[:, 4 : 4 + blocks] * unit
+
+
 def reference_bounds(
-    arrays: Mapping[str, NDArray[Any]], rows: int, hidden: NDArray[np.floating[Any]]
+    arrays: Mapping[str, NDArray[Any]],
+    rows: int,
+    hidden: NDArray[np.floating[Any]],
+    *,
+    sixth: bool = False,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Logits of the copy for one hidden state, and how far the true ones can be from them.
 
@@ -67,8 +92,9 @@ def reference_bounds(
         arrays: as :func:`unpack_copy` takes them.
         rows: of the head.
         hidden: ``(dim,)``.
+        sixth: with the sixth bits.
     """
-    values, norms = unpack_copy(arrays, rows)
+    values, norms = unpack_copy(arrays, rows, sixth=sixth)
     x = np.zeros(values.shape[1])
     x[: len(hidden)] = hidden[arrays["order"]] * arrays["factors"].astype(np.float64)
     lengths = np.sqrt((x.reshape(-1, _BLOCK) ** 2).sum(axis=1))

@@ -1,9 +1,9 @@
 """The logits of a hidden state without reading all of it, and provably the same.
 
 A copy of the head with five bits a weight gives approximate logits, and a bound on how far each is
-off. Only rows whose upper bound reaches the best logits found so far are computed, by the head's
-own kernel, bit for bit as in the full product. ``docs/architecture/exact-head.md`` proves the
-bound; ``screen_reference.py`` defines it.
+off. For rows whose upper bound reaches the best logits found so far a sixth bit tightens it, and
+those that still do are computed by the head's own kernel, bit for bit as in the full product.
+``docs/architecture/exact-head.md`` proves the bounds; ``screen_reference.py`` defines them.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
 TILE_ROWS = 16
 SLICE_BYTES = 32 << 20  # of the head that are in memory beside the copy
 SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enough
+FAULT_BYTES = 64 << 10  # of a mapped file that one read brings into the memory of the process
+MOST_RESIDENT = 64 << 20  # bytes of the head that may come to be there
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +68,7 @@ class Candidates:
         bound: the logit of every other id is below it; minus infinity if there is no other.
         tail: with a margin, the sum of ``exp(logit - bound)`` over the other ids is at most this.
         vocab_size: how many ids there are in all.
+        refined: rows whose sixth bits were read to find these.
     """
 
     ids: NDArray[np.int64]
@@ -73,15 +76,17 @@ class Candidates:
     bound: float
     tail: float
     vocab_size: int
+    refined: int = 0
 
 
 class ScreenedHead:
     """An output head with the copy that screens its rows.
 
     Attributes:
-        arrays: the copy: order and factors of the columns, tiles of codes, and step, unit of the
-            residual norms and norm of each row.
+        arrays: the copy: order and factors of the columns, tiles of codes, sixth bits, and step,
+            unit of the residual norms and norm of each row.
         size_bytes: memory of the copy.
+        sixth_bytes: of it for the sixth bits.
         head_bytes: of the head itself.
         steps: hidden states screened.
         rescored: rows computed for them in all.
@@ -93,7 +98,9 @@ class ScreenedHead:
         self._matrix = matrix
         self.arrays = arrays
         self.size_bytes = sum(array.nbytes for array in arrays.values())
+        self.sixth_bytes = arrays["sixth"].nbytes
         self.head_bytes = matrix.data.nbytes
+        self._mapped_bytes = 0
         self.steps = 0
         self.rescored = 0
 
@@ -164,10 +171,11 @@ class ScreenedHead:
             if part is None:
                 found.append(None)
                 continue
-            ids, logits, bound, tail = part
+            ids, logits, bound, tail, refined = part
             self.steps += 1
             self.rescored += len(ids)
-            found.append(Candidates(ids, logits, bound, tail, self._matrix.rows))
+            found.append(Candidates(ids, logits, bound, tail, self._matrix.rows, refined))
+            self._was_read(len(ids))
         return found
 
     def rows(self, hidden: Array, ids: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -175,23 +183,39 @@ class ScreenedHead:
         out = np.empty(len(ids), dtype=np.float32)
         x = np.ascontiguousarray(hidden, dtype=np.float32)
         self._screen.rows(x, np.ascontiguousarray(ids, dtype=np.int64), out)
+        self._was_read(len(ids))
         return out
 
-    def bounds(self, hidden: Array) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
-        """Approximate logits of one hidden state ``(dim,)`` and their upper bounds, all rows."""
+    def _was_read(self, rows: int) -> None:
+        """Rows of the head were; gives its pages back once too many can have become resident."""
+        self._mapped_bytes += rows * FAULT_BYTES
+        if self._mapped_bytes > MOST_RESIDENT:
+            give_back_pages(self._matrix.data)
+            self._mapped_bytes = 0
+
+    def bounds(
+        self, hidden: Array, *, sixth: bool = False
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """Approximate logits of one hidden state ``(dim,)`` and their upper bounds, all rows.
+
+        Args:
+            hidden: the state.
+            sixth: with the sixth bits.
+        """
         x = np.ascontiguousarray(hidden, dtype=np.float32)
         approx = np.empty(len(self.arrays["step"]), dtype=np.float32)
         upper = np.empty_like(approx)
-        if not self._screen.bounds(x, approx, upper):
+        if not self._screen.bounds(x, sixth, approx, upper):
             return None
         return approx[: self._matrix.rows], upper[: self._matrix.rows]
 
 
 def _memory(module: Any, matrix: Matrix) -> tuple[NDArray[np.uint8], dict[str, NDArray[Any]]]:
     """Room for a copy, in one piece as it is kept in the cache, and its arrays there."""
-    size, padded = module.screen_sizes(matrix.rows, matrix.columns)
+    tiles, sixth, padded = module.screen_sizes(matrix.rows, matrix.columns)
     parts: dict[str, tuple[int, type[np.generic]]] = {
-        "tiles": (size, np.uint8),
+        "tiles": (tiles, np.uint8),
+        "sixth": (sixth, np.uint8),
         "step": (padded, np.float32),
         "residual": (padded, np.float32),
         "norm": (padded, np.float32),

@@ -177,15 +177,16 @@ def test_any_shape_and_scale_gives_the_rows_of_the_full_product(
         assert not wrong(ops.linear(x, weight)[0], found, count)
 
 
-def test_the_upper_bounds_hold_and_are_those_of_the_reference(ops: NativeOps) -> None:
+@pytest.mark.parametrize("sixth", [False, True])
+def test_the_upper_bounds_hold_and_are_those_of_the_reference(ops: NativeOps, sixth: bool) -> None:
     values = outliers(200, 300).astype(np.float16)
     weight = matrix(ops, values)
     head = ScreenedHead.build(ops, weight)
     for state in hidden_states(values.astype(np.float32), 32):
-        bounds = head.bounds(state)
+        bounds = head.bounds(state, sixth=sixth)
         assert bounds is not None
         approx, upper = bounds
-        logits, errors = reference_bounds(head.arrays, 200, state)
+        logits, errors = reference_bounds(head.arrays, 200, state, sixth=sixth)
         assert (ops.linear(state[None], weight)[0] <= upper).all()
         assert (upper >= logits + errors * (1 - 1e-6)).all()
         # What the rounding of the state and of the sums adds is a small part of the error.
@@ -195,19 +196,27 @@ def test_the_upper_bounds_hold_and_are_those_of_the_reference(ops: NativeOps) ->
         assert (np.abs(approx - logits) <= slack + 1e-9).all()
 
 
-def test_the_norms_of_the_copy_are_at_least_the_true_ones(ops: NativeOps) -> None:
-    values = outliers(100, 150).astype(np.float16)
+@pytest.mark.parametrize("columns", [64, 150, 300])
+def test_the_norms_of_the_copy_are_at_least_the_true_ones(ops: NativeOps, columns: int) -> None:
+    values = outliers(100, columns).astype(np.float16)
     head = ScreenedHead.build(ops, matrix(ops, values))
-    copied, norms = unpack_copy(head.arrays, 100)
-    true = np.zeros_like(copied)
     order, factors = head.arrays["order"], head.arrays["factors"].astype(np.float64)
-    true[:, :150] = values.astype(np.float64)[:, order] / factors
-    left = (true - copied).reshape(100, -1, 64)
-    assert (np.sqrt((left**2).sum(axis=2)) <= norms).all()
+    found = []
+    for sixth in (False, True):
+        copied, norms = unpack_copy(head.arrays, 100, sixth=sixth)
+        true = np.zeros_like(copied)
+        true[:, :columns] = values.astype(np.float64)[:, order] / factors
+        left = (true - copied).reshape(100, -1, 64)
+        assert (np.sqrt((left**2).sum(axis=2)) <= norms).all()
+        # They are rounded up by no more than one of 255 steps, and little else.
+        assert (norms <= np.sqrt((left**2).sum(axis=2)) + norms.max(axis=1)[:, None] / 250).all()
+        assert (np.linalg.norm(copied, axis=1) <= head.arrays["norm"][:100]).all()
+        found.append(left)
     assert (np.linalg.norm(true, axis=1) <= head.arrays["norm"][:100]).all()
     # Five bits leave at most a part of a row, twelve bits of the first columns much less.
-    assert np.linalg.norm(left) < 0.1 * np.linalg.norm(true)
-    assert np.linalg.norm(left[:, 0]) < 0.004 * np.linalg.norm(true.reshape(100, -1, 64)[:, 0])
+    assert np.linalg.norm(found[0]) < 0.1 * np.linalg.norm(true)
+    assert np.linalg.norm(found[0][:, 0]) < 0.004 * np.linalg.norm(true.reshape(100, -1, 64)[:, 0])
+    assert np.linalg.norm(found[1]) < 0.65 * np.linalg.norm(found[0])
 
 
 @pytest.mark.parametrize("level", LEVELS)

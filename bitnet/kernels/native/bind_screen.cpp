@@ -21,14 +21,14 @@ struct Screen {
     Array<const uint8_t> weight;
     Array<const int32_t> order;
     Array<const float> factors;
-    Array<uint8_t> tiles;
+    Array<uint8_t> tiles, sixth;
     Array<float> step, residual, norm;
     ScreenedMatrix m;
 
     Screen(int type, const Array<const uint8_t>& weight_, int64_t rows, int64_t cols,
            const Array<const int32_t>& order_, const Array<const float>& factors_, const Array<uint8_t>& tiles_,
-           const Array<float>& step_, const Array<float>& residual_, const Array<float>& norm_)
-        : weight(weight_), order(order_), factors(factors_), tiles(tiles_), step(step_), residual(residual_),
+           const Array<uint8_t>& sixth_, const Array<float>& step_, const Array<float>& residual_, const Array<float>& norm_)
+        : weight(weight_), order(order_), factors(factors_), tiles(tiles_), sixth(sixth_), step(step_), residual(residual_),
           norm(norm_) {
         require(type >= 0 && type < kTypes && is_float(Type(type)) && !is_tiled(Type(type)), "only F32, F16 and BF16 heads are screened");
         require(rows > 0 && cols > 0 && cols <= kScreenColumns, "rows and cols are out of range");
@@ -38,10 +38,11 @@ struct Screen {
         for (int64_t i = 0; i < cols; ++i)
             require(order.data()[i] >= 0 && order.data()[i] < cols, "a column number is out of range");
         require(int64_t(tiles.size()) == screen_tiles(rows) * screen_tile_bytes(cols), "tiles has a wrong size");
+        require(int64_t(sixth.size()) == padded * screen_sixth_bytes(cols), "sixth has a wrong size");
         require(int64_t(step.size()) == padded && int64_t(residual.size()) == padded && int64_t(norm.size()) == padded,
                 "step, residual and norm must have whole tiles of rows");
         m.type = Type(type), m.weight = weight.data(), m.rows = rows, m.cols = cols;
-        m.order = order.data(), m.factors = factors.data(), m.tiles = tiles.data();
+        m.order = order.data(), m.factors = factors.data(), m.tiles = tiles.data(), m.sixth = sixth.data();
         m.step = step.data(), m.residual = residual.data(), m.norm = norm.data();
     }
 };
@@ -59,10 +60,10 @@ bool bind_build(const Screen& s, int64_t begin, int64_t end) {
     return build_screen(s.m, begin, end);
 }
 
-// None for a hidden state that cannot be screened, else (ids, logits, bound, tail).
+// None for a hidden state that cannot be screened, else (ids, logits, bound, tail, refined).
 nb::object to_tuple(ScreenResult&& r) {
     if (!r.screened) return nb::none();
-    return nb::make_tuple(to_array(std::move(r.ids)), to_array(std::move(r.logits)), r.bound, r.tail);
+    return nb::make_tuple(to_array(std::move(r.ids)), to_array(std::move(r.logits)), r.bound, r.tail, r.refined);
 }
 
 nb::list bind_screen_rows(const Screen& s, const Array<const float>& x, int64_t count,
@@ -93,11 +94,11 @@ nb::list bind_screen_rows(const Screen& s, const Array<const float>& x, int64_t 
     return out;
 }
 
-bool bind_bounds(const Screen& s, const Array<const float>& x, const Array<float>& approx, const Array<float>& upper) {
+bool bind_bounds(const Screen& s, const Array<const float>& x, bool sixth, const Array<float>& approx, const Array<float>& upper) {
     require(int64_t(x.size()) == s.m.cols && approx.size() == s.step.size() && upper.size() == s.step.size(),
             "x must be (cols,), approx and upper whole tiles of rows");
     const nb::gil_scoped_release release;
-    return screen_bounds(s.m, x.data(), approx.data(), upper.data());
+    return screen_bounds(s.m, x.data(), sixth, approx.data(), upper.data());
 }
 
 void bind_rows(const Screen& s, const Array<const float>& x, const Array<const int64_t>& ids, const Array<float>& out) {
@@ -119,27 +120,28 @@ nb::bytes bind_hash(const Array<const uint8_t>& data) {
 
 nb::tuple bind_sizes(int64_t rows, int64_t cols) {
     require(rows > 0 && cols > 0 && cols <= kScreenColumns, "rows and cols are out of range");
-    return nb::make_tuple(screen_tiles(rows) * screen_tile_bytes(cols), screen_tiles(rows) * kScreenRows);
+    const int64_t padded = screen_tiles(rows) * kScreenRows;
+    return nb::make_tuple(screen_tiles(rows) * screen_tile_bytes(cols), padded * screen_sixth_bytes(cols), padded);
 }
 
 }  // namespace
 
 void bind_screen(nb::module_& m) {
     m.def("content_hash", &bind_hash, "data"_a.noconvert(), "16 bytes that tell contents apart.");
-    m.def("screen_sizes", &bind_sizes, "rows"_a, "cols"_a, "Bytes of the tiles, rows of whole tiles.");
+    m.def("screen_sizes", &bind_sizes, "rows"_a, "cols"_a, "Bytes of the tiles and of the sixth bits, rows of whole tiles.");
     m.attr("SCREEN_COLUMNS") = kScreenColumns;
-    nb::class_<Screen>(m, "Screen", "An output head and the five-bit copy that bounds its logits.")
+    nb::class_<Screen>(m, "Screen", "An output head and the copy that bounds its logits.")
         .def(nb::init<int, const Array<const uint8_t>&, int64_t, int64_t, const Array<const int32_t>&,
-                      const Array<const float>&, const Array<uint8_t>&, const Array<float>&, const Array<float>&,
+                      const Array<const float>&, const Array<uint8_t>&, const Array<uint8_t>&, const Array<float>&, const Array<float>&,
                       const Array<float>&>(),
              "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "order"_a.noconvert(), "factors"_a.noconvert(),
-             "tiles"_a.noconvert(), "step"_a.noconvert(), "residual"_a.noconvert(), "norm"_a.noconvert())
+             "tiles"_a.noconvert(), "sixth"_a.noconvert(), "step"_a.noconvert(), "residual"_a.noconvert(), "norm"_a.noconvert())
         .def("build", &bind_build, "begin"_a, "end"_a,
              "Fill tiles of the copy; False when the weights cannot be screened.")
         .def("find", &bind_screen_rows, "x"_a.noconvert(), "count"_a, "margins"_a, "listed"_a,
-             "Per token None or (ids, logits, bound, tail).")
-        .def("bounds", &bind_bounds, "x"_a.noconvert(), "approx"_a.noconvert(), "upper"_a.noconvert(),
-             "What the copy says of every row; False when x cannot be screened.")
+             "Per token None or (ids, logits, bound, tail, rows whose sixth bit was read).")
+        .def("bounds", &bind_bounds, "x"_a.noconvert(), "sixth"_a, "approx"_a.noconvert(), "upper"_a.noconvert(),
+             "What the copy says of every row, with sixth bits or without; False when x cannot be screened.")
         .def("rows", &bind_rows, "x"_a.noconvert(), "ids"_a.noconvert(), "out"_a.noconvert(),
              "Logits of some rows, by the head's own kernel.");
 }

@@ -9,6 +9,7 @@
 #include "kernels.hpp"
 #include "ops.hpp"
 #include "screen_input.hpp"
+#include "screen_tile.hpp"
 #include "thread_pool.hpp"
 
 namespace bitnet {
@@ -19,6 +20,7 @@ const Kernels& active();  // dispatch.cpp
 namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
+constexpr int64_t kRowsAhead = 6;  // whose sixth bits are on their way
 
 const ScreenKernels& kernels() {
 #if defined(BITNET_X86)
@@ -106,6 +108,24 @@ std::vector<int64_t> rows_from(const Screened& s, float threshold) {
     return rows;
 }
 
+// Tightens the upper bounds of *rows*, rising, by their sixth bits, and with *approx* their logits.
+void refine(const ScreenedMatrix& m, const ScreenInput& x, const std::vector<int64_t>& rows, Screened& s, bool approx) {
+    const ScreenSixth kernel = kernels().sixth;
+    const int64_t bytes = screen_sixth_bytes(m.cols), count = int64_t(rows.size());
+    split(count, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            prefetch_bytes(m.sixth + rows[size_t(std::min(i + kRowsAhead, count - 1))] * bytes, bytes);
+            const int64_t r = rows[size_t(i)];
+            const uint8_t* row = m.sixth + r * bytes;
+            float sum, error, value, upper;
+            kernel(row, m.cols, x, &sum, &error);
+            finish_row(s.approx[size_t(r)] + sum * m.step[r], error * read<float>(row) + x.slack * m.norm[r], value, upper);
+            s.upper[size_t(r)] = std::min(s.upper[size_t(r)], upper);
+            if (approx) s.approx[size_t(r)] = value;
+        }
+    });
+}
+
 double tail_below(const Screened& s, float threshold) {
     std::atomic<double> total{0.0};
     split(int64_t(s.highest.size()), [&](int64_t t0, int64_t t1) {
@@ -118,7 +138,7 @@ double tail_below(const Screened& s, float threshold) {
     return total.load() * (1.0 + 1e-9);
 }
 
-ScreenResult choose(const ScreenedMatrix& m, const ScreenQuery& query, Screened& s) {
+ScreenResult choose(const ScreenedMatrix& m, const ScreenQuery& query, const ScreenInput& x, Screened& s) {
     ScreenResult out;
     out.screened = true;
     for (const int64_t row : query.listed) {
@@ -133,7 +153,13 @@ ScreenResult choose(const ScreenedMatrix& m, const ScreenQuery& query, Screened&
     if (int64_t(likely.size()) == query.count) threshold = *std::min_element(exact.begin(), exact.end());
     if (query.margin >= 0.0f && !exact.empty())
         threshold = std::min(threshold, *std::max_element(exact.begin(), exact.end()) - query.margin);
-    const std::vector<int64_t> found = rows_from(s, threshold);
+    std::vector<int64_t> found = rows_from(s, threshold);
+    if (threshold > kNone) {
+        out.refined = int64_t(found.size());
+        refine(m, x, found, s, false);
+        found.erase(std::remove_if(found.begin(), found.end(), [&](int64_t r) { return s.upper[size_t(r)] < threshold; }),
+                    found.end());
+    }
     out.ids.resize(found.size() + query.listed.size());
     std::merge(found.begin(), found.end(), query.listed.begin(), query.listed.end(), out.ids.begin());
     out.logits.resize(out.ids.size());
@@ -182,15 +208,16 @@ std::vector<ScreenResult> screen(const ScreenedMatrix& m, const std::vector<Scre
     thread_local std::vector<Screened> screened;  // a megabyte per hidden state
     if (screened.size() < inputs.size()) screened.resize(inputs.size());
     if (!inputs.empty()) screen_all(m, inputs, screened);
-    for (size_t i = 0; i < at.size(); ++i) results[at[i]] = choose(m, queries[at[i]], screened[i]);
+    for (size_t i = 0; i < at.size(); ++i) results[at[i]] = choose(m, queries[at[i]], inputs[i], screened[i]);
     return results;
 }
 
-bool screen_bounds(const ScreenedMatrix& m, const float* x, float* approx, float* upper) {
+bool screen_bounds(const ScreenedMatrix& m, const float* x, bool sixth, float* approx, float* upper) {
     std::vector<ScreenInput> inputs(1);
     std::vector<Screened> screened(1);
     if (!screen_input(m, x, inputs[0])) return false;
     screen_all(m, inputs, screened);
+    if (sixth) refine(m, inputs[0], rows_from(screened[0], kNone), screened[0], true);
     std::copy(screened[0].approx.begin(), screened[0].approx.end(), approx);
     std::copy(screened[0].upper.begin(), screened[0].upper.end(), upper);
     return true;

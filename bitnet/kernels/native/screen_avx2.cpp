@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "screen_pack.hpp"
+#include "screen_sixth_x86.hpp"
 #include "screen_tile.hpp"
 
 namespace bitnet {
@@ -75,7 +76,7 @@ void tile_avx2(const uint8_t* tile, int64_t blocks, const ScreenInput& x, const 
 }  // namespace
 
 const ScreenKernels& screen_avx2_kernels() {
-    static const ScreenKernels kernels = {tile_avx2, pack_tile};
+    static const ScreenKernels kernels = {tile_avx2, sixth_x86, pack_tile};
     return kernels;
 }
 

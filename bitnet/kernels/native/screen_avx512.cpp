@@ -2,6 +2,7 @@
 #include <immintrin.h>
 
 #include "screen_pack.hpp"
+#include "screen_sixth_x86.hpp"
 #include "screen_tile.hpp"
 
 namespace bitnet {
@@ -53,7 +54,7 @@ void tile_avx512(const uint8_t* tile, int64_t blocks, const ScreenInput& x, cons
 }  // namespace
 
 const ScreenKernels& screen_avx512_kernels() {
-    static const ScreenKernels kernels = {tile_avx512, pack_tile};
+    static const ScreenKernels kernels = {tile_avx512, sixth_x86, pack_tile};
     return kernels;
 }
 

@@ -42,7 +42,25 @@ void repeat_first_block(int64_t blocks, ScreenInput& out) {
     std::copy_n(out.low.begin(), kScreenBlock, out.low.begin() + blocks * kScreenBlock);
     out.step[size_t(blocks)] = out.step[0] / float(kScreenLevels);
     out.middle[size_t(blocks)] = out.middle[0];
-    out.norm[size_t(blocks)] = 0.0f;
+}
+
+// The digits once more, in the order of the sixth bits.
+void order_by_bits(int64_t cols, ScreenInput& out) {
+    const int64_t blocks = screen_blocks(cols), groups = screen_groups(cols), size = kScreenGroup * kScreenBlock;
+    out.sixth_high.assign(size_t(groups * size), 0);
+    out.sixth_low.assign(size_t(groups * size), 0);
+    out.sixth_step.assign(size_t(groups * 8), 0.0f);
+    out.sixth_middle.assign(size_t(groups * 8), 0);
+    for (int64_t b = 0; b < blocks; ++b)
+        for (int64_t i = 0; i < kScreenBlock; ++i) {
+            const auto from = size_t(b * kScreenBlock + i);
+            const auto to = size_t(b / kScreenGroup * size + i / 8 * kScreenGroupBytes + b % kScreenGroup * 8 + i % 8);
+            out.sixth_high[to] = out.high[from];
+            out.sixth_low[to] = out.low[from];
+            const auto lane = size_t(2 * b + i % 8 / 4);
+            out.sixth_middle[lane] += 128 * out.high[from] + out.low[from];
+            out.sixth_step[lane] = out.step[size_t(b == 0 ? blocks : b)] * 0.5f;  // a quarter of a code's
+        }
 }
 
 }  // namespace
@@ -55,7 +73,7 @@ bool screen_input(const ScreenedMatrix& m, const float* x, ScreenInput& out) {
     out.low.resize(out.high.size());
     out.step.resize(size_t(blocks + 1));
     out.middle.resize(out.step.size());
-    out.norm.resize(out.step.size());
+    out.norm.assign(size_t(blocks + 8), 0.0f);
     // Sums of positive floats come out at most this much too low.
     const double sums = 1.0 + double(blocks + 9) * 4.0 * kUnit;
     double total = 0.0;
@@ -72,8 +90,9 @@ bool screen_input(const ScreenedMatrix& m, const float* x, ScreenInput& out) {
     double error = 0.0;
     for (int64_t b = 0; b < blocks; ++b) error += round_block(&scaled[size_t(b * kScreenBlock)], b, out);
     repeat_first_block(blocks, out);
+    order_by_bits(m.cols, out);
     const double norm = std::sqrt(total) * (1.0 + 1e-9), rounded = std::sqrt(error) * (1.0 + 1e-9);
-    const double approximate = double(blocks + 8) * 1.02 * kUnit;  // float sum over the blocks
+    const double approximate = double(3 * blocks + 16) * 1.02 * kUnit;  // float sums over the blocks and half blocks
     const double exact = double(m.cols + 8) * 1.02 * kUnit;        // float sum of the head's own kernel
     const double residual = 16.0 * kUnit;                          // float arithmetic of the residuals
     // Products that underflow: 2^-125 each, per unit of a norm that is at least 1e-17.

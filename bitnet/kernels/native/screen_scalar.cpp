@@ -27,10 +27,25 @@ void tile_scalar(const uint8_t* tile, int64_t blocks, const ScreenInput& x, cons
     }
 }
 
+void sixth_scalar(const uint8_t* row, int64_t cols, const ScreenInput& x, float* sum, float* error) {
+    const uint8_t *norms = row + sizeof(float), *bits = row + screen_bits(cols);
+    *sum = *error = 0.0f;
+    for (int64_t lane = 0; lane < screen_groups(cols) * 8; ++lane) {
+        int32_t product = 0;
+        for (int64_t i = 0; i < 32; ++i) {
+            const int64_t byte = 4 * lane + i % 4, bit = i / 4;
+            const auto at = size_t(byte / kScreenGroupBytes * 8 * kScreenGroupBytes + bit * kScreenGroupBytes + byte % kScreenGroupBytes);
+            product += (bits[byte] >> bit & 1) * (128 * x.sixth_high[at] + x.sixth_low[at]);
+        }
+        *sum += float(2 * product - x.sixth_middle[size_t(lane)]) * x.sixth_step[size_t(lane)];
+    }
+    for (int64_t b = 0; b < screen_blocks(cols); ++b) *error += float(norms[b]) * x.norm[size_t(b)];
+}
+
 }  // namespace
 
 const ScreenKernels& screen_scalar_kernels() {
-    static const ScreenKernels kernels = {tile_scalar, pack_tile};
+    static const ScreenKernels kernels = {tile_scalar, sixth_scalar, pack_tile};
     return kernels;
 }
 

@@ -16,19 +16,20 @@ namespace {
     upper = value + (error * (1.0f + 0x1p-20f) + std::fabs(value) * 0x1p-20f);
 }
 
-#if defined(BITNET_X86) || defined(BITNET_ARM)
 // Into the second level: prefetches into the first can be too few in flight for the memory.
-[[maybe_unused]] inline void prefetch_block(const uint8_t* block) {
-    for (int64_t line = 0; line < kScreenBlockBytes; line += 64) {
-        const uint8_t* ahead = block + 12 * kScreenBlockBytes + line;
+[[maybe_unused]] inline void prefetch_bytes(const uint8_t* begin, int64_t count) {
+    for ([[maybe_unused]] int64_t line = 0; line < count; line += 64) {
 #if defined(BITNET_X86)
-        _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T1);
-#else
-        __builtin_prefetch(ahead, 0, 2);
+        _mm_prefetch(reinterpret_cast<const char*>(begin + line), _MM_HINT_T1);
+#elif defined(BITNET_ARM)
+        __builtin_prefetch(begin + line, 0, 2);
 #endif
     }
 }
-#endif
+
+[[maybe_unused]] inline void prefetch_block(const uint8_t* block) {
+    prefetch_bytes(block + 12 * kScreenBlockBytes, kScreenBlockBytes);
+}
 
 }  // namespace
 }  // namespace bitnet
