@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from bitnet.cache.screens import read_screen, screen_path, write_screen
 from bitnet.errors import Unsupported
-from bitnet.kernels.file_pages import give_back_pages
+from bitnet.kernels.file_pages import give_back_pages, open_again
 from bitnet.kernels.native import NativeOps
 
 if TYPE_CHECKING:
@@ -39,8 +41,6 @@ FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
 TILE_ROWS = 16
 SLICE_BYTES = 32 << 20  # of the head that are in memory beside the copy
 SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enough
-FAULT_BYTES = 64 << 10  # of a mapped file that one read brings into the memory of the process
-MOST_RESIDENT = 64 << 20  # bytes of the head that may come to be there
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,15 +92,22 @@ class ScreenedHead:
         rescored: rows computed for them in all.
     """
 
-    def __init__(self, screen: Any, matrix: Matrix, arrays: dict[str, NDArray[Any]]) -> None:
-        """Use :meth:`build`."""
-        self._screen = screen
+    def __init__(self, module: Any, matrix: Matrix, arrays: dict[str, NDArray[Any]]) -> None:
+        """Use :meth:`build`.
+
+        Raises:
+            ValueError: *arrays* do not fit *matrix*.
+        """
+        file, offset = open_again(matrix.data) or (-1, 0)
+        if file >= 0:
+            weakref.finalize(self, os.close, file)
+        head = (matrix.kind, matrix.data, matrix.rows, matrix.columns)
+        self._screen = module.Screen(*head, **arrays, file=file, file_offset=offset)
         self._matrix = matrix
         self.arrays = arrays
         self.size_bytes = sum(array.nbytes for array in arrays.values())
         self.sixth_bytes = arrays["sixth"].nbytes
         self.head_bytes = matrix.data.nbytes
-        self._mapped_bytes = 0
         self.steps = 0
         self.rescored = 0
 
@@ -125,23 +132,22 @@ class ScreenedHead:
         if name not in ENCODINGS:
             raise _refused(f"it is {name}, expected {', '.join(ENCODINGS)} in rows")
         memory, arrays = _memory(ops.module, matrix)
-        head = (matrix.kind, matrix.data, matrix.rows, matrix.columns)
         # Smaller heads are copied in less time than files are looked for and checked.
         path = None
         if matrix.data.nbytes >= SMALLEST:
             path = screen_path(_fingerprint(ops.module, matrix, importance))
             if read_screen(path, memory):
                 try:
-                    return cls(ops.module.Screen(*head, **arrays), matrix, arrays)
+                    return cls(ops.module, matrix, arrays)
                 except ValueError as error:
                     logger.debug("%s cannot be used, made again: %s", path, error)
         arrays["order"][:], arrays["factors"][:] = _columns(ops, matrix, importance)
-        screen = ops.module.Screen(*head, **arrays)
-        if not _build(ops.module, screen, matrix):
+        head = cls(ops.module, matrix, arrays)
+        if not _build(ops.module, head._screen, matrix):
             raise _refused("it has weights that are not finite, or huge")
         if path is not None:
             write_screen(path, memory)
-        return cls(screen, matrix, arrays)
+        return head
 
     @property
     def share(self) -> float:
@@ -175,7 +181,6 @@ class ScreenedHead:
             self.steps += 1
             self.rescored += len(ids)
             found.append(Candidates(ids, logits, bound, tail, self._matrix.rows, refined))
-            self._was_read(len(ids))
         return found
 
     def rows(self, hidden: Array, ids: NDArray[np.int64]) -> NDArray[np.float32]:
@@ -183,15 +188,7 @@ class ScreenedHead:
         out = np.empty(len(ids), dtype=np.float32)
         x = np.ascontiguousarray(hidden, dtype=np.float32)
         self._screen.rows(x, np.ascontiguousarray(ids, dtype=np.int64), out)
-        self._was_read(len(ids))
         return out
-
-    def _was_read(self, rows: int) -> None:
-        """Rows of the head were; gives its pages back once too many can have become resident."""
-        self._mapped_bytes += rows * FAULT_BYTES
-        if self._mapped_bytes > MOST_RESIDENT:
-            give_back_pages(self._matrix.data)
-            self._mapped_bytes = 0
 
     def bounds(
         self, hidden: Array, *, sixth: bool = False

@@ -27,7 +27,8 @@ struct Screen {
 
     Screen(int type, const Array<const uint8_t>& weight_, int64_t rows, int64_t cols,
            const Array<const int32_t>& order_, const Array<const float>& factors_, const Array<uint8_t>& tiles_,
-           const Array<uint8_t>& sixth_, const Array<float>& step_, const Array<float>& residual_, const Array<float>& norm_)
+           const Array<uint8_t>& sixth_, const Array<float>& step_, const Array<float>& residual_, const Array<float>& norm_,
+           int file, int64_t file_offset)
         : weight(weight_), order(order_), factors(factors_), tiles(tiles_), sixth(sixth_), step(step_), residual(residual_),
           norm(norm_) {
         require(type >= 0 && type < kTypes && is_float(Type(type)) && !is_tiled(Type(type)), "only F32, F16 and BF16 heads are screened");
@@ -44,6 +45,7 @@ struct Screen {
         m.type = Type(type), m.weight = weight.data(), m.rows = rows, m.cols = cols;
         m.order = order.data(), m.factors = factors.data(), m.tiles = tiles.data(), m.sixth = sixth.data();
         m.step = step.data(), m.residual = residual.data(), m.norm = norm.data();
+        m.file = file, m.file_offset = file_offset;
     }
 };
 
@@ -133,9 +135,10 @@ void bind_screen(nb::module_& m) {
     nb::class_<Screen>(m, "Screen", "An output head and the copy that bounds its logits.")
         .def(nb::init<int, const Array<const uint8_t>&, int64_t, int64_t, const Array<const int32_t>&,
                       const Array<const float>&, const Array<uint8_t>&, const Array<uint8_t>&, const Array<float>&, const Array<float>&,
-                      const Array<float>&>(),
+                      const Array<float>&, int, int64_t>(),
              "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "order"_a.noconvert(), "factors"_a.noconvert(),
-             "tiles"_a.noconvert(), "sixth"_a.noconvert(), "step"_a.noconvert(), "residual"_a.noconvert(), "norm"_a.noconvert())
+             "tiles"_a.noconvert(), "sixth"_a.noconvert(), "step"_a.noconvert(), "residual"_a.noconvert(), "norm"_a.noconvert(),
+             "file"_a = -1, "file_offset"_a = 0)
         .def("build", &bind_build, "begin"_a, "end"_a,
              "Fill tiles of the copy; False when the weights cannot be screened.")
         .def("find", &bind_screen_rows, "x"_a.noconvert(), "count"_a, "margins"_a, "listed"_a,

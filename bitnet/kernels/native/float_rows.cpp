@@ -6,6 +6,9 @@
 #if defined(BITNET_X86)
 #include <emmintrin.h>
 #endif
+#if defined(__linux__)
+#include <unistd.h>
+#endif
 
 #include "ops.hpp"
 #include "thread_pool.hpp"
@@ -74,6 +77,16 @@ void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, fl
     detail::active().decode[int(tile_args.type)](tile_args, 0, count, thread_scratch(scratch_bytes(a.cols)));
 }
 
+// Whether *count* bytes of *file* were read.
+bool read_file(int file, int64_t offset, int64_t count, uint8_t* out) {
+#if defined(__linux__)
+    return file >= 0 && pread(file, out, size_t(count), off_t(offset)) == ssize_t(count);
+#else
+    (void)file, (void)offset, (void)count, (void)out;
+    return false;
+#endif
+}
+
 }  // namespace
 
 void linear_float_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
@@ -87,18 +100,23 @@ void linear_float_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
     }
 }
 
-void linear_chosen_rows(Type type, const uint8_t* weight, int64_t cols, const float* x, const int64_t* ids,
-                        int64_t count, float* y) {
+void linear_chosen_rows(const FloatRows& m, const float* x, const int64_t* ids, int64_t count, float* y) {
     LinearArgs a;
-    a.type = type;
-    a.row_bytes = row_bytes(type, cols);
-    a.cols = cols;
+    a.type = m.type;
+    a.row_bytes = row_bytes(m.type, m.cols);
+    a.cols = m.cols;
     a.tokens = 1;
     a.x = x;
     parallel_for((count + kTileRows - 1) / kTileRows, [&](int64_t tile) {
         const int64_t first = tile * kTileRows, n = std::min<int64_t>(kTileRows, count - first);
         const uint8_t* rows[kTileRows];
-        for (int64_t i = 0; i < n; ++i) rows[i] = weight + ids[first + i] * a.row_bytes;
+        thread_local std::vector<uint8_t> room;
+        if (m.file >= 0) room.resize(size_t(kTileRows * a.row_bytes));
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t begin = ids[first + i] * a.row_bytes;
+            uint8_t* copy = m.file >= 0 ? &room[size_t(i * a.row_bytes)] : nullptr;
+            rows[i] = read_file(m.file, m.offset + begin, a.row_bytes, copy) ? copy : m.weight + begin;
+        }
         one_tile(a, rows, n, y + first);
     });
 }

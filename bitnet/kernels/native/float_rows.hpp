@@ -9,8 +9,17 @@ namespace bitnet {
 // A LinearKernel for F32, F16 and BF16.
 void linear_float_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch);
 
-// y (count,) = rows *ids* of a float matrix times x (cols,), on all threads.
-void linear_chosen_rows(Type type, const uint8_t* weight, int64_t cols, const float* x, const int64_t* ids,
-                        int64_t count, float* y);
+// Where rows lie: in memory and, where *file* is a descriptor, *offset* bytes into that file too.
+struct FloatRows {
+    Type type = Type::F16;
+    const uint8_t* weight = nullptr;
+    int64_t cols = 0;
+    int file = -1;
+    int64_t offset = 0;
+};
+
+// y (count,) = rows *ids* of a float matrix times x (cols,), on all threads. Rows of a file are read
+// from there: a fault for a page of a mapping takes longer, and keeps it in the memory of the process.
+void linear_chosen_rows(const FloatRows& m, const float* x, const int64_t* ids, int64_t count, float* y);
 
 }  // namespace bitnet

@@ -172,7 +172,7 @@ ScreenResult choose(const ScreenedMatrix& m, const ScreenQuery& query, const Scr
 }  // namespace
 
 void linear_rows(const ScreenedMatrix& m, const float* x, const int64_t* ids, int64_t count, float* out) {
-    linear_chosen_rows(m.type, m.weight, m.cols, x, ids, count, out);
+    linear_chosen_rows({m.type, m.weight, m.cols, m.file, m.file_offset}, x, ids, count, out);
 }
 
 bool build_screen(const ScreenedMatrix& m, int64_t begin, int64_t end) {

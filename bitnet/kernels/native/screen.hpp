@@ -57,6 +57,8 @@ struct ScreenedMatrix {
     Type type = Type::F16;
     const uint8_t* weight = nullptr;  // the head itself, (rows, cols)
     int64_t rows = 0, cols = 0;
+    int file = -1;                    // that has these bytes at *file_offset* as well; -1: none
+    int64_t file_offset = 0;
     const int32_t* order = nullptr;   // (cols,) column of the head at each place of the copy
     const float* factors = nullptr;   // (cols,) s_j, by place
     uint8_t* tiles = nullptr;
