@@ -40,19 +40,28 @@ def open_again(data: NDArray[np.uint8]) -> tuple[int, int] | None:
     """
     if sys.platform != "linux" or not data.nbytes:
         return None
-    start = data.ctypes.data
     try:
-        for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-            addresses, _, offset, device, inode, *path = line.split(maxsplit=5)
-            begin, end = (int(address, 16) for address in addresses.split("-"))
-            if not begin <= start < start + data.nbytes <= end or inode == "0" or not path:
-                continue
-            file = os.open(path[0], os.O_RDONLY | os.O_CLOEXEC)
-            found = os.fstat(file)
-            major, minor = (int(number, 16) for number in device.split(":"))
-            if (found.st_ino, found.st_dev) == (int(inode), os.makedev(major, minor)):
-                return file, int(offset, 16) + start - begin
-            os.close(file)
+        path, offset, identity = _mapping(data.ctypes.data, data.ctypes.data + data.nbytes)
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError):
-        pass
+        return None
+    found = os.fstat(file)
+    if (found.st_dev, found.st_ino) == identity:
+        return file, offset
+    os.close(file)
     return None
+
+
+def _mapping(start: int, end: int) -> tuple[bytes, int, tuple[int, int]]:
+    """Path, offset, and device and inode of the file that has these addresses.
+
+    Raises:
+        ValueError: none has.
+    """
+    for line in Path("/proc/self/maps").read_bytes().splitlines():
+        addresses, _, offset, device, inode, *path = line.split(maxsplit=5)
+        first, last = (int(address, 16) for address in addresses.split(b"-"))
+        if path and first <= start and end <= last:
+            major, minor = (int(number, 16) for number in device.split(b":"))
+            return path[0], int(offset, 16) + start - first, (os.makedev(major, minor), int(inode))
+    raise ValueError("no file is mapped there")

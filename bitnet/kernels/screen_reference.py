@@ -72,8 +72,9 @@ def _sixth_bits(
     begin = -(-(4 + blocks) // 8) * 8
     groups = -(-blocks // _GROUP)
     octets = lines[:, begin : begin + groups * _GROUP * 8].reshape(rows, -1, 1, 8)[:, :blocks]
-    bits = octets >> np.arange(8, dtype=np.uint8)[:, None] & 1  # (rows, blocks, bit, byte)
-    return bits.reshape(rows, blocks, _BLOCK), lines[:, 4 : 4 + blocks] * unit
+    bits = (octets >> np.arange(8)[:, None] & 1).astype(np.uint8)  # (rows, blocks, bit, byte)
+    norms: NDArray[np.float64] = lines[:, 4 : 4 + blocks] * unit
+    return bits.reshape(rows, blocks, _BLOCK), norms
 
 
 def reference_bounds(

@@ -20,7 +20,10 @@ logger = logging.getLogger(__name__)
 
 ExactHead = Literal["off", "on", "auto"]
 
-FROM_FILE = 2.0  # reading the head in the file, rows of it too, against interleaved in memory
+# What a byte costs against one of the head interleaved in memory.
+FROM_FILE = 2.0  # of the whole head, read in the file
+ROWS = 10.0  # of single rows of it
+SIXTH = 4.0  # of single rows of sixth bits
 PASSES = 64  # that decide
 
 
@@ -32,12 +35,13 @@ class Meter:
 
     def __init__(self, head: ScreenedHead) -> None:
         """Nothing was read so far."""
-        self._copy = head.size_bytes / head.head_bytes
+        self._copy = (head.size_bytes - head.sixth_bytes) / head.head_bytes
+        self._sixth = head.sixth_bytes / head.head_bytes
         self._costs: deque[float] = deque(maxlen=PASSES)
 
-    def screened(self, rescored: float) -> None:
-        """A pass read the copy, and rows that are this share of the head."""
-        self._costs.append(self._copy + FROM_FILE * rescored)
+    def screened(self, refined: float, rescored: float) -> None:
+        """A pass read the copy, and of these shares of all rows the sixth bits and the weights."""
+        self._costs.append(self._copy + SIXTH * self._sixth * refined + ROWS * rescored)
 
     def undecided(self) -> None:
         """The last pass had to read the whole head after all."""

@@ -82,10 +82,12 @@ def _rows(model: Model, hidden: Array, wanted: Sequence[Wanted | None]) -> list[
                 found[at] = ScreenedLogits(one, model, hidden[at])
     left = [at for at, one in enumerate(found) if one is None]
     if model.meter is not None and found:
-        sizes = [len(one.candidates.ids) for one in found if isinstance(one, ScreenedLogits)]
-        if sizes:
-            model.meter.screened(sum(sizes) / model.config.vocab_size)
+        done = [one.candidates for one in found if isinstance(one, ScreenedLogits)]
+        if done:
+            refined, rescored = sum(one.refined for one in done), sum(len(one.ids) for one in done)
+            rows = model.config.vocab_size
+            model.meter.screened(refined / rows, rescored / rows)
         if left:
-            model.meter.undecided() if sizes else model.meter.full()
+            model.meter.undecided() if done else model.meter.full()
     full = iter(model.head(hidden[left]) if left else ())
     return [next(full) if one is None else one for one in found]

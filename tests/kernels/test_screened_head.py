@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -196,6 +199,78 @@ def test_the_upper_bounds_hold_and_are_those_of_the_reference(ops: NativeOps, si
         assert (np.abs(approx - logits) <= slack + 1e-9).all()
 
 
+@pytest.mark.parametrize("sixth", [False, True])
+def test_states_along_what_the_copy_leaves_out_come_up_to_the_bound(
+    ops: NativeOps, sixth: bool
+) -> None:
+    values = normal(60, 300).astype(np.float16)
+    weight = matrix(ops, values)
+    head = ScreenedHead.build(ops, weight)
+    copied, norms = unpack_copy(head.arrays, 60, sixth=sixth)
+    order, factors = head.arrays["order"], head.arrays["factors"].astype(np.float64)
+    for row in range(60):
+        # Parallel to what is left of each block, so that Cauchy-Schwarz holds with equality.
+        left = values[row, order].astype(np.float64) / factors - copied[row, :300]
+        state = np.zeros(300, dtype=np.float32)
+        state[order] = left / np.repeat(norms[row], 64)[:300] / factors
+        bounds = head.bounds(state, sixth=sixth)
+        assert bounds is not None
+        approx, upper = bounds
+        logit = ops.linear(state[None], weight)[0][row]
+        assert approx[row] + 0.9 * (upper[row] - approx[row]) < logit <= upper[row]
+
+
+def test_the_sixth_bits_are_read_only_for_rows_that_five_bits_leave() -> None:
+    ops = NativeOps(threads=1)
+    values = normal(2000, 256)
+    head = ScreenedHead.build(ops, matrix(ops, values))
+    x = normal(1, 256, seed=6)
+    (found,) = head.candidates(x, [Wanted()])
+    five, six = head.bounds(x[0]), head.bounds(x[0], sixth=True)
+    assert found is not None
+    assert five is not None
+    assert six is not None
+    assert found.refined == np.count_nonzero(five[1] >= found.bound)
+    assert len(found.ids) == np.count_nonzero(np.minimum(five[1], six[1]) >= found.bound)
+    assert 1 <= len(found.ids) < found.refined < 1000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems read rows in memory")
+def test_rows_of_a_file_are_read_there_and_in_memory_where_it_is_too_short(tmp_path: Path) -> None:
+    ops = NativeOps(threads=2)
+    values, others = (normal(100, 96, seed=seed).astype(np.float16) for seed in (0, 1))
+    weight = matrix(ops, values)
+    arrays = ScreenedHead.build(ops, weight).arrays
+    path = tmp_path / "head"
+    path.write_bytes(b"before" + others[:60].tobytes())
+    with path.open("rb") as file:
+        screen = ops.module.Screen(
+            weight.kind, weight.data, 100, 96, **arrays, file=file.fileno(), file_offset=6
+        )
+        x = normal(1, 96, seed=2)
+        out = np.empty(100, dtype=np.float32)
+        screen.rows(x[0], np.arange(100), out)
+    assert np.array_equal(out[:60], ops.linear(x, matrix(ops, others))[0][:60])
+    assert np.array_equal(out[60:], ops.linear(x, weight)[0][60:])
+
+
+def test_a_head_in_a_mapped_file_gives_the_same_rows_as_in_memory(tmp_path: Path) -> None:
+    ops = NativeOps(threads=2)
+    values = outliers(300, 128)
+    weight = matrix(ops, values)
+    (tmp_path / "head").write_bytes(b"a header" + weight.data.tobytes())
+    with (tmp_path / "head").open("rb") as file:
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    mapped = replace(weight, data=np.frombuffer(view, dtype=np.uint8, offset=8))
+    heads = [ScreenedHead.build(ops, each) for each in (weight, mapped)]
+    x = hidden_states(values, 16)
+    for one, other in zip(*(head.candidates(x, [Wanted(3)] * 16) for head in heads), strict=True):
+        assert one is not None
+        assert other is not None
+        assert np.array_equal(one.ids, other.ids)
+        assert np.array_equal(one.logits, other.logits)
+
+
 @pytest.mark.parametrize("columns", [64, 150, 300])
 def test_the_norms_of_the_copy_are_at_least_the_true_ones(ops: NativeOps, columns: int) -> None:
     values = outliers(100, columns).astype(np.float16)
@@ -224,22 +299,29 @@ def test_every_instruction_set_makes_the_same_codes(level: str) -> None:
     ops = NativeOps(threads=1)
     before = ops.module.kernel_level()
     weight = matrix(ops, normal(100, 130))
-    expected = unpack_copy(ScreenedHead.build(ops, weight).arrays, 100)[0]
+    expected = ScreenedHead.build(ops, weight).arrays
     ops.module.set_kernel_level(level)
     try:
-        got = unpack_copy(ScreenedHead.build(ops, weight).arrays, 100)[0]
+        got = ScreenedHead.build(ops, weight).arrays
     finally:
         ops.module.set_kernel_level(before)
-    assert np.abs(got - expected).max() <= 0.26  # a step: sums of squares differ in their last bit
+    for sixth in (False, True):
+        ours, theirs = (unpack_copy(each, 100, sixth=sixth)[0] for each in (got, expected))
+        # At most by a step, since sums of squares differ in their last bit.
+        assert np.abs(ours - theirs).max() <= 0.26
 
 
-@pytest.mark.parametrize("broken", ["residual", "norm", "step"])
+@pytest.mark.parametrize("broken", ["residual", "norm", "step", "sixth"])
 def test_a_wrong_bound_is_noticed(broken: str) -> None:
     ops = NativeOps(threads=1)
     weight = matrix(ops, near_ties(600, 200))
     head = ScreenedHead.build(ops, weight)
     for name in ("residual", "norm") if broken != "step" else ("step",):
-        head.arrays[name][:] *= np.float32(0.001)
+        if broken == "sixth" and name == "residual":
+            units = head.arrays["sixth"].reshape(len(head.arrays["step"]), -1)[:, :4]
+            units[:] = (units.copy().view(np.float32) * np.float32(0.001)).view(np.uint8)
+        else:
+            head.arrays[name][:] *= np.float32(0.001)
     x = hidden_states(near_ties(600, 200), 64)
     found = head.candidates(x, [Wanted(3)] * len(x))
     faults = [

@@ -274,30 +274,38 @@ def test_a_screen_that_was_asked_for_is_never_given_up(models: tuple[Any, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("rescored", "undecided", "dear"),
-    [(0.001, 0, False), (0.12, 0, False), (0.3, 0, False), (0.4, 0, True), (0.01, 30, True)],
+    ("refined", "rescored", "undecided", "dear"),
+    [
+        (0.01, 0.001, 0, False),
+        (0.1, 0.06, 0, False),
+        (0.1, 0.07, 0, True),
+        (1.0, 0.03, 0, False),
+        (1.0, 0.04, 0, True),
+        (0.1, 0.01, 30, True),
+    ],
 )
 def test_what_is_read_decides_whether_a_screen_pays(
-    rescored: float, undecided: int, dear: bool
+    refined: float, rescored: float, undecided: int, dear: bool
 ) -> None:
-    """A third of the head is the copy; rows in the file count twice."""
-    head = SimpleNamespace(size_bytes=33, head_bytes=100)
+    """A third of the head is the copy; its sixth bits count four times, rows in the file ten."""
+    head = SimpleNamespace(size_bytes=40, sixth_bytes=7, head_bytes=100)
     meter = Meter(head)  # type: ignore[arg-type]
     for step in range(3 * PASSES):
         assert not (meter.is_dear and step < PASSES)
-        meter.screened(rescored)
+        meter.screened(refined, rescored)
         if step % PASSES < undecided:
             meter.undecided()
     assert meter.is_dear == dear
 
 
 def test_a_screen_pays_again_once_its_dear_passes_are_long_ago() -> None:
-    meter = Meter(SimpleNamespace(size_bytes=33, head_bytes=100))  # type: ignore[arg-type]
+    head = SimpleNamespace(size_bytes=40, sixth_bytes=7, head_bytes=100)
+    meter = Meter(head)  # type: ignore[arg-type]
     for _ in range(PASSES):
         meter.full()
     assert meter.is_dear
     for _ in range(PASSES):
-        meter.screened(0.0)
+        meter.screened(0.0, 0.0)
     assert not meter.is_dear
 
 

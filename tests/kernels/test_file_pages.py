@@ -1,0 +1,64 @@
+"""Where the bytes of mapped files lie."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from bitnet.kernels.file_pages import give_back_pages, open_again
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CONTENT = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8)
+
+
+def mapped(path: Path) -> np.ndarray:
+    path.write_bytes(CONTENT.tobytes())
+    with path.open("rb") as file:
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    return np.frombuffer(view, dtype=np.uint8)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+@pytest.mark.parametrize("begin", [0, 5, 70_001])
+def test_a_mapped_file_is_found_with_the_place_of_the_bytes(tmp_path: Path, begin: int) -> None:
+    data = mapped(tmp_path / "a file (deleted)")[begin:]
+    found = open_again(data)
+    assert found is not None
+    file, offset = found
+    try:
+        assert os.pread(file, len(data), offset) == data.tobytes()
+    finally:
+        os.close(file)
+
+
+@pytest.mark.parametrize("change", ["replace", "unlink"])
+def test_a_file_that_is_another_by_then_is_not_opened(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "file"
+    data = mapped(path)
+    if change == "replace":
+        (tmp_path / "new").write_bytes(bytes(len(CONTENT)))
+        (tmp_path / "new").replace(path)
+    else:
+        path.unlink()
+    assert open_again(data) is None
+    assert np.array_equal(data, CONTENT)
+
+
+def test_memory_lies_in_no_file() -> None:
+    assert open_again(CONTENT) is None
+    assert open_again(CONTENT[:0]) is None
+
+
+def test_pages_that_were_given_back_are_read_again(tmp_path: Path) -> None:
+    data = mapped(tmp_path / "file")
+    give_back_pages(data)
+    give_back_pages(data[10:20])
+    give_back_pages(CONTENT)
+    assert np.array_equal(data, CONTENT)
