@@ -1,5 +1,20 @@
 """``python -m bitnet`` is the ``bitnet`` command."""
 
-from bitnet.cli import main
+import sys
 
-main()
+from bitnet.errors import Interrupted
+
+
+def main() -> None:
+    """Run the command line and exit; the console script."""
+    try:
+        from bitnet import cli
+
+        cli.main()
+    except KeyboardInterrupt:  # before there is a command to report it
+        sys.stderr.write("Error: interrupted\n")
+        raise SystemExit(Interrupted.exit_code) from None
+
+
+if __name__ == "__main__":
+    main()

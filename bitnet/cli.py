@@ -12,10 +12,11 @@ import io
 import json
 import os
 import shutil
+import signal
 import sys
 import textwrap
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from invoke.exceptions import Exit, ParseError, UnexpectedExit, UnknownFileType
 from invoke.program import Program as InvokeProgram
@@ -50,10 +51,12 @@ class Program(InvokeProgram):
         """Run the command line in *argv* and leave with its exit code (unless *exit* is false)."""
         code = self._guarded(sys.argv if argv is None else argv)
         if exit:
+            _settle(sys.stderr)
             sys.exit(code)
 
     def _guarded(self, argv: list[str]) -> int:
         """Exit code of *argv*; every error is reported here and nowhere else."""
+        _open_closed_streams()
         if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
             # As stderr does: a narrow encoding, or a name that is no text, is shown escaped.
             sys.stdout.reconfigure(errors="backslashreplace")
@@ -78,15 +81,14 @@ class Program(InvokeProgram):
             return int(error.result.exited)
         except KeyboardInterrupt:
             return self._report(Interrupted("interrupted"))
+        except _Terminated:
+            return self._report(Interrupted("terminated"))
         except BrokenPipeError:
             # The reader has gone (``| head``): nothing left to say, and nobody to say it to.
-            _let_go_of_stdout()
+            _let_go(sys.stdout)
             return 0
         except OSError as error:
-            try:
-                sys.stdout.flush()
-            except OSError:
-                _let_go_of_stdout()
+            _settle(sys.stdout)
             return self._report(from_os_error(error, error.filename or "output"))
         except MemoryError as error:
             return self._report(_out_of_memory(error))
@@ -109,9 +111,8 @@ class Program(InvokeProgram):
         self.execute()
 
     def _report(self, error: BitnetError) -> int:
-        print(f"Error: {error.message}", file=sys.stderr)
-        if error.hint:
-            print(f"hint: {error.hint}", file=sys.stderr)
+        hint = f"\nhint: {error.hint}" if error.hint else ""
+        _print_if_possible(f"Error: {error.message}{hint}", sys.stderr)
         if "--json" in self.argv:
             facts = {
                 "type": type(error).__name__,
@@ -119,7 +120,7 @@ class Program(InvokeProgram):
                 "hint": error.hint,
                 "exit_code": error.exit_code,
             }
-            print(json.dumps({"error": facts}))
+            _print_if_possible(json.dumps({"error": facts}), sys.stdout)
         return error.exit_code
 
     def _internal(self, error: Exception) -> int:
@@ -209,6 +210,10 @@ class Program(InvokeProgram):
         self, token: str, context: ParserContext | None, words: list[str], usage: str
     ) -> UsageError:
         named = context is not None and context.name is not None
+        parts = (word.partition("=") for word in words)
+        again = next((flag for flag, _, value in parts if value == token), None)
+        if named and context is not None and again in context.flags:
+            return UsageError(f"{again} is given twice", hint=usage)
         if token.startswith("-"):
             known = [*self.initial_context.flags, *self.initial_context.flags.aliases]
             if named and context is not None:
@@ -316,9 +321,39 @@ def _out_of_memory(error: MemoryError) -> InferenceError:
     )
 
 
-def _let_go_of_stdout() -> None:
-    """Point stdout at nothing, so that what is left in its buffer cannot fail again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class _Terminated(BaseException):
+    """SIGTERM or SIGHUP, on its way through everything that cleans up behind itself."""
+
+
+def _terminate(_signal: int, _frame: object) -> None:
+    raise _Terminated
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that the caller has closed (``>&-``) read and write nothing."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _print_if_possible(text: str, stream: TextIO) -> None:
+    try:
+        print(text, file=stream, flush=True)
+    except OSError:
+        _let_go(stream)
+
+
+def _settle(stream: TextIO) -> None:
+    """Write what *stream* holds; if that is impossible, nothing of it is written at exit either."""
+    try:
+        stream.flush()
+    except OSError:
+        _let_go(stream)
+
+
+def _let_go(stream: TextIO) -> None:
+    """Point *stream* at nothing, so that what is left in its buffer cannot fail again at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def started_by_invoke() -> bool:
@@ -329,5 +364,8 @@ def started_by_invoke() -> bool:
 
 
 def main(namespace: Collection | None = None, **options: Any) -> None:
-    """Run this process's command line and exit; the console script."""
+    """Run this process's command line and exit."""
+    for number in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
+        if signal.getsignal(number) is signal.SIG_DFL:
+            signal.signal(number, _terminate)
     Program(namespace or load(), options.get("binary", "bitnet")).run()

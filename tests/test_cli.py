@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -151,6 +152,7 @@ def test_any_text_is_a_value(run, text):
         (["say", "--prompt"], "--prompt needs a value"),
         (["say", "--prompt", "-v"], "--prompt needs a value"),
         (["say", "--prompt", "a", "--prompt", "b"], "--prompt is given twice"),
+        (["say", "--max-tokens=6", "--max-tokens=-5"], "--max-tokens is given twice"),
         (["say", "--prompt", "a", "b"], "say: unexpected argument 'b'"),
         (["say", "--", "x"], "say takes nothing after ' -- ', got 'x'"),
         (["sya"], "no command 'sya'"),
@@ -313,20 +315,60 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_full_disk_behind_stdout_is_reported():
-    full = Path("/dev/full")
-    if not full.exists():
-        pytest.skip("this system has no /dev/full")
-    with full.open("w") as stdout:
-        done = subprocess.run(
-            [sys.executable, "-m", "bitnet", "exit-codes"],
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 10
-    assert "No space left on device" in done.stderr
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+
+
+def through_a_shell(words, **environment):
+    return subprocess.run(
+        f"{sys.executable} -m bitnet {words}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
+
+
+@needs_full
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["exit-codes", "exit-codes --json", "doctor --json --bogus"])
+def test_a_full_disk_behind_stdout_is_reported(words, unbuffered):
+    done = through_a_shell(f"{words} >/dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == (2 if "bogus" in words else 10)
+    assert ("option --bogus" if "bogus" in words else "No space left on device") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@needs_full
+def test_a_full_disk_behind_stderr_keeps_result_and_exit_code():
+    done = through_a_shell("exit-codes 2>/dev/full")
+    assert (done.returncode, done.stdout) == (0, through_a_shell("exit-codes").stdout)
+    assert through_a_shell("exit-codes --bogus 2>/dev/full").returncode == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
+def test_closed_streams_say_nothing_and_change_nothing():
+    assert through_a_shell("exit-codes --json >&-").returncode == 0
+    done = through_a_shell("exit-codes --bogus <&- 2>&-")
+    assert (done.returncode, done.stdout) == (2, "")
+    done = through_a_shell("infer --prompt-file - <&-")
+    assert (done.returncode, done.stderr[:27]) == (2, "Error: the prompt is empty\n")
+
+
+def test_ctrl_c_before_there_is_a_command_is_no_traceback():
+    code = (
+        "import sys\n"
+        "class Key:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'bitnet.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Key())\n"
+        "from bitnet.__main__ import main\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "Error: interrupted\n")
 
 
 def test_a_terminal_that_knows_ascii_only_gets_escapes_and_no_error(monkeypatch):

@@ -86,6 +86,16 @@ def test_ctrl_c_while_writing_keeps_the_text_and_says_interrupted(endless):
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_termination_lets_everything_clean_up_as_ctrl_c_does(endless, number):
+    process = started(*answer_of(endless, "--prompt", "ab"), stdout=subprocess.PIPE)
+    first = process.stdout.read(10)
+    process.send_signal(number)
+    assert (first + process.stdout.read()).endswith(b"\n")
+    code, said = finished(process)
+    assert (code, said) == (130, "Error: terminated\n")
+
+
 def test_ctrl_c_while_reading_the_prompt_says_interrupted(endless):
     words = answer_of(endless, "--prompt-file", "-")
     process = started(*words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
