@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_THREADS = 1024  # more only take time to start, and hold each other up
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _LOGIN = re.compile(r"//[^/?#]*@")
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -55,6 +57,16 @@ def _count(text: str) -> int:
         value = -1
     if value < 0:
         raise ValueError("expected a whole number, 0 or more")
+    return value
+
+
+def _threads(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value <= MAX_THREADS:
+        raise ValueError(f"expected a whole number, 0 to {MAX_THREADS}")
     return value
 
 
@@ -207,7 +219,7 @@ backend = Setting(
 threads = Setting(
     "BITNET_THREADS",
     "RAYON_NUM_THREADS",
-    parse=_count,
+    parse=_threads,
     default=0,
     help="compute threads; 0: as many as there are cores",
 )

@@ -78,6 +78,13 @@ def test_a_count_is_a_whole_number_from_0(text, monkeypatch):
         settings.seed()
 
 
+@pytest.mark.parametrize("text", ["-1", "1.5", "many", "1025"])
+def test_threads_are_at_most_as_many_as_make_sense(text, monkeypatch):
+    monkeypatch.setenv("BITNET_THREADS", text)
+    with pytest.raises(UsageError, match=r"BITNET_THREADS is .*, 0 to 1024"):
+        settings.threads()
+
+
 @pytest.mark.parametrize("text", ["0", "-5", "inf", "nan", "soon"])
 def test_seconds_are_a_positive_number(text, monkeypatch):
     monkeypatch.setenv("BITNET_DOWNLOAD_TIMEOUT", text)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitnet import native
+from bitnet import native, settings
+from bitnet.errors import UsageError
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 
@@ -22,6 +23,8 @@ def select(*, threads: int = 0) -> Ops:
 
     Raises:
         Unsupported: ``BITNET_BACKEND=native`` and the compiled module cannot be loaded.
-        UsageError: ``BITNET_BACKEND`` names no backend.
+        UsageError: ``BITNET_BACKEND`` names no backend, or *threads* is out of its range.
     """
+    if not 0 <= threads <= settings.MAX_THREADS:
+        raise UsageError(f"--threads is {threads}, expected 0 to {settings.MAX_THREADS}")
     return ReferenceOps() if native.module() is None else NativeOps(threads=threads)

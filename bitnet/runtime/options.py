@@ -14,7 +14,6 @@ from bitnet.options import option
 __all__ = ["AnswerOptions", "ModelOptions", "PromptOptions", "SamplingParams"]
 
 DEFAULT_SEED = 42
-MAX_THREADS = 1024
 MAX_BIAS = 1e9
 MAX_LOGPROBS = 100
 MAX_LOOKUP = 15  # with the token before them as many as the kernels for decoding take
@@ -59,8 +58,9 @@ class SamplingParams:
         for name, low, high in ranges:
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
+                shown = f"{high:,}" if isinstance(high, int) else f"{high:g}"
                 raise UsageError(
-                    f"--{name.replace('_', '-')} is {value}, expected {low:g} to {high:g}"
+                    f"--{name.replace('_', '-')} is {value}, expected {low:g} to {shown}"
                 )
         for token, bias in self.logit_bias.items():
             if token < 0 or not bias <= MAX_BIAS:
@@ -135,8 +135,9 @@ class ModelOptions:
         Raises:
             UsageError: a number is out of range.
         """
-        if not 0 <= self.threads <= MAX_THREADS:
-            raise UsageError(f"--threads is {self.threads}, expected 0 to {MAX_THREADS}")
+        most = settings.MAX_THREADS
+        if not 0 <= self.threads <= most:
+            raise UsageError(f"--threads is {self.threads}, expected 0 to {most}")
         if self.context is not None and self.context < 1:
             raise UsageError(f"--context is {self.context}, expected at least 1")
 
