@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 import threading
 from contextlib import suppress
-from pathlib import Path
 from secrets import token_hex
+from typing import TYPE_CHECKING
 
 from bitnet.errors import NoSpace, PermissionDenied, from_os_error
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["digest_of", "free_space", "keep", "matches", "place", "sha256_of", "write_text"]
 
@@ -90,20 +92,28 @@ def place(source: Path, target: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write *text* to *path* in one step; folders are made."""
+    """Write *text* to *path* in one step; folders are made.
+
+    What is there keeps its permissions, a link keeps pointing where it does, and a device or pipe
+    is written to.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            target.write_text(text, "utf-8")
+            return
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name[:99]}.{os.getpid()}-{token_hex(4)}")
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as out:
+            with temporary.open("x", encoding="utf-8", newline="\n") as out:
                 out.write(text)
                 out.flush()
                 os.fsync(out.fileno())
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+            if target.exists():
+                temporary.chmod(target.stat().st_mode & 0o777)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise from_os_error(error, path) from error
 

@@ -1,4 +1,5 @@
 import hashlib
+from pathlib import Path
 
 import pytest
 
@@ -79,3 +80,19 @@ def test_a_text_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
         write_text(path, "new")
     assert path.read_text() == "old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["text"]
+
+
+def test_a_text_takes_over_permissions_and_links_of_what_was_there(tmp_path):
+    path, link = tmp_path / "text", tmp_path / "link"
+    path.write_text("old")
+    path.chmod(0o600)
+    link.symlink_to(path)
+    write_text(link, "new")
+    assert path.read_text() == "new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert link.is_symlink()
+
+
+def test_a_device_is_written_to_and_never_replaced():
+    write_text(Path("/dev/null"), "text")
+    assert Path("/dev/null").is_char_device()
