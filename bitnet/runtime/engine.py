@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ __all__ = ["PREFILL_CHUNK", "Engine", "FinishReason", "GenerationParams", "Piece
 
 class Engine:
     """Runs one sequence at a time; what the next prompt shares with the last one is kept.
+
+    Several threads may use it: their sequences are run one after the other.
 
     Attributes:
         model: what it runs.
@@ -52,6 +55,7 @@ class Engine:
         self.model = model
         self.context = self._scheduler.context
         self._pieces: dict[sequence.Sequence, deque[Piece]] = {}
+        self._lock = threading.Lock()  # scheduler and caches are for one thread
 
     def generate(
         self,
@@ -83,7 +87,8 @@ class Engine:
             UsageError: as :meth:`generate`.
             InferenceError: as :meth:`generate`.
         """
-        return self._scheduler.prepare(ids, params)
+        with self._lock:
+            return self._scheduler.prepare(ids, params)
 
     def run(
         self, sequence: sequence.Sequence, *, cancel: Callable[[], bool] = lambda: False
@@ -93,15 +98,17 @@ class Engine:
         Raises:
             InferenceError: as :meth:`generate`.
         """
-        waiting = self._pieces[sequence] = deque()
-        self._scheduler.queue(sequence)
+        waiting: deque[Piece] = deque()
+        with self._lock:
+            self._pieces[sequence] = waiting
+            self._scheduler.queue(sequence)
         try:
             while True:
                 while not waiting:
                     if cancel():
                         yield Piece(None, finish_reason="cancelled")
                         return
-                    self._step()
+                    self._step(waiting)
                 piece = waiting.popleft()
                 if piece.finish_reason == "error" and sequence.error:
                     raise sequence.error
@@ -109,8 +116,9 @@ class Engine:
                 if piece.finish_reason:
                     return
         finally:
-            self._scheduler.cancel(sequence)
-            del self._pieces[sequence]
+            with self._lock:
+                self._scheduler.cancel(sequence)
+                del self._pieces[sequence]
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits after every position of *ids*, ``(T, vocab_size)``; the cache stays untouched.
@@ -119,24 +127,31 @@ class Engine:
             UsageError: *ids* is empty, or holds an id outside the vocabulary.
             InferenceError: *ids* is longer than the context.
         """
-        self._scheduler.check(ids)
-        cache = self._scheduler.new_cache()
-        chunk = self._scheduler.prefill_chunk
-        parts = [
-            self.model.forward(ids[at : at + chunk], cache, all_positions=True)
-            for at in range(0, len(ids), chunk)
-        ]
+        with self._lock:
+            self._scheduler.check(ids)
+            cache = self._scheduler.new_cache()
+            chunk = self._scheduler.prefill_chunk
+            parts = [
+                self.model.forward(ids[at : at + chunk], cache, all_positions=True)
+                for at in range(0, len(ids), chunk)
+            ]
         return np.concatenate(parts)
 
     def reusable(self, ids: Sequence[int]) -> int:
         """How many ids at the start of *ids* need not be run again."""
-        return self._scheduler.reusable(ids)
+        with self._lock:
+            return self._scheduler.reusable(ids)
 
     def reset(self) -> None:
         """Forget the last sequence and free its cache."""
-        self._scheduler.forget()
+        with self._lock:
+            self._scheduler.forget()
 
-    def _step(self) -> None:
-        # Two answers of one engine may be read in turns; each keeps its own pieces.
-        for sequence, piece in self._scheduler.step():
-            self._pieces[sequence].append(piece)
+    def _step(self, waiting: deque[Piece]) -> None:
+        """Run the model once, unless another thread has done what *waiting* waits for."""
+        with self._lock:
+            if waiting:
+                return
+            # Two answers of one engine may be read in turns; each keeps its own pieces.
+            for sequence, piece in self._scheduler.step():
+                self._pieces[sequence].append(piece)

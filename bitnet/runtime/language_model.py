@@ -11,14 +11,16 @@ Close it, or use it as a context manager::
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 from bitnet.errors import InferenceError, UsageError
 from bitnet.formats.checkpoint import open_checkpoint
 from bitnet.kernels.select import select
+from bitnet.models.exact_head import ExactHead
 from bitnet.models.load import load_model
 from bitnet.runtime.engine import Engine
 from bitnet.runtime.generation import GenerationParams
@@ -26,17 +28,18 @@ from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.structured import Grammars
 from bitnet.runtime.text import Generation, Stats, check_prompt
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
+from bitnet.tokenizer.discover import fits
+from bitnet.tokenizer.model_facts import model_facts
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
     from typing_extensions import Unpack
 
     from bitnet.models.config import TransformerConfig
-    from bitnet.models.exact_head import ExactHead
     from bitnet.runtime.structured import CompiledGrammar
 
 __all__ = ["LanguageModel", "StreamOptions", "load"]
@@ -46,7 +49,7 @@ class StreamOptions(TypedDict, total=False):
     """What :meth:`LanguageModel.stream` takes besides the prompt."""
 
     max_tokens: int
-    stop: Sequence[str]
+    stop: str | Sequence[str]
     sampling: SamplingParams | None
     lookup: int
     json_schema: str | bool | Mapping[str, Any] | None
@@ -57,7 +60,8 @@ class StreamOptions(TypedDict, total=False):
 class LanguageModel:
     """A model ready to write; :func:`load` makes it.
 
-    One at a time may generate. What a prompt shares with the one before is not computed again.
+    Answers are written one at a time; several threads may ask for them. What a prompt shares with
+    the one before is not computed again.
 
     Attributes:
         path: where it came from.
@@ -93,7 +97,7 @@ class LanguageModel:
         prompt: str | Sequence[int],
         *,
         max_tokens: int = 128,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         sampling: SamplingParams | None = None,
         lookup: int = 0,
         json_schema: str | bool | Mapping[str, Any] | None = None,
@@ -105,7 +109,7 @@ class LanguageModel:
         Args:
             prompt: text, or ids as the tokenizer or :meth:`encode_chat` gives them.
             max_tokens: tokens at most, at least one.
-            stop: texts that end the answer and are no part of it.
+            stop: text, or texts, that end the answer and are no part of it.
             sampling: how tokens are chosen; the most likely one when not given.
             lookup: tokens at most to draft in a pass from what was written before, up to 15; 0:
                 none. It changes the speed and never the answer.
@@ -133,7 +137,8 @@ class LanguageModel:
             lookup=lookup,
             grammar=self._grammar(json_schema, regex),
         )
-        return Generation(self.engine, self.tokenizer, ids, params, stop, stats)
+        stops = [stop] if isinstance(stop, str) else stop
+        return Generation(self.engine, self.tokenizer, ids, params, stops, stats)
 
     def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> str:
         """The continuation of *prompt* as one text; *options* are those of :meth:`stream`."""
@@ -164,6 +169,11 @@ class LanguageModel:
         """
         from bitnet.tokenizer.chat import chat_template
 
+        if not all(isinstance(message, Mapping) for message in messages):
+            raise UsageError(
+                "a conversation is a list of messages, each a mapping",
+                hint="model.chat([{'role': 'user', 'content': 'Hello'}])",
+            )
         text = chat_template(self.tokenizer).render([dict(message) for message in messages])
         # The template writes BOS itself where the model wants it.
         return self.tokenizer.encode(text, add_special=False)
@@ -201,6 +211,8 @@ class LanguageModel:
 
     def _encoded(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
+            if isinstance(prompt, bytes | bytearray):
+                raise UsageError("the prompt is bytes, not text", hint="decode it first")
             return list(prompt)
         check_prompt(prompt)
         return self.tokenizer.encode(prompt)
@@ -232,15 +244,20 @@ def load(
         NotFound: nothing is there.
         TokenizerNotFound: there is no tokenizer that is exactly the model's.
         VocabMismatch: *tokenizer* is not the model's.
+        UsageError: a value is out of its range.
         InvalidFormat: a damaged file.
         Unsupported: the architecture, an encoding, or not a model at all.
         InferenceError: not enough memory.
     """
     started = time.perf_counter()
     path = Path(path)
+    if exact_head not in get_args(ExactHead):
+        raise UsageError(f"--exact-head is {exact_head!r}, expected auto, on or off")
     with _memory_errors(path):
         checkpoint = open_checkpoint(path)
-        if not isinstance(tokenizer, Tokenizer):
+        if isinstance(tokenizer, Tokenizer):
+            fits(model_facts(path), tokenizer)
+        else:
             explicit = Path(tokenizer) if tokenizer is not None else None
             tokenizer = resolve_tokenizer(path, explicit, pre=pre, allow_mock=allow_mock)
         engine = Engine(

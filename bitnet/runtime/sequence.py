@@ -138,7 +138,7 @@ class Sequence:
         else:
             if matcher:
                 matcher.accept(sampled.token)
-            if self.tokens == params.max_tokens:
+            if self.tokens >= params.max_tokens:
                 self.finish_reason = "length"
             elif full:
                 self.finish_reason = "context"

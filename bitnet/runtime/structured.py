@@ -134,6 +134,13 @@ class Grammars:
                 f"a JSON schema is an object, not {json.dumps(schema)[:40]}",
                 hint="""--json-schema '{"type": "object"}'""",
             )
+        if schema is False:
+            raise UsageError(
+                "the JSON schema false allows no answer at all",
+                hint="true, or an object, allows some",
+            )
+        if schema is True:  # the library takes a style with an object only
+            schema = {}
         compile_schema = self._library.LLMatcher.grammar_from_json_schema
         return self._compiled("JSON schema", compile_schema(json.dumps(schema), JSON_STYLE))
 

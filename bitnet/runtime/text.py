@@ -216,14 +216,19 @@ class Generation:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     text: str = ""
     finish_reason: FinishReason | None = None
+    _begun: bool = field(default=False, init=False, repr=False)
 
     def __iter__(self) -> Iterator[str]:
         """The pieces; they are never empty.
 
         Raises:
             InferenceError: the prompt does not fit the context, or memory runs out.
-            UsageError: the prompt is empty or has ids the model does not know.
+            UsageError: the prompt is empty or has ids the model does not know, or the answer has
+                been read before.
         """
+        if self._begun:
+            raise UsageError("the answer has been read before", hint="its text is in .text")
+        self._begun = True
         started = time.perf_counter()
         answer = AnswerText(self.tokenizer, self.prompt_ids, self.stop)
         self.stats.tokenize_s += time.perf_counter() - started

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["CHAIN", "Candidate", "Search", "TokenizerDiscovery", "resolve_tokenizer"]
+__all__ = ["CHAIN", "Candidate", "Search", "TokenizerDiscovery", "fits", "resolve_tokenizer"]
 
 logger = logging.getLogger(__name__)
 

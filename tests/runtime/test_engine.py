@@ -1,5 +1,7 @@
 """Generation with tiny models: what is yielded, why it ends, what the cache keeps."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from tiny_models import VOCAB, tiny
@@ -149,3 +151,15 @@ def test_no_tokens_to_generate_is_a_usage_error():
 def test_a_cache_in_float16_stays_close(model):
     half, single = Engine(model).logits(PROMPT), Engine(model, cache_dtype="f4").logits(PROMPT)
     assert 0 < np.abs(half - single).max() < 1e-3 * np.ptp(single)
+
+
+def test_threads_that_share_an_engine_get_the_answers_of_one(model):
+    engine = Engine(model)
+    params = GenerationParams(max_tokens=20)
+    prompts = [[*PROMPT, at] for at in range(6)]
+    alone = [tokens(engine.generate(prompt, params)) for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = pool.map(lambda prompt: tokens(engine.generate(prompt, params)), prompts * 4)
+        rows = list(pool.map(lambda prompt: engine.logits(prompt)[-1].argmax(), prompts))
+        assert list(together) == alone * 4
+    assert rows == [first for first, *_ in alone]

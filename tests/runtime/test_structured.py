@@ -161,6 +161,13 @@ def test_any_object_is_an_object(model):
     assert ended > 5
 
 
+@pytest.mark.parametrize("schema", [True, "true"])
+def test_the_schema_true_is_any_json(model, schema):
+    bias = {TOKENS.index("1"): 90.0}
+    answer = model.stream("ab", max_tokens=9, sampling=wild(1, logit_bias=bias), json_schema=schema)
+    assert json.loads("".join(answer)) == 111_111_111
+
+
 def test_json_object_is_the_schema_of_any_object(model):
     matcher = model.grammars.json_object().start()
     assert {TOKENS[token] for token in matcher.allowed()} <= {"{", '{"'}
@@ -220,6 +227,7 @@ def test_a_grammar_without_any_token_for_it_is_an_error(model):
         ({"type": "string", "pattern": "(["}, "regex parse error"),
         ({"$ref": "http://example.com/x"}, "http://example.com/x"),
         ({"not": {}}, "Unimplemented keys"),
+        (False, "allows no answer at all"),
     ],
 )
 def test_a_wrong_schema_is_refused_before_the_model_runs(model, schema, message):

@@ -174,6 +174,41 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     other.write_text(json.dumps({"model": {"type": "BPE", "vocab": vocab, "merges": []}}))
     with pytest.raises(VocabMismatch):
         bitnet.load(path, tokenizer=other)
+    with pytest.raises(VocabMismatch):
+        bitnet.load(path, tokenizer=bitnet.load_tokenizer(other))
+    own = bitnet.load_tokenizer(path)
+    assert bitnet.load(path, tokenizer=own).tokenizer is own
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"exact_head": "maybe"}, {"threads": -1}, {"threads": 9999}, {"context": 0}]
+)
+def test_an_argument_out_of_its_range_is_refused(tmp_path, wrong):
+    with pytest.raises(UsageError):
+        bitnet.load(tiny_gguf(tmp_path / "m.gguf"), **wrong)
+
+
+def test_what_is_no_text_is_refused(model):
+    with pytest.raises(UsageError, match="bytes, not text"):
+        model.generate(b"ab")
+    with pytest.raises(UsageError, match="a list of messages"):
+        model.chat("ab")
+
+
+def test_one_stop_text_needs_no_list(model):
+    whole = model.generate(PROMPT, max_tokens=60, sampling=SPREAD)
+    stop = whole[20:23]
+    assert stop[0] in whole[:20]
+    short = model.generate(PROMPT, max_tokens=60, sampling=SPREAD, stop=stop)
+    assert short == whole[: whole.index(stop)]
+
+
+def test_an_answer_is_read_once(model):
+    answer = model.stream(PROMPT, max_tokens=3)
+    text = "".join(answer)
+    with pytest.raises(UsageError, match="has been read before"):
+        list(answer)
+    assert answer.text == text
 
 
 def test_the_real_model_continues_as_llama_cpp_does(test_data, test_models):
