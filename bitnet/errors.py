@@ -251,6 +251,6 @@ def from_os_error(error: OSError, path: str | os.PathLike[str]) -> BitnetError:
         return UsageError(text, hint="a folder is where a file belongs: move it, or choose another")
     if code == errno.EEXIST:
         return UsageError(text, hint="a file is where a folder belongs: move it, or choose another")
-    if code in (errno.ENOENT, errno.ENOTDIR):
+    if code in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP):
         return NotFound(text, hint="check the path")
     return BitnetError(text)

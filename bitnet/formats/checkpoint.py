@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bitnet.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.errors import InvalidFormat, NotFound, Unsupported, from_os_error
 from bitnet.formats.gguf import GGUF, Array
 from bitnet.quants import registry
 from bitnet.quants.weight import Weight
@@ -133,21 +133,26 @@ def open_checkpoint(path: str | os.PathLike[str], *, i2_s_layout: I2SLayout = "x
         Unsupported: not a container we read.
     """
     path = Path(path)
-    if not path.exists():
-        raise NotFound(f"no such file or folder: {path}", hint="bitnet download-model --help")
-    for recognises, opener in OPENERS:
-        if recognises(path):
-            checkpoint = opener(path)
-            break
-    else:
-        raise Unsupported(
-            f"{path.name} is neither a GGUF file nor safetensors",
-            hint="pass a .gguf file, or the folder that holds config.json and *.safetensors",
-        )
+    checkpoint = _opener(path)(path)
     if i2_s_layout == "arm":
         arm = {name: _of_arm(weight) for name, weight in checkpoint.weights.items()}
         return replace(checkpoint, weights=arm)
     return checkpoint
+
+
+def _opener(path: Path) -> Callable[[Path], Checkpoint]:
+    try:
+        if not path.exists():
+            raise NotFound(f"no such file or folder: {path}", hint="bitnet download-model --help")
+        for recognises, opener in OPENERS:
+            if recognises(path):
+                return opener
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    raise Unsupported(
+        f"{path.name or path} is neither a GGUF file nor safetensors",
+        hint="pass a .gguf file, or the folder that holds config.json and *.safetensors",
+    )
 
 
 def _of_arm(weight: Weight) -> Weight:
@@ -155,10 +160,10 @@ def _of_arm(weight: Weight) -> Weight:
 
 
 def _starts_with_gguf(path: Path) -> bool:
-    if path.is_dir():
+    if not path.is_file():
         return False
     with path.open("rb") as file:
-        return file.read(4) == b"GGUF"
+        return b"GGUF".startswith(file.read(4))  # one that ends before is a truncated one
 
 
 def _open_gguf(path: Path) -> Checkpoint:

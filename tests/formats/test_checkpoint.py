@@ -245,7 +245,19 @@ def test_nothing_there_is_not_found(tmp_path):
         open_checkpoint(tmp_path / "absent.gguf")
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 a zip file", b"text"])
+@pytest.mark.parametrize("content", [b"", b"GGU"])
+def test_a_file_that_ends_within_its_first_bytes_is_damaged(tmp_path, content):
+    (tmp_path / "model.gguf").write_bytes(content)
+    with pytest.raises(InvalidFormat, match=r"is empty|ends after 3 bytes"):
+        open_checkpoint(tmp_path / "model.gguf")
+
+
+def test_a_name_that_no_file_can_have_is_not_found(tmp_path):
+    with pytest.raises(NotFound, match="too long"):
+        open_checkpoint(tmp_path / ("a" * 5000))
+
+
+@pytest.mark.parametrize("content", [b"PK\x03\x04 a zip file", b"text"])
 def test_another_kind_of_file_is_unsupported(tmp_path, content):
     (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(Unsupported, match="neither a GGUF file nor safetensors"):
