@@ -7,12 +7,13 @@ import sys
 from contextlib import closing, suppress
 from pathlib import Path
 
-from bitnet.errors import BitnetError, UsageError, from_os_error
+from bitnet.errors import BitnetError, NotFound, UsageError
+from bitnet.files import write_text
 from bitnet.hub.options import FetchOptions
 from bitnet.options import CacheOptions
 from bitnet.runtime.options import AnswerOptions, ModelOptions, SamplingParams
 from bitnet.tasks.declare import Output, task
-from bitnet.tasks.running import open_model, say, summary, write
+from bitnet.tasks.running import given_text, open_model, say, summary, write, write_json
 
 LEAVE = ("/exit", "/quit")
 HELP = """\
@@ -43,7 +44,8 @@ def chat(
     from bitnet.runtime.conversation import Conversation
 
     with open_model(model, fetch=fetch, cache=cache, output=output) as running:
-        talk = Conversation(running, wanted, sampling=sampling, system=system)
+        instructions = given_text(system, "--system")
+        talk = Conversation(running, wanted, sampling=sampling, system=instructions)
         if sys.stdin.isatty():
             say(f"{running.path.name} on {running.backend}. /help lists commands.")
             _talk(talk)
@@ -65,7 +67,7 @@ def _talk(talk):
 def _turn(talk):
     """One line and its answer; whether the talk goes on."""
     try:
-        line = input("> ").strip()
+        line = given_text(input("> "), "the line").strip()
         if line and line not in LEAVE:
             _answer(talk, line)
     except KeyboardInterrupt:
@@ -95,19 +97,24 @@ def _lines():
 
 def _answer(talk, line, *, json_line=False):
     """What *line* asks for: a command, or an answer on stdout."""
+    from bitnet.runtime.text import check_prompt
+
+    check_prompt(line)
     if line.startswith("/"):
         _command(talk, line)
         return
     with closing(talk.ask(line)) as pieces:
+        if json_line:
+            write_json({"role": "assistant", "content": "".join(pieces)})
+            return
+        begun = False
         try:
             for piece in pieces:
-                if not json_line:
-                    write(piece)
+                begun = True
+                write(piece)
         finally:
-            if not json_line:
+            if begun:
                 write("\n")
-    if json_line:
-        print(json.dumps(talk.messages[-1], ensure_ascii=False), flush=True)
 
 
 def _command(talk, line):
@@ -124,14 +131,16 @@ def _command(talk, line):
     elif name == "/save":
         if not value:
             raise UsageError("/save needs the name of a file", hint="/save talk.json")
-        _save(talk, Path(value).expanduser())
+        path = Path(value)
+        with suppress(RuntimeError):  # ~name of nobody: a name like any other
+            path = path.expanduser()
+        _save(talk, path)
     else:
         raise UsageError(f"no command {line!r}", hint="/help lists them")
 
 
 def _save(talk, path):
-    try:
-        path.write_text(json.dumps(talk.messages, ensure_ascii=False, indent=2) + "\n", "utf-8")
-    except OSError as error:
-        raise from_os_error(error, path) from error
+    if not path.parent.is_dir():
+        raise NotFound(f"no such folder: {path.parent}", hint="make it, or choose another")
+    write_text(path, json.dumps(talk.messages, ensure_ascii=False, indent=2) + "\n")
     say(f"saved {len(talk.messages)} messages to {path}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 
 from bitnet.errors import UsageError
@@ -10,7 +9,15 @@ from bitnet.hub.options import FetchOptions
 from bitnet.options import CacheOptions
 from bitnet.runtime.options import AnswerOptions, ModelOptions, PromptOptions, SamplingParams
 from bitnet.tasks.declare import Output, task
-from bitnet.tasks.running import open_model, read_text, say, summary, write
+from bitnet.tasks.running import (
+    given_text,
+    open_model,
+    read_text,
+    say,
+    summary,
+    write,
+    write_json,
+)
 
 
 @task()
@@ -42,7 +49,7 @@ def infer(
         )
         _show(answer, streams=not output.json)
     if output.json:
-        print(json.dumps(_facts(answer, ids=prompt.dump_ids), ensure_ascii=False))
+        write_json(_facts(answer, ids=prompt.dump_ids))
     elif prompt.dump_ids:
         say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")
     if prompt.stats:
@@ -69,12 +76,14 @@ def _text(options, output):
         raise UsageError(
             "infer needs --prompt or --prompt-file", hint="bitnet infer --prompt 'Hello'"
         )
+    text = text if options.prompt_file else given_text(text, "--prompt")
     check_prompt(text)
     return text
 
 
 def _messages(text, options):
-    system = [{"role": "system", "content": options.system}] if options.system else []
+    instructions = given_text(options.system, "--system")
+    system = [{"role": "system", "content": instructions}] if options.system else []
     return [*system, {"role": "user", "content": text}]
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
+import json
 import logging
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bitnet import settings
 from bitnet.errors import TokenizerNotFound, UsageError, from_os_error
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
     from bitnet.tokenizer import Tokenizer
 
 __all__ = [
+    "given_text",
     "load_again",
     "model_path",
     "open_model",
@@ -30,6 +35,7 @@ __all__ = [
     "say",
     "summary",
     "write",
+    "write_json",
 ]
 
 Opened = TypeVar("Opened")
@@ -42,13 +48,34 @@ LARGE_VOCABULARY = 128_000
 
 def say(text: str) -> None:
     """One line for people, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    with suppress(OSError):  # a result is not lost because nobody hears of its timing
+        print(text, file=sys.stderr, flush=True)
 
 
 def write(piece: str) -> None:
     """A piece of a model's text on stdout at once, whatever the terminal can show of it."""
     coding = sys.stdout.encoding or "utf-8"
     print(piece.encode(coding, "replace").decode(coding), end="", flush=True)
+
+
+def write_json(facts: Any) -> None:
+    """*facts* as one line on stdout, readable where it can take more than ASCII."""
+    is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
+    print(json.dumps(facts, ensure_ascii=not is_utf8), flush=True)
+
+
+def given_text(text: str, option: str) -> str:
+    """The value *text* of *option*, which is UTF-8 whatever the locale says.
+
+    Raises:
+        UsageError: it is not.
+    """
+    try:
+        return os.fsencode(text).decode("utf-8")
+    except UnicodeError:
+        raise UsageError(
+            f"{option} is not UTF-8", hint="convert it first, for example with: iconv -t utf-8"
+        ) from None
 
 
 def read_text(file: str) -> str:
@@ -89,6 +116,7 @@ def open_model(
     model = _loaded(path, options, fetch=fetch, cache=cache, output=output)
     if options.chat_template:
         model.tokenizer.chat_template = read_text(options.chat_template)
+        model.tokenizer.chat_template_source = options.chat_template
     if model.config.vocab_size > LARGE_VOCABULARY:
         logger.warning(
             "Large vocabulary (%d) running on CPU - consider GPU acceleration",

@@ -46,7 +46,7 @@ def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
         tokenizer.chat_template,
         bos_token=text(tokenizer.bos_id),
         eos_token=text(tokenizer.eos_id),
-        source=tokenizer.source,
+        source=tokenizer.chat_template_source,
     )
 
 
@@ -57,7 +57,7 @@ class ChatTemplate:
         template: Jinja source.
         bos_token: text of the BOS token, as the template's variable of that name.
         eos_token: text of the EOS token, likewise.
-        source: where it comes from, for messages.
+        source: what it belongs to, for messages.
         now: the clock behind ``strftime_now``.
 
     Raises:
@@ -70,7 +70,7 @@ class ChatTemplate:
         *,
         bos_token: str = "",
         eos_token: str = "",
-        source: str = "chat template",
+        source: str = "the model",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         from jinja2 import TemplateError, TemplateSyntaxError

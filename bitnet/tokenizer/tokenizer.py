@@ -172,6 +172,7 @@ class Tokenizer:
         stop_ids: every id that ends a generation.
         special_ids: ids that ``decode(skip_special=True)`` leaves out.
         chat_template: Jinja source, ``None`` when there is none.
+        chat_template_source: where that comes from, for people.
         pre: name of the pre-tokenizer in GGUF's terms, or empty.
         fingerprint: SHA-256 over what it was built from.
     """
@@ -186,6 +187,7 @@ class Tokenizer:
         self.stop_ids: frozenset[int] = frozenset(meta["stop_ids"])
         self.special_ids: frozenset[int] = frozenset(meta["special_ids"])
         self.chat_template: str | None = meta["chat_template"]
+        self.chat_template_source = f"the tokenizer {self.source}"
         self.pre: str = meta["pre"]
         self.fingerprint: str = meta["fingerprint"]
         self._prefix: list[int] = meta["prefix"]

@@ -1,5 +1,6 @@
 """chat from a pipe and on a terminal, with a tiny random model."""
 
+import errno
 import io
 import json
 import sys
@@ -73,7 +74,9 @@ def test_the_same_question_after_clear_gets_the_same_answer(talk):
     [
         (b"/nonsense\n", 2, "no command '/nonsense'"),
         (b"/save\n", 2, "/save needs the name of a file"),
-        (b"/save /nowhere/at/all\n", 19, "/nowhere/at/all"),
+        (b"/save /nowhere/at/all\n", 19, "no such folder: /nowhere/at"),
+        (b"/save ~nobody-at-all/x\n", 19, "no such folder: ~nobody-at-all"),
+        (b"/save a\0b\n", 2, "NUL character"),
         (b"a\nb\xff\n", 2, "line 2 of stdin is not UTF-8: byte 0xff"),
         (b"a\0b\n", 2, "NUL character"),
         (b"b" * 99, 16, "the context holds 64"),
@@ -84,6 +87,27 @@ def test_the_first_error_ends_a_pipe(talk, raw, code, said):
     assert done.code == code
     assert said in done.err
     assert "Traceback" not in done.err
+    assert not done.out.startswith("\n")
+
+
+def test_a_saved_conversation_is_whole_or_the_one_before(talk, tmp_path, monkeypatch):
+    saved = tmp_path / "talk.json"
+    assert talk(f"b\n/save {saved}\n".encode()).code == 0
+    before = saved.read_text()
+
+    def refuse(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", refuse)
+    assert talk(f"c\n/save {saved}\n".encode()).code == 10
+    assert saved.read_text() == before
+    assert [path.name for path in tmp_path.glob("*talk*")] == ["talk.json"]
+
+
+def test_a_system_message_or_line_that_is_not_utf8_is_refused(talk, typed):
+    done = talk(b"b\n", "--system", "\udcff")
+    assert (done.code, "--system is not UTF-8" in done.err) == (2, True)
+    assert "the line is not UTF-8" in typed("\udcff").err
 
 
 def test_on_a_terminal_errors_and_ctrl_c_do_not_end_the_talk(typed):
@@ -123,3 +147,7 @@ def test_a_model_without_a_template_can_be_given_one(bitnet, tmp_path, monkeypat
     template.write_text(TEMPLATE)
     words = ("--chat-template", template, "--max-tokens", 2)
     assert bitnet("chat", "--model", bare, *words).code == 0
+    template.write_text("{{")
+    wrong = bitnet("chat", "--model", bare, *words)
+    assert wrong.code == 13
+    assert f"the chat template of {template} is not valid" in wrong.err

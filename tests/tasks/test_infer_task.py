@@ -11,6 +11,7 @@ from hf_folders import tiny_folder, tokenizer_folder
 from tiny_models import TOKENS, VOCAB, tiny_gguf
 
 from bitnet.formats.gguf import GGUF
+from bitnet.tokenizer.compiled import byte_spelling
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 
@@ -178,7 +179,7 @@ def test_an_address_given_as_tokenizer_is_fetched_once(bitnet, hub, tmp_path, mo
         (("--prompt", ""), 2, "the prompt is empty"),
         (("--prompt", "a", "--prompt-file", "-"), 2, "both given"),
         (("--prompt-file", "none.txt"), 19, "none.txt"),
-        (("--prompt", "\udcff"), 2, "cannot be written as UTF-8"),
+        (("--prompt", "\udcff"), 2, "--prompt is not UTF-8"),
         (("--prompt", "a" * 64), 16, "65 tokens, the context holds 64"),
         (("--prompt", "abc", "--context", "2"), 16, "4 tokens, the context holds 2"),
         (("--prompt", "a", "--context", "65"), 2, "made for 64"),
@@ -340,3 +341,26 @@ def test_a_wrong_value_is_named(bitnet, model, option, value, text):
     done = bitnet("infer", "--model", model, "--prompt", "ab", option, value)
     assert (done.code, done.out) == (2, "")
     assert text in done.err
+
+
+def test_json_is_json_whatever_stdout_can_show(bitnet, model, monkeypatch):
+    half = TOKENS.index(byte_spelling(b"\xc3"))
+    words = ("infer", "--model", model, "--prompt", "ab", "--json", f"--logit-bias={half}=90")
+    text = json.loads(bitnet(*words).out)["text"]
+    assert not text.isascii()
+    narrow = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", narrow)
+    bitnet(*words)
+    assert json.loads(narrow.buffer.getvalue())["text"] == text
+
+
+def test_an_argument_is_utf8_in_every_locale(bitnet, model):
+    words = ("infer", "--model", model, "--max-tokens", 1, "--dump-ids", "--json", "--prompt")
+    # As Python hands over what its locale cannot decode.
+    escaped = "日".encode().decode("ascii", "surrogateescape")
+    assert json.loads(bitnet(*words, escaped).out)["prompt_ids"][1:] == [
+        TOKENS.index(byte_spelling(bytes([byte]))) for byte in "日".encode()
+    ]
+    done = bitnet(*words, "a\udcff")
+    assert done.code == 2
+    assert "--prompt is not UTF-8" in done.err
