@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, NotFound
+from bitnet.errors import InvalidFormat, NotFound, from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -92,7 +92,7 @@ def read_workflows(project: Path) -> list[Workflow]:
 
     Raises:
         NotFound: there is none, or no parser for YAML.
-        InvalidFormat: a file is not YAML.
+        InvalidFormat: a file is not YAML, or has another shape than a workflow.
     """
     try:
         import yaml
@@ -109,15 +109,45 @@ def read_workflows(project: Path) -> list[Workflow]:
         raise NotFound(f"no workflow in {folder}", hint="bitnet ci-init")
     found = []
     for path in paths:
-        text = path.read_text(encoding="utf-8")
         try:
+            text = path.read_text(encoding="utf-8")
             content = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except OSError as error:
+            raise from_os_error(error, path) from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise InvalidFormat(f"{path} is not YAML: {error}") from error
-        if not isinstance(content, dict):
-            raise InvalidFormat(f"{path} is no workflow: not a mapping")
+        if (wrong := next(_misshapen(content), None)) is not None:
+            raise InvalidFormat(f"{path} is no workflow: {wrong}")
         found.append(Workflow(path, text, content))
     return found
+
+
+def _misshapen(content: Any) -> Iterator[str]:
+    """What in *content* is of another kind than the rules can look into."""
+    if not isinstance(content, dict):
+        yield "not a mapping"
+        return
+    jobs = {"runs": content["runs"]} if "runs" in content else content.get("jobs") or {}
+    if not isinstance(jobs, dict):
+        yield "jobs is no mapping"
+        return
+    for name, job in jobs.items():
+        if not isinstance(job, dict):
+            yield f"{name} is no mapping"
+            continue
+        steps = job.get("steps") or []
+        if not isinstance(steps, list):
+            yield f"{name}: steps is no list"
+            continue
+        for number, step in enumerate(steps, 1):
+            if not isinstance(step, dict):
+                yield f"{name}: step {number} is no mapping"
+                continue
+            if not isinstance(step.get("with") or {}, dict):
+                yield f"{name}: step {number}: with is no mapping"
+            for key in ("run", "shell"):
+                if not isinstance(step.get(key, ""), str):
+                    yield f"{name}: step {number}: {key} is no text"
 
 
 def run_blocks(workflow: Workflow) -> Iterator[RunBlock]:

@@ -157,6 +157,8 @@ def _state(path: Path, text: str) -> State:
         there = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return "new"
+    except NotADirectoryError as error:
+        raise from_os_error(error, path) from error
     except (OSError, UnicodeDecodeError):
         return "changed"
     return "unchanged" if there == text else "changed"

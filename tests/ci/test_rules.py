@@ -104,3 +104,30 @@ def test_what_is_no_workflow_is_an_error(tmp_path):
     for text in ("a: [", "- a\n- b\n"):
         with pytest.raises(InvalidFormat):
             problems(tmp_path, text)
+    (tmp_path / ".github/workflows/one.yml").write_bytes(b"name: \xff\n")
+    with pytest.raises(InvalidFormat, match="is not YAML"):
+        read_workflows(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("jobs: 5", "jobs is no mapping"),
+        ("jobs: {a: 5}", "a is no mapping"),
+        ("jobs: {a: {steps: {}}, b: {steps: 5}}", "b: steps is no list"),
+        ("jobs: {a: {steps: [1]}}", "a: step 1 is no mapping"),
+        ("jobs: {a: {steps: [{run: 5}]}}", "a: step 1: run is no text"),
+        ("jobs: {a: {steps: [{run: x, shell: [a]}]}}", "a: step 1: shell is no text"),
+        ("jobs: {a: {steps: [{uses: x, with: 5}]}}", "a: step 1: with is no mapping"),
+        ("runs: 5", "runs is no mapping"),
+    ],
+)
+def test_a_workflow_of_another_shape_says_where(tmp_path, text, said):
+    with pytest.raises(InvalidFormat, match=said):
+        problems(tmp_path, text)
+
+
+def test_a_workflow_without_anything_breaks_rules_and_nothing_else(tmp_path):
+    assert [problem.rule for problem in problems(tmp_path, "jobs:\n  a:\n    steps:\n")] == [
+        "permissions", "permissions", "limits", "limits"
+    ]  # fmt: skip

@@ -92,3 +92,9 @@ def test_this_projects_workflows_are_the_templates():
     assert found == {".github/bitnet-requirements.txt": "kept"}
     names = {path.stem for path in (ROOT / ".github/workflows").glob("*.yml")}
     assert names == {*OURS, "ci"}  # ci.yml runs this project's own checks
+
+
+def test_a_file_where_the_folder_belongs_is_named(tmp_path):
+    (tmp_path / ".github").write_text("")
+    with pytest.raises(NotFound, match="Not a directory"):
+        plan_files(tmp_path, list(DEFAULT))
