@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from bitnet.errors import InferenceError
+from bitnet.errors import InferenceError, UsageError
 from bitnet.runtime.kv_cache import PAGE
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.text import AnswerText
@@ -187,6 +187,9 @@ class Worker:
             queue: jobs that may wait.
             deadline_s: seconds an answer may take, waiting included.
             kv_budget_bytes: memory for keys and values; ``None``: no bound.
+
+        Raises:
+            UsageError: no answer fits *kv_budget_bytes*.
         """
         self.model = model
         self.draining = False
@@ -326,6 +329,12 @@ class Worker:
         if self._kv_budget_bytes is None:
             return context
         page_bytes = PAGE * self._scheduler.new_cache().bytes_per_position
+        if page_bytes > self._kv_budget_bytes:
+            raise UsageError(
+                f"keys and values of the shortest answer take {page_bytes:,} bytes, the budget is "
+                f"{self._kv_budget_bytes:,}",
+                hint=f"--kv-memory {-(-page_bytes // 10**6) * self._max_batch}",
+            )
         return min(context, self._kv_budget_bytes // self._max_batch // page_bytes * PAGE)
 
     def _run(self) -> None:

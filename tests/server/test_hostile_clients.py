@@ -5,8 +5,11 @@ import json
 import socket
 
 import pytest
+from server_process import listening
+from tiny_models import tiny_gguf
 from waiting import PATIENCE_S, until
 
+from bitnet.errors import UsageError
 from bitnet.server import connection, embedding, guard
 from bitnet.server import openai as api
 from bitnet.server.narration import Narrator
@@ -177,12 +180,20 @@ def test_the_share_of_an_answer_is_what_fits_as_often_as_answers_are_written(ser
     assert serving(max_batch=2, kv_budget_bytes=2 * page - 1).service.worker.fair_positions == 0
 
 
-def test_an_answer_that_never_fits_the_memory_is_refused_as_such(serving):
-    worker = serving(kv_budget_bytes=1000)
-    reply = worker.post("/v1/inference", BODY)
+def test_an_answer_that_never_fits_the_memory_is_refused_as_such(serving, tmp_path):
+    page = 64 * serving().service.worker._scheduler.new_cache().bytes_per_position
+    long = tiny_gguf(tmp_path / "long.gguf", **{"llama.context_length": 256})
+    with listening(long, kv_budget_bytes=page) as worker:
+        assert worker.post("/v1/inference", {"prompt": "a", "max_tokens": 48}).status_code == 200
+        reply = worker.post("/v1/inference", {"prompt": "a" * 100, "max_tokens": 48})
     assert reply.status_code == 400
     assert reply.json()["error"]["code"] == "context_length_exceeded"
-    assert "the budget is 1,000" in reply.json()["error"]["message"]
+    assert f"the budget is {page:,}" in reply.json()["error"]["message"]
+
+
+def test_memory_that_no_answer_fits_is_refused_from_the_start(serving):
+    with pytest.raises(UsageError, match="the shortest answer take"):
+        serving(kv_budget_bytes=1000)
 
 
 def test_vectors_are_computed_part_by_part(worker, monkeypatch):
