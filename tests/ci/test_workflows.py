@@ -198,6 +198,7 @@ def test_a_damaged_cache_is_thrown_away_and_everything_fetched_again(project):
     again = project.run("tokenizer-cache")
     assert succeeded(again)
     assert "::warning::the restored cache is damaged or incomplete" in said(again)
+    assert f"gh cache delete {project.key}" in said(again)
     assert project.hub.sent("cdn") > 0
 
 
