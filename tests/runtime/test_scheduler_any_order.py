@@ -1,5 +1,6 @@
 """Submitting, stepping and cancelling in any order: nothing is lost, nothing is mixed."""
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -10,16 +11,22 @@ from bitnet.kernels.select import select
 from bitnet.models.load import load_model
 from bitnet.runtime.scheduler import Scheduler
 
-MODEL = load_model(in_encoding(tiny("llama"), "Q8_0"), ops=select(threads=1))
 PREFIXES = [prompt(20, seed=7), prompt(12, seed=8)]
 EXPECTED = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _model():
+    AnyOrder.model = load_model(in_encoding(tiny("llama"), "Q8_0"), ops=select(threads=1))
+    yield
+    del AnyOrder.model  # kernels that outlive the run are leaks to the extension
 
 
 def expected(ids, wanted):
     """What is written alone; computed once for each."""
     key = (tuple(ids), wanted.max_tokens, wanted.sampling.seed, wanted.lookup)
     if key not in EXPECTED:
-        EXPECTED[key] = alone(MODEL, ids, wanted)
+        EXPECTED[key] = alone(AnyOrder.model, ids, wanted)
     return EXPECTED[key]
 
 
@@ -35,9 +42,9 @@ class AnyOrder(RuleBasedStateMachine):
         max_batch=st.integers(1, 4), chunk=st.integers(1, 30), room=st.sampled_from([None, 1, 2])
     )
     def make(self, max_batch, chunk, room):
-        self.budget = room and budget(MODEL, room)
+        self.budget = room and budget(self.model, room)
         self.scheduler = Scheduler(
-            MODEL, max_batch=max_batch, prefill_chunk=chunk, kv_budget_bytes=self.budget
+            self.model, max_batch=max_batch, prefill_chunk=chunk, kv_budget_bytes=self.budget
         )
 
     @rule(
