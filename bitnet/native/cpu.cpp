@@ -59,6 +59,7 @@ CpuFeatures detect() {
     found.avx2 = ymm && fma && f16c && bit(extended.b, 5);
     found.avx512_vnni = found.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) &&
                         bit(extended.b, 30) && bit(extended.b, 31) && bit(extended.c, 11);
+    found.avx512_vbmi = found.avx512_vnni && bit(extended.c, 1);
     return found;
 }
 

@@ -9,6 +9,7 @@ namespace bitnet {
 struct CpuFeatures {
     bool avx2 = false;         // with FMA and F16C
     bool avx512_vnni = false;  // with F, BW, DQ and VL
+    bool avx512_vbmi = false;  // with those of avx512_vnni
     bool neon_dotprod = false;
 };
 

@@ -14,7 +14,7 @@ enum class Type : int {
     F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K,
     // 16 rows interleaved (tiles.hpp), in the order of those above.
     F32_R16, F16_R16, BF16_R16, Q8_0_R16, Q4_0_R16, Q4_1_R16, Q5_0_R16, Q5_1_R16, Q4_K_R16, Q5_K_R16, Q6_K_R16,
-    Ternary, TernaryBlocks,  // ternary_layout.hpp
+    Ternary, TernaryBlocks, TernaryDense,  // ternary_layout.hpp
     kCount
 };
 
@@ -23,7 +23,7 @@ constexpr const char* kTypeNames[kTypes] = {"F32",  "F16",  "BF16", "Q8_0", "Q4_
                                             "Q5_1", "Q4_K", "Q5_K", "Q6_K",
                                             "F32_R16", "F16_R16", "BF16_R16", "Q8_0_R16", "Q4_0_R16", "Q4_1_R16",
                                             "Q5_0_R16", "Q5_1_R16", "Q4_K_R16", "Q5_K_R16", "Q6_K_R16",
-                                            "TERNARY", "TERNARY_BLOCKS"};
+                                            "TERNARY", "TERNARY_BLOCKS", "TERNARY_DENSE"};
 
 // Weights per block and bytes per block; a row is a whole number of blocks.
 struct BlockSize {
@@ -34,11 +34,11 @@ constexpr BlockSize kBlocks[kTypes] = {{1, 4},     {1, 2},     {1, 2},     {32, 
                                        {256, 210},
                                        {1, 4},     {1, 2},     {1, 2},     {32, 34},  {32, 18},
                                        {32, 20},   {32, 22},   {32, 24},   {256, 148}, {256, 180},
-                                       {256, 210}, {16, 4},    {256, 68}};
+                                       {256, 210}, {16, 4},    {256, 68},  {20, 4}};
 
 constexpr bool is_tiled(Type t) { return t >= Type::F32_R16 && t <= Type::Q6_K_R16; }
 constexpr bool is_float(Type t) { return t <= Type::BF16 || (t >= Type::F32_R16 && t <= Type::BF16_R16); }
-constexpr bool is_ternary(Type t) { return t == Type::Ternary || t == Type::TernaryBlocks; }
+constexpr bool is_ternary(Type t) { return t >= Type::Ternary && t <= Type::TernaryDense; }
 // w = scale * code + min, rather than scale * code.
 constexpr bool has_minimum(Type t) {
     return t == Type::Q4_1 || t == Type::Q5_1 || t == Type::Q4_K || t == Type::Q5_K || t == Type::Q4_1_R16 ||

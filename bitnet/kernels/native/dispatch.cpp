@@ -58,7 +58,8 @@ std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Rando
             case Type::F16: put_half(at); break;
             case Type::BF16: bytes[at + 1] = uint8_t(0x3c | (bytes[at + 1] & 0x80)); break;
             case Type::Ternary:
-            case Type::TernaryBlocks: break;
+            case Type::TernaryBlocks:
+            case Type::TernaryDense: break;
             case Type::Q6_K: put_half(at + 208); break;
             default:
                 put_half(at);
@@ -66,9 +67,10 @@ std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Rando
         }
     }
     if (is_ternary(type)) {
-        const auto codes = size_t(ternary_code_bytes(rows, cols));
-        for (size_t i = 0; i < codes; ++i)  // code 3 means nothing
-            bytes[i] &= uint8_t(~((bytes[i] & (bytes[i] >> 1) & 0x55) << 1));
+        const auto codes = size_t(ternary_code_bytes(type, rows, cols));
+        for (size_t i = 0; i < codes; ++i)  // code 3 and low digits of 27 mean nothing
+            if (type == Type::TernaryDense) bytes[i] = uint8_t(bytes[i] % 9 * 28 + bytes[i] / 9 % 27);
+            else bytes[i] &= uint8_t(~((bytes[i] & (bytes[i] >> 1) & 0x55) << 1));
         for (size_t i = codes; i < bytes.size(); i += 4) {
             const float scale = random.unit();
             std::memcpy(&bytes[i], &scale, 4);
@@ -99,7 +101,7 @@ std::vector<uint8_t> random_matrix(Type type, int64_t rows, int64_t cols, Random
 
 bool linear_agrees(Type type, LinearKernel kernel, int64_t tokens) {
     constexpr int64_t kRows = 19;
-    const int64_t cols = kBlocks[int(type)].weights <= 32 ? 352 : 512, stride = block_inputs(cols);
+    const int64_t cols = kBlocks[int(type)].weights <= 32 ? 480 : 512, stride = block_inputs(cols);
     Random random;
     const std::vector<uint8_t> weight = random_matrix(type, kRows, cols, random);
     std::vector<float> x(size_t(tokens * cols)), step(x.size());

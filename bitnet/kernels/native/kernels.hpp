@@ -135,6 +135,7 @@ void add_scalar_ternary(Kernels&);
 #if defined(BITNET_X86)
 void add_avx2_ternary(Kernels&);
 void add_avx512_ternary(Kernels&);
+void add_vbmi_ternary(Kernels&);
 #elif defined(BITNET_ARM)
 void add_neon_ternary(Kernels&);
 #endif

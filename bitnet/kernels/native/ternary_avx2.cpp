@@ -19,13 +19,9 @@ struct Acc {
     struct Floats {
         __m256 low, high;
     };
-    // Columns until 16-bit sums are widened. Packed, fields 1 and 3 are four times their code and two
-    // of them are added per 16 columns; unpacked, there is one addition per four columns.
-    static constexpr int64_t kPackedColumns = 128, kUnpackedColumns = 256;
-    static_assert(kPackedColumns / 16 * 2 * 4 * kPair <= 32767 && kUnpackedColumns / 4 * kPair <= 32767,
-                  "16-bit sums overflow");
-    static constexpr int kPackedTokens = 2, kPackedAtOnce = 2, kTokens = 4, kTiles = 1;
-    static constexpr int kPrefetch = 512;
+    static constexpr int kTokens = 4, kTiles = 1;
+    static constexpr int64_t kColumns = 256;  // until 16-bit sums are widened; four are one addition
+    static_assert(kColumns / 4 * kPair <= 32767, "16-bit sums overflow");
 
     static __m256i widen(__m256i sums, int factor) { return _mm256_madd_epi16(sums, _mm256_set1_epi16(short(factor))); }
 
@@ -78,16 +74,52 @@ struct Acc {
         std::memcpy(y, all, size_t(a.rows - r) * 4);
     }
 
+    template <int G, int N>
+    static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
+        const int8_t* q[N];
+        for (int n = 0; n < N; ++n) {
+            q[n] = a.q + (t + n) * a.cols;
+            out[0][n] = zero();
+        }
+        for (int64_t start = c0; start < c1; start += kColumns) {
+            const int64_t end = start + kColumns < c1 ? start + kColumns : c1;
+            __m256i sum[N][2];
+            for (int n = 0; n < N; ++n) sum[n][0] = sum[n][1] = _mm256_setzero_si256();
+#pragma GCC unroll 4
+            for (int64_t c = start; c < end; c += 4) {
+                const __m256i low = load256(bytes + 16 * c), high = load256(bytes + 16 * c + 32);
+#pragma GCC unroll 4
+                for (int n = 0; n < N; ++n) {
+                    const __m256i x = _mm256_set1_epi32(read<int>(q[n] + c));
+                    sum[n][0] = _mm256_add_epi16(sum[n][0], _mm256_maddubs_epi16(low, x));
+                    sum[n][1] = _mm256_add_epi16(sum[n][1], _mm256_maddubs_epi16(high, x));
+                    pin(sum[n][0]);
+                    pin(sum[n][1]);
+                }
+            }
+            for (int n = 0; n < N; ++n) out[0][n] = add(out[0][n], {widen(sum[n][0], 1), widen(sum[n][1], 1)});
+        }
+    }
+};
+static_assert(Acc::kTiles == 1, "unpacked() multiplies one tile");
+
+// A byte's fields are its codes times 1, 4, 16 and 64. It is shifted once by four, and the fields that
+// are four times their code have sums of their own.
+struct TwoBits {
+    static constexpr int kStep = kTernaryStep, kPackedTokens = 2, kPackedAtOnce = 2, kPrefetch = 512;
+    static constexpr int64_t kColumns = 128;  // until 16-bit sums are widened
+    static_assert(kColumns / kStep * 2 * 4 * kPair <= 32767, "16-bit sums overflow");
+
     template <int N>
-    static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Ints* out) {
+    static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Acc::Ints* out) {
         const __m256i mask1 = _mm256_set1_epi8(3), mask4 = _mm256_set1_epi8(12);
         const int8_t* q[N];
         for (int n = 0; n < N; ++n) {
             q[n] = a.q + (t + n) * a.cols;
-            out[n] = zero();  // four times the sums, until the end
+            out[n] = Acc::zero();  // four times the sums, until the end
         }
-        for (int64_t start = c0; start < c1; start += kPackedColumns) {
-            const int64_t end = start + kPackedColumns < c1 ? start + kPackedColumns : c1;
+        for (int64_t start = c0; start < c1; start += kColumns) {
+            const int64_t end = start + kColumns < c1 ? start + kColumns : c1;
             __m256i once[N][2], fourfold[N][2];
             for (int n = 0; n < N; ++n)
                 once[n][0] = once[n][1] = fourfold[n][0] = fourfold[n][1] = _mm256_setzero_si256();
@@ -111,9 +143,9 @@ struct Acc {
                 }
             }
             const auto sums = [&](int n, int h) {
-                return _mm256_add_epi32(widen(once[n][h], 4), widen(fourfold[n][h], 1));
+                return _mm256_add_epi32(Acc::widen(once[n][h], 4), Acc::widen(fourfold[n][h], 1));
             };
-            for (int n = 0; n < N; ++n) out[n] = add(out[n], {sums(n, 0), sums(n, 1)});
+            for (int n = 0; n < N; ++n) out[n] = Acc::add(out[n], {sums(n, 0), sums(n, 1)});
         }
         for (int n = 0; n < N; ++n) out[n] = {_mm256_srai_epi32(out[n].low, 2), _mm256_srai_epi32(out[n].high, 2)};
     }
@@ -129,37 +161,99 @@ struct Acc {
                                        _mm256_and_si256(_mm256_srli_epi16(bytes, 2 * f), mask));
             }
     }
+};
 
-    template <int G, int N>
-    static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
+// 16 bytes for vpshufb in both halves of a register: at[i] = i / divisor % 3.
+struct Digits {
+    alignas(32) uint8_t at[32];
+    __m256i of(__m256i index) const { return _mm256_shuffle_epi8(load256(at), index); }
+};
+constexpr Digits digits_of(int divisor) {
+    Digits out{};
+    for (int i = 0; i < 32; ++i) out.at[i] = uint8_t(i % 16 / divisor % 3);
+    return out;
+}
+// By the upper four bits of a byte: the largest multiple of 28 that is no more.
+constexpr Digits multiples_of_28() {
+    Digits out{};
+    for (int i = 0; i < 32; ++i) out.at[i] = uint8_t(i % 16 * 16 / 28 * 28);
+    return out;
+}
+// By the upper four bits of 28 g, which no two g share: a digit of g.
+constexpr Digits digits_of_multiple(int divisor) {
+    Digits out{};
+    for (int g = 0; g < 9; ++g)
+        for (int half = 0; half < 32; half += 16) out.at[half + 28 * g / 16] = uint8_t(g / divisor % 3);
+    return out;
+}
+
+struct Dense {
+    static constexpr int kStep = kDenseStep, kPackedTokens = 2, kPackedAtOnce = 2, kPrefetch = 512;
+    static constexpr int64_t kColumns = 240;  // until 16-bit sums are widened
+    static_assert(kColumns % kStep == 0 && kColumns / 4 * kPair <= 32767, "16-bit sums overflow");
+    static constexpr int kDigits = 5;
+
+    // The digits of 32 bytes, each in bytes of their own. A byte is 28 g + low: 28 g is the multiple
+    // at or before its upper four bits, or the next one. Low is 9 d + the rest, which has two digits.
+    static void digits(__m256i bytes, __m256i* out) {
+        static constexpr Digits kMultiple = multiples_of_28(), kFourth = digits_of_multiple(1), kFifth = digits_of_multiple(3),
+                                kFirst = digits_of(1), kSecond = digits_of(3);
+        const auto upper = [](__m256i v) { return _mm256_and_si256(_mm256_srli_epi16(v, 4), _mm256_set1_epi8(15)); };
+        const auto minus = [](__m256i v, int n) { return _mm256_sub_epi8(v, _mm256_set1_epi8(char(n))); };
+        __m256i low = _mm256_sub_epi8(bytes, kMultiple.of(upper(bytes)));
+        low = _mm256_min_epu8(low, minus(low, 28));
+        const __m256i group = upper(_mm256_sub_epi8(bytes, low));
+        const __m256i rest = _mm256_min_epu8(low, _mm256_min_epu8(minus(low, 9), minus(low, 18)));
+        out[0] = kFirst.of(rest);
+        out[1] = kSecond.of(rest);
+        out[2] = _mm256_and_si256(_mm256_sub_epi8(low, rest), _mm256_set1_epi8(3));  // of 0, 9 and 18
+        out[3] = kFourth.of(group);
+        out[4] = kFifth.of(group);
+    }
+
+    template <int N>
+    static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Acc::Ints* out) {
         const int8_t* q[N];
         for (int n = 0; n < N; ++n) {
             q[n] = a.q + (t + n) * a.cols;
-            out[0][n] = zero();
+            out[n] = Acc::zero();
         }
-        for (int64_t start = c0; start < c1; start += kUnpackedColumns) {
-            const int64_t end = start + kUnpackedColumns < c1 ? start + kUnpackedColumns : c1;
+        const uint8_t* line = codes + c0 / kStep * 64;
+        for (int64_t start = c0; start < c1; start += kColumns) {
+            const int64_t end = start + kColumns < c1 ? start + kColumns : c1;
             __m256i sum[N][2];
             for (int n = 0; n < N; ++n) sum[n][0] = sum[n][1] = _mm256_setzero_si256();
-            for (int64_t c = start; c < end; c += kTernaryStep) {
-#pragma GCC unroll 4
-                for (int f = 0; f < 4; ++f) {
-                    const __m256i low = load256(bytes + 16 * c + 64 * f), high = load256(bytes + 16 * c + 64 * f + 32);
-#pragma GCC unroll 4
-                    for (int n = 0; n < N; ++n) {
-                        const __m256i x = _mm256_set1_epi32(read<int>(q[n] + c + 4 * f));
-                        sum[n][0] = _mm256_add_epi16(sum[n][0], _mm256_maddubs_epi16(low, x));
-                        sum[n][1] = _mm256_add_epi16(sum[n][1], _mm256_maddubs_epi16(high, x));
-                        pin(sum[n][0]);
-                        pin(sum[n][1]);
-                    }
+            for (int64_t c = start; c < end; c += kStep, line += 64) {
+                prefetch_line(line + kPrefetch);
+#pragma GCC unroll 2
+                for (int h = 0; h < 2; ++h) {
+                    __m256i digit[kDigits];
+                    digits(load256(line + 32 * h), digit);
+#pragma GCC unroll 5
+                    for (int d = 0; d < kDigits; ++d)
+#pragma GCC unroll 2
+                        for (int n = 0; n < N; ++n) {
+                            const __m256i x = _mm256_set1_epi32(read<int>(q[n] + c + 4 * d));
+                            sum[n][h] = _mm256_add_epi16(sum[n][h], _mm256_maddubs_epi16(digit[d], x));
+                            pin(sum[n][h]);
+                        }
                 }
             }
-            for (int n = 0; n < N; ++n) out[0][n] = add(out[0][n], {widen(sum[n][0], 1), widen(sum[n][1], 1)});
+            for (int n = 0; n < N; ++n)
+                out[n] = Acc::add(out[n], {Acc::widen(sum[n][0], 1), Acc::widen(sum[n][1], 1)});
         }
     }
+
+    static void unpack(const uint8_t* codes, int64_t cols, uint8_t* out, int64_t stride) {
+        for (int64_t line = 0; line < cols / kStep; ++line)
+            for (int h = 0; h < 2; ++h) {
+                __m256i digit[kDigits];
+                digits(load256(codes + 64 * line + 32 * h), digit);
+                for (int d = 0; d < kDigits; ++d)
+                    _mm256_store_si256(reinterpret_cast<__m256i*>(out + (kDigits * line + d) * stride + 32 * h), digit[d]);
+            }
+    }
 };
-static_assert(Acc::kTiles == 1, "unpacked() multiplies one tile");
 
 }  // namespace
 }  // namespace bitnet
@@ -173,6 +267,12 @@ bool pack_two_bit_avx2(TernarySource source, const uint8_t* rows, int64_t cols, 
     return pack_two_bit_tile(source, rows, cols, out);
 }
 
-void add_avx2_ternary(Kernels& k) { fill_ternary_tables(k); }
+void make_dense_avx2(const uint8_t* tile, int64_t cols, uint8_t* out) { make_dense(tile, cols, out); }
+
+void add_avx2_ternary(Kernels& k) {
+    use<TwoBits, false>(k, Type::Ternary);
+    use<TwoBits, true>(k, Type::TernaryBlocks);
+    use<Dense, false>(k, Type::TernaryDense);
+}
 
 }  // namespace bitnet

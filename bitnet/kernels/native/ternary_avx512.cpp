@@ -1,71 +1,36 @@
-// Ternary kernels of AVX-512 VNNI: vpdpbusd adds four products of bytes to 32 bits at once.
-#include "simd_x86.hpp"
-#include "ternary_layout.hpp"
+// Ternary kernels of AVX-512 VNNI for two bits per weight.
+#include "ternary_avx512.hpp"
+
+#include "cpu.hpp"
 
 namespace bitnet {
 namespace {
 
-struct Acc {
-    using Ints = __m512i;
-    struct Doubles {
-        __m512d low, high;
-    };
-    // 8 tokens x 2 tiles: chains enough for the four cycles of vpdpbusd, and the most that GCC 12 keeps
-    // in registers.
-    static constexpr int kPackedTokens = 16, kPackedAtOnce = 8, kTokens = 8, kTiles = 2;
-    static constexpr int kPrefetch = 512;
+// One or two tokens: a mask leaves one field of every byte in its place, which is its code times 1, 4,
+// 16 or 64, so each field has a sum of its own that is shifted in the end. More: fields are shifted down.
+struct TwoBits {
+    static constexpr int kStep = kTernaryStep, kPackedTokens = 16, kPackedAtOnce = 8, kPrefetch = 512;
 
-    static Ints zero() { return _mm512_setzero_si512(); }
-    static Doubles zero_double() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
-    static Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
-    static Ints minus(Ints a, int32_t b) { return _mm512_sub_epi32(a, _mm512_set1_epi32(b)); }
-    static __m512 to_float(Ints a) { return _mm512_cvtepi32_ps(a); }
-    static __m512 to_float(Doubles a) {
-        return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(a.low)), _mm512_cvtpd_ps(a.high), 1);
-    }
-
-    static Doubles add_scaled(Doubles sum, Ints a, const uint8_t* scales) {
-        const __m256 low = _mm256_loadu_ps(reinterpret_cast<const float*>(scales));
-        const __m256 high = _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + 8);
-        return {_mm512_fmadd_pd(_mm512_cvtps_pd(low), _mm512_cvtepi32_pd(_mm512_castsi512_si256(a)), sum.low),
-                _mm512_fmadd_pd(_mm512_cvtps_pd(high), _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(a, 1)), sum.high)};
-    }
-
-    static int32_t sum_block(const int8_t* q) {
-        const __m512i ones = _mm512_set1_epi8(1);
-        __m512i sum = zero();
-        for (int i = 0; i < kTernaryBlock; i += 64) sum = _mm512_dpbusd_epi32(sum, ones, _mm512_loadu_si512(q + i));
-        return _mm512_reduce_add_epi32(sum);
-    }
-
-    static void store(const LinearArgs& a, int64_t r, int64_t t, __m512 sum) {
-        const __m512 y = _mm512_mul_ps(_mm512_div_ps(sum, _mm512_set1_ps(a.step[t])), _mm512_set1_ps(a.scale));
-        const int64_t rows = a.rows - r;
-        const auto mask = __mmask16(rows >= 16 ? 0xffff : (1 << rows) - 1);
-        _mm512_mask_storeu_ps(a.y + t * a.rows + r, mask, y);
-    }
-
-    // One or two tokens: fields are masked in place, a sum for each. More: fields are shifted down.
     template <int N>
-    static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Ints* out) {
+    static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Acc::Ints* out) {
         constexpr bool kInPlace = N <= 2;
         constexpr int kSums = kInPlace ? 4 : 1;
         const int8_t* q[N];
-        Ints sum[N][kSums];
+        Acc::Ints sum[N][kSums];
         for (int n = 0; n < N; ++n) {
             q[n] = a.q + (t + n) * a.cols;
-            for (int f = 0; f < kSums; ++f) sum[n][f] = zero();
+            for (int f = 0; f < kSums; ++f) sum[n][f] = Acc::zero();
         }
         for (int64_t c = c0; c < c1; c += kTernaryStep) {
             const uint8_t* at = codes + 4 * c;
-            const Ints bytes = _mm512_loadu_si512(at);
+            const Acc::Ints bytes = _mm512_loadu_si512(at);
             _mm_prefetch(reinterpret_cast<const char*>(at) + kPrefetch, _MM_HINT_T0);
 #pragma GCC unroll 4
             for (int f = 0; f < 4; ++f) {
-                const Ints field = kInPlace ? _mm512_and_si512(bytes, _mm512_set1_epi8(char(3 << (2 * f)))) : low_field(bytes, f);
+                const Acc::Ints field = kInPlace ? _mm512_and_si512(bytes, _mm512_set1_epi8(char(3 << (2 * f)))) : low_field(bytes, f);
 #pragma GCC unroll 8
                 for (int n = 0; n < N; ++n) {
-                    Ints& to = sum[n][kInPlace ? f : 0];
+                    Acc::Ints& to = sum[n][kInPlace ? f : 0];
                     to = _mm512_dpbusd_epi32(to, field, _mm512_set1_epi32(read<int>(q[n] + c + 4 * f)));
                     pin(to);
                 }
@@ -73,46 +38,21 @@ struct Acc {
         }
         for (int n = 0; n < N; ++n) {
             out[n] = sum[n][0];
-            for (int f = 1; f < kSums; ++f) out[n] = add(out[n], _mm512_srai_epi32(sum[n][f], 2 * unsigned(f)));
+            for (int f = 1; f < kSums; ++f) out[n] = Acc::add(out[n], _mm512_srai_epi32(sum[n][f], 2 * unsigned(f)));
         }
     }
 
-    static Ints low_field(Ints bytes, int f) {
+    static Acc::Ints low_field(Acc::Ints bytes, int f) {
         return _mm512_and_si512(_mm512_srli_epi16(bytes, 2 * unsigned(f)), _mm512_set1_epi8(3));
     }
 
     static void unpack(const uint8_t* codes, int64_t cols, uint8_t* out, int64_t stride) {
         for (int64_t i = 0; i < cols / 4; i += 4) {
-            const Ints bytes = _mm512_loadu_si512(codes + 16 * i);
+            const Acc::Ints bytes = _mm512_loadu_si512(codes + 16 * i);
 #pragma GCC unroll 4
             for (int f = 0; f < 4; ++f)
                 _mm512_store_si512(out + (i + f) * stride, low_field(bytes, f));
         }
-    }
-
-    template <int G, int N>
-    static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
-        const int8_t* q[N];
-        Ints sum[G][N];
-        for (int n = 0; n < N; ++n) {
-            q[n] = a.q + (t + n) * a.cols;
-            for (int g = 0; g < G; ++g) sum[g][n] = zero();
-        }
-        for (int64_t c = c0; c < c1; c += 4) {
-            Ints w[G];
-            for (int g = 0; g < G; ++g) w[g] = _mm512_load_si512(bytes + (c / 4 * G + g) * 64);
-#pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) {
-                const Ints x = _mm512_set1_epi32(read<int>(q[n] + c));
-#pragma GCC unroll 2
-                for (int g = 0; g < G; ++g) {
-                    sum[g][n] = _mm512_dpbusd_epi32(sum[g][n], w[g], x);
-                    pin(sum[g][n]);
-                }
-            }
-        }
-        for (int g = 0; g < G; ++g)
-            for (int n = 0; n < N; ++n) out[g][n] = sum[g][n];
     }
 };
 
@@ -123,6 +63,11 @@ struct Acc {
 
 namespace bitnet {
 
-void add_avx512_ternary(Kernels& k) { fill_ternary_tables(k); }
+void add_avx512_ternary(Kernels& k) {
+    add_avx2_ternary(k);  // TernaryDense, for processors without VBMI
+    use<TwoBits, false>(k, Type::Ternary);
+    use<TwoBits, true>(k, Type::TernaryBlocks);
+    if (cpu_features().avx512_vbmi) add_vbmi_ternary(k);
+}
 
 }  // namespace bitnet

@@ -1,10 +1,18 @@
-// Ternary weights in memory, whatever encoding the file has: two bits per weight, 16 rows together.
+// Ternary weights in memory, whatever encoding the file has: 16 rows together, in lines of 64 bytes.
 //
-// A tile is 16 rows; 16 columns of it are 64 bytes. Byte 4 r + k holds columns k, 4 + k, 8 + k and
-// 12 + k of row r, the first in the lowest bits, as weight + 1. So one register holds four
-// neighbouring columns of every row after a mask, and no sum crosses lanes. Rows behind the last one
-// are filled up with zero weights. TernaryBlocks has in addition, behind the codes of all tiles, a
-// float32 for every 256 columns of a row: (tiles, cols / 256, 16).
+// A tile is 16 rows, their lines one after the other. Byte 4 r + k of a line holds columns k, 4 + k,
+// 8 + k, ... of row r, each as its code, weight + 1. So one register holds four neighbouring columns of
+// every row once a digit of all bytes is isolated, and no sum crosses lanes. Rows and columns behind
+// the last one are filled up with zero weights.
+//
+//   Ternary, TernaryBlocks   16 columns: four fields of two bits, the first in the lowest
+//   TernaryDense             20 columns: five digits, worth 1, 3, 9, 28 and 84
+//
+// 28 instead of 27 leaves a gap, so that the upper six bits of a byte, or the upper four and one
+// comparison, tell its last two digits (3 x 28 = 84, and 7 steps of four are 28).
+//
+// TernaryBlocks has in addition, behind the codes of all tiles, a float32 for every 256 columns of a
+// row: (tiles, cols / 256, 16).
 #pragma once
 
 #include "kernels.hpp"
@@ -12,11 +20,18 @@
 namespace bitnet {
 
 constexpr int kTernaryRows = 16;     // rows of a tile
-constexpr int kTernaryStep = 16;     // columns in 64 bytes of a tile
+constexpr int kTernaryStep = 16;     // columns in a line of 64 bytes: two bits per weight
+constexpr int kDenseStep = 20;       // the same of TernaryDense
+constexpr int kDensePlaces[] = {1, 3, 9, 28, 84};
+constexpr int64_t kDenseCols = 1 << 17;  // sums of 84 times a code fit 32 bits
 constexpr int kTernaryBlock = 256;   // columns that share a scale in TernaryBlocks
 
 constexpr int64_t ternary_tiles(int64_t rows) { return (rows + kTernaryRows - 1) / kTernaryRows; }
-constexpr int64_t ternary_code_bytes(int64_t rows, int64_t cols) { return ternary_tiles(rows) * cols * 4; }
+constexpr int ternary_step(Type type) { return type == Type::TernaryDense ? kDenseStep : kTernaryStep; }
+constexpr int64_t ternary_tile_bytes(Type type, int64_t cols) { return cols / ternary_step(type) * 64; }
+constexpr int64_t ternary_code_bytes(Type type, int64_t rows, int64_t cols) {
+    return ternary_tiles(rows) * ternary_tile_bytes(type, cols);
+}
 
 // What a ternary matrix may be packed from. Rows are one after the other except in packed_u8.
 enum class TernarySource : int {
@@ -42,15 +57,17 @@ constexpr int64_t ternary_source_bytes(TernarySource source, int64_t rows, int64
     }
 }
 
-// Packs a matrix of *inputs* columns into tiles of *cols*, a multiple of kTernaryStep that is no
-// smaller; the rest is zero weights. *out* has ternary_code_bytes(rows, cols) bytes. False: a code
-// was 3, or not one of -1, 0 and 1.
-bool pack_ternary(TernarySource source, const uint8_t* data, int64_t rows, int64_t inputs, int64_t cols, uint8_t* out);
+// Packs a matrix of *inputs* columns into tiles of *cols*, a multiple of ternary_step(type) that is no
+// smaller; the rest is zero weights. *out* has ternary_code_bytes(type, rows, cols) bytes. False: a
+// code was 3, or not one of -1, 0 and 1.
+bool pack_ternary(TernarySource source, const uint8_t* data, int64_t rows, int64_t inputs, Type type, int64_t cols,
+                  uint8_t* out);
 
-// A tile of 16 whole rows of i2_s or tq2_0; returns whether a code is 3.
+// A tile of 16 whole rows of i2_s or tq2_0 with two bits per weight; returns whether a code is 3.
 using TilePacker = bool (*)(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out);
 #if defined(BITNET_X86)
 bool pack_two_bit_avx2(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out);
+void make_dense_avx2(const uint8_t* tile, int64_t cols, uint8_t* out);
 #endif
 
 // Row *r* of a packed matrix of *rows* x *cols* as float32.
@@ -60,7 +77,31 @@ namespace {
 
 // Scales of the tile that row *r* starts, (cols / 256, 16).
 [[maybe_unused]] inline const uint8_t* ternary_scales(const LinearArgs& a, int64_t r) {
-    return a.weight + ternary_code_bytes(a.rows, a.cols) + r / kTernaryRows * (a.cols / kTernaryBlock) * kTernaryRows * 4;
+    return a.weight + ternary_code_bytes(Type::TernaryBlocks, a.rows, a.cols) +
+           r / kTernaryRows * (a.cols / kTernaryBlock) * kTernaryRows * 4;
+}
+
+// Code of column *c* in row *lane* of a tile.
+[[maybe_unused]] inline int ternary_code(Type type, const uint8_t* tile, int64_t c, int64_t lane) {
+    const int64_t step = ternary_step(type), within = c % step, digit = within / 4;
+    const int byte = tile[c / step * 64 + 4 * lane + within % 4];
+    if (type != Type::TernaryDense) return byte >> (2 * digit) & 3;
+    const int low = byte % 28, group = byte / 28;
+    return digit < 3 ? low / kDensePlaces[digit] % 3 : group / (digit == 3 ? 1 : 3) % 3;
+}
+
+// A tile with two bits per weight, of at least *cols* columns, as one of TernaryDense with *cols*. No
+// byte of a word overflows, so eight of them are packed at once.
+[[maybe_unused]] inline void make_dense(const uint8_t* tile, int64_t cols, uint8_t* out) {
+    for (int64_t line = 0; line < cols / kDenseStep; ++line)
+        for (int i = 0; i < 64; i += 8) {
+            const auto digit = [&](int64_t d) {
+                const int64_t at = 5 * line + d;  // in groups of four columns
+                return read<uint64_t>(tile + at / 4 * 64 + i) >> (2 * (at % 4)) & 0x0303030303030303;
+            };
+            const uint64_t bytes = digit(0) + 3 * (digit(1) + 3 * digit(2)) + 28 * (digit(3) + 3 * digit(4));
+            std::memcpy(out + 64 * line + i, &bytes, 8);
+        }
 }
 
 }  // namespace

@@ -18,8 +18,7 @@ struct Acc {
         float32x4_t part[kRegisters];
     };
     // Four tokens: 16 registers of sums, four of weights and four of activations.
-    static constexpr int kPackedTokens = 8, kPackedAtOnce = 4, kTokens = 4, kTiles = 1;
-    static constexpr int kPrefetch = 512;
+    static constexpr int kTokens = 4, kTiles = 1;
 
     static Ints zero() {
         Ints out;
@@ -72,6 +71,32 @@ struct Acc {
         if (!whole) std::memcpy(y, all, size_t(a.rows - r) * 4);
     }
 
+    template <int G, int N>
+    static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
+        const int8_t* q[N];
+        for (int n = 0; n < N; ++n) {
+            q[n] = a.q + (t + n) * a.cols;
+            out[0][n] = zero();
+        }
+        for (int64_t c = c0; c < c1; c += kTernaryStep) {
+            int8x16_t x[N];
+            for (int n = 0; n < N; ++n) x[n] = vld1q_s8(q[n] + c);
+#pragma GCC unroll 4
+            for (int f = 0; f < 4; ++f)
+#pragma GCC unroll 4
+                for (int i = 0; i < kRegisters; ++i) {
+                    const int8x16_t w = vreinterpretq_s8_u8(vld1q_u8(bytes + 16 * c + 64 * f + 16 * i));
+#pragma GCC unroll 4
+                    for (int n = 0; n < N; ++n) out[0][n].part[i] = dot_lane(out[0][n].part[i], w, x[n], f);
+                }
+        }
+    }
+};
+static_assert(Acc::kTiles == 1, "unpacked() multiplies one tile");
+
+struct TwoBits {
+    static constexpr int kStep = kTernaryStep, kPackedTokens = 8, kPackedAtOnce = 4, kPrefetch = 512;
+
     static uint8x16_t low_field(uint8x16_t bytes, int f) {
         return f == 3 ? vshrq_n_u8(bytes, 6) : vandq_u8(shift_bytes(bytes, -2 * f), vdupq_n_u8(3));
     }
@@ -79,13 +104,13 @@ struct Acc {
     // One token: fields 1 and 2 are masked in place, four and 16 times their code, and have sums of
     // their own. More: fields are shifted down.
     template <int N>
-    static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Ints* out) {
+    static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Acc::Ints* out) {
         constexpr int kSums = N == 1 ? 3 : 1;
         const int8_t* q[N];
-        Ints sum[N][kSums];
+        Acc::Ints sum[N][kSums];
         for (int n = 0; n < N; ++n) {
             q[n] = a.q + (t + n) * a.cols;
-            for (Ints& s : sum[n]) s = zero();
+            for (Acc::Ints& s : sum[n]) s = Acc::zero();
         }
         for (int64_t c = c0; c < c1; c += kTernaryStep) {
             prefetch_line(codes + 4 * c + kPrefetch);
@@ -124,29 +149,7 @@ struct Acc {
                 for (int f = 0; f < 4; ++f) vst1q_u8(out + (i + f) * stride + 16 * j, low_field(bytes, f));
             }
     }
-
-    template <int G, int N>
-    static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
-        const int8_t* q[N];
-        for (int n = 0; n < N; ++n) {
-            q[n] = a.q + (t + n) * a.cols;
-            out[0][n] = zero();
-        }
-        for (int64_t c = c0; c < c1; c += kTernaryStep) {
-            int8x16_t x[N];
-            for (int n = 0; n < N; ++n) x[n] = vld1q_s8(q[n] + c);
-#pragma GCC unroll 4
-            for (int f = 0; f < 4; ++f)
-#pragma GCC unroll 4
-                for (int i = 0; i < kRegisters; ++i) {
-                    const int8x16_t w = vreinterpretq_s8_u8(vld1q_u8(bytes + 16 * c + 64 * f + 16 * i));
-#pragma GCC unroll 4
-                    for (int n = 0; n < N; ++n) out[0][n].part[i] = dot_lane(out[0][n].part[i], w, x[n], f);
-                }
-        }
-    }
 };
-static_assert(Acc::kTiles == 1, "unpacked() multiplies one tile");
 
 }  // namespace
 }  // namespace bitnet
@@ -155,6 +158,9 @@ static_assert(Acc::kTiles == 1, "unpacked() multiplies one tile");
 
 namespace bitnet {
 
-void add_neon_ternary(Kernels& k) { fill_ternary_tables(k); }
+void add_neon_ternary(Kernels& k) {
+    use<TwoBits, false>(k, Type::Ternary);
+    use<TwoBits, true>(k, Type::TernaryBlocks);
+}
 
 }  // namespace bitnet

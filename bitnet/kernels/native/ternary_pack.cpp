@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kPart = 64;       // columns unpacked at a time
 constexpr int64_t kTilesPerChunk = 4;
+constexpr uint8_t kZeroWeights = 0x55;  // four codes 1
 
 // Digit *n* of *count* bytes: a byte is a fraction of 256 in base 3, so a multiplication by 3^n in
 // eight bits brings the digit to the front.
@@ -87,16 +88,23 @@ uint32_t pack_16(const uint8_t* code) {
            read<uint32_t>(code + 12) << 6;
 }
 
-TilePacker fast_packer(const Source& source, int64_t cols) {
+TilePacker fast_packer(const Source& source) {
     const bool two_bit = source.kind == TernarySource::i2_s || source.kind == TernarySource::tq2_0;
 #if defined(BITNET_X86)
-    if (two_bit && source.cols == cols && cols % 128 == 0 && cpu_features().avx2) return pack_two_bit_avx2;
+    if (two_bit && source.cols % 128 == 0 && cpu_features().avx2) return pack_two_bit_avx2;
 #endif
-    (void)two_bit, (void)cols;
+    (void)two_bit;
     return nullptr;
 }
 
-// Returns whether a code was 3.
+auto dense_maker() {
+#if defined(BITNET_X86)
+    if (cpu_features().avx2) return make_dense_avx2;
+#endif
+    return make_dense;
+}
+
+// A tile with two bits per weight; returns whether a code was 3.
 bool pack_tile(const Source& source, int64_t tile, int64_t cols, uint8_t* out) {
     alignas(64) uint8_t code[kPart];
     uint8_t bad = 0;
@@ -119,18 +127,29 @@ bool pack_tile(const Source& source, int64_t tile, int64_t cols, uint8_t* out) {
 
 }  // namespace
 
-bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t inputs, int64_t cols, uint8_t* out) {
+bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t inputs, Type type, int64_t cols,
+                  uint8_t* out) {
     const Source source{kind, data, rows, inputs};
     const int64_t tiles = ternary_tiles(rows), row_bytes = ternary_source_bytes(kind, rows, inputs) / rows;
-    const TilePacker fast = fast_packer(source, cols);
+    const bool dense = type == Type::TernaryDense;
+    // A dense tile is made of one with two bits per weight, which lies in a core's own cache.
+    const int64_t wide = (cols + kTernaryStep - 1) / kTernaryStep * kTernaryStep;
+    const TilePacker fast = fast_packer(source);
+    const auto densify = dense_maker();
     std::atomic<bool> valid{true};
     parallel_for((tiles + kTilesPerChunk - 1) / kTilesPerChunk, [&](int64_t chunk) {
         const int64_t end = std::min(tiles, (chunk + 1) * kTilesPerChunk);
         for (int64_t tile = chunk * kTilesPerChunk; tile < end; ++tile) {
-            uint8_t* at = out + tile * cols * 4;
-            const bool bad = fast && (tile + 1) * kTernaryRows <= rows
-                                 ? fast(kind, data + tile * kTernaryRows * row_bytes, cols, at)
-                                 : pack_tile(source, tile, cols, at);
+            uint8_t* at = out + tile * ternary_tile_bytes(type, cols);
+            uint8_t* two_bits = dense ? thread_scratch(size_t(wide) * 4) : at;
+            bool bad;
+            if (fast && (tile + 1) * kTernaryRows <= rows) {
+                bad = fast(kind, data + tile * kTernaryRows * row_bytes, inputs, two_bits);
+                std::fill(two_bits + 4 * inputs, two_bits + 4 * wide, kZeroWeights);
+            } else {
+                bad = pack_tile(source, tile, wide, two_bits);
+            }
+            if (dense) densify(two_bits, cols, at);
             if (bad) valid = false;
         }
     });
@@ -141,14 +160,12 @@ void unpack_ternary_row(Type type, const uint8_t* weight, int64_t rows, int64_t 
     LinearArgs a;
     a.weight = weight, a.rows = rows, a.cols = cols;
     const int64_t lane = r % kTernaryRows;
-    const uint8_t* tile = weight + r / kTernaryRows * cols * 4;
+    const uint8_t* tile = weight + r / kTernaryRows * ternary_tile_bytes(type, cols);
     for (int64_t c = 0; c < cols; ++c) {
-        const int64_t within = c % kTernaryStep;
-        const int code = tile[c / kTernaryStep * 64 + 4 * lane + within % 4] >> (2 * (within / 4)) & 3;
         float d = scale;
         if (type == Type::TernaryBlocks)
             d *= read<float>(ternary_scales(a, r) + 4 * (c / kTernaryBlock * kTernaryRows + lane));
-        out[c] = d * float(code - 1);
+        out[c] = d * float(ternary_code(type, tile, c, lane) - 1);
     }
 }
 

@@ -1,4 +1,6 @@
 // The specification of the ternary kernels: one row and one token at a time, on any processor.
+#include <initializer_list>
+
 #include "ternary_layout.hpp"
 
 namespace bitnet {
@@ -6,14 +8,10 @@ namespace {
 
 // Sum of code * q over the columns [c, end) of row *r*.
 int32_t dot(const LinearArgs& a, int64_t r, int64_t t, int64_t c, int64_t end) {
-    const uint8_t* tile = a.weight + r / kTernaryRows * a.cols * 4 + 4 * (r % kTernaryRows);
+    const uint8_t* tile = a.weight + r / kTernaryRows * ternary_tile_bytes(a.type, a.cols);
     const int8_t* q = a.q + t * a.cols;
     int32_t sum = 0;
-    for (; c < end; ++c) {
-        const int64_t within = c % kTernaryStep;
-        const int code = tile[c / kTernaryStep * 64 + within % 4] >> (2 * (within / 4)) & 3;
-        sum += (code - 1) * q[c];
-    }
+    for (; c < end; ++c) sum += (ternary_code(a.type, tile, c, r % kTernaryRows) - 1) * q[c];
     return sum;
 }
 
@@ -40,7 +38,7 @@ void linear_blocks(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
 }  // namespace
 
 void add_scalar_ternary(Kernels& k) {
-    k.decode[int(Type::Ternary)] = k.prefill[int(Type::Ternary)] = linear;
+    for (const Type type : {Type::Ternary, Type::TernaryDense}) k.decode[int(type)] = k.prefill[int(type)] = linear;
     k.decode[int(Type::TernaryBlocks)] = k.prefill[int(Type::TernaryBlocks)] = linear_blocks;
 }
 
