@@ -70,6 +70,12 @@ def _threads(text: str) -> int:
     return value
 
 
+def _layout(text: str) -> str:
+    if text not in ("auto", "2bit", "dense"):
+        raise ValueError("expected auto, 2bit or dense")
+    return text
+
+
 class Setting(Generic[T]):
     """One environment variable: names in order of precedence, type, default and help.
 
@@ -222,6 +228,12 @@ threads = Setting(
     parse=_threads,
     default=0,
     help="compute threads; 0: as many as there are cores",
+)
+ternary_layout = Setting(
+    "BITNET_TERNARY_LAYOUT",
+    parse=_layout,
+    default="auto",
+    help="ternary weights in memory: auto (measured once per machine), 2bit or dense (1.6 bits)",
 )
 log = Setting(
     "BITNET_LOG",

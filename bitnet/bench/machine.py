@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import os
 import platform
-import re
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,22 +53,13 @@ class Machine:
 def describe_machine(threads: Sequence[int] = (), *, backend: str = "") -> Machine:
     """This machine, its memory read with each number of *threads* by the compiled module."""
     return Machine(
-        cpu=_processor(),
+        cpu=native.processor(),
         cores=thread_count(),
         memory_bytes=_memory(),
         features=tuple(native.cpu_features()),
         backend=backend or native.backend_name(),
         read_bytes_per_s={count: _read_rate(count) for count in threads if count},
     )
-
-
-def _processor() -> str:
-    """Name of the processor; its family where the system says no more."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def _memory() -> int:

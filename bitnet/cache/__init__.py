@@ -7,6 +7,7 @@
     <cache>/tokenizers/compiled/<sha256>.tok           memory-mapped form, rebuilt when missing
     <cache>/models/<org>--<repo>/<revision>/<file>
     <cache>/screens/<hash of the head>.screen          what spares reading a head, rebuilt as well
+    <cache>/measurements/<what>-<hash>.json            what is faster on this machine, likewise
     <cache>/reports/
 
 Nothing here is an index: the folder itself is the truth, and any file or folder in it may be

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 __all__ = ["AREAS", "Entry", "Kind", "entries", "locks_for"]
 
-Kind = Literal["tokenizer", "model", "compiled", "report", "screen", "partial", "leftover"]
+Kind = Literal[
+    "tokenizer", "model", "compiled", "report", "screen", "measurement", "partial", "leftover"
+]
 
-AREAS = ("tokenizers", "models", "screens", "reports")
+AREAS = ("tokenizers", "models", "screens", "measurements", "reports")
 _LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress")
 _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
 
@@ -31,7 +33,7 @@ class Entry:
     Attributes:
         kind: what it is; ``leftover`` is an unfinished file of another tool or a lock of nobody.
         key: ``llama3-128k``, ``org--repo/revision/file``, the SHA-256 of a compiled tokenizer,
-            the fingerprint of a screened output head.
+            the fingerprint of a screened output head, the name of a measurement.
         path: the file.
         size_bytes: of the file and its companions.
         last_used_s: seconds since the epoch of the last read or write, as far as the disk knows.
@@ -124,7 +126,7 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
     kind = _kind(area, inner)
     return Entry(
         kind=kind,
-        key=path.stem if kind in ("compiled", "screen") else _key(area, inner),
+        key=path.stem if kind in ("compiled", "screen", "measurement") else _key(area, inner),
         path=path,
         size_bytes=sum(size.st_size for size in sizes),
         last_used_s=max(sizes[0].st_atime, sizes[0].st_mtime),
@@ -141,8 +143,8 @@ def _kind(area: str, inner: list[str]) -> Kind:
         return "partial"
     if area == "tokenizers":
         return "compiled" if inner[0] == "compiled" and len(inner) > 1 else "tokenizer"
-    if area == "screens":
-        return "screen"
+    if area in ("screens", "measurements"):
+        return "screen" if area == "screens" else "measurement"
     return "model" if area == "models" else "report"
 
 

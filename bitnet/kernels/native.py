@@ -8,6 +8,7 @@ Products round activations to int8, in groups or, for ternary weights, per token
 from __future__ import annotations
 
 import logging
+import math
 import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,10 +20,11 @@ from bitnet.errors import Unsupported
 from bitnet.kernels.native_graph import GATES, CompiledProgram
 from bitnet.kernels.ops import Activation, Array, Ops
 from bitnet.kernels.packing import prepare_matrix
+from bitnet.kernels.ternary_choice import dense_pays
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import ModuleType
 
     from numpy.typing import NDArray
@@ -89,6 +91,7 @@ class NativeOps(Ops):
         module.set_threads(wanted)
         self._native = module
         self._turns: tuple[Array, float, Array, Array] | None = None
+        self._dense = dense_pays(module, 0)
         self.name = f"native ({module.kernel_level()})"
 
     @property
@@ -96,10 +99,15 @@ class NativeOps(Ops):
         """The compiled module, whose functions this backend calls."""
         return self._native
 
+    def expect(self, weights: Iterable[Weight]) -> None:
+        """Choose how ternary matrices are packed, which may be measured."""
+        ternary = (w.shape for w in weights if registry.rounds_activations(w.quant))
+        self._dense = dense_pays(self._native, sum(math.prod(shape) for shape in ternary))
+
     def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:
         if len(weight.shape) != 2:
             return np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)
-        return prepare_matrix(self._native, weight, in_rows=looked_up)
+        return prepare_matrix(self._native, weight, in_rows=looked_up, dense=self._dense)
 
     def compile(
         self, program: Program, weights: Mapping[str, Any]

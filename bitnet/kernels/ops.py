@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from bitnet.kernels.program import Interpreter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -36,6 +36,9 @@ class Ops(ABC):
     """
 
     name: str
+
+    def expect(self, weights: Iterable[Weight]) -> None:  # noqa: B027 - most have nothing to choose
+        """Before a model's *weights* are prepared: a chance to choose their form by all of them."""
 
     @abstractmethod
     def prepare(self, weight: Weight, *, looked_up: bool = False) -> Prepared:

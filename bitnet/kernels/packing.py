@@ -56,7 +56,9 @@ class Matrix:
     inputs: int
 
 
-def prepare_matrix(native: ModuleType, weight: Weight, *, in_rows: bool = False) -> Matrix:
+def prepare_matrix(
+    native: ModuleType, weight: Weight, *, in_rows: bool = False, dense: bool = False
+) -> Matrix:
     """*weight*, of two dimensions, for the kernels of the compiled module *native*.
 
     An encoding without a kernel is unpacked to F32.
@@ -66,6 +68,7 @@ def prepare_matrix(native: ModuleType, weight: Weight, *, in_rows: bool = False)
         weight: what to prepare.
         in_rows: keep a block-quantized or float matrix where it is in the file, which is enough for
             ``embed``; ``linear`` is slow on it.
+        dense: pack ternary weights at 1.6 bits, where two are more.
 
     Raises:
         InvalidFormat: the weight's bytes are damaged.
@@ -73,7 +76,7 @@ def prepare_matrix(native: ModuleType, weight: Weight, *, in_rows: bool = False)
     rows, columns = weight.shape
     name = weight.quant.name
     if registry.rounds_activations(weight.quant):
-        packed = pack_ternary(native, weight)
+        packed = pack_ternary(native, weight, dense=dense)
         return _matrix(
             native,
             packed.kind,

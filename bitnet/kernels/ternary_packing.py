@@ -1,6 +1,7 @@
-"""Ternary weights in the tiles that the compiled kernels read: 16 rows together, two bits each.
+"""Ternary weights in the tiles that the compiled kernels read: 16 rows together.
 
-Every ternary encoding becomes this one when a model is loaded, in memory with huge pages. Packing
+Every ternary encoding becomes one with two bits per weight, or one with five weights per byte
+(``ternary_choice``), when a model is loaded, in memory with huge pages. Packing
 costs less than reading the file did, and a core reads such memory almost twice as fast as a mapped
 file. The pages of the file are given back as they are done with, so the weights take their place
 in memory once. ``native/ternary_layout.hpp`` draws the layout.
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 __all__ = ["PackedTernary", "pack_ternary"]
 
-_ROWS, _COLUMNS, _BLOCK = 16, 16, 256  # of a tile, of a step in it, with one scale
+_ROWS, _LINE = 16, 64  # of a tile; bytes of all its rows
+_COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # of a line
+_MOST_DENSE = 1 << 17  # columns whose sums fit 32 bits; kDenseCols in native/ternary_layout.hpp
 # Columns of a block where rows must be whole blocks to be read in place.
 _IN_PLACE = {"I2_S": 128, "TQ1_0": 256, "TQ2_0": 256, "PACKED_U8": 1, "IQ2_BN": 64}
 
@@ -34,9 +37,10 @@ class PackedTernary(NamedTuple):
     """A ternary matrix in tiles.
 
     Attributes:
-        kind: ``TERNARY``, or ``TERNARY_BLOCKS`` where a row has a scale per 256 columns.
+        kind: ``TERNARY``, ``TERNARY_DENSE``, or ``TERNARY_BLOCKS`` where a row has a scale per 256
+            columns.
         data: codes, and for ``TERNARY_BLOCKS`` the scales behind them.
-        columns: of the tiles, a multiple of 16; those behind the matrix's are zero weights.
+        columns: of the tiles, whole lines; those behind the matrix's are zero weights.
         scale: of all weights.
         factors: of each row, ``(rows,)`` float32, or ``None``.
     """
@@ -48,8 +52,13 @@ class PackedTernary(NamedTuple):
     factors: NDArray[np.float32] | None
 
 
-def pack_ternary(native: ModuleType, weight: Weight) -> PackedTernary:
+def pack_ternary(native: ModuleType, weight: Weight, *, dense: bool = False) -> PackedTernary:
     """*weight*, a ternary matrix in any encoding, for the kernels of the compiled module *native*.
+
+    Args:
+        native: the compiled module.
+        weight: what to pack.
+        dense: five weights to a byte, unless blocks have scales of their own.
 
     Raises:
         InvalidFormat: too few bytes, a code that stands for nothing, a scale that is no number.
@@ -62,14 +71,18 @@ def pack_ternary(native: ModuleType, weight: Weight) -> PackedTernary:
     else:
         ternary = registry.unpack_ternary(weight)
         source, codes, scales = "CODES", ternary.codes.view(np.uint8).reshape(-1), ternary.scales
-    columns = -(-inputs // _COLUMNS) * _COLUMNS
     tiles = -(-rows // _ROWS)
     groups = scales.shape[1]
-    code_bytes = tiles * _ROWS * columns // 4
+    dense = dense and inputs < _MOST_DENSE
+    kind = "TERNARY_BLOCKS" if groups > 1 else "TERNARY_DENSE" if dense else "TERNARY"
+    lines = -(-inputs // _COLUMNS[kind])
+    columns = lines * _COLUMNS[kind]
+    code_bytes = tiles * lines * _LINE
     data: NDArray[np.uint8] = native.allocate_weights(
         code_bytes + (tiles * _ROWS * groups * 4 if groups > 1 else 0)
     )
-    if not native.pack_ternary(source, codes, rows, inputs, columns, data[:code_bytes]):
+    number = native.kernel_types().index(kind)
+    if not native.pack_ternary(source, codes, rows, inputs, number, columns, data[:code_bytes]):
         raise InvalidFormat(
             f"{weight.name}: code 3 where only 0, 1 and 2 are {name} weights",
             hint="the file is damaged, or written with another layout; download it again",
@@ -80,8 +93,8 @@ def pack_ternary(native: ModuleType, weight: Weight) -> PackedTernary:
         filled[:rows] = scales
         tail = data[code_bytes:].view(np.float32).reshape(tiles, groups, _ROWS)
         tail[:] = filled.reshape(tiles, _ROWS, groups).transpose(0, 2, 1)
-        return PackedTernary("TERNARY_BLOCKS", data, columns, 1.0, None)
+        return PackedTernary(kind, data, columns, 1.0, None)
     first = scales[0, 0]
     if (scales == first).all():
-        return PackedTernary("TERNARY", data, columns, float(first), None)
-    return PackedTernary("TERNARY", data, columns, 1.0, scales[:, 0].copy())
+        return PackedTernary(kind, data, columns, float(first), None)
+    return PackedTernary(kind, data, columns, 1.0, scales[:, 0].copy())

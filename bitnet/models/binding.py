@@ -105,6 +105,7 @@ def bind(
             f"{config.architecture}:\n  " + "\n  ".join(wrong),
             hint="the file is incomplete or was converted for another architecture",
         )
+    ops.expect(checkpoint.weights.values())
     prepared = {}
     for name, weight in checkpoint.weights.items():
         if name in _READ_ELSEWHERE or name.endswith(".scale"):

@@ -7,8 +7,11 @@ an error, ``BITNET_BACKEND=reference`` leaves it unused.
 from __future__ import annotations
 
 import logging
+import platform
+import re
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet import settings
@@ -17,7 +20,7 @@ from bitnet.errors import Unsupported, UsageError
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["backend_name", "cpu_features", "module"]
+__all__ = ["backend_name", "cpu_features", "module", "processor"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +74,15 @@ def cpu_features() -> list[str]:
     """Names of the instruction sets the compiled module can use here; empty without it."""
     found, _ = _import()
     return list(found.cpu_features()) if found is not None else []
+
+
+def processor() -> str:
+    """Name of the processor; its family where the system says no more."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.M)
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 def backend_name() -> str:

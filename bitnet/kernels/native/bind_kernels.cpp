@@ -61,6 +61,11 @@ void bind_plant_wrong_kernel(int type) {
     plant_wrong_kernel(Type(type));
 }
 
+bool bind_has_kernel(int type) {
+    require(type >= 0 && type < kTypes, "unknown weight type");
+    return has_kernel(Type(type));
+}
+
 int64_t bind_row_bytes(int type, int64_t cols) {
     require(type >= 0 && type < kTypes && cols > 0, "unknown weight type, or no columns");
     return row_bytes(Type(type), cols);
@@ -175,6 +180,7 @@ void bind_kernels(nb::module_& m) {
     m.def("kernel_levels", &levels, "Instruction sets the kernels can use here, slowest first.");
     m.def("kernel_level", &level, "The instruction set in use.");
     m.def("set_kernel_level", &set_level, "name"_a, "Use another of kernel_levels(); False if it is none.");
+    m.def("has_kernel", &bind_has_kernel, "type"_a, "Whether the level in use has a kernel of its own for a type.");
     m.def("kernel_self_test", &self_test, "Compare with scalar; names of the kernels that were replaced.");
     m.def("plant_wrong_kernel", &bind_plant_wrong_kernel, "type"_a,
           "For tests of kernel_self_test: the product of a type is wrong until set_kernel_level.");

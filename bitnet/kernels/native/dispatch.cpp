@@ -242,6 +242,8 @@ bool set_level(const std::string& name) {
     return false;
 }
 
+bool has_kernel(Type type) { return table().decode[int(type)] != scalar_kernels().decode[int(type)]; }
+
 void plant_wrong_kernel(Type type) {
     table().decode[int(type)] = table().prefill[int(type)] = [](const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
         for (int64_t t = 0; t < a.tokens; ++t)

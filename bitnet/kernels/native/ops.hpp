@@ -14,6 +14,8 @@ std::vector<std::string> levels();
 std::string level();
 // False when *name* is not one of levels().
 bool set_level(const std::string& name);
+// Whether the chosen level has a kernel of its own for *type*.
+bool has_kernel(Type type);
 // Kernels of the chosen level that differ from the scalar ones and were replaced by them.
 std::vector<std::string> self_test();
 

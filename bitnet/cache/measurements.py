@@ -1,0 +1,56 @@
+"""What was measured once on a machine: read where the same conditions hold again.
+
+``<cache>/measurements/<what>-<hash of the conditions>.json`` holds the conditions and the answer. A
+file that cannot be read, or is of other conditions, counts as none; a cache that cannot be written
+only means that the measurement is repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from bitnet import settings
+from bitnet.files import keep
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+__all__ = ["measurement_path", "read_measurement", "write_measurement"]
+
+logger = logging.getLogger(__name__)
+
+
+def measurement_path(what: str, conditions: Mapping[str, Any]) -> Path:
+    """Where the answer of *what* under *conditions*, JSON values, is kept."""
+    text = json.dumps(conditions, sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return settings.cache_dir() / "measurements" / f"{what}-{digest}.json"
+
+
+def read_measurement(what: str, conditions: Mapping[str, Any]) -> dict[str, float] | None:
+    """The numbers found under *conditions*, by name; ``None`` if there are none that are sound."""
+    path = measurement_path(what, conditions)
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        logger.debug("%s cannot be used, measured again: %s", path, error)
+        return None
+    if isinstance(content, dict) and content.get("conditions") == conditions:
+        found = content.get("found")
+        if isinstance(found, dict) and all(isinstance(n, int | float) for n in found.values()):
+            return found
+    logger.debug("%s is of something else, measured again", path)
+    return None
+
+
+def write_measurement(what: str, conditions: Mapping[str, Any], found: Mapping[str, float]) -> None:
+    """Keep *found*; without room or permission nothing happens."""
+    text = json.dumps({"conditions": conditions, "found": found}, indent=1) + "\n"
+    if problem := keep(measurement_path(what, conditions), text.encode()):
+        logger.debug("measurement of %s not kept: %s", what, problem)

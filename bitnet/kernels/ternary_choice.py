@@ -1,0 +1,104 @@
+"""How ternary weights are packed: two bits each, or five in a byte, whichever is multiplied faster.
+
+Five in a byte are a fifth fewer bytes, but take more operations to unpack. They are worth it where
+the cores together wait for memory, which depends on the machine, its memory and what else runs on
+it. So both are measured, once per machine and number of threads, over more memory than a cache
+holds. Results are the same bits either way.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from statistics import quantiles
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet import native, settings
+from bitnet.cache.measurements import read_measurement, write_measurement
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+__all__ = ["dense_pays", "measure"]
+
+logger = logging.getLogger(__name__)
+
+SMALLEST = 256 << 20  # weights of a model below which its packing is not worth a measurement
+ADVANTAGE = 1.05  # how much faster the denser packing must be to be used
+COLUMNS, ROWS = 2560, 12_800  # of a matrix that is multiplied: 8 MB with two bits
+POOL_BYTES = 128 << 20  # of the memory the matrices lie in
+ROUNDS, LIMIT_S = 96, 0.3
+
+
+def dense_pays(module: ModuleType, weights: int) -> bool:
+    """Whether *weights* ternary weights, those of a model, should be packed five to a byte.
+
+    Args:
+        module: the compiled module, with its threads and level as they will be used.
+        weights: how many there are.
+
+    Raises:
+        UsageError: ``BITNET_TERNARY_LAYOUT`` names no layout.
+    """
+    wanted = settings.ternary_layout()
+    if wanted != "auto":
+        return wanted == "dense"
+    if weights < SMALLEST or not module.has_kernel(module.kernel_types().index("TERNARY_DENSE")):
+        return False
+    conditions = _conditions(module)
+    found = read_measurement("ternary-layout", conditions) or {}
+    if found.keys() != {"two_bit", "dense"}:
+        found = measure(module)
+        write_measurement("ternary-layout", conditions, found)
+    pays = found["dense"] >= ADVANTAGE * found["two_bit"]
+    logger.info(
+        "ternary weights in memory: %s; with %d threads 2 bits give %.0f and 1.6 bits %.0f "
+        "billion weights/s",
+        "1.6 bits" if pays else "2 bits",
+        conditions["threads"],
+        found["two_bit"] / 1e9,
+        found["dense"] / 1e9,
+    )
+    return pays
+
+
+def measure(module: ModuleType) -> dict[str, float]:
+    """Weights per second with two bits and five to a byte: what a tenth of the products exceed.
+
+    The two are measured in turn, so that both meet the same neighbours on the machine, and go
+    through one piece of memory, so that neither finds in a cache what it reads.
+    """
+    kinds = [module.kernel_types().index(name) for name in ("TERNARY", "TERNARY_DENSE")]
+    sizes = [ROWS * module.row_bytes(kind, COLUMNS) for kind in kinds]
+    pool = module.allocate_weights(POOL_BYTES)
+    pool.fill(0x91)  # any bytes will do
+    x, out = np.ones((1, COLUMNS), dtype=np.float32), np.empty((1, ROWS), dtype=np.float32)
+    times: list[list[float]] = [[], []]
+    begin, started = 0, time.perf_counter()
+    for round_ in range(ROUNDS):
+        if round_ > 4 and time.perf_counter() - started > LIMIT_S:
+            break
+        for kind, size, took in zip(kinds, sizes, times, strict=True):
+            begin = begin if begin + size <= POOL_BYTES else 0
+            before = time.perf_counter()
+            module.linear(kind, pool[begin : begin + size], ROWS, COLUMNS, 1.0, x, out)
+            took.append(time.perf_counter() - before)
+            begin += size
+    two_bit, dense = (ROWS * COLUMNS / quantiles(took, n=10)[0] for took in times)
+    return {"two_bit": two_bit, "dense": dense}
+
+
+def _conditions(module: ModuleType) -> dict[str, Any]:
+    """What the answer depends on, as far as it can be known; a new build is measured again."""
+    built = Path(module.__file__ or "").stat()
+    return {
+        "processor": native.processor(),
+        "cores": os.cpu_count(),
+        "level": module.kernel_level(),
+        "threads": module.threads(),
+        "kernels": f"{built.st_size}-{built.st_mtime_ns}",
+    }
