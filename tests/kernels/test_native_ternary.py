@@ -21,8 +21,9 @@ TOKENS = (1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 40)
 FULL_SHAPES = ((2560, 2560), (640, 2560), (6912, 2560), (2560, 6912))
 
 
-@pytest.fixture
-def ops():
+@pytest.fixture(params=["2bit", "dense"])
+def ops(request, monkeypatch):
+    monkeypatch.setenv("BITNET_TERNARY_LAYOUT", request.param)
     before = NATIVE.threads()
     yield NativeOps()
     NATIVE.set_threads(before)
@@ -86,7 +87,7 @@ def tq(name, codes, *, scales=0.25):
 ENCODINGS = {
     "I2_S": (i2_s, SCALE, (128, 384, 1152)),
     "I2_S_ARM": (i2_s_arm, SCALE, (64, 320)),
-    "PACKED_U8": (packed_u8, SCALE, (16, 36, 200)),
+    "PACKED_U8": (packed_u8, SCALE, (16, 20, 36, 200)),
     "IQ2_BN": (iq2_bn, SCALE, (64, 320)),
     "TQ2_0": (lambda codes: tq("TQ2_0", codes), 0.25, (256, 1280)),
     "TQ1_0": (lambda codes: tq("TQ1_0", codes), 0.25, (256, 1280)),
@@ -253,11 +254,55 @@ def test_too_few_bytes_are_refused(name, ops):
 def test_what_cannot_be_packed_is_refused():
     codes = np.zeros(512, dtype=np.uint8)
     out = np.zeros(512, dtype=np.uint8)
+    two_bit, dense = (NATIVE.kernel_types().index(name) for name in ("TERNARY", "TERNARY_DENSE"))
     with pytest.raises(ValueError, match="unknown ternary source"):
-        NATIVE.pack_ternary("Q8_0", codes, 2, 256, 256, out)
+        NATIVE.pack_ternary("Q8_0", codes, 2, 256, two_bit, 256, out)
+    with pytest.raises(ValueError, match="unknown ternary type"):
+        NATIVE.pack_ternary("CODES", codes, 2, 256, 0, 256, out)
     with pytest.raises(ValueError, match="too few bytes"):
-        NATIVE.pack_ternary("CODES", codes, 3, 256, 256, out)
-    with pytest.raises(ValueError, match="whole tiles"):
-        NATIVE.pack_ternary("CODES", codes, 2, 256, 256, out)
-    with pytest.raises(ValueError, match="whole tiles"):
-        NATIVE.pack_ternary("CODES", codes, 2, 250, 250, np.zeros(4096, dtype=np.uint8))
+        NATIVE.pack_ternary("CODES", codes, 3, 256, two_bit, 256, out)
+    roomy = np.zeros(4096, dtype=np.uint8)
+    for kind, columns, room in (
+        (two_bit, 256, out),
+        (two_bit, 250, roomy),
+        (dense, 240, roomy),
+        (dense, 256, roomy),
+    ):
+        with pytest.raises(ValueError, match="whole tiles"):
+            NATIVE.pack_ternary("CODES", codes, 2, 250, kind, columns, room)
+    wide, tile = np.zeros(140_000, dtype=np.uint8), np.zeros(64 * 7000, dtype=np.uint8)
+    with pytest.raises(ValueError, match="too many columns"):
+        NATIVE.pack_ternary("CODES", wide, 1, 140_000, dense, 140_000, tile)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"), [("2bit", ("TERNARY", 64)), ("dense", ("TERNARY_DENSE", 52))]
+)
+def test_the_layout_is_the_one_asked_for(encoding, expected, monkeypatch):
+    monkeypatch.setenv("BITNET_TERNARY_LAYOUT", encoding)
+    matrix = NativeOps().prepare(i2_s(random_codes(16, 256)))
+    assert (NATIVE.kernel_types()[matrix.kind], len(matrix.data) // 16) == expected
+
+
+def test_more_columns_than_dense_sums_can_hold_keep_two_bits(monkeypatch):
+    monkeypatch.setenv("BITNET_TERNARY_LAYOUT", "dense")
+    ops = NativeOps()
+    codes = np.ones((1, 1 << 18), dtype=np.int64)
+    matrix = ops.prepare(i2_s(codes))
+    assert NATIVE.kernel_types()[matrix.kind] == "TERNARY"
+    x = np.full((1, 1 << 18), -3.0, dtype=np.float32)
+    np.testing.assert_array_equal(ops.linear(x, matrix), expected(x, codes, SCALE))
+
+
+def test_every_byte_of_five_weights_is_read_as_it_is_written(level, monkeypatch):
+    monkeypatch.setenv("BITNET_TERNARY_LAYOUT", "dense")
+    ops = NativeOps()
+    every = np.stack(np.meshgrid(*[[-1, 0, 1]] * 5, indexing="ij"), axis=-1).reshape(243, 5)
+    # Byte k of a line holds columns k, 4 + k, ... of 20; a row of 61 lines has all combinations.
+    codes = np.resize(every, (16, 61, 4, 5)).transpose(0, 1, 3, 2).reshape(16, 61 * 20)
+    matrix = ops.prepare(packed_u8(codes))
+    assert len(set(matrix.data.tolist())) == 243
+    x = np.random.default_rng(3).standard_normal((20, 61 * 20)).astype(np.float32)
+    for tokens in (1, 2, 4, 20):
+        wanted = expected(x[:tokens], codes, SCALE)
+        np.testing.assert_array_equal(ops.linear(x[:tokens], matrix), wanted)

@@ -71,12 +71,14 @@ private:
     bool recording_ = true;
 };
 
-// Makes arbitrary bytes weights that mean something: scales and floats below 2, no ternary code 3.
+// Makes arbitrary bytes weights that mean something: scales and floats below 2, ternary codes.
 void tame(Type type, uint8_t* bytes, int64_t rows, int64_t cols) {
     const int64_t size = bitnet::kBlocks[int(type)].bytes, all = bitnet::weight_bytes(type, rows, cols);
     if (bitnet::is_ternary(type)) {
-        const int64_t codes = bitnet::ternary_code_bytes(rows, cols);
-        for (int64_t i = 0; i < codes; ++i) bytes[i] &= uint8_t(~((bytes[i] & (bytes[i] >> 1) & 0x55) << 1));
+        const int64_t codes = bitnet::ternary_code_bytes(type, rows, cols);
+        for (int64_t i = 0; i < codes; ++i)
+            if (type == Type::TernaryDense) bytes[i] = uint8_t(bytes[i] % 9 * 28 + bytes[i] / 9 % 27);
+            else bytes[i] &= uint8_t(~((bytes[i] & (bytes[i] >> 1) & 0x55) << 1));
         for (int64_t i = codes + 3; i < all; i += 4) bytes[i] &= 0xbf;
         return;
     }
@@ -112,16 +114,17 @@ void run_linear(Results& results, Type type, int64_t rows, int64_t cols, int64_t
     multiply(results, tiled, tiles.get(), rows, cols, tokens);
 }
 
-void run_ternary_packing(Results& results, int64_t rows, int64_t cols) {
+void run_ternary_packing(Results& results, Type type, int64_t rows, int64_t cols) {
+    const int64_t step = bitnet::ternary_step(type), padded = (cols + step - 1) / step * step;
     for (int i = 0; i < int(bitnet::TernarySource::kCount); ++i) {
         const auto source = bitnet::TernarySource(i);
-        const int64_t bytes = bitnet::ternary_source_bytes(source, rows, cols), padded = (cols + 15) / 16 * 16;
+        const int64_t bytes = bitnet::ternary_source_bytes(source, rows, cols);
         if (bytes == 0) continue;
-        Buffer<uint8_t> weight(bytes), out(bitnet::ternary_code_bytes(rows, padded));
+        Buffer<uint8_t> weight(bytes), out(bitnet::ternary_code_bytes(type, rows, padded));
         for (int64_t j = 0; j < bytes; ++j) weight.get()[j] = uint8_t(j * 73 + 19);
-        bitnet::pack_ternary(source, weight.get(), rows, cols, padded, out.get());
-        tame(Type::Ternary, out.get(), rows, padded);
-        multiply(results, Type::Ternary, out.get(), rows, padded, 3);
+        bitnet::pack_ternary(source, weight.get(), rows, cols, type, padded, out.get());
+        tame(type, out.get(), rows, padded);
+        multiply(results, type, out.get(), rows, padded, 3);
     }
 }
 
@@ -268,7 +271,8 @@ void run_level(Results& results) {
                 for (const int64_t rows : {1, 5, 40}) run_linear(results, Type(i), rows, cols, tokens);
     }
     for (const int64_t rows : {4, 19, 80})
-        for (const int64_t cols : {20, 64, 128, 768}) run_ternary_packing(results, rows, cols);
+        for (const int64_t cols : {20, 64, 128, 768})
+            for (const Type type : {Type::Ternary, Type::TernaryDense}) run_ternary_packing(results, type, rows, cols);
     for (const int64_t window : {0, 1, 50}) {
         run_attention(results, 1, 130, window);
         run_attention(results, 70, 3, window);

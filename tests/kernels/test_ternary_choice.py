@@ -1,0 +1,166 @@
+"""Which layout ternary weights get: asked for, measured, or measured before."""
+
+import json
+
+import numpy as np
+import pytest
+from tiny_models import in_encoding, tiny
+
+from bitnet import native
+from bitnet.cache.measurements import measurement_path, read_measurement, write_measurement
+from bitnet.errors import UsageError
+from bitnet.kernels import ternary_choice
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.ternary_choice import SMALLEST, dense_pays, measure
+from bitnet.models.load import load_model
+from bitnet.runtime.kv_cache import KVCache
+
+NATIVE = native.module()
+pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _small(tmp_path, monkeypatch):
+    """A cache of its own, the best level, and a measurement of milliseconds."""
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "bitnet"))
+    monkeypatch.setattr(ternary_choice, "ROWS", 160)
+    monkeypatch.setattr(ternary_choice, "POOL_BYTES", 1 << 20)
+    before = NATIVE.kernel_level()
+    NATIVE.set_kernel_level(NATIVE.kernel_levels()[-1])
+    yield
+    NATIVE.set_kernel_level(before)
+
+
+needs_kernel = pytest.mark.skipif(
+    NATIVE is None or not NATIVE.has_kernel(NATIVE.kernel_types().index("TERNARY_DENSE")),
+    reason="no level here has a kernel for dense ternary weights",
+)
+
+
+def here():
+    return ternary_choice._conditions(NATIVE)
+
+
+def remembered():
+    return read_measurement("ternary-layout", here())
+
+
+def test_a_wish_is_followed_without_measuring(monkeypatch):
+    for wish, expected in (("dense", True), ("2bit", False)):
+        monkeypatch.setenv("BITNET_TERNARY_LAYOUT", wish)
+        assert dense_pays(NATIVE, SMALLEST) is expected
+    assert remembered() is None
+    monkeypatch.setenv("BITNET_TERNARY_LAYOUT", "1.6")
+    with pytest.raises(UsageError, match="auto, 2bit or dense"):
+        dense_pays(NATIVE, SMALLEST)
+
+
+def test_a_small_model_is_not_worth_measuring():
+    assert not dense_pays(NATIVE, SMALLEST - 1)
+    assert remembered() is None
+
+
+def test_a_level_without_a_kernel_for_it_keeps_two_bits():
+    NATIVE.set_kernel_level("scalar")
+    assert not dense_pays(NATIVE, SMALLEST)
+    assert remembered() is None
+
+
+def test_a_kernel_that_failed_its_self_test_is_not_used():
+    kind = NATIVE.kernel_types().index("TERNARY_DENSE")
+    NATIVE.plant_wrong_kernel(kind)
+    assert "linear TERNARY_DENSE decode" in NATIVE.kernel_self_test()
+    assert not NATIVE.has_kernel(kind)
+
+
+@needs_kernel
+def test_the_first_load_measures_and_the_next_one_remembers(caplog):
+    caplog.set_level("INFO", "bitnet.kernels")
+    first = dense_pays(NATIVE, SMALLEST)
+    found = remembered()
+    assert found.keys() == {"two_bit", "dense"}
+    assert first is (found["dense"] >= ternary_choice.ADVANTAGE * found["two_bit"])
+    assert dense_pays(NATIVE, SMALLEST) is first
+    assert remembered() == found
+    assert caplog.messages[0] == caplog.messages[1]
+    assert caplog.messages[0].startswith("ternary weights in memory: ")
+
+
+@needs_kernel
+@pytest.mark.parametrize(("gain", "expected"), [(1.04, False), (1.06, True), (0.5, False)])
+def test_a_remembered_answer_decides_with_a_margin(gain, expected):
+    write_measurement("ternary-layout", here(), {"two_bit": 1e11, "dense": gain * 1e11})
+    assert dense_pays(NATIVE, SMALLEST) is expected
+
+
+@needs_kernel
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content["conditions"].update(processor="another"),
+        lambda content: content["found"].pop("dense"),
+        lambda content: content.clear(),
+    ],
+)
+def test_an_answer_of_another_machine_or_a_damaged_one_is_measured_again(change):
+    impossible = {"two_bit": 1.0, "dense": 1e30}
+    write_measurement("ternary-layout", here(), impossible)
+    path = measurement_path("ternary-layout", here())
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    dense_pays(NATIVE, SMALLEST)
+    assert remembered() != impossible
+
+
+@needs_kernel
+def test_each_number_of_threads_and_level_has_an_answer_of_its_own(threads):
+    paths = set()
+    for level in NATIVE.kernel_levels():
+        NATIVE.set_kernel_level(level)
+        for count in (1, 2):
+            threads(count)
+            paths.add(measurement_path("ternary-layout", here()))
+    assert len(paths) == 2 * len(NATIVE.kernel_levels())
+
+
+@needs_kernel
+def test_without_a_cache_it_is_measured_every_time(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "file" / "bitnet"))
+    assert isinstance(dense_pays(NATIVE, SMALLEST), bool)
+    assert remembered() is None
+
+
+def test_a_measurement_is_two_positive_rates():
+    found = measure(NATIVE)
+    assert found.keys() == {"two_bit", "dense"}
+    assert min(found.values()) > 0
+
+
+@pytest.mark.parametrize("encoding", ["I2_S", "TQ2_0"])
+def test_a_model_gives_the_same_bits_in_both_layouts(encoding, monkeypatch):
+    checkpoint = in_encoding(tiny("bitnet-b1.58"), encoding)
+    found = []
+    for layout in ("2bit", "dense"):
+        monkeypatch.setenv("BITNET_TERNARY_LAYOUT", layout)
+        ops = NativeOps()
+        model = load_model(checkpoint, ops=ops)
+        cache = KVCache(model.config, 32)
+        found.append(model.forward([5, 9, 3, 44, 12], cache, all_positions=True))
+        found[-1] = np.concatenate([found[-1], model.forward([7], cache, all_positions=True)])
+    kinds = {name for name in ops.counters() if "TERNARY_DENSE" in name}
+    assert kinds
+    assert found[0].tobytes() == found[1].tobytes()
+
+
+@needs_kernel
+def test_a_large_model_is_packed_as_the_answer_says(monkeypatch):
+    checkpoint = in_encoding(tiny("bitnet-b1.58"), "I2_S")
+    monkeypatch.setattr(ternary_choice, "SMALLEST", 1)
+    for gain, expected in ((2.0, "TERNARY_DENSE"), (0.5, "TERNARY")):
+        ops = NativeOps()
+        write_measurement("ternary-layout", here(), {"two_bit": 1.0, "dense": gain})
+        ops.expect(checkpoint.weights.values())
+        matrix = ops.prepare(checkpoint.weights["blk.0.attn_q.weight"])
+        assert NATIVE.kernel_types()[matrix.kind] == expected
