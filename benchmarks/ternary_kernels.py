@@ -1,15 +1,17 @@
-"""Ternary kernels by batch size, beside what reading memory costs; as JSON and as a roofline.
+"""Ternary kernels by layout and batch size, beside what reading memory costs; also as a roofline.
 
     python benchmarks/ternary_kernels.py [--json FILE] [--svg FILE] [--from JSON...]
 
 Every matrix is read from memory, not from a cache: more of them than a cache holds are multiplied
-in turn. The roofline shows multiply-adds per second against the batch size; with n tokens a byte of
-packed weights is worth 4 n of them.
+in turn, and both layouts in turn, so that they meet the same neighbours on the machine. The
+roofline shows multiply-adds per second with two bits against the batch size; with n tokens a byte
+of packed weights is worth 4 n of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -22,15 +24,18 @@ from bitnet import native
 from bitnet.bench.machine import describe_machine
 
 SHAPES = ((2560, 2560), (640, 2560), (6912, 2560), (2560, 6912))
+LAYOUTS = {"TERNARY": 16, "TERNARY_DENSE": 20}  # columns in a line of 64 bytes for 16 rows
 TOKENS = (1, 2, 4, 8, 16, 128, 512)
 POOL_BYTES = 256 << 20
 COLORS = {"avx2": "#c2410c", "avx512_vnni": "#1d4ed8"}
 
 
-def seconds(module, kind, pool, shape, tokens):
+def seconds(module, layout, pool, shape, tokens):
     """Median time of a product with a matrix that is in no cache; the best for large batches."""
-    rows, columns = shape
-    size = rows * columns // 4
+    kind = module.kernel_types().index(layout)
+    rows = shape[0]
+    columns = -(-shape[1] // LAYOUTS[layout]) * LAYOUTS[layout]
+    size = rows * module.row_bytes(kind, columns)
     x = np.random.default_rng(0).standard_normal((tokens, columns)).astype(np.float32)
     out = np.empty((tokens, rows), dtype=np.float32)
     times = []
@@ -54,7 +59,6 @@ def read_rate(module, pool):
 def measure():
     """Everything, as plain data."""
     module = native.module()
-    kind = module.kernel_types().index("TERNARY")
     pool = module.allocate_weights(POOL_BYTES)
     pool[:] = 0x91
     found = []
@@ -63,21 +67,21 @@ def measure():
         read = read_rate(module, pool)
         for level in module.kernel_levels()[1:]:
             module.set_kernel_level(level)
-            for shape in SHAPES:
-                for tokens in TOKENS:
-                    took = seconds(module, kind, pool, shape, tokens)
-                    macs = shape[0] * shape[1] * tokens
-                    found.append(
-                        {
-                            "threads": threads,
-                            "level": level,
-                            "shape": shape,
-                            "tokens": tokens,
-                            "gb_s": macs / tokens / 4 / took / 1e9,
-                            "gmac_s": macs / took / 1e9,
-                            "read_gb_s": read / 1e9,
-                        }
-                    )
+            for shape, tokens, layout in itertools.product(SHAPES, TOKENS, LAYOUTS):
+                took = seconds(module, layout, pool, shape, tokens)
+                macs = shape[0] * shape[1] * tokens
+                found.append(
+                    {
+                        "threads": threads,
+                        "level": level,
+                        "layout": layout,
+                        "shape": shape,
+                        "tokens": tokens,
+                        "gb_s": macs / tokens / LAYOUTS[layout] * 4 / took / 1e9,
+                        "gmac_s": macs / took / 1e9,
+                        "read_gb_s": read / 1e9,
+                    }
+                )
     return {"machine": asdict(describe_machine()), "measurements": found}
 
 
@@ -96,19 +100,21 @@ def fastest(paths):
 
 
 def table(facts):
-    """A line per level, number of threads and shape, in Markdown."""
+    """A line per level, number of threads, shape and layout, in Markdown."""
     lines = [
-        "| threads | level | shape | decode GB/s | of read | GMAC/s with 8 | with 128 | with 512 |",
-        "|---|---|---|---|---|---|---|---|",
+        "| threads | level | shape | layout | decode GB/s | of read | GMAC/s with 1 | with 8 | "
+        "with 128 | with 512 |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     by = {}
     for m in facts["measurements"]:
-        by.setdefault((m["threads"], m["level"], tuple(m["shape"])), {})[m["tokens"]] = m
-    for (threads, level, shape), at in by.items():
-        rates = " | ".join(f"{at[n]['gmac_s']:.0f}" for n in (8, 128, 512))
+        key = (m["threads"], m["level"], tuple(m["shape"]), m["layout"])
+        by.setdefault(key, {})[m["tokens"]] = m
+    for (threads, level, shape, layout), at in by.items():
+        rates = " | ".join(f"{at[n]['gmac_s']:.0f}" for n in (1, 8, 128, 512))
         share = at[1]["gb_s"] / at[1]["read_gb_s"]
         lines.append(
-            f"| {threads} | {level} | {shape[0]} x {shape[1]} | {at[1]['gb_s']:.1f} | "
+            f"| {threads} | {level} | {shape[0]} x {shape[1]} | {layout} | {at[1]['gb_s']:.1f} | "
             f"{share:.0%} | {rates} |"
         )
     return "\n".join(lines)
@@ -117,7 +123,11 @@ def table(facts):
 def roofline(facts):
     """The picture, for the shape 6912 x 2560."""
     width, height, left, bottom = 720, 420, 70, 60
-    points = [m for m in facts["measurements"] if tuple(m["shape"]) == (6912, 2560)]
+    points = [
+        m
+        for m in facts["measurements"]
+        if tuple(m["shape"]) == (6912, 2560) and m["layout"] == "TERNARY"
+    ]
     low, high = 40.0, 1000.0
 
     def x(tokens):
