@@ -24,6 +24,13 @@ _REAL_CONNECT = socket.socket.connect
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
+def pytest_collection_modifyitems(items):
+    """What takes long is not traced, which doubles it; nor is what needs files not all have."""
+    for item in items:
+        if item.get_closest_marker("slow") or {"test_data", "test_models"} & {*item.fixturenames}:
+            item.add_marker("no_cover")
+
+
 @pytest.fixture(autouse=True)
 def _own_world(tmp_path_factory, monkeypatch):
     home = tmp_path_factory.mktemp("home")

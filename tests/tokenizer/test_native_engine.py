@@ -139,6 +139,7 @@ def test_sentencepiece_models_give_the_ids_of_sentencepiece(trained, text):
     assert found == oracle.encode(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [" ", "字", "1", "a", "\n", "<", "hello ", "\u0301"])
 def test_a_megabyte_of_one_thing_is_encoded_and_decoded(unit):
     text = unit * (1_000_000 // len(unit.encode()))
