@@ -17,7 +17,7 @@ from bitnet.quants import types
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and signals of Linux")
 
 LONG = 100_000  # positions: far more than any of these tests waits for
-WAIT_S = 60
+WAIT_S = 120
 WIDE = 1 << 18  # of a feed-forward network whose matrices are 71 MB each
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
