@@ -41,7 +41,12 @@ def listening(path, *, name="tiny", app_options=None, lines=None, **worker_optio
         app = create_app(service, **(app_options or {}))
         server = uvicorn.Server(
             uvicorn.Config(
-                app, port=0, http=PatientProtocol, log_config=None, timeout_graceful_shutdown=5
+                app,
+                port=0,
+                http=PatientProtocol,
+                log_config=None,
+                timeout_graceful_shutdown=5,
+                timeout_keep_alive=PATIENCE_S,  # no connection ends just as a slow test uses it
             )
         )
         thread = threading.Thread(target=server.run)

@@ -69,7 +69,7 @@ def test_browsers_of_other_pages_are_refused_unless_allowed(serving):
     "text",
     [
         b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X-A: b\r\n" * 20000 + b"\r\n",
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
         b"\x00\x01\x02\xff\r\n\r\n",
         b"POST /v1/inference HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
         b"POST /v1/inference HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",

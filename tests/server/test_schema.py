@@ -5,6 +5,7 @@ import os
 
 import httpx
 import pytest
+from waiting import PATIENCE_S
 
 schemathesis = pytest.importorskip(
     "schemathesis", reason="pip install 'bitnet-xtask[server-test]' for the tests from the schema"
@@ -30,7 +31,7 @@ def test_no_body_breaks_the_worker(worker, path):
     operation = schema[path]["POST"]
     modes = (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE)
     seen = {}
-    with httpx.Client(base_url=worker.address, timeout=60) as http:
+    with httpx.Client(base_url=worker.address, timeout=PATIENCE_S) as http:
         for mode in modes:
 
             @hypothesis.settings(
