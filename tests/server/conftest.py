@@ -8,12 +8,21 @@ from server_process import listening
 from tiny_models import tiny_gguf
 
 from bitnet.runtime.scheduler import Scheduler
+from bitnet.server import connection, guard
 from bitnet.server.worker import Worker
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}"
     "{% if tools %}{{ tools[0].function.name }}{% endif %}assistant."
 )
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """A worker that waits for a client on a busy machine; some tests have it wait for less."""
+    monkeypatch.setattr(connection, "HEADER_PATIENCE_S", 3600)
+    monkeypatch.setattr(connection, "READER_PATIENCE_S", 3600)
+    monkeypatch.setattr(guard, "BODY_PATIENCE_S", 3600)
 
 
 @pytest.fixture
