@@ -4,11 +4,10 @@
 #include "screen_pack.hpp"
 #include "screen_sixth_x86.hpp"
 #include "screen_tile.hpp"
+#include "simd_x86.hpp"
 
 namespace bitnet {
 namespace {
-
-inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 
 // Sum of code * q over the 64 columns of a block for 8 rows, q in two digits of base 128. Pairs of
 // 31 * 127 add up to 7874 and of 31 * 64 to 3968: four and eight of them fit 16 bits.
