@@ -26,7 +26,7 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
         age = human_time(time.time() - entry.last_used_s)
         busy = f"  (in use by {entry.owner})" if entry.owner else ""
         print(
-            f"{human_size(entry.size_bytes):>9}  {age:>7}  {entry.kind:<9}  {entry.key}  "
+            f"{human_size(entry.size_bytes):>9}  {age:>7}  {entry.kind:<11}  {entry.key}  "
             f"{entry.path}{busy}"
         )
     print(f"{len(found)} files, {human_size(total)} in {cache.root}")
