@@ -24,31 +24,42 @@ __all__ = ["backend_name", "cpu_features", "module", "processor"]
 
 logger = logging.getLogger(__name__)
 
+INTERFACE = 1  # what C++ and Python take and give each other; CMakeLists.txt reads this line
+
 _BACKENDS = ("auto", "native", "reference")
+_INSTALL = "install a C++ compiler, then: pip install --force-reinstall bitnet-xtask"
 
 
 @cache
-def _import() -> tuple[ModuleType | None, str]:
+def _import() -> tuple[ModuleType | None, str, str]:
+    """The module; else ``None``, why there is none to use, and what helps."""
     try:
-        return import_module("bitnet._native"), ""
+        found = import_module("bitnet._native")
     except ImportError as error:
-        return None, str(error)
+        return None, str(error), _INSTALL
+    built = getattr(found, "INTERFACE", 0)
+    if built != INTERFACE:
+        reason = f"{found.__file__} was built for interface {built}, expected {INTERFACE}"
+        return None, reason, "build it again, where its sources are: inv native"
+    return found, "", ""
 
 
 @cache
-def _warn_once(reason: str) -> None:
+def _warn_once(reason: str, hint: str) -> None:
     logger.warning(
-        "the compiled module is missing, using NumPy (slower): %s. "
-        "Install a C++ compiler and run: pip install --force-reinstall bitnet-xtask",
+        "the compiled module cannot be loaded, using NumPy (slower): %s. To get it: %s",
         reason,
+        hint,
     )
 
 
 def module() -> ModuleType | None:
     """The extension module, or ``None`` where it is not installed or not wanted.
 
+    One that was built from sources of another interface is as good as none.
+
     Raises:
-        Unsupported: ``BITNET_BACKEND=native`` and the module is missing.
+        Unsupported: ``BITNET_BACKEND=native`` and there is no such module.
         UsageError: ``BITNET_BACKEND`` names no backend.
     """
     wanted = settings.backend()
@@ -59,20 +70,20 @@ def module() -> ModuleType | None:
         )
     if wanted == "reference":
         return None
-    found, reason = _import()
+    found, reason, hint = _import()
     if found is None:
         if wanted == "native":
             raise Unsupported(
                 f"BITNET_BACKEND=native, but the compiled module cannot be loaded: {reason}",
-                hint="install a C++ compiler, then: pip install --force-reinstall bitnet-xtask",
+                hint=hint,
             )
-        _warn_once(reason)
+        _warn_once(reason, hint)
     return found
 
 
 def cpu_features() -> list[str]:
     """Names of the instruction sets the compiled module can use here; empty without it."""
-    found, _ = _import()
+    found = _import()[0]
     return list(found.cpu_features()) if found is not None else []
 
 

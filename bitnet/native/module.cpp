@@ -14,6 +14,7 @@ namespace nb = nanobind;
 
 NB_MODULE(_native, m) {
     m.doc() = "Compiled parts of bitnet; import them through bitnet.native.";
+    m.attr("INTERFACE") = BITNET_INTERFACE;
     m.def("cpu_features", &bitnet::cpu_feature_names,
           "Names of the instruction sets that can be used on this machine.");
     bitnet::bind_gguf(m);
