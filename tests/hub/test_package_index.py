@@ -79,6 +79,20 @@ def test_pip_brings_the_wheels_from_a_folder(local_index, tmp_path):
     assert list((tmp_path / "entry").iterdir()) == []
 
 
+def test_a_folder_that_pip_removes_while_its_bytes_are_counted(local_index, tmp_path, monkeypatch):
+    unpacked, scandir = tmp_path / "pip-unpack-1", os.scandir
+    unpacked.mkdir()
+
+    def scan(path="."):
+        if os.fspath(path) == os.fspath(unpacked):
+            unpacked.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", scan)
+    package_index.download_packages(TINY, tmp_path, progress="none")
+    assert not unpacked.exists()
+
+
 def test_a_package_nobody_has_is_not_found_with_the_versions_there_are(local_index, tmp_path):
     parts = (Package("tiny-model", "9.9", "x"),)
     with pytest.raises(NotFound, match=r"tiny-model==9\.9 \(versions there: 1\.0\)"):
