@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import signal
-import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -14,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from bitnet.errors import Interrupted, UsageError, from_os_error
+from bitnet.errors import Interrupted
+from bitnet.server.address import address_of, listen
 from bitnet.server.app import Service, create_app
 from bitnet.server.connection import PatientProtocol
+from bitnet.server.guard import MAX_HEADER_BYTES
 from bitnet.server.metrics import Metrics
 from bitnet.server.options import is_loopback
 from bitnet.server.worker import Worker
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Iterator
     from types import FrameType
 
@@ -33,14 +34,11 @@ __all__ = ["run"]
 
 logger = logging.getLogger(__name__)
 
-MAX_HEADER_BYTES = 32 * 1024
 MAX_CONNECTIONS = 512  # of 1,024 open files that most systems let a process have
 KEEP_ALIVE_S = 30
 SENDING_S = 5.0  # for clients to read the end of their answers once the worker has to stop
 LAST_WORDS_S = 1.0  # the same after a second SIGINT
 POLL_S = 0.05
-
-_HOSTS = "--host takes an address of this machine: 127.0.0.1, or 0.0.0.0 for every one"
 
 
 def run(
@@ -48,6 +46,7 @@ def run(
     options: ServeOptions,
     narrate: Narrator,
     *,
+    bound: socket.socket,
     ready: Callable[[str], None],
 ) -> None:
     """Serve *model* until a signal ends it.
@@ -59,11 +58,12 @@ def run(
         model: what answers.
         options: where and how.
         narrate: told what happens.
+        bound: the socket to listen on, from :func:`bitnet.server.address.bind`; closed after.
         ready: called with the address, in a thread, once connections are accepted.
 
     Raises:
         UsageError: the worker would be open to everybody.
-        BitnetError: the address cannot be listened on.
+        BitnetError: another program listens on the address by now.
         Interrupted: a second SIGINT ended it.
     """
     key = options.key()
@@ -88,10 +88,9 @@ def run(
         local_only=not key and is_loopback(options.host),
         cors_origins=options.cors_origin,
     )
-    listening = _listen(options.host, options.port)
     server = _Server(_configuration(app, options), worker, narrate, drain_s=options.drain)
     with server.signals():
-        _serve(server, listening, narrate, ready)
+        _serve(server, bound, narrate, ready)
     narrate("server_stop", "The worker has stopped", "Good night! 🌙")
     if server.stopped_at_once:
         raise Interrupted("stopped at once; running answers were cut off")
@@ -104,7 +103,8 @@ def _serve(
     ready: Callable[[str], None],
 ) -> None:
     """Say that the worker is there, and answer until a signal comes."""
-    address = _address(listening)
+    listen(listening, MAX_CONNECTIONS)
+    address = address_of(listening)
     narrate.plain("Worker ready, starting HTTP server")
     narrate(
         "server_start",
@@ -210,40 +210,3 @@ class _Server(uvicorn.Server):
 def _is_no_cut(record: logging.LogRecord) -> bool:
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or not issubclass(kind, asyncio.CancelledError)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket.
-
-    Raises:
-        UsageError: the address is in use, or is none of this machine.
-        BitnetError: the system does not allow it.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen(MAX_CONNECTIONS)
-        except BaseException:
-            listening.close()
-            raise
-    except socket.gaierror as error:
-        raise UsageError(f"--host {host}: {error.strerror}", hint=_HOSTS) from None
-    except OSError as error:
-        known = from_os_error(error, f"{host}:{port}")
-        if error.errno == errno.EADDRNOTAVAIL:
-            raise UsageError(known.message, hint=_HOSTS) from error
-        refusal = UsageError if error.errno == errno.EADDRINUSE else type(known)
-        raise refusal(
-            known.message, hint="choose another port: bitnet serve --port 0 takes a free one"
-        ) from error
-    return listening
-
-
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

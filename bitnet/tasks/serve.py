@@ -31,7 +31,7 @@ def serve(
 
     Stop it with Ctrl-C or SIGTERM: answers that run may finish.
     """
-    run, narrated, narrate = _parts(options)
+    bind, run, narrated, narrate = _parts(options)
     model = _for_many(model)
     options.key()
     narrate(
@@ -40,10 +40,12 @@ def serve(
         "Good morning! Let me put my glasses on! 🌅",
         port=options.port,
     )
-    path = model_path(model, fetch=fetch, cache=cache, output=output)
-    load = partial(open_model, model, fetch=fetch, cache=cache, output=output)
-    with narrated(path, load, narrate) as running:
-        run(running, options, narrate, ready=partial(_tell, options, narrate, fetch))
+    ready = partial(_tell, options, narrate, fetch)
+    with bind(options.host, options.port) as bound:  # before anybody waits for a model
+        path = model_path(model, fetch=fetch, cache=cache, output=output)
+        load = partial(open_model, model, fetch=fetch, cache=cache, output=output)
+        with narrated(path, load, narrate) as running:
+            run(running, options, narrate, bound=bound, ready=ready)
 
 
 def _for_many(model):
@@ -63,6 +65,7 @@ def _parts(options):
     from bitnet.server.narration import Narrator
 
     try:
+        from bitnet.server.address import bind
         from bitnet.server.loading import narrated
         from bitnet.server.run import run
     except ModuleNotFoundError as error:
@@ -71,7 +74,8 @@ def _parts(options):
             hint="pip install 'bitnet-xtask[serve]'",
         ) from None
     worker_id = options.worker_id or f"worker-{secrets.token_hex(4)}"
-    return run, narrated, Narrator(say, worker_id=worker_id, as_json=options.narration == "json")
+    narrate = Narrator(say, worker_id=worker_id, as_json=options.narration == "json")
+    return bind, run, narrated, narrate
 
 
 def _tell(options, narrate, fetch, address):

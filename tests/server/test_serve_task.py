@@ -182,9 +182,9 @@ def test_a_killed_worker_can_be_started_again_on_its_port(started):
     assert again.post({"prompt": "ab", "max_tokens": 2}).status_code == 200
 
 
-def test_a_port_in_use_is_an_error_with_a_hint(started):
+def test_a_port_in_use_is_an_error_with_a_hint_before_the_model_is_loaded(started):
     first = started().listen()
-    second = started(port=first.port)
+    second = started(port=first.port, path="missing.gguf")
     assert second.end() == 2
     assert any("Address already in use" in line for line in second.lines)
     assert "hint: choose another port: bitnet serve --port 0 takes a free one" in second.lines
