@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     Send = Callable[[Event], Awaitable[None]]
     App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-__all__ = ["Guard"]
+__all__ = ["MAX_HEADER_BYTES", "Guard"]
 
+MAX_HEADER_BYTES = 32 * 1024
 BODY_PATIENCE_S = 60.0  # for a whole body
 _OPEN_PATHS = frozenset({"/", "/health/live", "/health/ready"})
 
@@ -94,6 +95,11 @@ class Guard:
             Refused: the reason.
         """
         headers = dict(scope["headers"])
+        # The server below bounds headers that come bit by bit only.
+        size = len(scope["raw_path"]) + len(scope["query_string"])
+        size += sum(len(name) + len(value) for name, value in scope["headers"])
+        if size > MAX_HEADER_BYTES:
+            raise Refused(431, f"a request may have {MAX_HEADER_BYTES:,} bytes of headers")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18:
             raise Refused(400, "Content-Length is no number")

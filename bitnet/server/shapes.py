@@ -39,7 +39,7 @@ Stops = Annotated[
 
 
 class _Shape(BaseModel):
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
+    model_config = ConfigDict(extra="ignore", protected_namespaces=(), strict=True)
 
 
 class StreamOptions(_Shape):

@@ -5,6 +5,8 @@ import socket
 import pytest
 from waiting import PATIENCE_S
 
+from bitnet.server.guard import MAX_HEADER_BYTES
+
 
 def raw(worker, text, *, until=b""):
     with socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S) as connection:
@@ -68,11 +70,11 @@ def test_browsers_of_other_pages_are_refused_unless_allowed(serving):
 @pytest.mark.parametrize(
     "text",
     [
-        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X-A: b\r\n" * 20000 + b"\r\n",
-        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X-A: b\r\n" * 20000 + b"\r\n",
+        b"GET /?" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"\x00\x01\x02\xff\r\n\r\n",
-        b"POST /v1/inference HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v1/inference HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
+        b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n",
     ],
     ids=["header flood", "endless line", "no HTTP", "negative length", "two lengths"],
 )
@@ -83,6 +85,13 @@ def test_what_is_no_proper_request_is_refused(worker, text):
         got = b""
     assert b" 200 " not in got.partition(b"\r\n")[0]
     assert worker.post("/v1/inference", {"prompt": "a", "max_tokens": 1}).status_code == 200
+
+
+def test_a_whole_block_of_headers_is_bounded_too(worker):
+    headers = {"X-A": "b" * (MAX_HEADER_BYTES - 1000)}
+    assert worker.http.get("/health/live", headers=headers).status_code == 200
+    headers["X-B"] = "b" * 1000
+    assert worker.http.get("/health/live", headers=headers).status_code == 431
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"a"', b"\xff\xfe", b"{" * 5000])

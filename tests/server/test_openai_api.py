@@ -207,6 +207,8 @@ def test_text_to_ids_and_back(worker):
         ("/v1/inference", {"prompt": "a\0b"}, "NUL"),
         ("/v1/inference", {"max_tokens": 3}, "prompt: Field required"),
         ("/v1/inference", {"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ("/v1/inference", {"prompt": "a", "max_tokens": True}, "max_tokens"),
+        ("/v1/inference", {"prompt": "a", "max_tokens": "3"}, "max_tokens"),
         ("/v1/inference", {"prompt": "a", "max_tokens": 1000}, "at most 48"),
         ("/v1/inference", {"prompt": "a" * 200}, "the context holds 64"),
         ("/v1/completions", {"prompt": [999]}, "below"),
