@@ -26,6 +26,7 @@ class BatchFiles:
 
     Attributes:
         done: rows whose answer was there already.
+        failed: rows whose answer is an error, now and before.
         total: rows in the input.
     """
 
@@ -43,7 +44,7 @@ class BatchFiles:
         """
         try:
             self._rows = list(_rows(source))
-            self._answered = _answered(target, retry_errors=retry_errors)
+            self._answered, self.failed = _answered(target, retry_errors=retry_errors)
             self._check(source, target)
             self._file = target.open("ab")
         except UnicodeDecodeError as error:
@@ -71,6 +72,7 @@ class BatchFiles:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise from_os_error(error, self._file.name) from error
+        self.failed += "error" in facts
 
     def __enter__(self) -> BatchFiles:
         return self
@@ -106,19 +108,22 @@ def _rows(source: Path) -> Iterator[Row]:
             yield Row.parse(line.removesuffix("\r"), number)
 
 
-def _answered(target: Path, *, retry_errors: bool) -> dict[str, str]:
-    """Digests of the rows answered in *target*, by id; what is no whole answer is cut off its end.
+def _answered(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], int]:
+    """Digests of the rows answered in *target*, by id, and how many of them are errors.
+
+    What is no whole answer is cut off the end of *target*.
 
     Raises:
         UsageError: it holds something else than answers.
     """
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        return {}
+        return {}, 0
     content = target.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     kept: dict[str, bytes] = {}
-    answered = {}
+    answered: dict[str, str] = {}
+    errors: set[str] = set()
     for line in whole.splitlines(keepends=True):
         try:
             facts = json.loads(line)
@@ -131,7 +136,8 @@ def _answered(target: Path, *, retry_errors: bool) -> dict[str, str]:
             continue
         kept[row_id] = line
         answered[row_id] = digest
+        (errors.add if "error" in facts else errors.discard)(row_id)
     fresh = b"".join(kept.values())
     if fresh != content:
         write_text(target, fresh.decode())
-    return answered
+    return answered, len(errors)

@@ -39,9 +39,9 @@ def batch(
     ):
         if files.done:
             say(f"{files.done} of {files.total} rows are answered already")
-        failed = _answer(files, options, model, fetch=fetch, cache=cache, output=shown)
-    counts = {"rows": files.total, "answered_before": files.done, "failed": failed}
-    said = f"{files.total} rows answered, {files.done} of them before, {failed} failed"
+        _answer(files, options, model, fetch=fetch, cache=cache, output=shown)
+    counts = {"rows": files.total, "answered_before": files.done, "failed": files.failed}
+    said = f"{files.total} rows answered, {files.done} of them before, {files.failed} failed"
     print(json.dumps(counts) if shown.json else said)
 
 
@@ -62,24 +62,20 @@ def _check(target, options, model):
 
 
 def _answer(files, options, model, *, fetch, cache, output):
-    """Answer the rows that are left; how many of them failed."""
+    """Answer the rows that are left."""
     from bitnet.batch.run import answers
 
     rows = list(files.left())
-    failed = 0
     if not rows:
-        return failed
+        return
     if options.engine == "ray":
         from bitnet.batch.ray_engine import ray_answers
 
         path = model_path(model, fetch=fetch, cache=cache, output=output)
         for row, facts in ray_answers(rows, path, options, threads=model.threads):
             files.write(row, facts)
-            failed += "error" in facts
-        return failed
+        return
     limits = {"max_tokens": options.max_tokens, "max_batch": options.max_batch}
     with open_model(model, fetch=fetch, cache=cache, output=output) as running:
         for row, facts in answers(rows, running, **limits):
             files.write(row, facts)
-            failed += "error" in facts
-    return failed

@@ -155,9 +155,13 @@ def test_failed_rows_are_answered_again_when_asked_to(tmp_path):
         files.write(first, {"error": "x"})
         files.write(second, {"text": "y"})
     with BatchFiles(source, target) as files:
-        assert files.done == 2
+        assert (files.done, files.failed) == (2, 1)
     with BatchFiles(source, target, retry_errors=True) as files:
-        assert [row.id for row in files.left()] == ["1"]
+        (row,) = files.left()
+        assert (row.id, files.failed) == ("1", 0)
+        files.write(row, {"text": "z"})
+    with BatchFiles(source, target) as files:
+        assert (files.done, files.failed) == (2, 0)
 
 
 def test_answers_to_other_rows_are_not_mixed_with_these(tmp_path):
