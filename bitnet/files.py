@@ -15,7 +15,16 @@ from bitnet.errors import NoSpace, PermissionDenied, from_os_error
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["digest_of", "free_space", "keep", "matches", "place", "sha256_of", "write_text"]
+__all__ = [
+    "check_writable",
+    "digest_of",
+    "free_space",
+    "keep",
+    "matches",
+    "place",
+    "sha256_of",
+    "write_text",
+]
 
 _READ_BYTES = 1 << 18  # stays in a core's own cache
 
@@ -89,6 +98,21 @@ def place(source: Path, target: Path) -> None:
         if isinstance(problem, NoSpace | PermissionDenied):
             problem = type(problem)(problem.message, hint="choose another folder: --into or --out")
         raise problem from error
+
+
+def check_writable(folder: Path) -> None:
+    """Make *folder*, and a file in it that goes at once.
+
+    Raises:
+        BitnetError: that is not possible; :func:`from_os_error` says which.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".{os.getpid()}-{token_hex(4)}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise from_os_error(error, folder) from error
 
 
 def write_text(path: Path, text: str) -> None:

@@ -36,6 +36,7 @@ def crossval(
     from bitnet.crossval.report import as_markdown
 
     texts = _texts(wanted.prompts)
+    _check_outputs(wanted)
     names = {"fetch": fetch, "cache": cache, "output": output}
     if wanted.tokenizer_only:
         report, hint = _report_of_tokens(*open_tokenizer(model, **names), wanted, texts)
@@ -45,6 +46,16 @@ def crossval(
     print(json.dumps(report) if output.json else as_markdown(report), end="\n" * output.json)
     _keep(report, wanted)
     _end(report, wanted, hint=hint, quiet=output.json)
+
+
+def _check_outputs(wanted):
+    """Refuse a place that cannot be written to before minutes are spent on computing."""
+    from bitnet.files import check_writable
+
+    if wanted.report_dir:
+        check_writable(Path(wanted.report_dir))
+    if wanted.record:
+        check_writable(Path(wanted.record).parent)
 
 
 def _texts(file):

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hf_folders import tiny_folder, tokenizer_folder
@@ -120,6 +121,14 @@ def test_the_model_of_the_environment_is_the_default(bitnet, model, monkeypatch)
     done = bitnet("crossval", "--reference", "float64", "--greedy", 2, "--json")
     assert report_of(done)["model"]["file"] == "tiny.gguf"
     assert done.code == 0
+
+
+@pytest.mark.parametrize("words", [("--report-dir", "file"), ("--record", "file/trace.json")])
+def test_a_place_for_reports_is_tried_before_anything_is_computed(bitnet, model, words):
+    Path("file").write_text("no folder")
+    done = bitnet("crossval", "--model", "missing.gguf", *words)
+    assert (done.code, done.out) == (2, "")
+    assert "a file is where a folder belongs" in done.err
 
 
 def test_a_missing_reference_is_not_run_and_never_passed(run, none_installed, tmp_path):
