@@ -273,6 +273,9 @@ class _Examination:
                 self.path, self.explicit, pre=self.pre, allow_mock=self.allow_mock
             )
         except TokenizerNotFound as error:
+            if self.explicit is not None:
+                hint = "without --tokenizer, the model's own is judged"
+                return _Found(error.message, "failed", hint)
             mock = "; --allow-mock makes this a warning" if not self.allow_mock else ""
             return _Found(error.message, "failed", f"{error.hint}{mock}")
         if tokenizer.fingerprint == "mock":

@@ -173,6 +173,8 @@ def test_a_model_without_tokenizer_fails_unless_a_mock_is_allowed(tmp_path, monk
     found = verdicts(model)
     assert found["tokenizer"].status == "failed"
     assert "--allow-mock" in found["tokenizer"].hint
+    named = verdicts(model, tokenizer=tmp_path / "missing.json")["tokenizer"]
+    assert (named.status, named.hint.split(",")[0]) == ("failed", "without --tokenizer")
     allowed = verdicts(model, allow_mock=True)
     assert (allowed["tokenizer"].status, allowed["forward pass"].status) == ("warning", "ok")
     assert "MOCK" in allowed["tokenizer"].text
