@@ -58,8 +58,8 @@ class Origin:
 def known_digests(cache: Path) -> dict[str, str]:
     """SHA-256 of files in *cache* whose digest is pinned or was recorded, by path."""
     known = {str(cache / model.entry): model.sha256 for model in PACKAGED.values()}
-    # Unlike Path.glob, this passes over a folder that another process removes meanwhile.
-    for record in sorted(glob("tokenizers/*/*.origin", root_dir=cache)):
+    # Path.glob would fail on a folder that another process removes meanwhile.
+    for record in sorted(glob("tokenizers/*/*.origin", root_dir=cache)):  # noqa: PTH207
         path = (cache / record).with_suffix("")
         origin = Origin.read(path)
         if origin is not None:

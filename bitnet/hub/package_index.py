@@ -357,7 +357,8 @@ def _wheel_bytes(folder: Path) -> int:
         for name in names:
             if name.endswith(".whl"):
                 with suppress(OSError):  # moved away between listing and asking
-                    sizes[name] = max(sizes.get(name, 0), os.path.getsize(os.path.join(inner, name)))
+                    size = Path(inner, name).stat().st_size
+                    sizes[name] = max(sizes.get(name, 0), size)
     return sum(sizes.values())
 
 
