@@ -63,7 +63,8 @@ def exact_trace(
         cache: folder for answers; none are kept without it, or without *model_sha256*.
         model_sha256: of the model's file.
     """
-    kept = _Kept(cache if model_sha256 else None, model_sha256, greedy)
+    encodings = sorted({weight.quant.name for weight in checkpoint.weights.values()})
+    kept = _Kept(cache if model_sha256 else None, [model_sha256, *encodings], greedy)
     wanted = list(dict.fromkeys(tuple(ids) for _, ids in prompts))
     answers = {ids: one for ids in wanted if (one := kept.get(ids)) is not None}
     missing = [ids for ids in wanted if ids not in answers]
@@ -144,9 +145,9 @@ def _code_digest() -> str:
 class _Kept:
     """Answers on disk, one file per prompt."""
 
-    def __init__(self, folder: Path | None, model_sha256: str, greedy: int) -> None:
+    def __init__(self, folder: Path | None, model: Sequence[str], greedy: int) -> None:
         self._folder = folder
-        self._model = model_sha256
+        self._model = model  # the file, and how it is read
         self._greedy = greedy
 
     def _path(self, ids: Sequence[int]) -> Path | None:

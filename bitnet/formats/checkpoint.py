@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from bitnet.errors import InvalidFormat, NotFound, Unsupported, from_os_error
+from bitnet.errors import InvalidFormat, NotFound, Unsupported, UsageError, from_os_error
 from bitnet.formats.gguf import GGUF, Array
 from bitnet.quants import registry
 from bitnet.quants.weight import Weight
@@ -131,7 +131,10 @@ def open_checkpoint(path: str | os.PathLike[str], *, i2_s_layout: I2SLayout = "x
         NotFound: nothing is there, or the folder holds no model.
         InvalidFormat: a damaged file.
         Unsupported: not a container we read.
+        UsageError: no such layout.
     """
+    if i2_s_layout not in get_args(I2SLayout):
+        raise UsageError(f"--i2-s-layout is {i2_s_layout!r}, expected x86 or arm")
     path = Path(path)
     checkpoint = _opener(path)(path)
     if i2_s_layout == "arm":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 from bitnet.errors import InferenceError, UsageError
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.checkpoint import I2SLayout, open_checkpoint
 from bitnet.kernels.select import select
 from bitnet.models.exact_head import ExactHead
 from bitnet.models.load import load_model
@@ -227,6 +227,7 @@ def load(
     threads: int = 0,
     allow_mock: bool = False,
     exact_head: ExactHead = "auto",
+    i2_s_layout: I2SLayout = "x86",
 ) -> LanguageModel:
     """The model at *path* with its tokenizer, ready to write.
 
@@ -239,6 +240,7 @@ def load(
         allow_mock: without a tokenizer, take bytes for tokens.
         exact_head: whether to choose tokens without reading the whole output head; they are the
             same. ``auto``: where it saves time.
+        i2_s_layout: the processor that wrote I2_S weights; no file says it.
 
     Raises:
         NotFound: nothing is there.
@@ -254,7 +256,7 @@ def load(
     if exact_head not in get_args(ExactHead):
         raise UsageError(f"--exact-head is {exact_head!r}, expected auto, on or off")
     with _memory_errors(path):
-        checkpoint = open_checkpoint(path)
+        checkpoint = open_checkpoint(path, i2_s_layout=i2_s_layout)
         if isinstance(tokenizer, Tokenizer):
             fits(model_facts(path), tokenizer)
         else:

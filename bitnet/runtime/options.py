@@ -126,6 +126,9 @@ class ModelOptions:
         "it saves time",
         choices=("auto", "on", "off"),
     )
+    i2_s_layout: Literal["x86", "arm"] = option(
+        "x86", "processor that wrote the I2_S weights; no file says it", choices=("x86", "arm")
+    )
     features: str = option("", "accepted for old scripts; the device is the CPU", metavar="LIST")
     no_default_features: bool = option(False, "accepted for old scripts, as --features")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 from bitnet.batch.options import BatchOptions
@@ -52,9 +53,10 @@ def _check(target, options, model):
             f"--output {options.output} is a folder", hint="name a file in it for the answers"
         )
     if options.engine == "ray":
-        for name in ("tokenizer", "pre", "chat_template", "context", "auto_download", "allow_mock"):
-            if getattr(model, name):
-                flag = name.replace("_", "-")
+        for given in fields(model):
+            known = given.name in ("model", "threads", "features", "no_default_features")
+            if not known and getattr(model, given.name) != getattr(ModelOptions(), given.name):
+                flag = given.name.replace("_", "-")
                 raise UsageError(
                     f"--{flag} is not known to the processes of --engine ray",
                     hint=f"leave --{flag} out: they load the model as it is",

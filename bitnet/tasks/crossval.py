@@ -37,12 +37,13 @@ def crossval(
 
     texts = _texts(wanted.prompts)
     _check_outputs(wanted)
+    layout = model.i2_s_layout
     names = {"fetch": fetch, "cache": cache, "output": output}
     if wanted.tokenizer_only:
-        report, hint = _report_of_tokens(*open_tokenizer(model, **names), wanted, texts)
+        report, hint = _report_of_tokens(*open_tokenizer(model, **names), wanted, texts, layout)
     else:
         with open_model(model, **names) as running:
-            report, hint = _report(running, wanted, texts, cache.root)
+            report, hint = _report(running, wanted, texts, layout, cache.root)
     print(json.dumps(report) if output.json else as_markdown(report), end="\n" * output.json)
     _keep(report, wanted)
     _end(report, wanted, hint=hint, quiet=output.json)
@@ -70,11 +71,11 @@ def _texts(file):
     return texts
 
 
-def _report(model, wanted, texts, root):
+def _report(model, wanted, texts, layout, root):
     from bitnet.crossval.run import cross_validate, recordable
     from bitnet.files import write_text
 
-    checkpoint, reference = _sides(model.path, wanted)
+    checkpoint, reference = _sides(model.path, wanted, layout)
     kept = root / "reports"
     outcome = cross_validate(model, checkpoint, reference, wanted, texts=texts, cache=kept)
     if wanted.record and outcome.theirs:
@@ -83,20 +84,20 @@ def _report(model, wanted, texts, root):
     return _built(outcome, checkpoint, model.tokenizer, reference)
 
 
-def _report_of_tokens(path, tokenizer, wanted, texts):
+def _report_of_tokens(path, tokenizer, wanted, texts, layout):
     from bitnet.crossval.run import compare_tokens
 
-    checkpoint, reference = _sides(path, wanted)
+    checkpoint, reference = _sides(path, wanted, layout)
     outcome = compare_tokens(tokenizer, checkpoint, reference, texts=texts)
     return _built(outcome, checkpoint, tokenizer, reference)
 
 
-def _sides(path, wanted):
+def _sides(path, wanted, layout):
     """The model on disk, and the reference for it."""
     from bitnet.crossval.references import choose
     from bitnet.formats.checkpoint import open_checkpoint
 
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, i2_s_layout=layout)
     recording = Path(wanted.recording) if wanted.recording else None
     return checkpoint, choose(wanted.reference, checkpoint, recording=recording)
 

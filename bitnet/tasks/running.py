@@ -201,6 +201,7 @@ def _loaded(
             threads=options.threads,
             allow_mock=options.allow_mock,
             exact_head=options.exact_head,
+            i2_s_layout=options.i2_s_layout,
         )
 
     return _with_tokenizer(attempt, path, options, fetch=fetch, cache=cache, output=output)

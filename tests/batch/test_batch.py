@@ -116,7 +116,7 @@ def test_a_folder_for_the_answers_is_refused(bitnet, source, tmp_path):
 
 
 def test_what_processes_of_ray_do_not_know_is_refused(bitnet, source, tmp_path):
-    for option, value in (("--tokenizer", "tokenizer.json"), ("--context", "32")):
+    for option, value in (("--tokenizer", "t.json"), ("--context", "32"), ("--i2-s-layout", "arm")):
         target = tmp_path / "out.jsonl"
         done = bitnet("batch", "--input", source, "--output", target, "--engine", "ray",
                       option, value)  # fmt: skip

@@ -1,6 +1,7 @@
 """Conversions: the same logits from the new file, the same codes, or a refusal."""
 
 import json
+from functools import partial
 
 import gguf
 import numpy as np
@@ -30,6 +31,7 @@ from bitnet.quants.i2_s import pack_i2_s
 from bitnet.quants.ternary import Ternary
 from bitnet.quants.tq import pack_tq1_0, pack_tq2_0
 from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.language_model import load
 from bitnet.tokenizer import load_tokenizer
 
 IDS = [5, 9, 33, 2, 61, 17, 8, 40]
@@ -366,6 +368,22 @@ def test_the_arm_order_becomes_the_usual_one(tmp_path):
     arm = open_checkpoint(source, i2_s_layout="arm").weights
     for name, ternary in matrices(tmp_path / "out.gguf").items():
         np.testing.assert_array_equal(ternary.codes, registry.unpack_ternary(arm[name]).codes)
+
+
+def test_a_file_of_arm_runs_where_it_is_said_to_be_one(tmp_path, monkeypatch):
+    usual = ternary_file(tmp_path / "usual.gguf", "I2_S")
+    monkeypatch.setitem(PACKERS, "I2_S", partial(pack_i2_s, arm=True))
+    arm = ternary_file(tmp_path / "arm.gguf", "I2_S")
+
+    def answered(path, **more):
+        with load(path, allow_mock=True, **more) as model:
+            return model.logits(IDS)
+
+    expected = answered(usual)
+    np.testing.assert_array_equal(answered(arm, i2_s_layout="arm"), expected)
+    assert not np.array_equal(answered(arm), expected)
+    with pytest.raises(UsageError, match="expected x86 or arm"):
+        answered(arm, i2_s_layout="riscv")
 
 
 def test_the_parts_of_a_split_model_become_one_file(tmp_path):
