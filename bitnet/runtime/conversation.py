@@ -9,6 +9,7 @@ from bitnet.runtime.text import check_prompt
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from bitnet.runtime.generation import FinishReason
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import AnswerOptions, SamplingParams
     from bitnet.runtime.text import Stats
@@ -23,6 +24,7 @@ class Conversation:
         system: instructions that come first; empty: none.
         turns: messages of user and assistant, oldest first.
         stats: of the last answer, ``None`` before there is one.
+        finish_reason: of the last answer; ``None`` too where it was cut short from outside.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Conversation:
         self.system = system
         self.turns: list[dict[str, str]] = []
         self.stats: Stats | None = None
+        self.finish_reason: FinishReason | None = None
         self._model = model
         self._wanted = wanted
         self._sampling = sampling
@@ -74,6 +77,7 @@ class Conversation:
             )
             yield from answer
         finally:
+            self.finish_reason = answer.finish_reason if answer is not None else None
             if answer is not None and answer.text:
                 self.stats = answer.stats
                 self.turns.append({"role": "assistant", "content": answer.text})

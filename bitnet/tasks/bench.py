@@ -43,7 +43,9 @@ class BenchOptions:
         if self.max_slowdown is not None and not self.compare:
             raise UsageError("--max-slowdown needs --compare", hint="add --compare FILE")
         if self.max_slowdown is not None and not 0 <= self.max_slowdown < 100:
-            raise UsageError(f"--max-slowdown is {self.max_slowdown:g}, expected 0 to 100")
+            raise UsageError(
+                f"--max-slowdown is {self.max_slowdown:g}, expected 0 to less than 100"
+            )
 
 
 @task()

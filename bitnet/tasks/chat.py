@@ -7,7 +7,7 @@ import sys
 from contextlib import closing, suppress
 from pathlib import Path
 
-from bitnet.errors import BitnetError, NotFound, UsageError
+from bitnet.errors import BitnetError, InferenceError, NotFound, UsageError
 from bitnet.files import write_text
 from bitnet.hub.options import FetchOptions
 from bitnet.options import CacheOptions
@@ -23,6 +23,10 @@ HELP = """\
 /stats        figures of the last answer
 /help         this list
 /exit         leave, as Ctrl-D does; Ctrl-C stops an answer"""
+CUT_OFF = {
+    "length": "(cut off: --max-tokens allows no more)",
+    "context": "(cut off: the context is full; /clear forgets the conversation)",
+}
 
 
 @task(help={"system": "instructions that come before the conversation"})
@@ -74,7 +78,9 @@ def _turn(talk):
         say("\n(stopped; /exit leaves)")
         return True
     except BitnetError as error:
-        say(f"Error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
+        full = isinstance(error, InferenceError) and talk.turns
+        hint = "/clear forgets the conversation" if full else error.hint
+        say(f"Error: {error.message}" + (f"\nhint: {hint}" if hint else ""))
         return True
     return line not in LEAVE
 
@@ -115,6 +121,8 @@ def _answer(talk, line, *, json_line=False):
         finally:
             if begun:
                 write("\n")
+    if talk.finish_reason in CUT_OFF:
+        say(CUT_OFF[talk.finish_reason])
 
 
 def _command(talk, line):

@@ -31,7 +31,7 @@ def talk(bitnet, model, monkeypatch):
 def typed(bitnet, model, monkeypatch):
     """Run ``chat`` on a terminal where these lines are typed; an exception is a key."""
 
-    def run(*lines):
+    def run(*lines, max_tokens=3):
         waiting = iter(lines)
 
         def read(prompt):
@@ -42,7 +42,7 @@ def typed(bitnet, model, monkeypatch):
 
         monkeypatch.setattr("builtins.input", read)
         monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-        return bitnet("chat", "--model", model, "--max-tokens", 3)
+        return bitnet("chat", "--model", model, "--max-tokens", max_tokens)
 
     return run
 
@@ -120,6 +120,13 @@ def test_on_a_terminal_errors_and_ctrl_c_do_not_end_the_talk(typed):
     assert "| 3 tokens" in done.err
     assert done.out.strip()
     assert typed("/exit", AssertionError("read on after /exit")).code == 0
+
+
+def test_an_answer_that_was_cut_off_says_why(typed):
+    assert "(cut off: --max-tokens allows no more)" in typed("b").err
+    done = typed("b" * 20, "c", max_tokens=60)
+    assert "(cut off: the context is full; /clear forgets the conversation)" in done.err
+    assert "hint: /clear forgets the conversation" in done.err
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_it(typed, tmp_path, monkeypatch):
