@@ -28,7 +28,7 @@ __all__ = ["PackedTernary", "pack_ternary"]
 
 _ROWS, _LINE = 16, 64  # of a tile; bytes of all its rows
 _COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # of a line
-_MOST_DENSE = 1 << 17  # columns whose sums fit 32 bits; kDenseCols in native/ternary_layout.hpp
+_MOST_DENSE = 1 << 17  # columns of whole lines; kDenseCols in native/ternary_layout.hpp
 # Columns of a block where rows must be whole blocks to be read in place.
 _IN_PLACE = {"I2_S": 128, "TQ1_0": 256, "TQ2_0": 256, "PACKED_U8": 1, "IQ2_BN": 64}
 
@@ -73,11 +73,10 @@ def pack_ternary(native: ModuleType, weight: Weight, *, dense: bool = False) -> 
         source, codes, scales = "CODES", ternary.codes.view(np.uint8).reshape(-1), ternary.scales
     tiles = -(-rows // _ROWS)
     groups = scales.shape[1]
-    dense = dense and inputs < _MOST_DENSE
+    dense = dense and _whole_lines("TERNARY_DENSE", inputs) <= _MOST_DENSE
     kind = "TERNARY_BLOCKS" if groups > 1 else "TERNARY_DENSE" if dense else "TERNARY"
-    lines = -(-inputs // _COLUMNS[kind])
-    columns = lines * _COLUMNS[kind]
-    code_bytes = tiles * lines * _LINE
+    columns = _whole_lines(kind, inputs)
+    code_bytes = tiles * columns // _COLUMNS[kind] * _LINE
     data: NDArray[np.uint8] = native.allocate_weights(
         code_bytes + (tiles * _ROWS * groups * 4 if groups > 1 else 0)
     )
@@ -98,3 +97,8 @@ def pack_ternary(native: ModuleType, weight: Weight, *, dense: bool = False) -> 
     if (scales == first).all():
         return PackedTernary(kind, data, columns, float(first), None)
     return PackedTernary(kind, data, columns, 1.0, scales[:, 0].copy())
+
+
+def _whole_lines(kind: str, inputs: int) -> int:
+    """Columns of the lines that hold *inputs*."""
+    return -(-inputs // _COLUMNS[kind]) * _COLUMNS[kind]

@@ -284,6 +284,15 @@ def test_the_layout_is_the_one_asked_for(encoding, expected, monkeypatch):
     assert (NATIVE.kernel_types()[matrix.kind], len(matrix.data) // 16) == expected
 
 
+@pytest.mark.parametrize(
+    ("columns", "expected"), [(131_060, "TERNARY_DENSE"), (131_061, "TERNARY")]
+)
+def test_dense_lines_end_where_their_sums_fit(columns, expected, monkeypatch):
+    monkeypatch.setenv("BITNET_TERNARY_LAYOUT", "dense")
+    matrix = NativeOps().prepare(packed_u8(np.ones((4, columns), dtype=np.int64)))
+    assert NATIVE.kernel_types()[matrix.kind] == expected
+
+
 def test_more_columns_than_dense_sums_can_hold_keep_two_bits(monkeypatch):
     monkeypatch.setenv("BITNET_TERNARY_LAYOUT", "dense")
     ops = NativeOps()
