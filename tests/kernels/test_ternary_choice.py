@@ -1,6 +1,7 @@
 """Which layout ternary weights get: asked for, measured, or measured before."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,6 +137,16 @@ def test_a_measurement_is_two_positive_rates():
     found = measure(NATIVE)
     assert found.keys() == {"two_bit", "dense"}
     assert min(found.values()) > 0
+
+
+def test_few_and_uneven_products_give_rates_between_theirs(monkeypatch):
+    took = [1.0, 1.0] + 8 * [10.0]  # seconds of five products of either kind
+    starts = np.cumsum([0.0, *took])
+    clock = iter([0.0, *np.stack([starts[:-1], starts[1:]], axis=1).reshape(-1), starts[-1]])
+    monkeypatch.setattr(ternary_choice, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    weights = ternary_choice.ROWS * ternary_choice.COLUMNS
+    for rate in measure(NATIVE).values():
+        assert weights / 10 < rate < weights
 
 
 @pytest.mark.parametrize("encoding", ["I2_S", "TQ2_0"])
