@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from bitnet import settings
@@ -35,7 +36,7 @@ def read_measurement(what: str, conditions: Mapping[str, Any]) -> dict[str, floa
     """The numbers found under *conditions*, by name; ``None`` if there are none that are sound."""
     path = measurement_path(what, conditions)
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes(), parse_int=float)  # none too large to count with
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -43,7 +44,9 @@ def read_measurement(what: str, conditions: Mapping[str, Any]) -> dict[str, floa
         return None
     if isinstance(content, dict) and content.get("conditions") == conditions:
         found = content.get("found")
-        if isinstance(found, dict) and all(isinstance(n, int | float) for n in found.values()):
+        if isinstance(found, dict) and all(
+            isinstance(n, float) and math.isfinite(n) for n in found.values()
+        ):
             return found
     logger.debug("%s is of something else, measured again", path)
     return None

@@ -37,6 +37,9 @@ def test_what_was_written_is_read_under_the_same_conditions(cache):
         b"{}",
         b'{"conditions": {"processor": "A", "threads": 2}}',
         b'{"conditions": {"processor": "A", "threads": 2}, "found": {"first": "x"}}',
+        b'{"conditions": {"processor": "A", "threads": 2}, "found": {"first": true}}',
+        b'{"conditions": {"processor": "A", "threads": 2}, "found": {"first": NaN}}',
+        b'{"conditions": {"processor": "A", "threads": 2}, "found": {"first": 1%s}}' % (b"0" * 400),
         b'{"conditions": {"processor": "B", "threads": 2}, "found": {"first": 1}}',
     ],
 )
