@@ -17,6 +17,7 @@ from bitnet.quants import types
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and signals of Linux")
 
 LONG = 100_000  # positions: far more than any of these tests waits for
+ENDLESS = ("--max-tokens", LONG, "--temperature", 3, "--logit-bias", f"{TOKENS.index('</s>')}=-inf")
 WAIT_S = 120
 WIDE = 1 << 18  # of a feed-forward network whose matrices are 71 MB each
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -24,7 +25,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 @pytest.fixture
 def endless(tmp_path):
-    """A model that writes for a minute if nobody stops it."""
+    """A model that writes for minutes with ENDLESS if nobody stops it."""
     keys = {"llama.context_length": LONG, "tokenizer.chat_template": TEMPLATE}
     return tiny_gguf(tmp_path / "endless.gguf", **keys)
 
@@ -46,7 +47,7 @@ def finished(process):
 
 
 def answer_of(model, *words):
-    return ("infer", "--model", model, "--max-tokens", LONG, "--temperature", 3, *words)
+    return ("infer", "--model", model, *ENDLESS, *words)
 
 
 def test_a_local_model_loads_nothing_that_only_fetching_or_drawing_needs(tmp_path):
@@ -112,7 +113,7 @@ def test_ctrl_c_while_reading_the_prompt_says_interrupted(endless):
 def test_ctrl_c_on_a_terminal_stops_the_answer_and_not_the_talk(endless, tmp_path):
     saved = tmp_path / "talk.json"
     keyboard, terminal = pty.openpty()
-    words = ("chat", "--model", endless, "--max-tokens", LONG, "--temperature", 3)
+    words = ("chat", "--model", endless, *ENDLESS)
     process = started(*words, stdin=terminal, stdout=subprocess.PIPE)
     os.close(terminal)
     os.write(keyboard, b"ab\n")
