@@ -45,9 +45,15 @@ def dense_pays(module: ModuleType, weights: int) -> bool:
         UsageError: ``BITNET_TERNARY_LAYOUT`` names no layout.
     """
     wanted = settings.ternary_layout()
+    fast = module.has_kernel(module.kernel_types().index("TERNARY_DENSE"))
+    if wanted == "dense" and not fast:
+        logger.warning(
+            "BITNET_TERNARY_LAYOUT=dense is slow here: %s has no kernel for it",
+            module.kernel_level(),
+        )
     if wanted != "auto":
         return wanted == "dense"
-    if weights < SMALLEST or not module.has_kernel(module.kernel_types().index("TERNARY_DENSE")):
+    if weights < SMALLEST or not fast:
         return False
     conditions = _conditions(module)
     found = read_measurement("ternary-layout", conditions) or {}

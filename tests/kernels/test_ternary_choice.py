@@ -67,6 +67,13 @@ def test_a_level_without_a_kernel_for_it_keeps_two_bits():
     assert remembered() is None
 
 
+def test_dense_lines_without_a_kernel_for_them_are_made_with_a_warning(monkeypatch, caplog):
+    NATIVE.set_kernel_level("scalar")
+    monkeypatch.setenv("BITNET_TERNARY_LAYOUT", "dense")
+    assert dense_pays(NATIVE, 1)
+    assert "BITNET_TERNARY_LAYOUT=dense is slow here: scalar has no kernel" in caplog.text
+
+
 def test_a_kernel_that_failed_its_self_test_is_not_used():
     kind = NATIVE.kernel_types().index("TERNARY_DENSE")
     NATIVE.plant_wrong_kernel(kind)

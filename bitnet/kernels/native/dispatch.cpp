@@ -242,7 +242,10 @@ bool set_level(const std::string& name) {
     return false;
 }
 
-bool has_kernel(Type type) { return table().decode[int(type)] != scalar_kernels().decode[int(type)]; }
+bool has_kernel(Type type) {
+    const Kernels &chosen = table(), &scalar = scalar_kernels();
+    return chosen.decode[int(type)] != scalar.decode[int(type)] && chosen.prefill[int(type)] != scalar.prefill[int(type)];
+}
 
 void plant_wrong_kernel(Type type) {
     table().decode[int(type)] = table().prefill[int(type)] = [](const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
