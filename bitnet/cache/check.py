@@ -85,7 +85,7 @@ def _json_problem(path: Path) -> str:
         value = json.loads(path.read_bytes())
     except json.JSONDecodeError as error:
         return f"{error.msg} at line {error.lineno} column {error.colno}"
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # no UTF-8; thousands of digits; too deep
         return str(error)
     if path.name == "tokenizer.json" and not (isinstance(value, dict) and "model" in value):
         return 'no "model" in it: not a tokenizer'

@@ -155,6 +155,7 @@ def test_a_lock_of_nobody_is_a_leftover(root):
         ("tokenizer.json", b'{"model": 1,', "at line 1 column 13"),
         ("tokenizer.json", b"[1, 2]", 'no "model" in it'),
         ("tokenizer.json", b"\xff\xfe{", "codec can't decode"),
+        ("tokenizer.json", b"9" * 5000, "5000 digits"),
         ("tokenizer_config.json", b"{}", ""),
         ("tokenizer.model", b"\n\x0e", ""),
     ],
