@@ -64,5 +64,5 @@ class CacheOptions:
     def root(self) -> Path:
         """The cache folder that holds now; it need not exist."""
         if self.cache_dir:
-            return Path(self.cache_dir).expanduser().absolute()
+            return settings.expanded(Path(self.cache_dir)).absolute()
         return settings.cache_dir()

@@ -270,17 +270,36 @@ def as_set(setting: Setting[Any]) -> str | None:
 
 
 def cache_dir() -> Path:
-    """The cache folder that holds now; it need not exist."""
+    """The cache folder that holds now; it need not exist.
+
+    Raises:
+        UsageError: there is no home folder, and nothing else is set.
+    """
     override = cache_dir_override()
     if override is not None:
-        return override.expanduser().absolute()
+        return expanded(override).absolute()
     if sys.platform == "win32":  # pragma: no cover
         local = os.environ.get("LOCALAPPDATA")
         return Path(local) / "bitnet" if local else Path.home() / "AppData/Local/bitnet"
     xdg = os.environ.get("XDG_CACHE_HOME")
     # The XDG specification says a relative path must be ignored.
-    base = Path(xdg) if xdg and Path(xdg).is_absolute() else Path.home() / ".cache"
-    return base / "bitnet"
+    if xdg and Path(xdg).is_absolute():
+        return Path(xdg) / "bitnet"
+    try:
+        return Path.home() / ".cache/bitnet"
+    except RuntimeError:
+        raise UsageError(
+            "this user has no home folder for a cache",
+            hint="set BITNET_CACHE_DIR to a folder that can be written to",
+        ) from None
+
+
+def expanded(path: Path) -> Path:
+    """*path* with ``~`` replaced; as it is where nobody knows that user's home folder."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        return path
 
 
 def child_environment(**changes: str) -> dict[str, str]:

@@ -141,6 +141,20 @@ def test_the_cache_folder_follows_its_order(monkeypatch, tmp_path):
     assert settings.cache_dir() == Path.home() / "mine"
 
 
+def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch, tmp_path):
+    def nowhere(*_):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", nowhere)
+    monkeypatch.setattr(Path, "expanduser", nowhere)
+    with pytest.raises(UsageError, match="no home folder") as caught:
+        settings.cache_dir()
+    assert "BITNET_CACHE_DIR" in caught.value.hint
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path))
+    assert settings.cache_dir() == tmp_path
+
+
 @hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])))
 def test_any_text_is_a_value_or_a_usage_error(monkeypatch, text):

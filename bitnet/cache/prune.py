@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bitnet import settings
 from bitnet.cache.entries import AREAS, Entry, entries, locks_for
 from bitnet.errors import CacheBusy, NotFound, PermissionDenied, UsageError, from_os_error
 from bitnet.options import option
@@ -143,7 +144,7 @@ def refuse_unless_cache(root: Path) -> None:
         PermissionDenied: it cannot be read.
     """
     real = root.resolve()
-    home = Path.home().resolve()
+    home = settings.expanded(Path("~")).resolve()
     if real == home or real in home.parents:
         raise UsageError(
             f"{root} is not a cache folder: refusing to remove anything in it",

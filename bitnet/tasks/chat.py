@@ -7,6 +7,7 @@ import sys
 from contextlib import closing, suppress
 from pathlib import Path
 
+from bitnet import settings
 from bitnet.errors import BitnetError, InferenceError, NotFound, UsageError
 from bitnet.files import write_text
 from bitnet.hub.options import FetchOptions
@@ -139,10 +140,7 @@ def _command(talk, line):
     elif name == "/save":
         if not value:
             raise UsageError("/save needs the name of a file", hint="/save talk.json")
-        path = Path(value)
-        with suppress(RuntimeError):  # ~name of nobody: a name like any other
-            path = path.expanduser()
-        _save(talk, path)
+        _save(talk, settings.expanded(Path(value)))
     else:
         raise UsageError(f"no command {line!r}", hint="/help lists them")
 

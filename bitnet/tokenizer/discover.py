@@ -194,7 +194,7 @@ def _cached(model: ModelFacts) -> Iterator[Path]:
 def _hub_cache(model: ModelFacts) -> Iterator[Path]:
     if not model.repository:
         return
-    cache = settings.hf_hub_cache() or settings.hf_home().expanduser() / "hub"
+    cache = settings.hf_hub_cache() or settings.expanded(settings.hf_home()) / "hub"
     snapshots = cache / f"models--{model.repository.replace('/', '--')}" / "snapshots"
     yield from sorted(snapshots.glob("*/tokenizer.json"))
 
