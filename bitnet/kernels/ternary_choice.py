@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from pathlib import Path
-from statistics import quantiles
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,7 +31,7 @@ SMALLEST = 256 << 20  # weights of a model below which its packing is not worth 
 ADVANTAGE = 1.05  # how much faster the denser packing must be to be used
 COLUMNS, ROWS = 2560, 12_800  # of a matrix that is multiplied: 8 MB with two bits
 POOL_BYTES = 128 << 20  # of the memory the matrices lie in
-ROUNDS, LIMIT_S = 96, 0.3
+AT_LEAST, SECONDS = 5, 0.5  # rounds, and how long: memory has slow and fast moments
 
 
 def dense_pays(module: ModuleType, weights: int) -> bool:
@@ -73,7 +73,7 @@ def dense_pays(module: ModuleType, weights: int) -> bool:
 
 
 def measure(module: ModuleType) -> dict[str, float]:
-    """Weights per second with two bits and five to a byte: what a tenth of the products exceed.
+    """Weights per second with two bits and five to a byte: medians of many products.
 
     The two are measured in turn, so that both meet the same neighbours on the machine, and go
     through one piece of memory, so that neither finds in a cache what it reads.
@@ -85,18 +85,14 @@ def measure(module: ModuleType) -> dict[str, float]:
     x, out = np.ones((1, COLUMNS), dtype=np.float32), np.empty((1, ROWS), dtype=np.float32)
     times: list[list[float]] = [[], []]
     begin, started = 0, time.perf_counter()
-    for round_ in range(ROUNDS):
-        if round_ > 4 and time.perf_counter() - started > LIMIT_S:
-            break
+    while len(times[0]) < AT_LEAST or time.perf_counter() - started < SECONDS:
         for kind, size, took in zip(kinds, sizes, times, strict=True):
             begin = begin if begin + size <= POOL_BYTES else 0
             before = time.perf_counter()
             module.linear(kind, pool[begin : begin + size], ROWS, COLUMNS, 1.0, x, out)
             took.append(time.perf_counter() - before)
             begin += size
-    # The other method leaves the range of fewer than nine times, even below zero.
-    fast = (quantiles(took, n=10, method="inclusive")[0] for took in times)
-    two_bit, dense = (ROWS * COLUMNS / seconds for seconds in fast)
+    two_bit, dense = (ROWS * COLUMNS / median(took) for took in times)
     return {"two_bit": two_bit, "dense": dense}
 
 
