@@ -76,11 +76,8 @@ struct Acc {
 
     template <int G, int N>
     static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
-        const int8_t* q[N];
-        for (int n = 0; n < N; ++n) {
-            q[n] = a.q + (t + n) * a.cols;
-            out[0][n] = zero();
-        }
+        const Inputs<N> q(a, t);
+        for (int n = 0; n < N; ++n) out[0][n] = zero();
         for (int64_t start = c0; start < c1; start += kColumns) {
             const int64_t end = start + kColumns < c1 ? start + kColumns : c1;
             __m256i sum[N][2];
@@ -113,11 +110,8 @@ struct TwoBits {
     template <int N>
     static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Acc::Ints* out) {
         const __m256i mask1 = _mm256_set1_epi8(3), mask4 = _mm256_set1_epi8(12);
-        const int8_t* q[N];
-        for (int n = 0; n < N; ++n) {
-            q[n] = a.q + (t + n) * a.cols;
-            out[n] = Acc::zero();  // four times the sums, until the end
-        }
+        const Inputs<N> q(a, t);
+        for (int n = 0; n < N; ++n) out[n] = Acc::zero();  // four times the sums, until the end
         for (int64_t start = c0; start < c1; start += kColumns) {
             const int64_t end = start + kColumns < c1 ? start + kColumns : c1;
             __m256i once[N][2], fourfold[N][2];
@@ -213,11 +207,8 @@ struct Dense {
 
     template <int N>
     static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Acc::Ints* out) {
-        const int8_t* q[N];
-        for (int n = 0; n < N; ++n) {
-            q[n] = a.q + (t + n) * a.cols;
-            out[n] = Acc::zero();
-        }
+        const Inputs<N> q(a, t);
+        for (int n = 0; n < N; ++n) out[n] = Acc::zero();
         const uint8_t* line = codes + c0 / kStep * 64;
         for (int64_t start = c0; start < c1; start += kColumns) {
             const int64_t end = start + kColumns < c1 ? start + kColumns : c1;

@@ -15,16 +15,14 @@ struct TwoBits {
     static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Acc::Ints* out) {
         constexpr bool kInPlace = N <= 2;
         constexpr int kSums = kInPlace ? 4 : 1;
-        const int8_t* q[N];
+        const Inputs<N> q(a, t);
         Acc::Ints sum[N][kSums];
-        for (int n = 0; n < N; ++n) {
-            q[n] = a.q + (t + n) * a.cols;
+        for (int n = 0; n < N; ++n)
             for (int f = 0; f < kSums; ++f) sum[n][f] = Acc::zero();
-        }
         for (int64_t c = c0; c < c1; c += kTernaryStep) {
             const uint8_t* at = codes + 4 * c;
             const Acc::Ints bytes = _mm512_loadu_si512(at);
-            _mm_prefetch(reinterpret_cast<const char*>(at) + kPrefetch, _MM_HINT_T0);
+            prefetch_line(at + kPrefetch);
 #pragma GCC unroll 4
             for (int f = 0; f < 4; ++f) {
                 const Acc::Ints field = kInPlace ? _mm512_and_si512(bytes, _mm512_set1_epi8(char(3 << (2 * f)))) : low_field(bytes, f);

@@ -48,12 +48,10 @@ struct Acc {
 
     template <int G, int N>
     static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
-        const int8_t* q[N];
+        const Inputs<N> q(a, t);
         Ints sum[G][N];
-        for (int n = 0; n < N; ++n) {
-            q[n] = a.q + (t + n) * a.cols;
+        for (int n = 0; n < N; ++n)
             for (int g = 0; g < G; ++g) sum[g][n] = zero();
-        }
         for (int64_t c = c0; c < c1; c += 4) {
             Ints w[G];
             for (int g = 0; g < G; ++g) w[g] = _mm512_load_si512(bytes + (c / 4 * G + g) * 64);

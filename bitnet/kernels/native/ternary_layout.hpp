@@ -90,6 +90,16 @@ namespace {
     return digit < 3 ? low / kDensePlaces[digit] % 3 : group / (digit == 3 ? 1 : 3) % 3;
 }
 
+// Where the activations of tokens t .. t + N - 1 begin.
+template <int N>
+struct Inputs {
+    const int8_t* at[N];
+    Inputs(const LinearArgs& a, int64_t t) {
+        for (int n = 0; n < N; ++n) at[n] = a.q + (t + n) * a.cols;
+    }
+    const int8_t* operator[](int n) const { return at[n]; }
+};
+
 // A tile with two bits per weight, of at least *cols* columns, as one of TernaryDense with *cols*. No
 // byte of a word overflows, so eight of them are packed at once.
 [[maybe_unused]] inline void make_dense(const uint8_t* tile, int64_t cols, uint8_t* out) {

@@ -73,11 +73,8 @@ struct Acc {
 
     template <int G, int N>
     static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
-        const int8_t* q[N];
-        for (int n = 0; n < N; ++n) {
-            q[n] = a.q + (t + n) * a.cols;
-            out[0][n] = zero();
-        }
+        const Inputs<N> q(a, t);
+        for (int n = 0; n < N; ++n) out[0][n] = zero();
         for (int64_t c = c0; c < c1; c += kTernaryStep) {
             int8x16_t x[N];
             for (int n = 0; n < N; ++n) x[n] = vld1q_s8(q[n] + c);
@@ -106,12 +103,10 @@ struct TwoBits {
     template <int N>
     static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Acc::Ints* out) {
         constexpr int kSums = N == 1 ? 3 : 1;
-        const int8_t* q[N];
+        const Inputs<N> q(a, t);
         Acc::Ints sum[N][kSums];
-        for (int n = 0; n < N; ++n) {
-            q[n] = a.q + (t + n) * a.cols;
+        for (int n = 0; n < N; ++n)
             for (Acc::Ints& s : sum[n]) s = Acc::zero();
-        }
         for (int64_t c = c0; c < c1; c += kTernaryStep) {
             prefetch_line(codes + 4 * c + kPrefetch);
             int8x16_t x[N];

@@ -48,14 +48,12 @@ struct Dense {
     static void packed(const LinearArgs& a, const uint8_t* codes, int64_t t, int64_t c0, int64_t c1, Acc::Ints* out) {
         constexpr bool kInPlace = N <= 2;
         constexpr int kSums = kInPlace ? kDigits : 1;
-        const int8_t* q[N];
+        const Inputs<N> q(a, t);
         Acc::Ints sum[N][kSums];
 #pragma GCC unroll 8
-        for (int n = 0; n < N; ++n) {
-            q[n] = a.q + (t + n) * a.cols;
+        for (int n = 0; n < N; ++n)
 #pragma GCC unroll 5
             for (int d = 0; d < kSums; ++d) sum[n][d] = Acc::zero();
-        }
         const uint8_t* line = codes + c0 / kStep * 64;
         for (int64_t c = c0; c < c1; c += kStep, line += 64) {
             __m512i digit[kDigits];
