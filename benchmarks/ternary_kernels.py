@@ -22,9 +22,10 @@ import numpy as np
 
 from bitnet import native
 from bitnet.bench.machine import describe_machine
+from bitnet.kernels.ternary_packing import COLUMNS
 
 SHAPES = ((2560, 2560), (640, 2560), (6912, 2560), (2560, 6912))
-LAYOUTS = {"TERNARY": 16, "TERNARY_DENSE": 20}  # columns in a line of 64 bytes for 16 rows
+LAYOUTS = ("TERNARY", "TERNARY_DENSE")
 TOKENS = (1, 2, 4, 8, 16, 128, 512)
 POOL_BYTES = 256 << 20
 COLORS = {"avx2": "#c2410c", "avx512_vnni": "#1d4ed8"}
@@ -34,7 +35,7 @@ def seconds(module, layout, pool, shape, tokens):
     """Median time of a product with a matrix that is in no cache; the best for large batches."""
     kind = module.kernel_types().index(layout)
     rows = shape[0]
-    columns = -(-shape[1] // LAYOUTS[layout]) * LAYOUTS[layout]
+    columns = -(-shape[1] // COLUMNS[layout]) * COLUMNS[layout]
     size = rows * module.row_bytes(kind, columns)
     x = np.random.default_rng(0).standard_normal((tokens, columns)).astype(np.float32)
     out = np.empty((tokens, rows), dtype=np.float32)
@@ -77,7 +78,7 @@ def measure():
                         "layout": layout,
                         "shape": shape,
                         "tokens": tokens,
-                        "gb_s": macs / tokens / LAYOUTS[layout] * 4 / took / 1e9,
+                        "gb_s": macs / tokens / COLUMNS[layout] * 4 / took / 1e9,
                         "gmac_s": macs / took / 1e9,
                         "read_gb_s": read / 1e9,
                     }

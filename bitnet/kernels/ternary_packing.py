@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from bitnet.quants.weight import Weight
 
-__all__ = ["PackedTernary", "pack_ternary"]
+__all__ = ["COLUMNS", "PackedTernary", "pack_ternary"]
 
 _ROWS, _LINE = 16, 64  # of a tile; bytes of all its rows
-_COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # of a line
+COLUMNS = {"TERNARY": 16, "TERNARY_BLOCKS": 16, "TERNARY_DENSE": 20}  # of a line
 _MOST_DENSE = 1 << 17  # columns of whole lines; kDenseCols in native/ternary_layout.hpp
 # Columns of a block where rows must be whole blocks to be read in place.
 _IN_PLACE = {"I2_S": 128, "TQ1_0": 256, "TQ2_0": 256, "PACKED_U8": 1, "IQ2_BN": 64}
@@ -76,7 +76,7 @@ def pack_ternary(native: ModuleType, weight: Weight, *, dense: bool = False) -> 
     dense = dense and _whole_lines("TERNARY_DENSE", inputs) <= _MOST_DENSE
     kind = "TERNARY_BLOCKS" if groups > 1 else "TERNARY_DENSE" if dense else "TERNARY"
     columns = _whole_lines(kind, inputs)
-    code_bytes = tiles * columns // _COLUMNS[kind] * _LINE
+    code_bytes = tiles * columns // COLUMNS[kind] * _LINE
     data: NDArray[np.uint8] = native.allocate_weights(
         code_bytes + (tiles * _ROWS * groups * 4 if groups > 1 else 0)
     )
@@ -101,4 +101,4 @@ def pack_ternary(native: ModuleType, weight: Weight, *, dense: bool = False) -> 
 
 def _whole_lines(kind: str, inputs: int) -> int:
     """Columns of the lines that hold *inputs*."""
-    return -(-inputs // _COLUMNS[kind]) * _COLUMNS[kind]
+    return -(-inputs // COLUMNS[kind]) * COLUMNS[kind]
