@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitnet import settings
 from bitnet.errors import UsageError
@@ -48,7 +48,13 @@ class _Format(logging.Formatter):
         return _FORMATS.get(record.levelno, "%s") % text
 
 
-class _Stderr(logging.StreamHandler[Any]):
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[Any]
+else:
+    _StreamHandler = logging.StreamHandler  # generic from Python 3.11 on
+
+
+class _Stderr(_StreamHandler):
     """Writes to the stderr of the moment, so that redirection and capture work."""
 
     @property
