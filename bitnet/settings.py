@@ -200,11 +200,17 @@ allow_mock = Setting(
 deterministic = Setting(
     "BITNET_DETERMINISTIC",
     parse=_boolean,
-    default=True,
+    default=False,
     keep_empty=True,
-    help="1: the same bits on every run; 0 allows optimisations that change rounding",
+    help="1: the same draws on every run, with seed 42 where none is given; 0: other draws each "
+    "time; logits are the same bits either way",
 )
-seed = Setting("BITNET_SEED", parse=_count, default=None, help="seed for sampling")
+seed = Setting(
+    "BITNET_SEED",
+    parse=_count,
+    default=None,
+    help="seed of the random draws where a command or a request gives none",
+)
 force_cpu = Setting(
     "BITNET_FORCE_CPU", parse=_boolean, default=False, help="1: use the CPU even if a GPU is there"
 )

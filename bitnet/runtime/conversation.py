@@ -35,7 +35,7 @@ class Conversation:
         sampling: SamplingParams,
         system: str = "",
     ) -> None:
-        """An empty conversation with *model*.
+        """An empty conversation with *model*; each answer draws with the seed after the last one's.
 
         Raises:
             Unsupported: the model has no chat template.
@@ -46,7 +46,8 @@ class Conversation:
         self.finish_reason: FinishReason | None = None
         self._model = model
         self._wanted = wanted
-        self._sampling = sampling
+        self._sampling = sampling.turn()
+        self._asked = 0
         model.encode_chat([{"role": "user", "content": "-"}])
 
     @property
@@ -67,12 +68,13 @@ class Conversation:
         check_prompt(text)
         self.turns.append({"role": "user", "content": text})
         answer = None
+        self._asked += 1
         try:
             answer = self._model.stream(
                 self._model.encode_chat(self.messages),
                 max_tokens=self._wanted.max_tokens,
                 stop=self._wanted.stop,
-                sampling=self._sampling,
+                sampling=self._sampling.turn(self._asked - 1),
                 lookup=self._wanted.lookup,
             )
             yield from answer

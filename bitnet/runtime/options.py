@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bitnet import settings
@@ -26,7 +26,9 @@ class SamplingParams:
     ``logit_bias`` maps token ids to what is added to their logits; ``ID=BIAS`` texts will do.
     """
 
-    temperature: float = option(0.0, "randomness; 0: always the most likely token")
+    temperature: float = option(
+        0.0, "randomness; 0: always the most likely token", synonyms=("temp",)
+    )
     top_k: int = option(0, "choose among this many most likely tokens; 0: all")
     top_p: float = option(1.0, "choose among the likeliest tokens that make up this probability")
     min_p: float = option(0.0, "leave out tokens less likely than this share of the likeliest")
@@ -35,7 +37,9 @@ class SamplingParams:
     )
     frequency_penalty: float = option(0.0, "subtract this per time a token was generated")
     presence_penalty: float = option(0.0, "subtract this once a token was generated")
-    seed: int | None = option(None, "seed of the random draws; else BITNET_SEED, else 42")
+    seed: int | None = option(
+        None, "seed of the random draws; else BITNET_SEED, else another one each time"
+    )
     logit_bias: Mapping[int, float] = option(
         [],
         "add this to the logit of a token id, -inf forbids it; may be given several times",
@@ -70,11 +74,15 @@ class SamplingParams:
                 )
 
     def actual_seed(self) -> int:
-        """The seed that holds: given, from the environment, 42, or random if so configured."""
+        """The seed that holds: given, ``BITNET_SEED``, 42 where runs shall repeat, or a new one."""
         given = self.seed if self.seed is not None else settings.seed()
         if given is not None:
             return given
-        return DEFAULT_SEED if settings.deterministic() else secrets.randbits(63)
+        return DEFAULT_SEED if settings.deterministic() else secrets.randbits(62)
+
+    def turn(self, number: int = 0) -> SamplingParams:
+        """These, with the seed of answer *number* of several: each draws differently."""
+        return replace(self, seed=(self.actual_seed() + number) % 2**64)
 
 
 def _biases(entries: Mapping[int, float] | Iterable[str]) -> dict[int, float]:
@@ -151,7 +159,10 @@ class PromptOptions:
 
     prompt: str | None = option(None, "text to continue")
     prompt_file: str = option(
-        "", "file with the text, - for stdin; one newline at its end is left out", metavar="FILE|-"
+        "",
+        "file with the text, - for stdin, which is also read when it is piped and there is no "
+        "--prompt; one newline at its end is left out",
+        metavar="FILE|-",
     )
     chat: bool = option(False, "the text is a message to answer, in the model's chat template")
     system: str = option("", "with --chat: instructions that come before the message")
@@ -186,7 +197,7 @@ class AnswerOptions:
     """When an answer ends, and how fast it gets there."""
 
     max_tokens: int = option(
-        128, "tokens to write at most", synonyms=("max-new-tokens", "n-predict")
+        128, "tokens to write at most", synonyms=("max-new-tokens", "n-predict"), short="n"
     )
     stop: list[str] = option([], "text that ends the answer; may be given several times")
     lookup: int = option(

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from bitnet import settings
 from bitnet.errors import InvalidFormat, UsageError
 from bitnet.runtime.generation import GenerationParams
 from bitnet.runtime.options import SamplingParams
@@ -393,16 +392,13 @@ def _sampling(
     request: Any, model: LanguageModel, *, temperature: float, choice: int = 0
 ) -> SamplingParams:
     """The sampling of one choice; without a seed each answer gets another one."""
-    seed = request.seed if request.seed is not None else settings.seed()
-    if seed is None:
-        seed = secrets.randbits(62)
     given = {name: value for name in _PLAIN if (value := getattr(request, name)) is not None}
     return SamplingParams(
         temperature=temperature if request.temperature is None else request.temperature,
-        seed=(seed + choice) % 2**63,
+        seed=request.seed,
         logit_bias=_bias(request.logit_bias or {}, model.config.vocab_size),
         **given,
-    )
+    ).turn(choice)
 
 
 def _bias(given: dict[str, float], size: int) -> dict[int, float]:

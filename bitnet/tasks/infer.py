@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 
 from bitnet.errors import UsageError
@@ -12,12 +13,17 @@ from bitnet.tasks.declare import Output, task
 from bitnet.tasks.running import (
     given_text,
     open_model,
+    piped_text,
     read_text,
     say,
     summary,
     write,
     write_json,
 )
+
+logger = logging.getLogger(__name__)
+
+LARGE_VOCABULARY = 128_000
 
 
 @task()
@@ -33,10 +39,17 @@ def infer(
 ):
     """Continue a text, or answer a message, with a model.
 
-    The text goes to stdout as it is written; one line with timings goes to stderr.
+    The text goes to stdout as it is written; one line with timings goes to stderr. Without --prompt
+    and --prompt-file the text is what is piped into the command.
     """
     text = _text(prompt, output)
+    sampling = sampling.turn()
     with open_model(model, fetch=fetch, cache=cache, output=output) as running:
+        if output.verbose and running.config.vocab_size > LARGE_VOCABULARY:
+            logger.warning(
+                "Large vocabulary (%d) running on CPU - consider GPU acceleration",
+                running.config.vocab_size,
+            )
         answer = running.stream(
             running.encode_chat(_messages(text, prompt)) if prompt.chat else text,
             max_tokens=wanted.max_tokens,
@@ -49,11 +62,11 @@ def infer(
         )
         _show(answer, streams=not output.json)
     if output.json:
-        write_json(_facts(answer, ids=prompt.dump_ids))
+        write_json(_facts(answer, ids=prompt.dump_ids) | _drawn(sampling))
     elif prompt.dump_ids:
         say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")
     if prompt.stats:
-        say("\n".join(_figures(answer)))
+        say("\n".join([*_figures(answer), *(f"{k}: {v}" for k, v in _drawn(sampling).items())]))
     say(summary(answer.stats))
 
 
@@ -71,12 +84,17 @@ def _text(options, output):
 
     if options.logprobs is not None and not output.json:
         raise UsageError("--logprobs needs --json", hint="add --json")
-    text = read_text(options.prompt_file) if options.prompt_file else options.prompt
-    if text is None:
+    if options.prompt_file:
+        text = read_text(options.prompt_file)
+    elif options.prompt is not None:
+        text = given_text(options.prompt, "--prompt")
+    elif (piped := piped_text()) is not None:
+        text = piped
+    else:
         raise UsageError(
-            "infer needs --prompt or --prompt-file", hint="bitnet infer --prompt 'Hello'"
+            "infer needs --prompt or --prompt-file, or a text that is piped into it",
+            hint="bitnet infer --prompt 'Hello'",
         )
-    text = text if options.prompt_file else given_text(text, "--prompt")
     check_prompt(text)
     return text
 
@@ -110,6 +128,11 @@ def _facts(answer, *, ids):
         **({"prompt_ids": list(answer.prompt_ids), "ids": answer.ids} if ids else {}),
         **({"logprobs": [_token(entry) for entry in answer.logprobs]} if answer.logprobs else {}),
     }
+
+
+def _drawn(sampling):
+    """The seed that repeats an answer, where its tokens were drawn."""
+    return {"seed": sampling.seed} if sampling.temperature else {}
 
 
 def _token(entry):

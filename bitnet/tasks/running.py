@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import json
-import logging
 import os
 import sys
 from contextlib import suppress
@@ -31,6 +30,7 @@ __all__ = [
     "model_path",
     "open_model",
     "open_tokenizer",
+    "piped_text",
     "read_text",
     "say",
     "summary",
@@ -40,10 +40,7 @@ __all__ = [
 
 Opened = TypeVar("Opened")
 
-logger = logging.getLogger(__name__)
-
 DEFAULT_MODEL = "smollm2-135m"
-LARGE_VOCABULARY = 128_000
 
 
 def say(text: str) -> None:
@@ -85,11 +82,32 @@ def read_text(file: str) -> str:
         UsageError: it is not UTF-8.
         NotFound: there is no such file.
     """
-    name = "stdin" if file == "-" else file
+    return _text(_raw(file), "stdin" if file == "-" else file)
+
+
+def piped_text() -> str | None:
+    """The text that is piped into this command; ``None`` where there is none.
+
+    Raises:
+        UsageError: it is not UTF-8.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        return None
     try:
-        raw = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        raw = sys.stdin.buffer.read()
+    except OSError:  # a stdin that was closed, or cannot be read, holds no text
+        return None
+    return _text(raw, "stdin") if raw else None
+
+
+def _raw(file: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
-        raise from_os_error(error, name) from error
+        raise from_os_error(error, "stdin" if file == "-" else file) from error
+
+
+def _text(raw: bytes, name: str) -> str:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -117,11 +135,6 @@ def open_model(
     if options.chat_template:
         model.tokenizer.chat_template = read_text(options.chat_template)
         model.tokenizer.chat_template_source = options.chat_template
-    if model.config.vocab_size > LARGE_VOCABULARY:
-        logger.warning(
-            "Large vocabulary (%d) running on CPU - consider GPU acceleration",
-            model.config.vocab_size,
-        )
     return model
 
 

@@ -37,6 +37,22 @@ def test_every_message_sees_those_before(model):
     assert talk.stats.reused_tokens == len("ss.ub.axxx")
 
 
+def test_every_answer_draws_anew_and_a_seed_repeats_all_of_them(model):
+    def answers(seed):
+        sampling = SamplingParams(temperature=5.0, seed=seed)
+        talk = Conversation(model, AnswerOptions(max_tokens=8), sampling=sampling)
+        texts = []
+        for _ in range(2):
+            texts.append("".join(talk.ask("b")))
+            talk.turns.clear()
+        return texts
+
+    first = answers(1)
+    assert first[0] != first[1]
+    assert first == answers(1) != answers(2)
+    assert answers(None) != answers(None)
+
+
 def test_an_answer_cut_short_is_kept_as_far_as_it_got(model):
     talk = talk_with(model, count=9)
     pieces = talk.ask("b")

@@ -45,14 +45,16 @@ ADJUSTED = {
 SAMPLERS = {
     "greedy": SamplingParams(),
     "greedy, adjusted": SamplingParams(**ADJUSTED),
-    "only the first of top-k": SamplingParams(temperature=1.0, top_k=1),
-    "top-k": SamplingParams(temperature=0.9, top_k=40),
-    "top-k and top-p": SamplingParams(temperature=1.2, top_k=20, top_p=0.8),
-    "top-k and min-p, adjusted": SamplingParams(temperature=0.7, top_k=30, min_p=0.1, **ADJUSTED),
-    "top-p": SamplingParams(temperature=1.0, top_p=0.9),
-    "top-p, adjusted": SamplingParams(temperature=1.5, top_p=0.95, **ADJUSTED),
-    "min-p": SamplingParams(temperature=1.0, min_p=0.05),
-    "top-p and min-p": SamplingParams(temperature=1.0, top_p=0.99, min_p=0.02),
+    "only the first of top-k": SamplingParams(seed=42, temperature=1.0, top_k=1),
+    "top-k": SamplingParams(seed=42, temperature=0.9, top_k=40),
+    "top-k and top-p": SamplingParams(seed=42, temperature=1.2, top_k=20, top_p=0.8),
+    "top-k and min-p, adjusted": SamplingParams(
+        seed=42, temperature=0.7, top_k=30, min_p=0.1, **ADJUSTED
+    ),
+    "top-p": SamplingParams(seed=42, temperature=1.0, top_p=0.9),
+    "top-p, adjusted": SamplingParams(seed=42, temperature=1.5, top_p=0.95, **ADJUSTED),
+    "min-p": SamplingParams(seed=42, temperature=1.0, min_p=0.05),
+    "top-p and min-p": SamplingParams(seed=42, temperature=1.0, top_p=0.99, min_p=0.02),
 }
 
 
@@ -144,7 +146,7 @@ def test_any_sampler_gives_the_token_of_all_logits(
 def test_candidates_whose_bound_is_too_low_give_other_tokens() -> None:
     """The comparison above would notice a wrong tail: with none, top-p ends too early."""
     assert HEAD is not None
-    params = SamplingParams(temperature=1.0, top_p=0.9)
+    params = SamplingParams(seed=42, temperature=1.0, top_p=0.9)
     differ = 0
     for seed in range(100):
         x = HEAD.state(seed, 0.0) * 2
@@ -158,8 +160,8 @@ def test_candidates_whose_bound_is_too_low_give_other_tokens() -> None:
 
 
 def test_samplers_without_bounded_support_want_all_logits() -> None:
-    assert Sampler(SamplingParams(temperature=1.0)).wanted() is None
-    assert Sampler(SamplingParams(temperature=1.0, top_k=10**6)).wanted() is None
+    assert Sampler(SamplingParams(seed=42, temperature=1.0)).wanted() is None
+    assert Sampler(SamplingParams(seed=42, temperature=1.0, top_k=10**6)).wanted() is None
 
 
 def test_touched_tokens_are_wanted_whatever_their_logits() -> None:
@@ -241,8 +243,8 @@ def auto_model(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     "sampling",
     [
-        pytest.param(SamplingParams(temperature=1.0, top_k=30), id="many rows wanted"),
-        pytest.param(SamplingParams(temperature=1.0), id="samplers that want all logits"),
+        pytest.param(SamplingParams(seed=42, temperature=1.0, top_k=30), id="many rows wanted"),
+        pytest.param(SamplingParams(seed=42, temperature=1.0), id="samplers that want all logits"),
     ],
 )
 def test_a_screen_that_does_not_pay_is_given_up_and_changes_no_token(
@@ -267,7 +269,7 @@ def test_a_screen_that_does_not_pay_is_given_up_and_changes_no_token(
 
 
 def test_a_screen_that_was_asked_for_is_never_given_up(models: tuple[Any, Any]) -> None:
-    params = GenerationParams(max_tokens=100, sampling=SamplingParams(temperature=1.0))
+    params = GenerationParams(max_tokens=100, sampling=SamplingParams(seed=42, temperature=1.0))
     list(Engine(models[1]).generate([5, 9], params))
     assert models[1].screen is not None
     assert not models[1].gave_up_screen

@@ -70,7 +70,9 @@ def test_the_same_seed_gives_the_same_tokens():
     ]
 
 
-def test_without_a_seed_runs_repeat_unless_determinism_is_off(monkeypatch):
+def test_without_a_seed_runs_differ_unless_determinism_is_asked_for(monkeypatch):
+    assert SamplingParams().actual_seed() != SamplingParams().actual_seed()
+    monkeypatch.setenv("BITNET_DETERMINISTIC", "1")
     assert SamplingParams().actual_seed() == 42
     monkeypatch.setenv("BITNET_SEED", "9")
     assert SamplingParams().actual_seed() == 9
@@ -78,6 +80,15 @@ def test_without_a_seed_runs_repeat_unless_determinism_is_off(monkeypatch):
     monkeypatch.delenv("BITNET_SEED")
     monkeypatch.setenv("BITNET_DETERMINISTIC", "0")
     assert SamplingParams().actual_seed() != SamplingParams().actual_seed()
+
+
+def test_each_of_several_answers_has_a_seed_of_its_own_from_the_given_one_on():
+    params = SamplingParams(seed=7, top_k=3)
+    assert params.turn() == params
+    assert [params.turn(number).seed for number in range(3)] == [7, 8, 9]
+    drawn = SamplingParams().turn()
+    assert drawn.actual_seed() == drawn.actual_seed()
+    assert SamplingParams(seed=2**64 - 1).turn(1).seed == 0
 
 
 def test_repetition_penalty_counts_the_prompt_in():

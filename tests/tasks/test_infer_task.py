@@ -71,6 +71,47 @@ def test_a_prompt_comes_from_stdin_or_a_file(bitnet, model, stdin, tmp_path, raw
     assert read.out == expected
 
 
+def test_what_is_piped_in_is_the_prompt_where_none_is_given(bitnet, model, stdin):
+    words = ("infer", "--model", model, "-n", 5)
+    expected = bitnet(*words, "--prompt", "ab").out
+    stdin(b"ab\n")
+    assert bitnet(*words).out == expected
+    stdin(b"c\xff")
+    assert bitnet(*words, "--prompt", "ab").out == expected  # left alone: it may be a list of files
+    refused = bitnet(*words)
+    assert (refused.code, "stdin is not UTF-8" in refused.err) == (2, True)
+    stdin(b"")
+    assert "needs --prompt or --prompt-file" in bitnet(*words).err
+
+
+def test_no_text_is_waited_for_on_a_terminal(bitnet, model, monkeypatch):
+    terminal = io.TextIOWrapper(io.BytesIO(b"ab"))
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    assert bitnet("infer", "--model", model).code == 2
+
+
+def test_synonyms_of_other_tools_mean_the_same(bitnet, model):
+    words = ("infer", "--model", model, "--prompt", "ab", "--seed", 3)
+    long = bitnet(*words, "--max-tokens", 7, "--temperature", 2).out
+    assert bitnet(*words, "-n", 7, "--temp", 2).out == long
+
+
+def test_draws_differ_from_run_to_run_unless_a_seed_or_determinism_is_asked_for(
+    bitnet, model, monkeypatch
+):
+    words = ("infer", "--model", model, "--prompt", "ab", "--temperature", 3, "--json")
+    first, second = (json.loads(bitnet(*words).out) for _ in range(2))
+    assert first["text"] != second["text"]
+    repeated = json.loads(bitnet(*words, "--seed", first["seed"]).out)
+    assert repeated["text"] == first["text"]
+    assert "seed" not in json.loads(bitnet(*words[:-3], "--json").out)  # nothing was drawn
+    monkeypatch.setenv("BITNET_DETERMINISTIC", "1")
+    fixed = [json.loads(bitnet(*words).out) for _ in range(2)]
+    assert fixed[0]["text"] == fixed[1]["text"]
+    assert fixed[0]["seed"] == 42
+
+
 def test_a_seed_repeats_an_answer_and_another_one_does_not(bitnet, model):
     def run(seed):
         words = ("--temperature", 2, "--top-p", 0.99, "--repeat-penalty", 1.1, "--seed", seed)
@@ -80,7 +121,7 @@ def test_a_seed_repeats_an_answer_and_another_one_does_not(bitnet, model):
 
 
 def test_stop_strings_end_the_answer(bitnet, model):
-    words = ("infer", "--model", model, "--prompt", "ab", "--temperature", 3)
+    words = ("infer", "--model", model, "--prompt", "ab", "--temperature", 3, "--seed", 42)
     whole = bitnet(*words).out
     stop = whole[5:8]
     stopped = json.loads(bitnet(*words, "--stop", "\x01", "--stop", stop, "--json").out)
