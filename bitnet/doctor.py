@@ -6,14 +6,14 @@ import platform
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import bitnet
 from bitnet import locks, native, settings
 from bitnet.errors import BitnetError, NoSpace, PermissionDenied, from_os_error
+from bitnet.findings import Finding
 from bitnet.formats.checkpoint import open_checkpoint
 from bitnet.formats.gguf_values import printable
 from bitnet.progress import human_size
@@ -21,41 +21,9 @@ from bitnet.progress import human_size
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Finding", "examine", "markdown", "verdict"]
+__all__ = ["examine", "markdown", "verdict"]
 
 SPACE_BYTES = 1_000_000_000  # a small model with its tokenizer, and room to work
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        name: what it is.
-        text: what was found; never holds a secret.
-        problem: what is wrong with it and what helps, ``None`` when it is fine.
-        duration_s: how long looking took, where that says something.
-    """
-
-    name: str
-    text: str
-    problem: BitnetError | None = None
-    duration_s: float | None = None
-
-    def __str__(self) -> str:
-        mark = "✓" if self.problem is None else "✗"
-        took = "" if self.duration_s is None else f" ({self.duration_s * 1000:.0f} ms)"
-        return f"{mark} {self.name}: {self.text}{took}"
-
-    def facts(self) -> dict[str, Any]:
-        """The finding as JSON values."""
-        return {
-            "name": self.name,
-            "text": self.text,
-            "ok": self.problem is None,
-            "hint": self.problem.hint if self.problem is not None else None,
-            "duration_s": self.duration_s,
-        }
 
 
 def examine(root: Path, model: Path | None = None) -> list[Finding]:
@@ -70,11 +38,11 @@ def examine(root: Path, model: Path | None = None) -> list[Finding]:
 
 def verdict(findings: Iterable[Finding]) -> str:
     """One sentence: what is wrong first, and what to do about it."""
-    problem = next((f.problem for f in findings if f.problem is not None), None)
-    if problem is None:
+    wrong = next((finding for finding in findings if finding.failed), None)
+    if wrong is None:
         return "Nothing is wrong."
-    first = problem.message.splitlines()[0].rstrip(".")
-    return f"{first}: {problem.hint}." if problem.hint else f"{first}."
+    first = wrong.text.splitlines()[0].rstrip(".")
+    return f"{first}: {wrong.hint}." if wrong.hint else f"{first}."
 
 
 def markdown(findings: list[Finding]) -> str:
@@ -86,11 +54,13 @@ def markdown(findings: list[Finding]) -> str:
 def _versions() -> list[Finding]:
     compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++", "cl"))), None)
     return [
-        Finding("bitnet", bitnet.__version__),
-        Finding("Python", f"{platform.python_version()} at {sys.executable}"),
-        *(Finding(name, _version(name)) for name in ("pip", "numpy", "tokenizers", "gguf")),
-        Finding("system", f"{platform.platform()}, {platform.machine()}"),
-        Finding("C++ compiler", compiler or "none; only needed to build the compiled module"),
+        Finding("ok", "bitnet", bitnet.__version__),
+        Finding("ok", "Python", f"{platform.python_version()} at {sys.executable}"),
+        *(Finding("ok", name, _version(name)) for name in ("pip", "numpy", "tokenizers", "gguf")),
+        Finding("ok", "system", f"{platform.platform()}, {platform.machine()}"),
+        Finding("ok", "C++ compiler", compiler)
+        if compiler
+        else Finding("note", "C++ compiler", "none; only needed to build the compiled module"),
     ]
 
 
@@ -106,18 +76,18 @@ def _backend() -> Finding:
         native.module()
         name = native.backend_name()
     except BitnetError as error:
-        return Finding("backend", "cannot be used", error)
-    return Finding("backend", name if name != "numpy" else "numpy (works, and is slower)")
+        return Finding.of("backend", error)
+    return Finding("ok", "backend", name if name != "numpy" else "numpy (works, and is slower)")
 
 
 def _model(path: Path | None) -> Finding:
     """What the file is, as its header says; ``bitnet verify`` looks inside."""
     if path is None:
-        return Finding("Model", "none named; --model PATH or BITNET_GGUF names one")
+        return Finding("skipped", "Model", "none named; --model PATH or BITNET_GGUF names one")
     try:
         checkpoint = open_checkpoint(path)
     except BitnetError as error:
-        return Finding("Model", f"{printable(path.name)} cannot be read", error)
+        return Finding.of("Model", error)
     weights = checkpoint.weights.values()
     tokens = checkpoint.metadata.get("tokenizer.ggml.tokens")
     facts = (
@@ -127,7 +97,7 @@ def _model(path: Path | None) -> Finding:
         human_size(sum(one.data.nbytes for one in weights)),
         "no tokenizer in it" if tokens is None else f"{len(tokens):,} tokens",
     )
-    return Finding("Model", ", ".join(facts))
+    return Finding("ok", "Model", ", ".join(facts))
 
 
 def _cache(root: Path) -> list[Finding]:
@@ -136,16 +106,18 @@ def _cache(root: Path) -> list[Finding]:
     found = []
     try:
         with tempfile.TemporaryDirectory(prefix=".doctor-", dir=existing) as folder:
-            found = [Finding("cache folder", f"{root}, writable"), _locking(Path(folder))]
+            found = [Finding("ok", "cache folder", f"{root}, writable"), _locking(Path(folder))]
         free = shutil.disk_usage(existing).free
     except OSError as error:
         problem = from_os_error(error, existing)
         if not isinstance(problem, NoSpace | PermissionDenied):
             problem = PermissionDenied(problem.message, hint="choose another: --cache-dir DIR")
-        return [*found, Finding("cache folder", f"{root} cannot be used", problem)]
+        return [*found, Finding.of("cache folder", problem)]
     text = f"{human_size(free)} free"
-    full = NoSpace(f"only {text} in {root}", hint="bitnet clean-cache")
-    return [*found, Finding("disk", text, full if free < SPACE_BYTES else None)]
+    if free < SPACE_BYTES:
+        full = NoSpace(f"only {text} in {root}", hint="bitnet clean-cache")
+        return [*found, Finding.of("disk", full)]
+    return [*found, Finding("ok", "disk", text)]
 
 
 def _locking(folder: Path) -> Finding:
@@ -154,9 +126,11 @@ def _locking(folder: Path) -> Finding:
         with locks.hold(path, timeout_s=0):
             excludes = locks.is_held(path)
     except BitnetError as error:
-        return Finding("locks", "do not work", error)
+        return Finding.of("locks", error)
     # Without locks downloads stay right, several at once only do the work twice.
-    return Finding("locks", "work" if excludes else "have no effect on this file system")
+    if not excludes:
+        return Finding("note", "locks", "have no effect on this file system")
+    return Finding("ok", "locks", "work")
 
 
 def _settings() -> list[Finding]:
@@ -168,10 +142,10 @@ def _settings() -> list[Finding]:
         try:
             setting()
         except BitnetError as error:
-            found.append(Finding(setting.names[0], text, error))
+            found.append(Finding.of(setting.names[0], error))
             continue
-        found.append(Finding(setting.names[0], text))
-    if not any(finding.problem for finding in found):
-        found.append(Finding("network", "switched off" if settings.offline() else "allowed"))
-        found.append(Finding("access token", "set" if settings.hf_token() else "not set"))
+        found.append(Finding("ok", setting.names[0], text))
+    if not any(finding.failed for finding in found):
+        found.append(Finding("ok", "network", "switched off" if settings.offline() else "allowed"))
+        found.append(Finding("ok", "access token", "set" if settings.hf_token() else "not set"))
     return found

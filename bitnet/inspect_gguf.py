@@ -9,8 +9,9 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from bitnet.findings import Finding, render
 from bitnet.formats.gguf import GGUF, Array
-from bitnet.formats.gguf_audit import Finding, audit
+from bitnet.formats.gguf_audit import audit
 from bitnet.formats.gguf_ternary import TernaryCounts, code_counts
 from bitnet.formats.gguf_values import printable
 from bitnet.progress import human_size
@@ -96,7 +97,8 @@ class Inspection:
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; numbers that JSON does not have become texts."""
-        plain: dict[str, Any] = _plain(asdict(self))
+        findings = [finding.facts() for finding in self.findings]
+        plain: dict[str, Any] = _plain(asdict(self) | {"findings": findings})
         return plain
 
     def lines(self) -> Iterator[str]:
@@ -118,8 +120,8 @@ class Inspection:
         yield "Audit"
         if not self.findings:
             yield "  nothing odd"
-        for finding in self.findings:
-            yield f"  {finding.severity}: {printable(finding.message)} [{finding.code}]"
+        for line in render(self.findings):
+            yield f"  {printable(line)}"
 
     def _metadata_lines(self) -> Iterator[str]:
         yield ""
@@ -217,10 +219,10 @@ def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
     """What there is to know about an open file; see :func:`inspect_gguf`."""
     known = _known_vocabulary(gguf.metadata)
     findings = [*audit(gguf), *_pre_findings(gguf.metadata, known)]
-    inside = not any(finding.code == "truncated" for finding in findings)
+    inside = not any(finding.subject == "truncated" for finding in findings)
     ternary = list(code_counts(gguf, full=full)) if inside else []
     findings += [
-        Finding("error", "invalid-codes", f"tensor {row.name}: {row.invalid:,} invalid codes")
+        Finding("failed", "invalid-codes", f"tensor {row.name}: {row.invalid:,} invalid codes")
         for row in ternary
         if row.invalid
     ]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.errors import BitnetError, InvalidFormat, Unsupported, from_os_error
+from bitnet.findings import Finding, render
 from bitnet.formats.gguf import GGUF, NeedMoreBytes
 from bitnet.inspect_gguf import encodings, memory, vocabulary
 from bitnet.models.load import ARCHITECTURES
@@ -93,7 +94,7 @@ class ModelPlan:
         memory_bytes: weights, cache of *memory_context* tokens, overhead; ``None`` if unknown.
         memory_context: tokens of context that were counted.
         machine: what there is.
-        problems: why it would not run or not fit; empty when it will.
+        findings: why it would not run or not fit; empty when it will.
     """
 
     name: str
@@ -113,16 +114,19 @@ class ModelPlan:
     memory_bytes: int | None
     memory_context: int
     machine: Machine
-    problems: tuple[str, ...]
+    findings: tuple[Finding, ...]
 
     @property
     def runs(self) -> bool:
         """Whether it can be downloaded to and run on this machine."""
-        return not self.problems
+        return not self.findings
 
     def facts(self) -> dict[str, Any]:
         """The plan as JSON values."""
-        return asdict(self) | {"problems": list(self.problems), "runs": self.runs}
+        return asdict(self) | {
+            "findings": [finding.facts() for finding in self.findings],
+            "runs": self.runs,
+        }
 
     def lines(self) -> Iterator[str]:
         """The plan for people, a line per question."""
@@ -137,8 +141,8 @@ class ModelPlan:
         free = _size(self.machine.free_memory)
         yield f"  memory         about {_size(self.memory_bytes)}{context}, {free} free"
         yield f"  runs here      {'yes' if self.runs else 'no'}"
-        for problem in self.problems:
-            yield f"    - {problem}"
+        for line in render(self.findings):
+            yield f"    {line}"
 
     def _header_lines(self) -> Iterator[str]:
         shares = ", ".join(f"{name} {share:.0%}" for name, share in self.encodings.items())
@@ -217,9 +221,9 @@ def plan_model(
     gguf, header_bytes = read_header(read, size=size, label=label)
     tokenizer, complete = _tokenizer(gguf)
     needs = _memory_bytes(gguf)
-    problems = [*_format_problems(gguf), *_room_problems(origin, size, needs, machine)]
+    found = [*_format_findings(gguf), *_room_findings(origin, size, needs, machine)]
     if not complete:
-        problems.append(f"tokenizer: {tokenizer}")
+        found.append(Finding("failed", "tokenizer", tokenizer))
     licence = gguf.metadata.get("general.license")
     used = encodings(gguf)
     total = sum(row["size_bytes"] for row in used) or 1
@@ -241,7 +245,7 @@ def plan_model(
         memory_bytes=needs,
         memory_context=_context(gguf),
         machine=machine,
-        problems=tuple(problems),
+        findings=tuple(found),
     )
 
 
@@ -287,7 +291,7 @@ def plan_unread(name: str, size: int | None, origin: Origin, *, machine: Machine
         memory_bytes=needs,
         memory_context=0,
         machine=machine,
-        problems=tuple(_room_problems(origin, size, needs, machine)),
+        findings=tuple(_room_findings(origin, size, needs, machine)),
     )
 
 
@@ -344,16 +348,17 @@ def _context(gguf: GGUF) -> int:
     return min(CONTEXT, memory(gguf).context_length or CONTEXT)
 
 
-def _format_problems(gguf: GGUF) -> Iterator[str]:
+def _format_findings(gguf: GGUF) -> Iterator[Finding]:
     if gguf.architecture not in ARCHITECTURES:
         known = ", ".join(sorted(ARCHITECTURES))
-        yield f"architecture {gguf.architecture or '(none)'} is not supported; supported: {known}"
+        named = gguf.architecture or "(none)"
+        yield Finding("failed", "architecture", f"{named} is not supported; supported: {known}")
     if not gguf.tensors:
-        yield "it has no weights, only metadata"
+        yield Finding("failed", "weights", "it has none, only metadata")
     kinds = {info.type for info in gguf.tensors.values()}
     unreadable = sorted(kind.name for kind in kinds if not _decodable(kind))
     if unreadable:
-        yield f"no decoder for {', '.join(unreadable)}"
+        yield Finding("failed", "encodings", f"no decoder for {', '.join(unreadable)}")
 
 
 def _decodable(quant: QuantType) -> bool:
@@ -370,14 +375,16 @@ def _decodable(quant: QuantType) -> bool:
     return True
 
 
-def _room_problems(
+def _room_findings(
     origin: Origin, size: int | None, needs: int | None, machine: Machine
-) -> Iterator[str]:
+) -> Iterator[Finding]:
     disk, free = machine.free_disk, machine.free_memory
     if not origin.local and size is not None and disk is not None and size > disk:
-        yield f"the file has {_size(size)}, the disk {_size(disk)} free"
+        text = f"the file has {_size(size)}, the disk {_size(disk)} free"
+        yield Finding("failed", "disk", text)
     if needs is not None and free is not None and needs > free:
-        yield f"it needs about {_size(needs)} of memory, {_size(free)} are free"
+        text = f"it needs about {_size(needs)}, {_size(free)} are free"
+        yield Finding("failed", "memory", text)
 
 
 def _size(count: int | None) -> str:

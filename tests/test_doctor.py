@@ -6,8 +6,9 @@ import socket
 import pytest
 from builders import write_gguf
 
-from bitnet.doctor import Finding, examine, markdown, verdict
+from bitnet.doctor import examine, markdown, verdict
 from bitnet.errors import NetworkError, NoSpace, PermissionDenied
+from bitnet.findings import Finding
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +20,7 @@ def _no_socket(monkeypatch):
 
 
 def by_name(findings):
-    return {finding.name: finding for finding in findings}
+    return {finding.subject: finding for finding in findings}
 
 
 def test_a_healthy_machine_has_nothing_wrong_and_nothing_is_left_behind(tmp_path):
@@ -59,7 +60,7 @@ def test_a_model_that_cannot_be_read_is_the_verdict(tmp_path):
     page = tmp_path / "model.gguf"
     page.write_text("<html>Sign in</html>")
     found = examine(tmp_path, page)
-    assert by_name(found)["Model"].problem.exit_code == 20
+    assert by_name(found)["Model"].exit_code == 20
     assert verdict(found).startswith("model.gguf is neither a GGUF file nor safetensors")
 
 
@@ -72,13 +73,13 @@ def test_a_wrong_variable_is_the_verdict(tmp_path, monkeypatch):
 
 def test_an_unusable_backend_is_the_verdict(tmp_path, monkeypatch):
     monkeypatch.setenv("BITNET_BACKEND", "quantum")
-    assert by_name(examine(tmp_path))["backend"].problem.exit_code == 2
+    assert by_name(examine(tmp_path))["backend"].exit_code == 2
 
 
 def test_a_cache_folder_that_is_a_file_is_found(tmp_path):
     (tmp_path / "cache").write_text("")
-    problem = by_name(examine(tmp_path / "cache"))["cache folder"].problem
-    assert isinstance(problem, PermissionDenied)
+    problem = by_name(examine(tmp_path / "cache"))["cache folder"]
+    assert problem.exit_code == PermissionDenied.exit_code
     assert "--cache-dir" in problem.hint
 
 
@@ -87,24 +88,24 @@ def test_a_cache_folder_that_is_a_file_is_found(tmp_path):
 )
 def test_a_read_only_cache_folder_is_found(tmp_path):
     tmp_path.chmod(0o500)
-    problem = by_name(examine(tmp_path / "cache"))["cache folder"].problem
-    assert isinstance(problem, PermissionDenied)
+    problem = by_name(examine(tmp_path / "cache"))["cache folder"]
+    assert problem.exit_code == PermissionDenied.exit_code
 
 
 def test_a_full_disk_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr("bitnet.doctor.SPACE_BYTES", 1 << 62)
-    assert isinstance(by_name(examine(tmp_path))["disk"].problem, NoSpace)
+    assert by_name(examine(tmp_path))["disk"].exit_code == NoSpace.exit_code
 
 
 def test_the_verdict_is_one_sentence_about_the_first_problem():
     findings = [
-        Finding("a", "fine"),
-        Finding("b", "failed", NetworkError("b broke.\nmore", hint="run c"), 0.25),
-        Finding("d", "failed", NoSpace("d is full")),
+        Finding("ok", "a", "fine", duration_s=0.25),
+        Finding.of("b", NetworkError("b broke.\nmore", hint="run c")),
+        Finding.of("d", NoSpace("d is full")),
     ]
     assert verdict(findings) == "b broke: run c."
     assert verdict(findings[2:]) == "d is full."
-    assert str(findings[1]) == "✗ b: failed (250 ms)"
+    assert str(findings[0]) == "✓ a: fine (250 ms)"
 
 
 def test_the_report_is_a_block_that_can_be_pasted(tmp_path):

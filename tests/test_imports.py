@@ -14,7 +14,7 @@ ROOT = Path(bitnet.__file__).parent
 # A module may import from lower layers and from its own package.
 LAYERS = [
     ["errors"],
-    ["settings", "progress", "options", "logs", "native", "files"],
+    ["settings", "progress", "options", "logs", "native", "files", "findings"],
     ["locks", "cache", "quants"],
     ["formats", "hub"],
     ["kernels", "tokenizer"],

@@ -74,7 +74,7 @@ def test_tensors_encodings_memory_and_ternary_counts_are_worked_out(bitnet_file)
     text = "\n".join(found.lines())
     assert "-1  25.0%  0  50.0%  +1  25.0%  scale 0.5" in text
     assert "blk.0.attn_q.weight" in text
-    assert "warning: tokenizer.ggml.pre is missing" in text
+    assert "! no-pre: tokenizer.ggml.pre is missing" in text
 
 
 def test_key_and_value_heads_may_differ_per_layer(tmp_path):
@@ -105,10 +105,10 @@ def test_metadata_that_makes_no_sense_gives_no_estimate(tmp_path, changes):
 def test_invalid_codes_and_truncation_are_findings(tmp_path):
     tensor = i2_s("w", (1, 128), [3] * 2 + [1] * 126)
     path = write_gguf(tmp_path / "m.gguf", {}, [tensor])
-    assert "error: tensor w: 2 invalid codes" in _report(path)
+    assert "✗ invalid-codes: tensor w: 2 invalid codes" in _report(path)
     path.write_bytes(path.read_bytes()[:-40])
     text = _report(path)
-    assert "error: tensor w needs bytes" in text
+    assert "✗ truncated: tensor w needs bytes" in text
     assert "Ternary" not in text
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(InvalidFormat):
@@ -163,12 +163,12 @@ def test_the_family_is_recognised_by_its_vocabulary(test_data, tmp_path):
     found = inspect_gguf(test_data / "vocab" / "ggml-vocab-llama-bpe.gguf")
     assert found.tokenizer["family_pre"] == "llama-bpe"
     assert len(found.tokenizer["fingerprint"]) == 64
-    assert not [finding for finding in found.findings if finding.code == "pre-differs"]
+    assert not [finding for finding in found.findings if finding.subject == "pre-differs"]
     for name, said in (("", "is missing"), ("gpt-2", "is 'gpt-2'")):
         found = _with_pre(test_data, tmp_path, name)
-        (finding,) = [finding for finding in found.findings if finding.code == "pre-differs"]
-        assert said in finding.message
-        assert finding.message.endswith("fix-gguf --set-pre llama-bpe")
+        (finding,) = [finding for finding in found.findings if finding.subject == "pre-differs"]
+        assert said in finding.text
+        assert finding.text.endswith("fix-gguf --set-pre llama-bpe")
         (tmp_path / "m.gguf").unlink()
 
 

@@ -93,8 +93,8 @@ def test_what_does_not_fit_is_a_problem(model):
 
     remote = plan_model(read, Origin(), label="m", size=size, machine=tight)
     assert not remote.runs
-    assert [text.split(" ")[0] for text in remote.problems] == ["the", "it"]
-    assert len(plan_file(model, Origin(), machine=tight).problems) == 1  # it is on the disk already
+    assert [finding.subject for finding in remote.findings] == ["disk", "memory"]
+    assert len(plan_file(model, Origin(), machine=tight).findings) == 1  # it is on the disk already
     assert plan_file(model, Origin(), machine=Machine(None, None)).runs
 
 
@@ -102,25 +102,28 @@ def test_a_model_without_a_tokenizer_says_so(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", llama_metadata(), [f32("token_embd.weight", (4, 128))])
     found = plan_file(path, Origin(), machine=ROOMY)
     assert not found.has_tokenizer
-    assert any("tokenizer" in problem for problem in found.problems)
+    assert [finding.subject for finding in found.findings] == ["tokenizer"]
 
 
 def test_weights_that_cannot_be_decoded_are_named(tmp_path):
     tensors = [Tensor("blk.0.attn_q.weight", (1, 256), 250, b"\0" * 64)]
     path = write_gguf(tmp_path / "m.gguf", metadata(), tensors)
     found = plan_file(path, Origin(), machine=ROOMY)
-    assert any("no decoder for" in problem for problem in found.problems)
+    assert any("no decoder for" in finding.text for finding in found.findings)
 
 
 def test_an_architecture_that_does_not_run_is_named(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", llama_metadata("mamba"), [f32("x", (4, 128))])
     found = plan_file(path, Origin(), machine=ROOMY)
-    assert found.problems[0].startswith("architecture mamba is not supported; supported: bitnet")
+    assert str(found.findings[0]).startswith(
+        "✗ architecture: mamba is not supported; supported: bitnet"
+    )
 
 
 def test_a_vocabulary_alone_does_not_run(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", metadata())
-    assert "it has no weights, only metadata" in plan_file(path, Origin(), machine=ROOMY).problems
+    found = plan_file(path, Origin(), machine=ROOMY).findings
+    assert "it has none, only metadata" in {finding.text for finding in found}
 
 
 def test_what_cannot_be_read_in_parts_is_planned_by_its_size():

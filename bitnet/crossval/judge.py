@@ -21,11 +21,13 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from bitnet.findings import Finding
+
 if TYPE_CHECKING:
     from bitnet.crossval.compare import Comparison, TokenizerParity
     from bitnet.crossval.trace import Arithmetic, Trace
 
-__all__ = ["Bounds", "Finding", "Verdict", "bounds_for", "judge", "near_tie_for", "surprise"]
+__all__ = ["Bounds", "Verdict", "bounds_for", "judge", "near_tie_for", "surprise"]
 
 # Mean KL from the float64 pass that an engine may have: the largest measured, rounded up
 # (llama.cpp 4.3e-3), and for floats the f16 of the KV cache with room for models that amplify
@@ -72,28 +74,13 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One check and its outcome.
-
-    Attributes:
-        check: ``tokenizer``, ``reference``, ``positions``, ``model``, ``logits``, ``exact``,
-            ``greedy``.
-        passed: the outcome.
-        said: what was found, with numbers.
-    """
-
-    check: str
-    passed: bool
-    said: str
-
-
-@dataclass(frozen=True)
 class Verdict:
     """The outcome of a comparison.
 
     Attributes:
         status: ``not run`` where there is nothing to judge by.
-        findings: check by check.
+        findings: check by check: ``tokenizer``, ``reference``, ``positions``, ``model``,
+            ``logits``, ``top-1``, ``float64``, ``greedy``.
         rejected: the reference was there and may not judge.
     """
 
@@ -104,7 +91,7 @@ class Verdict:
     @property
     def reasons(self) -> list[str]:
         """What failed, or why nothing was judged."""
-        return [f"{one.check}: {one.said}" for one in self.findings if not one.passed]
+        return [f"{one.subject}: {one.text}" for one in self.findings if one.failed]
 
 
 def near_tie_for(ours: Arithmetic, theirs: Arithmetic) -> float:
@@ -159,17 +146,17 @@ def judge(
     findings = [] if tokenizer is None else [_tokenizer(tokenizer)]
     if comparison is None:
         if tokenizer is None:
-            findings.append(Finding("tokenizer", False, "the reference has no tokenizer"))
+            findings.append(Finding.judged("tokenizer", False, "the reference has no tokenizer"))
             return Verdict("not run", tuple(findings))
         return _verdict(findings)
     if not comparison.rows:
-        findings.append(Finding("positions", False, "no position was compared"))
+        findings.append(Finding.judged("positions", False, "no position was compared"))
         return _verdict(findings)
     if theirs is not None and exact is not None and independent:
         checked, rejected = _reference(comparison, bounds, exact, theirs)
         findings.append(checked)
         if rejected:
-            ran_into = any(not one.passed for one in findings[:-1])
+            ran_into = any(one.failed for one in findings[:-1])
             return Verdict("failed" if ran_into else "not run", tuple(findings), rejected=True)
     findings += [_logits(comparison, bounds), _order(comparison)]
     if exact is not None:
@@ -180,13 +167,13 @@ def judge(
 
 
 def _verdict(findings: list[Finding]) -> Verdict:
-    passed = all(one.passed for one in findings)
+    passed = not any(one.failed for one in findings)
     return Verdict("passed" if passed else "failed", tuple(findings))
 
 
 def _tokenizer(parity: TokenizerParity) -> Finding:
     if not parity.total:
-        return Finding("tokenizer", False, "no text was compared")
+        return Finding.judged("tokenizer", False, "no text was compared")
     said = f"{parity.equal:,} of {parity.total:,} texts give the same ids"
     if parity.text is not None:
         said += (
@@ -198,7 +185,7 @@ def _tokenizer(parity: TokenizerParity) -> Finding:
             f"; of {parity.apart:,} more that are not judged, since engines read them differently "
             f"(U+2581, decomposed characters, what looks special), {parity.apart_equal:,} do"
         )
-    return Finding("tokenizer", parity.text is None, said)
+    return Finding.judged("tokenizer", parity.text is None, said)
 
 
 def _reference(
@@ -207,20 +194,24 @@ def _reference(
     """Whether the reference may judge, and whether it is rejected."""
     off = comparison.mean(lambda row: row.exact_theirs) or 0.0
     if off <= bounds.broken_kl:
-        return Finding("reference", True, f"mean KL {off:.1e} from the float64 pass to it"), False
+        return Finding.judged(
+            "reference", True, f"mean KL {off:.1e} from the float64 pass to it"
+        ), False
     ours, its = surprise(exact), surprise(theirs)
     said = f"mean KL {off:.1e} from the float64 pass to it, at most {bounds.broken_kl:.0e} expected"
     if its + CLEARLY_BETTER < ours:
         better = f"it predicts the prompts better than we do ({its:.2f} against {ours:.2f} nats)"
-        return Finding("reference", False, f"{said}, but {better}: we read the model wrong"), False
-    return Finding("reference", False, f"rejected, its logits are wrong: {said}"), True
+        return Finding.judged(
+            "reference", False, f"{said}, but {better}: we read the model wrong"
+        ), False
+    return Finding.judged("reference", False, f"rejected, its logits are wrong: {said}"), True
 
 
 def _logits(comparison: Comparison, bounds: Bounds) -> Finding:
     mean = comparison.mean(lambda row: row.kl) or 0.0
     worst = max(row.kl for row in comparison.rows)
     passed = mean <= bounds.mean_kl and worst <= bounds.worst_kl
-    return Finding(
+    return Finding.judged(
         "logits",
         passed,
         f"mean KL {mean:.1e} (at most {bounds.mean_kl:.1e}), "
@@ -239,7 +230,7 @@ def _order(comparison: Comparison) -> Finding:
             f", {len(wrong)} where the reference was sure: prompt {wrong[0].prompt} position "
             f"{wrong[0].position}, gap {wrong[0].gap:.2f}"
         )
-    return Finding("top-1", not wrong, said)
+    return Finding.judged("top-1", not wrong, said)
 
 
 def _exact(comparison: Comparison, bounds: Bounds) -> Finding:
@@ -247,7 +238,9 @@ def _exact(comparison: Comparison, bounds: Bounds) -> Finding:
     theirs = comparison.mean(lambda row: row.exact_theirs) or 0.0
     closer = "ours is closer" if ours < theirs else "the reference is closer"
     said = f"mean KL {ours:.1e} to ours (at most {bounds.mean_kl_to_exact:.1e}), {theirs:.1e} to "
-    return Finding("float64", ours <= bounds.mean_kl_to_exact, f"{said}the reference: {closer}")
+    return Finding.judged(
+        "float64", ours <= bounds.mean_kl_to_exact, f"{said}the reference: {closer}"
+    )
 
 
 def _greedy(comparison: Comparison) -> Finding:
@@ -259,4 +252,4 @@ def _greedy(comparison: Comparison) -> Finding:
     if wrong:
         gap = wrong[0].gap or 0.0
         said += f"; prompt {wrong[0].prompt} parts at step {wrong[0].agreed}, gap {gap:.2f}"
-    return Finding("greedy", not wrong, said)
+    return Finding.judged("greedy", not wrong, said)

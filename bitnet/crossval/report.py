@@ -104,7 +104,10 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         "status": verdict.status,
         "reference_rejected": verdict.rejected,
         "reasons": verdict.reasons,
-        "findings": [asdict(one) for one in verdict.findings],
+        "findings": [
+            {"check": one.subject, "passed": not one.failed, "said": one.text}
+            for one in verdict.findings
+        ],
     }
 
 

@@ -12,13 +12,14 @@ import bitnet
 from bitnet.crossval import bisect as bisection
 from bitnet.crossval.compare import Comparison, TokenizerParity, compare
 from bitnet.crossval.exact import exact_trace
-from bitnet.crossval.judge import Bounds, Finding, Verdict, bounds_for, judge
+from bitnet.crossval.judge import Bounds, Verdict, bounds_for, judge
 from bitnet.crossval.receipt import Receipt
 from bitnet.crossval.references import Question, Reference
 from bitnet.crossval.tokens import asked, texts_for, tokenizer_parity
 from bitnet.crossval.trace import PromptTrace, Trace, first_positions, positions_from
 from bitnet.errors import BitnetError, ReferenceUnavailable
 from bitnet.files import digest_of
+from bitnet.findings import Finding
 from bitnet.kernels.native import NativeOps, thread_count
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
@@ -202,7 +203,7 @@ def compare_tokens(
 
 
 def _not_run(error: ReferenceUnavailable, bounds: Bounds, receipt: Receipt, digest: str) -> Outcome:
-    verdict = Verdict("not run", (Finding("reference", False, error.message),))
+    verdict = Verdict("not run", (Finding.judged("reference", False, error.message),))
     return Outcome(verdict, bounds, receipt, model_sha256=digest, hint=error.hint or "")
 
 
@@ -308,7 +309,7 @@ def _same_file(verdict: Verdict, theirs: Trace, digest: str) -> Verdict:
     said = "the file is the one recorded"
     if not same:
         said = f"SHA-256 {digest[:16]}..., recorded was {theirs.model_sha256[:16]}..."
-    findings = (*verdict.findings, Finding("model", same, said))
+    findings = (*verdict.findings, Finding.judged("model", same, said))
     status = verdict.status if same or verdict.status == "not run" else "failed"
     return replace(verdict, findings=findings, status=status)
 

@@ -1,14 +1,15 @@
 """What is odd about a GGUF file that can be read: findings for people, no errors.
 
 The reader refuses what cannot be used safely. What it accepts may still be wrong: this lists it,
-the worst first.
+the worst first. ``failed``: engines will refuse or misread the file; ``warning``: they may;
+``note``: harmless, or the reader makes up for it. The subject is the kind: ``tensor-overlap``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from bitnet.findings import Finding, worst
 from bitnet.formats.gguf_values import Array
 
 if TYPE_CHECKING:
@@ -16,49 +17,30 @@ if TYPE_CHECKING:
 
     from bitnet.formats.gguf import GGUF, TensorInfo
 
-__all__ = ["Finding", "Severity", "audit"]
+__all__ = ["audit"]
 
-Severity = Literal["error", "warning", "note"]
-
-_ORDER = ("error", "warning", "note")
 _MAX_TENSOR_NAME = 63  # ggml cuts longer names
 _MIN_ALIGNMENT = 8  # of the format's definition
 _PER_KIND = 5  # findings of one kind that are listed one by one
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that is odd.
-
-    Attributes:
-        severity: ``error`` (engines will refuse or misread the file), ``warning`` (they may) or
-            ``note`` (harmless, or the reader makes up for it).
-        code: short name for scripts: ``tensor-overlap``.
-        message: what it is, with names and numbers.
-    """
-
-    severity: Severity
-    code: str
-    message: str
 
 
 def audit(gguf: GGUF) -> list[Finding]:
     """All findings about *gguf*, the worst first; an empty list when nothing is odd."""
     found = [*_layout(gguf), *_encodings(gguf), *_general(gguf), *_tokenizer(gguf.metadata)]
     found += _embedding(gguf)
-    return sorted(_shortened(found), key=lambda finding: _ORDER.index(finding.severity))
+    return worst(_shortened(found))
 
 
 def _shortened(findings: list[Finding]) -> Iterator[Finding]:
     """The first few of each kind, and a count of the others."""
     counts: dict[str, int] = {}
     for finding in findings:
-        counts[finding.code] = counts.get(finding.code, 0) + 1
-        if counts[finding.code] <= _PER_KIND:
+        counts[finding.subject] = counts.get(finding.subject, 0) + 1
+        if counts[finding.subject] <= _PER_KIND:
             yield finding
     for code, count in counts.items():
         if count > _PER_KIND:
-            severity = next(finding.severity for finding in findings if finding.code == code)
+            severity = next(finding.severity for finding in findings if finding.subject == code)
             yield Finding(severity, code, f"{count - _PER_KIND:,} more of the same kind")
 
 
@@ -86,7 +68,7 @@ def _neighbours(in_order: list[TensorInfo], alignment: int) -> Iterator[Finding]
     for info in in_order:
         if info.offset % alignment:
             yield Finding(
-                "error",
+                "failed",
                 "unaligned",
                 f"tensor {info.name} starts at byte {info.offset:,}, "
                 f"no multiple of the alignment {alignment}",
@@ -95,7 +77,7 @@ def _neighbours(in_order: list[TensorInfo], alignment: int) -> Iterator[Finding]
             gap = info.offset - previous.offset - previous.size_bytes
             if gap < 0:
                 yield Finding(
-                    "error",
+                    "failed",
                     "tensor-overlap",
                     f"tensors {previous.name} and {info.name} share {min(-gap, info.size_bytes):,} "
                     f"bytes from byte {info.offset:,}",
@@ -118,7 +100,7 @@ def _file_end(in_order: list[TensorInfo], size: int, alignment: int) -> Iterator
         furthest = max(furthest, end)
         if end > size:
             yield Finding(
-                "error",
+                "failed",
                 "truncated",
                 f"tensor {info.name} needs bytes {info.offset:,}..{end:,}, "
                 f"the file ends at {size:,}",
@@ -133,7 +115,7 @@ def _encodings(gguf: GGUF) -> Iterator[Finding]:
     for info in gguf.tensors.values():
         if not info.type.known:
             yield Finding(
-                "error",
+                "failed",
                 "unknown-encoding",
                 f"tensor {info.name} has type id {info.type.ggml_id}, which {gguf.dialect} "
                 f"does not know",
@@ -142,7 +124,7 @@ def _encodings(gguf: GGUF) -> Iterator[Finding]:
 
 def _general(gguf: GGUF) -> Iterator[Finding]:
     if not gguf.architecture:
-        yield Finding("error", "no-architecture", "general.architecture is missing or no text")
+        yield Finding("failed", "no-architecture", "general.architecture is missing or no text")
     if not gguf.tensors:
         yield Finding("note", "vocabulary-only", "the file has no tensors")
         return
@@ -162,12 +144,12 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Iterator[Finding]:
         return
     model = metadata.get(prefix + "model")
     if not isinstance(model, str):
-        yield Finding("error", "no-tokenizer-model", "tokenizer.ggml.model is missing or no text")
+        yield Finding("failed", "no-tokenizer-model", "tokenizer.ggml.model is missing or no text")
     for key in ("scores", "token_type"):
         values = metadata.get(prefix + key)
         if isinstance(values, Array) and len(values) != len(tokens):
             yield Finding(
-                "error",
+                "failed",
                 "vocabulary-lengths",
                 f"{len(tokens):,} tokens, and {len(values):,} entries in {prefix}{key}",
             )
@@ -175,7 +157,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Iterator[Finding]:
         is_id = key.startswith(prefix) and key.endswith("_token_id") and isinstance(value, int)
         if is_id and not 0 <= value < len(tokens):
             yield Finding(
-                "error", "token-id", f"{key} is {value}, the vocabulary has {len(tokens):,} tokens"
+                "failed", "token-id", f"{key} is {value}, the vocabulary has {len(tokens):,} tokens"
             )
     if model == "gpt2" and not metadata.get(prefix + "pre"):
         yield Finding(
@@ -185,7 +167,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Iterator[Finding]:
             "otherwise (fix-gguf --set-pre NAME writes a corrected copy)",
         )
     if model == "gpt2" and not isinstance(metadata.get(prefix + "merges"), Array):
-        yield Finding("error", "no-merges", "tokenizer.ggml.merges is missing")
+        yield Finding("failed", "no-merges", "tokenizer.ggml.merges is missing")
 
 
 def _embedding(gguf: GGUF) -> Iterator[Finding]:
@@ -196,7 +178,7 @@ def _embedding(gguf: GGUF) -> Iterator[Finding]:
     rows = embedding.shape[0]
     if rows < len(tokens):
         yield Finding(
-            "error",
+            "failed",
             "embedding-rows",
             f"{len(tokens):,} tokens, and {rows:,} rows in token_embd.weight",
         )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bitnet.errors import BitnetError, NetworkError
+from bitnet.findings import Finding
 from bitnet.hub.http import requests
 from bitnet.hub.session import HubSession, Transient, origin, shown
 from bitnet.progress import human_size
@@ -19,27 +20,18 @@ if TYPE_CHECKING:
 
     from bitnet.hub.options import FetchOptions
 
-__all__ = ["PROBE", "Step", "diagnose"]
+__all__ = ["PROBE", "diagnose"]
 
 PROBE = "openai-community/gpt2/resolve/main/tokenizer.json"  # small, public, needs no token
 TIMEOUT_S = 10.0
 SPEED_BYTES = 4 << 20
 
 
-@dataclass(frozen=True)
-class Step:
-    """One step of the way: what was seen, what went wrong, seconds it took."""
-
-    name: str
-    text: str
-    problem: BitnetError | None = None
-    duration_s: float | None = None
-
-
-def diagnose(options: FetchOptions) -> Iterator[Step]:
+def diagnose(options: FetchOptions) -> Iterator[Finding]:
     """Each step of a download in turn; ends at the first that fails. Offline: opens nothing."""
     if options.is_offline:
-        yield Step("network", "switched off (BITNET_OFFLINE, HF_HUB_OFFLINE); nothing was opened")
+        text = "switched off (BITNET_OFFLINE, HF_HUB_OFFLINE); nothing was opened"
+        yield Finding("skipped", "network", text)
         return
     url = f"{options.endpoint}/{PROBE}"
     with requests.Session() as finder:
@@ -47,8 +39,8 @@ def diagnose(options: FetchOptions) -> Iterator[Step]:
     chosen = proxies["verify"]  # REQUESTS_CA_BUNDLE, where it is set
     bundle = chosen if isinstance(chosen, str) else requests.utils.DEFAULT_CA_BUNDLE_PATH
     proxy = requests.utils.select_proxy(url, proxies["proxies"])
-    yield Step("hub", shown(options.endpoint))
-    yield Step("proxy", shown(proxy) if proxy else "none")
+    yield Finding("ok", "hub", shown(options.endpoint))
+    yield Finding("ok", "proxy", shown(proxy) if proxy else "none")
     _, host, port = origin(proxy or url)
     steps: list[tuple[str, Callable[[], str]]] = [
         ("DNS", lambda: _resolve(str(host), port)),
@@ -62,23 +54,23 @@ def diagnose(options: FetchOptions) -> Iterator[Step]:
         for name, look in steps:
             step = _timed(name, look, url)
             yield step
-            if step.problem is not None:
+            if step.failed:
                 return
 
 
-def _timed(name: str, look: Callable[[], str], url: str) -> Step:
+def _timed(name: str, look: Callable[[], str], url: str) -> Finding:
     started = time.monotonic()
-    problem: BitnetError | None = None
+    problem: BitnetError
     try:
         text = look()
+        return Finding("ok", name, text, duration_s=time.monotonic() - started)
     except BitnetError as error:
         problem = error
     except Transient as broken:
         problem = broken.error
     except (OSError, UnicodeError) as error:  # requests' errors are OSErrors, a bad name is none
         problem = NetworkError(f"{name} fails for {shown(url)}: {error}", hint=_HINTS[name])
-    took = time.monotonic() - started
-    return Step(name, "failed" if problem else text, problem, took)
+    return replace(Finding.of(name, problem), duration_s=time.monotonic() - started)
 
 
 _HINTS = {

@@ -37,20 +37,20 @@ def doctor(
     Ends in one sentence. The exit code is that of the first thing that is wrong, 0 when nothing
     is. Secrets are never shown.
     """
-    from bitnet.doctor import Finding, examine, markdown, verdict
+    from bitnet.doctor import examine, markdown, verdict
 
     named = model or settings.gguf()
     findings = examine(cache.root, Path(named) if named else None)
     if area:
         from bitnet.hub.diagnose import diagnose
 
-        findings += [Finding(*vars(step).values()) for step in diagnose(fetch)]
+        findings += diagnose(fetch)
     if output.json:
         facts = [finding.facts() for finding in findings]
         print(json.dumps({"findings": facts, "verdict": verdict(findings)}))
     else:
         shown = [markdown(findings)] if report else [*findings, verdict(findings)]
         print(*shown, sep="\n")
-    problem = next((f.problem for f in findings if f.problem is not None), None)
-    if problem is not None:
-        raise Exit(code=problem.exit_code)
+    wrong = next((finding for finding in findings if finding.failed), None)
+    if wrong is not None:
+        raise Exit(code=wrong.exit_code)

@@ -48,8 +48,8 @@ def health(c, model_dir="models", allow_mock=False, cache=CacheOptions(), output
 
 def _line(report):
     """The first check that failed, else the warnings, else that it is fine."""
-    for status in ("failed", "warning"):
-        found = [check for check in report["checks"] if check["status"] == status]
+    for severity in ("failed", "warning"):
+        found = [check for check in report["findings"] if check["severity"] == severity]
         if found:
-            return f"{status}: {found[0]['name']}: {found[0]['text']}"
+            return f"{severity}: {found[0]['subject']}: {found[0]['text']}"
     return "ok"

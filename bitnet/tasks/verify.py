@@ -40,9 +40,9 @@ def verify(
     if output.json:
         print(json.dumps(report))
         raise Exit(code=0 if report["passed"] else VerificationFailed.exit_code)
-    failed = [check for check in report["checks"] if check["status"] == "failed"]
+    failed = [check for check in report["findings"] if check["severity"] == "failed"]
     if failed:
-        names = ", ".join(check["name"] for check in failed)
+        names = ", ".join(check["subject"] for check in failed)
         raise VerificationFailed(f"{path} failed: {names}", hint=failed[0]["hint"])
     print(f"{path} is fine")
 
@@ -52,7 +52,8 @@ def examine(path, cache, output, tokenizer="", *, pre="", allow_mock=False, show
 
     A model of which nothing is pinned is not compared with a digest.
     """
-    from bitnet.verify import passed, verify_model
+    from bitnet.findings import passed, render
+    from bitnet.verify import verify_model
 
     checks = []
     for check in verify_model(
@@ -64,9 +65,9 @@ def examine(path, cache, output, tokenizer="", *, pre="", allow_mock=False, show
     ):
         checks.append(check)
         if show and not output.json:
-            print(check, flush=True)
+            print(*render([check]), sep="\n", flush=True)
     facts = [check.facts() for check in checks]
-    return {"model": str(path), "passed": passed(checks), "checks": facts}
+    return {"model": str(path), "passed": passed(checks), "findings": facts}
 
 
 def pin_of(path, cache):

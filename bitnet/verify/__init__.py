@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 from bitnet.errors import BitnetError, NotFound, TokenizerNotFound, from_os_error
 from bitnet.files import sha256_of
+from bitnet.findings import Finding
 from bitnet.formats.checkpoint import open_checkpoint
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_audit import audit
@@ -34,44 +35,16 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator
 
+    from bitnet.findings import Severity
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.models.config import TransformerConfig
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Check", "Pin", "Status", "passed", "verify_model"]
+__all__ = ["Pin", "verify_model"]
 
 logger = logging.getLogger(__name__)
 
-Status = Literal["ok", "warning", "failed", "skipped"]
-
-_MARKS = {"ok": "✓", "warning": "!", "failed": "✗", "skipped": "-"}
 _SHOWN = 5  # findings of one check that are listed
-
-
-@dataclass(frozen=True)
-class Check:
-    """The verdict of one check.
-
-    Attributes:
-        name: what was checked.
-        status: ``ok``, ``warning`` (unusual, and may still be right), ``failed`` or ``skipped``.
-        text: what was found, or why it was skipped.
-        hint: what helps, empty when nothing is wrong.
-        duration_s: how long it took.
-    """
-
-    name: str
-    status: Status
-    text: str
-    hint: str = ""
-    duration_s: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{_MARKS[self.status]} {self.name}: {self.text}"
-
-    def facts(self) -> dict[str, Any]:
-        """The check as JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -96,13 +69,8 @@ class _Found:
     """What a check says: a status, a text, and what helps."""
 
     text: str
-    status: Status = "ok"
+    status: Severity = "ok"
     hint: str = ""
-
-
-def passed(checks: list[Check]) -> bool:
-    """Whether no check failed."""
-    return all(check.status != "failed" for check in checks)
 
 
 def verify_model(
@@ -112,7 +80,7 @@ def verify_model(
     pre: str | None = None,
     allow_mock: bool = False,
     pin: Pin | None = None,
-) -> Iterator[Check]:
+) -> Iterator[Finding]:
     """Check the model at *path* and its tokenizer; one verdict after the other, as they are known.
 
     Args:
@@ -155,7 +123,7 @@ class _Examination:
         self.fits = False  # every tensor has the shape the architecture asks for
         self.mock = False
 
-    def run(self) -> Iterator[Check]:
+    def run(self) -> Iterator[Finding]:
         steps: dict[str, Callable[[], _Found]] = {
             "file": self._file,
             "metadata": self._metadata,
@@ -177,7 +145,8 @@ class _Examination:
             except OSError as error:
                 problem = from_os_error(error, self.path)
                 found = _Found(problem.message, "failed", problem.hint)
-            yield Check(name, found.status, found.text, found.hint, time.perf_counter() - started)
+            took = time.perf_counter() - started
+            yield Finding(found.status, name, found.text, found.hint, duration_s=took)
 
     def _file(self) -> _Found:
         self.checkpoint = open_checkpoint(self.path)
@@ -211,8 +180,8 @@ class _Examination:
         findings = audit(self.gguf) if self.gguf is not None else []
         # Reported by the checks that come to them.
         later = ("no-tokenizer", "no-pre", "vocabulary-only")
-        errors = [f.message for f in findings if f.severity == "error"]
-        warnings = [f.message for f in findings if f.severity == "warning" and f.code not in later]
+        errors = [f.text for f in findings if f.failed]
+        warnings = [f.text for f in findings if f.severity == "warning" and f.subject not in later]
         hint = f"bitnet inspect-gguf {self.path}"
         if errors:
             return _Found(_listed(errors + warnings), "failed", hint)
@@ -250,7 +219,7 @@ class _Examination:
         found += [anomaly for counts in ternary for anomaly in code_anomalies(counts)]
         found.sort(key=lambda anomaly: not anomaly.fatal)
         if found:
-            status: Status = "failed" if found[0].fatal else "warning"
+            status: Severity = "failed" if found[0].fatal else "warning"
             return _Found(
                 _listed([anomaly.text for anomaly in found]),
                 status,

@@ -31,7 +31,7 @@ def test_equal_engines_pass():
     found = verdict(ROW, greedy=[Greedy(0, 8, 8)])
     assert found.status == "passed"
     assert found.reasons == []
-    assert [one.check for one in found.findings] == ["tokenizer", "logits", "top-1", "greedy"]
+    assert [one.subject for one in found.findings] == ["tokenizer", "logits", "top-1", "greedy"]
 
 
 def test_nothing_compared_is_a_failure():

@@ -28,19 +28,19 @@ def test_a_sound_file_has_no_findings():
 @pytest.mark.parametrize(
     ("offset", "code", "severity", "text"),
     [
-        (64, "tensor-overlap", "error", "tensors token_embd.weight and b share 32 bytes"),
-        (100, "unaligned", "error", "no multiple of the alignment 32"),
+        (64, "tensor-overlap", "failed", "tensors token_embd.weight and b share 32 bytes"),
+        (100, "unaligned", "failed", "no multiple of the alignment 32"),
         (160, "gap", "note", "64 unused bytes between token_embd.weight and b"),
-        (4096, "truncated", "error", "tensor b needs bytes"),
+        (4096, "truncated", "failed", "tensor b needs bytes"),
     ],
 )
 def test_tensors_that_lie_oddly_are_found(offset, code, severity, text):
     raw = gguf_bytes(COMPLETE, [f32("token_embd.weight", (3, 8)), f32("b", (16,))])
     found = audit(GGUF.parse(_moved(raw + bytes(64), 96, offset), size=len(raw) + 64))
-    match = [finding for finding in found if finding.code == code]
+    match = [finding for finding in found if finding.subject == code]
     assert match
     assert match[0].severity == severity
-    assert text in match[0].message
+    assert text in match[0].text
 
 
 @pytest.mark.parametrize(
@@ -64,9 +64,9 @@ def test_tensors_that_lie_oddly_are_found(offset, code, severity, text):
     ],
 )
 def test_what_is_odd_about_the_metadata_is_found(metadata, tensors, code, text):
-    match = [finding for finding in _findings(metadata, tensors) if finding.code == code]
+    match = [finding for finding in _findings(metadata, tensors) if finding.subject == code]
     assert match
-    assert text in match[0].message
+    assert text in match[0].text
 
 
 def test_a_tensor_that_ends_outside_is_found_wherever_it_starts():
@@ -75,12 +75,12 @@ def test_a_tensor_that_ends_outside_is_found_wherever_it_starts():
     swallowed = _moved(raw, 96, 0).replace(struct.pack("<IQ", 0, 0), struct.pack("<IQ", 0, 64), 1)
     for data in (raw[:cut], swallowed[:cut]):
         found = audit(GGUF.parse(data, size=cut))
-        assert any(finding.code == "truncated" and "big" in finding.message for finding in found)
+        assert any(finding.subject == "truncated" and "big" in finding.text for finding in found)
 
 
 def test_trailing_bytes_are_noted():
     found = _findings(COMPLETE, [f32("token_embd.weight", (3, 8))], lambda size: size + 1000)
-    assert [(finding.code, finding.severity) for finding in found] == [("trailing", "note")]
+    assert [(finding.subject, finding.severity) for finding in found] == [("trailing", "note")]
 
 
 def test_nothing_is_said_about_the_end_of_a_file_of_unknown_size():
@@ -91,11 +91,11 @@ def test_nothing_is_said_about_the_end_of_a_file_of_unknown_size():
 
 def test_many_findings_of_one_kind_are_counted():
     found = _findings(COMPLETE, [Tensor(f"w{i}", (1,), 99, bytes(32)) for i in range(9)])
-    assert [finding.message for finding in found if finding.code == "unknown-encoding"][-1] == (
+    assert [finding.text for finding in found if finding.subject == "unknown-encoding"][-1] == (
         "4 more of the same kind"
     )
 
 
 def test_the_worst_comes_first():
     severities = [finding.severity for finding in _findings({}, [f32("n" * 70, (8,))])]
-    assert severities == sorted(severities, key=("error", "warning", "note").index)
+    assert severities == sorted(severities, key=("failed", "warning", "note").index)

@@ -48,7 +48,8 @@ def script(name, *words):
 def test_a_sound_model_ends_with_one_line_that_says_so(bitnet, model):
     done = bitnet("verify", "--model", model)
     assert (done.code, done.out.splitlines()[-1]) == (0, f"{model} is fine")
-    assert [line[0] for line in done.out.splitlines()[:-1]] == list("✓✓✓✓✓-✓!")
+    lines = done.out.splitlines()[:-1]
+    assert [line[0] for line in lines] == list("✓✓✓✓✓-✓! ")
 
 
 def test_a_failure_is_named_with_what_helps(bitnet, broken):
@@ -64,8 +65,8 @@ def test_json_has_every_check_and_the_same_exit_code(bitnet, request, which, cod
     done = bitnet("verify", "--model", request.getfixturevalue(which), "--json")
     report = json.loads(done.out)
     assert (done.code, report["passed"]) == (code, code == 0)
-    assert len(report["checks"]) == 8
-    assert set(report["checks"][0]) == {"name", "status", "text", "hint", "duration_s"}
+    assert len(report["findings"]) == 8
+    assert set(report["findings"][0]) == {"severity", "subject", "text", "hint", "duration_s"}
 
 
 def test_the_model_may_come_from_the_environment(bitnet, model, monkeypatch):

@@ -10,10 +10,11 @@ from builders import Tensor, i2_s, write_gguf
 from tiny_models import VOCAB, letters, tiny, tiny_gguf
 
 from bitnet.errors import NotFound
+from bitnet.findings import passed
 from bitnet.formats.gguf import GGUF
 from bitnet.quants import types
 from bitnet.quants.registry import quantize
-from bitnet.verify import Pin, passed, verify_model
+from bitnet.verify import Pin, verify_model
 from bitnet.verify.forward import judge_logits
 
 NAMES = [
@@ -30,11 +31,11 @@ TOKENIZER_KEYS = letters()
 
 
 def verdicts(path, **options):
-    return {check.name: check for check in verify_model(path, **options)}
+    return {check.subject: check for check in verify_model(path, **options)}
 
 
 def statuses(path, **options):
-    return [check.status for check in verify_model(path, **options)]
+    return [check.severity for check in verify_model(path, **options)]
 
 
 def rewritten(path, change, **keys):
@@ -59,16 +60,16 @@ def model(tmp_path):
 
 def test_a_sound_model_passes_every_check(model):
     checks = list(verify_model(model))
-    assert [check.name for check in checks] == NAMES
+    assert [check.subject for check in checks] == NAMES
     # Random weights know no English; everything else is as it should be.
-    assert [check.status for check in checks] == ["ok"] * 7 + ["warning"]
+    assert [check.severity for check in checks] == ["ok"] * 7 + ["warning"]
     assert "untrained" in checks[-1].text
     assert passed(checks)
 
 
 def test_a_model_without_a_template_skips_that_check_and_says_why(tmp_path):
     found = verdicts(tiny_gguf(tmp_path / "tiny.gguf"))
-    assert found["template"].status == "skipped"
+    assert found["template"].severity == "skipped"
     assert "it continues text" in found["template"].text
 
 
@@ -83,7 +84,7 @@ def test_a_truncated_file_fails_and_the_rest_is_skipped(model, cut):
     checks = list(verify_model(model))
     # Padding after the last tensor is no part of it.
     if cut > 32:
-        assert [check.status for check in checks] == ["failed"] + ["skipped"] * 7
+        assert [check.severity for check in checks] == ["failed"] + ["skipped"] * 7
         assert checks[0].hint
 
 
@@ -93,7 +94,7 @@ CORPUS = sorted((Path(__file__).parents[1] / "fuzz/corpus/gguf").iterdir())
 def test_no_damaged_file_ends_in_anything_but_verdicts():
     for path in CORPUS:
         checks = list(verify_model(path))
-        assert [check.name for check in checks] == NAMES, path
+        assert [check.subject for check in checks] == NAMES, path
         assert not passed(checks), path
 
 
@@ -103,12 +104,12 @@ def test_a_file_that_cannot_be_opened_is_a_failed_check(model, monkeypatch):
 
     monkeypatch.setattr("bitnet.verify.open_checkpoint", refuse)
     first = next(iter(verify_model(model)))
-    assert (first.status, "Permission denied (os error 13)" in first.text) == ("failed", True)
+    assert (first.severity, "Permission denied (os error 13)" in first.text) == ("failed", True)
 
 
 def test_a_pinned_digest_is_compared(model):
     wrong = verdicts(model, pin=Pin("0" * 64, "the lock file"))["file"]
-    assert wrong.status == "failed"
+    assert wrong.severity == "failed"
     assert f"the lock file says {'0' * 64}" in wrong.text
     right = Pin(wrong.text.split()[2].rstrip(","), "the lock file")
     assert "SHA-256 as the lock file says" in verdicts(model, pin=right)["file"].text
@@ -125,10 +126,10 @@ def test_a_missing_tensor_and_a_wrong_shape_are_both_listed(tmp_path):
         ]
 
     found = verdicts(rewritten(tmp_path / "m.gguf", damage))
-    assert found["tensors"].status == "failed"
+    assert found["tensors"].severity == "failed"
     assert "blk.1.ffn_up.weight (512, 256) is missing" in found["tensors"].text
     assert "output_norm.weight has shape (2, 128), expected (256,)" in found["tensors"].text
-    assert found["forward pass"].status == "skipped"
+    assert found["forward pass"].severity == "skipped"
 
 
 def test_nan_in_one_tensor_shows_in_its_numbers_and_in_the_logits(tmp_path):
@@ -139,7 +140,7 @@ def test_nan_in_one_tensor_shows_in_its_numbers_and_in_the_logits(tmp_path):
 
     found = verdicts(rewritten(tmp_path / "m.gguf", replaced("blk.0.attn_v.weight", damage)))
     assert "blk.0.attn_v.weight: 1 values are NaN" in found["weights"].text
-    assert found["weights"].status == found["forward pass"].status == "failed"
+    assert found["weights"].severity == found["forward pass"].severity == "failed"
 
 
 def test_invalid_ternary_codes_fail(tmp_path):
@@ -150,7 +151,7 @@ def test_invalid_ternary_codes_fail(tmp_path):
 
     found = verdicts(rewritten(tmp_path / "m.gguf", replaced("blk.0.attn_q.weight", damage)))
     assert "128 of 65,536 codes mean nothing" in found["weights"].text
-    assert found["weights"].status == "failed"
+    assert found["weights"].severity == "failed"
 
 
 def test_shares_of_ternary_codes_are_told(tmp_path):
@@ -164,22 +165,22 @@ def test_flat_logits_fail(tmp_path):
         return Tensor(entry.name, entry.shape, 0, bytes(len(entry.data)))
 
     found = verdicts(rewritten(tmp_path / "m.gguf", replaced("output_norm.weight", damage)))
-    assert found["forward pass"].status == "failed"
+    assert found["forward pass"].severity == "failed"
     assert "flat" in found["forward pass"].text
 
 
 def test_a_model_without_tokenizer_fails_unless_a_mock_is_allowed(tmp_path, monkeypatch):
     model = tiny_gguf(tmp_path / "tiny.gguf", tokenizer=False)
     found = verdicts(model)
-    assert found["tokenizer"].status == "failed"
+    assert found["tokenizer"].severity == "failed"
     assert "--allow-mock" in found["tokenizer"].hint
     named = verdicts(model, tokenizer=tmp_path / "missing.json")["tokenizer"]
-    assert (named.status, named.hint.split(",")[0]) == ("failed", "without --tokenizer")
+    assert (named.severity, named.hint.split(",")[0]) == ("failed", "without --tokenizer")
     allowed = verdicts(model, allow_mock=True)
-    assert (allowed["tokenizer"].status, allowed["forward pass"].status) == ("warning", "ok")
+    assert (allowed["tokenizer"].severity, allowed["forward pass"].severity) == ("warning", "ok")
     assert "MOCK" in allowed["tokenizer"].text
     monkeypatch.setenv("BITNET_STRICT_TOKENIZERS", "1")
-    assert verdicts(model, allow_mock=True)["tokenizer"].status == "failed"
+    assert verdicts(model, allow_mock=True)["tokenizer"].severity == "failed"
 
 
 def test_a_tokenizer_with_another_vocabulary_fails(model, tmp_path):
@@ -188,29 +189,29 @@ def test_a_tokenizer_with_another_vocabulary_fails(model, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other/tokenizer.json").write_text(json.dumps(other))
     found = verdicts(model, tokenizer=tmp_path / "other/tokenizer.json")
-    assert found["tokenizer"].status == "failed"
+    assert found["tokenizer"].severity == "failed"
     assert found["stop ids"].text == "there is no tokenizer"
 
 
 def test_a_named_tokenizer_is_compared_text_by_text(model, tmp_path, bitnet):
     assert bitnet("export-tokenizer", model, "--into", tmp_path / "own").code == 0
     found = verdicts(model, tokenizer=tmp_path / "own/tokenizer.json")["tokenizer"]
-    assert found.status == "ok"
+    assert found.severity == "ok"
     assert "40 of 40 probe texts (100%) give the same ids" in found.text
 
 
 def test_an_unknown_architecture_fails_by_name(tmp_path):
     found = verdicts(tiny_gguf(tmp_path / "m.gguf", **{"general.architecture": "mamba"}))
-    assert found["metadata"].status == "failed"
+    assert found["metadata"].severity == "failed"
     assert "mamba" in found["metadata"].text
-    assert found["tensors"].status == "skipped"
+    assert found["tensors"].severity == "skipped"
 
 
 def test_a_vocabulary_only_file_has_its_tokenizer_checked(tmp_path):
     path = write_gguf(tmp_path / "v.gguf", {"general.architecture": "llama"} | TOKENIZER_KEYS)
     found = verdicts(path)
-    assert found["tokenizer"].status == "ok"
-    assert {found[name].status for name in ("tensors", "weights", "forward pass")} == {"skipped"}
+    assert found["tokenizer"].severity == "ok"
+    assert {found[name].severity for name in ("tensors", "weights", "forward pass")} == {"skipped"}
 
 
 def test_logits_that_do_not_depend_on_the_input_fail():
@@ -258,7 +259,7 @@ def test_a_permuted_tensor_of_a_real_model_is_worse_than_guessing(smollm2):
 
     overwrite(smollm2, "token_embd.weight", permute)
     found = verdicts(smollm2)["forward pass"]
-    assert (found.status, "damaged" in found.text) == ("warning", True)
+    assert (found.severity, "damaged" in found.text) == ("warning", True)
 
 
 def test_one_flipped_scale_of_a_real_model_is_named(smollm2):
@@ -268,7 +269,7 @@ def test_one_flipped_scale_of_a_real_model_is_named(smollm2):
 
     overwrite(smollm2, "blk.3.ffn_up.weight", flip)
     found = verdicts(smollm2)["weights"]
-    assert found.status == "warning"
+    assert found.severity == "warning"
     assert "blk.3.ffn_up.weight: 1 negative scales" in found.text
 
 
@@ -279,4 +280,4 @@ def test_another_quantization_of_the_same_matrix_is_sound(tmp_path):
         return Tensor(entry.name, entry.shape, 8, weight.data.tobytes())
 
     found = verdicts(rewritten(tmp_path / "m.gguf", replaced("blk.0.ffn_up.weight", smaller)))
-    assert found["weights"].status == "ok"
+    assert found["weights"].severity == "ok"

@@ -1,0 +1,101 @@
+"""One finding and one way to show it, for every command that looks at something and judges it.
+
+✓ tensors: all 272 of architecture llama with its shapes
+! weights: blk.3.ffn_up.weight: 1 negative scales
+compare with the original: bitnet crossval, or fetch it again
+✗ tensor-overlap: tensors a and b share 32 bytes
+- forward pass: not run: the file cannot be read
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from bitnet.errors import BitnetError
+
+__all__ = ["Finding", "Severity", "passed", "render", "worst"]
+
+Severity = Literal["failed", "warning", "note", "skipped", "ok"]
+
+_MARKS: dict[Severity, str] = {
+    "failed": "✗",
+    "warning": "!",
+    "note": "·",
+    "skipped": "-",
+    "ok": "✓",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was looked at and what was found.
+
+    Attributes:
+        severity: ``failed`` (wrong), ``warning`` (unusual, and may still be right), ``note``
+            (harmless), ``skipped`` (not run; the text says why) or ``ok``.
+        subject: what was looked at, or the kind of finding for scripts: ``tensor-overlap``.
+        text: what was found, with names and numbers; never holds a secret.
+        hint: what helps, empty when nothing is wrong.
+        exit_code: of a command that ends because of it; 0 leaves it to the command.
+        duration_s: how long looking took, ``None`` where that says nothing.
+    """
+
+    severity: Severity
+    subject: str
+    text: str
+    hint: str = ""
+    exit_code: int = 0
+    duration_s: float | None = None
+
+    @classmethod
+    def of(cls, subject: str, error: BitnetError) -> Finding:
+        """The failure that *error* is."""
+        return cls("failed", subject, error.message, error.hint, error.exit_code)
+
+    @classmethod
+    def judged(cls, subject: str, right: bool, text: str) -> Finding:
+        """``ok`` where *right*, else ``failed``."""
+        return cls("ok" if right else "failed", subject, text)
+
+    @property
+    def failed(self) -> bool:
+        """It is wrong."""
+        return self.severity == "failed"
+
+    def __str__(self) -> str:
+        took = "" if self.duration_s is None else f" ({self.duration_s * 1000:.0f} ms)"
+        return f"{_MARKS[self.severity]} {self.subject}: {self.text}{took}"
+
+    def facts(self) -> dict[str, Any]:
+        """The finding as JSON values."""
+        return {
+            "severity": self.severity,
+            "subject": self.subject,
+            "text": self.text,
+            "hint": self.hint,
+            "duration_s": self.duration_s,
+        }
+
+
+def passed(findings: Iterable[Finding]) -> bool:
+    """Something was found to be right, and nothing wrong; nothing at all is not a pass."""
+    severities = {finding.severity for finding in findings}
+    return bool(severities - {"skipped"}) and "failed" not in severities
+
+
+def worst(findings: Iterable[Finding]) -> list[Finding]:
+    """*findings*, the worst first, else in their order."""
+    order = get_args(Severity)
+    return sorted(findings, key=lambda finding: order.index(finding.severity))
+
+
+def render(findings: Iterable[Finding]) -> Iterator[str]:
+    """Lines for people: a finding each, and below what is wrong or unusual the hint."""
+    for finding in findings:
+        yield str(finding)
+        if finding.hint and finding.severity in ("failed", "warning"):
+            yield f"  {finding.hint}"
