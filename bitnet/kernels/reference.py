@@ -26,7 +26,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ReferenceOps"]
 
-_CHUNK = 1 << 24  # codes turned into floats at a time
+_CHUNK = 1 << 18  # codes turned into floats at a time: they stay in the processor's cache
+
+# OpenBLAS computes products of up to 2**18 multiplications (matrix by matrix), or of fewer than
+# 9,216 weights (matrix by vector), on the thread that asks; its threads wait for each other with
+# every other product, which takes a hundred times as long as the product on a busy machine.
+_FEW_TOKENS = 32
+_PIECE = 8192  # weights; times _FEW_TOKENS 2**18
 _calls: Counter[str] = Counter()
 
 
@@ -70,7 +76,7 @@ class ReferenceOps(Ops):
 
     def linear(self, x: Array, weight: Any, bias: Any | None = None) -> Array:
         _calls[f"linear/{_kind(weight)}/numpy"] += 1
-        y = self._ternary(x, weight) if isinstance(weight, _TernaryMatrix) else x @ weight.T
+        y = self._ternary(x, weight) if isinstance(weight, _TernaryMatrix) else _product(x, weight)
         return y if bias is None else y + bias
 
     def _ternary(self, x: Array, weight: _TernaryMatrix) -> Array:
@@ -81,7 +87,7 @@ class ReferenceOps(Ops):
         step = max(1, _CHUNK // inputs)
         starts = range(0, outputs, step)
         if weight.scales.shape[1] == 1:
-            sums = [q @ weight.codes[r : r + step].T.astype(self.dtype) for r in starts]
+            sums = [_product(q, weight.codes[r : r + step].astype(self.dtype)) for r in starts]
             return np.concatenate(sums, axis=1) / scale * weight.scales[:, 0]
         sums = [
             _group_sums(q, weight.codes[r : r + step], weight.scales[r : r + step]) for r in starts
@@ -149,6 +155,21 @@ def _kind(weight: Any) -> str:
     return "ternary" if isinstance(weight, _TernaryMatrix) else str(weight.dtype)
 
 
+def _product(x: Array, weight: Array) -> Array:
+    """``x @ weight.T``, for few tokens in pieces that are too small for threads of BLAS."""
+    outputs, inputs = weight.shape
+    if len(x) > _FEW_TOKENS:
+        return x @ weight.T
+    rows = max(1, _PIECE // inputs)
+    count = outputs // rows
+    whole = count * rows
+    out = np.empty((len(x), outputs), dtype=weight.dtype)
+    pieces = np.matmul(weight[:whole].reshape(count, rows, inputs), x.T)  # (count, rows, T)
+    out[:, :whole] = pieces.reshape(whole, len(x)).T
+    out[:, whole:] = x @ weight[whole:].T
+    return out
+
+
 def _group_sums(q: Array, codes: NDArray[np.int8], scales: Array) -> Array:
     """Integer sums per group of columns, scaled and added in float64, first to last: ``(T, n)``."""
     groups = scales.shape[1]
@@ -156,7 +177,7 @@ def _group_sums(q: Array, codes: NDArray[np.int8], scales: Array) -> Array:
     total = np.zeros((len(q), len(codes)), dtype=np.float64)
     for g in range(groups):
         part = slice(g * width, (g + 1) * width)
-        sums = q[:, part] @ codes[:, part].T.astype(q.dtype)
+        sums = _product(q[:, part], codes[:, part].astype(q.dtype))
         total += sums.astype(np.float64) * scales[:, g].astype(np.float64)
     return total
 

@@ -27,6 +27,17 @@ def test_linear_multiplies_by_the_transpose_and_adds_the_bias():
     assert OPS.linear(np.array([[1.0, 0, -1]]), matrix, bias).tolist() == [[8, 18]]
 
 
+@pytest.mark.parametrize(("outputs", "inputs"), [(1, 3), (130, 129), (7, 8193), (8192, 1)])
+@pytest.mark.parametrize("tokens", [0, 1, 5, 32, 33])
+def test_linear_is_the_same_product_whatever_the_pieces_it_is_computed_in(outputs, inputs, tokens):
+    matrix = RNG.standard_normal((outputs, inputs)).astype(np.float32)
+    x = RNG.standard_normal((tokens, inputs)).astype(np.float32)
+    found = ReferenceOps().linear(x, matrix)
+    expected = x.astype(np.float64) @ matrix.astype(np.float64).T
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6 * inputs)
+
+
 def test_embed_picks_rows():
     table = OPS.prepare(weight([[1, 2], [3, 4], [5, 6]]))
     assert OPS.embed(table, [2, 0, 2]).tolist() == [[5, 6], [1, 2], [5, 6]]
