@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bitnet.errors import BitnetError
-    from bitnet.hub.sources import TokenizerDownloadInfo
     from bitnet.provision import SmartTokenizerDownload
     from bitnet.runtime.language_model import LanguageModel, load
+    from bitnet.sources import TokenizerDownloadInfo
     from bitnet.tokenizer import (
         Tokenizer,
         TokenizerDiscovery,
@@ -29,7 +29,7 @@ _EXPORTS: dict[str, str] = {
     "SmartTokenizerDownload": "bitnet.provision",
     "Tokenizer": "bitnet.tokenizer",
     "TokenizerDiscovery": "bitnet.tokenizer",
-    "TokenizerDownloadInfo": "bitnet.hub.sources",
+    "TokenizerDownloadInfo": "bitnet.sources",
     "TokenizerStrategy": "bitnet.tokenizer",
     "load": "bitnet.runtime.language_model",
     "load_tokenizer": "bitnet.tokenizer",

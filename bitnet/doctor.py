@@ -14,7 +14,7 @@ import bitnet
 from bitnet import locks, native, settings
 from bitnet.errors import BitnetError, NoSpace, PermissionDenied, from_os_error
 from bitnet.findings import Finding
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_values import printable
 from bitnet.progress import human_size
 

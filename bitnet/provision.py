@@ -20,7 +20,7 @@ from bitnet.errors import NotFound, TokenizerNotFound, VocabMismatch
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.provision import provide_tokenizer
-from bitnet.hub.sources import Source, TokenizerDownloadInfo
+from bitnet.sources import Source, TokenizerDownloadInfo
 from bitnet.tokenizer.load import load_spec
 from bitnet.tokenizer.vocabulary import check_vocabulary
 

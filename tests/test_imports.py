@@ -14,7 +14,7 @@ ROOT = Path(bitnet.__file__).parent
 # A module may import from lower layers and from its own package.
 LAYERS = [
     ["errors"],
-    ["settings", "progress", "options", "logs", "native", "files", "findings"],
+    ["settings", "progress", "options", "logs", "native", "files", "findings", "sources"],
     ["locks", "cache", "quants"],
     ["formats", "hub"],
     ["kernels", "tokenizer"],
@@ -43,6 +43,7 @@ WITHIN_LAYER = {
     ("native", "settings"),
     ("options", "settings"),
     ("progress", "settings"),
+    ("sources", "settings"),
     ("cache", "locks"),
     ("plan", "inspect_gguf"),
 }
@@ -85,9 +86,7 @@ def test_a_module_imports_only_from_layers_below(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_only_tasks_call_the_hub(path):
-    # The registry of sources is a table; it opens nothing and loads nothing that does.
     users = [name for _, name in _imports(path) if name.startswith("bitnet.hub")]
-    users = [name for name in users if name != "bitnet.hub.sources"]
     # The same commands as Python objects are in `provision`, out of inference's reach.
     assert not users or _area(path) in ("hub", "tasks", "provision")
 
@@ -138,6 +137,21 @@ def test_listing_commands_loads_nothing_heavy():
 
 
 def test_the_registry_of_sources_loads_nothing_that_connects():
-    code = "import sys, bitnet.hub.sources; print('requests' in sys.modules)"
+    code = "import sys, bitnet.sources; print('requests' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_no_two_modules_import_each_other():
+    known = {path.relative_to(ROOT).with_suffix("").as_posix() for path in MODULES}
+    imported = {}
+    for path in MODULES:
+        names = {name.split(".", 1)[-1].replace(".", "/") for _, name in _imports(path)}
+        imported[path.relative_to(ROOT).with_suffix("").as_posix()] = names & known
+    circles = {
+        frozenset((one, other))
+        for one, names in imported.items()
+        for other in names
+        if one in imported[other] and not one.startswith("server/")
+    }
+    assert not circles

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import TokenizerNotFound
-from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_new import encode_value
 from bitnet.formats.gguf_write import raw_values
 from bitnet.tokenizer.from_gguf import spec_from_gguf
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
 
     from bitnet.convert.request import Request
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.formats.gguf import GGUF
 
 __all__ = ["metadata"]
 
@@ -31,20 +31,20 @@ def metadata(checkpoint: Checkpoint, request: Request) -> dict[str, bytes]:
         "general.quantization_version": 2,
     }
     encoded = {key: encode_value(value) for key, value in about.items()}
-    if checkpoint.path.is_dir():
+    gguf = checkpoint.gguf
+    if gguf is None:
         keys = _keys_of_folder(checkpoint)
         own = {key: encode_value(value) for key, value in keys.items()} | encoded
         return own | _tokenizer(checkpoint, request, default=checkpoint.path)
-    with GGUF.open(checkpoint.path) as gguf:
-        raw = {
-            key: value
-            for key, value in raw_values(gguf).items()
-            if not key.startswith(("split.", "general.alignment"))
-        } | encoded
-        if request.no_tokenizer or request.tokenizer:
-            kept = {key: value for key, value in raw.items() if not key.startswith("tokenizer.")}
-            return kept | _tokenizer(checkpoint, request, default=None)
-        return raw | _missing_pre(gguf, request)
+    raw = {
+        key: value
+        for key, value in raw_values(gguf).items()
+        if not key.startswith(("split.", "general.alignment"))
+    } | encoded
+    if request.no_tokenizer or request.tokenizer:
+        kept = {key: value for key, value in raw.items() if not key.startswith("tokenizer.")}
+        return kept | _tokenizer(checkpoint, request, default=None)
+    return raw | _missing_pre(gguf, request)
 
 
 def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from bitnet.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bitnet.formats.checkpoint import I2SLayout
+    from bitnet.formats.containers import I2SLayout
 
 __all__ = ["ENCODINGS", "TERNARY", "Request"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.convert.metadata import metadata
 from bitnet.convert.tensors import Converted, compare, job
 from bitnet.errors import InvalidFormat
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_new import NewTensor, write_new
 from bitnet.formats.gguf_write import refuse_existing
 from bitnet.models.binding import expected_tensors

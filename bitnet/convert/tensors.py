@@ -11,7 +11,7 @@ import numpy as np
 
 from bitnet.convert.request import TERNARY
 from bitnet.errors import Unsupported, VerificationFailed
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.models.load import config_from
 from bitnet.quants import registry, types
 from bitnet.quants.i2_s import pack_i2_s

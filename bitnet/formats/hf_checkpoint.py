@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["open_folder"]
 
 
-def open_folder(folder: Path) -> Checkpoint:
-    """The model in *folder*, with GGUF keys and names.
+def open_folder(path: Path) -> Checkpoint:
+    """The model in the folder *path*, or beside the safetensors file *path*; GGUF keys and names.
 
     Weights of BitNet stay packed; its bfloat16 master weights are made ternary here.
 
@@ -34,6 +34,7 @@ def open_folder(folder: Path) -> Checkpoint:
         InvalidFormat: a damaged file.
         Unsupported: an architecture or a data type we do not run.
     """
+    folder = path if path.is_dir() else path.parent
     outer = safetensors.read_json(folder / "config.json")
     config = hf_names.text_config(outer)
     try:
@@ -54,7 +55,7 @@ def open_folder(folder: Path) -> Checkpoint:
         if not name.endswith(".scale")
     }
     weights |= {name: _plain(name, divisors) for name, divisors in rope.items()}
-    return Checkpoint(folder, architecture, metadata, weights, "half")
+    return Checkpoint(folder, architecture, metadata, weights, "half", config=outer)
 
 
 def _renamed(tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bitnet.hub.project import Project
-    from bitnet.hub.sources import Source
+    from bitnet.sources import Source
 
 __all__ = ["Probe", "probe"]
 

@@ -13,9 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bitnet import sources
 from bitnet.errors import BitnetError, HashMismatch, NotFound, UpstreamChanged, UsageError
 from bitnet.files import matches, place
-from bitnet.hub import lockfile, sources
+from bitnet.hub import lockfile
 from bitnet.hub.download import download
 from bitnet.hub.lockfile import Locked
 from bitnet.hub.mirrors import with_mirror
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from bitnet.hub.download import Downloaded
     from bitnet.hub.project import Project
-    from bitnet.hub.sources import Source
+    from bitnet.sources import Source
 
     VocabularyCheck = Callable[[Path, int], None]
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bitnet import sources
 from bitnet.errors import Offline, UsageError
-from bitnet.hub import lockfile, sources
+from bitnet.hub import lockfile
 from bitnet.hub.candidates import candidates, choose, is_pattern
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.packaged import provide_packaged
 from bitnet.hub.provision import model_path, provide_model
 from bitnet.hub.repository import list_files
-from bitnet.hub.sources import Source
+from bitnet.sources import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable

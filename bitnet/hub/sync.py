@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from bitnet import sources
 from bitnet.errors import Unsupported
-from bitnet.hub import lockfile, sources
+from bitnet.hub import lockfile
 from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.packaged import provide_packaged
 from bitnet.hub.provision import provide_model, provide_tokenizer

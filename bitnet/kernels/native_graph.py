@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.program import (
     Add,
     Attend,
     Embed,
     Gate,
-    Interpreter,
     Linear,
     Mark,
     Norm,

@@ -7,15 +7,12 @@ inside attention.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from bitnet.kernels.program import Interpreter
+from bitnet.kernels.program import Activation, Array
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    import numpy as np
-    from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import RopeStyle
     from bitnet.kernels.program import Program, Segment
@@ -23,9 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Activation", "Array", "Ops", "Prepared"]
 
-Array: TypeAlias = "NDArray[np.floating[Any]]"
 Prepared: TypeAlias = Any  # a weight in the form its backend wants; only that backend looks inside
-Activation = Literal["silu", "gelu_tanh", "relu_squared"]
 
 
 class Ops(ABC):
@@ -53,6 +48,7 @@ class Ops(ABC):
             InvalidFormat: the weight's bytes are damaged.
         """
 
+    @abstractmethod
     def compile(
         self, program: Program, weights: Mapping[str, Prepared]
     ) -> Callable[[Sequence[Segment]], Array]:
@@ -60,7 +56,6 @@ class Ops(ABC):
 
         A backend may run it in any way that gives the bits of its own operations one by one.
         """
-        return Interpreter(program, weights, self).run
 
     @abstractmethod
     def counters(self) -> Mapping[str, int]:

@@ -1,34 +1,32 @@
 """A model's forward pass as data: instructions over named registers.
 
 A register holds float rows, one per token of the batch: ``(T, width)``. Weights are named; the
-tokens of all segments of a batch follow each other. :class:`Interpreter` says what each instruction
+tokens of all segments of a batch follow each other. ``interpreter.py`` says what each instruction
 means, with the operations of any backend; a backend may compile the list instead.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import singledispatchmethod
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import RopeStyle
-    from bitnet.kernels.ops import Activation, Array, Ops, Prepared
 
 __all__ = [
+    "Activation",
     "Add",
+    "Array",
     "Attend",
     "Cache",
     "Embed",
     "Gate",
     "Instruction",
-    "Interpreter",
     "Linear",
     "Mark",
     "Norm",
@@ -39,6 +37,10 @@ __all__ = [
     "Select",
     "Split",
 ]
+
+
+Array: TypeAlias = "NDArray[np.floating[Any]]"
+Activation = Literal["silu", "gelu_tanh", "relu_squared"]
 
 
 class Cache(Protocol):
@@ -209,152 +211,3 @@ class Program:
     head_dim: int
     eps: float
     result: str
-
-
-class Interpreter:
-    """Runs a program one operation at a time. This is the definition of what a program means."""
-
-    def __init__(self, program: Program, weights: Mapping[str, Prepared], ops: Ops) -> None:
-        self.program = program
-        self._weights = weights
-        self._ops = ops
-
-    def run(self, segments: Sequence[Segment]) -> Array:
-        """The wanted rows of all *segments*, ``(R, width)``; their caches are advanced."""
-        run = _Run(self.program, self._weights, self._ops, segments)
-        for instruction in self.program.instructions:
-            run.execute(instruction)
-        return run.finish()
-
-    def trace(self, segments: Sequence[Segment]) -> Iterator[tuple[str, Array]]:
-        """As :meth:`run`, with the name and the value of every mark that is passed."""
-        run = _Run(self.program, self._weights, self._ops, segments)
-        for instruction in self.program.instructions:
-            if isinstance(instruction, Mark):
-                yield instruction.name, run.registers[instruction.register]
-            run.execute(instruction)
-        run.finish()
-
-
-class _Run:
-    """One pass: what the registers hold."""
-
-    def __init__(
-        self,
-        program: Program,
-        weights: Mapping[str, Prepared],
-        ops: Ops,
-        segments: Sequence[Segment],
-    ) -> None:
-        self.program = program
-        self.weights = weights
-        self.ops = ops
-        self.segments = segments
-        self.registers: dict[str, Array] = {}
-        self._angles: dict[int, tuple[Array, float]] = {}
-
-    def finish(self) -> Array:
-        for segment in self.segments:
-            segment.cache.advance(len(segment.tokens))
-        return self.registers[self.program.result]
-
-    @singledispatchmethod
-    def execute(self, instruction: Any) -> None:
-        raise AssertionError(f"{instruction!r} is no instruction")
-
-    @execute.register
-    def _(self, it: Embed) -> None:
-        tokens = [token for segment in self.segments for token in segment.tokens]
-        rows = self.ops.embed(self.weights[it.table], tokens)
-        self.registers[it.out] = rows if it.scale == 1.0 else rows * rows.dtype.type(it.scale)
-
-    @execute.register
-    def _(self, it: Norm) -> None:
-        x, weight = self.registers[it.x], self.weights[it.weight]
-        groups = x.reshape(-1, len(weight))
-        self.registers[it.out] = self.ops.rms_norm(groups, weight, self.program.eps).reshape(
-            x.shape
-        )
-
-    @execute.register
-    def _(self, it: Linear) -> None:
-        x = self.registers[it.x]
-        for out, weight, bias in zip(it.outs, it.weights, it.biases, strict=True):
-            self.registers[out] = self.ops.linear(
-                x, self.weights[weight], self.weights[bias] if bias else None
-            )
-
-    @execute.register
-    def _(self, it: Split) -> None:
-        at = 0
-        for out in it.outs:
-            width = self.program.widths[out]
-            self.registers[out] = self.registers[it.x][:, at : at + width]
-            at += width
-
-    @execute.register
-    def _(self, it: Rotate) -> None:
-        x = self.registers[it.x]
-        angles, scale = self._turns(it.rotation)
-        heads = x.reshape(len(x), -1, self.program.head_dim)
-        turned = self.ops.rope(heads, angles, style=it.rotation.style, scale=scale)
-        self.registers[it.x] = turned.reshape(x.shape)
-
-    @execute.register
-    def _(self, it: Attend) -> None:
-        q, k, v = (
-            self.registers[name].reshape(len(self.registers[name]), -1, self.program.head_dim)
-            for name in (it.q, it.k, it.v)
-        )
-        mixed, at = [], 0
-        for segment in self.segments:
-            rows = slice(at, at + len(segment.tokens))
-            at = rows.stop
-            keys, values = segment.cache.append(it.layer, k[rows], v[rows])  # (KV, S, D)
-            mixed.append(
-                self.ops.attention(
-                    q[rows],
-                    keys,
-                    values,
-                    scale=it.scale,
-                    window=it.window,
-                    softcap=it.softcap,
-                )
-            )
-        self.registers[it.out] = np.concatenate(mixed)
-
-    @execute.register
-    def _(self, it: Gate) -> None:
-        gate, up = self.registers[it.gate], self.registers[it.up]
-        self.registers[it.out] = self.ops.gate(gate, up, it.activation)
-
-    @execute.register
-    def _(self, it: Add) -> None:
-        self.registers[it.x] = self.registers[it.x] + self.registers[it.y]
-
-    @execute.register
-    def _(self, it: Select) -> None:
-        rows: list[int] = []
-        at = 0
-        for segment in self.segments:
-            at += len(segment.tokens)
-            rows.extend(range(at - segment.rows, at))
-        for name in it.registers:
-            self.registers[name] = self.registers[name][rows]
-
-    @execute.register
-    def _(self, it: Mark) -> None:
-        pass
-
-    def _turns(self, rotation: Rotation) -> tuple[Array, float]:
-        """Angles of every row, ``(T, pairs)``, and the factor; the same array within a pass."""
-        known = self._angles.get(id(rotation))
-        if known is None:
-            parts = []
-            for segment in self.segments:
-                frequencies, scale = rotation.frequencies(segment.cache.capacity)
-                start = segment.cache.length
-                positions = np.arange(start, start + len(segment.tokens), dtype=np.float64)
-                parts.append(positions[:, None] * frequencies)
-            known = self._angles[id(rotation)] = (np.concatenate(parts), scale)
-        return known

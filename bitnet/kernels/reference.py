@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.errors import UsageError
+from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.ops import Activation, Array, Ops
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import DTypeLike, NDArray
 
     from bitnet.formats.checkpoint import RopeStyle
+    from bitnet.kernels.program import Program, Segment
     from bitnet.quants.weight import Weight
 
 __all__ = ["ReferenceOps"]
@@ -59,6 +61,11 @@ class ReferenceOps(Ops):
             ternary = registry.unpack_ternary(weight)
             return _TernaryMatrix(ternary.codes, ternary.scales.astype(self.dtype))
         return registry.dequantize(weight).astype(self.dtype, copy=False)
+
+    def compile(
+        self, program: Program, weights: Mapping[str, Any]
+    ) -> Callable[[Sequence[Segment]], Array]:
+        return Interpreter(program, weights, self).run
 
     def counters(self) -> Mapping[str, int]:
         return dict(_calls)

@@ -13,7 +13,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InferenceError, UsageError
-from bitnet.kernels.program import Cache, Interpreter, Segment
+from bitnet.kernels.interpreter import Interpreter
+from bitnet.kernels.program import Cache, Segment
 from bitnet.models.binding import bind
 from bitnet.models.exact_head import ExactHead, Meter, head_name, is_screened, screen
 from bitnet.models.plan import hidden_program

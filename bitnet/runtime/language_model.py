@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, get_args
 
 from bitnet.errors import InferenceError, UsageError
-from bitnet.formats.checkpoint import I2SLayout, open_checkpoint
+from bitnet.formats.checkpoint import Checkpoint
+from bitnet.formats.containers import I2SLayout, open_checkpoint
 from bitnet.kernels.select import select
 from bitnet.models.exact_head import ExactHead
 from bitnet.models.load import load_model
@@ -219,7 +220,7 @@ class LanguageModel:
 
 
 def load(
-    path: str | os.PathLike[str],
+    model: str | os.PathLike[str] | Checkpoint,
     *,
     tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
     pre: str | None = None,
@@ -229,10 +230,11 @@ def load(
     exact_head: ExactHead = "auto",
     i2_s_layout: I2SLayout = "x86",
 ) -> LanguageModel:
-    """The model at *path* with its tokenizer, ready to write.
+    """*model* with its tokenizer, ready to write.
 
     Args:
-        path: GGUF file, or folder with ``config.json`` and safetensors files.
+        model: GGUF file, or folder with ``config.json`` and safetensors files, or either when it
+            is open.
         tokenizer: the tokenizer, or a file or folder with it; found by itself when not given.
         pre: pre-tokenizer name to use instead of what the GGUF file says.
         context: positions a sequence may reach; the model's own length when not given.
@@ -240,7 +242,8 @@ def load(
         allow_mock: without a tokenizer, take bytes for tokens.
         exact_head: whether to choose tokens without reading the whole output head; they are the
             same. ``auto``: where it saves time.
-        i2_s_layout: the processor that wrote I2_S weights; no file says it.
+        i2_s_layout: the processor that wrote I2_S weights; no file says it. An open model was
+            opened with one.
 
     Raises:
         NotFound: nothing is there.
@@ -251,17 +254,20 @@ def load(
         Unsupported: the architecture, an encoding, or not a model at all.
         InferenceError: not enough memory.
     """
-    started = time.perf_counter()
-    path = Path(path)
     if exact_head not in get_args(ExactHead):
         raise UsageError(f"--exact-head is {exact_head!r}, expected auto, on or off")
+    path = model.path if isinstance(model, Checkpoint) else Path(model)
     with _memory_errors(path):
-        checkpoint = open_checkpoint(path, i2_s_layout=i2_s_layout)
+        if isinstance(model, Checkpoint):
+            checkpoint = model
+        else:
+            checkpoint = open_checkpoint(path, i2_s_layout=i2_s_layout)
+        started = time.perf_counter() - checkpoint.opened_s
         if isinstance(tokenizer, Tokenizer):
-            fits(model_facts(path), tokenizer)
+            fits(model_facts(checkpoint), tokenizer)
         else:
             explicit = Path(tokenizer) if tokenizer is not None else None
-            tokenizer = resolve_tokenizer(path, explicit, pre=pre, allow_mock=allow_mock)
+            tokenizer = resolve_tokenizer(checkpoint, explicit, pre=pre, allow_mock=allow_mock)
         engine = Engine(
             load_model(checkpoint, ops=select(threads=threads), exact_head=exact_head),
             context=context,

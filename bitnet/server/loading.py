@@ -5,32 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bitnet.errors import BitnetError
-from bitnet.formats.gguf import GGUF
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.formats.gguf import GGUF
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.narration import Narrator
 
 __all__ = ["narrated"]
 
 
-def narrated(path: Path, load: Callable[[], LanguageModel], narrate: Narrator) -> LanguageModel:
-    """The model that *load* gives for the file or folder *path*.
+def narrated(
+    open_file: Callable[[], Checkpoint],
+    load: Callable[[Checkpoint], LanguageModel],
+    narrate: Narrator,
+) -> LanguageModel:
+    """The model that *load* makes of what *open_file* opens.
 
     Args:
-        path: what is loaded.
-        load: loads it, tokenizer included.
+        open_file: opens the file or folder.
+        load: loads the open model, tokenizer included.
         narrate: told each step.
 
     Raises:
-        BitnetError: as *load*; it has been narrated.
+        BitnetError: as *open_file* and *load*; it has been narrated.
     """
     try:
-        is_gguf = path.is_file() and _describe(path, narrate)
-        model = load()
+        checkpoint = open_file()
+        if checkpoint.gguf is not None:
+            _describe(checkpoint.gguf, narrate)
+        model = load(checkpoint)
     except BitnetError as error:
         narrate(
             "model_load_failed",
@@ -40,6 +46,7 @@ def narrated(path: Path, load: Callable[[], LanguageModel], narrate: Narrator) -
         )
         raise
     count = model.tokenizer.vocab_size
+    is_gguf = checkpoint.gguf is not None
     if is_gguf and model.tokenizer.source.startswith("embedded"):
         narrate(
             "gguf_tokenizer_extracted",
@@ -65,49 +72,43 @@ def narrated(path: Path, load: Callable[[], LanguageModel], narrate: Narrator) -
     )
     narrate(
         "model_load_success",
-        f"Model {path.name} is loaded",
+        f"Model {model.path.name} is loaded",
         "All set! My head is full of weights! 🧠",
         context=model.engine.context,
     )
     return model
 
 
-def _describe(path: Path, narrate: Narrator) -> bool:
-    """Narrate what the header of a GGUF file says; false where there is none to read."""
-    try:
-        file = GGUF.open(path)
-    except BitnetError:
-        return False  # loading says what is wrong with it
-    with file:
-        metadata = file.metadata
-        narrate(
-            "gguf_metadata_loaded",
-            f"Read {len(metadata)} metadata keys and {len(file.tensors)} tensors",
-            "Reading the label on the jar! 🏷️",
-            architecture=metadata.get("general.architecture"),
-        )
-        narrate.plain("Detected GGUF file, extracting embedded tokenizer")
-        narrate(
-            "gguf_tokenizer_extract_start",
-            "Looking for the tokenizer in the GGUF file",
-            "Hmm, where did I put the tokenizer? 🔍",
-        )
-        tokens = metadata.get("tokenizer.ggml.tokens")
-        if tokens is None:
-            narrate.plain("Missing tokenizer.ggml.tokens")
-            return True
-        narrate(
-            "gguf_vocab_size_derived",
-            f"The vocabulary has {len(tokens)} tokens",
-            "Counting all my words! 🔢",
-            vocab_size=len(tokens),
-        )
-        kind = metadata.get("tokenizer.ggml.model")
-        narrate(
-            "gguf_tokenizer_metadata_extracted",
-            f"The tokenizer is of the kind {kind}",
-            "I know how to cut words! ✂️",
-            model=kind,
-            pre=metadata.get("tokenizer.ggml.pre"),
-        )
-    return True
+def _describe(gguf: GGUF, narrate: Narrator) -> None:
+    """Narrate what the header of a GGUF file says."""
+    metadata = gguf.metadata
+    narrate(
+        "gguf_metadata_loaded",
+        f"Read {len(metadata)} metadata keys and {len(gguf.tensors)} tensors",
+        "Reading the label on the jar! 🏷️",
+        architecture=metadata.get("general.architecture"),
+    )
+    narrate.plain("Detected GGUF file, extracting embedded tokenizer")
+    narrate(
+        "gguf_tokenizer_extract_start",
+        "Looking for the tokenizer in the GGUF file",
+        "Hmm, where did I put the tokenizer? 🔍",
+    )
+    tokens = metadata.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        narrate.plain("Missing tokenizer.ggml.tokens")
+        return
+    narrate(
+        "gguf_vocab_size_derived",
+        f"The vocabulary has {len(tokens)} tokens",
+        "Counting all my words! 🔢",
+        vocab_size=len(tokens),
+    )
+    kind = metadata.get("tokenizer.ggml.model")
+    narrate(
+        "gguf_tokenizer_metadata_extracted",
+        f"The tokenizer is of the kind {kind}",
+        "I know how to cut words! ✂️",
+        model=kind,
+        pre=metadata.get("tokenizer.ggml.pre"),
+    )

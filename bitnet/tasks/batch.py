@@ -8,10 +8,9 @@ from pathlib import Path
 
 from bitnet.batch.options import BatchOptions
 from bitnet.errors import UsageError
-from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions
 from bitnet.runtime.options import ModelOptions
-from bitnet.tasks.declare import Output, task
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
 from bitnet.tasks.running import model_path, open_model, say
 
 
@@ -20,9 +19,7 @@ def batch(
     c,
     options=BatchOptions(),
     model=ModelOptions(),
-    fetch=FetchOptions(),
-    cache=CacheOptions(),
-    shown=Output(),
+    common=Context(),
 ):
     """Answer the prompts of a file into another file.
 
@@ -40,10 +37,10 @@ def batch(
     ):
         if files.done:
             say(f"{files.done} of {files.total} rows are answered already")
-        _answer(files, options, model, fetch=fetch, cache=cache, output=shown)
+        _answer(files, options, model, common)
     counts = {"rows": files.total, "answered_before": files.done, "failed": files.failed}
     said = f"{files.total} rows answered, {files.done} of them before, {files.failed} failed"
-    print(json.dumps(counts) if shown.json else said)
+    print(json.dumps(counts) if common.output.json else said)
 
 
 def _check(target, options, model):
@@ -63,7 +60,7 @@ def _check(target, options, model):
                 )
 
 
-def _answer(files, options, model, *, fetch, cache, output):
+def _answer(files, options, model, common):
     """Answer the rows that are left."""
     from bitnet.batch.run import answers
 
@@ -73,11 +70,11 @@ def _answer(files, options, model, *, fetch, cache, output):
     if options.engine == "ray":
         from bitnet.batch.ray_engine import ray_answers
 
-        path = model_path(model, fetch=fetch, cache=cache, output=output)
+        path = model_path(model, common)
         for row, facts in ray_answers(rows, path, options, threads=model.threads):
             files.write(row, facts)
         return
     limits = {"max_tokens": options.max_tokens, "max_batch": options.max_batch}
-    with open_model(model, fetch=fetch, cache=cache, output=output) as running:
+    with open_model(model, common) as running:
         for row, facts in answers(rows, running, **limits):
             files.write(row, facts)

@@ -9,10 +9,10 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.errors import UsageError
-from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions, option
+from bitnet.options import option
 from bitnet.runtime.options import ModelOptions
-from bitnet.tasks.declare import Output, task
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
 from bitnet.tasks.running import load_again, open_model, say
 
 
@@ -53,9 +53,7 @@ def bench(
     c,
     wanted=BenchOptions(),
     model=ModelOptions(),
-    fetch=FetchOptions(),
-    cache=CacheOptions(),
-    output=Output(),
+    common=Context(),
 ):
     """Measure how fast a model loads, reads a prompt and writes.
 
@@ -65,18 +63,18 @@ def bench(
 
     plan = Plan.of(wanted.tests, wanted.thread_counts, wanted.repetitions, threads=model.threads)
     before = read_report(Path(wanted.compare)) if wanted.compare else None
-    running = open_model(model, fetch=fetch, cache=cache, output=output)
+    running = open_model(model, common)
     found = measure(
         running,
         plan,
-        reload=lambda: load_again(running, model, fetch=fetch, cache=cache, output=output),
-        on_step=(lambda _text: None) if output.no_progress else say,
+        reload=lambda: load_again(running, model, common),
+        on_step=(lambda _text: None) if common.output.no_progress else say,
     )
     compared = changes(before, found) if before else []
-    _show(found, before, compared, as_json=output.json)
+    _show(found, before, compared, as_json=common.output.json)
     limit = wanted.max_slowdown
     problem = None if limit is None else slowdown(compared, at_most=limit)
-    if problem is not None and output.json:
+    if problem is not None and common.output.json:
         raise Exit(problem.message, code=problem.exit_code)  # one document is on stdout already
     if problem is not None:
         raise problem

@@ -10,10 +10,9 @@ from pathlib import Path
 from bitnet import settings
 from bitnet.errors import BitnetError, InferenceError, NotFound, UsageError
 from bitnet.files import write_text
-from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions
 from bitnet.runtime.options import AnswerOptions, ModelOptions, SamplingParams
-from bitnet.tasks.declare import Output, task
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
 from bitnet.tasks.running import given_text, open_model, say, summary, write, write_json
 
 LEAVE = ("/exit", "/quit")
@@ -37,9 +36,7 @@ def chat(
     wanted=AnswerOptions(max_tokens=1024),
     model=ModelOptions(),
     sampling=SamplingParams(),
-    fetch=FetchOptions(),
-    cache=CacheOptions(),
-    output=Output(),
+    common=Context(),
 ):
     """Talk with a model, in its own chat template.
 
@@ -48,7 +45,7 @@ def chat(
     """
     from bitnet.runtime.conversation import Conversation
 
-    with open_model(model, fetch=fetch, cache=cache, output=output) as running:
+    with open_model(model, common) as running:
         instructions = given_text(system, "--system")
         talk = Conversation(running, wanted, sampling=sampling, system=instructions)
         if sys.stdin.isatty():
@@ -56,7 +53,7 @@ def chat(
             _talk(talk)
             return
         for line in _lines():
-            _answer(talk, line, json_line=output.json)
+            _answer(talk, line, json_line=common.output.json)
 
 
 def _talk(talk):

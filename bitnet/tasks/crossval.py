@@ -11,10 +11,9 @@ from invoke.exceptions import Exit
 from bitnet import settings
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.errors import ReferenceUnavailable, UsageError, VerificationFailed
-from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions
 from bitnet.runtime.options import ModelOptions
-from bitnet.tasks.declare import Output, task
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
 from bitnet.tasks.running import open_model, open_tokenizer, read_text, say
 
 logger = logging.getLogger(__name__)
@@ -25,9 +24,7 @@ def crossval(
     c,
     wanted=CrossvalOptions(),
     model=ModelOptions(),
-    fetch=FetchOptions(),
-    cache=CacheOptions(),
-    output=Output(),
+    common=Context(),
 ):
     """Compare a model's logits and tokens with another engine.
 
@@ -38,15 +35,15 @@ def crossval(
     texts = _texts(wanted.prompts)
     _check_outputs(wanted)
     layout = model.i2_s_layout
-    names = {"fetch": fetch, "cache": cache, "output": output}
     if wanted.tokenizer_only:
-        report, hint = _report_of_tokens(*open_tokenizer(model, **names), wanted, texts, layout)
+        report, hint = _report_of_tokens(*open_tokenizer(model, common), wanted, texts, layout)
     else:
-        with open_model(model, **names) as running:
-            report, hint = _report(running, wanted, texts, layout, cache.root)
-    print(json.dumps(report) if output.json else as_markdown(report), end="\n" * output.json)
+        with open_model(model, common) as running:
+            report, hint = _report(running, wanted, texts, layout, common.cache.root)
+    as_json = common.output.json
+    print(json.dumps(report) if as_json else as_markdown(report), end="\n" * as_json)
     _keep(report, wanted)
-    _end(report, wanted, hint=hint, quiet=output.json)
+    _end(report, wanted, hint=hint, quiet=as_json)
 
 
 def _check_outputs(wanted):
@@ -95,7 +92,7 @@ def _report_of_tokens(path, tokenizer, wanted, texts, layout):
 def _sides(path, wanted, layout):
     """The model on disk, and the reference for it."""
     from bitnet.crossval.references import choose
-    from bitnet.formats.checkpoint import open_checkpoint
+    from bitnet.formats.containers import open_checkpoint
 
     checkpoint = open_checkpoint(path, i2_s_layout=layout)
     recording = Path(wanted.recording) if wanted.recording else None

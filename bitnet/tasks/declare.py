@@ -12,13 +12,14 @@ choices are checked with a readable error, and options can have synonyms.
     def example(c, source="mirror", max_tokens=16, output=Output()): ...
 
 A parameter whose default is an instance of a frozen dataclass stands for its fields: each declared
-with :func:`option` becomes an option, and the body receives one object.
+with :func:`option` becomes an option, a field that is such a dataclass itself stands for its own
+fields, and the body receives one object.
 """
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from invoke.exceptions import ParseError
@@ -30,7 +31,7 @@ from bitnet.errors import UsageError
 from bitnet.options import option
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from bitnet.progress import Mode
 
@@ -182,16 +183,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         options: list[Argument] = []
         for name, parameter in self.argspec(self.body).parameters.items():
             if is_dataclass(parameter.default):
-                options += [
-                    Option(
-                        entry.name,
-                        type=_type_of(entry.type, getattr(parameter.default, entry.name)),
-                        default=_default_of(getattr(parameter.default, entry.name)),
-                        **entry.metadata,
-                    )
-                    for entry in fields(parameter.default)
-                    if entry.metadata
-                ]
+                options += _options_of(parameter.default)
                 continue
             default = parameter.default
             if default is inspect.Parameter.empty:
@@ -221,14 +213,10 @@ class Task(InvokeTask):  # type: ignore[type-arg]
                     hint=f"inv {self.name.replace('_', '-')} --help",
                 )
         for name, default in self.groups.items():
-            given = {
-                entry.name: kwargs.pop(entry.name)
-                for entry in fields(default)
-                if entry.name in kwargs
-            }
-            if given:
-                kwargs[name] = type(default)(**given)
-        output = next((v for v in kwargs.values() if isinstance(v, Output)), Output())
+            given = _folded(default, kwargs)
+            if given is not default:
+                kwargs[name] = given
+        output = next((found for found in map(_output_of, kwargs.values()) if found), Output())
         logs.configure(output.verbose, warnings=not output.no_warnings)
         return super().__call__(*args, **kwargs)
 
@@ -243,6 +231,37 @@ def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
             (``cache.list`` makes a group), ``aliases``.
     """
     return lambda body: Task(body, **declaration)
+
+
+def _options_of(group: Any) -> Iterator[Option]:
+    """The options that the dataclass *group* stands for."""
+    for entry in fields(group):
+        value = getattr(group, entry.name)
+        if is_dataclass(value):
+            yield from _options_of(value)
+        elif entry.metadata:
+            kind = _type_of(entry.type, value)
+            yield Option(entry.name, type=kind, default=_default_of(value), **entry.metadata)
+
+
+def _folded(group: Any, given: dict[str, Any]) -> Any:
+    """*group* with what is *given* for its fields, which is taken out; *group* if nothing is."""
+    changed = {}
+    for entry in fields(group):
+        value = getattr(group, entry.name)
+        if is_dataclass(value):
+            inner = _folded(value, given)
+            if inner is not value:
+                changed[entry.name] = inner
+        elif entry.name in given:
+            changed[entry.name] = given.pop(entry.name)
+    return replace(group, **changed) if changed else group
+
+
+def _output_of(value: Any) -> Output | None:
+    """The :class:`Output` in an argument, or that it is."""
+    found = getattr(value, "output", value)
+    return found if isinstance(found, Output) else None
 
 
 def _default_of(value: Any) -> Any:

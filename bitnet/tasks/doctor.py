@@ -8,9 +8,8 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet import settings
-from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions
-from bitnet.tasks.declare import Output, task
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
 
 
 @task(
@@ -28,9 +27,7 @@ def doctor(
     area="",
     report=False,
     model="",
-    fetch=FetchOptions(),
-    cache=CacheOptions(),
-    output=Output(),
+    common=Context(),
 ):
     """Say what is wrong here, and what to do about it.
 
@@ -40,12 +37,12 @@ def doctor(
     from bitnet.doctor import examine, markdown, verdict
 
     named = model or settings.gguf()
-    findings = examine(cache.root, Path(named) if named else None)
+    findings = examine(common.cache.root, Path(named) if named else None)
     if area:
         from bitnet.hub.diagnose import diagnose
 
-        findings += diagnose(fetch)
-    if output.json:
+        findings += diagnose(common.fetch)
+    if common.output.json:
         facts = [finding.facts() for finding in findings]
         print(json.dumps({"findings": facts, "verdict": verdict(findings)}))
     else:

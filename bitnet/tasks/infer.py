@@ -6,10 +6,9 @@ import logging
 from dataclasses import asdict
 
 from bitnet.errors import UsageError
-from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions
 from bitnet.runtime.options import AnswerOptions, ModelOptions, PromptOptions, SamplingParams
-from bitnet.tasks.declare import Output, task
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
 from bitnet.tasks.running import (
     given_text,
     open_model,
@@ -33,19 +32,17 @@ def infer(
     wanted=AnswerOptions(),
     model=ModelOptions(),
     sampling=SamplingParams(),
-    fetch=FetchOptions(),
-    cache=CacheOptions(),
-    output=Output(),
+    common=Context(),
 ):
     """Continue a text, or answer a message, with a model.
 
     The text goes to stdout as it is written; one line with timings goes to stderr. Without --prompt
     and --prompt-file the text is what is piped into the command.
     """
-    text = _text(prompt, output)
+    text = _text(prompt, common.output)
     sampling = sampling.turn()
-    with open_model(model, fetch=fetch, cache=cache, output=output) as running:
-        if output.verbose and running.config.vocab_size > LARGE_VOCABULARY:
+    with open_model(model, common) as running:
+        if common.output.verbose and running.config.vocab_size > LARGE_VOCABULARY:
             logger.warning(
                 "Large vocabulary (%d) running on CPU - consider GPU acceleration",
                 running.config.vocab_size,
@@ -60,8 +57,8 @@ def infer(
             regex=prompt.regex or None,
             logprobs=prompt.logprobs,
         )
-        _show(answer, streams=not output.json)
-    if output.json:
+        _show(answer, streams=not common.output.json)
+    if common.output.json:
         write_json(_facts(answer, ids=prompt.dump_ids) | _drawn(sampling))
     elif prompt.dump_ids:
         say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")

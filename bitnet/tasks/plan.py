@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 
 from bitnet.errors import UsageError
-from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions
-from bitnet.tasks.declare import Output, task
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
 
 
 @task(
@@ -27,9 +26,7 @@ def plan(
     file="",
     rev="main",
     model="",
-    fetch=FetchOptions(),
-    cache=CacheOptions(),
-    output=Output(),
+    common=Context(),
 ):
     """Say what fetching and running a model would take.
 
@@ -38,8 +35,8 @@ def plan(
     """
     if bool(id) == bool(model):
         raise UsageError("plan needs one of --id and --model", hint="bitnet plan --id smollm2-135m")
-    found = _plan_file(Path(model)) if model else _plan_id(id, file, rev, fetch, cache, output)
-    print(json.dumps(found.facts()) if output.json else "\n".join(found.lines()))
+    found = _plan_file(Path(model)) if model else _plan_id(id, file, rev, common)
+    print(json.dumps(found.facts()) if common.output.json else "\n".join(found.lines()))
 
 
 def _plan_file(path: Path):
@@ -48,13 +45,12 @@ def _plan_file(path: Path):
     return plan_file(path, Origin(), machine=this_machine(path.parent))
 
 
-def _plan_id(id, file, rev, fetch, cache, output):
+def _plan_id(id, file, rev, common):
     from bitnet import plan
     from bitnet.hub.probe import probe
-    from bitnet.hub.project import Project
     from bitnet.hub.request import ModelRequest
 
-    project = Project(Path(), cache.root, fetch, output.progress)
+    project = common.project()
     request = ModelRequest(id, file, rev)
     found = probe(request, project, fits=plan.fits_in_memory)
     origin = plan.Origin(found.licence, found.gated)

@@ -8,27 +8,23 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.errors import BitnetError, TokenizerNotFound
-from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions
-from bitnet.tasks.declare import Output, task
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
 
 
 @task(
     help={"model_dir": "folder with models; looked through with everything below it"},
     metavars={"model_dir": "DIR"},
 )
-def pre_download_tokenizers(
-    c, model_dir="models", fetch=FetchOptions(), cache=CacheOptions(), output=Output()
-):
+def pre_download_tokenizers(c, model_dir="models", common=Context()):
     """Fetch the tokenizers that models lack into the cache.
 
     A model with a complete tokenizer, inside it or beside it, needs nothing. Ends with the exit
     code of the first failure if there is one.
     """
-    from bitnet.hub.project import Project
     from bitnet.tokenizer.needs import find_models
 
-    project = Project(Path(), cache.root, fetch, output.progress)
+    project = common.project()
     rows, code = [], 0
     for model in find_models(Path(model_dir)):
         try:
@@ -37,9 +33,9 @@ def pre_download_tokenizers(
             row = {"model": str(model), "ok": False, "state": error.message, "hint": error.hint}
             code = code or error.exit_code
         rows.append(row)
-        if not output.json:
+        if not common.output.json:
             print(f"{'✓' if row['ok'] else '✗'} {model}: {row['state']}")
-    if output.json:
+    if common.output.json:
         print(json.dumps(rows))
     if code:
         failed = [row for row in rows if not row["ok"]]
@@ -48,7 +44,7 @@ def pre_download_tokenizers(
 
 def _provide(model, project):
     """What was done for *model*; raises when its tokenizer cannot be had."""
-    from bitnet.hub import sources
+    from bitnet import sources
     from bitnet.hub.provision import provide_tokenizer
     from bitnet.tokenizer.needs import need_of
     from bitnet.tokenizer.vocabulary import check_vocabulary

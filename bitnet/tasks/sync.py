@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 from bitnet.errors import NotFound
-from bitnet.hub.options import FetchOptions
-from bitnet.options import CacheOptions
-from bitnet.tasks.declare import Output, task
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
 
 
 @task(help={"update": "accept files that have changed on the server, and pin them"})
-def sync(c, update=False, fetch=FetchOptions(), cache=CacheOptions(), output=Output()):
+def sync(c, update=False, common=Context()):
     """Fetch exactly what bitnet.lock.json says.
 
     What is there with the right digest needs no connection. A file that has been replaced on the
@@ -21,11 +19,10 @@ def sync(c, update=False, fetch=FetchOptions(), cache=CacheOptions(), output=Out
     file; commit it, and every machine gets the same bytes.
     """
     from bitnet.hub import lockfile
-    from bitnet.hub.project import Project
     from bitnet.hub.sync import provide_locked
     from bitnet.tokenizer.vocabulary import check_vocabulary
 
-    project = Project(Path(), cache.root, fetch, output.progress, update=update)
+    project = common.project(update=update)
     entries = lockfile.read(project.lock_path)
     if not entries:
         raise NotFound(
@@ -38,4 +35,5 @@ def sync(c, update=False, fetch=FetchOptions(), cache=CacheOptions(), output=Out
         state = "already there" if got.cached else "fetched"
         print(f"✓ {entry.repo}/{entry.file}: {state}{changed}", file=sys.stderr)
         results.append({"repo": entry.repo, "file": entry.file, **got.facts()})
-    print(json.dumps(results) if output.json else "\n".join(str(got["path"]) for got in results))
+    paths = "\n".join(str(got["path"]) for got in results)
+    print(json.dumps(results) if common.output.json else paths)

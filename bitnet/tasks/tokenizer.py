@@ -9,9 +9,8 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.errors import UsageError, VerificationFailed
-from bitnet.hub.options import FetchOptions
-from bitnet.hub.sources import TOKENIZERS
-from bitnet.options import CacheOptions
+from bitnet.sources import TOKENIZERS
+from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 
 
@@ -34,9 +33,7 @@ def tokenizer(
     force=False,
     compare="",
     against="",
-    fetch=FetchOptions(),
-    cache=CacheOptions(),
-    output=Output(),
+    common=Context(),
 ):
     """Fetch the LLaMA-3 tokenizer, checked, or compare two.
 
@@ -44,20 +41,19 @@ def tokenizer(
     The two sources are never swapped for each other. --compare A --with B says where two files
     differ in meaning: vocabulary, merges, special tokens, template.
     """
-    from bitnet.hub.project import Project
     from bitnet.hub.provision import provide_tokenizer
     from bitnet.tokenizer.vocabulary import check_vocabulary
 
     if compare or against:
-        _compare(compare, against, output)
+        _compare(compare, against, common.output)
         return
-    project = Project(Path(), cache.root, fetch, output.progress, force)
+    project = common.project(force=force)
     target = Path(into) / "tokenizer.json"
     got = provide_tokenizer(TOKENIZERS[source], project, check=check_vocabulary, target=target)
     print(got.licence, file=sys.stderr)
     done = "Tokenizer from the cache is at" if got.cached else "Downloaded tokenizer to"
     print(f"✓ {done}: {got.path}", file=sys.stderr)
-    print(json.dumps({"source": source, **got.facts()}) if output.json else got.path)
+    print(json.dumps({"source": source, **got.facts()}) if common.output.json else got.path)
 
 
 def _compare(left: str, right: str, output: Output) -> None:

@@ -14,6 +14,8 @@ from bitnet.tokenizer.model_facts import MAX_PADDING, model_facts
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.formats.gguf import GGUF
     from bitnet.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Compatibility", "compatibility"]
@@ -40,11 +42,13 @@ class Compatibility:
     padded_rows: int
 
 
-def compatibility(model: Path, tokenizer: Tokenizer, *, pre: str | None = None) -> Compatibility:
+def compatibility(
+    model: Path | Checkpoint, tokenizer: Tokenizer, *, pre: str | None = None
+) -> Compatibility:
     """Judge *tokenizer* for *model*: size, token texts where the model embeds them, special ids.
 
     Args:
-        model: GGUF file, or folder with ``config.json``.
+        model: GGUF file, or folder with ``config.json``, or either when it is open.
         tokenizer: what is judged.
         pre: pre-tokenizer name to use instead of what the GGUF file says.
     """
@@ -54,7 +58,7 @@ def compatibility(model: Path, tokenizer: Tokenizer, *, pre: str | None = None) 
     findings: list[str] = []
     problem = ""
     sizes = (0, has, has + facts.filler_tokens)
-    own = _embedded(model, pre, findings) if facts.token_count else None
+    own = _embedded(facts.gguf, pre, findings) if facts.gguf and facts.token_count else None
     if facts.token_count not in sizes or spare is None:
         size = facts.token_count or needed
         problem = f"vocabulary size differs (Model: {size}, Tokenizer: {has})"
@@ -67,14 +71,14 @@ def compatibility(model: Path, tokenizer: Tokenizer, *, pre: str | None = None) 
         )
     findings += _special_findings(tokenizer)
     if problem:
-        verdict = f"NOT COMPATIBLE: {tokenizer.source} and {model.name}: {problem}"
+        verdict = f"NOT COMPATIBLE: {tokenizer.source} and {facts.path.name}: {problem}"
     else:
         how = "token by token" if own is not None else "by vocabulary size"
-        verdict = f"compatible: {tokenizer.source} and {model.name}: {has:,} tokens, {how}"
+        verdict = f"compatible: {tokenizer.source} and {facts.path.name}: {has:,} tokens, {how}"
     return Compatibility(not problem, verdict, tuple(findings), needed, has, spare)
 
 
-def _embedded(model: Path, pre: str | None, findings: list[str]) -> Tokenizer | None:
+def _embedded(model: GGUF, pre: str | None, findings: list[str]) -> Tokenizer | None:
     """The embedded tokenizer, good for its texts at least; ``None`` when there is no telling."""
     try:
         return extract_tokenizer_from_gguf(model, pre=pre)

@@ -18,7 +18,7 @@ from bitnet.errors import (
     TokenizerNotFound,
     VocabMismatch,
 )
-from bitnet.hub.sources import TokenizerDownloadInfo, for_model
+from bitnet.sources import TokenizerDownloadInfo, for_model
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
 from bitnet.tokenizer.model_facts import ModelFacts, model_facts
 from bitnet.tokenizer.strategy import Strategy, TokenizerStrategy
@@ -26,6 +26,7 @@ from bitnet.tokenizer.strategy import Strategy, TokenizerStrategy
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from bitnet.formats.checkpoint import Checkpoint
     from bitnet.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["CHAIN", "Candidate", "Search", "TokenizerDiscovery", "fits", "resolve_tokenizer"]
@@ -110,7 +111,7 @@ class Search:
                 if self.model.token_count == 0:
                     self._note(place, path, "absent", "Missing tokenizer.ggml.tokens")
                     return
-                found = extract_tokenizer_from_gguf(path, pre=self.pre)
+                found = extract_tokenizer_from_gguf(self.model.gguf or path, pre=self.pre)
             else:
                 found = load_tokenizer(path, pre=self.pre)
             note = fits(self.model, found)
@@ -238,7 +239,7 @@ def not_found(search: Search) -> TokenizerNotFound:
 
 
 def resolve_tokenizer(
-    model: str | Path,
+    model: str | Path | Checkpoint,
     explicit: str | Path | None = None,
     *,
     pre: str | None = None,
@@ -247,7 +248,7 @@ def resolve_tokenizer(
     """The exact tokenizer of *model*, or the one named, if it fits.
 
     Args:
-        model: GGUF file, or folder with ``config.json``.
+        model: GGUF file, or folder with ``config.json``, or either when it is open.
         explicit: tokenizer file or folder; then nothing else is looked at.
         pre: pre-tokenizer name to use instead of what the GGUF file says or does not say.
         allow_mock: fall back to bytes, loudly, unless ``BITNET_STRICT_TOKENIZERS=1``.
@@ -256,7 +257,7 @@ def resolve_tokenizer(
         TokenizerNotFound: no place has one that fits; the text lists every place.
         VocabMismatch: the explicit one does not fit.
     """
-    search = Search(model_facts(Path(model)), Path(explicit) if explicit else None, pre=pre).run()
+    search = Search(model_facts(model), Path(explicit) if explicit else None, pre=pre).run()
     if search.tokenizer is not None:
         return search.tokenizer
     if (allow_mock or settings.allow_mock()) and not settings.strict_tokenizers():
@@ -269,11 +270,11 @@ class TokenizerDiscovery:
     """Finds the tokenizer of one model.
 
     Args:
-        model_path: GGUF file, or folder with ``config.json``.
+        model: GGUF file, or folder with ``config.json``, or either when it is open.
     """
 
-    def __init__(self, model_path: str | Path) -> None:
-        self.model = model_facts(Path(model_path))
+    def __init__(self, model: str | Path | Checkpoint) -> None:
+        self.model = model_facts(model)
 
     @classmethod
     def from_gguf(cls, path: str | Path) -> TokenizerDiscovery:

@@ -85,12 +85,12 @@ def load_spec(path: str | os.PathLike[str], *, pre: str | None = None) -> Tokeni
 
 
 def extract_tokenizer_from_gguf(
-    path: str | os.PathLike[str], *, pre: str | None = None
+    model: str | os.PathLike[str] | GGUF, *, pre: str | None = None
 ) -> Tokenizer:
     """The tokenizer embedded in a GGUF file.
 
     Args:
-        path: the file, or the first part of a split one.
+        model: the file, or the first part of a split one, or either when it is open.
         pre: overrides ``tokenizer.ggml.pre``.
 
     Raises:
@@ -98,7 +98,7 @@ def extract_tokenizer_from_gguf(
         InvalidFormat: the file is damaged.
         Unsupported: a kind of tokenizer that is not known.
     """
-    return Tokenizer.from_spec(_embedded_spec(path, pre))
+    return Tokenizer.from_spec(_embedded_spec(model, pre))
 
 
 def extract_tokens(path: str | os.PathLike[str]) -> list[str]:
@@ -169,15 +169,15 @@ def _content_key(path: Path, pre: str | None) -> str:
     return digest.hexdigest()
 
 
-def _embedded_spec(path: str | os.PathLike[str], pre: str | None) -> TokenizerSpec:
+def _embedded_spec(model: str | os.PathLike[str] | GGUF, pre: str | None) -> TokenizerSpec:
     logger.info("Detected GGUF file, extracting embedded tokenizer")
-    with GGUF.open(path) as gguf:
-        if "tokenizer.ggml.tokens" not in gguf.metadata:
-            raise TokenizerNotFound(
-                f"Missing tokenizer.ggml.tokens: {gguf.path} has no embedded tokenizer",
-                hint=f"bitnet explain-tokenizer {gguf.path}",
-            )
-        spec = spec_from_gguf(gguf, pre=pre)
+    gguf = model if isinstance(model, GGUF) else GGUF.open(model)
+    if "tokenizer.ggml.tokens" not in gguf.metadata:
+        raise TokenizerNotFound(
+            f"Missing tokenizer.ggml.tokens: {gguf.path} has no embedded tokenizer",
+            hint=f"bitnet explain-tokenizer {gguf.path}",
+        )
+    spec = spec_from_gguf(gguf, pre=pre)
     logger.info("Extracted tokenizer from GGUF (%d tokens)", spec.vocab_size)
     return spec
 

@@ -1,17 +1,22 @@
-"""What a model says about the tokenizer it needs: family, vocabulary size, embedding rows."""
+"""What a model says about the tokenizer it needs: family, vocabulary size, embedding rows.
+
+``model_facts`` takes a path or an open checkpoint. The file stays open in the facts, so that the
+tokenizer in it is read without opening it again.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InvalidFormat, NotFound, Unsupported, from_os_error
+from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.gguf import GGUF
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 __all__ = ["MAX_PADDING", "ModelFacts", "model_facts"]
 
@@ -31,6 +36,7 @@ class ModelFacts:
         filler_tokens: how many at its end only fill it up to the embedding (``[PAD151665]``).
         embedding_rows: rows of the token embedding, ``None`` in files without weights.
         repository: repository the model says it comes from, empty when unknown.
+        gguf: the open file; ``None`` for a folder.
     """
 
     path: Path
@@ -40,6 +46,7 @@ class ModelFacts:
     embedding_rows: int | None
     filler_tokens: int = 0
     repository: str = ""
+    gguf: GGUF | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -69,23 +76,27 @@ class ModelFacts:
         return spare if 0 <= spare < MAX_PADDING else None
 
 
-def model_facts(path: Path) -> ModelFacts:
-    """Facts of a GGUF file or of a folder with ``config.json``.
+def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
+    """Facts of a GGUF file or of a folder with ``config.json``, or of either when it is open.
 
     Raises:
         NotFound: nothing is there.
         InvalidFormat: the file is damaged.
         Unsupported: neither GGUF nor a folder with ``config.json``.
     """
+    if isinstance(model, Checkpoint):
+        if model.gguf is not None:
+            return _gguf_facts(model.gguf)
+        return _config_facts(model.path, model.config or {})
+    path = Path(model)
     if not path.exists():
         raise NotFound(f"no model at {path}", hint="bitnet download-model --id smollm2-135m")
     if path.is_dir():
         return _folder_facts(path)
-    with GGUF.open(path) as gguf:
-        return gguf_facts(gguf)
+    return _gguf_facts(GGUF.open(path))
 
 
-def gguf_facts(gguf: GGUF) -> ModelFacts:
+def _gguf_facts(gguf: GGUF) -> ModelFacts:
     """Facts of an open GGUF file."""
     metadata = gguf.metadata
     tokens = metadata.get("tokenizer.ggml.tokens", ())
@@ -98,6 +109,7 @@ def gguf_facts(gguf: GGUF) -> ModelFacts:
         embedding_rows=int(embedding.shape[0]) if embedding and embedding.shape else None,
         filler_tokens=_fillers(tokens),
         repository=_repository(metadata),
+        gguf=gguf,
     )
 
 
@@ -128,6 +140,10 @@ def _folder_facts(folder: Path) -> ModelFacts:
         raise InvalidFormat(f"{config_path} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise InvalidFormat(f"{config_path} is not a JSON object")
+    return _config_facts(folder, config)
+
+
+def _config_facts(folder: Path, config: Mapping[str, Any]) -> ModelFacts:
     inner = config.get("text_config")
     text = {**(inner if isinstance(inner, dict) else {}), **config}
     return ModelFacts(

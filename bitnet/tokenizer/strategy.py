@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bitnet.hub.sources import TokenizerDownloadInfo
+    from bitnet.sources import TokenizerDownloadInfo
     from bitnet.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Strategy", "TokenizerStrategy"]

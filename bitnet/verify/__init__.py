@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from bitnet.errors import BitnetError, NotFound, TokenizerNotFound, from_os_error
 from bitnet.files import sha256_of
 from bitnet.findings import Finding
-from bitnet.formats.checkpoint import open_checkpoint
-from bitnet.formats.gguf import GGUF
+from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_audit import audit
 from bitnet.formats.gguf_ternary import code_counts
 from bitnet.models.binding import differences, expected_tensors
@@ -116,7 +115,6 @@ class _Examination:
         self.pre = pre
         self.allow_mock = allow_mock
         self.pin = pin
-        self.gguf: GGUF | None = None
         self.checkpoint: Checkpoint | None = None
         self.config: TransformerConfig | None = None
         self.tokenizer: Tokenizer | None = None
@@ -150,8 +148,6 @@ class _Examination:
 
     def _file(self) -> _Found:
         self.checkpoint = open_checkpoint(self.path)
-        if not self.path.is_dir() and self.path.suffix != ".safetensors":
-            self.gguf = GGUF.open(self.path)
         again = "fetch it again: bitnet download-model --force"
         size = sum(weight.data.nbytes for weight in self.checkpoint.weights.values())
         text = f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete"
@@ -177,7 +173,7 @@ class _Examination:
 
     def _metadata(self) -> _Found:
         checkpoint = self._opened()
-        findings = audit(self.gguf) if self.gguf is not None else []
+        findings = audit(checkpoint.gguf) if checkpoint.gguf is not None else []
         # Reported by the checks that come to them.
         later = ("no-tokenizer", "no-pre", "vocabulary-only")
         errors = [f.text for f in findings if f.failed]
@@ -215,7 +211,8 @@ class _Examination:
     def _weights(self) -> _Found:
         checkpoint = self._with_weights()
         found = [a for weight in checkpoint.weights.values() for a in weight_anomalies(weight)]
-        ternary = list(code_counts(self.gguf, full=True)) if self.gguf is not None else []
+        gguf = checkpoint.gguf
+        ternary = list(code_counts(gguf, full=True)) if gguf is not None else []
         found += [anomaly for counts in ternary for anomaly in code_anomalies(counts)]
         found.sort(key=lambda anomaly: not anomaly.fatal)
         if found:
@@ -236,10 +233,10 @@ class _Examination:
         return _Found(text)
 
     def _tokenizer(self) -> _Found:
-        self._opened()
+        checkpoint = self._opened()
         try:
             tokenizer = resolve_tokenizer(
-                self.path, self.explicit, pre=self.pre, allow_mock=self.allow_mock
+                checkpoint, self.explicit, pre=self.pre, allow_mock=self.allow_mock
             )
         except TokenizerNotFound as error:
             if self.explicit is not None:
@@ -250,7 +247,7 @@ class _Examination:
         if tokenizer.fingerprint == "mock":
             self.mock = True
             return _Found("none; a MOCK takes its place, its ids mean nothing", "warning")
-        judged = compatibility(self.path, tokenizer, pre=self.pre)
+        judged = compatibility(checkpoint, tokenizer, pre=self.pre)
         if not judged.compatible:
             hint = f"bitnet explain-tokenizer {self.path}"
             return _Found(judged.verdict, "failed", hint)
@@ -259,10 +256,11 @@ class _Examination:
 
     def _agreement(self, tokenizer: Tokenizer, verdict: str) -> _Found:
         """*verdict*, and whether a tokenizer the user named cuts text as the model's own does."""
-        if self.explicit is None or self.gguf is None:
+        gguf = self._opened().gguf
+        if self.explicit is None or gguf is None:
             return _Found(verdict)
         try:
-            own = extract_tokenizer_from_gguf(self.path, pre=self.pre)
+            own = extract_tokenizer_from_gguf(gguf, pre=self.pre)
         except BitnetError:  # nothing to compare with: the named one is the only one
             return _Found(verdict)
         agreement = measure_agreement(tokenizer.encode, own.encode)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tiny_models import tiny_gguf
 
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants import registry

@@ -22,7 +22,7 @@ from bitnet.errors import (
     VerificationFailed,
     VocabMismatch,
 )
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import GGUF
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model

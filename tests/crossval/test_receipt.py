@@ -14,7 +14,7 @@ from bitnet.crossval.receipt import Receipt
 from bitnet.crossval.references import choose
 from bitnet.crossval.report import build_report
 from bitnet.crossval.run import cross_validate
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model

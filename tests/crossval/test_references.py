@@ -25,7 +25,7 @@ from bitnet.crossval.references import (
     choose,
 )
 from bitnet.errors import ReferenceUnavailable, UsageError
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 
 IDS = (0, 5, 9, 3, 44, 12, 13, 14, 30, 20, 21, 7, 8)
 

@@ -10,7 +10,7 @@ from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp
 from bitnet.crossval.run import compare_tokens
 from bitnet.crossval.tokens import texts_for, tokenizer_parity
 from bitnet.crossval.trace import Trace
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.tokenizer import resolve_tokenizer
 
 

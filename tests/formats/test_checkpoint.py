@@ -9,7 +9,7 @@ from builders import Tensor, i2_s, write_gguf
 from tiny_models import FAMILIES, tiny
 
 from bitnet.errors import InvalidFormat, NotFound, Unsupported
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.hf_names import gguf_keys, text_config
 from bitnet.models.load import load_model
 from bitnet.quants.registry import dequantize

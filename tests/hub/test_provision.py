@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 from hub_server import Rule
 
+from bitnet import sources
 from bitnet.errors import (
     NotFound,
     Offline,
@@ -18,14 +19,14 @@ from bitnet.errors import (
     UsageError,
     VocabMismatch,
 )
-from bitnet.hub import lockfile, sources
+from bitnet.hub import lockfile
 from bitnet.hub.lockfile import Locked
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.origin import Origin
 from bitnet.hub.project import Project
 from bitnet.hub.provision import provide_model, provide_tokenizer, tokenizer_entry
-from bitnet.hub.sources import Source
 from bitnet.hub.sync import provide_locked
+from bitnet.sources import Source
 from bitnet.tokenizer.vocabulary import check_vocabulary
 
 OPEN = Source("open", "mirror/tiny", vocab_size=3, cache_key="tiny", licence="MIT")

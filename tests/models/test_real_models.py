@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bitnet import native
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bitnet.convert import Request, convert
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.hf_names import gguf_name
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model

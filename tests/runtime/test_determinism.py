@@ -15,7 +15,7 @@ import pytest
 from tiny_models import FAMILIES, LAYERS, in_encoding, tiny
 
 from bitnet import native
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps
 from bitnet.models.load import load_model
 from bitnet.models.transformer import Segment

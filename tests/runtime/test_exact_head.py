@@ -14,7 +14,7 @@ from tiny_models import tiny
 
 from bitnet import native
 from bitnet.errors import Unsupported
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.kernels.reference import ReferenceOps

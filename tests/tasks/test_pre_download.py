@@ -4,7 +4,7 @@ import pytest
 from builders import f32, llama_metadata, vocabulary, write_gguf
 from hub_server import HubServer
 
-from bitnet.hub.sources import TOKENIZERS
+from bitnet.sources import TOKENIZERS
 
 GPT2 = TOKENIZERS["gpt2-50k"]
 

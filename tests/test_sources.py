@@ -1,7 +1,7 @@
 import pytest
 
+from bitnet import sources
 from bitnet.errors import NotFound, TokenMissing
-from bitnet.hub import sources
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,89 @@
+"""The containers a model can be in, and the one door to them.
+
+checkpoint = open_checkpoint("model.gguf")       # or a folder with safetensors files
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from bitnet.errors import NotFound, Unsupported, UsageError, from_os_error
+from bitnet.formats import gguf_checkpoint, hf_checkpoint, safetensors
+from bitnet.quants import registry
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable
+
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.quants.weight import Weight
+
+__all__ = ["CONTAINERS", "Container", "I2SLayout", "open_checkpoint"]
+
+I2SLayout = Literal["x86", "arm"]
+
+
+@dataclass(frozen=True)
+class Container:
+    """A way models are kept.
+
+    Attributes:
+        recognises: tells it by the first bytes of a file, or by what is in a folder.
+        open: the model at a path that it recognises.
+    """
+
+    recognises: Callable[[Path], bool]
+    open: Callable[[Path], Checkpoint]
+
+
+CONTAINERS = {
+    "GGUF": Container(gguf_checkpoint.recognises, gguf_checkpoint.open_gguf),
+    "safetensors": Container(safetensors.recognises, hf_checkpoint.open_folder),
+}
+
+
+def open_checkpoint(path: str | os.PathLike[str], *, i2_s_layout: I2SLayout = "x86") -> Checkpoint:
+    """The model at *path*: a GGUF file, a safetensors file, or a folder with safetensors files.
+
+    Args:
+        path: recognised by its first bytes, not by its name.
+        i2_s_layout: the processor that wrote I2_S weights; no file records it.
+
+    Raises:
+        NotFound: nothing is there, or the folder holds no model.
+        InvalidFormat: a damaged file.
+        Unsupported: not a container we read.
+        UsageError: no such layout.
+    """
+    if i2_s_layout not in get_args(I2SLayout):
+        raise UsageError(f"--i2-s-layout is {i2_s_layout!r}, expected x86 or arm")
+    path = Path(path)
+    started = time.perf_counter()
+    checkpoint = _container(path).open(path)
+    checkpoint = replace(checkpoint, opened_s=time.perf_counter() - started)
+    if i2_s_layout == "arm":
+        arm = {name: _of_arm(weight) for name, weight in checkpoint.weights.items()}
+        return replace(checkpoint, weights=arm)
+    return checkpoint
+
+
+def _container(path: Path) -> Container:
+    try:
+        if not path.exists():
+            raise NotFound(f"no such file or folder: {path}", hint="bitnet download-model --help")
+        for container in CONTAINERS.values():
+            if container.recognises(path):
+                return container
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    raise Unsupported(
+        f"{path.name or path} is neither a GGUF file nor safetensors",
+        hint="pass a .gguf file, or the folder that holds config.json and *.safetensors",
+    )
+
+
+def _of_arm(weight: Weight) -> Weight:
+    return replace(weight, quant=registry.I2_S_ARM) if weight.quant.name == "I2_S" else weight

@@ -1,0 +1,47 @@
+"""A GGUF file as a :class:`Checkpoint`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bitnet.formats.checkpoint import Checkpoint
+from bitnet.formats.gguf import GGUF, MAGIC
+from bitnet.quants.weight import Weight
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bitnet.formats.checkpoint import RopeStyle
+
+__all__ = ["open_gguf", "recognises"]
+
+# Converters permute the query and key rows of these, so that pairs lie side by side.
+_INTERLEAVED = frozenset({"llama"})
+
+
+def recognises(path: Path) -> bool:
+    """True for a file that starts like GGUF; one that ends before four bytes is a truncated one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return MAGIC.startswith(file.read(len(MAGIC)))
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """The model in the file at *path*, with its own keys and names.
+
+    Raises:
+        InvalidFormat: a damaged file.
+        Unsupported: a version that is not read.
+    """
+    gguf = GGUF.open(path)
+    weights = {
+        name: Weight(
+            name, info.shape, info.type, np.frombuffer(gguf.tensor_bytes(name), dtype=np.uint8)
+        )
+        for name, info in gguf.tensors.items()
+    }
+    style: RopeStyle = "interleaved" if gguf.architecture in _INTERLEAVED else "half"
+    return Checkpoint(gguf.path, gguf.architecture, gguf.metadata, weights, style, gguf=gguf)
