@@ -1,6 +1,6 @@
 """Small vocabularies to run both engines on."""
 
-from bitnet.tokenizer.compiled import byte_spelling
+from bitnet.tokenizer.byte_alphabet import byte_spelling
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 
 BYTE_LEVEL_STEP = Step(

@@ -12,7 +12,7 @@ from bitnet.models.load import config_from
 from bitnet.quants import types
 from bitnet.quants.registry import quantize
 from bitnet.quants.weight import Weight
-from bitnet.tokenizer.compiled import byte_spelling
+from bitnet.tokenizer.byte_alphabet import byte_spelling
 
 F32 = types.by_name("F32")
 VOCAB, DIM, LAYERS = 64, 256, 2

@@ -5,12 +5,7 @@
 namespace bitnet {
 namespace {
 
-constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // U+2581
 constexpr size_t kIdleWorkers = 4;
-
-uint32_t hex_digit(char c) {
-    return static_cast<uint32_t>(c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10) & 15;
-}
 
 template <typename Wanted>
 AddedMatcher matcher(const std::vector<AddedToken>& tokens, Wanted wanted) {
@@ -133,29 +128,6 @@ void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& 
         case ModelKind::kUnigram: encode_unigram(file_, lowest_score_, piece, out); break;
         case ModelKind::kWordPiece: encode_wordpiece(file_, piece, out); break;
     }
-}
-
-std::string TokenizerEngine::token_bytes(uint32_t id) const {
-    const std::string_view text = file_.token(id);
-    const uint8_t flags = file_.flags(id);
-    if (flags & kVerbatim) return std::string(text);
-    if (flags & kByteToken && text.size() == 6) {
-        return std::string(1, static_cast<char>(hex_digit(text[3]) << 4 | hex_digit(text[4])));
-    }
-    if (file_.config.flags & kByteLevel) return std::string(text);
-    std::string out;
-    if (model() == ModelKind::kWordPiece) {
-        const std::string_view prefix = file_.section(Section::kPrefix);
-        const bool inside = text.substr(0, prefix.size()) == prefix && !prefix.empty();
-        if (!inside) out += ' ';
-        return out.append(text.substr(inside ? prefix.size() : 0));
-    }
-    for (size_t i = 0; i < text.size();) {
-        const bool space = text.substr(i, kSpaceSymbol.size()) == kSpaceSymbol;
-        out += space ? ' ' : text[i];
-        i += space ? kSpaceSymbol.size() : 1;
-    }
-    return out;
 }
 
 }  // namespace bitnet

@@ -1,4 +1,4 @@
-// A compiled tokenizer that runs: text to ids, ids to bytes.
+// A compiled tokenizer that runs: text to ids.
 #pragma once
 
 #include <memory>
@@ -25,8 +25,6 @@ public:
     // The same for a stretch between added tokens whose normalization is done.
     void encode_normalized(std::string_view text, bool at_start, Ids& out);
 
-    // What a token stands for in a decoded text.
-    std::string token_bytes(uint32_t id) const;
     const TokenizerFile& file() const { return file_; }
 
 private:

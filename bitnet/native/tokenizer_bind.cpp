@@ -78,9 +78,9 @@ public:
         return to_list(ids);
     }
 
-    nb::bytes token_bytes(uint32_t id) const {
+    nb::bytes token_spelling(uint32_t id) const {
         check(id);
-        const std::string bytes = engine_->token_bytes(id);
+        const std::string_view bytes = engine_->file().token(id);
         return nb::bytes(bytes.data(), bytes.size());
     }
 
@@ -142,7 +142,8 @@ void bind_tokenizer(nb::module_& m) {
              "Ids, or None when the text needs a normalization that is not built in.")
         .def("encode_normalized", &PyTokenizer::encode_normalized, nb::arg("text"),
              nb::arg("at_start"), "Ids of a normalized stretch between added tokens.")
-        .def("token_bytes", &PyTokenizer::token_bytes, nb::arg("id"))
+        .def("token_spelling", &PyTokenizer::token_spelling, nb::arg("id"),
+             "Bytes of a byte-level token; of others, and of added tokens, their text.")
         .def("token_flags", &PyTokenizer::token_flags, nb::arg("id"))
         .def("find", &PyTokenizer::find, nb::arg("spelling"))
         .def_prop_ro("meta", [](const PyTokenizer& self) { return self.section(Section::kMeta); })

@@ -136,8 +136,7 @@ class AnswerText:
         """Text that follows *prompt_ids*: a space that begins the answer is part of it."""
         self._size = tokenizer.vocab_size
         self._stream = tokenizer.stream(skip_special=True)
-        for token in prompt_ids:
-            self._decoded(token)
+        self._stream.skip([token for token in prompt_ids if 0 <= token < self._size])
         self._stops = StopStrings(stop)
 
     @property

@@ -91,15 +91,13 @@ def _embedded(model: GGUF, pre: str | None, findings: list[str]) -> Tokenizer | 
 
 def _first_difference(own: Tokenizer, other: Tokenizer) -> str:
     """How the vocabularies differ, empty when every id stands for the same bytes."""
-    different = [
-        id for id in range(other.vocab_size) if own.token_bytes(id) != other.token_bytes(id)
-    ]
+    different = [id for id in range(other.vocab_size) if own.spelling(id) != other.spelling(id)]
     if not different:
         return ""
     first = different[0]
     return (
         f"same size, other vocabulary: {len(different):,} of {other.vocab_size:,} tokens differ, "
-        f"first id {first}: {own.token_bytes(first)!r} and {other.token_bytes(first)!r}"
+        f"first id {first}: {own.spelling(first)!r} and {other.spelling(first)!r}"
     )
 
 

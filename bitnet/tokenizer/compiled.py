@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import native, settings
 from bitnet.files import keep
+from bitnet.tokenizer.byte_alphabet import spell_bytes
 from bitnet.tokenizer.steps import NotNative, pack_steps
 
 if TYPE_CHECKING:
@@ -33,13 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NotNative",
-    "byte_spelling",
     "compile_spec",
     "compiled_path",
+    "is_verbatim",
     "load_compiled",
     "meta_of",
     "open_compiled",
-    "spell_bytes",
 ]
 
 logger = logging.getLogger(__name__)
@@ -55,35 +55,8 @@ _CONTROL, _USER_TYPE, _UNUSED_TYPE, _BYTE_TYPE = 3, 4, 5, 6
 _ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 _META = (
     *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "unknown_id"),
-    *("model", "byte_level", "byte_fallback", "add_space_prefix", "remove_extra_whitespaces"),
+    *("model", "byte_level", "byte_fallback"),
 )
-
-
-def _byte_letters() -> dict[int, int]:
-    """GPT-2's alphabet: the character that spells a byte, to that byte."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {byte: byte for byte in plain} | {256 + i: byte for i, byte in enumerate(others)}
-
-
-def spell_bytes(text: str) -> bytes | None:
-    """The bytes a byte-level token spells, ``None`` if a character is not in the alphabet."""
-    shifted = text.translate(_SHIFT)
-    try:
-        return shifted.encode("latin-1")
-    except UnicodeEncodeError:
-        return None
-
-
-def byte_spelling(data: bytes) -> str:
-    """How a byte-level vocabulary spells *data*."""
-    return data.decode("latin-1").translate(_UNSHIFT)
-
-
-# Characters outside of the alphabet that Latin-1 knows must not pass for a byte.
-_LETTERS = _byte_letters()
-_SHIFT = {code: 0xFFFD for code in range(256) if code not in _LETTERS} | _LETTERS
-_UNSHIFT = {byte: code for code, byte in _LETTERS.items()}
 
 
 @dataclasses.dataclass
@@ -116,13 +89,13 @@ def _vocabulary(spec: TokenizerSpec) -> _Vocabulary:
             byte_ids[byte] = id
             flags[id] |= _BYTE
         if token is not None or spelling is None:
-            spelling = (token.text if token is not None and not in_model else text).encode()
+            spelling = text.encode()
         if token is not None and spec.byte_level:
             in_model = in_model and text.isascii()
         flags[id] |= (
             (_IN_MODEL if in_model else 0)
             | (_SPECIAL if kind == _CONTROL or (token is not None and token.special) else 0)
-            | (_VERBATIM if kind == _CONTROL or token is not None else 0)
+            | (_VERBATIM if is_verbatim(kind, added=token is not None) else 0)
             | (_USER if kind == _USER_TYPE else 0)
             | (_UNUSED if kind == _UNUSED_TYPE else 0)
         )
@@ -159,6 +132,11 @@ def _config(spec: TokenizerSpec) -> bytes:
     return struct.pack("<5I", model, flags, unknown, spec.max_chars_per_word, 0)
 
 
+def is_verbatim(kind: int, *, added: bool) -> bool:
+    """Whether a token's text is its spelling: control tokens, and added ones but pieces."""
+    return kind == _CONTROL or (added and kind != _USER_TYPE)
+
+
 def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
     """What a :class:`Tokenizer` knows beside its engine; plain JSON values."""
     prefix, suffix = spec.affixes
@@ -171,6 +149,12 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
         "stop_ids": sorted(spec.stop_ids),
         "special_ids": sorted(special),
         "steps": [[step.type, step.options] for step in spec.normalizer],
+        "decoder": [[step.type, step.options] for step in spec.decoding],
+        "respelled": [
+            [token.id, token.text]
+            for token in spec.added
+            if spec.decoder and token.text != spec.tokens[token.id]
+        ],
         "added": [
             [token.id, token.text, {name: getattr(token, name) for name in _ADDED_FLAGS}]
             for token in spec.added
@@ -198,6 +182,8 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
     own = spec.model in ("spm", "unigram")
     if own and (spec.normalizer or spec.pre_tokenizer):
         raise NotNative(f"{spec.model} with steps of its own")
+    if spec.byte_level and spec.decoding[0].type not in ("Bytes", "ByteLevel"):
+        raise NotNative("bytes that are not decoded as bytes")
     steps = pack_steps(spec, module)
     try:
         vocabulary = _vocabulary(spec)

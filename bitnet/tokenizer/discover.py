@@ -160,7 +160,7 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
 
 def _same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
     shared = min(one.vocab_size, other.vocab_size)
-    return all(one.token_bytes(id) == other.token_bytes(id) for id in range(shared))
+    return all(one.spelling(id) == other.spelling(id) for id in range(shared))
 
 
 def _embedded(model: ModelFacts) -> Iterator[Path]:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["AddedToken", "Model", "Step", "TokenizerSpec"]
+__all__ = ["SPACE_SYMBOL", "AddedToken", "Model", "Step", "TokenizerSpec"]
+
+SPACE_SYMBOL = "\u2581"  # spells a space in SentencePiece vocabularies
 
 Model = Literal["bpe", "spm", "unigram", "wordpiece"]
 
@@ -73,13 +75,14 @@ class TokenizerSpec:
             raw and in normalized text is listed twice.
         normalizer: steps applied to the text between added tokens, in order.
         pre_tokenizer: steps that cut normalized text into pieces encoded one by one, in order.
+        decoder: steps that make text of the tokens of ids, in order, as ``tokenizer.json`` has
+            them; empty for what the kind of tokenizer implies.
         byte_level: token texts are in GPT-2's byte spelling.
         byte_fallback: characters without a token become their ``<0xNN>`` bytes.
         fuse_unknown: ``bpe``: a run of characters without a token is one unknown.
         ignore_merges: a piece that is a token as a whole is taken as it is.
         add_space_prefix: ``spm`` and ``unigram``: a space is put before every stretch of text
-            between tokens found in raw text (not after tokens found in normalized text). With
-            the steps of a ``tokenizer.json`` it only says that decoding drops the first space.
+            between tokens found in raw text (not after tokens found in normalized text).
         remove_extra_whitespaces: runs of spaces become one and the ends are trimmed.
         charsmap: SentencePiece's precompiled normalization table, empty when it has none.
         unknown_id: id for what cannot be encoded, ``None`` when that cannot happen.
@@ -106,6 +109,7 @@ class TokenizerSpec:
     added: tuple[AddedToken, ...] = ()
     normalizer: tuple[Step, ...] = ()
     pre_tokenizer: tuple[Step, ...] = ()
+    decoder: tuple[Step, ...] = ()
     byte_level: bool = False
     byte_fallback: bool = False
     fuse_unknown: bool = False
@@ -142,3 +146,18 @@ class TokenizerSpec:
             first if self.prefix_ids is None else self.prefix_ids,
             last if self.suffix_ids is None else self.suffix_ids,
         )
+
+    @property
+    def decoding(self) -> tuple[Step, ...]:
+        """The decoding steps: *decoder*, or what the kind of tokenizer implies."""
+        if self.byte_level and [step.type for step in self.decoder] in ([], ["ByteLevel"]):
+            return (Step("Bytes", {"respell": bool(self.decoder)}),)
+        if self.decoder:
+            return self.decoder
+        if self.model in ("spm", "unigram"):
+            flags = ("add_space_prefix", "remove_extra_whitespaces")
+            return (Step("SentencePiece", {name: getattr(self, name) for name in flags}),)
+        if self.model == "wordpiece":
+            return (Step("WordPiece", {"prefix": self.continuing_prefix, "cleanup": True}),)
+        spaces = Step("Replace", {"pattern": {"String": SPACE_SYMBOL}, "content": " "})
+        return (spaces, Step("ByteFallback"), Step("Fuse"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet.errors import InvalidFormat, TokenizerNotFound
+from bitnet.tokenizer.byte_alphabet import byte_spelling
 from bitnet.tokenizer.fingerprints import spec_key
 from bitnet.tokenizer.lazy import LazySequence
 from bitnet.tokenizer.merges import merges_from_ranks
@@ -25,20 +26,9 @@ from bitnet.tokenizer.stop_ids import stop_ids
 if TYPE_CHECKING:
     import os
 
-__all__ = ["BYTE_TO_CHARACTER", "looks_like_ranks", "spec_from_ranks"]
+__all__ = ["looks_like_ranks", "spec_from_ranks"]
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
-
-
-def _byte_to_character() -> list[str]:
-    """GPT-2's spelling: printable bytes stand for themselves, the others for U+0100 and on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = (byte for byte in range(256) if byte not in printable)
-    moved = {byte: chr(0x100 + n) for n, byte in enumerate(others)}
-    return [moved.get(byte, chr(byte)) for byte in range(256)]
-
-
-BYTE_TO_CHARACTER = _byte_to_character()
 
 
 @dataclass(frozen=True)
@@ -225,7 +215,7 @@ def _ranks(data: bytes, path: Path) -> dict[int, str]:
         try:
             text, rank = line.split()
             token = base64.b64decode(text, validate=True)
-            tokens[int(rank)] = "".join(BYTE_TO_CHARACTER[byte] for byte in token)
+            tokens[int(rank)] = byte_spelling(token)
         except (ValueError, binascii.Error):
             raise InvalidFormat(
                 f"{path}, line {number}: expected a token in base64 and its rank,"

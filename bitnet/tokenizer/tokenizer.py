@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import logging
 import operator
@@ -10,32 +9,32 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bitnet.errors import UsageError
-from bitnet.tokenizer.compiled import find_compiled, open_compiled
+from bitnet.tokenizer.byte_alphabet import byte_spelling, spell_bytes
+from bitnet.tokenizer.compiled import find_compiled, is_verbatim, open_compiled
+from bitnet.tokenizer.decoding import Decoder, Spellings
+from bitnet.tokenizer.spec import SPACE_SYMBOL
 from bitnet.tokenizer.steps import NotNative
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from bitnet.tokenizer.decoding import Chain
     from bitnet.tokenizer.spec import TokenizerSpec
 
 __all__ = ["TokenStream", "Tokenizer"]
 
 logger = logging.getLogger(__name__)
 
-_SPACE = "\u2581"
-_VERBATIM = 2  # token flag of the compiled file: an added token
-_CONTROL = 3  # GGUF token type
-_BYTE = 6  # GGUF token type
+_VERBATIM, _BYTE = 2, 4  # token flags of the compiled file
+_BYTE_TYPE = 6  # GGUF token type
 
 
-class _Engine(Protocol):
+class _Engine(Spellings, Protocol):
     """What runs a specification: native or portable."""
 
     name: str
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]: ...
-    def token_bytes(self, id: int) -> bytes: ...
-    def is_verbatim(self, id: int) -> bool: ...
     def id_of(self, text: str) -> int | None: ...
     def __len__(self) -> int: ...
 
@@ -50,7 +49,7 @@ class _Native:
         self._byte_level = bool(meta["byte_level"])
         self._steps = meta["steps"]
         self._added: list[tuple[int, str, dict[str, bool]]] = meta["added"]
-        self.token_bytes = engine.token_bytes
+        self.spelling = engine.token_spelling
 
     def __len__(self) -> int:
         return len(self._engine)
@@ -61,14 +60,23 @@ class _Native:
             return self._normalized(text, parse_special=parse_special)
         return cast("list[int]", ids)
 
+    def text(self, id: int) -> str:
+        spelling: bytes = self.spelling(id)
+        if self._byte_level and not self.is_verbatim(id):
+            return byte_spelling(spelling)
+        return spelling.decode()
+
     def is_verbatim(self, id: int) -> bool:
         return bool(self._engine.token_flags(id) & _VERBATIM)
+
+    def is_byte(self, id: int) -> bool:
+        return bool(self._engine.token_flags(id) & _BYTE)
 
     def id_of(self, text: str) -> int | None:
         found = next((id for id, own, _ in self._added if own == text), None)
         if found is not None:
             return found
-        spelled = text if self._byte_level else text.replace(" ", _SPACE)
+        spelled = text if self._byte_level else text.replace(" ", SPACE_SYMBOL)
         return cast("int | None", self._engine.find(spelled.encode()))
 
     @cached_property
@@ -110,7 +118,7 @@ class _Portable:
         self._spec = spec
         self._engine = PortableEngine(spec)
         self._added = {token.id: token.text for token in spec.added}
-        self._bytes = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
+        self._bytes = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
     def __len__(self) -> int:
         return len(self._spec.tokens)
@@ -122,25 +130,21 @@ class _Portable:
         return self._spec.token_types[id] if self._spec.token_types else 1
 
     def is_verbatim(self, id: int) -> bool:
-        return id in self._added or self._type(id) == _CONTROL
+        return is_verbatim(self._type(id), added=id in self._added)
 
-    def token_bytes(self, id: int) -> bytes:
-        from bitnet.tokenizer.compiled import spell_bytes
-
+    def is_byte(self, id: int) -> bool:
         spec = self._spec
-        text = self._added.get(id, spec.tokens[id])
-        if self.is_verbatim(id):
-            return text.encode()
-        if spec.byte_level:
-            spelled = spell_bytes(text)
-            return text.encode() if spelled is None else spelled
-        plain = spec.model in ("bpe", "wordpiece")
-        if spec.byte_fallback and text in self._bytes and (plain or self._type(id) in (1, _BYTE)):
-            return self._bytes[text]
-        if spec.model == "wordpiece":
-            inside = text.startswith(spec.continuing_prefix) and spec.continuing_prefix
-            return (text[len(spec.continuing_prefix) :] if inside else " " + text).encode()
-        return text.replace(_SPACE, " ").encode()
+        own = spec.model in ("spm", "unigram")
+        known = not own or self._type(id) in (1, _BYTE_TYPE)
+        return spec.byte_fallback and known and spec.tokens[id] in self._bytes
+
+    def text(self, id: int) -> str:
+        return self._spec.tokens[id]
+
+    def spelling(self, id: int) -> bytes:
+        text = self._spec.tokens[id]
+        spelled = spell_bytes(text) if self._spec.byte_level and id not in self._added else None
+        return text.encode() if spelled is None else spelled
 
     @cached_property
     def _ids(self) -> dict[str, int]:
@@ -151,9 +155,7 @@ class _Portable:
         if found is not None:
             return found
         if not self._spec.byte_level:
-            return self._ids.get(text.replace(" ", _SPACE))
-        from bitnet.tokenizer.compiled import byte_spelling
-
+            return self._ids.get(text.replace(" ", SPACE_SYMBOL))
         return self._ids.get(byte_spelling(text.encode()))
 
 
@@ -192,8 +194,8 @@ class Tokenizer:
         self.fingerprint: str = meta["fingerprint"]
         self._prefix: list[int] = meta["prefix"]
         self._suffix: list[int] = meta["suffix"]
-        self._strips_one = bool(meta["add_space_prefix"]) or meta["model"] == "wordpiece"
-        self._strips_all = bool(meta["remove_extra_whitespaces"])
+        self._decoder = Decoder(meta["decoder"], engine, dict(meta["respelled"]))
+        self._pieces = self._decoder.start()
 
     @classmethod
     def from_spec(cls, spec: TokenizerSpec) -> Tokenizer:
@@ -272,32 +274,45 @@ class Tokenizer:
         """The text of *ids*; bytes that are no UTF-8 become U+FFFD.
 
         Args:
-            ids: token ids; the space that encoding puts first is taken off again.
+            ids: token ids; a space that encoding put first is taken off where the original does.
             skip_special: leave special tokens out.
 
         Raises:
             UsageError: an id is not in the vocabulary.
         """
-        return self.decode_bytes(ids, skip_special=skip_special).decode("utf-8", "replace")
-
-    def decode_bytes(self, ids: Iterable[int], *, skip_special: bool = False) -> bytes:
-        """The same as :meth:`decode`, as bytes."""
-        joiner = _Joiner(self, skip_special=skip_special)
-        return b"".join(map(joiner.take, ids))
+        stream = self.stream(skip_special=skip_special)
+        return "".join(map(stream.push, ids)) + stream.finish()
 
     def token_bytes(self, id: int) -> bytes:
-        """What *id* stands for in a text.
+        """What *id* stands for inside a text.
 
         Raises:
             UsageError: it is not in the vocabulary.
         """
+        return self._pieces.piece(self.check_id(id))
+
+    def spelling(self, id: int) -> bytes:
+        """*id* as the vocabulary has it, spaces as spaces: the same from any kind of file.
+
+        Raises:
+            UsageError: it is not in the vocabulary.
+        """
+        return self._engine.spelling(self.check_id(id)).replace(SPACE_SYMBOL.encode(), b" ")
+
+    def check_id(self, id: int) -> int:
+        """*id* as an ``int``; NumPy's integers are welcome.
+
+        Raises:
+            UsageError: it is not in the vocabulary.
+        """
+        id = operator.index(id)
         if not 0 <= id < self.vocab_size:
             raise UsageError(
                 f"token id {id} is not in the vocabulary of {self.source}: "
                 f"expected 0 to {self.vocab_size - 1}",
                 hint="check that tokenizer and model belong together: bitnet compat-check",
             )
-        return self._engine.token_bytes(id)
+        return id
 
     def id_of(self, text: str) -> int | None:
         """The id of the token that stands for exactly *text*, ``None`` when there is none."""
@@ -306,11 +321,11 @@ class Tokenizer:
             return None
         # <0x0A> is the name of a byte token, not the text it stands for.
         wanted = text.encode().removeprefix(b" ")
-        return id if self._engine.token_bytes(id).removeprefix(b" ") == wanted else None
+        return id if self.token_bytes(id).removeprefix(b" ") == wanted else None
 
     def stream(self, *, skip_special: bool = False) -> TokenStream:
         """A decoder for ids that arrive one by one."""
-        return TokenStream(self, skip_special=skip_special)
+        return TokenStream(self, self._decoder.start(), skip_special=skip_special)
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -322,42 +337,43 @@ class Tokenizer:
         raise TypeError("a Tokenizer cannot be pickled; make it again from its source")
 
 
-class _Joiner:
-    """Bytes of one id after the other, without the space that encoding put first."""
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool) -> None:
-        self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
-        self._strips_all = tokenizer._strips_all
-        self._at_start = tokenizer._strips_one or self._strips_all
-
-    def take(self, id: int) -> bytes:
-        id = operator.index(id)  # NumPy's integers are welcome
-        piece = self._tokenizer.token_bytes(id)
-        if id in self._skipped:
-            return b""
-        if self._at_start and not self._tokenizer._engine.is_verbatim(id):
-            stripped = piece.lstrip(b" ") if self._strips_all else piece.removeprefix(b" ")
-            self._at_start = self._strips_all and not stripped
-            return stripped
-        return piece
-
-
 class TokenStream:
-    """Text of ids as they arrive; a character comes out when its last byte is there."""
+    """Text of ids as they arrive: what is certain comes out at once, and nothing twice."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = False) -> None:
-        self._joiner = _Joiner(tokenizer, skip_special=skip_special)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    def __init__(self, tokenizer: Tokenizer, chain: Chain, *, skip_special: bool = False) -> None:
+        self._tokenizer = tokenizer
+        self._chain = chain
+        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._due = 0  # characters that belong to the text before
 
     def push(self, id: int) -> str:
-        """The text that *id* completes, often empty inside a character.
+        """The text that *id* makes certain, often empty inside a character.
 
         Raises:
             UsageError: *id* is not in the vocabulary.
         """
-        return self._decoder.decode(self._joiner.take(id))
+        id = self._tokenizer.check_id(id)
+        hidden = id in self._skipped
+        return self._after(self._chain.leave_out() if hidden else self._chain.take(id))
 
     def finish(self) -> str:
-        """What is left: U+FFFD for a character that was never completed, else empty."""
-        return self._decoder.decode(b"", final=True)
+        """What was held back; a character that was never completed is U+FFFD."""
+        return self._after(self._chain.finish())
+
+    def skip(self, ids: Sequence[int]) -> None:
+        """Take *ids* in, and give out nothing of their text: what follows continues it.
+
+        Raises:
+            UsageError: an id is not in the vocabulary.
+        """
+        given = "".join(map(self.push, ids))
+        whole = self._tokenizer.decode(ids, skip_special=bool(self._skipped))
+        # Bytes at the end that are not yet a character belong to what follows.
+        self._due = max(len(whole.rstrip("\ufffd")) - len(given), 0)
+
+    def _after(self, text: str) -> str:
+        if not self._due:
+            return text
+        kept = text[self._due :]
+        self._due -= len(text) - len(kept)
+        return kept

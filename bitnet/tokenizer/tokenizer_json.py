@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer.decoding import decoder_steps
 from bitnet.tokenizer.lazy import LazySequence
 from bitnet.tokenizer.merges import pair_merges, parse_merges
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
@@ -66,12 +67,15 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
         vocabulary = {piece: id for id, (piece, _) in reversed(list(enumerate(vocabulary)))}
     tokens = _by_id(vocabulary, added, source)
     normalizer = tuple(_steps(data.get("normalizer"), "normalizers"))
+    pre_tokenizer = tuple(_steps(data.get("pre_tokenizer"), "pretokenizers"))
     spec = replace(
         build(model, tokens),
+        added=_normalized(added, normalizer),
         normalizer=normalizer,
-        pre_tokenizer=tuple(_steps(data.get("pre_tokenizer"), "pretokenizers")),
+        pre_tokenizer=pre_tokenizer,
+        decoder=decoder_steps(data.get("decoder")),
+        byte_level=any(step.type == "ByteLevel" for step in (*normalizer, *pre_tokenizer)),
     )
-    spec = _with_flags(spec, _normalized(added, normalizer))
     return _with_special(spec, data.get("post_processor"), side)
 
 
@@ -163,23 +167,6 @@ def _normalized(added: Sequence[AddedToken], normalizer: Sequence[Step]) -> tupl
     return tuple(
         replace(token, text=run.normalize_str(token.text)) if token.normalized else token
         for token in added
-    )
-
-
-def _with_flags(spec: TokenizerSpec, added: tuple[AddedToken, ...]) -> TokenizerSpec:
-    """What decoding wants to know about the steps."""
-    steps = (*spec.normalizer, *spec.pre_tokenizer)
-    prefix = any(
-        step.type == "Prepend"
-        or (step.type == "Metaspace" and step.options.get("prepend_scheme", "always") != "never"
-            and step.options.get("add_prefix_space", True))
-        for step in steps
-    )  # fmt: skip
-    return replace(
-        spec,
-        added=added,
-        byte_level=any(step.type == "ByteLevel" for step in steps),
-        add_space_prefix=prefix,
     )
 
 

@@ -15,6 +15,7 @@ from tokenizers import (
 )
 
 from bitnet.errors import InvalidFormat, NotFound, TokenizerNotFound, Unsupported
+from bitnet.tokenizer.byte_alphabet import BYTE_TO_CHARACTER
 from bitnet.tokenizer.from_files import (
     spec_from_file,
     spec_from_folder,
@@ -23,7 +24,6 @@ from bitnet.tokenizer.from_files import (
     spec_from_vocab_txt,
 )
 from bitnet.tokenizer.portable import PortableEngine
-from bitnet.tokenizer.tiktoken_file import BYTE_TO_CHARACTER
 
 CORPUS = [
     "The quick brown fox jumps over the lazy dog, 123 times!",

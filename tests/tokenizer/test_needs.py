@@ -10,6 +10,9 @@ PIECES = ["<unk>", "a", "b", "ab"]
 EMBEDDED = vocabulary(PIECES, model="llama", scores=[0.0] * 4, token_types=[2, 1, 1, 1])
 
 
+BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+
+
 def tokenizer_json(path, size):
     vocab = {f"t{number}": number for number in range(size)}
     path.write_text(
@@ -19,8 +22,8 @@ def tokenizer_json(path, size):
                 "model": {"type": "BPE", "vocab": vocab, "merges": []},
                 "added_tokens": [],
                 "normalizer": None,
-                "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
-                "decoder": {"type": "ByteLevel"},
+                "pre_tokenizer": BYTE_LEVEL,
+                "decoder": BYTE_LEVEL,
                 "post_processor": None,
             }
         )

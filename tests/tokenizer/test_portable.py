@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from bitnet.errors import InvalidFormat
 from bitnet.formats.gguf import GGUF
 from bitnet.tokenizer.agreement import PROBES
+from bitnet.tokenizer.byte_alphabet import BYTE_TO_CHARACTER
 from bitnet.tokenizer.from_files import spec_from_tokenizer_model
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.portable import PortableEngine
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
-from bitnet.tokenizer.tiktoken_file import BYTE_TO_CHARACTER
 
 PACKED = Path(__file__).parents[1] / "data" / "vocab" / "ggml-vocab-gpt-2.gguf.xz"
 GPT2_REGEX = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""

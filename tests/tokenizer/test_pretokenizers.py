@@ -4,9 +4,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from bitnet.errors import Unsupported
+from bitnet.tokenizer.byte_alphabet import BYTE_TO_CHARACTER
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS, pre_tokenizer
 from bitnet.tokenizer.spec import TokenizerSpec
-from bitnet.tokenizer.tiktoken_file import BYTE_TO_CHARACTER
 
 FROM_BYTE_SPELLING = {char: byte for byte, char in enumerate(BYTE_TO_CHARACTER)}
 

@@ -93,7 +93,7 @@ def test_the_space_that_encoding_adds_is_taken_off(engine):
     assert tokenizer.engine == engine
     ids = tokenizer.encode("hi hi\né")
     assert tokenizer.decode(ids, skip_special=True) == "hi hi\né"
-    assert tokenizer.decode(ids) == "<s>hi hi\né"
+    assert tokenizer.decode(ids) == "<s> hi hi\né"
     assert tokenizer.token_bytes(3 + 10) == b"\n"
 
 

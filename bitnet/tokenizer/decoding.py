@@ -1,0 +1,264 @@
+"""From ids back to text: a chain of steps, as ``tokenizer.json`` has them or a container implies.
+
+A chain works on tokens: :class:`Chain` gives each id's spelling to the first step, and every step
+hands tokens on, whole or in parts, so that text comes out as soon as nothing that follows can
+change it. What comes out in parts is, joined, what the original makes of all ids at once. Steps of
+``tokenizer.json`` do what the ``tokenizers`` library's decoders of the same name do; ``Bytes`` and
+``SentencePiece`` are what GGUF files, tiktoken's and SentencePiece's models imply.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.tokenizer.byte_alphabet import spell_bytes
+from bitnet.tokenizer.decoding_steps import REPLACEMENT, STEPS, Part
+from bitnet.tokenizer.spec import SPACE_SYMBOL, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+__all__ = ["Chain", "Decoder", "Spellings", "decoder_steps"]
+
+
+class Spellings(Protocol):
+    """What an engine knows of the tokens."""
+
+    def text(self, id: int) -> str:
+        """The token as the vocabulary has it; empty where an id has no token."""
+        ...
+
+    def spelling(self, id: int) -> bytes:
+        """The bytes of a byte-level token; of others, and of added tokens, their text."""
+        ...
+
+    def is_verbatim(self, id: int) -> bool:
+        """Whether the token is an added or control token."""
+        ...
+
+    def is_byte(self, id: int) -> bool:
+        """Whether the token spells one byte, as ``<0x0A>`` does."""
+        ...
+
+
+class _Bytes:
+    """Byte-level tokens; added tokens are their text, or (*respell*) what ByteLevel makes of it."""
+
+    def __init__(self, spellings: Spellings, texts: dict[int, str], *, respell: bool) -> None:
+        self._spellings = spellings
+        self._texts = texts
+        self._respell = respell
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def piece(self, id: int) -> bytes:
+        if not (self._respell and self._spellings.is_verbatim(id)):
+            return self._spellings.spelling(id)
+        text = self._texts.get(id) or self._spellings.text(id)
+        spelled = spell_bytes(text)
+        return text.encode() if spelled is None else spelled
+
+    def take(self, id: int) -> str:
+        return self._decoder.decode(self.piece(id))
+
+    def leave_out(self) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class _SentencePiece:
+    """What SentencePiece's ``Decode`` does, with control tokens as their text."""
+
+    def __init__(self, spellings: Spellings, options: dict[str, Any]) -> None:
+        self._spellings = spellings
+        self._strip: bool = options["add_space_prefix"] or options["remove_extra_whitespaces"]
+        self._strip_on: bool = options["remove_extra_whitespaces"]
+        self._run = b""
+
+    def piece(self, id: int) -> bytes:
+        spelling = self._spellings.spelling(id)
+        if self._spellings.is_verbatim(id):
+            return spelling
+        if self._spellings.is_byte(id):
+            return bytes([int(spelling[3:5], 16)])
+        return spelling.replace(SPACE_SYMBOL.encode(), b" ")
+
+    def take(self, id: int) -> str:
+        if self._spellings.is_byte(id) and not self._spellings.is_verbatim(id):
+            self._run += self.piece(id)
+            self._strip = False
+            return self._characters(final=False)
+        before = self.finish()
+        text = self._spellings.spelling(id).decode()
+        if not self._spellings.is_verbatim(id):
+            if self._strip and text.startswith(SPACE_SYMBOL):
+                text = text[1:]
+                self._strip = self._strip_on and not text
+            elif text:
+                self._strip = False
+            text = text.replace(SPACE_SYMBOL, " ")
+        elif text:
+            self._strip = False
+        return before + text
+
+    def leave_out(self) -> str:
+        return self.finish()  # it ends a run of bytes
+
+    def finish(self) -> str:
+        return self._characters(final=True)
+
+    def _characters(self, *, final: bool) -> str:
+        """The characters that are complete; each byte that is not part of one is U+FFFD."""
+        out: list[str] = []
+        while self._run:
+            width = _width(self._run[0])
+            try:
+                out.append(self._run[:width].decode())
+                self._run = self._run[width:]
+            except UnicodeDecodeError as error:
+                if error.reason == "unexpected end of data" and not final:
+                    break
+                out.append(REPLACEMENT)
+                self._run = self._run[1:]
+        return "".join(out)
+
+
+def _width(lead: int) -> int:
+    """Bytes of the UTF-8 character that starts with *lead*."""
+    if lead < 0x80:
+        return 1
+    return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+
+
+class _Steps:
+    """A chain of ``tokenizer.json``'s decoders."""
+
+    def __init__(
+        self,
+        spellings: Spellings,
+        steps: Sequence[tuple[str, dict[str, Any]]],
+        texts: dict[int, str],
+    ) -> None:
+        self._spellings = spellings
+        self._texts = texts
+        self._stages = [STEPS[kind](options) for kind, options in steps]
+
+    def piece(self, id: int) -> bytes:
+        value: Any = self._text(id)
+        fused = False
+        for stage in self._stages:
+            fused = fused or stage.fuses
+            if isinstance(value, str) and (not fused or stage.anywhere):
+                value = stage.inside(value)
+        return value if isinstance(value, bytes) else value.encode()
+
+    def take(self, id: int) -> str:
+        text = self._text(id)
+        if not text:
+            return ""  # a hole in the vocabulary
+        return self._run([Part(text)], 0)
+
+    def leave_out(self) -> str:
+        return ""
+
+    def finish(self) -> str:
+        out = []
+        for at, stage in enumerate(self._stages):
+            out.append(self._run(stage.finish(), at + 1))
+        return "".join(out)
+
+    def _run(self, parts: Iterable[Part], at: int) -> str:
+        for stage in self._stages[at:]:
+            parts = [made for part in parts for made in stage.take(part)]
+        return "".join(part.text for part in parts)
+
+    def _text(self, id: int) -> str:
+        text = self._texts.get(id)
+        if text is None:
+            text = self._texts[id] = self._spellings.text(id)
+        return text
+
+
+class Chain(Protocol):
+    """One decoding at work: ids go in, text comes out."""
+
+    def piece(self, id: int) -> bytes:
+        """What *id* stands for inside a text."""
+        ...
+
+    def take(self, id: int) -> str:
+        """The text that *id* makes certain."""
+        ...
+
+    def leave_out(self) -> str:
+        """The text that a special token which is not shown makes certain."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back."""
+        ...
+
+
+class Decoder:
+    """The decoding steps of a tokenizer.
+
+    Args:
+        steps: type and options of every step, in order.
+        spellings: how the tokens are spelled.
+        texts: tokens that are decoded as other texts than they are spelled: added tokens that are
+            looked for in normalized text, in ``tokenizer.json``.
+    """
+
+    def __init__(
+        self, steps: Iterable[Sequence[Any]], spellings: Spellings, texts: dict[int, str]
+    ) -> None:
+        self._steps = [(str(kind), dict(options)) for kind, options in steps]
+        self._spellings = spellings
+        self._texts = texts
+
+    def start(self) -> Chain:
+        """A new decoding."""
+        kind, options = self._steps[0]
+        if kind == "Bytes":
+            return _Bytes(self._spellings, self._texts, respell=options["respell"])
+        if kind == "SentencePiece":
+            return _SentencePiece(self._spellings, options)
+        return _Steps(self._spellings, self._steps, self._texts)
+
+
+def decoder_steps(entry: dict[str, Any] | None) -> tuple[Step, ...]:
+    """The steps of the ``decoder`` of a ``tokenizer.json``, every option spelled out.
+
+    Raises:
+        InvalidFormat: the ``tokenizers`` library does not take it.
+        Unsupported: a decoder for another purpose than text.
+    """
+    from tokenizers import Tokenizer, models
+
+    if entry is None:
+        return (Step("Join"),)
+    outline = json.loads(Tokenizer(models.BPE()).to_str())
+    try:
+        library = Tokenizer.from_str(json.dumps(outline | {"decoder": entry}))
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+        raise InvalidFormat(
+            f"the decoder cannot be run: {error}", hint="fetch the file again"
+        ) from None
+    return tuple(_flat(json.loads(library.to_str())["decoder"])) or (Step("Fuse"),)
+
+
+def _flat(entry: dict[str, Any]) -> Iterator[Step]:
+    if entry["type"] == "Sequence":
+        for inner in entry["decoders"]:
+            yield from _flat(inner)
+        return
+    if entry["type"] not in STEPS:
+        raise Unsupported(
+            f"the decoder {entry['type']} is not supported; supported: {', '.join(STEPS)}",
+            hint="name another tokenizer of the model with --tokenizer FILE",
+        )
+    yield Step(entry["type"], {key: value for key, value in entry.items() if key != "type"})

@@ -1,0 +1,210 @@
+"""Ids back to text: every chain of decoders against the library, SentencePiece against its own."""
+
+import io
+import json
+import random
+import string
+
+import pytest
+import sentencepiece
+import tokenizers
+
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.tokenizer import Tokenizer
+from bitnet.tokenizer.compiled import meta_of
+from bitnet.tokenizer.from_files import spec_from_tokenizer_model
+from bitnet.tokenizer.tokenizer import _Portable
+from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
+
+SPACE = "\u2581"
+REPLACE = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
+FALLBACK, FUSE = {"type": "ByteFallback"}, {"type": "Fuse"}
+STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+BYTE_LEVEL = {
+    "type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True
+}  # fmt: skip
+METASPACE = {
+    "type": "Metaspace", "replacement": SPACE, "prepend_scheme": "always", "split": True
+}  # fmt: skip
+PIECES = [
+    *(
+        "<unk>",
+        "<s>",
+        SPACE,
+        SPACE * 2,
+        f"{SPACE}a",
+        "a",
+        "b",
+        "ab",
+        "##a",
+        "##b",
+        ".",
+        f"{SPACE}.",
+    ),
+    *("'", "n't", "do", "not", "s", "!", "?", "é", "Ġ", "Ġa", "Ċ", "Ã", "©", "字", "</w>"),
+    *("a</w>", "ba</w>", "<0xé>", "<0x+F>", " ", "  a", "a "),
+    *(f"<0x{byte:02X}>" for byte in (0x41, 0xC3, 0xA9, 0xE5, 0xAD, 0x97, 0xFF, 0x80)),
+]
+ADDED = ["<s>", "<|im|>", "é!", "Ġadd", SPACE * 3, "<0xF0>", "ad d"]
+
+
+def _steps(rng):
+    return [
+        REPLACE | {"pattern": {"String": rng.choice([SPACE, "a", "##", "é", "ab", ""])}},
+        REPLACE | {"pattern": {"Regex": rng.choice(["[ab]+", f"^{SPACE}", " {2,}"])}},
+        FALLBACK,
+        FUSE,
+        STRIP | {"content": rng.choice([" ", "a"]), "start": rng.randrange(3)},
+        STRIP | {"content": "@", "start": 1, "stop": 0},
+        METASPACE | {"prepend_scheme": rng.choice(["always", "never", "first"])},
+        {"type": "WordPiece", "prefix": rng.choice(["##", ""]), "cleanup": rng.random() < 0.7},
+        {"type": "BPEDecoder", "suffix": rng.choice(["</w>", "a"])},
+        BYTE_LEVEL,
+    ]
+
+
+def _document(rng, decoder):
+    vocabulary = {piece: id for id, piece in enumerate(PIECES)}
+    ids = {
+        text: id for id, text in enumerate([*PIECES, *(a for a in ADDED if a not in vocabulary)])
+    }
+    flags = ("single_word", "lstrip", "rstrip")
+    added = []
+    for text in ADDED:
+        special = rng.random() < 0.4
+        normalized = not special and rng.random() < 0.3
+        entry = {"id": ids[text], "content": text, "special": special, "normalized": normalized}
+        added.append(entry | dict.fromkeys(flags, False))
+    bpe = {"type": "BPE", "unk_token": "<unk>", "vocab": vocabulary, "merges": []}
+    models = [
+        (bpe | {"byte_fallback": rng.random() < 0.5}, rng.choice([None, BYTE_LEVEL])),
+        ({"type": "Unigram", "unk_id": 0, "vocab": [[p, -1.0] for p in PIECES]}, METASPACE),
+        ({"type": "WordPiece", "unk_token": "<unk>", "vocab": vocabulary,
+          "continuing_subword_prefix": "##", "max_input_chars_per_word": 100},
+         {"type": "BertPreTokenizer"}),
+    ]  # fmt: skip
+    model, cut = rng.choice(models)
+    return {
+        "version": "1.0", "added_tokens": sorted(added, key=lambda token: token["id"]),
+        "normalizer": rng.choice([None, {"type": "Lowercase"}]), "pre_tokenizer": cut,
+        "post_processor": None, "decoder": decoder, "model": model,
+    }  # fmt: skip
+
+
+def _engines(spec):
+    return Tokenizer.from_spec(spec), Tokenizer(_Portable(spec), meta_of(spec))
+
+
+def _streamed(tokenizer, ids, skip):
+    stream = tokenizer.stream(skip_special=skip)
+    return "".join(map(stream.push, ids)) + stream.finish()
+
+
+def _chain(rng):
+    steps = rng.choices(_steps(rng), k=rng.randrange(1, 5))
+    if rng.random() < 0.1:
+        return None
+    return steps[0] if len(steps) == 1 else {"type": "Sequence", "decoders": steps}
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_any_chain_of_decoders_gives_the_text_of_the_library(seed, tmp_path):
+    rng = random.Random(seed)
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(_document(rng, _chain(rng))))
+    library = tokenizers.Tokenizer.from_file(str(path))
+    size = library.get_vocab_size()
+    for tokenizer in _engines(spec_from_tokenizer_json(path)):
+        for _ in range(15):
+            ids = [rng.randrange(size) for _ in range(rng.randrange(1, 14))]
+            for skip in (False, True):
+                wanted = library.decode(ids, skip_special_tokens=skip)
+                assert tokenizer.decode(ids, skip_special=skip) == wanted
+                assert _streamed(tokenizer, ids, skip) == wanted
+
+
+@pytest.mark.parametrize("folder", ["llama3", "phi3"])
+def test_real_files_give_the_text_of_the_library(folder, test_data):
+    path = test_data / "tokenizers" / folder / "tokenizer.json"
+    library = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer = Tokenizer.from_spec(spec_from_tokenizer_json(path))
+    rng, size = random.Random(folder), library.get_vocab_size()
+    for _ in range(300):
+        # Bytes and special tokens are at the ends of the vocabulary.
+        pools = (rng.randrange(300), rng.randrange(size), size - 1 - rng.randrange(12))
+        ids = [rng.choice(pools) for _ in range(20)]
+        for skip in (False, True):
+            assert tokenizer.decode(ids, skip_special=skip) == library.decode(
+                ids, skip_special_tokens=skip
+            )
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def trained(request, tmp_path_factory):
+    """SentencePiece models with every way to treat spaces, and user-defined runs of U+2581."""
+    folder = tmp_path_factory.mktemp(request.param)
+    words = string.printable.split() + ["if x:", "    return 1", "def f():", "naïve café"] * 5
+    paths = []
+    for trim in (True, False):
+        for prefix in (True, False):
+            model = io.BytesIO()
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(words * 3), model_writer=model, vocab_size=400,
+                model_type=request.param, byte_fallback=True, remove_extra_whitespaces=trim,
+                add_dummy_prefix=prefix, user_defined_symbols=[SPACE * 2, SPACE * 4, "<x>"],
+                hard_vocab_limit=False, minloglevel=9, normalization_rule_name="identity",
+            )  # fmt: skip
+            path = folder / f"{trim:d}{prefix:d}" / "tokenizer.model"
+            path.parent.mkdir()
+            path.write_bytes(model.getvalue())
+            paths.append(path)
+    return paths
+
+
+def test_sentencepiece_models_give_the_text_of_their_library(trained):
+    rng = random.Random(0)
+    for path in trained:
+        library = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        for tokenizer in _engines(spec_from_tokenizer_model(path)):
+            for _ in range(150):
+                ids = [rng.randrange(1, library.get_piece_size()) for _ in range(15)]
+                assert tokenizer.decode(ids, skip_special=True) == library.decode(ids)
+                assert _streamed(tokenizer, ids, True) == library.decode(ids)
+
+
+def test_code_of_a_sentencepiece_model_comes_back_as_it_was(trained):
+    code = "def f():\n    if x:\n        return 1"
+    for path in trained:
+        if path.parent.name.startswith("0"):  # extra white space is kept
+            for tokenizer in _engines(spec_from_tokenizer_model(path)):
+                ids = tokenizer.encode(code)
+                assert tokenizer.decode(ids, skip_special=True) == code
+
+
+def test_a_decoder_for_speech_is_refused(tmp_path):
+    ctc = {
+        "type": "CTC", "pad_token": "<pad>", "word_delimiter_token": "|", "cleanup": True
+    }  # fmt: skip
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(_document(random.Random(0), ctc)))
+    with pytest.raises(Unsupported, match="decoder CTC is not supported"):
+        spec_from_tokenizer_json(path)
+
+
+@pytest.mark.parametrize("decoder", [{"type": "Nonsense"}, {"type": "Strip"}, "ByteLevel", 3])
+def test_a_decoder_the_library_does_not_take_is_refused(decoder, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(_document(random.Random(0), decoder)))
+    with pytest.raises(InvalidFormat, match="decoder cannot be run"):
+        spec_from_tokenizer_json(path)
+
+
+def test_an_answer_does_not_repeat_bytes_that_end_its_prompt(tmp_path):
+    chain = {"type": "Sequence", "decoders": [REPLACE, FALLBACK, FUSE, STRIP]}
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(_document(random.Random(0), chain)))
+    tokenizer = Tokenizer.from_spec(spec_from_tokenizer_json(path))
+    prompt = [PIECES.index(piece) for piece in ("a", "<0xC3>", "<0xA9>")]
+    stream = tokenizer.stream()
+    stream.skip(prompt)
+    assert stream.push(PIECES.index("b")) + stream.finish() == "b"
