@@ -7,22 +7,21 @@ code of :mod:`bitnet.errors`.
 from __future__ import annotations
 
 import ast
+import codecs
 import difflib
-import io
-import json
 import os
 import shutil
 import signal
 import sys
 import textwrap
 import traceback
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from invoke.exceptions import Exit, ParseError, UnexpectedExit, UnknownFileType
 from invoke.program import Program as InvokeProgram
 
 import bitnet
-from bitnet import settings
+from bitnet import settings, terminal
 from bitnet.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.tasks import load
 from bitnet.tasks.declare import Option, Task
@@ -51,15 +50,12 @@ class Program(InvokeProgram):
         """Run the command line in *argv* and leave with its exit code (unless *exit* is false)."""
         code = self._guarded(sys.argv if argv is None else argv)
         if exit:
-            _settle(sys.stderr)
+            terminal.settle(sys.stderr)
             sys.exit(code)
 
     def _guarded(self, argv: list[str]) -> int:
         """Exit code of *argv*; every error is reported here and nowhere else."""
-        _open_closed_streams()
-        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-            # As stderr does: a narrow encoding, or a name that is no text, is shown escaped.
-            sys.stdout.reconfigure(errors="backslashreplace")
+        terminal.prepare()
         try:
             try:
                 self._run_steps(argv)
@@ -85,11 +81,13 @@ class Program(InvokeProgram):
             return self._report(Interrupted("terminated"))
         except BrokenPipeError:
             # The reader has gone (``| head``): nothing left to say, and nobody to say it to.
-            _let_go(sys.stdout)
+            terminal.let_go(sys.stdout)
             return 0
         except OSError as error:
-            _settle(sys.stdout)
+            terminal.settle(sys.stdout)
             return self._report(from_os_error(error, error.filename or "output"))
+        except UnicodeEncodeError as error:
+            return self._report(_unspeakable(error)) if _of_a_name(error) else self._internal(error)
         except MemoryError as error:
             return self._report(_out_of_memory(error))
         except Exception as error:  # noqa: BLE001 - the last line of defence
@@ -112,7 +110,7 @@ class Program(InvokeProgram):
 
     def _report(self, error: BitnetError) -> int:
         hint = f"\nhint: {error.hint}" if error.hint else ""
-        _print_if_possible(f"Error: {error.message}{hint}", sys.stderr)
+        terminal.print_if_possible(f"Error: {error.message}{hint}", sys.stderr)
         if "--json" in self.argv:
             facts = {
                 "type": type(error).__name__,
@@ -120,7 +118,7 @@ class Program(InvokeProgram):
                 "hint": error.hint,
                 "exit_code": error.exit_code,
             }
-            _print_if_possible(json.dumps({"error": facts}), sys.stdout)
+            terminal.print_if_possible(terminal.as_json({"error": facts}), sys.stdout)
         return error.exit_code
 
     def _internal(self, error: Exception) -> int:
@@ -321,39 +319,25 @@ def _out_of_memory(error: MemoryError) -> InferenceError:
     )
 
 
+def _of_a_name(error: UnicodeEncodeError) -> bool:
+    """Whether *error* is about the name of a file, which this locale cannot spell."""
+    spoken = codecs.lookup(sys.getfilesystemencoding()).name
+    return spoken != "utf-8" and codecs.lookup(error.encoding).name == spoken
+
+
+def _unspeakable(error: UnicodeEncodeError) -> UsageError:
+    return UsageError(
+        f"this locale ({error.encoding}) has no way to write {error.object!a}",
+        hint="set PYTHONUTF8=1, or a UTF-8 locale such as LC_ALL=C.UTF-8",
+    )
+
+
 class _Terminated(BaseException):
     """SIGTERM or SIGHUP, on its way through everything that cleans up behind itself."""
 
 
 def _terminate(_signal: int, _frame: object) -> None:
     raise _Terminated
-
-
-def _open_closed_streams() -> None:
-    """Standard streams that the caller has closed (``>&-``) read and write nothing."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-
-
-def _print_if_possible(text: str, stream: TextIO) -> None:
-    try:
-        print(text, file=stream, flush=True)
-    except OSError:
-        _let_go(stream)
-
-
-def _settle(stream: TextIO) -> None:
-    """Write what *stream* holds; if that is impossible, nothing of it is written at exit either."""
-    try:
-        stream.flush()
-    except OSError:
-        _let_go(stream)
-
-
-def _let_go(stream: TextIO) -> None:
-    """Point *stream* at nothing, so that what is left in its buffer cannot fail again at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def started_by_invoke() -> bool:

@@ -7,13 +7,10 @@ import os
 import shutil
 import threading
 from contextlib import suppress
+from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
 
 from bitnet.errors import NoSpace, PermissionDenied, from_os_error
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = [
     "check_writable",
@@ -21,8 +18,10 @@ __all__ = [
     "free_space",
     "keep",
     "matches",
+    "path_of",
     "place",
     "sha256_of",
+    "text_of",
     "write_text",
 ]
 
@@ -113,6 +112,16 @@ def check_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise from_os_error(error, folder) from error
+
+
+def text_of(path: str | os.PathLike[str]) -> str:
+    """*path* as text that means the same in every locale: its bytes read as UTF-8."""
+    return os.fsencode(path).decode("utf-8", "surrogateescape")
+
+
+def path_of(text: str) -> Path:
+    """The path that :func:`text_of` gives *text* for, as this process's locale spells it."""
+    return Path(os.fsdecode(text.encode("utf-8", "surrogateescape")))
 
 
 def write_text(path: Path, text: str) -> None:

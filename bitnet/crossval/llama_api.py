@@ -8,6 +8,7 @@ whose defaults look otherwise is refused. ``llama.h`` of llama.cpp names the fie
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,7 @@ class Llama:
         params = library.llama_model_default_params()
         if not weights:
             _set_vocab_only(params)
-        self._model = library.llama_model_load_from_file(path.encode(), params)
+        self._model = library.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise EngineError("the engine does not load the file")
         vocabulary = library.llama_model_get_vocab(self._model)

@@ -7,7 +7,7 @@ from array import array
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, overload
 
-from bitnet import native
+from bitnet import native, terminal
 from bitnet.errors import InvalidFormat
 from bitnet.formats.gguf_index import ARRAY, STRING, VALUE_TYPES
 
@@ -40,7 +40,7 @@ def decode(view: memoryview, entry: KeyEntry) -> Any:
 
 def printable(text: str) -> str:
     """*text* with everything escaped that could do something to a terminal."""
-    return text if text.isprintable() else repr(text)[1:-1]
+    return text if terminal.named(text).isprintable() else repr(text)[1:-1]
 
 
 class Array:

@@ -31,7 +31,7 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.errors import InvalidFormat, Unsupported, from_os_error
-from bitnet.files import write_text
+from bitnet.files import text_of, write_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -141,7 +141,7 @@ def record(path: Path, entry: Locked) -> bool:
 def relative(path: Path, folder: Path) -> str | None:
     """*path* relative to *folder* with forward slashes; ``None`` if it lies outside."""
     try:
-        return path.absolute().relative_to(folder.absolute()).as_posix()
+        return text_of(path.absolute().relative_to(folder.absolute()).as_posix())
     except ValueError:
         return None
 

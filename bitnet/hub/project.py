@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -65,7 +66,7 @@ class Project:
             )
         if known == entry:
             return
-        name = hashlib.sha256(str(self.lock_path.absolute()).encode()).hexdigest()[:16]
+        name = hashlib.sha256(os.fsencode(self.lock_path.absolute())).hexdigest()[:16]
         guard = self.cache / "reports" / f"lockfile-{name}.lock"
         with ExitStack() as stack:
             with suppress(OSError, PermissionDenied):  # without a guard an entry may get lost

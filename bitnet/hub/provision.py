@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from bitnet import sources
 from bitnet.errors import BitnetError, HashMismatch, NotFound, UpstreamChanged, UsageError
-from bitnet.files import matches, place
+from bitnet.files import matches, path_of, place
 from bitnet.hub import lockfile
 from bitnet.hub.download import download
 from bitnet.hub.lockfile import Locked
@@ -136,7 +136,7 @@ def _cached(
 
 def model_path(project: Project, repo: str, file: str) -> Path:
     """Where ``download-model`` puts *file* of *repo* unless told otherwise."""
-    return project.folder / "models" / repo.replace("/", "-") / file
+    return project.folder / "models" / repo.replace("/", "-") / path_of(file)
 
 
 def provide_model(source: Source, project: Project, *, target: Path | None = None) -> Provided:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from bitnet.errors import BitnetError, NotFound, UsageError
+from bitnet.files import path_of
 from bitnet.hub.download import download
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.origin import Origin
@@ -76,7 +77,7 @@ class RemoteTokenizer:
         if self.url:
             key = f"url-{hashlib.sha256(self.url.encode()).hexdigest()[:16]}"
         else:
-            key = f"hub-{self.repo}@{self.revision}/{Path(self.file).parent.as_posix()}"
+            key = f"hub-{self.repo}@{self.revision}/{path_of(self.file).parent.as_posix()}"
             key = re.sub(r"[^\w.@-]+", "--", key).rstrip("-.")
         return cache / "tokenizers" / key
 
@@ -153,9 +154,10 @@ def provide(remote: RemoteTokenizer, project: Project, *, check: Callable[[Path]
 def _names(remote: RemoteTokenizer) -> tuple[str, ...]:
     """Names the file may have in the cache; how a file is read depends on its name."""
     if not remote.url:
-        return (Path(remote.file).name,) if remote.file else MAIN_FILES
+        return (path_of(remote.file).name,) if remote.file else MAIN_FILES
     name = unquote(urlsplit(remote.url).path).rstrip("/").rpartition("/")[2]
-    return (name if name.endswith((".json", ".model", ".txt")) else "tokenizer.json",)
+    fits = name.endswith((".json", ".model", ".txt"))
+    return (str(path_of(name)) if fits else "tokenizer.json",)
 
 
 def _is_kept(path: Path, remote: RemoteTokenizer) -> bool:
@@ -185,7 +187,7 @@ def _fetch_repository(remote: RemoteTokenizer, folder: Path, project: Project) -
     beside = [f"{where}/{name}".lstrip("/") for name in SIDE_FILES]
     for name in [*_known(beside, files), main]:
         url = file_url(remote.repo, remote.revision, name, options)
-        path = _fetch(url, folder / Path(name).name, remote, project)
+        path = _fetch(url, folder / path_of(name).name, remote, project)
     return path
 
 

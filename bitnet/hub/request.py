@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet import sources
 from bitnet.errors import Offline, UsageError
+from bitnet.files import path_of
 from bitnet.hub import lockfile
 from bitnet.hub.candidates import candidates, choose, is_pattern
 from bitnet.hub.mirrors import with_mirror
@@ -20,6 +20,7 @@ from bitnet.sources import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from bitnet.hub.project import Project, Provided
 
@@ -71,7 +72,7 @@ def provide(
         provide_model(
             replace(source, sha256=digest or source.sha256),
             project,
-            target=request.out / Path(source.file).name if request.out else None,
+            target=request.out / path_of(source.file).name if request.out else None,
         )
         for source in wanted
     ]

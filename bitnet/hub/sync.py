@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from bitnet import sources
 from bitnet.errors import Unsupported
+from bitnet.files import path_of
 from bitnet.hub import lockfile
 from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.packaged import provide_packaged
@@ -27,7 +28,7 @@ def provide_locked(locked: Locked, project: Project, *, check: VocabularyCheck) 
         UpstreamChanged: the server has another file, and updating was not asked for.
         Unsupported: the entry names a tokenizer or package this version does not know.
     """
-    target = project.folder / locked.path if locked.path is not None else None
+    target = project.folder / path_of(locked.path) if locked.path is not None else None
     if locked.kind == "model":
         source = sources.model_source(locked.repo) or sources.Source(locked.repo, locked.repo)
         source = replace(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from bitnet.runtime.options import ModelOptions
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.tasks.running import model_path, open_model, say
+from bitnet.terminal import as_json
 
 
 @task(required=("input", "output"))
@@ -40,7 +40,7 @@ def batch(
         _answer(files, options, model, common)
     counts = {"rows": files.total, "answered_before": files.done, "failed": files.failed}
     said = f"{files.total} rows answered, {files.done} of them before, {files.failed} failed"
-    print(json.dumps(counts) if common.output.json else said)
+    print(as_json(counts) if common.output.json else said)
 
 
 def _check(target, options, model):

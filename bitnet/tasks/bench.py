@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from bitnet.runtime.options import ModelOptions
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.tasks.running import load_again, open_model, say
+from bitnet.terminal import as_json
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def bench(
         on_step=(lambda _text: None) if common.output.no_progress else say,
     )
     compared = changes(before, found) if before else []
-    _show(found, before, compared, as_json=common.output.json)
+    _show(found, before, compared, in_json=common.output.json)
     limit = wanted.max_slowdown
     problem = None if limit is None else slowdown(compared, at_most=limit)
     if problem is not None and common.output.json:
@@ -80,10 +80,10 @@ def bench(
         raise problem
 
 
-def _show(found, before, compared, *, as_json):
-    if as_json:
+def _show(found, before, compared, *, in_json):
+    if in_json:
         told = {"changes": [vars(change) for change in compared]} if before else {}
-        print(json.dumps(found.facts() | told))
+        print(as_json(found.facts() | told))
         return
     print("\n".join(found.lines()))
     if before is None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from bitnet.options import CacheOptions
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @task(name="cache.list")
@@ -20,7 +19,7 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
     total = sum(entry.size_bytes for entry in found)
     if output.json:
         facts = [entry.facts() for entry in found]
-        print(json.dumps({"root": str(cache.root), "size_bytes": total, "entries": facts}))
+        print(as_json({"root": str(cache.root), "size_bytes": total, "entries": facts}))
         return
     for entry in found:
         age = human_time(time.time() - entry.last_used_s)

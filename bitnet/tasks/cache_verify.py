@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from invoke.exceptions import Exit
 
 from bitnet.options import CacheOptions
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @task(name="cache.verify")
@@ -30,7 +29,7 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
     ]
     damaged = [verdict for verdict in verdicts if not verdict.intact]
     if output.json:
-        print(json.dumps([verdict.facts() for verdict in verdicts]))
+        print(as_json([verdict.facts() for verdict in verdicts]))
         if damaged:
             raise Exit(code=IntegrityError.exit_code)
         return

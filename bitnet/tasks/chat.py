@@ -13,7 +13,15 @@ from bitnet.files import write_text
 from bitnet.runtime.options import AnswerOptions, ModelOptions, SamplingParams
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
-from bitnet.tasks.running import given_text, open_model, say, summary, write, write_json
+from bitnet.tasks.running import (
+    given_text,
+    open_model,
+    say,
+    say_escaped,
+    summary,
+    write,
+    write_json,
+)
 
 LEAVE = ("/exit", "/quit")
 HELP = """\
@@ -111,14 +119,16 @@ def _answer(talk, line, *, json_line=False):
         if json_line:
             write_json({"role": "assistant", "content": "".join(pieces)})
             return
-        begun = False
+        begun = escaped = False
         try:
             for piece in pieces:
                 begun = True
-                write(piece)
+                escaped = write(piece) or escaped
         finally:
             if begun:
                 write("\n")
+            if escaped:
+                say_escaped()
     if talk.finish_reason in CUT_OFF:
         say(CUT_OFF[talk.finish_reason])
 

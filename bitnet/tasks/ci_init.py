@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -41,7 +41,7 @@ def ci_init(
     if not dry_run:
         write_files(Path(into), planned, force=force)
     if output.json:
-        print(json.dumps([{"path": str(file.path), "state": file.state} for file in planned]))
+        print(as_json([{"path": str(file.path), "state": file.state} for file in planned]))
         return
     words = {"new": "write", "changed": "overwrite"} if dry_run else {"new": "wrote"}
     for file in planned:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 from invoke.exceptions import Exit
 
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -29,7 +29,7 @@ def ci_lint(c, project=".", output=Output()):
     failed = [outcome.linter for outcome in outcomes if outcome.problems]
     missing = [outcome.linter for outcome in outcomes if outcome.missing]
     if output.json:
-        print(json.dumps([asdict(outcome) for outcome in outcomes]))
+        print(as_json([asdict(outcome) for outcome in outcomes]))
         error = VerificationFailed if failed else NotFound
         raise Exit(code=error.exit_code if failed or missing else 0)
     print(*outcomes, sep="\n")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 from bitnet.cache.prune import Selection
 from bitnet.options import CacheOptions
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -38,7 +38,7 @@ def clean_cache(
         )
     done = prune(planned) if sure else planned
     if output.json:
-        print(json.dumps({"removed": sure, **done.facts()}))
+        print(as_json({"removed": sure, **done.facts()}))
     elif sure:
         print(*(done.lines("removed") if yes else ()), "Cache cleanup complete", sep="\n")
 

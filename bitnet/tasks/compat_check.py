@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from invoke.exceptions import Exit
 
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -46,7 +46,7 @@ def compat_check(
         result, stamp = compatibility(path, stand_in.tokenizer, pre=pre), stand_in.facts()
         lines.append(str(stand_in))
     if common.output.json:
-        print(json.dumps(asdict(result) | stamp))
+        print(as_json(asdict(result) | stamp))
         raise Exit(code=0 if result.compatible else VocabMismatch.exit_code)
     verdict = [result.verdict] if result.compatible else []  # else it is the error
     print("".join(f"{line}\n" for line in (*lines, *result.findings, *verdict)), end="")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from bitnet.options import option
 from bitnet.tasks.declare import Output, task
 from bitnet.tasks.running import say
+from bitnet.terminal import as_json
 
 # Those of bitnet.convert, which takes too long to import for a list of commands.
 ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "I2_S", "TQ1_0", "TQ2_0")
@@ -57,7 +57,7 @@ def convert(c, wanted=ConvertOptions(), shown=Output()):
     with Progress(f"writing {wanted.output}", mode=shown.progress) as progress:
         done = convert(Path(wanted.model), Path(wanted.output), request, on_progress=progress.reach)
     if shown.json:
-        print(json.dumps(done.facts()))
+        print(as_json(done.facts()))
         return
     say("\n".join(done.lines()))
     print(wanted.output)

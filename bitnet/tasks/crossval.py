@@ -41,7 +41,7 @@ def crossval(
         with open_model(model, common) as running:
             report, hint = _report(running, wanted, texts, layout, common.cache.root)
     as_json = common.output.json
-    print(json.dumps(report) if as_json else as_markdown(report), end="\n" * as_json)
+    print(as_json(report) if as_json else as_markdown(report), end="\n" * as_json)
     _keep(report, wanted)
     _end(report, wanted, hint=hint, quiet=as_json)
 

@@ -26,7 +26,7 @@ from invoke.exceptions import ParseError
 from invoke.parser.argument import Argument
 from invoke.tasks import Task as InvokeTask
 
-from bitnet import logs
+from bitnet import logs, terminal
 from bitnet.errors import UsageError
 from bitnet.options import option
 
@@ -46,6 +46,7 @@ _TYPES: dict[str, type] = {
     "Mapping[int, float]": list,  # KEY=VALUE, several times
 }
 _METAVARS: dict[type, str] = {int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT"}
+_PATHS = ("DIR", "FILE", "PATH")  # metavars of what stays the bytes that the file system has
 _WORDS: dict[type, str] = {int: "a whole number", float: "a number"}
 
 
@@ -111,6 +112,8 @@ class Option(Argument):
         if cast and self.choices and value not in self.choices:
             shown = self.names[0].upper() if self.positional else f"--{self.names[0]}"
             raise UsageError(f"{shown} expects one of {', '.join(self.choices)}, got {value!r}")
+        if isinstance(value, str) and not (self.positional or self.metavar.startswith(_PATHS)):
+            value = terminal.argument(value)
         super().set_value(value, cast)
 
     def _number(self, text: str) -> int | float:

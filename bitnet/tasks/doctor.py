@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from invoke.exceptions import Exit
@@ -10,6 +9,7 @@ from invoke.exceptions import Exit
 from bitnet import settings
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -44,7 +44,7 @@ def doctor(
         findings += diagnose(common.fetch)
     if common.output.json:
         facts = [finding.facts() for finding in findings]
-        print(json.dumps({"findings": facts, "verdict": verdict(findings)}))
+        print(as_json({"findings": facts, "verdict": verdict(findings)}))
     else:
         shown = [markdown(findings)] if report else [*findings, verdict(findings)]
         print(*shown, sep="\n")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -21,7 +21,7 @@ from bitnet.tasks.declare import task
     },
     required=["id"],
     synonyms={"rev": ("ref", "revision")},
-    metavars={"id": "ID", "file": "FILE", "out": "DIR", "rev": "REV", "sha256": "DIGEST"},
+    metavars={"id": "ID", "file": "NAME", "out": "DIR", "rev": "REV", "sha256": "DIGEST"},
 )
 def download_model(
     c,
@@ -50,4 +50,4 @@ def download_model(
         print(f"✓ {state}: {entry.path}", file=sys.stderr)
     facts = [entry.facts() for entry in got]
     result = facts[0] if len(facts) == 1 else facts
-    print(json.dumps(result) if common.output.json else "\n".join(str(entry.path) for entry in got))
+    print(as_json(result) if common.output.json else "\n".join(str(entry.path) for entry in got))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @task()
@@ -13,7 +12,7 @@ def exit_codes(c, output=Output()):
     from bitnet.errors import EXIT_CODES
 
     if output.json:
-        print(json.dumps(EXIT_CODES))
+        print(as_json(EXIT_CODES))
         return
     for code, meaning in EXIT_CODES.items():
         print(f"{code:>4}  {meaning}")

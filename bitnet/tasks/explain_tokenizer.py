@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 from invoke.exceptions import Exit
 
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -33,7 +33,7 @@ def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
     if output.json:
         rows = [asdict(entry) | {"path": str(entry.path)} for entry in search.candidates]
         info = asdict(fetchable) if fetchable else None
-        print(json.dumps({"model": str(facts.path), "candidates": rows, "download": info}))
+        print(as_json({"model": str(facts.path), "candidates": rows, "download": info}))
         raise Exit(code=0 if search.tokenizer is not None else TokenizerNotFound.exit_code)
     print(f"{facts.path}: {facts.architecture} model, {facts.vocab_size:,} tokens")
     for entry in search.candidates:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -26,6 +26,6 @@ def export_tokenizer(c, tokenizer=None, into="", pre="", force=False, output=Out
 
     files = export(load_spec(tokenizer, pre=pre or None), Path(into), force=force)
     if output.json:
-        print(json.dumps({"files": [str(path) for path in files]}))
+        print(as_json({"files": [str(path) for path in files]}))
     else:
         print("\n".join(str(path) for path in files))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from difflib import get_close_matches
 
 from bitnet.errors import UsageError
 from bitnet.options import option
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,6 @@ def fix_gguf(c, path=None, fix=Fix(), shown=Output()):
         )
     if shown.json:
         facts = [asdict(change) for change in changes]
-        print(json.dumps({"output": fix.output, "changes": facts}))
+        print(as_json({"output": fix.output, "changes": facts}))
         return
     print(fix.output)

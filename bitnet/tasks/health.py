@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from invoke.exceptions import Exit
@@ -10,6 +9,7 @@ from invoke.exceptions import Exit
 from bitnet.options import CacheOptions
 from bitnet.tasks.declare import Output, task
 from bitnet.tasks.verify import examine
+from bitnet.terminal import as_json
 
 
 @task(
@@ -35,7 +35,7 @@ def health(c, model_dir="models", allow_mock=False, cache=CacheOptions(), output
             print(f"Validating: {model}: {_line(report)}", flush=True)
     failed = [report["model"] for report in reports if not report["passed"]]
     if output.json:
-        print(json.dumps(reports))
+        print(as_json(reports))
         raise Exit(code=VerificationFailed.exit_code if failed else 0)
     if not failed:
         print("✅ All models healthy")

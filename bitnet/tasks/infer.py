@@ -15,6 +15,7 @@ from bitnet.tasks.running import (
     piped_text,
     read_text,
     say,
+    say_escaped,
     summary,
     write,
     write_json,
@@ -104,13 +105,15 @@ def _messages(text, options):
 
 def _show(answer, *, streams):
     """Run *answer*; what was written stays whole when it is interrupted."""
+    escaped = False
     try:
         for piece in answer:
-            if streams:
-                write(piece)
+            escaped = (streams and write(piece)) or escaped
     finally:
         if streams and answer.text:
             write("\n")
+        if escaped:
+            say_escaped()
 
 
 def _facts(answer, *, ids):

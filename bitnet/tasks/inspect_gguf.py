@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -22,7 +21,7 @@ def inspect_gguf(c, path=None, full=False, output=Output()):
 
     found = inspect_gguf(Path(path), full=full)
     if output.json:
-        print(json.dumps(found.as_json()))
+        print(as_json(found.as_json()))
         return
     for line in found.lines():
         print(line)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from bitnet.errors import UsageError
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -18,7 +18,7 @@ from bitnet.tasks.declare import task
         "model": "instead: a GGUF file that is here",
     },
     synonyms={"rev": ("ref", "revision")},
-    metavars={"id": "ID", "file": "FILE", "rev": "REV", "model": "PATH"},
+    metavars={"id": "ID", "file": "NAME", "rev": "REV", "model": "PATH"},
 )
 def plan(
     c,
@@ -36,7 +36,7 @@ def plan(
     if bool(id) == bool(model):
         raise UsageError("plan needs one of --id and --model", hint="bitnet plan --id smollm2-135m")
     found = _plan_file(Path(model)) if model else _plan_id(id, file, rev, common)
-    print(json.dumps(found.facts()) if common.output.json else "\n".join(found.lines()))
+    print(as_json(found.facts()) if common.output.json else "\n".join(found.lines()))
 
 
 def _plan_file(path: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from invoke.exceptions import Exit
@@ -10,6 +9,7 @@ from invoke.exceptions import Exit
 from bitnet.errors import BitnetError, TokenizerNotFound
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -36,7 +36,7 @@ def pre_download_tokenizers(c, model_dir="models", common=Context()):
         if not common.output.json:
             print(f"{'✓' if row['ok'] else '✗'} {model}: {row['state']}")
     if common.output.json:
-        print(json.dumps(rows))
+        print(as_json(rows))
     if code:
         failed = [row for row in rows if not row["ok"]]
         raise Exit(f"{len(failed)} of {len(rows)} models: {failed[0]['hint']}", code=code)

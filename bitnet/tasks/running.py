@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import codecs
 import json
-import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bitnet import settings
+from bitnet import settings, terminal
 from bitnet.errors import TokenizerNotFound, UsageError, from_os_error
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ __all__ = [
     "piped_text",
     "read_text",
     "say",
+    "say_escaped",
     "summary",
     "write",
     "write_json",
@@ -51,30 +52,40 @@ def say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
-def write(piece: str) -> None:
-    """A piece of a model's text on stdout at once, whatever the terminal can show of it."""
+def write(piece: str) -> bool:
+    """A piece of a model's text on stdout at once; whether some of it had to be escaped."""
     coding = sys.stdout.encoding or "utf-8"
-    print(piece.encode(coding, "replace").decode(coding), end="", flush=True)
+    print(piece.encode(coding, "backslashreplace").decode(coding), end="", flush=True)
+    return terminal.lacks(piece, sys.stdout)
+
+
+@cache
+def say_escaped() -> None:
+    """Once: why a text that a model wrote is not shown as it is."""
+    say(
+        f"Note: this locale writes {sys.stdout.encoding}, which lacks some characters of the text: "
+        "they are escaped, as \\u00e9. All of them: set PYTHONUTF8=1, or add --json"
+    )
 
 
 def write_json(facts: Any) -> None:
     """*facts* as one line on stdout, readable where it can take more than ASCII."""
     is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
-    print(json.dumps(facts, ensure_ascii=not is_utf8), flush=True)
+    print(json.dumps(terminal.named(facts), ensure_ascii=not is_utf8), flush=True)
 
 
 def given_text(text: str, option: str) -> str:
-    """The value *text* of *option*, which is UTF-8 whatever the locale says.
+    """The value *text* of *option*, or the line that stands for one.
 
     Raises:
-        UsageError: it is not.
+        UsageError: it is neither UTF-8 nor text in this locale.
     """
-    try:
-        return os.fsencode(text).decode("utf-8")
-    except UnicodeError:
+    text = terminal.argument(text)
+    if terminal.has_bytes(text):
         raise UsageError(
             f"{option} is not UTF-8", hint="convert it first, for example with: iconv -t utf-8"
-        ) from None
+        )
+    return text
 
 
 def read_text(file: str) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 
 from bitnet.errors import NotFound
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
+from bitnet.terminal import as_json
 
 
 @task(help={"update": "accept files that have changed on the server, and pin them"})
@@ -36,4 +36,4 @@ def sync(c, update=False, common=Context()):
         print(f"✓ {entry.repo}/{entry.file}: {state}{changed}", file=sys.stderr)
         results.append({"repo": entry.repo, "file": entry.file, **got.facts()})
     paths = "\n".join(str(got["path"]) for got in results)
-    print(json.dumps(results) if common.output.json else paths)
+    print(as_json(results) if common.output.json else paths)

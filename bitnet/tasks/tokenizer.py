@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from bitnet.errors import UsageError, VerificationFailed
 from bitnet.sources import TOKENIZERS
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -53,7 +53,7 @@ def tokenizer(
     print(got.licence, file=sys.stderr)
     done = "Tokenizer from the cache is at" if got.cached else "Downloaded tokenizer to"
     print(f"✓ {done}: {got.path}", file=sys.stderr)
-    print(json.dumps({"source": source, **got.facts()}) if common.output.json else got.path)
+    print(as_json({"source": source, **got.facts()}) if common.output.json else got.path)
 
 
 def _compare(left: str, right: str, output: Output) -> None:
@@ -66,7 +66,7 @@ def _compare(left: str, right: str, output: Output) -> None:
     found = compare(Path(left), Path(right))
     if output.json:
         differences = [{"part": entry.part, "text": entry.text} for entry in found]
-        print(json.dumps({"equal": not found, "differences": differences}))
+        print(as_json({"equal": not found, "differences": differences}))
     else:
         print("\n".join(f"{entry.part}: {entry.text}" for entry in found) or "no difference")
     if found:

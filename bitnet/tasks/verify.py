@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from invoke.exceptions import Exit
@@ -10,6 +9,7 @@ from invoke.exceptions import Exit
 from bitnet import settings
 from bitnet.options import CacheOptions
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -38,7 +38,7 @@ def verify(
         )
     report = examine(Path(path), cache.root, output, tokenizer, pre=pre, allow_mock=allow_mock)
     if output.json:
-        print(json.dumps(report))
+        print(as_json(report))
         raise Exit(code=0 if report["passed"] else VerificationFailed.exit_code)
     failed = [check for check in report["findings"] if check["severity"] == "failed"]
     if failed:
@@ -72,13 +72,14 @@ def examine(path, cache, output, tokenizer="", *, pre="", allow_mock=False, show
 
 def pin_of(path, cache):
     """What the lock file, the cache or the table of packaged models says *path* must be."""
+    from bitnet.files import path_of
     from bitnet.hub import lockfile
     from bitnet.hub.origin import known_digests
     from bitnet.hub.package_index import PACKAGED
     from bitnet.verify import Pin
 
     for entry in lockfile.read(Path(lockfile.NAME)):
-        if entry.path is not None and Path(entry.path).absolute() == path.absolute():
+        if entry.path is not None and path_of(entry.path).absolute() == path.absolute():
             return Pin(entry.sha256, lockfile.NAME)
     if (digest := known_digests(cache).get(str(path.absolute()))) is not None:
         return Pin(digest, "the cache's record")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
 
 
 @task(
@@ -34,7 +34,7 @@ def verify_tokenizer(c, tokenizer=None, against="", corpus="", pre="", output=Ou
     encoders = [partial(entry.encode, add_special=False) for entry in (ours, other)]
     found = measure_agreement(*encoders, texts=corpus_texts(Path(corpus) if corpus else None))
     if output.json:
-        print(json.dumps(asdict(found)))
+        print(as_json(asdict(found)))
         raise Exit(code=0 if found.ratio == 1 else VerificationFailed.exit_code)
     print(found)
     if found.first_difference is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import mmap
+import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bitnet import __version__
 from bitnet.errors import TokenizerNotFound
@@ -17,9 +17,6 @@ from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.side_files import read_side_files
 from bitnet.tokenizer.spec import TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import os
 
 __all__ = [
     "detect_architecture_from_gguf",
@@ -151,7 +148,8 @@ def _content_key(path: Path, pre: str | None) -> str:
     if not path.is_file():
         return ""
     # What is made of a file may change with our version.
-    digest = hashlib.sha256(f"{__version__}\n{path.name}\n{pre}\n".encode())
+    digest = hashlib.sha256(f"{__version__}\n".encode() + os.fsencode(path.name))
+    digest.update(f"\n{pre}\n".encode())
     parts = [path, path.with_name("merges.txt")] if path.name == "vocab.json" else [path]
     try:
         for part in parts:
