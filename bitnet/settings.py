@@ -233,7 +233,7 @@ threads = Setting(
     "RAYON_NUM_THREADS",
     parse=_threads,
     default=0,
-    help="compute threads; 0: as many as there are cores",
+    help="compute threads; 0: one per core, within the quota of a container",
 )
 ternary_layout = Setting(
     "BITNET_TERNARY_LAYOUT",

@@ -23,6 +23,7 @@ LAYERS = [
         "files",
         "terminal",
         "findings",
+        "forks",
         "sources",
     ],
     ["locks", "cache", "quants"],

@@ -36,6 +36,7 @@ RopeStyle = Literal["interleaved", "half"]
 _OTHER_PREFIXES = ("bitnet-b1.58", "bitnet", "llama")
 
 _MISSING = object()
+_LARGEST = 2**32 - 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,14 +82,14 @@ class Checkpoint:
         )
 
     def integer(self, key: str, default: Any = _MISSING) -> int:
-        """The integer *key*, at least zero.
+        """The integer *key*, from zero to the largest of 32 bits, which is GGUF's type for these.
 
         Raises:
             InvalidFormat: it is missing, or not such a number.
         """
         found = self.value(key, default)
-        if isinstance(found, bool) or not isinstance(found, int) or found < 0:
-            raise self._wrong_value(key, found, "an integer of at least 0")
+        if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= _LARGEST:
+            raise self._wrong_value(key, found, f"an integer from 0 to {_LARGEST:,}")
         return found
 
     def number(self, key: str, default: Any = _MISSING) -> float:

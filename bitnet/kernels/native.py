@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from bitnet import native, settings
 from bitnet.errors import Unsupported
+from bitnet.kernels.cores import usable_cores
 from bitnet.kernels.native_graph import GATES, CompiledProgram
 from bitnet.kernels.ops import Activation, Array, Ops
 from bitnet.kernels.packing import prepare_matrix
@@ -42,15 +42,8 @@ _PAGE = 64  # positions; kKeyBlock in native/kernels.hpp
 
 
 def thread_count() -> int:
-    """Compute threads to use: ``BITNET_THREADS``, else the cores this process may run on."""
-    return settings.threads() or _cores()
-
-
-def _cores() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Compute threads to use: ``BITNET_THREADS``, else the cores this process may use."""
+    return settings.threads() or usable_cores()
 
 
 @cache
@@ -86,8 +79,8 @@ class NativeOps(Ops):
             )
         _self_test(module)
         wanted = threads or thread_count()
-        if wanted > _cores():
-            logger.warning("%d compute threads share %d cores: slower", wanted, _cores())
+        if wanted > (cores := usable_cores()):
+            logger.warning("%d compute threads share %d cores: slower", wanted, cores)
         module.set_threads(wanted)
         self._native = module
         self._turns: tuple[Array, float, Array, Array] | None = None

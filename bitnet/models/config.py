@@ -142,5 +142,6 @@ def _windows(checkpoint: Checkpoint, layers: int, *, period: int, window: int) -
     """Window of each layer; the last of each *period* has none unless a pattern says otherwise."""
     pattern = checkpoint.value("attention.sliding_window_pattern", period)
     if not isinstance(pattern, list):
+        pattern = checkpoint.integer("attention.sliding_window_pattern", period)
         pattern = [not pattern or (layer + 1) % pattern != 0 for layer in range(layers)]
     return tuple(window if local else 0 for local in pattern)

@@ -6,9 +6,13 @@ an error, ``BITNET_BACKEND=reference`` leaves it unused.
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import platform
 import re
+import sysconfig
+import threading
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -33,6 +37,8 @@ _INSTALL = "install a C++ compiler, then: pip install --force-reinstall bitnet-x
 @cache
 def _import() -> tuple[ModuleType | None, str, str]:
     """The module; else ``None``, why there is none to use, and what helps."""
+    if reason := _interpreter_refused():
+        return None, reason, "use the main interpreter of an ordinary Python"
     try:
         found = import_module("bitnet._native")
     except ImportError as error:
@@ -41,7 +47,36 @@ def _import() -> tuple[ModuleType | None, str, str]:
     if built != INTERFACE:
         reason = f"{found.__file__} was built for interface {built}, expected {INTERFACE}"
         return None, reason, "build it again, where its sources are: inv native"
+    atexit.register(_expect_leaks, found, os.getpid())
     return found, "", ""
+
+
+def _interpreter_refused() -> str:
+    """Why the module cannot be used in this interpreter; empty where it can."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return "it has not been made for free-threaded Python"
+    if not _in_main_interpreter():
+        return "its threads and locks are those of one interpreter, and this is a sub-interpreter"
+    return ""
+
+
+def _in_main_interpreter() -> bool:
+    for name in ("_interpreters", "_xxsubinterpreters"):  # from Python 3.13 on, and before
+        try:
+            interpreters = import_module(name)
+        except ImportError:
+            continue
+        return bool(interpreters.get_current() == interpreters.get_main())
+    return True
+
+
+def _expect_leaks(module: ModuleType, process: int) -> None:
+    """No warnings when the process ends for what threads keep that never end.
+
+    These are daemon threads, and in a forked child all threads of its parent.
+    """
+    if os.getpid() != process or any(thread.daemon for thread in threading.enumerate()):
+        module.set_leak_warnings(False)
 
 
 @cache

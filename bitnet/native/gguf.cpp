@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "gguf_index.hpp"
+#include "released.hpp"
 
 namespace nb = nanobind;
 
@@ -43,7 +44,7 @@ nb::tuple gguf_index(nb::handle object, uint64_t total) {
     gguf::Index index;
     gguf::Problem problem;
     {
-        nb::gil_scoped_release release;
+        const Released released;
         problem = gguf::walk(buffer.data(), buffer.size(), total, index);
     }
     if (problem.fault != gguf::Fault::none)
@@ -72,7 +73,7 @@ nb::object gguf_string_starts(nb::handle object, uint64_t count) {
     auto* starts = reinterpret_cast<uint64_t*>(PyByteArray_AS_STRING(out.ptr()));
     bool fits;
     {
-        nb::gil_scoped_release release;
+        const Released released;
         fits = gguf::string_starts(buffer.data(), buffer.size(), count, starts);
     }
     return fits ? out : nb::object(nb::none());

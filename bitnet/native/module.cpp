@@ -17,6 +17,8 @@ NB_MODULE(_native, m) {
     m.attr("INTERFACE") = BITNET_INTERFACE;
     m.def("cpu_features", &bitnet::cpu_feature_names,
           "Names of the instruction sets that can be used on this machine.");
+    m.def("set_leak_warnings", &nb::set_leak_warnings, nb::arg("wanted"),
+          "Whether the end of the process tells which objects of this module are left.");
     bitnet::bind_gguf(m);
     bitnet::bind_graph(m);
     bitnet::bind_kernels(m);

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "regex.hpp"
+#include "released.hpp"
 #include "tokenizer.hpp"
 
 namespace nb = nanobind;
@@ -62,7 +63,7 @@ public:
         Ids ids;
         bool exact = false;
         {
-            nb::gil_scoped_release release;
+            const Released released;
             exact = engine_->encode(input, parse_special, ids);
         }
         return exact ? to_list(ids) : nb::none();
@@ -72,7 +73,7 @@ public:
         const std::string_view input = utf8(text);
         Ids ids;
         {
-            nb::gil_scoped_release release;
+            const Released released;
             engine_->encode_normalized(input, at_start, ids);
         }
         return to_list(ids);

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitnet.errors import InferenceError
+from bitnet.forks import renew_in_child
 from bitnet.runtime.generation import FinishReason, GenerationParams, Piece
 from bitnet.runtime.scheduler import PREFILL_CHUNK, Scheduler
 
@@ -25,7 +27,8 @@ __all__ = ["PREFILL_CHUNK", "Engine", "FinishReason", "GenerationParams", "Piece
 class Engine:
     """Runs one sequence at a time; what the next prompt shares with the last one is kept.
 
-    Several threads may use it: their sequences are run one after the other.
+    Several threads may use it: their sequences are run one after the other. A forked child may use
+    it, too; sequences begun before the fork go on in the parent alone.
 
     Attributes:
         model: what it runs.
@@ -45,15 +48,21 @@ class Engine:
         Raises:
             UsageError: *context* is below one, or beyond what the model was made for.
         """
+        self.model = model
+        self._cache_dtype = cache_dtype
+        self._begin(context)
+        self.context = self._scheduler.context
+        renew_in_child(self, Engine._after_fork)
+
+    def _begin(self, context: int | None) -> None:
+        """Nothing runs and nothing is kept."""
         self._scheduler = Scheduler(
-            model,
+            self.model,
             context=context,
             max_batch=1,
             prefill_chunk=PREFILL_CHUNK,
-            cache_dtype=cache_dtype,
+            cache_dtype=self._cache_dtype,
         )
-        self.model = model
-        self.context = self._scheduler.context
         self._pieces: dict[sequence.Sequence, deque[Piece]] = {}
         self._lock = threading.Lock()  # scheduler and caches are for one thread
 
@@ -100,14 +109,21 @@ class Engine:
         """
         waiting: deque[Piece] = deque()
         with self._lock:
+            scheduler = self._scheduler
             self._pieces[sequence] = waiting
-            self._scheduler.queue(sequence)
+            scheduler.queue(sequence)
         try:
             while True:
                 while not waiting:
                     if cancel():
                         yield Piece(None, finish_reason="cancelled")
                         return
+                    if scheduler is not self._scheduler:
+                        raise InferenceError(
+                            "this answer was begun before the process was forked, and goes on in "
+                            "the parent alone",
+                            hint="start the answer in the child",
+                        )
                     self._step(waiting)
                 piece = waiting.popleft()
                 if piece.finish_reason == "error" and sequence.error:
@@ -117,8 +133,9 @@ class Engine:
                     return
         finally:
             with self._lock:
-                self._scheduler.cancel(sequence)
-                del self._pieces[sequence]
+                if scheduler is self._scheduler:
+                    scheduler.cancel(sequence)
+                    del self._pieces[sequence]
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits after every position of *ids*, ``(T, vocab_size)``; the cache stays untouched.
@@ -155,3 +172,8 @@ class Engine:
             # Two answers of one engine may be read in turns; each keeps its own pieces.
             for sequence, piece in self._scheduler.step():
                 self._pieces[sequence].append(piece)
+
+    def _after_fork(self) -> None:
+        """In a forked child: no sequence of another thread, and nothing that a pass left half."""
+        if self._pieces or self._lock.locked():
+            self._begin(self.context)

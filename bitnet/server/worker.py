@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -207,6 +208,7 @@ class Worker:
         self._fair_positions = self._share()
         self._stopped = False
         self._ends_at = float("inf")  # ``time.monotonic`` after which every answer ends
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="bitnet-worker", daemon=True)
 
     @property
@@ -225,7 +227,8 @@ class Worker:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread, in this process; after that a forked child is refused jobs."""
+        self._process = os.getpid()
         self._thread.start()
 
     def submit(self, jobs: Sequence[Job]) -> Order:
@@ -235,6 +238,7 @@ class Worker:
             Refused: the worker stops (503), as many jobs wait as may (429), or there are more of
                 them than ever may (400).
         """
+        self._check_process()
         with self._changed:
             self._take_places(len(jobs))
             order = Order(jobs, time.monotonic() + self.deadline_s)
@@ -249,6 +253,7 @@ class Worker:
         Raises:
             Refused: as :meth:`submit`.
         """
+        self._check_process()
         with self._changed:
             self._take_places(1)
         try:
@@ -270,6 +275,7 @@ class Worker:
             Refused: the worker stops.
         """
         future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._check_process()
         with self._changed:
             if self._stopped or time.monotonic() > self._ends_at:
                 raise _stopping()
@@ -290,12 +296,24 @@ class Worker:
                 self._ends_at = min(self._ends_at, time.monotonic() + within_s)
 
     def stop(self) -> None:
-        """End every answer and the thread."""
+        """End every answer and the thread; nothing in a forked child, which has none."""
+        if os.getpid() != self._process:
+            return
         with self._changed:
             self.draining = self._stopped = True
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join()
+
+    def _check_process(self) -> None:
+        """Refuse work in a forked child, where there is no thread to do it."""
+        if os.getpid() != self._process:
+            raise Refused(
+                503,
+                "this process was forked from the worker's, whose thread stayed there: "
+                "start the worker in each process",
+                kind="server_error",
+            )
 
     def _take_places(self, count: int) -> None:
         if self.draining:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from bitnet.errors import BitnetError, InvalidFormat, Unsupported, UsageError
+from bitnet.forks import renew_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -87,8 +88,8 @@ class ChatTemplate:
         self._sandbox.filters["tojson"] = _to_json
         self._sandbox.globals["raise_exception"] = _raise_exception
         self._sandbox.globals["strftime_now"] = lambda form: now().strftime(form)
-        # The sandbox counts steps of one rendering at a time.
-        self._lock = threading.Lock()
+        self._renew_lock()
+        renew_in_child(self, ChatTemplate._renew_lock)
         try:
             self._template = self._sandbox.from_string(template)
         except TemplateSyntaxError as error:
@@ -99,6 +100,10 @@ class ChatTemplate:
             ) from None
         except (TemplateError, RecursionError) as error:
             raise InvalidFormat(f"the chat template of {source} is not valid: {error}") from None
+
+    def _renew_lock(self) -> None:
+        """The sandbox counts steps of one rendering at a time."""
+        self._lock = threading.Lock()
 
     def render(
         self,

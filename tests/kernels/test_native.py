@@ -209,7 +209,7 @@ def test_threads_come_from_the_environment_or_the_cores_of_this_process(monkeypa
 @needs_native
 def test_more_threads_than_cores_are_said_to_be_slow(caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("bitnet"), "propagate", True)
-    monkeypatch.setattr(native_ops, "_cores", lambda: 2)
+    monkeypatch.setattr(native_ops, "usable_cores", lambda: 2)
     before = native.module().threads()
     try:
         NativeOps(threads=2)

@@ -183,3 +183,45 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
         graph.rotate(0, 0)
     with pytest.raises(ValueError, match="another width"):
         graph.norm(0, 0, np.ones(3, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layer": 2}, "no such layer"),
+        ({"layer": -1}, "no such layer"),
+        ({"layer": 2**62}, "no such layer"),
+        ({"window": -1}, "a window is a number of positions"),
+        ({"k": "half", "v": "half"}, "keys and values"),
+        ({"v": "half"}, "keys and values"),
+        ({"q": "half"}, "queries"),
+        ({"out": "half"}, "queries"),
+        ({"k": "queries", "v": "queries"}, "keys and values"),
+        ({"scale": float("nan")}, "scale or softcap"),
+        ({"softcap": -1.0}, "scale or softcap"),
+    ],
+)
+def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
+    registers = {"queries": 64, "keys": 32, "values": 32, "mixed": 64, "half": 16}
+    graph = NATIVE.Graph(list(registers.values()), 2, 2, 16, 1e-5)
+    arguments = {"out": "mixed", "q": "queries", "k": "keys", "v": "values"} | {
+        "layer": 1,
+        "scale": 1.0,
+        "window": 2**63 - 1,
+        "softcap": 0.0,
+    }
+    places = {name: place for place, name in enumerate(registers)}
+    graph.attend(**{name: places.get(value, value) for name, value in arguments.items()})
+    with pytest.raises(ValueError, match=said):
+        graph.attend(
+            **{name: places.get(value, value) for name, value in (arguments | change).items()}
+        )
+
+
+@pytest.mark.parametrize(
+    ("widths", "layers", "kv_heads", "head_dim"),
+    [([0], 1, 1, 1), ([1], 0, 1, 1), ([1], 1, -1, 1), ([1], 1, 1, 2**40), ([2**62], 1, 1, 1)],
+)
+def test_a_graph_of_impossible_sizes_is_refused(widths, layers, kv_heads, head_dim):
+    with pytest.raises(ValueError, match="out of range"):
+        NATIVE.Graph(widths, layers, kv_heads, head_dim, 1e-5)

@@ -442,3 +442,25 @@ def test_other_backends_and_encodings_are_refused() -> None:
     assert not pays(ops, small)
     assert not pays(reference, stored(normal(4, 4)))
     assert pays(ops, stored(np.zeros((1 << 16, 256))))
+
+
+@pytest.mark.parametrize("name", ["step", "residual", "norm"])
+@pytest.mark.parametrize("rows", [5, 400])
+def test_a_copy_with_values_that_are_no_numbers_chooses_nothing(
+    ops: NativeOps, name: str, rows: int
+) -> None:
+    """Sorting by NaN would read outside of the rows; all logits are computed instead."""
+    head = ScreenedHead.build(ops, matrix(ops, normal(rows, 64)))
+    hidden = normal(2, 64, seed=1)
+    assert all(head.candidates(hidden, [Wanted(count=3), Wanted(count=3)]))
+    head.arrays[name][:rows:3] = np.nan
+    wanted = [Wanted(count=3), Wanted(count=40, margin=5.0, ids=np.array([1, 4]))]
+    assert head.candidates(hidden, wanted) == [None, None]
+
+
+def test_weights_that_are_no_numbers_since_the_copy_choose_nothing(ops: NativeOps) -> None:
+    values = matrix(ops, normal(400, 64))
+    own = replace(values, data=values.data.copy())
+    head = ScreenedHead.build(ops, own)
+    own.data.view(np.float16)[:] = np.nan
+    assert head.candidates(normal(1, 64), [Wanted(count=3)]) == [None]

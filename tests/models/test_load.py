@@ -195,3 +195,27 @@ def test_gemma_alternates_windows():
     gemma3 = config_from(tiny("gemma3"))
     assert gemma3.windows == (4, 4)
     assert gemma3.local_rope.base == 10000.0
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, 2**63, 2**32, -1, 1.5, True, "8", [8]])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "attention.head_count",
+        "attention.head_count_kv",
+        "attention.key_length",
+        "attention.sliding_window",
+        "attention.sliding_window_pattern",
+        "block_count",
+        "context_length",
+        "embedding_length",
+        "feed_forward_length",
+        "rope.dimension_count",
+        "rope.scaling.original_context_length",
+    ],
+)
+def test_an_integer_that_cannot_be_one_is_a_damaged_file(key, value):
+    checkpoint = tiny("gemma3")
+    checkpoint.metadata[f"gemma3.{key}"] = value
+    with pytest.raises(InvalidFormat):
+        config_from(checkpoint)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
+import sysconfig
+import textwrap
 
 import pytest
 
@@ -11,17 +15,23 @@ from bitnet.errors import Unsupported
 
 
 @pytest.fixture
-def outdated(monkeypatch):
-    """Sources of a later interface than that of the module that is built."""
-    if native.module() is None:
-        pytest.skip("the compiled module is not installed or switched off")
-    monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
+def imported_anew():
+    """The module is looked for again, in the test and after it."""
     forget = (native._import.cache_clear, native._warn_once.cache_clear)
     for one in forget:
         one()
     yield
     for one in forget:
         one()
+
+
+@pytest.fixture
+def outdated(monkeypatch, imported_anew):
+    """Sources of a later interface than that of the module that is built."""
+    if native.module() is None:
+        pytest.skip("the compiled module is not installed or switched off")
+    monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
+    native._import.cache_clear()
 
 
 def test_a_module_built_by_these_sources_is_used(monkeypatch):
@@ -49,3 +59,53 @@ def test_it_is_an_error_where_the_compiled_backend_is_demanded(outdated, monkeyp
     with pytest.raises(Unsupported, match="interface") as raised:
         native.module()
     assert raised.value.hint.endswith("inv native")
+
+
+def test_free_threaded_python_is_refused_with_the_reason(imported_anew, monkeypatch, caplog):
+    real = sysconfig.get_config_var
+    monkeypatch.setattr(
+        sysconfig, "get_config_var", lambda name: 1 if name == "Py_GIL_DISABLED" else real(name)
+    )
+    monkeypatch.setenv("BITNET_BACKEND", "auto")
+    with caplog.at_level(logging.WARNING):
+        assert native.module() is None
+    assert "free-threaded" in caplog.text
+    monkeypatch.setenv("BITNET_BACKEND", "native")
+    with pytest.raises(Unsupported, match="free-threaded") as raised:
+        native.module()
+    assert "ordinary Python" in raised.value.hint
+
+
+def test_a_sub_interpreter_is_refused_with_the_reason():
+    """In both orders: before the main interpreter has the module, and after."""
+    script = """
+        import sys
+        try:
+            import _interpreters as interpreters
+        except ImportError:
+            import _xxsubinterpreters as interpreters
+        def run():
+            number = interpreters.create()
+            failed = interpreters.run_string(
+                number,
+                "import os; os.environ['BITNET_BACKEND'] = 'native'\\n"
+                "from bitnet import native\\n"
+                "try: native.module()\\n"
+                "except native.Unsupported as error: print(error, flush=True)",
+            )
+            assert failed is None, failed
+        run()
+        from bitnet import native
+        native.module()
+        run()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    first, second = done.stdout.splitlines()
+    assert first == second
+    assert "this is a sub-interpreter" in first

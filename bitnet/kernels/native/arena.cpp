@@ -3,6 +3,8 @@
 #include <mutex>
 #include <new>
 
+#include "forks.hpp"
+
 #if !defined(_WIN32)
 #include <sys/mman.h>
 #endif
@@ -39,19 +41,24 @@ struct Chunk {
     Chunk& operator=(const Chunk&) = delete;
 };
 
+struct Arena {
+    std::mutex mutex;
+    std::weak_ptr<Chunk> current;
+};
+
 }  // namespace
 
 std::shared_ptr<uint8_t> allocate_weights(size_t size) {
-    static std::mutex mutex;
-    static std::weak_ptr<Chunk> current;
-    const std::lock_guard<std::mutex> lock(mutex);
+    static auto& arenas = *new PerProcess<Arena>;  // leaked: a thread may be here when the process ends
+    Arena& arena = arenas.get();
+    const std::lock_guard<std::mutex> lock(arena.mutex);
     const size_t needed = (size + 63) / 64 * 64;
-    std::shared_ptr<Chunk> chunk = current.lock();
+    std::shared_ptr<Chunk> chunk = arena.current.lock();
     if (!chunk || chunk->size - chunk->used < needed) {
         const size_t whole = (needed + kHugePage - 1) / kHugePage * kHugePage;
         chunk = std::make_shared<Chunk>(whole > kChunk ? whole : kChunk);
         if (!chunk->memory) return nullptr;
-        current = chunk;
+        arena.current = chunk;
     }
     uint8_t* piece = chunk->memory + chunk->used;
     chunk->used += needed;

@@ -1,7 +1,11 @@
-// What every file needs that shows kernels to Python: arrays, and a ValueError for what they lack.
+// What every file needs that shows kernels to Python: arrays, a ValueError for what they lack, and
+// the state in which they are computed with.
 #pragma once
 
 #include <nanobind/ndarray.h>
+
+#include "float_mode.hpp"
+#include "released.hpp"
 
 namespace bitnet {
 
@@ -12,5 +16,11 @@ using Array = nanobind::ndarray<T, More..., nanobind::c_contig, nanobind::device
 inline void require(bool condition, const char* what) {
     if (!condition) throw nanobind::value_error(what);
 }
+
+// While kernels run: without the interpreter's lock, in the floating-point mode they are written for.
+struct Computing {
+    const Released released;
+    const FloatMode mode;
+};
 
 }  // namespace bitnet

@@ -5,6 +5,7 @@
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
+#include <cmath>
 #include <optional>
 
 #include "bind_arrays.hpp"
@@ -26,7 +27,8 @@ using Addresses = Array<const uint64_t, nb::ndim<1>>;
 class BoundGraph {
 public:
     BoundGraph(std::vector<int64_t> widths, int64_t layers, int64_t kv_heads, int64_t head_dim, float eps)
-        : widths_(widths), head_dim_(head_dim), graph_(std::move(widths), layers, kv_heads, head_dim, eps) {}
+        : widths_(checked(widths)), layers_(checked(layers)), kv_heads_(checked(kv_heads)), head_dim_(checked(head_dim)),
+          graph_(std::move(widths), layers, kv_heads, head_dim, eps) {}
 
     int64_t add_context(const std::vector<std::pair<Doubles, double>>& rotations) {
         require(rotations.size() == pairs_.size(), "frequencies for another number of rotations");
@@ -82,9 +84,11 @@ public:
     }
 
     void attend(int out, int q, int k, int v, int64_t layer, float scale, int64_t window, float softcap) {
-        require(width(q) == width(out) && width(k) == width(v) && width(k) > 0 && width(q) % width(k) == 0 &&
-                    window >= 0 && layer >= 0,
-                "heads do not fit");
+        require(layer >= 0 && layer < layers_, "no such layer");
+        require(window >= 0, "a window is a number of positions, or 0");
+        require(width(k) == kv_heads_ * head_dim_ && width(v) == width(k), "keys and values are those of other heads");
+        require(width(q) % width(k) == 0 && width(out) == width(q), "queries or results are those of other heads");
+        require(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0.0f, "scale or softcap is out of range");
         graph_.attend(out, q, k, v, layer, scale, window, softcap);
     }
 
@@ -128,11 +132,21 @@ public:
         for (size_t i = 0; i < tokens.size(); ++i)
             require(tokens.data()[i] >= 0 && tokens.data()[i] < vocabulary_, "a token is outside of the vocabulary");
         require(int64_t(out.size()) == wanted * width(result), "out has another size than the wanted rows");
-        const nb::gil_scoped_release release;
+        const Computing computing;
         graph_.run(tokens.data(), all, result, out.data());
     }
 
 private:
+    // Widths and counts whose products stay far from the end of an int64_t.
+    static int64_t checked(int64_t count) {
+        require(count > 0 && count <= kLargest, "a width or a number of heads or layers is out of range");
+        return count;
+    }
+    static const std::vector<int64_t>& checked(const std::vector<int64_t>& widths) {
+        for (const int64_t width : widths) checked(width);
+        return widths;
+    }
+
     int64_t width(int r) const {
         require(r >= 0 && r < int(widths_.size()), "no such register");
         return widths_[size_t(r)];
@@ -168,8 +182,9 @@ private:
         return m;
     }
 
+    static constexpr int64_t kLargest = 1 << 24;
     const std::vector<int64_t> widths_;
-    const int64_t head_dim_;
+    const int64_t layers_, kv_heads_, head_dim_;
     int64_t vocabulary_ = 0, contexts_ = 0;
     std::vector<int64_t> pairs_;
     std::vector<nb::object> kept_;

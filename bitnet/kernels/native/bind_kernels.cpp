@@ -42,7 +42,7 @@ void bind_linear(int type, const Bytes& weight, int64_t rows, int64_t cols, floa
     job.matrix.type = checked, job.matrix.data = weight.data(), job.matrix.scale = scale;
     job.matrix.rows = rows, job.matrix.cols = job.matrix.inputs = cols;
     job.y = out.data();
-    const nb::gil_scoped_release release;
+    const Computing computing;
     linear(job, x.data(), tokens);
 }
 
@@ -52,7 +52,7 @@ void bind_embed(int type, const Bytes& weight, int64_t rows, int64_t cols, float
     require(out.size() == ids.size() * size_t(cols), "out must be (ids, cols)");
     for (size_t i = 0; i < ids.size(); ++i)
         require(ids.data()[i] >= 0 && ids.data()[i] < rows, "a row number is out of range");
-    const nb::gil_scoped_release release;
+    const Computing computing;
     embed(checked, weight.data(), rows, cols, scale, ids.data(), int64_t(ids.size()), out.data());
 }
 
@@ -85,7 +85,7 @@ void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols, c
     require(can_tile(checked), "the encoding has no form with interleaved rows");
     const int64_t stored = (rows + kTileRows - 1) / kTileRows * kTileRows;
     require(int64_t(out.size()) == stored * row_bytes(tiled(checked), cols), "out has the wrong size");
-    const nb::gil_scoped_release release;
+    const Computing computing;
     pack_rows(checked, weight.data(), rows, cols, out.data());
 }
 
@@ -97,14 +97,14 @@ int64_t rows_of(const Floats& x, const OutFloats& out, int64_t cols) {
 
 void bind_rms_norm(const Floats& x, const Floats& weight, float eps, const OutFloats& out) {
     const auto cols = int64_t(weight.size()), rows = rows_of(x, out, cols);
-    const nb::gil_scoped_release release;
+    const Computing computing;
     rms_norm(x.data(), weight.data(), rows, cols, eps, out.data());
 }
 
 void bind_layer_norm(const Floats& x, const Floats& weight, const Floats& bias, float eps, const OutFloats& out) {
     const auto cols = int64_t(weight.size()), rows = rows_of(x, out, cols);
     require(bias.size() == 0 || bias.size() == weight.size(), "bias must be empty or like the weight");
-    const nb::gil_scoped_release release;
+    const Computing computing;
     layer_norm(x.data(), weight.data(), bias.size() ? bias.data() : nullptr, rows, cols, eps, out.data());
 }
 
@@ -117,14 +117,14 @@ void bind_rope(const Floats& x, const Floats& cos, const Floats& sin, bool half,
     a.heads = int64_t(x.shape(1)), a.head_dim = int64_t(x.shape(2)), a.rotated = 2 * int64_t(cos.shape(1));
     a.half = half;
     const auto tokens = int64_t(x.shape(0));
-    const nb::gil_scoped_release release;
+    const Computing computing;
     rope(a, tokens);
 }
 
 void bind_gate(int kind, const Floats& g, const Floats& up, const OutFloats& out) {
     require(kind >= 0 && kind <= int(Gate::relu2), "unknown gate");
     require(g.size() == up.size() && g.size() == out.size(), "gate, up and out must have one size");
-    const nb::gil_scoped_release release;
+    const Computing computing;
     gate(Gate(kind), g.data(), up.data(), int64_t(g.size()), out.data());
 }
 
@@ -145,29 +145,30 @@ void bind_attention(const Floats& q, const Pages& pages, int64_t start, float sc
     for (size_t i = 0; i < pages.shape(0); ++i) each.push_back(pages.data() + int64_t(i) * pages.stride(0));
     a.q = q.data(), a.pages = each.data(), a.out = out.data();
     a.start = start, a.scale = scale, a.window = window, a.softcap = softcap;
-    const nb::gil_scoped_release release;
+    const Computing computing;
     attention({a});
 }
 
 void bind_softcap(const Floats& x, float cap, const OutFloats& out) {
     require(x.size() == out.size() && cap > 0.0f, "x and out must have one size, cap must be above 0");
-    const nb::gil_scoped_release release;
+    const Computing computing;
     softcap(x.data(), int64_t(x.size()), cap, out.data());
 }
 
 void bind_turns(const Array<const double>& angles, double scale, const OutFloats& cos, const OutFloats& sin) {
     require(angles.size() == cos.size() && angles.size() == sin.size(), "angles, cos and sin must have one size");
+    const Computing computing;
     turns(angles.data(), int64_t(angles.size()), scale, cos.data(), sin.data());
 }
 
 void bind_to_half(const Floats& x, const Array<uint16_t>& out) {
     require(x.size() == out.size(), "x and out must have one size");
-    const nb::gil_scoped_release release;
+    const Computing computing;
     to_half(x.data(), int64_t(x.size()), out.data());
 }
 
 uint64_t bind_sum_bytes(const Bytes& bytes) {
-    const nb::gil_scoped_release release;
+    const Computing computing;
     return sum_bytes(bytes.data(), int64_t(bytes.size()));
 }
 

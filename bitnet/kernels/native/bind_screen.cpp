@@ -58,7 +58,7 @@ auto to_array(std::vector<T>&& values) {
 
 bool bind_build(const Screen& s, int64_t begin, int64_t end) {
     require(begin >= 0 && begin <= end && end <= screen_tiles(s.m.rows), "tiles are out of range");
-    const nb::gil_scoped_release release;
+    const Computing computing;
     return build_screen(s.m, begin, end);
 }
 
@@ -88,7 +88,7 @@ nb::list bind_screen_rows(const Screen& s, const Array<const float>& x, int64_t 
     }
     std::vector<ScreenResult> results;
     {
-        const nb::gil_scoped_release release;
+        const Computing computing;
         results = screen(s.m, queries);
     }
     nb::list out;
@@ -99,7 +99,7 @@ nb::list bind_screen_rows(const Screen& s, const Array<const float>& x, int64_t 
 bool bind_bounds(const Screen& s, const Array<const float>& x, bool sixth, const Array<float>& approx, const Array<float>& upper) {
     require(int64_t(x.size()) == s.m.cols && approx.size() == s.step.size() && upper.size() == s.step.size(),
             "x must be (cols,), approx and upper whole tiles of rows");
-    const nb::gil_scoped_release release;
+    const Computing computing;
     return screen_bounds(s.m, x.data(), sixth, approx.data(), upper.data());
 }
 
@@ -107,14 +107,14 @@ void bind_rows(const Screen& s, const Array<const float>& x, const Array<const i
     require(int64_t(x.size()) == s.m.cols && ids.size() == out.size(), "x must be (cols,), out like ids");
     for (size_t i = 0; i < ids.size(); ++i)
         require(ids.data()[i] >= 0 && ids.data()[i] < s.m.rows, "a row number is out of range");
-    const nb::gil_scoped_release release;
+    const Computing computing;
     linear_rows(s.m, x.data(), ids.data(), int64_t(ids.size()), out.data());
 }
 
 nb::bytes bind_hash(const Array<const uint8_t>& data) {
     ContentHash found;
     {
-        const nb::gil_scoped_release release;
+        const Computing computing;
         found = content_hash(data.data(), int64_t(data.size()));
     }
     return nb::bytes(reinterpret_cast<const char*>(&found), sizeof(found));

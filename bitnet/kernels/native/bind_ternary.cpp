@@ -33,7 +33,7 @@ bool bind_pack(const std::string& source, const Bytes& weight, int64_t rows, int
     if (cols < inputs || cols % ternary_step(packed) || int64_t(out.size()) < ternary_code_bytes(packed, rows, cols))
         throw nb::value_error("out must hold whole tiles of cols columns");
     if (packed == Type::TernaryDense && cols > kDenseCols) throw nb::value_error("too many columns for dense tiles");
-    const nb::gil_scoped_release release;
+    const Computing computing;
     return pack_ternary(kind, weight.data(), rows, inputs, packed, cols, out.data());
 }
 

@@ -21,7 +21,7 @@ Graph::Graph(std::vector<int64_t> widths, int64_t layers, int64_t kv_heads, int6
 }
 
 int64_t Graph::add_context(std::vector<Frequencies> rotations) {
-    const std::lock_guard<std::mutex> lock(running_);
+    const std::lock_guard<std::mutex> lock(passes_.get().running);
     contexts_.push_back(std::move(rotations));
     return int64_t(contexts_.size()) - 1;
 }
@@ -40,14 +40,14 @@ void Graph::add_whole(std::function<void()> function) {
 // The cosines and sines of every row come first, once per pass.
 int Graph::add_rotation(int64_t pairs, bool half) {
     const size_t i = rotations_.size();
-    rotations_.push_back({pairs, half, {}, {}});
+    rotations_.push_back({pairs, half});
     add_row([this, i, pairs](int64_t row) {
-        Rotation& r = rotations_[i];
-        const Row& it = of_row_[size_t(row)];
-        const Frequencies& f = contexts_[size_t((*segments_)[size_t(it.segment)].context)][i];
+        Turns& to = pass_->turns[i];
+        const Row& it = pass_->of_row[size_t(row)];
+        const Frequencies& f = contexts_[size_t(segment(it).context)][i];
         auto* angles = reinterpret_cast<double*>(thread_scratch(size_t(pairs) * sizeof(double)));
         for (int64_t p = 0; p < pairs; ++p) angles[p] = double(it.position) * f.of_pair[size_t(p)];
-        turns(angles, pairs, f.scale, &r.cos[size_t(row * pairs)], &r.sin[size_t(row * pairs)]);
+        turns(angles, pairs, f.scale, &to.cos[size_t(row * pairs)], &to.sin[size_t(row * pairs)]);
     });
     return int(i);
 }
@@ -55,7 +55,7 @@ int Graph::add_rotation(int64_t pairs, bool half) {
 void Graph::embed(int out, const Matrix& table, float scale) {
     add_row(
         [=](int64_t row) {
-            const int64_t id = of_row_[size_t(row)].token;
+            const int64_t id = pass_->of_row[size_t(row)].token;
             float* x = at(out, row);
             float* all = table.cols == table.inputs
                              ? x
@@ -98,12 +98,12 @@ void Graph::linear(int x, const std::vector<int>& outs, const std::vector<Matrix
 
 void Graph::product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
                     const std::vector<const float*>& biases) {
-    add_row([=](int64_t row) { activations_.quantize(at(x, row), row); },
-            [=] { activations_.prepare(matrices, rows_); });
+    add_row([=](int64_t row) { pass_->activations.quantize(at(x, row), row); },
+            [=] { pass_->activations.prepare(matrices, pass_->rows); });
     add_whole([=] {
-        jobs_.clear();
-        for (size_t i = 0; i < outs.size(); ++i) jobs_.push_back({matrices[i], biases[i], at(outs[i], 0)});
-        linear_group(jobs_, at(x, 0), rows_, activations_);
+        pass_->jobs.clear();
+        for (size_t i = 0; i < outs.size(); ++i) pass_->jobs.push_back({matrices[i], biases[i], at(outs[i], 0)});
+        linear_group(pass_->jobs, at(x, 0), pass_->rows, pass_->activations);
     });
 }
 
@@ -121,9 +121,10 @@ void Graph::rotate(int x, int rotation) {
     add_row(
         [=](int64_t row) {
             const Rotation& r = rotations_[size_t(rotation)];
+            const Turns& by = pass_->turns[size_t(rotation)];
             RopeArgs a;
             a.x = a.out = at(x, row);
-            a.cos = &r.cos[size_t(row * r.pairs)], a.sin = &r.sin[size_t(row * r.pairs)];
+            a.cos = &by.cos[size_t(row * r.pairs)], a.sin = &by.sin[size_t(row * r.pairs)];
             a.heads = width(x) / head_dim_, a.head_dim = head_dim_, a.rotated = 2 * r.pairs;
             a.half = r.half;
             active().rope(a, 0, 1);
@@ -134,26 +135,26 @@ void Graph::rotate(int x, int rotation) {
 void Graph::attend(int out, int q, int k, int v, int64_t layer, float scale, int64_t window, float softcap) {
     const int64_t offset = layer * layer_halves();
     add_row([=](int64_t row) {
-        const Row& it = of_row_[size_t(row)];
-        uint16_t* page = (*segments_)[size_t(it.segment)].pages[size_t(it.position / kKeyBlock)];
+        const Row& it = pass_->of_row[size_t(row)];
+        uint16_t* page = segment(it).pages[size_t(it.position / kKeyBlock)];
         active().store_position(at(k, row), at(v, row), kv_heads_, head_dim_, it.position % kKeyBlock, page + offset);
     });
     // Keys of neighbouring positions share cache lines, which threads should not take from each other.
     stages_.back().multiple = kKeyBlock / 2;
     add_whole([=] {
-        attention_.clear();
+        pass_->attention.clear();
         int64_t row = 0;
-        for (const Segment& segment : *segments_) {
+        for (const Segment& segment : *pass_->segments) {
             AttentionArgs a;
             a.q = at(q, row), a.out = at(out, row);
             a.pages = segment.pages.data(), a.layer_offset = offset;
             a.tokens = segment.count, a.start = segment.start;
             a.heads = width(q) / head_dim_, a.kv_heads = kv_heads_, a.head_dim = head_dim_;
             a.scale = scale, a.window = window, a.softcap = softcap;
-            attention_.push_back(a);
+            pass_->attention.push_back(a);
             row += segment.count;
         }
-        attention(attention_);
+        attention(pass_->attention);
     });
 }
 
@@ -173,52 +174,57 @@ void Graph::add(int x, int y) {
 void Graph::select(const std::vector<int>& registers) {
     add_whole([=] {
         int64_t end = 0, kept = 0;
-        for (const Segment& segment : *segments_) {
+        for (const Segment& segment : *pass_->segments) {
             end += segment.count;
             for (const int r : registers)
                 std::memmove(at(r, kept), at(r, end - segment.wanted),
                              size_t(segment.wanted * width(r)) * sizeof(float));
             kept += segment.wanted;
         }
-        rows_ = kept;
+        pass_->rows = kept;
     });
 }
 
 void Graph::start(const int64_t* tokens, const std::vector<Segment>& segments) {
-    segments_ = &segments;
-    of_row_.clear();
+    Pass& pass = *pass_;
+    pass.segments = &segments;
+    pass.of_row.clear();
     for (size_t s = 0; s < segments.size(); ++s)
         for (int64_t i = 0; i < segments[s].count; ++i)
-            of_row_.push_back({int64_t(s), segments[s].start + i, *tokens++});
-    rows_ = room_ = int64_t(of_row_.size());
-    if (capacity_ < room_) {
-        memory_.reset(new float[size_t(room_ * total_width_)]);
-        capacity_ = room_;
+            pass.of_row.push_back({int64_t(s), segments[s].start + i, *tokens++});
+    pass.rows = pass.room = int64_t(pass.of_row.size());
+    if (pass.capacity < pass.room) {
+        pass.memory.reset(new float[size_t(pass.room * total_width_)]);
+        pass.capacity = pass.room;
     }
-    for (Rotation& r : rotations_) {
-        r.cos.resize(size_t(rows_ * r.pairs));
-        r.sin.resize(size_t(rows_ * r.pairs));
+    pass.turns.resize(rotations_.size());
+    for (size_t i = 0; i < rotations_.size(); ++i) {
+        pass.turns[i].cos.resize(size_t(pass.rows * rotations_[i].pairs));
+        pass.turns[i].sin.resize(size_t(pass.rows * rotations_[i].pairs));
     }
 }
 
 void Graph::run_rows(const Stage& stage) {
     for (const auto& once : stage.before) once();
-    Split(rows_, stage.multiple, rows_ * total_width_ < kSerialWork).run([&](int64_t r0, int64_t r1) {
+    const int64_t rows = pass_->rows;
+    Split(rows, stage.multiple, rows * total_width_ < kSerialWork).run([&](int64_t r0, int64_t r1) {
         for (int64_t row = r0; row < r1; ++row)
             for (const RowFunction& function : stage.rows) function(row);
     });
 }
 
 void Graph::run(const int64_t* tokens, const std::vector<Segment>& segments, int result, float* out) {
-    const std::lock_guard<std::mutex> lock(running_);
+    Pass& pass = passes_.get();
+    const std::lock_guard<std::mutex> lock(pass.running);
+    pass_ = &pass;
     wake_threads();
     start(tokens, segments);
     for (const Stage& stage : stages_) {
-        if (rows_ == 0) return;
+        if (pass.rows == 0) return;
         if (stage.whole) stage.whole();
         else run_rows(stage);
     }
-    std::copy(at(result, 0), at(result, rows_), out);
+    std::copy(at(result, 0), at(result, pass.rows), out);
 }
 
 }  // namespace bitnet

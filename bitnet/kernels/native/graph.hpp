@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "counters.hpp"
+#include "forks.hpp"
 #include "linear.hpp"
 
 namespace bitnet {
@@ -66,13 +67,30 @@ private:
     struct Rotation {
         int64_t pairs;
         bool half;
-        std::vector<float> cos, sin;  // (rows, pairs)
     };
     struct Row {
         int64_t segment, position, token;
     };
+    struct Turns {
+        std::vector<float> cos, sin;  // (rows, pairs)
+    };
+    // What a pass works with. One runs at a time.
+    struct Pass {
+        std::mutex running;
+        std::unique_ptr<float[]> memory;
+        int64_t capacity = 0, room = 0, rows = 0;
+        std::vector<Row> of_row;
+        const std::vector<Segment>* segments = nullptr;
+        std::vector<Turns> turns;  // one for each rotation
+        Activations activations;
+        std::vector<AttentionArgs> attention;
+        std::vector<LinearJob> jobs;
+    };
 
-    float* at(int r, int64_t row) { return memory_.get() + offsets_[size_t(r)] * room_ + row * widths_[size_t(r)]; }
+    float* at(int r, int64_t row) {
+        return pass_->memory.get() + offsets_[size_t(r)] * pass_->room + row * widths_[size_t(r)];
+    }
+    const Segment& segment(const Row& row) const { return (*pass_->segments)[size_t(row.segment)]; }
     int64_t width(int r) const { return widths_[size_t(r)]; }
     int64_t layer_halves() const { return 2 * kv_heads_ * head_dim_ * kKeyBlock; }
     void add_row(RowFunction function, std::function<void()> before = nullptr);
@@ -91,15 +109,8 @@ private:
     std::vector<Rotation> rotations_;
     std::vector<std::vector<Frequencies>> contexts_;
 
-    std::mutex running_;
-    // Of the pass at hand.
-    std::unique_ptr<float[]> memory_;
-    int64_t capacity_ = 0, room_ = 0, rows_ = 0;
-    std::vector<Row> of_row_;
-    const std::vector<Segment>* segments_ = nullptr;
-    Activations activations_;
-    std::vector<AttentionArgs> attention_;
-    std::vector<LinearJob> jobs_;
+    PerProcess<Pass> passes_;
+    Pass* pass_ = nullptr;  // the one that runs
 };
 
 }  // namespace bitnet

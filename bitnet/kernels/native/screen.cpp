@@ -43,7 +43,7 @@ void split(int64_t n, F&& body) {
 // What the copy says of all rows, for one hidden state.
 struct Screened {
     std::vector<float> approx, upper;  // (tiles * 16,)
-    std::vector<float> best, highest;  // (tiles,) their maxima
+    std::vector<float> best, highest;  // (tiles,) their maxima; NaN where one of a tile's values is
 
     void resize(int64_t tiles) {
         approx.resize(size_t(tiles * kScreenRows));
@@ -53,8 +53,19 @@ struct Screened {
     }
     void summarize(int64_t tile) {
         const auto at = tile * kScreenRows;
-        best[size_t(tile)] = *std::max_element(&approx[size_t(at)], &approx[size_t(at)] + kScreenRows);
-        highest[size_t(tile)] = *std::max_element(&upper[size_t(at)], &upper[size_t(at)] + kScreenRows);
+        bool numbers = true;
+        for (int64_t r = at; r < at + kScreenRows; ++r)
+            numbers = numbers && !std::isnan(approx[size_t(r)]) && !std::isnan(upper[size_t(r)]);
+        const auto highest_of = [&](const std::vector<float>& values) {
+            const float* first = &values[size_t(at)];
+            return numbers ? *std::max_element(first, first + kScreenRows) : std::numeric_limits<float>::quiet_NaN();
+        };
+        best[size_t(tile)] = highest_of(approx);
+        highest[size_t(tile)] = highest_of(upper);
+    }
+    // NaN has no place among other values, so nothing can be chosen with one.
+    bool ordered() const {
+        return std::none_of(best.begin(), best.end(), [](float value) { return std::isnan(value); });
     }
     void leave_out(int64_t row) { approx[size_t(row)] = upper[size_t(row)] = kNone; }
 };
@@ -148,6 +159,7 @@ ScreenResult choose(const ScreenedMatrix& m, const ScreenQuery& query, const Scr
     const std::vector<int64_t> likely = likely_best(s, query.count);
     std::vector<float> exact(likely.size());
     linear_rows(m, query.x, likely.data(), int64_t(likely.size()), exact.data());
+    if (std::any_of(exact.begin(), exact.end(), [](float logit) { return std::isnan(logit); })) return {};
     // As many rows as asked for reach the lowest of these; with fewer rows than that, all are found.
     float threshold = kNone;
     if (int64_t(likely.size()) == query.count) threshold = *std::min_element(exact.begin(), exact.end());
@@ -208,7 +220,8 @@ std::vector<ScreenResult> screen(const ScreenedMatrix& m, const std::vector<Scre
     thread_local std::vector<Screened> screened;  // a megabyte per hidden state
     if (screened.size() < inputs.size()) screened.resize(inputs.size());
     if (!inputs.empty()) screen_all(m, inputs, screened);
-    for (size_t i = 0; i < at.size(); ++i) results[at[i]] = choose(m, queries[at[i]], inputs[i], screened[i]);
+    for (size_t i = 0; i < at.size(); ++i)
+        if (screened[i].ordered()) results[at[i]] = choose(m, queries[at[i]], inputs[i], screened[i]);
     return results;
 }
 

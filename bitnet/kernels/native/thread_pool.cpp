@@ -3,39 +3,29 @@
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <system_error>
 #include <thread>
 #include <vector>
 
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
 #endif
-#if !defined(_WIN32)
-#include <unistd.h>
-#endif
+#include "float_mode.hpp"
+#include "forks.hpp"
 
 namespace bitnet {
 namespace {
 
-constexpr int kSpins = 2000;      // about 40 microseconds: the gap between two operations
-constexpr int kCallerSpins = 200; // then the caller gives its core to a worker that lost one
+constexpr int kCallerSpins = 200;  // then the caller gives its core to a worker that lost one
 
 void pause_core() {
 #if defined(__x86_64__) || defined(_M_X64)
     _mm_pause();
 #elif defined(__aarch64__) && !defined(_MSC_VER)
     __asm__ volatile("yield");
-#endif
-}
-
-long process_id() {
-#if defined(_WIN32)
-    return 0;
-#else
-    return long(getpid());
 #endif
 }
 
@@ -65,8 +55,9 @@ public:
     // Where the system has no room for another thread there are fewer: slower, and right.
     explicit Pool(int workers) : wanted_(workers) {
         try {
+            workers_.reserve(size_t(workers));
             for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { loop(); });
-        } catch (const std::system_error&) {
+        } catch (const std::exception&) {
         }
     }
 
@@ -110,9 +101,11 @@ private:
     }
 
     void loop() {
+        const FloatMode mode;
+        Patience patience;
         uint64_t seen = 0;
         for (;;) {
-            wait(seen);
+            wait(seen, patience);
             seen = epoch_.load();
             if (stop_.load()) return;
             inside_.fetch_add(1);
@@ -121,15 +114,25 @@ private:
         }
     }
 
-    void wait(uint64_t seen) {
-        for (int i = 0; i < kSpins; ++i) {
-            if (epoch_.load(std::memory_order_acquire) != seen) return;
-            pause_core();
+    void wait(uint64_t seen, Patience& patience) {
+        if (const int turns = patience.turns()) {
+            const auto start = std::chrono::steady_clock::now();
+            const bool called = spin(seen, turns);
+            patience.spun(std::chrono::steady_clock::now() - start);
+            if (called) return;
         }
         std::unique_lock<std::mutex> lock(sleep_);
         sleepers_.fetch_add(1);
         wake_.wait(lock, [&] { return epoch_.load() != seen; });
         sleepers_.fetch_sub(1);
+    }
+
+    bool spin(uint64_t seen, int turns) const {
+        for (int i = 0; i < turns; ++i) {
+            if (epoch_.load(std::memory_order_acquire) != seen) return true;
+            pause_core();
+        }
+        return false;
     }
 
     const int wanted_;
@@ -143,52 +146,49 @@ private:
     alignas(64) std::atomic<int> inside_{0};
 };
 
-// Leaked on purpose: at exit the workers may still be asleep in it.
-struct State {
-    std::mutex in_use;
-    std::atomic<int> wanted{int(std::max(1u, std::thread::hardware_concurrency()))};
-    long owner = process_id();
-    Pool* pool = nullptr;
-};
-
-State& state() {
-    static State& it = *new State;
-    return it;
-}
+std::atomic<int> wanted_threads{int(std::max(1u, std::thread::hardware_concurrency()))};
 
 // A forked child has this memory but none of the threads: it starts its own.
-void prepare_pool(State& s) {
-    const int workers = s.wanted.load() - 1;
-    if (s.owner != process_id()) {
-        s.pool = nullptr;
-        s.owner = process_id();
+struct State {
+    std::mutex in_use;
+    std::unique_ptr<Pool> pool;
+};
+
+// Leaked on purpose: at exit the workers may still be asleep in it.
+State& state() {
+    static auto& it = *new PerProcess<State>;
+    return it.get();
+}
+
+// The pool of *s*, whose lock is held, with as many threads as are wanted now.
+Pool& prepared(State& s) {
+    const int workers = wanted_threads.load() - 1;
+    if (!s.pool || s.pool->wanted() != workers) {
+        s.pool.reset();  // its threads end before others begin, and no pointer to it is left
+        s.pool = std::make_unique<Pool>(workers);
     }
-    if (s.pool && s.pool->wanted() == workers) return;
-    delete s.pool;
-    s.pool = new Pool(workers);
+    return *s.pool;
 }
 
 }  // namespace
 
-void set_threads(int count) { state().wanted.store(count < 1 ? 1 : count); }
+void set_threads(int count) { wanted_threads.store(count < 1 ? 1 : count); }
 
-int threads() { return state().wanted.load(); }
+int threads() { return wanted_threads.load(); }
 
 void wake_threads() {
     State& s = state();
-    if (s.wanted.load() < 2 || !s.in_use.try_lock()) return;
+    if (threads() < 2 || !s.in_use.try_lock()) return;
     const std::lock_guard<std::mutex> lock(s.in_use, std::adopt_lock);
-    prepare_pool(s);
-    s.pool->wake();
+    prepared(s).wake();
 }
 
 void run_chunks(int64_t chunks, ChunkFunction function, void* context) {
     State& s = state();
-    if (chunks > 1 && s.wanted.load() > 1 && s.in_use.try_lock()) {
+    if (chunks > 1 && threads() > 1 && s.in_use.try_lock()) {
         const std::lock_guard<std::mutex> lock(s.in_use, std::adopt_lock);
-        prepare_pool(s);
         Job job{function, context, chunks};
-        s.pool->run(job);
+        prepared(s).run(job);
         return;
     }
     for (int64_t chunk = 0; chunk < chunks; ++chunk) function(context, chunk);

@@ -1,0 +1,29 @@
+"""What a forked child must not take over: locks, and what a thread was changing under them."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["renew_in_child"]
+
+_Owner = TypeVar("_Owner")
+_owners: weakref.WeakKeyDictionary[Any, Callable[[Any], None]] = weakref.WeakKeyDictionary()
+
+
+def renew_in_child(owner: _Owner, renew: Callable[[_Owner], None]) -> None:
+    """Call ``renew(owner)`` first thing in every forked child, for as long as *owner* lives."""
+    _owners[owner] = renew
+
+
+def _renew_all() -> None:
+    for owner, renew in list(_owners.items()):
+        renew(owner)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_all)

@@ -1,0 +1,106 @@
+"""The floating-point mode of the calling thread changes nothing, and is left as it was."""
+
+import ctypes
+import ctypes.util
+import platform
+import sys
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from tiny_models import tiny
+
+from bitnet import native
+from bitnet.kernels.native import NativeOps
+from bitnet.models.load import load_model
+from bitnet.models.transformer import Segment
+from bitnet.runtime.kv_cache import KVCache
+
+pytestmark = [
+    pytest.mark.skipif(native.module() is None, reason="the module is not built"),
+    pytest.mark.skipif(
+        sys.platform != "linux" or platform.machine() != "x86_64",
+        reason="sets the mode as glibc keeps it on x86-64",
+    ),
+]
+
+FLUSH_TO_ZERO, DENORMALS_ARE_ZERO, TOWARDS_ZERO = 0x8000, 0x0040, 0x6000
+MXCSR = 28  # its place in glibc's fenv_t
+TINY = np.float32(1e-39)  # subnormal
+
+
+@contextmanager
+def mode(bits):
+    """The control word of this thread with *bits* set, as other libraries leave it."""
+    libm = ctypes.CDLL(ctypes.util.find_library("m"))
+    before, changed = ctypes.create_string_buffer(32), ctypes.create_string_buffer(32)
+    libm.fegetenv(before)
+    word = int.from_bytes(before.raw[MXCSR:], "little") | bits
+    changed[:] = before.raw[:MXCSR] + word.to_bytes(4, "little")
+    libm.fesetenv(changed)
+    try:
+        yield
+    finally:
+        libm.fesetenv(before)
+
+
+def flushes():
+    """Whether this thread takes subnormal numbers for zero."""
+    return bool(np.multiply(np.array([TINY]), np.float32(1))[0] == 0)
+
+
+def small_model():
+    """A model whose weights and activations are full of subnormal numbers."""
+    checkpoint = tiny("llama")
+    for weight in checkpoint.weights.values():
+        values = weight.data.view("<f4").copy()
+        values[::3] *= np.float32(1e-38)
+        object.__setattr__(weight, "data", values.view(np.uint8))
+    return load_model(checkpoint, ops=NativeOps())
+
+
+def hidden(model):
+    cache = KVCache(model.config, 64)
+    return model.hidden([Segment([5, 9, 33, 2, 17, 40] * 5, cache, "all")])[0].tobytes()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("bits", [FLUSH_TO_ZERO | DENORMALS_ARE_ZERO, TOWARDS_ZERO])
+def test_a_pass_gives_the_same_bits_in_any_mode_of_the_caller(bits, count, threads):
+    threads(count)
+    model = small_model()
+    expected = hidden(model)
+    with mode(bits):
+        found = hidden(model)
+    assert found == expected
+
+
+def test_threads_that_were_started_in_another_mode_compute_in_their_own(threads):
+    model = small_model()
+    threads(1)
+    expected = hidden(model)
+    with mode(FLUSH_TO_ZERO | DENORMALS_ARE_ZERO):
+        threads(4)  # the next pass starts them, and threads inherit the mode
+        assert hidden(model) == expected
+    assert hidden(model) == expected
+
+
+def test_single_operations_keep_small_numbers():
+    module = native.module()
+    root = np.sqrt(np.full(64, TINY, dtype=np.float32))  # squared: subnormal again
+    one = np.ones_like(root)
+    expected, found = np.empty_like(root), np.empty_like(root)
+    module.gate(2, root, one, expected)
+    with mode(FLUSH_TO_ZERO | DENORMALS_ARE_ZERO):
+        module.gate(2, root, one, found)
+    assert expected.any()
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_the_caller_gets_its_mode_back():
+    model = small_model()
+    with mode(FLUSH_TO_ZERO | DENORMALS_ARE_ZERO):
+        assert flushes()
+        hidden(model)
+        assert flushes()
+    assert not flushes()
