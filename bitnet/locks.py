@@ -4,20 +4,27 @@ The lock file is never deleted, because a process could hold it at that moment, 
 would then lock another file of the same name. The holder writes who it is into the file; a record
 of a process that no longer lives is only history, since the kernel gave up its lock.
 
-On some shared file systems a lock seems to succeed for everybody. Whoever uses this module must
-stay correct then; the lock only saves work.
+Some shared file systems refuse kernel locks, and some grant one to every process at once. Which of
+them a folder is on is tried out once. There a lease takes the lock's place: a file that only one
+process can create, with its host, number, boot, namespace and start time inside, touched while it
+is held. A lease is taken from a process that is surely dead, or silent for minutes. It can be wrong
+where two machines cannot see each other, so callers stay correct without it; it only saves work.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import socket
+import threading
 import time
 import uuid
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
@@ -26,44 +33,69 @@ from bitnet.errors import CacheBusy, from_os_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
-__all__ = ["Lock", "Owner", "hold", "is_held", "owner_of"]
+__all__ = ["Lock", "Owner", "hold", "is_held", "kernel_locks_work", "owner_of"]
 
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 10.0
 POLL_INTERVAL_S = 0.05
+LEASE_TOUCH_S = 20.0  # how often the holder of a lease shows that it lives
+LEASE_SILENCE_S = 180.0  # after so long without a sign its lease may be taken
 _PROCESS = uuid.uuid4().hex[:12]  # tells this process from an earlier one with its number
+# What flock answers where a file system has no locks, or its lock server does not run.
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A process: number, host, start of its work in seconds since the epoch, progress in words."""
+    """A process and what it does.
+
+    Attributes:
+        pid: its number.
+        host: name of its machine, or container.
+        since: start of its work, in seconds since the epoch.
+        progress: how far the work is, in words.
+        process: tells processes with one number apart.
+        boot: start of the machine that numbers it; empty where that has no name.
+        namespace: what its number counts in; containers count for themselves.
+        started: when the process began, in ticks since the boot.
+    """
 
     pid: int
     host: str
     since: float
     progress: str = ""
     process: str = ""
+    boot: str = ""
+    namespace: str = ""
+    started: str = ""
 
     @classmethod
     def me(cls, *, since: float | None = None, progress: str = "") -> Owner:
         """This process."""
         moment = time.time() if since is None else since
-        return cls(os.getpid(), socket.gethostname(), moment, progress, _PROCESS)
+        return cls(
+            os.getpid(),
+            socket.gethostname(),
+            moment,
+            progress,
+            _PROCESS,
+            *_place(),
+            _started(os.getpid()),
+        )
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
         """The owner that *text* describes, ``None`` when it describes none."""
         try:
             fields = json.loads(text)
+            names = ("progress", "process", "boot", "namespace", "started")
             return cls(
                 int(fields["pid"]),
                 str(fields["host"]),
                 float(fields["since"]),
-                str(fields.get("progress", "")),
-                str(fields.get("process", "")),
+                *(str(fields.get(name, "")) for name in names),
             )
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
@@ -75,18 +107,19 @@ class Owner:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it surely no longer runs; a process on another host is never surely dead."""
-        if self.host != socket.gethostname() or self.is_me:
+        """Whether it surely no longer runs; a process elsewhere is never surely dead.
+
+        Elsewhere is another host, and another container or boot under the same host name.
+        """
+        if self.is_me or self.host != socket.gethostname():
+            return False
+        if (self.boot, self.namespace) not in (("", ""), _place()):
             return False
         if self.pid == os.getpid():
             return True  # our number, given to another process before us
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
+        if not _exists(self.pid):
             return True
-        except (OSError, OverflowError):
-            return False
-        return False
+        return bool(self.started) and _started(self.pid) not in ("", self.started)
 
     def text(self) -> str:
         """The record that :meth:`parse` reads."""
@@ -99,19 +132,65 @@ class Owner:
         return f"process {self.pid} on {self.host} since {since}{progress}{state}"
 
 
-class Lock:
-    """A lock that is held; :func:`hold` gives it."""
+def _exists(pid: int) -> bool:
+    """Whether a process with this number runs."""
+    if os.name == "nt":  # pragma: no cover  # there, signal 0 is Ctrl-C
+        import ctypes
 
-    def __init__(self, path: Path) -> None:
+        handle = ctypes.windll.kernel32.OpenProcess(0x1000, False, pid)  # type: ignore[attr-defined]
+        if handle:
+            ctypes.windll.kernel32.CloseHandle(handle)  # type: ignore[attr-defined]
+        return bool(handle)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
+@cache
+def _place() -> tuple[str, str]:
+    """This boot of the machine, and what process numbers count in; empty where not known."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        return boot, os.readlink("/proc/self/ns/pid")  # noqa: PTH115
+    except OSError:
+        return "", ""
+
+
+def _started(pid: int) -> str:
+    """When process *pid* began, in ticks since the boot; empty where that is not known."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return ""
+    fields = status.rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 else ""  # proc(5), field 22
+
+
+class Lock:
+    """A lock that is held; :func:`hold` gives it.
+
+    Attributes:
+        path: the lock file.
+        is_kernel: the kernel excludes every other process of this machine; else it is a lease.
+    """
+
+    def __init__(self, path: Path, *, is_kernel: bool) -> None:
         self.path = path
+        self.is_kernel = is_kernel
+        self._record = path if is_kernel else _lease_of(path)
         self._owner = Owner.me()
-        self.report("")
+        if is_kernel:
+            self.report("")
 
     def report(self, progress: str) -> None:
         """Tell those who wait how far the work is."""
         record = Owner.me(since=self._owner.since, progress=progress).text()
         # A record that cannot be written only makes the waiters' messages poorer.
-        with suppress(OSError), open(self.path, "r+", encoding="utf-8") as file:
+        with suppress(OSError), open(self._record, "r+", encoding="utf-8") as file:
             file.write(record)
             file.truncate()
 
@@ -141,36 +220,49 @@ def hold(
         PermissionDenied: the lock file cannot be made.
     """
     what = what or path.name
-    lock = FileLock(path, thread_local=False)
-    started = said = clock()
-    while True:
-        try:
-            lock.acquire(blocking=False)
-            break
-        except Timeout:
-            pass
-        except OSError as error:
-            raise from_os_error(error, path) from error
-        waited = clock() - started
-        if waited >= timeout_s:
-            raise CacheBusy(
-                f"{what} is held by {_name(owner_of(path))}; gave up after {waited:.0f} s",
-                hint=hint or "wait for it to finish, or allow more with --lock-timeout=SECONDS",
-            )
-        if clock() - said >= REPORT_INTERVAL_S:
-            said = clock()
-            logger.warning(
-                "waiting for %s: held by %s; %.0f s so far", what, _name(owner_of(path)), waited
-            )
-        sleep(min(POLL_INTERVAL_S, max(0.0, timeout_s - waited)))
     try:
-        yield Lock(path)
+        is_kernel = kernel_locks_work(path.parent)
+        lock: FileLock | _Lease = FileLock(path, thread_local=False) if is_kernel else _Lease(path)
+        started = said = clock()
+        while not _acquired(lock):
+            waited = clock() - started
+            if waited >= timeout_s:
+                raise CacheBusy(
+                    f"{what} is held by {_name(owner_of(path))}; gave up after {waited:.0f} s",
+                    hint=hint or "wait for it to finish, or allow more with BITNET_LOCK_TIMEOUT",
+                )
+            if clock() - said >= REPORT_INTERVAL_S:
+                said = clock()
+                logger.warning(
+                    "waiting for %s: held by %s; %.0f s so far",
+                    what,
+                    _name(owner_of(path)),
+                    waited,
+                )
+            sleep(min(POLL_INTERVAL_S, max(0.0, timeout_s - waited)))
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    try:
+        yield Lock(path, is_kernel=is_kernel)
     finally:
         lock.release()
 
 
+def _acquired(lock: FileLock | _Lease) -> bool:
+    """Whether one attempt got *lock*."""
+    if isinstance(lock, _Lease):
+        return lock.acquire()
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        return False
+    return True
+
+
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock file *path* at this moment."""
+    """Whether a process holds the lock file *path*, or a lease on it, at this moment."""
+    if _lease_of(path).exists():
+        return not _Lease(path).is_abandoned()
     if not path.exists():
         return False
     lock = FileLock(path, thread_local=False)
@@ -186,8 +278,124 @@ def is_held(path: Path) -> bool:
 
 def owner_of(path: Path) -> Owner | None:
     """Who wrote itself into the lock file last; it need not hold the lock any more."""
+    return _recorded(_lease_of(path)) or _recorded(path)
+
+
+def kernel_locks_work(folder: Path) -> bool:
+    """Whether a lock on a file in *folder* keeps a second one out; tried once per file system.
+
+    Raises:
+        OSError: no file can be made in *folder*.
+    """
+    if os.name == "nt":  # pragma: no cover
+        return True
+    device = folder.stat().st_dev
+    if device not in _working:
+        _working[device] = _try_locks(folder)
+        if not _working[device]:
+            logger.info("locks have no effect in %s: leases take their place", folder)
+    return _working[device]
+
+
+_working: dict[int, bool] = {}  # by device
+
+
+def _try_locks(folder: Path) -> bool:
+    import fcntl
+
+    probe = folder / f".lock-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    first = os.open(probe, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        return Owner.parse(path.read_text(encoding="utf-8"))
+        second = os.open(probe, os.O_RDWR)
+        try:
+            fcntl.flock(first, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(second, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False  # granted twice
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            raise
+        finally:
+            os.close(second)
+    finally:
+        os.close(first)
+        with suppress(OSError):
+            probe.unlink()
+
+
+def _lease_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lease")
+
+
+class _Lease:
+    """A file that one process has created, in the place of a lock on *path*."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = _lease_of(path)
+        self._seen: tuple[tuple[int, int], float] | None = None  # sign of life, when we saw it
+        self._released = threading.Event()
+
+    def acquire(self) -> bool:
+        """Create it, in the place of an abandoned one if need be; whether that worked."""
+        if self._path.exists() and self.is_abandoned():
+            self._take_away()
+        try:
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:
+            return False
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(Owner.me().text())
+        threading.Thread(target=self._touch, name="lease", daemon=True).start()
+        return True
+
+    def release(self) -> None:
+        """Give it up, unless another process has taken it meanwhile."""
+        self._released.set()
+        owner = _recorded(self._path)
+        if owner is not None and owner.is_me:
+            with suppress(OSError):
+                self._path.unlink()
+
+    def is_abandoned(self) -> bool:
+        """Whether its owner is surely dead, or has shown no sign of life for too long."""
+        owner = _recorded(self._path)
+        if owner is not None and owner.is_dead:
+            return True
+        try:
+            status = self._path.stat()
+        except OSError:
+            return False
+        sign = status.st_ino, status.st_mtime_ns
+        if self._seen is None or self._seen[0] != sign:
+            # Clocks of two machines differ: silence is measured by our own from here on.
+            self._seen = sign, time.monotonic()
+        silent_s = time.monotonic() - self._seen[1]
+        return silent_s > LEASE_SILENCE_S or time.time() - status.st_mtime > 20 * LEASE_SILENCE_S
+
+    def _take_away(self) -> None:
+        """Remove the abandoned lease; a fresh one that came in its place is put back."""
+        before = _recorded(self._path)
+        away = self._path.with_name(f"{self._path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
+        with suppress(OSError):
+            self._path.rename(away)
+            found = _recorded(away)
+            if found is not None and (before is None or found.process != before.process):
+                away.rename(self._path)
+            else:
+                away.unlink()
+
+    def _touch(self) -> None:
+        while not self._released.wait(LEASE_TOUCH_S):
+            with suppress(OSError):
+                os.utime(self._path)
+
+
+def _recorded(path: Path) -> Owner | None:
+    try:
+        return Owner.parse(path.read_text("utf-8"))
     except (OSError, ValueError):
         return None
 

@@ -26,7 +26,7 @@ LAYERS = [
         "forks",
         "sources",
     ],
-    ["locks", "cache", "quants"],
+    ["locks", "store", "cache", "quants"],
     ["formats", "hub"],
     ["kernels", "tokenizer"],
     ["models"],
@@ -56,6 +56,8 @@ WITHIN_LAYER = {
     ("progress", "settings"),
     ("sources", "settings"),
     ("cache", "locks"),
+    ("cache", "store"),
+    ("store", "locks"),
     ("plan", "inspect_gguf"),
 }
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

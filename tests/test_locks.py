@@ -65,7 +65,7 @@ def test_waiting_names_the_owner_every_ten_seconds_and_ends(path, holder, caplog
     owner = f"process {holder.pid} on {socket.gethostname()} since "
     assert owner in caught.value.message
     assert "12 MB of 98 MB" in caught.value.message
-    assert "--lock-timeout" in caught.value.hint
+    assert "BITNET_LOCK_TIMEOUT" in caught.value.hint
     assert caught.value.exit_code == 21
     lines = [record.getMessage() for record in caplog.records]
     assert [line.rpartition("; ")[2] for line in lines] == [

@@ -1,11 +1,10 @@
 """The cache folder: what is in it, whether it is intact, and how it is emptied.
 
-    <cache>/tokenizers/<key>/tokenizer.json            published, verified; key: llama3-128k ...
-    <cache>/tokenizers/<key>/tokenizer.json.origin     repository, commit, digest it came with
-    <cache>/tokenizers/<key>/tokenizer.json.lock       kernel lock, its owner written inside
-    <cache>/tokenizers/<key>/tokenizer.json.partial    resumable; .partial.json: what of
+    <cache>/CACHEDIR.TAG                               marks the folder as a cache, and as ours
+    <cache>/store/                                     every fetched file once: bitnet.store
+    <cache>/tokenizers/<key>/tokenizer.json            a link into the store; key: llama3-128k ...
     <cache>/tokenizers/compiled/<sha256>.tok           memory-mapped form, rebuilt when missing
-    <cache>/models/<org>--<repo>/<revision>/<file>
+    <cache>/models/                                    as earlier versions had it
     <cache>/screens/<hash of the head>.screen          what spares reading a head, rebuilt as well
     <cache>/measurements/<what>-<hash>.json            what is faster on this machine, likewise
     <cache>/reports/

@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.errors import from_os_error
+from bitnet.store import Store
+from bitnet.store.tag import AREAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["AREAS", "Entry", "Kind", "entries", "locks_for"]
+__all__ = ["Entry", "Kind", "entries", "locks_for"]
 
 Kind = Literal[
     "tokenizer", "model", "compiled", "report", "screen", "measurement", "partial", "leftover"
 ]
 
-AREAS = ("tokenizers", "models", "screens", "measurements", "reports")
 _LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress")
 _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
 
@@ -39,6 +40,9 @@ class Entry:
         last_used_s: seconds since the epoch of the last read or write, as far as the disk knows.
         owner: who holds its lock right now, such as ``process 123 on host``; empty when nobody.
         companions: files that go when it goes.
+        users: projects' files that are the same file, as far as they are known; for the store's.
+        inode: device and number of the file; names of one file share them.
+        links: names that the file has.
     """
 
     kind: Kind
@@ -48,6 +52,19 @@ class Entry:
     last_used_s: float
     owner: str = ""
     companions: tuple[Path, ...] = ()
+    users: tuple[str, ...] = ()
+    inode: tuple[int, int] = (0, 0)
+    links: int = 1
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is a file of the store, which others are links to."""
+        return self.path.parent.parent.name == "sha256"
+
+    @property
+    def is_referenced(self) -> bool:
+        """Whether it is known to be in use under another name."""
+        return self.links > 1 or bool(self.users)
 
     def facts(self) -> dict[str, Any]:
         """The entry as JSON values."""
@@ -58,6 +75,8 @@ class Entry:
             "size_bytes": self.size_bytes,
             "last_used_s": self.last_used_s,
             "owner": self.owner or None,
+            "links": self.links,
+            "users": list(self.users),
         }
 
 
@@ -67,7 +86,7 @@ def entries(root: Path) -> list[Entry]:
     Raises:
         PermissionDenied: a folder of the cache cannot be read.
     """
-    found: list[Entry] = []
+    found: list[Entry] = _stored(root)
     for folder in _folders(root):
         names = {entry.name: entry for entry in _files(folder)}
         companions = {lock for name in names for lock in _companions_of(name, names)}
@@ -79,14 +98,18 @@ def entries(root: Path) -> list[Entry]:
 
 def _folders(root: Path) -> Iterator[Path]:
     """The folders of the cache that may hold files, links left out."""
-    waiting = [root / area for area in reversed(AREAS)]
+    waiting = [root / "store/partial" if area == "store" else root / area for area in AREAS[::-1]]
     while waiting:
         folder = waiting.pop()
         try:
             if not stat.S_ISDIR(folder.lstat().st_mode):
                 continue
             yield folder
-            inner = [item.name for item in os.scandir(folder) if item.is_dir(follow_symlinks=False)]
+            inner = [
+                item.name
+                for item in os.scandir(folder)
+                if item.is_dir(follow_symlinks=False) and not item.name.startswith(".pip-")
+            ]
         except FileNotFoundError:
             continue
         except OSError as error:
@@ -132,12 +155,44 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
         last_used_s=max(sizes[0].st_atime, sizes[0].st_mtime),
         owner=next(filter(None, map(_owner, locks_for(path))), ""),
         companions=tuple(whole[1:]),
+        inode=(sizes[0].st_dev, sizes[0].st_ino),
+        links=sizes[0].st_nlink,
     )
+
+
+def _stored(root: Path) -> list[Entry]:
+    """The files of the store, each with its records."""
+    store = Store(root)
+    blobs = list(store.blobs())
+    if not blobs:
+        return []
+    names, users = list(store.names), store.users()
+    found: list[Entry] = []
+    for blob in blobs:
+        ours = [name for name in names if name.sha256 == blob.sha256]
+        known = next((name for name in ours if name.kind != "version"), None)
+        with contextlib.suppress(FileNotFoundError):
+            status = blob.path.lstat()
+            found.append(
+                Entry(
+                    kind="tokenizer" if known and known.kind == "tokenizer" else "model",
+                    key=known.key if known and known.key else blob.sha256,
+                    path=blob.path,
+                    size_bytes=blob.size,
+                    last_used_s=max(status.st_atime, status.st_mtime),
+                    owner=_owner(store.folder / "partial" / f"{blob.sha256}.lock"),
+                    companions=(store.verified.file_for(blob.path),),
+                    users=tuple(users.get(blob.sha256, ())),
+                    inode=(status.st_dev, status.st_ino),
+                    links=status.st_nlink,
+                )
+            )
+    return found
 
 
 def _kind(area: str, inner: list[str]) -> Kind:
     name = inner[-1]
-    if name.endswith((".lock", ".origin", *_LEFTOVER_SUFFIXES)):
+    if name.endswith((".lock", ".lease", ".origin", *_LEFTOVER_SUFFIXES)):
         return "leftover"
     if _PARTIAL.fullmatch(name):
         return "partial"
@@ -149,6 +204,8 @@ def _kind(area: str, inner: list[str]) -> Kind:
 
 
 def _key(area: str, inner: list[str]) -> str:
+    if area == "store":  # what is on its way
+        return inner[-1].partition(".partial")[0]
     if area == "tokenizers":
         return inner[0] if len(inner) > 1 else ""
     return "/".join(inner)
@@ -160,6 +217,8 @@ def locks_for(path: Path) -> Iterator[Path]:
     if name.endswith(".lock"):
         yield path
         return
+    if path.parent.parent.name == "partial":
+        yield path.parent.with_name(f"{path.parent.name}.lock")
     yield path.with_name(f"{name}.lock")
     partial = _PARTIAL.fullmatch(name)
     while partial and name:

@@ -6,20 +6,21 @@ import contextlib
 import os
 import re
 import time
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bitnet import settings
-from bitnet.cache.entries import AREAS, Entry, entries, locks_for
+from bitnet.cache.entries import Entry, entries, locks_for
 from bitnet.errors import CacheBusy, NotFound, PermissionDenied, UsageError, from_os_error
 from bitnet.options import option
 from bitnet.progress import human_size
+from bitnet.store import Store, links
+from bitnet.store.tag import AREAS, TAG, has_tag, is_marked
 
 __all__ = ["Plan", "Selection", "parse_age", "plan", "prune", "refuse_unless_cache"]
 
-TAG = "CACHEDIR.TAG"
-TAG_SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"  # https://bford.info/cachedir/
 _OURS = {*AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"}
 _AGE = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhdw])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
@@ -36,20 +37,33 @@ class Selection:
     key: str = option("", "only this entry, as cache.list names it", metavar="KEY")
     tokenizers_only: bool = option(False, "leave everything but tokenizers alone")
     models: bool = option(False, "also remove downloaded models")
+    unreferenced: bool = option(False, "of the store, only what no project has a link to")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What would be removed from *root*; *busy* entries are left because somebody holds them."""
+    """What would be removed from *root*.
+
+    Attributes:
+        root: the cache folder.
+        remove: what goes.
+        busy: what is left because a process holds it.
+        foreign: what is left because nothing shows that it is ours.
+    """
 
     root: Path
     remove: tuple[Entry, ...]
     busy: tuple[Entry, ...]
+    foreign: tuple[Entry, ...] = ()
 
     @property
     def size_bytes(self) -> int:
-        """What removing it all frees."""
-        return sum(entry.size_bytes for entry in self.remove)
+        """What removing it all frees: a file that has another name elsewhere stays on the disk."""
+        names = Counter(entry.inode for entry in self.remove)
+        files = {entry.inode: entry for entry in self.remove}
+        return sum(
+            entry.size_bytes for inode, entry in files.items() if names[inode] >= entry.links
+        )
 
     def facts(self) -> dict[str, Any]:
         """The plan as JSON values."""
@@ -58,6 +72,7 @@ class Plan:
             "size_bytes": self.size_bytes,
             "remove": [entry.facts() for entry in self.remove],
             "busy": [entry.facts() for entry in self.busy],
+            "foreign": [entry.facts() for entry in self.foreign],
         }
 
     def lines(self, verb: str) -> list[str]:
@@ -65,6 +80,7 @@ class Plan:
         return [
             *(f"{verb} {e.path} ({e.kind}, {human_size(e.size_bytes)})" for e in self.remove),
             *(f"left alone: {e.path} (in use by {e.owner})" for e in self.busy),
+            *(f"left alone: {e.path} (nothing shows that it is ours)" for e in self.foreign),
             f"{verb} {len(self.remove)} files, {human_size(self.size_bytes)} in all",
         ]
 
@@ -98,7 +114,9 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Pla
         raise UsageError("--tokenizers-only and --models exclude each other")
     age_s = parse_age(selection.older_than) if selection.older_than else None
     now_s = time.time() if now_s is None else now_s
-    chosen = [entry for entry in entries(root) if _in_scope(root, entry, selection)]
+    seen = [entry for entry in entries(root) if _in_scope(root, entry, selection)]
+    chosen = [entry for entry in seen if is_marked(root, entry.path)]
+    foreign = tuple(entry for entry in seen if entry not in chosen)
     if selection.key:
         known = sorted({entry.key for entry in chosen if entry.key})
         chosen = [entry for entry in chosen if _has_key(entry, selection.key)]
@@ -119,13 +137,18 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Pla
         root,
         remove=tuple(entry for entry in chosen if not entry.owner),
         busy=tuple(entry for entry in chosen if entry.owner),
+        foreign=foreign,
     )
 
 
 def _in_scope(root: Path, entry: Entry, selection: Selection) -> bool:
+    if selection.unreferenced and entry.is_stored and entry.is_referenced:
+        return False
+    if entry.is_stored and entry.kind == "model":
+        return selection.models
     area = entry.path.relative_to(root).parts[0]
     if selection.tokenizers_only:
-        return area == "tokenizers"
+        return area == "tokenizers" or (entry.is_stored and entry.kind == "tokenizer")
     return area != "models" or selection.models
 
 
@@ -137,7 +160,8 @@ def _has_key(entry: Entry, key: str) -> bool:
 def refuse_unless_cache(root: Path) -> None:
     """Make sure that *root* is a cache folder of ours before anything in it is removed.
 
-    It is when it carries our ``CACHEDIR.TAG``, or when it holds nothing but what we put there.
+    It is when it carries our ``CACHEDIR.TAG``, or when it has no folders but those of a cache; then
+    :func:`~bitnet.store.tag.is_marked` says which files in them are ours.
 
     Raises:
         UsageError: it is the home folder, a folder above it, or something else altogether.
@@ -152,7 +176,6 @@ def refuse_unless_cache(root: Path) -> None:
         )
     try:
         names = {item.name for item in real.iterdir()}
-        tag = (real / TAG).read_bytes() if TAG in names else b""
     except FileNotFoundError:
         return
     except PermissionError as error:
@@ -160,7 +183,7 @@ def refuse_unless_cache(root: Path) -> None:
     except OSError as error:
         raise from_os_error(error, root) from error
     strange = sorted(names - _OURS)
-    if strange and not (tag.startswith(TAG_SIGNATURE) and b"bitnet" in tag):
+    if strange and not has_tag(real):
         raise UsageError(
             f"{root} does not look like a cache folder of bitnet: it also holds {strange[0]!r}: "
             "refusing to remove anything in it",
@@ -190,7 +213,8 @@ def prune(planned: Plan) -> Plan:
                 continue
             _remove(planned.root, entry)
             removed.append(entry)
-    return Plan(planned.root, tuple(removed), tuple(busy))
+    Store(planned.root).verified.sweep()
+    return Plan(planned.root, tuple(removed), tuple(busy), planned.foreign)
 
 
 def _remove(root: Path, entry: Entry) -> None:
@@ -202,7 +226,7 @@ def _remove(root: Path, entry: Entry) -> None:
             # Windows cannot delete the lock file that is held while its entry goes.
             held = os.name == "nt" and path.suffix == ".lock"
             with contextlib.suppress(PermissionError) if held else contextlib.nullcontext():
-                path.unlink(missing_ok=True)
+                links.remove(path)
     except OSError as error:
         raise from_os_error(error, error.filename or entry.path) from error
     for folder in entry.path.parents:

@@ -1,21 +1,20 @@
-"""One file, once: whole and verified at its place, or not there at all.
+"""One file into the store, once: whole and verified, or not there at all.
 
-    hit?  ->  lock  ->  hit now?  ->  offline?  ->  HEAD  ->  space  ->  copy a leftover  ->  GET
+    HEAD  ->  in the store?  ->  lock  ->  there now?  ->  what was left  ->  space  ->  GET
           ->  size and SHA-256  ->  the caller's check  ->  fsync  ->  rename
 
-A file at the destination is replaced only by one that passed everything. What was fetched before a
-failure stays behind as ``<file>.partial``; the next run continues it (:mod:`bitnet.hub.partial`).
+What was fetched before a failure stays in the store as ``<file>.partial``; the next run continues
+it in place (:mod:`bitnet.store.partial`).
 """
 
 from __future__ import annotations
 
 import errno
 import logging
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bitnet import locks
+from bitnet import locks, settings
 from bitnet.errors import (
     HashMismatch,
     InvalidFormat,
@@ -26,12 +25,13 @@ from bitnet.errors import (
     UpstreamChanged,
     from_os_error,
 )
-from bitnet.files import free_space, sha256_of
-from bitnet.hub.partial import Partial, find_leftover, sweep
+from bitnet.files import check_writable, free_space
 from bitnet.hub.repository import FileFacts, head
 from bitnet.hub.session import HubSession, shown
 from bitnet.hub.transfer import Replaced, Transfer
 from bitnet.progress import Mode, Progress, human_size
+from bitnet.store import Blob, Name, Partial, Store
+from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     Report = Callable[[int, int | None], None]
 
-__all__ = ["Downloaded", "download"]
+__all__ = ["Fetched", "download", "fetch", "require_folder"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,16 +51,16 @@ HEADROOM_BYTES = 16_000_000  # what a disk keeps free for everything else
 
 
 @dataclass(frozen=True)
-class Downloaded:
-    """A file in its place.
+class Fetched:
+    """A file that was asked for.
 
     Attributes:
         path: where it is.
         sha256: hexadecimal, of the bytes on disk.
         size: bytes.
-        etag: strong ETag, when it was fetched now and the server gave one.
+        etag: strong ETag, where the server was asked and gave one.
         commit: commit of the repository, likewise.
-        cached: it was there already; nothing was fetched.
+        cached: it was there already; nothing was transferred.
     """
 
     path: Path
@@ -76,12 +76,12 @@ class _Order:
     """What is to be fetched; *sha256* and *size* are what it must be, if that is known."""
 
     url: str
-    destination: Path
+    name: str
     sha256: str | None
     size: int | None
     check: Callable[[Path], None] | None
     force: bool
-    label: str
+    changed_hint: str
 
 
 def download(
@@ -96,8 +96,12 @@ def download(
     check: Callable[[Path], None] | None = None,
     force: bool = False,
     session: HubSession | None = None,
-) -> Downloaded:
-    """Make *destination* the file at *url*.
+    store: Store | None = None,
+) -> Fetched:
+    """Make *destination* the file at *url*: a link to the store, where it is fetched to.
+
+    A file that is there is used if it has the right digest, and replaced otherwise; without
+    *sha256* and *size* any file is right.
 
     Args:
         url: address of the file, see :func:`bitnet.hub.repository.file_url`.
@@ -110,9 +114,88 @@ def download(
         check: called with the finished file before it gets its name; raises to refuse it.
         force: fetch it even if it is there.
         session: connections to use; otherwise one of its own.
+        store: where it is kept; the one of the settings when not given.
 
     Raises:
         Offline: it is not there and the network is switched off.
+        BitnetError: as :func:`fetch`.
+    """
+    store = store if store is not None else Store(settings.cache_dir())
+    digest = sha256.lower() if sha256 else None
+    if not force and destination.is_file():
+        found = store.digest_of(destination)
+        length = destination.stat().st_size
+        if length and digest in (None, found) and size in (None, length):
+            return Fetched(destination, found, length, None, None, cached=True)
+        logger.info("%s is not the file that is wanted: fetching it", destination)
+    if session is None:
+        with HubSession(options) as own:
+            return download(
+                url,
+                destination,
+                sha256=sha256,
+                size=size,
+                progress=progress,
+                label=label,
+                check=check,
+                force=force,
+                session=own,
+                store=store,
+            )
+    if session.options.is_offline and (digest is None or store.find(digest) is None):
+        raise Offline(
+            f"offline: {destination} is not there (or not the file that is wanted), and the "
+            "network is switched off",
+            hint=f"unset BITNET_OFFLINE and HF_HUB_OFFLINE, leave --offline away, or copy "
+            f"{shown(url)} there from another machine",
+        )
+    require_folder(destination.parent)
+    got = fetch(
+        url,
+        store,
+        session=session,
+        name=label or destination.name,
+        sha256=digest,
+        size=size,
+        check=check,
+        force=force,
+        progress=progress,
+    )
+    store.place(Blob(got.path, got.sha256, got.size), destination)
+    return replace(got, path=destination)
+
+
+def fetch(
+    url: str,
+    store: Store,
+    *,
+    session: HubSession,
+    name: str,
+    sha256: str | None = None,
+    size: int | None = None,
+    check: Callable[[Path], None] | None = None,
+    force: bool = False,
+    progress: Mode = "auto",
+    changed_hint: str = "",
+    beside: Path | None = None,
+) -> Fetched:
+    """The file at *url* in *store*; transferred only if no file there has its digest.
+
+    Args:
+        url: address of the file.
+        store: where it goes.
+        session: connections to use.
+        name: what to call it, for people and for what is left of it.
+        sha256: what it must be, hexadecimal; ``None`` accepts what the server announces.
+        size: bytes it must have.
+        check: called with the finished file before it gets its name; raises to refuse it.
+        force: transfer it even if it is there.
+        progress: how to show progress, see :class:`bitnet.progress.Progress`.
+        changed_hint: what helps when the server has another file than the one that is wanted.
+        beside: a file that may be the one; then nothing is transferred.
+
+    Raises:
+        Offline: it is not in the store and the network is switched off.
         UpstreamChanged: the server has another file than the pinned one.
         HashMismatch: the bytes that came are not the right ones.
         InvalidFormat: the file is empty.
@@ -120,106 +203,130 @@ def download(
         AuthError: access is refused.
         NotFound: there is no such file.
         NoSpace: it does not fit on the disk; what was fetched is kept.
-        PermissionDenied: the destination cannot be written.
+        PermissionDenied: the store cannot be written.
         CacheBusy: another process has been fetching it for too long.
     """
-    digest = sha256.lower() if sha256 else None
-    order = _Order(url, destination, digest, size, check, force, label or destination.name)
+    order = _Order(url, name, sha256, size, check, force, changed_hint)
     try:
-        before = _version(destination)
-        found = _hit(order)
-        if found is not None:
-            return found
-        if session is not None:
-            return _locked(order, before, session, progress)
-        with HubSession(options) as own:
-            return _locked(order, before, own, progress)
+        fresh = False
+        if sha256 is not None and not force and (blob := store.find(sha256)) is not None:
+            return _found(blob, None)
+        for _ in range(ROUNDS):
+            facts = _facts(order, session)
+            before = _state(store, facts)
+            blob = None if force or fresh else _held(store, facts, beside)
+            if blob is not None:
+                return _found(blob, facts)
+            try:
+                return _locked(order, facts, store, session, before, progress, fresh=fresh)
+            except Replaced:
+                logger.warning("%s changed on the server, starting over", name)
+            except _Damaged as damage:
+                logger.warning("%s: %s, starting over", name, damage)
+            fresh = True
     except OSError as error:
-        raise from_os_error(error, error.filename or destination) from error
+        raise from_os_error(error, error.filename or store.folder) from error
+    raise NetworkError(
+        f"{shown(url)}: the server announces one file and sends another",
+        hint="try again later, or another mirror with --base-url=URL",
+    )
 
 
-def _hit(order: _Order) -> Downloaded | None:
-    """The file at the destination, if it is the right one."""
-    path = order.destination
-    if order.force or not path.is_file():
-        return None
-    size = path.stat().st_size
-    if order.size is not None and size != order.size:
-        logger.info("%s has %s bytes, expected %s: fetching it", path, f"{size:,}", order.size)
-        return None
-    digest = sha256_of(path)
-    if order.sha256 not in (None, digest) or not size:
-        logger.info("%s is not the file that is wanted: fetching it", path)
-        return None
-    return Downloaded(path, digest, size, None, None, cached=True)
+def require_folder(folder: Path) -> None:
+    """Make *folder*, and make sure that a file can be put there, before anything is fetched.
 
-
-def _version(path: Path) -> tuple[int, int] | None:
-    """What changes when *path* is published anew; ``None`` when it is not there."""
+    Raises:
+        PermissionDenied: that is not possible.
+    """
     try:
-        status = path.stat()
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise PermissionDenied(
+            f"{error.strerror} (os error {error.errno}): cannot make {folder}",
+            hint="a file is where the folder belongs: choose another with --into or --out",
+        ) from error
+    except OSError as error:
+        raise from_os_error(error, folder) from error
+    check_writable(folder)
+
+
+def _found(blob: Blob, facts: FileFacts | None) -> Fetched:
+    etag, commit = (facts.etag, facts.commit) if facts is not None else (None, None)
+    return Fetched(blob.path, blob.sha256, blob.size, etag, commit, cached=True)
+
+
+def _held(store: Store, facts: FileFacts, beside: Path | None = None) -> Blob | None:
+    """The version that *facts* describes, if it is *beside*, in the store, or in another cache."""
+    digest = facts.sha256
+    if digest is None:  # a server that names no digest: what came for this version before
+        known = store.names.find(facts.key) if facts.is_bound else None
+        digest = known.sha256 if known is not None else None
+    if digest is None:
+        return None
+    if beside is not None and store.is_intact(beside, digest, facts.size):
+        return Blob(beside, digest, beside.stat().st_size)
+    return store.find(digest) or store.find_elsewhere(digest)
+
+
+def _state(store: Store, facts: FileFacts) -> tuple[int, int] | None:
+    """What changes when this version is put into the store anew; ``None``: it is not there."""
+    known = store.names.find(facts.key)
+    digest = facts.sha256 or (known.sha256 if known is not None else None)
+    if digest is None:
+        return None
+    try:
+        status = store.path_of(digest).stat()
     except OSError:
         return None
     return status.st_ino, status.st_mtime_ns
 
 
 def _locked(
-    order: _Order, before: tuple[int, int] | None, session: HubSession, progress: Mode
-) -> Downloaded:
+    order: _Order,
+    facts: FileFacts,
+    store: Store,
+    session: HubSession,
+    before: tuple[int, int] | None,
+    progress: Mode,
+    *,
+    fresh: bool,
+) -> Fetched:
     """The file, fetched by this process or by the one that holds the lock."""
-    path = order.destination
-    if session.options.is_offline:
-        raise Offline(
-            f"offline: {path} is not there (or not the file that is wanted), and the network is "
-            "switched off",
-            hint=f"unset BITNET_OFFLINE and HF_HUB_OFFLINE, leave --offline away, or copy "
-            f"{shown(order.url)} there from another machine",
-        )
-    _make_folder(path.parent)
+    make_cache(store.root)
+    folder = store.folder / "partial"
+    folder.mkdir(exist_ok=True)
     with locks.hold(
-        path.with_name(f"{path.name}.lock"),
+        folder / f"{facts.key}.lock",
         timeout_s=session.options.lock_timeout,
-        what=order.label,
+        what=order.name,
         clock=session.clock,
         sleep=session.sleep,
     ) as lock:
-        forced = order.force and _version(path) == before
-        found = None if forced else _hit(replace(order, force=False))
-        if found is not None:
-            return found  # somebody else fetched it while we waited
-        with Progress(order.label, mode=progress, clock=session.clock) as bar:
-            return _fetch(order, session, _reporter(bar, lock, session.clock))
+        if _state(store, facts) != before and (blob := _held(store, facts)) is not None:
+            return _found(blob, facts)  # another process fetched it while we waited
+        with Progress(order.name, mode=progress, clock=session.clock) as bar:
+            report = _reporter(bar, lock, session.clock)
+            return _transfer(order, facts, store, session, report, lock=lock, fresh=fresh)
 
 
-def _fetch(order: _Order, session: HubSession, report: Report) -> Downloaded:
-    """The file, fetched; from the beginning when what is left of it proves wrong."""
-    fresh = False
-    for _ in range(ROUNDS):
-        facts = _facts(order, session)
-        _need_space(order, facts)
-        try:
-            return _fetch_once(order, facts, session, report, fresh=fresh)
-        except Replaced:
-            logger.warning("%s changed on the server, starting over", order.label)
-        except _Damaged as damage:
-            logger.warning("%s: %s, starting over", order.label, damage)
-        fresh = True
-    raise NetworkError(
-        f"{shown(order.url)}: the server announces one file and sends another",
-        hint="try again later, or another mirror with --base-url=URL",
-    )
-
-
-def _fetch_once(
-    order: _Order, facts: FileFacts, session: HubSession, report: Report, *, fresh: bool
-) -> Downloaded:
-    partial = Partial(order.destination, facts)
+def _transfer(
+    order: _Order,
+    facts: FileFacts,
+    store: Store,
+    session: HubSession,
+    report: Report,
+    *,
+    lock: locks.Lock,
+    fresh: bool,
+) -> Fetched:
+    folder = store.folder / "partial" / facts.key
+    file = order.name.rpartition("/")[2]
+    partial = Partial.begin(folder, file, facts, alone=lock.is_kernel, fresh=fresh)
     try:
-        leftover = None if fresh else find_leftover(order.destination, facts)
-        resumed = partial.copy_from(*leftover) if leftover is not None else 0
-        if resumed:
-            logger.info("%s: resuming at %s", order.label, human_size(resumed))
-        digest = Transfer(session, facts, partial, report=report).run()
+        _need_space(order, facts, partial)
+        if partial.resumed:
+            logger.info("%s: resuming at %s", order.name, human_size(partial.resumed))
+        digest = Transfer(session, facts, partial, name=file, report=report).run()
     except Replaced:
         partial.discard()
         raise
@@ -228,16 +335,18 @@ def _fetch_once(
         raise
     try:
         size = partial.done.total
-        _verify(order, facts, digest, size, resumed=bool(resumed))
+        _verify(order, facts, digest, size, resumed=bool(partial.resumed))
         if order.check is not None:
             order.check(partial.path)
-        partial.publish()
+        blob = store.publish(partial, digest)
     except FileNotFoundError:
-        raise _Damaged("somebody deleted it while it was being fetched") from None
+        raise _Damaged("it was deleted while it was being fetched") from None
     finally:
         partial.discard()  # nothing is left of it once it is published
-    sweep(order.destination)
-    return Downloaded(order.destination, digest, size, facts.etag, facts.commit, cached=False)
+    if facts.sha256 is None and facts.is_bound:
+        name = Name(shown(order.url), "", file, facts.commit, digest, size, kind="version")
+        store.names.write(name, facts.key)
+    return Fetched(blob.path, digest, size, facts.etag, facts.commit, cached=False)
 
 
 def _facts(order: _Order, session: HubSession) -> FileFacts:
@@ -255,9 +364,13 @@ def _facts(order: _Order, session: HubSession) -> FileFacts:
             raise UpstreamChanged(
                 f"{shown(order.url)} has been replaced on the server: {name} {found}, "
                 f"expected {wanted}",
-                hint="accept the new file with: bitnet sync --update",
+                hint=order.changed_hint or "accept the new file with: bitnet sync --update",
             )
-    return replace(facts, size=facts.size if facts.size is not None else order.size)
+    return replace(
+        facts,
+        size=facts.size if facts.size is not None else order.size,
+        sha256=facts.sha256 or order.sha256,
+    )
 
 
 def _verify(order: _Order, facts: FileFacts, digest: str, size: int, *, resumed: bool) -> None:
@@ -268,7 +381,7 @@ def _verify(order: _Order, facts: FileFacts, digest: str, size: int, *, resumed:
         HashMismatch: they are not.
         InvalidFormat: there are none.
     """
-    wanted = order.sha256 or facts.sha256
+    wanted = facts.sha256
     wrong = ""
     if order.size is not None and size != order.size:
         wrong = f"{size:,} bytes came, expected {order.size:,}"
@@ -277,7 +390,7 @@ def _verify(order: _Order, facts: FileFacts, digest: str, size: int, *, resumed:
     if wrong and resumed:
         raise _Damaged(f"what an earlier run left is damaged ({wrong})")
     if not size:
-        kind = "tokenizer " if "tokenizer" in order.destination.name else ""
+        kind = "tokenizer " if "tokenizer" in order.name else ""
         raise InvalidFormat(
             f"Downloaded {kind}file is empty: {shown(order.url)}",
             hint="the file on the server is empty: try another source or mirror",
@@ -293,27 +406,19 @@ class _Damaged(Exception):
     """What was fetched cannot be used, and fetching it from the beginning may help."""
 
 
-def _need_space(order: _Order, facts: FileFacts) -> None:
+def _need_space(order: _Order, facts: FileFacts, partial: Partial) -> None:
+    """Refuse a file whose missing bytes do not fit."""
     if facts.size is None:
         return
-    free = free_space(order.destination.parent)
-    if facts.size + HEADROOM_BYTES > free:
+    missing = facts.size - partial.done.total
+    free = free_space(partial.path.parent)
+    if missing and missing + HEADROOM_BYTES > free:
         raise NoSpace(
-            f"No space left on device (os error {errno.ENOSPC}): {order.destination} needs "
-            f"{human_size(facts.size)} and {human_size(HEADROOM_BYTES)} to spare, "
-            f"{human_size(free)} are free",
+            f"No space left on device (os error {errno.ENOSPC}): {order.name} needs "
+            f"{human_size(missing)} more and {human_size(HEADROOM_BYTES)} to spare, "
+            f"{human_size(free)} are free in {partial.path.parent}",
             hint="free some space: bitnet clean-cache, or choose another disk: --cache-dir DIR",
         )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PermissionDenied(
-            f"{os.strerror(error.errno or 0)} (os error {error.errno}): cannot make {folder}",
-            hint="choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR",
-        ) from error
 
 
 def _reporter(bar: Progress, lock: locks.Lock, clock: Callable[[], float]) -> Report:

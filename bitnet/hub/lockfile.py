@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -105,9 +105,11 @@ def read(path: Path) -> list[Locked]:
             f"{path} has version {document.get('version')!r}, this program reads {VERSION}",
             hint="update bitnet, or write the file anew: bitnet sync --update",
         )
-    return [
+    entries = [
         _entry(item, f"{path}: entry {number}") for number, item in enumerate(document["files"], 1)
     ]
+    _refuse_contradictions(path, entries)
+    return entries
 
 
 def write(path: Path, entries: Iterable[Locked]) -> None:
@@ -134,8 +136,16 @@ def record(path: Path, entry: Locked) -> bool:
     entries = read(path)
     if entry in entries:
         return False
-    write(path, [known for known in entries if known.key != entry.key] + [entry])
+    others = [_displaced(known, entry) for known in entries if known.key != entry.key]
+    write(path, [known for known in others if known is not None] + [entry])
     return True
+
+
+def _displaced(known: Locked, entry: Locked) -> Locked | None:
+    """*known* once *entry* is in its place: a tokenizer stays in the cache, a model is gone."""
+    if entry.path is None or known.path != entry.path or known.sha256 == entry.sha256:
+        return known
+    return replace(known, path=None) if known.kind == "tokenizer" else None
 
 
 def relative(path: Path, folder: Path) -> str | None:
@@ -167,6 +177,25 @@ def _entry(item: Any, where: str) -> Locked:
         found = ", ".join(f"{name} = {item.get(name)!r}" for name in wrong)
         raise InvalidFormat(f"{where}: not valid: {found}")
     return Locked(**item)
+
+
+def _refuse_contradictions(path: Path, entries: list[Locked]) -> None:
+    """Refuse two digests for one place, or for one file of one revision."""
+    seen: dict[object, Locked] = {}
+    for entry in entries:
+        names: list[object] = [entry.key]
+        if entry.path is not None:
+            names.append(PurePosixPath(entry.path))
+        for name in names:
+            other = seen.setdefault(name, entry)
+            if other.sha256 != entry.sha256:
+                where = entry.path if isinstance(name, PurePosixPath) else entry.file
+                raise InvalidFormat(
+                    f"{path} pins two files for {where}: {other.repo} ({other.revision}) with "
+                    f"sha256 {other.sha256}, and {entry.repo} ({entry.revision}) with "
+                    f"{entry.sha256}",
+                    hint="remove one of the two entries, then: bitnet sync",
+                )
 
 
 def _text(value: Any) -> bool:

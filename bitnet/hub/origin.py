@@ -1,15 +1,16 @@
-"""``<file>.origin``: where a file in the cache came from, and which bytes of it were checked."""
+"""``<file>.origin``: what earlier versions noted beside a file in the cache; only read."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from glob import glob
 from typing import TYPE_CHECKING
 
 from bitnet.errors import from_os_error
-from bitnet.files import digest_of, write_text
+from bitnet.files import digest_of
 from bitnet.hub.package_index import PACKAGED
+from bitnet.store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,10 +51,6 @@ class Origin:
         texts = (record.repo, record.revision, record.file, record.sha256)
         return record if all(isinstance(text, str) for text in texts) else None
 
-    def write(self, path: Path) -> None:
-        """Put the record beside *path*."""
-        write_text(_beside(path), json.dumps(asdict(self), indent=1) + "\n")
-
 
 def known_digests(cache: Path) -> dict[str, str]:
     """SHA-256 of files in *cache* whose digest is pinned or was recorded, by path."""
@@ -64,7 +61,9 @@ def known_digests(cache: Path) -> dict[str, str]:
         origin = Origin.read(path)
         if origin is not None:
             known[str(path)] = origin.sha256
-    return known
+    store = Store(cache)
+    known |= {str(blob.path): blob.sha256 for blob in store.blobs()}
+    return known | {record.path: record.sha256 for record in store.verified if record.placed}
 
 
 def _beside(path: Path) -> Path:

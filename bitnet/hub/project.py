@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from bitnet import locks
 from bitnet.errors import Offline, PermissionDenied
 from bitnet.hub import lockfile
+from bitnet.store import Store
+from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,13 +52,21 @@ class Project:
         """The lock file."""
         return self.folder / lockfile.NAME
 
+    @property
+    def store(self) -> Store:
+        """The store in the cache folder."""
+        return Store(self.cache)
+
     def pinned(self, key: tuple[str, str, str, str]) -> Locked | None:
-        """What the lock file says about *key*."""
+        """What the lock file says about *key*; nothing when it is to be updated."""
+        return None if self.update else self._known(key)
+
+    def _known(self, key: tuple[str, str, str, str]) -> Locked | None:
         return lockfile.find(lockfile.read(self.lock_path), key)
 
     def pin(self, entry: Locked) -> None:
         """Write *entry* into the lock file; several processes may do so at once."""
-        known = self.pinned(entry.key)
+        known = self._known(entry.key)
         if known is not None and known.sha256 == entry.sha256:
             entry = replace(
                 entry,
@@ -67,10 +77,10 @@ class Project:
         if known == entry:
             return
         name = hashlib.sha256(os.fsencode(self.lock_path.absolute())).hexdigest()[:16]
-        guard = self.cache / "reports" / f"lockfile-{name}.lock"
+        guard = self.store.folder / f"project-{name}.lock"
         with ExitStack() as stack:
             with suppress(OSError, PermissionDenied):  # without a guard an entry may get lost
-                guard.parent.mkdir(parents=True, exist_ok=True)
+                make_cache(self.cache)
                 stack.enter_context(
                     locks.hold(guard, timeout_s=self.options.lock_timeout, what=lockfile.NAME)
                 )

@@ -1,9 +1,8 @@
 """Files a project needs, in their place: found on disk, or fetched once and pinned.
 
-A tokenizer goes through ``<cache>/tokenizers/<key>/tokenizer.json``. Beside it,
-``tokenizer.json.origin`` says where it came from and which bytes were checked, so that a later run
-knows without a connection that the file is the one asked for: two sources can share one key, and
-neither is handed out for the other. A model goes straight to its place.
+A tokenizer is linked into ``<cache>/tokenizers/<key>/tokenizer.json``, where discovery looks; two
+sources can share one key, and neither is handed out for the other. A model is linked to its place
+in the project.
 """
 
 from __future__ import annotations
@@ -12,22 +11,24 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from bitnet import sources
-from bitnet.errors import BitnetError, HashMismatch, NotFound, UpstreamChanged, UsageError
-from bitnet.files import matches, path_of, place
+from bitnet.errors import BitnetError, UsageError
+from bitnet.files import path_of
 from bitnet.hub import lockfile
-from bitnet.hub.download import download
 from bitnet.hub.lockfile import Locked
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.origin import Origin
 from bitnet.hub.project import Provided
-from bitnet.hub.repository import file_url, head, model_facts
+from bitnet.hub.provide import HubFile, Want, provide
+from bitnet.hub.repository import file_url, model_facts
+from bitnet.store import Blob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bitnet.hub.download import Downloaded
+    from bitnet.hub.download import Fetched
     from bitnet.hub.project import Project
     from bitnet.sources import Source
 
@@ -49,94 +50,139 @@ def tokenizer_entry(source: Source, cache: Path) -> Path:
 def provide_tokenizer(
     source: Source, project: Project, *, check: VocabularyCheck, target: Path | None = None
 ) -> Provided:
-    """The tokenizer of *source* in the cache, and at *target* if that is given.
+    """The tokenizer of *source* in the cache, or at *target* if that is given.
 
-    A cached file from the same source is used without a connection. One that is not what it should
-    be is fetched once more, and the log says so.
+    What was fetched from the same source is used without a connection. A cached file that is not
+    what it should be is replaced, and the log says so.
 
     Args:
         source: which tokenizer.
         project: where and how.
         check: accepts a file and the number of ids it must have, or raises.
-        target: where a person wants it.
+        target: where it is wanted.
 
     Raises:
         Offline: not in the cache, and the network is switched off.
         TokenMissing: the source wants a token and there is none; no connection was opened.
         UpstreamChanged: the server's file is not the one in the lock file.
         VocabMismatch: the server's file has another vocabulary.
+        UsageError: another file is at *target*, which was not put there by us.
     """
     entry = tokenizer_entry(source, project.cache)
     pinned = project.pinned(("tokenizer", source.repo, source.revision, source.file))
-    if project.update:
-        pinned = None
-    fresh = project.force or project.update
-    origin = None if fresh else _cached(entry, source, pinned, check)
-    cached = origin is not None
-    if origin is None:
-        project.require_connection(entry, f"bitnet tokenizer --source {source.name}")
-        sources.require_token(source)
-        logger.info("Can download compatible tokenizer from: %s", source.repo)
-        logger.info("Downloading tokenizer for repo: %s", source.repo)
-        got = _fetch(
-            replace(source, sha256=pinned.sha256 if pinned else source.sha256),
-            project,
-            entry,
-            pinned=pinned,
-            check=lambda path: check(path, source.vocab_size),
-            replaces=entry.is_file() and not project.update,
-        )
-        origin = Origin(source.repo, source.revision, source.file, got.commit, got.sha256, got.size)
-        cached = got.cached
-        if not cached or got.commit:  # else another process has fetched it and writes the record
-            origin.write(entry)
+    want = _tokenizer_want(source, project, entry, pinned, check)
+    _say_what_changed(entry, source, project, check)
+    if target is None and want.sha256 is None and _was_put_there(entry, source, project, check):
+        found = Origin.of(entry)
+        return Provided(entry, found.sha256, found.size, None, True, source.licence_line)
+    is_new = project.store.names.find(source.repo, source.revision, source.file) is None
+    got = provide(want, project, target, ours=_is_pinned_to(pinned, target, project))
+    if target is None or not entry.exists():
+        project.store.place(_blob(got, project), entry)
+    if got.cached and is_new:
+        check(target or entry, source.vocab_size)
+    if not got.cached:
         logger.info("Successfully downloaded tokenizer: %s", entry)
-    if target is not None:
-        place(entry, target)
-    if origin.repo:
-        pin = _locked("tokenizer", replace(origin, revision=source.revision), source.licence)
-        path = lockfile.relative(target, project.folder) if target is not None else None
-        project.pin(replace(pin, path=path))
+    path = lockfile.relative(target, project.folder) if target is not None else None
+    project.pin(_locked("tokenizer", source, got, path))
     return Provided(
-        target or entry, origin.sha256, origin.size, origin.commit, cached, source.licence_line
+        target or entry, got.sha256, got.size, got.commit, got.cached, source.licence_line
     )
 
 
-def _cached(
-    entry: Path, source: Source, pinned: Locked | None, check: VocabularyCheck
-) -> Origin | None:
-    """Where the cached *entry* came from, if it is what *source* and *pinned* ask for."""
-    if not entry.is_file():
-        return None
+def _tokenizer_want(
+    source: Source,
+    project: Project,
+    entry: Path,
+    pinned: Locked | None,
+    check: VocabularyCheck,
+) -> Want:
+    def announce() -> None:
+        sources.require_token(source)
+        logger.info("Can download compatible tokenizer from: %s", source.repo)
+        logger.info("Downloading tokenizer for repo: %s", source.repo)
+
+    sha256 = pinned.sha256 if pinned is not None else source.sha256
+    if sha256 is None and not project.update:
+        sha256 = _known_before(entry, source)
+    return Want(
+        HubFile(source.repo, source.revision, source.file, _commit(pinned)),
+        sha256=sha256,
+        size=pinned.size if pinned is not None else source.size,
+        kind="tokenizer",
+        key=source.cache_key,
+        command=f"bitnet tokenizer --source {source.name}",
+        lasts=True,
+        pinned=pinned is not None,
+        places=(entry,),
+        check=lambda path: check(path, source.vocab_size),
+        announce=announce,
+    )
+
+
+def _known_before(entry: Path, source: Source) -> str | None:
+    """The digest that an earlier version of this program noted beside *entry*, if it is right."""
     origin = Origin.read(entry)
-    if origin is not None and origin.repo != source.repo:
-        logger.info("%s is from %s, not from %s", entry, origin.repo, source.repo)
+    if origin is None or (origin.repo, origin.revision) != (source.repo, source.revision):
         return None
-    if origin is not None and pinned is None and origin.revision != source.revision:
-        logger.info("%s is of %s, not of %s", entry, origin.revision, source.revision)
-        return None
-    found = Origin.of(entry)
-    if origin is None or found.sha256 != origin.sha256:
-        try:
-            check(entry, source.vocab_size)
-        except BitnetError as error:
-            logger.warning("cached tokenizer is not usable, fetching it once more: %s", error)
-            return None
-    if origin is not None and found.sha256 != origin.sha256:
+    return origin.sha256 if entry.is_file() and Origin.of(entry).sha256 == origin.sha256 else None
+
+
+def _was_put_there(entry: Path, source: Source, project: Project, check: VocabularyCheck) -> bool:
+    """Whether *entry* is a usable file that came from elsewhere, such as from another machine."""
+    if project.force or project.update or not entry.is_file():
+        return False
+    record = project.store.verified.record_of(entry)
+    if (record is not None and record.placed) or Origin.read(entry) is not None:
+        return False
+    try:
+        check(entry, source.vocab_size)
+    except BitnetError as error:
+        logger.warning("cached tokenizer is not usable, fetching it once more: %s", error)
+        return False
+    return True
+
+
+def _say_what_changed(
+    entry: Path, source: Source, project: Project, check: VocabularyCheck
+) -> None:
+    """Warn if *entry* is not what we put there: then it is replaced."""
+    record = project.store.verified.record_of(entry)
+    if record is None or not record.placed or not entry.is_file():
+        return
+    if project.store.digest_of(entry) == record.sha256:
+        return
+    try:
+        check(entry, source.vocab_size)
+    except BitnetError as error:
+        logger.warning("cached tokenizer is not usable, fetching it once more: %s", error)
+    else:
         logger.warning("%s has changed since it was checked, fetching it once more", entry)
-        return None
-    if pinned is not None and found.sha256 != pinned.sha256:
-        logger.info("%s is not the file pinned in %s", entry, lockfile.NAME)
-        return None
-    return origin or found  # without a record, somebody put it there
 
 
 # --- models ----------------------------------------------------------------------------------
 
 
-def model_path(project: Project, repo: str, file: str) -> Path:
-    """Where ``download-model`` puts *file* of *repo* unless told otherwise."""
-    return project.folder / "models" / repo.replace("/", "-") / path_of(file)
+def model_path(project: Project, repo: str, file: str, revision: str = "main") -> Path:
+    """Where ``download-model`` puts *file* of *repo* unless told otherwise.
+
+    That is ``models/ORG-REPO/FILE``, or ``models/ORG--REPO@REVISION/FILE`` where the lock file has
+    another file at that place: of another revision, or of a repository that is spelled alike.
+    """
+    plain = project.folder / "models" / repo.replace("/", "-") / path_of(file)
+    entries = lockfile.read(project.lock_path)
+    ours = lockfile.find(entries, ("model", repo, revision, file))
+    there = _at(entries, plain, project)
+    if there is None or there == ours or (ours is not None and there.sha256 == ours.sha256):
+        return plain
+    folder = f"{repo.replace('/', '--')}@{quote(revision, safe='')}"
+    return project.folder / "models" / folder / path_of(file)
+
+
+def _at(entries: list[Locked], path: Path, project: Project) -> Locked | None:
+    """The entry of the lock file that belongs at *path*."""
+    where = lockfile.relative(path, project.folder)
+    return next((entry for entry in entries if where is not None and entry.path == where), None)
 
 
 def provide_model(source: Source, project: Project, *, target: Path | None = None) -> Provided:
@@ -148,13 +194,12 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
     Raises:
         Offline: not there, and the network is switched off.
         UpstreamChanged: the server's file is not the one in the lock file.
-        UsageError: *source* and the lock file name different digests.
+        UsageError: *source* and the lock file name different digests, or another file is at
+            *target*, which was not put there by us.
     """
     file_url(source.repo, source.revision, source.file, project.options)  # refuses bad names
-    path = target or model_path(project, source.repo, source.file)
+    path = target or model_path(project, source.repo, source.file, source.revision)
     pinned = project.pinned(("model", source.repo, source.revision, source.file))
-    if project.update:
-        pinned = None
     if pinned is not None and not source.licence:
         source = replace(source, licence=pinned.licence, licence_url=source.page)
     if pinned is not None and source.sha256 not in (None, pinned.sha256):
@@ -164,26 +209,56 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
             hint="leave --sha256 out, or accept the file on the server: bitnet sync --update",
         )
     wanted = pinned.sha256 if pinned is not None else source.sha256
-    there = path.exists() and not project.force
-    if there and wanted and matches(path, sha256=wanted):
-        origin = _origin(source, pinned.commit if pinned else None, wanted, path)
-        return _model(source, project, path, origin, cached=True)
-    if there and not wanted and project.options.is_offline and not project.update:
-        logger.warning("%s is used unchecked: its digest is not known, and we are offline", path)
-        found = Origin.of(path)
-        return Provided(path, found.sha256, found.size, None, True, source.licence_line)
+    _refuse_shared(path, source, project, wanted)
     command = f"bitnet download-model --id {source.repo} --file {source.file}"
-    project.require_connection(path, "bitnet sync --update" if project.update else command)
-    sources.require_token(source)
-    got = _fetch(replace(source, sha256=wanted), project, path, pinned=pinned)
-    source = _with_licence(source, project)
-    origin = _origin(source, got.commit, got.sha256, path)
-    return _model(source, project, path, origin, cached=got.cached)
+    want = Want(
+        HubFile(source.repo, source.revision, source.file, _commit(pinned)),
+        sha256=wanted,
+        size=pinned.size if pinned is not None else source.size,
+        key=f"{source.repo.replace('/', '--')}/{source.revision}/{source.file}",
+        command="bitnet sync --update" if project.update else command,
+        pinned=pinned is not None,
+        announce=lambda: sources.require_token(source),
+        changed_hint="" if pinned is not None else _OWN_DIGEST,
+    )
+    if not wanted and project.options.is_offline and not project.update and path.exists():
+        known = project.store.names.find(source.repo, source.revision, source.file)
+        if not project.force and (known is None or not project.store.is_intact(path, known.sha256)):
+            logger.warning(
+                "%s is used unchecked: its digest is not known, and we are offline", path
+            )
+            found = Origin.of(path)
+            return Provided(path, found.sha256, found.size, None, True, source.licence_line)
+    got = provide(want, project, path, ours=_is_pinned_to(pinned, path, project))
+    if not got.cached or pinned is None:
+        source = _with_licence(source, project)
+    project.pin(_locked("model", source, got, lockfile.relative(path, project.folder)))
+    commit = got.commit or (pinned.commit if pinned is not None else None)
+    return Provided(path, got.sha256, got.size, commit, got.cached, source.licence_line)
+
+
+_OWN_DIGEST = (
+    "if --sha256 is right, this server has another file: do not use it, try another source; "
+    "if the digest was mistyped, copy it again from where the model's author publishes it"
+)
+
+
+def _refuse_shared(path: Path, source: Source, project: Project, sha256: str | None) -> None:
+    """Stop where the lock file has another file at *path*."""
+    there = _at(lockfile.read(project.lock_path), path, project)
+    ours = ("model", source.repo, source.revision, source.file)
+    if there is None or there.key == ours or there.sha256 == sha256 or project.force:
+        return
+    raise UsageError(
+        f"{path} belongs to {there.repo}/{there.file} ({there.revision}) in {lockfile.NAME}, "
+        f"{source.repo}/{source.file} ({source.revision}) cannot go there too",
+        hint="choose another folder with --out, or replace it with --force",
+    )
 
 
 def _with_licence(source: Source, project: Project) -> Source:
     """*source* with the licence its page names, as far as the server knows pages."""
-    if source.licence:
+    if source.licence or project.options.is_offline:
         return source
     options = with_mirror(project.options, source.repo, project.folder)
     try:
@@ -195,77 +270,35 @@ def _with_licence(source: Source, project: Project) -> Source:
     return replace(source, licence=facts.licence or "", licence_url=page)
 
 
-def _model(
-    source: Source, project: Project, path: Path, origin: Origin, *, cached: bool
-) -> Provided:
-    entry = _locked("model", origin, source.licence)
-    project.pin(replace(entry, path=lockfile.relative(path, project.folder)))
-    return Provided(path, origin.sha256, origin.size, origin.commit, cached, source.licence_line)
+# --- both ------------------------------------------------------------------------------------
 
 
-def _origin(source: Source, commit: str | None, sha256: str, path: Path) -> Origin:
-    size = path.stat().st_size
-    return Origin(source.repo, source.revision, source.file, commit, sha256, size)
+def _is_pinned_to(pinned: Locked | None, target: Path | None, project: Project) -> bool:
+    """Whether the lock file says that the file belongs at *target*: then it is mended there."""
+    if pinned is None or pinned.path is None or target is None:
+        return False
+    return pinned.path == lockfile.relative(target, project.folder)
 
 
-def _locked(kind: lockfile.Kind, origin: Origin, licence: str) -> Locked:
+def _commit(pinned: Locked | None) -> str | None:
+    """What to fetch instead of a branch that may have moved."""
+    return None if pinned is None else pinned.commit or pinned.revision
+
+
+def _blob(got: Fetched, project: Project) -> Blob:
+    """The file in the store, or where it was found if it is not there."""
+    return project.store.find(got.sha256) or Blob(got.path, got.sha256, got.size)
+
+
+def _locked(kind: lockfile.Kind, source: Source, got: Fetched, path: str | None) -> Locked:
     return Locked(
         kind=kind,
-        repo=origin.repo,
-        revision=origin.revision,
-        file=origin.file,
-        commit=origin.commit,
-        sha256=origin.sha256,
-        size=origin.size,
-        licence=licence,
+        repo=source.repo,
+        revision=source.revision,
+        file=source.file,
+        commit=got.commit,
+        sha256=got.sha256,
+        size=got.size,
+        licence=source.licence,
+        path=path,
     )
-
-
-def _fetch(
-    source: Source,
-    project: Project,
-    destination: Path,
-    *,
-    pinned: Locked | None,
-    check: Callable[[Path], None] | None = None,
-    replaces: bool = False,
-) -> Downloaded:
-    """Download the file of *source*, at the pinned commit where there is one."""
-    options = with_mirror(project.options, source.repo, project.folder)
-    revision = pinned.commit or pinned.revision if pinned is not None else source.revision
-    url = file_url(source.repo, revision, source.file, options)
-    sha256, force = source.sha256, project.force or replaces
-    commit = pinned.commit if pinned is not None else None
-    if pinned is None and destination.exists() and not force:
-        # What is there stays if it is what the server has; an unknown digest means fetching.
-        facts = head(url, options)
-        sha256, commit = sha256 or facts.sha256, facts.commit
-        force = sha256 is None
-    try:
-        got = download(
-            url,
-            destination,
-            sha256=sha256,
-            size=pinned.size if pinned is not None else source.size,
-            options=options,
-            progress=project.progress,
-            label=source.file,
-            check=check,
-            force=force,
-        )
-        return replace(got, commit=got.commit or commit)
-    except HashMismatch as error:
-        if pinned is None:
-            raise
-        raise UpstreamChanged(
-            f"{source.repo}/{source.file} ({pinned.revision}) is not what {lockfile.NAME} pins "
-            f"(sha256 {pinned.sha256}, {pinned.size:,} bytes): {error.message}",
-            hint="keep the old file, or accept the new one: bitnet sync --update",
-        ) from error
-    except NotFound as error:
-        if pinned is None or pinned.commit is None:
-            raise
-        raise NotFound(
-            f"{error.message}; {lockfile.NAME} pins commit {pinned.commit}",
-            hint="accept what the server has: bitnet sync --update",
-        ) from error

@@ -21,11 +21,13 @@ from urllib.parse import unquote, urlsplit
 
 from bitnet.errors import BitnetError, NotFound, UsageError
 from bitnet.files import path_of
-from bitnet.hub.download import download
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.origin import Origin
-from bitnet.hub.repository import file_url, list_files, some_of
+from bitnet.hub.provide import Address, HubFile, Want
+from bitnet.hub.provide import provide as provide_file
+from bitnet.hub.repository import list_files, some_of
 from bitnet.hub.session import shown
+from bitnet.store import links
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -132,20 +134,27 @@ def provide(remote: RemoteTokenizer, project: Project, *, check: Callable[[Path]
     """
     folder = remote.folder(project.cache)
     for name in _names(remote):
-        if _is_kept(folder / name, remote):
-            logger.info("tokenizer %s is in the cache: %s", remote.name, folder / name)
-            return folder / name
+        path = folder / name
+        record = project.store.verified.record_of(path)
+        if path.is_file() and record is not None and record.placed:
+            if project.store.digest_of(path) == record.sha256:
+                logger.info("tokenizer %s is in the cache: %s", remote.name, path)
+                return path
+            logger.warning("%s has changed since it was fetched, fetching it once more", path)
+        elif path.is_file() and _is_kept(path, remote):  # by an earlier version of this program
+            return path
     logger.info("Downloading tokenizer for repo: %s", remote.name)
     if remote.url:
-        path = _fetch(remote.url, folder / _names(remote)[0], remote, project)
+        source = Address(remote.url, _names(remote)[0])
+        path = _fetch(source, folder / source.file, remote, project)
     else:
         path = _fetch_repository(remote, folder, project)
     try:
         check(path)
     except BitnetError:
-        for written in (path, path.with_name(f"{path.name}.origin")):
-            with suppress(OSError):
-                written.unlink()
+        with suppress(OSError):
+            links.remove(path)
+        project.store.verified.forget(path)
         raise
     logger.info("Successfully downloaded tokenizer: %s", path)
     return path
@@ -162,13 +171,10 @@ def _names(remote: RemoteTokenizer) -> tuple[str, ...]:
 
 def _is_kept(path: Path, remote: RemoteTokenizer) -> bool:
     """Whether *path* is what was fetched from there."""
-    record = Origin.read(path) if path.is_file() else None
+    record = Origin.read(path)
     if record is None or record.repo != (remote.name if remote.url else remote.repo):
         return False
-    if Origin.of(path).sha256 == record.sha256:
-        return True
-    logger.warning("%s has changed since it was fetched, fetching it once more", path)
-    return False
+    return Origin.of(path).sha256 == record.sha256
 
 
 def _fetch_repository(remote: RemoteTokenizer, folder: Path, project: Project) -> Path:
@@ -186,8 +192,8 @@ def _fetch_repository(remote: RemoteTokenizer, folder: Path, project: Project) -
     where = main.rpartition("/")[0]
     beside = [f"{where}/{name}".lstrip("/") for name in SIDE_FILES]
     for name in [*_known(beside, files), main]:
-        url = file_url(remote.repo, remote.revision, name, options)
-        path = _fetch(url, folder / path_of(name).name, remote, project)
+        source = HubFile(remote.repo, remote.revision, name)
+        path = _fetch(source, folder / path_of(name).name, remote, project)
     return path
 
 
@@ -195,18 +201,11 @@ def _known(names: Iterable[str], files: list[str]) -> list[str]:
     return [name for name in names if name in files]
 
 
-def _fetch(url: str, path: Path, remote: RemoteTokenizer, project: Project) -> Path:
-    options = project.options
-    if remote.repo:
-        options = with_mirror(options, remote.repo, project.folder)
-    got = download(url, path, options=options, progress=project.progress, force=path.exists())
-    Origin(
-        repo=remote.name if remote.url else remote.repo,
-        # The ETag tells two versions behind one address apart.
-        revision=(got.etag or "") if remote.url else remote.revision,
-        file=path.name,
-        commit=got.commit,
-        sha256=got.sha256,
-        size=got.size,
-    ).write(path)
+def _fetch(
+    source: HubFile | Address, path: Path, remote: RemoteTokenizer, project: Project
+) -> Path:
+    key = remote.folder(project.cache).name
+    command = f"the same command, or copy the file to {path}"
+    want = Want(source, kind="tokenizer", key=key, command=command, lasts=True)
+    provide_file(want, project, path, ours=True)
     return path

@@ -19,7 +19,17 @@ from bitnet.errors import (
 if TYPE_CHECKING:
     import requests
 
-__all__ = ["error_of", "not_expected", "refuse_pages", "repository_of"]
+__all__ = [
+    "as_count",
+    "content_range",
+    "error_of",
+    "not_expected",
+    "refuse_pages",
+    "repository_of",
+]
+
+_COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits are no size of a file
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+|[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
 _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)")
@@ -126,3 +136,18 @@ def not_expected(response: requests.Response, url: str, expected: str) -> Networ
         f"{url}: expected {expected}, got {kind}: a login page of this network, or a proxy's",
         hint="open a page in a browser and log in to the network; or run: bitnet doctor network",
     )
+
+
+def as_count(value: str | None) -> int | None:
+    """The number of bytes that a header gives; ``None`` if it gives none that can be one."""
+    text = (value or "").strip()
+    return int(text) if _COUNT.fullmatch(text) else None
+
+
+def content_range(value: str | None) -> tuple[int, int, int | None] | None:
+    """Start, stop (exclusive) and whole size of a ``Content-Range`` header; ``*`` is ``None``."""
+    match = _CONTENT_RANGE.fullmatch((value or "").strip())
+    if match is None:
+        return None
+    start, last, size = match.groups()
+    return int(start), int(last) + 1, None if size == "*" else int(size)

@@ -11,8 +11,9 @@ from urllib.parse import quote
 from bitnet.errors import BitnetError, NetworkError, NotFound, UsageError
 from bitnet.hub.http import requests, urllib3
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.replies import refuse_pages, repository_of
+from bitnet.hub.replies import as_count, refuse_pages, repository_of
 from bitnet.hub.session import HubSession, Transient, failed, origin, shown
+from bitnet.store.partial import Version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -38,23 +39,9 @@ _NAMES_SHOWN = 12
 
 
 @dataclass(frozen=True)
-class FileFacts:
-    """One file as the server describes it; what it does not say is ``None``.
+class FileFacts(Version):
+    """A version of a file and whether parts of it can be asked for."""
 
-    Attributes:
-        url: where to fetch it; names the commit where the hub told one.
-        commit: commit of the repository.
-        etag: strong ETag without quotes; the hub's own where there is one, else the file server's.
-        size: bytes.
-        sha256: hexadecimal, lower case.
-        accepts_ranges: parts of the file can be asked for.
-    """
-
-    url: str
-    commit: str | None = None
-    etag: str | None = None
-    size: int | None = None
-    sha256: str | None = None
     accepts_ranges: bool = False
 
 
@@ -119,7 +106,7 @@ def head(
                 url=_at_commit(url, commit, session.options),
                 commit=commit,
                 etag=etag,
-                size=int(size) if size and size.isdecimal() else None,
+                size=as_count(size),
                 sha256=sha256,
                 # A redirect goes to a store made for ranges; the first reply there proves it.
                 accepts_ranges=not final or facts.get("Accept-Ranges", "").lower() == "bytes",

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.errors import NetworkError, from_os_error
 from bitnet.hub.http import urllib3
-from bitnet.hub.ranges import content_range
-from bitnet.hub.replies import refuse_pages
+from bitnet.hub.replies import as_count, content_range, refuse_pages
 from bitnet.hub.repository import FileFacts, strong_etag
 from bitnet.hub.session import HubSession, Patience, Transient, failed, shown
 from bitnet.hub.trailing_hash import TrailingHash
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
     import requests
 
-    from bitnet.hub.partial import Partial
+    from bitnet.store.partial import Partial
 
 __all__ = ["Replaced", "Transfer"]
 
@@ -58,6 +57,7 @@ class Transfer:
         session: the way to the server.
         facts: the file; its size may be unknown.
         partial: where the bytes go; may hold some already.
+        name: what to call it in messages.
         report: told the number of bytes that are written, and the whole size.
     """
 
@@ -67,11 +67,13 @@ class Transfer:
         facts: FileFacts,
         partial: Partial,
         *,
+        name: str,
         report: Callable[[int, int | None], None],
     ) -> None:
         self._session = session
         self._facts = facts
         self._partial = partial
+        self._name = name
         self._report = report
         self._patience = Patience(session)
         self._lock = threading.Lock()
@@ -104,10 +106,6 @@ class Transfer:
             return self._hash.finish()
         finally:
             self._hash.stop()
-
-    @property
-    def _name(self) -> str:
-        return self._partial.destination.name
 
     @property
     def _complete(self) -> bool:
@@ -226,7 +224,7 @@ class Transfer:
         headers = {}
         if self._ranges and (start or stop is not None):
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
-            if self._partial.sent_etag:
+            if self._partial.sent_etag and not self._facts.sha256:
                 headers["If-Range"] = f'"{self._partial.sent_etag}"'
         url = self._facts.url
         with self._session.open(url, headers=headers, also=(416,)) as response:
@@ -250,6 +248,8 @@ class Transfer:
             Replaced: it is of another version.
         """
         etag, bound = strong_etag(response.headers.get("ETag")), self._partial.sent_etag
+        if self._facts.sha256:
+            etag = bound = None  # replicas name it differently; its digest decides in the end
         if response.status_code == 416:
             raise _NoRanges
         if etag and bound and etag != bound:
@@ -263,7 +263,7 @@ class Transfer:
             end: int | None = found[1]
         else:
             length = response.headers.get("Content-Length", "")
-            end = int(length) if length.isdecimal() else None
+            end = as_count(length)
             if self.size is not None and end not in (None, self.size):
                 raise Replaced
             if asked and self._together:
@@ -315,7 +315,7 @@ class Transfer:
         try:
             partial.write(at, chunk)
         except OSError as error:
-            raise from_os_error(error, partial.destination) from error
+            raise from_os_error(error, partial.path) from error
         with self._lock:
             partial.done.add(at, at + len(chunk))
             self._unnoted += len(chunk)

@@ -16,7 +16,7 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
     from bitnet.progress import human_size, human_time
 
     found = entries(cache.root)
-    total = sum(entry.size_bytes for entry in found)
+    total = sum({entry.inode: entry.size_bytes for entry in found}.values())
     if output.json:
         facts = [entry.facts() for entry in found]
         print(as_json({"root": str(cache.root), "size_bytes": total, "entries": facts}))
@@ -26,6 +26,14 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
         busy = f"  (in use by {entry.owner})" if entry.owner else ""
         print(
             f"{human_size(entry.size_bytes):>9}  {age:>7}  {entry.kind:<11}  {entry.key}  "
-            f"{entry.path}{busy}"
+            f"{entry.path}{_links(entry)}{busy}"
         )
     print(f"{len(found)} files, {human_size(total)} in {cache.root}")
+
+
+def _links(entry):
+    """Under how many other names a file of the store is in use, as far as that is known."""
+    if not entry.is_stored:
+        return "  (a link)" if entry.links > 1 else ""
+    others = max(entry.links - 1, len(entry.users))
+    return f"  ({others} links)" if others else "  (unreferenced)"

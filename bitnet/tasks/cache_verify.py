@@ -20,6 +20,7 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
     from bitnet.errors import IntegrityError
     from bitnet.formats.gguf import GGUF
     from bitnet.hub.origin import known_digests
+    from bitnet.store.tag import is_marked
 
     published = [e for e in entries(cache.root) if e.kind not in ("partial", "leftover")]
     expected = known_digests(cache.root)
@@ -38,7 +39,10 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
     if damaged:
         first = damaged[0].entry
         models = " --models" if first.kind == "model" else ""
+        remedy = f"bitnet clean-cache --key {first.key}{models} --yes"
+        if not is_marked(cache.root, first.path):
+            remedy = f"delete {first.path}"
         raise IntegrityError(
             f"{len(damaged)} of {len(verdicts)} files in {cache.root} are damaged",
-            hint=f"bitnet clean-cache --key {first.key}{models} --yes, then fetch it again",
+            hint=f"{remedy}, then fetch it again",
         )

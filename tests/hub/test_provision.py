@@ -107,21 +107,23 @@ def test_offline_names_the_cache_path_and_the_command(project):
     assert "bitnet tokenizer --source open" in caught.value.hint
 
 
-def test_a_cached_file_with_a_wrong_vocabulary_is_fetched_once_more_and_said(project, hub, caplog):
+def test_a_cached_file_with_a_wrong_vocabulary_is_replaced_and_said(project, hub, caplog):
     provide(OPEN, project)
     entry = tokenizer_entry(OPEN, project.cache)
+    entry.unlink()
     entry.write_bytes(tokenizer_json(5))
     got = provide(OPEN, project)
-    assert not got.cached
+    assert got.path == entry
     assert entry.read_bytes() == tokenizer_json(note="mirror")
     assert "Vocabulary size mismatch: expected 3, got 5" in caplog.text
-    assert len([seen for seen in hub.requests(method="GET") if "mirror" in seen.path]) == 2
 
 
 def test_a_cached_file_that_was_altered_is_fetched_once_more(project, caplog):
     provide(OPEN, project)
-    tokenizer_entry(OPEN, project.cache).write_bytes(tokenizer_json(note="altered"))
-    assert not provide(OPEN, project).cached
+    entry = tokenizer_entry(OPEN, project.cache)
+    entry.chmod(0o644)
+    entry.write_bytes(tokenizer_json(note="altered"))
+    assert provide(OPEN, project).path.read_bytes() == tokenizer_json(note="mirror")
     assert "has changed since it was checked" in caplog.text
 
 
@@ -146,8 +148,11 @@ def test_another_revision_is_another_file(project, hub):
     first = provide(OPEN, project)
     hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="newer"))
     hub.repos["mirror/tiny"].revisions["v1"] = first.commit
-    assert not provide(replace(OPEN, revision="v1"), project).cached
-    assert provide(replace(OPEN, revision="v1"), project).cached
+    assert provide(OPEN, project).path.read_bytes() == tokenizer_json(note="mirror")
+    hub.seen.clear()
+    got = provide(replace(OPEN, revision="v1"), project)
+    assert (got.cached, got.commit) == (True, first.commit)  # the same bytes: none is transferred
+    assert [seen.method for seen in hub.requests()] == ["HEAD"]
     assert [entry.revision for entry in lockfile.read(project.lock_path)] == ["main", "v1"]
 
 
@@ -159,6 +164,8 @@ def test_force_fetches_what_is_there(project, hub):
 def test_the_whole_key_may_be_deleted_at_any_time(project):
     provide(OPEN, project)
     shutil.rmtree(tokenizer_entry(OPEN, project.cache).parent)
+    assert provide(OPEN, project).path.read_bytes() == tokenizer_json(note="mirror")
+    shutil.rmtree(project.cache)
     assert not provide(OPEN, project).cached
 
 
@@ -176,7 +183,9 @@ def test_the_cache_check_knows_the_digest_and_hides_the_record(project, bitnet):
     listed = bitnet("cache.list", "--cache-dir", project.cache, "--json").out
     assert "origin" not in listed
     assert bitnet("cache.verify", "--cache-dir", project.cache).code == 0
-    tokenizer_entry(OPEN, project.cache).write_bytes(tokenizer_json(note="altered"))
+    entry = tokenizer_entry(OPEN, project.cache)
+    entry.chmod(0o644)
+    entry.write_bytes(tokenizer_json(note="altered"))
     done = bitnet("cache.verify", "--cache-dir", project.cache)
     assert done.code == 13
     assert "SHA-256" in done.out
@@ -239,7 +248,9 @@ def test_the_offline_hint_for_a_model_names_its_file(project):
 
 def test_a_damaged_model_is_not_used_offline_and_replaced_online(project):
     path = provide_model(WEIGHTS, project).path
+    path.chmod(0o644)
     path.write_bytes(CONTENT[:-1])
+    shutil.rmtree(project.cache)
     with pytest.raises(Offline, match="is not what was asked for"):
         provide_model(WEIGHTS, offline(project))
     assert not provide_model(WEIGHTS, project).cached
@@ -248,6 +259,10 @@ def test_a_damaged_model_is_not_used_offline_and_replaced_online(project):
 
 def test_a_model_without_a_known_digest_is_used_offline_with_a_warning(project, caplog):
     path = provide_model(WEIGHTS, project).path
+    project.lock_path.unlink()
+    assert provide_model(WEIGHTS, offline(project)).path == path
+    assert "unchecked" not in caplog.text
+    shutil.rmtree(project.cache)
     project.lock_path.unlink()
     assert provide_model(WEIGHTS, offline(project)).path == path
     assert "unchecked" in caplog.text
@@ -262,7 +277,10 @@ def test_a_file_that_was_there_is_pinned_only_if_it_is_the_servers(project, hub)
     assert got.commit == hub.repos["org/model"].revisions["main"]
     project.lock_path.unlink()
     path.write_bytes(CONTENT[:100])
-    assert not provide_model(WEIGHTS, project).cached
+    with pytest.raises(UsageError, match="it stays"):
+        provide_model(WEIGHTS, project)
+    assert path.read_bytes() == CONTENT[:100]
+    provide_model(WEIGHTS, replace(project, force=True))
     assert path.read_bytes() == CONTENT
 
 
@@ -289,7 +307,7 @@ def test_threads_that_ask_at_the_same_time_fetch_once_and_pin_the_commit(project
     assert len([seen for seen in hub.requests(method="GET") if "tokenizer.json" in seen.path]) == 1
     commit = hub.repos["mirror/tiny"].revisions["main"]
     assert lockfile.read(project.lock_path)[0].commit == commit
-    assert Origin.read(tokenizer_entry(OPEN, project.cache)).commit == commit
+    assert project.store.names.find(OPEN.repo, OPEN.revision, OPEN.file).commit == commit
 
 
 def test_a_digest_that_contradicts_the_lock_file_is_refused(project):
@@ -341,6 +359,7 @@ def test_a_replaced_file_is_an_error_that_names_both_digests_until_it_is_accepte
     newer = hub.add("org/model", "model.gguf", CONTENT + b"newer")
     repo.commits[got.commit] = repo.commits[repo.revisions["main"]]  # history rewritten
     got.path.unlink()
+    shutil.rmtree(project.cache)
     with pytest.raises(UpstreamChanged) as caught:
         sync(project)
     assert got.sha256 in str(caught.value)
@@ -368,6 +387,7 @@ def test_a_vanished_commit_says_how_to_go_on(project, hub):
     hub.add("org/model", "model.gguf", CONTENT)
     del hub.repos["org/model"].commits[got.commit]
     got.path.unlink()
+    shutil.rmtree(project.cache)
     with pytest.raises(NotFound, match=got.commit) as caught:
         sync(project)
     assert "bitnet sync --update" in caught.value.hint

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import shutil
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import pytest
 from hub_server import Rule
 from waiting import PATIENCE_S, until
 
+from bitnet import settings
 from bitnet.errors import NetworkError
 from bitnet.hub import transfer
 from bitnet.hub.download import download
@@ -56,9 +58,8 @@ def start(hub, target, *words):
 
 
 def left_behind(target):
-    """Partial files beside *target*, without their sidecars."""
-    beside = target.parent.iterdir()
-    ours = [path for path in beside if ".partial" in path.name]
+    """Partial files of *target* in the store, without their sidecars."""
+    ours = (settings.cache_dir() / "store/partial").glob(f"*/{target.name}.partial*")
     return [path for path in ours if not path.name.endswith((".json", ".new"))]
 
 
@@ -111,6 +112,7 @@ def test_more_connections_come_by_themselves_only_where_one_is_slow(
     assert len(hub.requests("cdn", "GET")) == 2
     hub.seen.clear()
     target.unlink()
+    shutil.rmtree(settings.cache_dir())
     monkeypatch.setattr(transfer, "FAST_BYTES_PER_S", float("inf"))
     fetch(hub, session, target)
     assert len(hub.requests("cdn", "GET")) > 4

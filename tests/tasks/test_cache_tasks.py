@@ -39,6 +39,7 @@ def cache(tmp_path, monkeypatch):
     folder = cache / "tokenizers/gpt2-50k"
     folder.mkdir(parents=True)
     (folder / "tokenizer.json").write_text('{"model": {}}')
+    (cache / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55\n# bitnet\n")
     monkeypatch.setenv("BITNET_CACHE_DIR", str(cache))
     return cache
 

@@ -1,10 +1,12 @@
 """tokenizer, download-model and sync, as a user types them."""
 
 import json
+import shutil
 
 import pytest
 from hub_server import HubServer
 
+from bitnet import settings
 from bitnet.hub import lockfile
 
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
@@ -162,6 +164,7 @@ def test_sync_fetches_what_was_pinned_and_nothing_twice(hub, bitnet, tmp_path):
     bitnet("download-model", "--id", "org/model", "--file", "x.txt")
     bitnet("tokenizer")
     (tmp_path / "work/models/org-model/x.txt").unlink()
+    shutil.rmtree(settings.cache_dir())
     done = bitnet("sync")
     assert done.code == 0
     assert "✓ org/model/x.txt: fetched" in done.err

@@ -1,17 +1,14 @@
-"""Byte ranges: which parts of a file are there, which are missing, and what a reply carries."""
+"""Byte ranges: which parts of a file are there, and which are missing."""
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Ranges", "content_range"]
-
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+__all__ = ["Ranges"]
 
 
 class Ranges:
@@ -61,12 +58,3 @@ class Ranges:
         if position < size:
             gaps.append((position, size))
         return gaps
-
-
-def content_range(value: str | None) -> tuple[int, int, int | None] | None:
-    """Start, stop (exclusive) and whole size of a ``Content-Range`` header; ``*`` is ``None``."""
-    match = _CONTENT_RANGE.fullmatch((value or "").strip())
-    if match is None:
-        return None
-    start, last, size = match.groups()
-    return int(start), int(last) + 1, None if size == "*" else int(size)

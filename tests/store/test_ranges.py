@@ -1,8 +1,7 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.hub.ranges import Ranges, content_range
+from bitnet.store.ranges import Ranges
 
 PARTS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=12)
 
@@ -20,18 +19,3 @@ def test_ranges_are_the_set_of_their_bytes(parts, size):
     assert ranges.is_prefix == (there == set(range(ranges.frontier)))
     edges = [edge for part in ranges for edge in part]
     assert edges == sorted(set(edges))
-
-
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        ("bytes 0-9/100", (0, 10, 100)),
-        ("bytes 5-5/*", (5, 6, None)),
-        ("bytes */100", None),
-        ("0-9/100", None),
-        ("", None),
-        (None, None),
-    ],
-)
-def test_content_range_is_read_or_refused(value, found):
-    assert content_range(value) == found

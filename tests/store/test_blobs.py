@@ -1,0 +1,177 @@
+"""The store: one file per digest, shared, and never served once it has been changed."""
+
+import hashlib
+import os
+import shutil
+import time
+
+import pytest
+
+from bitnet.errors import PermissionDenied
+from bitnet.store import Partial, Store, Version, blobs, links
+from bitnet.store.verified import VerifiedFiles
+
+CONTENT = b"GGUF" + bytes(range(256)) * 40
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "cache")
+
+
+@pytest.fixture
+def blob(store):
+    """A file in the store."""
+    folder = store.folder / "partial" / DIGEST
+    partial = Partial.begin(folder, "m.gguf", Version("", sha256=DIGEST), alone=True)
+    partial.write(0, CONTENT)
+    partial.done.add(0, len(CONTENT))
+    return store.publish(partial, DIGEST)
+
+
+@pytest.fixture
+def hashed(monkeypatch):
+    """Paths whose bytes were read for a digest."""
+    paths = []
+    real = blobs.sha256_of
+    monkeypatch.setattr(blobs, "sha256_of", lambda path: paths.append(path) or real(path))
+    return paths
+
+
+def test_a_file_is_under_its_digest_and_nothing_is_left_on_its_way(store, blob):
+    assert blob.path == store.folder / "sha256" / DIGEST[:2] / DIGEST
+    assert blob.path.read_bytes() == CONTENT
+    assert not blob.path.stat().st_mode & 0o222
+    assert not list((store.folder / "partial").iterdir())
+
+
+def test_a_second_use_reads_nothing(store, blob, tmp_path, hashed):
+    for project in ("one", "two"):
+        target = tmp_path / project / "m.gguf"
+        store.place(store.find(DIGEST), target)
+        assert store.is_intact(target, DIGEST)
+    assert hashed == []
+
+
+@pytest.mark.parametrize("way", ["hard link", "copy"])
+def test_two_projects_have_the_file(store, blob, tmp_path, monkeypatch, way, hashed):
+    monkeypatch.setattr(links, "_reflinked", lambda source, fresh: False)
+    if way == "copy":
+        monkeypatch.setattr(type(tmp_path), "hardlink_to", _refuse)
+    targets = [tmp_path / name / "m.gguf" for name in ("one", "two")]
+    for target in targets:
+        store.place(blob, target)
+        assert target.read_bytes() == CONTENT
+        assert store.is_intact(target, DIGEST)
+        assert target.samefile(blob.path) == (way == "hard link")
+    assert hashed == []
+    assert store.users() == {DIGEST: sorted(map(str, targets), key=store_order(store))}
+
+
+def store_order(store):
+    return lambda path: store.verified.file_for(type(store.root)(path))
+
+
+def _refuse(self, source):
+    raise OSError(1, "no links here")
+
+
+def test_a_change_through_a_hard_link_is_noticed_and_never_served(store, blob, tmp_path, caplog):
+    target = tmp_path / "project" / "m.gguf"
+    target.parent.mkdir()
+    target.hardlink_to(blob.path)
+    target.chmod(0o644)
+    with target.open("r+b") as file:
+        file.write(b"edit")  # at once, and of the same size
+    assert store.find(DIGEST) is None
+    assert "has been changed" in caplog.text
+    assert not blob.path.exists()
+    assert target.read_bytes().startswith(b"edit")
+
+
+def test_a_file_that_may_still_change_unnoticed_is_not_remembered(tmp_path):
+    files = VerifiedFiles(tmp_path / "records")
+    path = tmp_path / "m.gguf"
+    path.write_bytes(CONTENT)
+    files.remember(path, DIGEST)
+    assert files.digest_of(path) is None
+    os.utime(path, (time.time() - 10,) * 2)
+    files.remember(path, DIGEST)
+    assert files.digest_of(path) == DIGEST
+
+
+@pytest.mark.parametrize("change", ["size", "time", "file"])
+def test_whatever_changes_a_file_makes_it_read_again(store, tmp_path, change, hashed):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(CONTENT)
+    os.utime(path, (1_000_000_000,) * 2)
+    assert store.digest_of(path) == store.digest_of(path) == DIGEST
+    assert hashed == [path]
+    if change == "size":
+        path.write_bytes(CONTENT + b"x")
+        os.utime(path, (1_000_000_000,) * 2)
+    elif change == "time":
+        os.utime(path, (1_000_000_001,) * 2)
+    else:
+        shutil.copy2(path, tmp_path / "other")
+        (tmp_path / "other").replace(path)
+    store.digest_of(path)
+    assert hashed == [path, path]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"path": 1}', "\0", '{"size": ' + "9" * 5000])
+def test_a_damaged_record_only_means_reading_again(store, blob, text, hashed):
+    store.verified.file_for(blob.path).write_text(text)
+    assert store.find(DIGEST) == blob
+    assert hashed == [blob.path]
+
+
+def test_a_store_that_cannot_be_written_is_still_used(store, blob, monkeypatch, hashed):
+    monkeypatch.setattr("bitnet.store.verified.keep", lambda *args: "read-only")
+    store.verified.file_for(blob.path).unlink()
+    assert store.find(DIGEST) == blob
+    assert store.find(DIGEST) == blob
+    assert len(hashed) == 2
+
+
+def test_what_cannot_be_placed_says_where(store, blob, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Exception, match=r"os error \d+") as caught:
+        store.place(blob, tmp_path / "file" / "m.gguf")
+    assert caught.value.exit_code in (2, PermissionDenied.exit_code, 19)
+
+
+def test_a_file_in_the_cache_of_hugging_face_is_taken(store, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
+    theirs = tmp_path / "hf" / "models--org--model" / "blobs" / DIGEST
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(CONTENT[:-1])
+    assert store.find_elsewhere(DIGEST) is None  # not what its name says
+    theirs.write_bytes(CONTENT)
+    mode, time_ns = theirs.stat().st_mode, theirs.stat().st_mtime_ns
+    found = store.find_elsewhere(DIGEST)
+    assert found.path == store.path_of(DIGEST)
+    assert found.path.read_bytes() == CONTENT
+    assert (theirs.stat().st_mode, theirs.stat().st_mtime_ns) == (mode, time_ns)
+
+
+def test_what_a_user_put_somewhere_is_not_ours(store, blob, tmp_path):
+    mine = tmp_path / "mine.gguf"
+    mine.write_bytes(CONTENT)
+    os.utime(mine, (1_000_000_000,) * 2)
+    assert store.is_intact(mine, DIGEST)
+    assert not store.is_ours(mine)
+    store.place(blob, mine)
+    assert store.is_ours(mine)
+    mine.unlink()
+    mine.write_bytes(CONTENT)
+    assert not store.is_ours(mine)
+
+
+def test_records_of_files_that_are_gone_are_swept(store, blob, tmp_path):
+    target = tmp_path / "m.gguf"
+    store.place(blob, target)
+    target.unlink()
+    store.verified.sweep()
+    assert [record.path for record in store.verified] == [str(blob.path)]

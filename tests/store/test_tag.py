@@ -1,0 +1,68 @@
+"""Which folder is a cache of ours, and which file in any other one."""
+
+import pytest
+
+from bitnet import settings
+from bitnet.cache.prune import Selection, plan, prune
+from bitnet.store.tag import has_tag, is_marked, make_cache
+
+ALL = Selection(models=True)
+
+
+def put(path, content=b"x"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def test_a_new_cache_and_an_empty_folder_are_marked(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for name in ("new/cache", "empty"):
+        make_cache(tmp_path / name)
+        assert has_tag(tmp_path / name)
+        assert has_tag(tmp_path / name / "store")
+
+
+def test_the_folder_of_a_project_is_not_marked_but_the_store_in_it_is(tmp_path):
+    put(tmp_path / "models/mine.gguf")
+    make_cache(tmp_path)
+    assert not has_tag(tmp_path)
+    assert has_tag(tmp_path / "store")
+
+
+def test_the_default_cache_of_an_earlier_version_is_marked():
+    root = settings.cache_dir()
+    put(root / "tokenizers/my-own/tokenizer.json")
+    make_cache(root)
+    assert has_tag(root)
+
+
+@pytest.mark.parametrize("folder", ["models", "reports", "tokenizers", "screens", "store"])
+def test_what_merely_lies_in_a_folder_of_that_name_is_never_removed(tmp_path, folder):
+    precious = put(tmp_path / folder / "own/precious.gguf")
+    also = put(tmp_path / folder / "2026.pdf")
+    planned = plan(tmp_path, ALL)
+    assert planned.remove == ()
+    prune(planned)
+    assert precious.exists()
+    assert also.exists()
+
+
+def test_what_only_we_name_so_is_removed_from_an_unmarked_cache(tmp_path):
+    ours = [
+        put(tmp_path / "tokenizers/llama3-128k/tokenizer.json"),
+        put(tmp_path / "tokenizers/compiled" / f"{'ab' * 32}.tok"),
+        put(tmp_path / "models/package--smollm2-135m/0.1.2/SmolLM2.gguf"),
+        put(tmp_path / "screens" / f"{'cd' * 16}.screen"),
+    ]
+    theirs = put(tmp_path / "models/mine.gguf")
+    planned = plan(tmp_path, ALL)
+    assert [entry.path for entry in planned.foreign] == [theirs]
+    prune(planned)
+    assert [path.exists() for path in (*ours, theirs)] == [False] * 4 + [True]
+
+
+def test_a_mark_of_another_program_is_not_ours(tmp_path):
+    put(tmp_path / "CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n# pip\n")
+    path = put(tmp_path / "models/mine.gguf")
+    assert not is_marked(tmp_path, path)
