@@ -8,14 +8,14 @@ from invoke.exceptions import Exit
 
 from bitnet.options import CacheOptions
 from bitnet.tasks.declare import Output, task
-from bitnet.tasks.verify import examine
+from bitnet.tasks.verify import attestation_beside, examine, pin_of
 from bitnet.terminal import as_json
 
 
 @task(
     help={
         "model_dir": "folder with models; looked through with everything below it",
-        "allow_mock": "a model without a tokenizer is a warning and no failure",
+        "allow_mock": "a model without a tokenizer does not fail, and is reported as NOT CHECKED",
     },
     metavars={"model_dir": "DIR"},
 )
@@ -29,7 +29,14 @@ def health(c, model_dir="models", allow_mock=False, cache=CacheOptions(), output
 
     reports = []
     for model in find_models(Path(model_dir)):
-        report = examine(model, cache.root, output, allow_mock=allow_mock, show=False)
+        report = examine(
+            model,
+            output,
+            show=False,
+            allow_mock=allow_mock,
+            pin=pin_of(model, cache.root),
+            against=attestation_beside(model),
+        )
         reports.append(report)
         if not output.json:
             print(f"Validating: {model}: {_line(report)}", flush=True)
@@ -38,7 +45,7 @@ def health(c, model_dir="models", allow_mock=False, cache=CacheOptions(), output
         print(as_json(reports))
         raise Exit(code=VerificationFailed.exit_code if failed else 0)
     if not failed:
-        print("✅ All models healthy")
+        print(_verdict(reports))
         return
     print(*(f"❌ Failed: {model}" for model in failed), sep="\n")
     raise VerificationFailed(
@@ -46,9 +53,24 @@ def health(c, model_dir="models", allow_mock=False, cache=CacheOptions(), output
     )
 
 
+def _verdict(reports):
+    """The last line: healthy, and of how many it is not known that they are the original."""
+    unchecked = [report["model"] for report in reports if report["not_checked"]]
+    if unchecked:
+        count = f"{len(unchecked)} of {len(reports)} models"
+        return f"NOT CHECKED: {count} ran without some check: {', '.join(unchecked)}"
+    unpinned = sum(not report["pinned"] for report in reports)
+    if not unpinned:
+        return "✅ All models healthy"
+    return (
+        f"✅ All models healthy; {unpinned} of {len(reports)} UNPINNED: nothing says these are "
+        "the original bytes"
+    )
+
+
 def _line(report):
-    """The first check that failed, else the warnings, else that it is fine."""
-    for severity in ("failed", "warning"):
+    """The first check that failed, else was not made, else is unusual, else that it is fine."""
+    for severity in ("failed", "skipped", "warning"):
         found = [check for check in report["findings"] if check["severity"] == severity]
         if found:
             return f"{severity}: {found[0]['subject']}: {found[0]['text']}"

@@ -17,17 +17,34 @@ from bitnet.terminal import as_json
         "model": "GGUF file, or folder with config.json; else BITNET_GGUF",
         "tokenizer": "tokenizer file or folder to judge; else the one that would be used",
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
-        "allow_mock": "a model without a tokenizer is a warning and no failure",
+        "against": "what it must be: an attestation, an original, or a known model's name",
+        "sha256": "digest the file must have",
+        "allow_mock": "a model without a tokenizer does not fail, and is reported as NOT CHECKED",
     },
-    metavars={"model": "PATH", "tokenizer": "PATH", "pre": "NAME"},
+    metavars={
+        "model": "PATH",
+        "tokenizer": "PATH",
+        "pre": "NAME",
+        "against": "FILE|NAME",
+        "sha256": "DIGEST",
+    },
 )
 def verify(
-    c, model="", tokenizer="", pre="", allow_mock=False, cache=CacheOptions(), output=Output()
+    c,
+    model="",
+    tokenizer="",
+    pre="",
+    against=None,
+    sha256=None,
+    allow_mock=False,
+    cache=CacheOptions(),
+    output=Output(),
 ):
     """Check a model, its tokenizer and one pass of it.
 
-    One verdict for each check: file, metadata, tensors, weights, tokenizer, template, stop ids, one
-    forward pass. Ends with exit code 15 when one failed.
+    One verdict for each check: file, identity, metadata, tensors, weights, tokenizer, template,
+    stop ids, one forward pass. Ends with exit code 15 when one failed. A model that nothing
+    identifies (no attestation, no digest, none that this version knows) is UNPINNED at best.
     """
     from bitnet.errors import UsageError, VerificationFailed
 
@@ -36,46 +53,77 @@ def verify(
         raise UsageError(
             "verify needs --model", hint="bitnet verify --model PATH, or set BITNET_GGUF"
         )
-    report = examine(Path(path), cache.root, output, tokenizer, pre=pre, allow_mock=allow_mock)
+    pin = _digest_given(sha256) if sha256 is not None else pin_of(Path(path), cache.root)
+    report = examine(
+        Path(path),
+        output,
+        tokenizer=tokenizer or None,
+        pre=pre or None,
+        allow_mock=allow_mock,
+        pin=pin,
+        against=_given(against) if against is not None else attestation_beside(Path(path)),
+    )
     if output.json:
         print(as_json(report))
         raise Exit(code=0 if report["passed"] else VerificationFailed.exit_code)
     failed = [check for check in report["findings"] if check["severity"] == "failed"]
     if failed:
-        names = ", ".join(check["subject"] for check in failed)
-        raise VerificationFailed(f"{path} failed: {names}", hint=failed[0]["hint"])
-    print(f"{path} is fine")
+        raise VerificationFailed(report["verdict"], hint=failed[0]["hint"])
+    print(report["verdict"])
 
 
-def examine(path, cache, output, tokenizer="", *, pre="", allow_mock=False, show=True):
-    """The checks of *path* as JSON values, printed as they are made unless --json was given.
-
-    A model of which nothing is pinned is not compared with a digest.
-    """
+def examine(path, output, *, show=True, **options):
+    """The checks of *path* as JSON values, printed as they are made unless --json was given."""
     from bitnet.findings import passed, render
-    from bitnet.verify import verify_model
+    from bitnet.verify import verdict, verify_model
 
     checks = []
-    for check in verify_model(
-        path,
-        tokenizer=tokenizer or None,
-        pre=pre or None,
-        allow_mock=allow_mock,
-        pin=pin_of(path, cache),
-    ):
+    for check in verify_model(path, **options):
         checks.append(check)
         if show and not output.json:
             print(*render([check]), sep="\n", flush=True)
-    facts = [check.facts() for check in checks]
-    return {"model": str(path), "passed": passed(checks), "findings": facts}
+    return {
+        "model": str(path),
+        "passed": passed(checks),
+        "pinned": any(one.subject == "identity" and one.severity == "ok" for one in checks),
+        "not_checked": [check.subject for check in checks if check.severity == "skipped"],
+        "verdict": verdict(path, checks),
+        "findings": [check.facts() for check in checks],
+    }
+
+
+def _digest_given(sha256):
+    from bitnet.errors import UsageError
+    from bitnet.verify import Pin
+
+    if len(sha256) != 64 or set(sha256.lower()) - set("0123456789abcdef"):
+        raise UsageError("--sha256 expects 64 hexadecimal digits", hint="sha256sum FILE")
+    return Pin(sha256.lower(), "--sha256")
+
+
+def _given(against):
+    """The attestation that --against means; an empty one, as of an unset variable, is refused."""
+    from bitnet.errors import UsageError
+    from bitnet.verify.attest import attestation_of
+
+    if not against:
+        raise UsageError("--against names nothing", hint="bitnet verify --against FILE")
+    return attestation_of(against)
+
+
+def attestation_beside(path):
+    """What a download wrote beside the model; ``None`` if nothing."""
+    from bitnet.verify.attestation import Attestation, beside
+
+    written = beside(path)
+    return Attestation.read(written) if written.is_file() else None
 
 
 def pin_of(path, cache):
-    """What the lock file, the cache or the table of packaged models says *path* must be."""
+    """What the lock file or the cache says *path* must be."""
     from bitnet.files import path_of
     from bitnet.hub import lockfile
     from bitnet.hub.origin import known_digests
-    from bitnet.hub.package_index import PACKAGED
     from bitnet.verify import Pin
 
     for entry in lockfile.read(Path(lockfile.NAME)):
@@ -83,5 +131,4 @@ def pin_of(path, cache):
             return Pin(entry.sha256, lockfile.NAME)
     if (digest := known_digests(cache).get(str(path.absolute()))) is not None:
         return Pin(digest, "the cache's record")
-    packaged = next((model for model in PACKAGED.values() if model.file == path.name), None)
-    return Pin(packaged.sha256, f"the pin of {packaged.id}") if packaged is not None else None
+    return None

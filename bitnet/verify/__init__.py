@@ -1,8 +1,11 @@
-"""Whether a model is whole, has its own tokenizer, and computes something.
+"""Whether a model is whole, is what it should be, has its own tokenizer, and computes something.
 
-Eight checks, each with a verdict: ``file``, ``metadata``, ``tensors``, ``weights``, ``tokenizer``,
-``template``, ``stop ids``, ``forward pass``. A check that cannot be made because an earlier one
-failed, or because the model has no such part, is skipped and says why.
+Nine checks, each with a verdict: ``file``, ``identity``, ``metadata``, ``tensors``, ``weights``,
+``tokenizer``, ``template``, ``stop ids``, ``forward pass``. A check that cannot be made because
+an earlier one failed is skipped and says why.
+
+Only ``identity`` compares with an original: an attestation, a digest, or a model that this package
+knows. Without one the others can say that a model looks sound, and nothing more.
 """
 
 from __future__ import annotations
@@ -27,22 +30,27 @@ from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.compare import compatibility
 from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf
+from bitnet.verify.attest import HINT, compare, listed, recognise
 from bitnet.verify.forward import forward_verdict
 from bitnet.verify.weights import code_anomalies, weight_anomalies
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from bitnet.findings import Severity
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.models.config import TransformerConfig
     from bitnet.tokenizer.tokenizer import Tokenizer
+    from bitnet.verify.attestation import Attestation
 
-__all__ = ["Pin", "verify_model"]
+__all__ = ["Pin", "verdict", "verify_model"]
 
 logger = logging.getLogger(__name__)
 
+UNPINNED = "UNPINNED: nothing says these are the original bytes"
+
+_KNOWN = ("identity", "ok")
 _SHOWN = 5  # findings of one check that are listed
 
 
@@ -57,6 +65,24 @@ class Pin:
 
     sha256: str
     source: str
+
+
+def verdict(model: str | os.PathLike[str], findings: Iterable[Finding]) -> str:
+    """One line about a model that did not fail: whose bytes it is, and what was not checked."""
+    findings = list(findings)
+    by = {
+        severity: ", ".join(one.subject for one in findings if one.severity == severity)
+        for severity in ("failed", "warning", "skipped")
+    }
+    known = next((one.text for one in findings if (one.subject, one.severity) == _KNOWN), "")
+    if by["failed"]:
+        return f"{model} failed: {by['failed']}"
+    parts = [f"NOT CHECKED: {by['skipped']}"] if by["skipped"] else []
+    parts += [f"unusual: {by['warning']}"] if by["warning"] else []
+    if not parts and known:
+        return f"{model} is fine: {known}"
+    parts.append(f"the rest {known}" if known else f"looks sound, {UNPINNED}")
+    return f"{model} {'; '.join(parts)}"
 
 
 class _Skipped(Exception):
@@ -79,6 +105,7 @@ def verify_model(
     pre: str | None = None,
     allow_mock: bool = False,
     pin: Pin | None = None,
+    against: Attestation | None = None,
 ) -> Iterator[Finding]:
     """Check the model at *path* and its tokenizer; one verdict after the other, as they are known.
 
@@ -88,6 +115,7 @@ def verify_model(
         pre: pre-tokenizer name to use instead of what the GGUF file says.
         allow_mock: a missing tokenizer is a warning, unless ``BITNET_STRICT_TOKENIZERS=1``.
         pin: the digest the file must have, where one is known.
+        against: what the model must be, byte by byte.
 
     Raises:
         NotFound: nothing is at *path*.
@@ -95,7 +123,9 @@ def verify_model(
     path = Path(path)
     if not path.exists():
         raise NotFound(f"no model at {path}", hint="bitnet download-model --id smollm2-135m")
-    return _Examination(path, tokenizer, pre=pre, allow_mock=allow_mock, pin=pin).run()
+    return _Examination(
+        path, tokenizer, pre=pre, allow_mock=allow_mock, pin=pin, against=against
+    ).run()
 
 
 class _Examination:
@@ -109,12 +139,14 @@ class _Examination:
         pre: str | None,
         allow_mock: bool,
         pin: Pin | None,
+        against: Attestation | None,
     ) -> None:
         self.path = path
         self.explicit = Path(explicit) if explicit else None
         self.pre = pre
         self.allow_mock = allow_mock
         self.pin = pin
+        self.against = against
         self.checkpoint: Checkpoint | None = None
         self.config: TransformerConfig | None = None
         self.tokenizer: Tokenizer | None = None
@@ -124,6 +156,7 @@ class _Examination:
     def run(self) -> Iterator[Finding]:
         steps: dict[str, Callable[[], _Found]] = {
             "file": self._file,
+            "identity": self._identity,
             "metadata": self._metadata,
             "tensors": self._tensors,
             "weights": self._weights,
@@ -148,18 +181,36 @@ class _Examination:
 
     def _file(self) -> _Found:
         self.checkpoint = open_checkpoint(self.path)
-        again = "fetch it again: bitnet download-model --force"
         size = sum(weight.data.nbytes for weight in self.checkpoint.weights.values())
-        text = f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete"
-        if self.pin is None:
-            return _Found(f"{text}; no digest is pinned for it")
-        if self.path.is_dir():
-            return _Found(f"{text}; a folder has no digest of its own")
-        digest = sha256_of(self.path)
-        if digest != self.pin.sha256:
-            text = f"SHA-256 is {digest}, {self.pin.source} says {self.pin.sha256}"
-            return _Found(text, "failed", again)
-        return _Found(f"{text}; SHA-256 as {self.pin.source} says")
+        return _Found(f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete")
+
+    def _identity(self) -> _Found:
+        checkpoint = self._opened()
+        said = []
+        if self.pin is not None:
+            gguf = checkpoint.gguf
+            if checkpoint.path.is_dir() or (gguf is not None and len(gguf.paths) > 1):
+                text = f"{self.pin.source} has the digest of a file, the model is in several"
+                return _Found(text, "failed", "bitnet verify --against ATTESTATION")
+            digest = sha256_of(self.path)
+            if digest != self.pin.sha256:
+                text = f"SHA-256 is {digest}, {self.pin.source} says {self.pin.sha256}"
+                return _Found(text, "failed", "fetch it again: bitnet download-model --force")
+            said.append(f"SHA-256 as {self.pin.source} says")
+        if self.against is not None:
+            wrong = compare(self.against, checkpoint)
+            if wrong:
+                text = f"not what {self.against.name} is attested to be: {listed(wrong)}"
+                return _Found(text, "failed", HINT)
+            said.append(f"as {self.against.name} is attested ({self.against.digest[:16]})")
+        elif (known := recognise(checkpoint)) is not None:
+            if known.differences:
+                return _Found(known.text, "failed", HINT)
+            self.against = known.attestation
+            said.append(known.text)
+        if not said:
+            return _Found(UNPINNED, "note")
+        return _Found("; ".join(said))
 
     def _opened(self) -> Checkpoint:
         if self.checkpoint is None:
@@ -246,7 +297,7 @@ class _Examination:
             return _Found(error.message, "failed", f"{error.hint}{mock}")
         if tokenizer.fingerprint == "mock":
             self.mock = True
-            return _Found("none; a MOCK takes its place, its ids mean nothing", "warning")
+            return _Found("none; a MOCK takes its place, its ids mean nothing", "skipped")
         judged = compatibility(checkpoint, tokenizer, pre=self.pre)
         if not judged.compatible:
             hint = f"bitnet explain-tokenizer {self.path}"
@@ -278,7 +329,7 @@ class _Examination:
     def _template(self) -> _Found:
         tokenizer = self._chosen()
         if tokenizer.chat_template is None:
-            raise _Skipped("the model has no chat template: it continues text")
+            return _Found("the model has no chat template: it continues text", "note")
         text = chat_template(tokenizer).render([{"role": "user", "content": "Hello"}])
         if "Hello" not in text:
             hint = "give another one: bitnet chat --chat-template FILE"
@@ -301,7 +352,8 @@ class _Examination:
         checkpoint = self._with_weights()
         if not self.fits:
             raise _Skipped("the tensors are not those of the architecture")
-        status, text, hint = forward_verdict(checkpoint, self.tokenizer)
+        trace = self.against.trace if self.against is not None else None
+        status, text, hint = forward_verdict(checkpoint, self.tokenizer, trace)
         return _Found(text, status, hint)
 
 

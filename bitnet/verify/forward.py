@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from bitnet.errors import InferenceError
+from bitnet import native
 from bitnet.kernels.select import select
-from bitnet.models.load import load_model
-from bitnet.runtime.engine import Engine
+from bitnet.models.load import config_from
+from bitnet.verify.trace import ids_for, log_probabilities, logits_of, worst_difference
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
     from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import Checkpoint
@@ -19,38 +22,42 @@ if TYPE_CHECKING:
 
 __all__ = ["forward_verdict", "judge_logits"]
 
-TEXT = (
-    "The capital of France is Paris, and the capital of Italy is Rome. "
-    "One, two, three, four, five, six, seven, eight, nine, ten."
-)
 TOKENS = 48
 FLATTEST = 1e-3  # spread of the logits of one position; a model that works has 10 and more
 
 Verdict = tuple[Literal["ok", "warning", "failed"], str, str]
 
+_HINT = "fetch the model again, or compare it with a reference: bitnet crossval"
 
-def forward_verdict(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> Verdict:
+
+def forward_verdict(
+    checkpoint: Checkpoint, tokenizer: Tokenizer | None, trace: Mapping[str, Any] | None = None
+) -> Verdict:
     """Status, text and hint after running *checkpoint* once.
 
     Args:
         checkpoint: a model whose tensors fit its architecture.
         tokenizer: the model's own; without it the first ids of the vocabulary are run, and what
             the model predicts is not judged.
+        trace: what the same content computed when it was attested.
 
     Raises:
         InferenceError: not enough memory.
     """
-    try:
-        model = load_model(checkpoint, ops=select(threads=0))
-        limit = min(TOKENS, model.config.context_length)
-        size = model.config.vocab_size
-        ids = list(range(min(8, size))) if tokenizer is None else tokenizer.encode(TEXT)[:limit]
-        logits = Engine(model, context=limit).logits(ids)
-    except MemoryError as error:
-        raise InferenceError(
-            f"not enough memory: {error}", hint=f"bitnet plan --model {checkpoint.path}"
-        ) from error
-    return judge_logits(logits, ids, judge_text=tokenizer is not None)
+    config = config_from(checkpoint)
+    ids = ids_for(tokenizer, config.vocab_size, min(TOKENS, config.context_length))
+    backend = "reference" if native.module() is None else "native"
+    recorded = trace is not None and backend in trace
+    prompts = [ids, trace["ids"]] if trace is not None and recorded else [ids]
+    logits = logits_of(checkpoint, prompts, select(threads=0))
+    status, text, hint = judge_logits(logits[0], ids, judge_text=tokenizer is not None)
+    if status == "failed" or trace is None or not recorded:
+        return status, text, hint
+    worst, allowed = worst_difference(trace, backend, logits[1])
+    if not worst <= allowed:
+        said = f"{worst:.2g} nats from the recorded pass, at most {allowed:g} expected"
+        return "failed", f"{text}; {said}: this machine or this version computes wrong", _HINT
+    return status, f"{text}; {worst:.1g} nats from the recorded pass", hint
 
 
 def judge_logits(logits: NDArray[np.floating], ids: list[int], *, judge_text: bool) -> Verdict:
@@ -62,30 +69,31 @@ def judge_logits(logits: NDArray[np.floating], ids: list[int], *, judge_text: bo
         judge_text: *ids* are a sentence in the model's own tokens, so its likelihood means
             something.
     """
-    fetch = "fetch the model again, or compare it with a reference: bitnet crossval"
     rows = np.asarray(logits, dtype=np.float64)
+    if not rows.size or len(rows) != len(ids):
+        return "failed", f"logits of shape {rows.shape} for {len(ids)} positions", _HINT
     bad = np.argwhere(~np.isfinite(rows))
     if len(bad):
         text = f"{len(bad):,} of {rows.size:,} logits are NaN or infinite, first at position"
-        return "failed", f"{text} {bad[0][0]}", fetch
+        return "failed", f"{text} {bad[0][0]}", _HINT
     spread = float((rows.max(axis=1) - rows.min(axis=1)).min())
-    if spread < FLATTEST:
-        return "failed", f"the logits are flat: they differ by {spread:.1e} at most", fetch
+    if not spread >= FLATTEST:
+        return "failed", f"the logits are flat: they differ by {spread:.1e} at most", _HINT
     if len(rows) > 1 and float(np.abs(rows - rows[0]).max()) < FLATTEST:
-        return "failed", "the logits are the same whatever the model is given", fetch
+        return "failed", "the logits are the same whatever the model is given", _HINT
     text = f"{len(rows)} positions, finite logits"
-    if not judge_text or len(ids) < 2:
+    if not judge_text:
         return "ok", text, ""
+    if len(ids) < 2:
+        return "failed", f"the tokenizer makes {len(ids)} tokens of an English sentence", _HINT
     loss, guess = _loss(rows[:-1], ids[1:]), float(np.log(rows.shape[1]))
     text += f"; loss on an English sentence {loss:.2f}, by guessing {guess:.2f}"
-    if loss > guess:
-        text += ": untrained, not English, damaged, or not its tokenizer"
-        return "warning", text, "compare it with a reference: bitnet crossval"
+    if not loss < guess:
+        return "failed", f"{text}: untrained, not English, damaged, or not its tokenizer", _HINT
     return "ok", text, ""
 
 
 def _loss(rows: NDArray[np.float64], targets: list[int]) -> float:
     """Mean negative log likelihood of *targets* under *rows*, in nats."""
-    highest = rows.max(axis=1)
-    normalizer = highest + np.log(np.exp(rows - highest[:, None]).sum(axis=1))
-    return float((normalizer - rows[np.arange(len(targets)), targets]).mean())
+    likelihoods = log_probabilities(rows)[np.arange(len(targets)), targets]
+    return -float(likelihoods.mean())

@@ -1,6 +1,7 @@
 """Text out of tiny random models: pieces, stop strings, ends and figures."""
 
 import json
+from itertools import zip_longest
 
 import numpy as np
 import pytest
@@ -197,8 +198,8 @@ def test_what_is_no_text_is_refused(model):
 
 def test_one_stop_text_needs_no_list(model):
     whole = model.generate(PROMPT, max_tokens=60, sampling=SPREAD)
-    stop = whole[20:23]
-    assert stop[0] in whole[:20]
+    stop = whole[8:11]
+    assert stop[0] in whole[:8]
     short = model.generate(PROMPT, max_tokens=60, sampling=SPREAD, stop=stop)
     assert short == whole[: whole.index(stop)]
 
@@ -262,9 +263,7 @@ def test_answers_read_in_turns_keep_apart(model):
         iter(model.stream(prompt, max_tokens=9, sampling=SPREAD)) for prompt in ("ab", "xyz")
     )
     found = ["", ""]
-    for one, other in zip(first, second, strict=False):
+    for one, other in zip_longest(first, second, fillvalue=""):
         found[0] += one
         found[1] += other
-    found[0] += "".join(first)
-    found[1] += "".join(second)
     assert found == wanted

@@ -49,5 +49,5 @@ def test_serve_opens_the_file_once(bitnet, model, opened, monkeypatch):
 
 
 def test_verify_opens_the_file_once(model, opened):
-    assert all(check.status != "failed" for check in verify_model(model))
+    assert all(check.severity != "failed" for check in verify_model(model))
     assert opened == [model]

@@ -1,0 +1,211 @@
+"""Attest a model, and recognise one that is attested in this package.
+
+    attestation = attest(open_checkpoint("model.gguf"))
+    recognition = recognise(open_checkpoint("unknown.gguf"))    # None: not one we know
+    recognition.differences                                     # empty: it is that model
+
+Recognising needs no name: it compares content. A file with a known model's content, or its
+name, that differs anywhere is a damaged one (or somebody's change, which can be attested).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from bitnet.errors import NotFound, VerificationFailed
+from bitnet.formats.containers import open_checkpoint
+from bitnet.verify.attestation import Attestation, differences, digest_content, grids_of
+from bitnet.verify.content import content_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.tokenizer.tokenizer import Tokenizer
+    from bitnet.verify.attestation import Difference
+    from bitnet.verify.content import Content
+
+__all__ = [
+    "HINT",
+    "Recognition",
+    "attest",
+    "attestation_of",
+    "compare",
+    "listed",
+    "pinned",
+    "recognise",
+    "refuse_damaged",
+]
+
+_SHOWN = 5
+HINT = (
+    "fetch it again; a change of yours: bitnet attest --model F --output FILE, "
+    "then bitnet verify --against FILE"
+)
+
+
+@dataclass(frozen=True)
+class Recognition:
+    """A model of which this package has an attestation.
+
+    Attributes:
+        name: of the model, such as ``smollm2-135m``.
+        attestation: what it should be.
+        by: ``content`` (most of it is the model's) or ``name`` (only the file's name is).
+        differences: in which tensor, key, token or merge it is another; empty: it is the model.
+    """
+
+    name: str
+    attestation: Attestation
+    by: Literal["content", "name"]
+    differences: tuple[Difference, ...]
+
+    @property
+    def text(self) -> str:
+        """The outcome in one sentence."""
+        if not self.differences:
+            return f"every byte of {self.name} (attestation {self.attestation.digest[:16]})"
+        bears = "has most of the content" if self.by == "content" else "bears the name"
+        return f"it {bears} of {self.name} and is not it: {listed(self.differences)}"
+
+
+def attest(
+    checkpoint: Checkpoint,
+    *,
+    name: str = "",
+    files: tuple[str, ...] = (),
+    tokenizer: Tokenizer | None = None,
+    trace: bool = True,
+) -> Attestation:
+    """What *checkpoint* is.
+
+    Args:
+        checkpoint: an open model.
+        name: what to call it; by default its file's name.
+        files: names under which it is published, which no other content may bear.
+        tokenizer: the model's own, for the trace.
+        trace: run both backends over a few tokens; without it only content is digested.
+
+    Raises:
+        BitnetError: a damaged file, or a model that cannot be run.
+    """
+    from bitnet.verify.trace import record
+
+    content = content_of(checkpoint)
+    tensors, keys = digest_content(content)
+    return Attestation(
+        name or checkpoint.path.name,
+        checkpoint.architecture,
+        tensors,
+        keys,
+        grids_of(content.lists),
+        record(checkpoint, tokenizer) if trace else {},
+        files,
+    )
+
+
+@cache
+def pinned() -> Mapping[str, Attestation]:
+    """The attestations of this package, by name of the model."""
+    folder = resources.files("bitnet.verify") / "attestations"
+    found = {}
+    for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        if file.name.endswith(".json"):
+            attestation = Attestation.parse(file.read_bytes(), file.name)
+            found[attestation.name] = attestation
+    return found
+
+
+def attestation_of(against: str) -> Attestation:
+    """The attestation that *against* means: a file, an original model, or a pinned name.
+
+    Raises:
+        NotFound: neither a file nor a name.
+        InvalidFormat: a file that is neither an attestation nor a model.
+    """
+    path = Path(against)
+    if path.is_file():
+        with path.open("rb") as file:
+            text = file.read(1)
+        if text == b"{":
+            return Attestation.read(path)
+    if against and path.exists():
+        return attest(open_checkpoint(path), trace=False)
+    found = pinned().get(against)
+    if found is None:
+        near = get_close_matches(against, pinned(), n=1)
+        meant = f"did you mean {near[0]}?" if near else f"known: {', '.join(pinned())}"
+        raise NotFound(f"no file and no known model {against!r}", hint=meant)
+    return found
+
+
+def compare(attestation: Attestation, checkpoint: Checkpoint) -> list[Difference]:
+    """Everything in which *checkpoint* is not what *attestation* says; empty if it is the same."""
+    return differences(attestation, content_of(checkpoint))
+
+
+def recognise(checkpoint: Checkpoint) -> Recognition | None:
+    """The pinned model that *checkpoint* is, or is a damaged copy of; ``None`` if none.
+
+    Its bytes are only read when names, shapes and encodings of its tensors are those of a pinned
+    model, or its file bears the name of one.
+
+    Raises:
+        InvalidFormat: a damaged file beside the weights.
+    """
+    content: Content | None = None
+    for name, attestation in pinned().items():
+        named = checkpoint.path.name in attestation.files
+        content = content or content_of(checkpoint)
+        if not named and not _same_directory(attestation, content):
+            continue
+        found = differences(attestation, content)
+        if not found or _same_content(attestation, found):
+            return Recognition(name, attestation, "content", tuple(found))
+        if named:
+            return Recognition(name, attestation, "name", tuple(found))
+    return None
+
+
+def refuse_damaged(checkpoint: Checkpoint) -> Recognition | None:
+    """The pinned model that *checkpoint* is, ``None`` if it is not one we know.
+
+    Raises:
+        VerificationFailed: it bears the name or most of the content of one, and is not it.
+    """
+    found = recognise(checkpoint)
+    if found is not None and found.differences:
+        raise VerificationFailed(f"{checkpoint.path}: {found.text}", hint=HINT)
+    return found
+
+
+def listed(found: Sequence[Difference]) -> str:
+    """The first few of *found* in one line, and how many more there are."""
+    more = f"; {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
+    return "; ".join(one.text for one in found[:_SHOWN]) + more
+
+
+def _same_directory(attestation: Attestation, content: Content) -> bool:
+    """Whether most tensors have a name, shape and encoding of the attested ones."""
+    same = sum(
+        (was.shape, was.encoding) == (now.shape, now.encoding)
+        for name, was in attestation.tensors.items()
+        if (now := content.tensors.get(name)) is not None
+    )
+    return 2 * same > max(len(attestation.tensors), len(content.tensors))
+
+
+def _same_content(attestation: Attestation, found: Sequence[Difference]) -> bool:
+    """Whether most matrices, or every value and list, are the attested ones.
+
+    Norms alone say nothing: another conversion of the same model keeps them.
+    """
+    other = {one.name for one in found if one.section == "tensors"}
+    matrices = [name for name, one in attestation.tensors.items() if len(one.shape) > 1]
+    same = sum(name not in other for name in matrices)
+    return 2 * same > len(matrices) or all(one.section == "tensors" for one in found)

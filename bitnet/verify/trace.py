@@ -1,0 +1,120 @@
+"""A few positions of a model as our own backends computed them, to see that they still do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet import native
+from bitnet.errors import InferenceError
+from bitnet.kernels.native import NativeOps
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+from bitnet.runtime.engine import Engine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.kernels.ops import Ops
+    from bitnet.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["TEXT", "ids_for", "log_probabilities", "logits_of", "record", "worst_difference"]
+
+TEXT = (
+    "The capital of France is Paris, and the capital of Italy is Rome. "
+    "One, two, three, four, five, six, seven, eight, nine, ten."
+)
+POSITIONS = 12
+# Largest difference of a log-probability, in nats: the reference differs by the order in which a
+# library adds, the native backend by activations that round to another 8-bit number.
+TOLERANCE = {"reference": 1e-3, "native": 0.25}
+
+
+def ids_for(tokenizer: Tokenizer | None, vocab_size: int, limit: int) -> list[int]:
+    """At most *limit* ids of an English text; without a tokenizer the first of the vocabulary."""
+    if tokenizer is None:
+        return list(range(min(8, vocab_size, limit)))
+    return tokenizer.encode(TEXT)[:limit]
+
+
+def logits_of(
+    checkpoint: Checkpoint, prompts: Iterable[Sequence[int]], ops: Ops
+) -> list[NDArray[np.floating]]:
+    """For each of *prompts* the logits after each of its ids, ``(len(ids), vocab_size)``.
+
+    Raises:
+        InferenceError: not enough memory.
+    """
+    try:
+        model = load_model(checkpoint, ops=ops)
+        return [Engine(model, context=len(ids)).logits(ids) for ids in prompts]
+    except MemoryError as error:
+        raise InferenceError(
+            f"not enough memory: {error}", hint=f"bitnet plan --model {checkpoint.path}"
+        ) from error
+
+
+def log_probabilities(logits: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Natural logarithm of the softmax of each row of *logits*."""
+    rows = np.asarray(logits, dtype=np.float64)
+    rows = rows - rows.max(axis=1, keepdims=True)
+    normalized: NDArray[np.float64] = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    return normalized
+
+
+def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The trace of *checkpoint*: ids, and per backend the best token and its log-probability.
+
+    A vocabulary without tensors has none.
+
+    Raises:
+        BitnetError: the model cannot be run.
+        InferenceError: it computes something that is not a number.
+    """
+    if not checkpoint.weights:
+        return {}
+    from bitnet.models.load import config_from
+
+    config = config_from(checkpoint)
+    ids = ids_for(tokenizer, config.vocab_size, min(POSITIONS, config.context_length))
+    backends: dict[str, Ops] = {"reference": ReferenceOps()}
+    if native.module() is not None:
+        backends["native"] = NativeOps(threads=0)
+    found: dict[str, Any] = {"ids": ids}
+    for name, ops in backends.items():
+        rows = log_probabilities(logits_of(checkpoint, [ids], ops)[0])
+        if not np.isfinite(rows).all():
+            raise InferenceError(
+                f"{checkpoint.path.name}: the {name} backend computes NaN or infinite logits",
+                hint=f"bitnet verify --model {checkpoint.path}",
+            )
+        best = rows.argmax(axis=1)
+        found[name] = [
+            [int(id), round(float(row[id]), 6)] for id, row in zip(best, rows, strict=True)
+        ]
+    return found
+
+
+def worst_difference(
+    trace: Mapping[str, Any], backend: str, logits: NDArray[np.floating]
+) -> tuple[float, float]:
+    """Largest difference of a log-probability from the recorded one, and what is allowed.
+
+    Args:
+        trace: as :func:`record` made it.
+        backend: ``reference`` or ``native``; one with a record.
+        logits: after each of the ids of the trace.
+
+    Returns:
+        Infinity where positions are missing or a number is not finite.
+    """
+    recorded, rows = trace[backend], log_probabilities(logits)
+    if not recorded or len(recorded) != len(rows):
+        return np.inf, TOLERANCE[backend]
+    off = [abs(float(row[id]) - was) for (id, was), row in zip(recorded, rows, strict=True)]
+    worst = float(np.max(off))
+    return worst if np.isfinite(worst) else np.inf, TOLERANCE[backend]

@@ -1,0 +1,300 @@
+"""Attestations: the same for the same content, another for any other, and what differs is named."""
+
+import json
+from importlib import resources
+
+import jsonschema
+import numpy as np
+import pytest
+from builders import INT32, STRING, UINT16, Tensor, Typed, write_gguf
+from hf_folders import tiny_folder
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import letters, tiny
+
+from bitnet.errors import InvalidFormat, NotFound, Unsupported, VerificationFailed
+from bitnet.formats.containers import open_checkpoint
+from bitnet.verify.attest import attest, attestation_of, compare, pinned, recognise, refuse_damaged
+from bitnet.verify.attestation import Attestation
+from bitnet.verify.content import Items, content_of
+from bitnet.verify.locate import grid_of, locate
+
+SCHEMA = json.loads((resources.files("bitnet.verify") / "attestation.schema.json").read_text())
+WORDS = [f"w{number}" for number in range(300)]
+
+
+def model(path, *, keys=None, change=list, tokens=None, **options):
+    """A tiny model with a template and a list of words."""
+    checkpoint = tiny("llama")
+    tensors = [
+        Tensor(name, weight.shape, 0, weight.data.tobytes())
+        for name, weight in checkpoint.weights.items()
+    ]
+    extra = {"tokenizer.chat_template": "{{ x }}", "tokenizer.words": Typed(STRING, WORDS)}
+    metadata = checkpoint.metadata | letters(add_bos_token=True) | extra | (keys or {})
+    return write_gguf(path, metadata, change(tensors), **options)
+
+
+def digest(path):
+    return attest(open_checkpoint(path), trace=False).digest
+
+
+@pytest.fixture
+def original(tmp_path):
+    return model(tmp_path / "model.gguf")
+
+
+def said(original, changed):
+    attestation = attest(open_checkpoint(original), trace=False)
+    return [one.text for one in compare(attestation, open_checkpoint(changed))]
+
+
+def test_order_alignment_and_file_name_do_not_matter(original, tmp_path):
+    backwards = model(tmp_path / "b.gguf", change=lambda tensors: tensors[::-1])
+    assert digest(backwards) == digest(original)
+    aligned = model(tmp_path / "c.gguf", keys={"general.alignment": 64}, alignment=64)
+    assert digest(aligned) == digest(original)
+
+
+def test_a_split_does_not_matter(original, tmp_path):
+    total = {"split.count": Typed(UINT16, 2), "split.tensors.count": Typed(INT32, 20)}
+    first = model(
+        tmp_path / "m-00001-of-00002.gguf",
+        keys=total | {"split.no": Typed(UINT16, 0)},
+        change=lambda tensors: tensors[:7],
+    )
+    checkpoint = tiny("llama")
+    rest = [
+        Tensor(name, weight.shape, 0, weight.data.tobytes())
+        for name, weight in list(checkpoint.weights.items())[7:]
+    ]
+    write_gguf(tmp_path / "m-00002-of-00002.gguf", total | {"split.no": Typed(UINT16, 1)}, rest)
+    assert digest(first) == digest(original)
+
+
+def test_shards_of_safetensors_do_not_matter(tmp_path):
+    whole, split = tmp_path / "whole", tmp_path / "split"
+    for folder in (whole, split):
+        tiny_folder(folder, "llama")
+    tensors = (split / "model.safetensors").read_bytes()
+    length = int.from_bytes(tensors[:8], "little")
+    directory = json.loads(tensors[8 : 8 + length])
+    data, names = tensors[8 + length :], {}
+    (split / "model.safetensors").unlink()
+    for number, part in enumerate((list(directory)[::2], list(directory)[1::2])):
+        shard, body = {}, b""
+        for name in part:
+            start, stop = directory[name]["data_offsets"]
+            shard[name] = directory[name] | {"data_offsets": [len(body), len(body) + stop - start]}
+            body += data[start:stop]
+        head = json.dumps(shard).encode()
+        (split / f"part{number}.safetensors").write_bytes(
+            len(head).to_bytes(8, "little") + head + body
+        )
+        names |= dict.fromkeys(part, f"part{number}.safetensors")
+    index = split / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    assert digest(split) == digest(whole)
+
+
+def test_any_bit_of_any_tensor_is_named(original, tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(20):
+
+        def flip(tensors, number=number):
+            one = tensors[number]
+            raw = bytearray(one.data)
+            raw[rng.integers(len(raw))] ^= 1 << int(rng.integers(8))
+            tensors[number] = Tensor(one.name, one.shape, one.type, bytes(raw))
+            return tensors
+
+        changed = model(tmp_path / "changed.gguf", change=flip)
+        (text,) = said(original, changed)
+        assert text.endswith("has other bytes than attested")
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"llama.attention.layer_norm_rms_epsilon": 1e-6}, "layer_norm_rms_epsilon is 9.99"),
+        ({"llama.rope.freq_base": 5e5}, "key llama.rope.freq_base is not attested"),
+        ({"tokenizer.ggml.add_bos_token": False}, "tokenizer.ggml.add_bos_token is False"),
+        ({"tokenizer.ggml.eos_token_id": 2}, "tokenizer.ggml.eos_token_id is 2"),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, "tokenizer.ggml.pre is 'llama-bpe'"),
+        ({"tokenizer.chat_template": "{{ y }}"}, "key tokenizer.chat_template is '{{ y }}'"),
+    ],
+)
+def test_a_changed_value_is_named(original, tmp_path, keys, expected):
+    (text,) = said(original, model(tmp_path / "changed.gguf", keys=keys))
+    assert expected in text
+
+
+def test_a_missing_and_an_added_tensor_are_named(original, tmp_path):
+    def change(tensors):
+        return [*tensors[1:], Tensor("extra", (4,), 0, bytes(16))]
+
+    found = said(original, model(tmp_path / "changed.gguf", change=change))
+    assert found == ["tensor token_embd.weight is missing", "tensor extra is not attested"]
+
+
+def where(before, now, tokens=None):
+    items = Items.of_texts(now)
+    known = Items.of_texts(tokens) if tokens else None
+    return locate(grid_of(Items.of_texts(before)), items, known)
+
+
+def test_a_changed_token_is_named():
+    assert where(WORDS, [*WORDS[:123], "x", *WORDS[124:]]) == "item: 123 'x'"
+
+
+@given(st.sets(st.integers(0, 299), min_size=2, max_size=2))
+def test_two_swapped_tokens_are_named(places):
+    first, second = sorted(places)
+    now = list(WORDS)
+    now[first], now[second] = now[second], now[first]
+    text = where(WORDS, now)
+    assert f"{first} 'w{second}'" in text
+    assert f"{second} 'w{first}'" in text
+
+
+def test_a_dropped_merge_is_named():
+    tokens = [*"abcdefgh", *(a + b for a in "abcdefgh" for b in "abcdefgh")]
+    merges = [f"{token[0]} {token[1]}" for token in tokens if len(token) == 2]
+    now = [merge for merge in merges if merge != "c d"]
+    expected = "63 items instead of 64: item 19 'c d' is missing"
+    assert where(merges, now, tokens) == expected
+    assert "one is missing between 16" in where(merges, now)
+
+
+@pytest.mark.parametrize(
+    ("now", "expected"),
+    [
+        (WORDS[:-9], "291 items instead of 300, different from item 288 on"),
+        ([*WORDS, "x"], "301 items instead of 300, added behind the last"),
+        (WORDS[::-1], "items differ in 17 rows and 18 columns of 18"),
+        ([], "0 items instead of 300"),
+    ],
+)
+def test_lists_that_differ_much_are_told_apart(now, expected):
+    assert expected.split(":")[0].split(",")[0] in where(WORDS, now)
+
+
+def test_a_file_of_an_attestation_gives_it_back(original, tmp_path):
+    made = attest(open_checkpoint(original), name="m", files=("a.gguf",))
+    jsonschema.validate(json.loads(made.text()), SCHEMA)
+    made.write(tmp_path / "a.json")
+    assert Attestation.read(tmp_path / "a.json") == made
+
+
+@pytest.mark.parametrize("name", sorted(pinned()))
+def test_what_the_package_carries_is_valid(name):
+    facts = pinned()[name].facts()
+    jsonschema.validate(facts, SCHEMA)
+    assert set(facts["trace"]) == {"ids", "reference", "native"}
+
+
+def test_a_changed_attestation_is_refused(original, tmp_path):
+    path = tmp_path / "a.json"
+    facts = attest(open_checkpoint(original), trace=False).facts()
+    key = "tokenizer.ggml.pre"
+    wrongs = [
+        facts | {"keys": facts["keys"] | {key: "0" * 64}},
+        facts | {"keys": facts["keys"] | {key: None}},
+        facts | {"tensors": {}},
+        facts | {"tensors": {}, "keys": {}},
+        facts | {"digest": None},
+        {"schema": 1},
+        [],
+    ]
+    for wrong in wrongs:
+        path.write_text(json.dumps(wrong))
+        with pytest.raises(InvalidFormat):
+            Attestation.read(path)
+    path.write_text(json.dumps(facts | {"schema": 2}))
+    with pytest.raises(Unsupported):
+        Attestation.read(path)
+
+
+def test_against_takes_a_file_an_original_or_a_name(original, tmp_path):
+    attest(open_checkpoint(original), trace=False).write(tmp_path / "a.json")
+    by_file, by_original = (attestation_of(str(p)) for p in (tmp_path / "a.json", original))
+    assert by_file.digest == by_original.digest
+    assert attestation_of("smollm2-135m").architecture == "llama"
+    with pytest.raises(NotFound, match="no known model 'smollm2'"):
+        attestation_of("smollm2")
+
+
+def test_a_model_nobody_attested_is_not_recognised(original):
+    assert recognise(open_checkpoint(original)) is None
+
+
+def test_a_file_that_bears_a_pinned_name_must_be_that_model(original):
+    renamed = original.rename(original.with_name("SmolLM2-135M-Instruct.Q4_1.gguf"))
+    with pytest.raises(VerificationFailed, match="bears the name of smollm2-135m"):
+        refuse_damaged(open_checkpoint(renamed))
+
+
+@pytest.fixture
+def known(original, monkeypatch):
+    """The tiny model as one that the package knows."""
+    made = attest(open_checkpoint(original), name="tiny", trace=False)
+    monkeypatch.setattr("bitnet.verify.attest.pinned", lambda: {"tiny": made})
+
+
+def test_a_known_model_is_recognised_by_content(known, original, tmp_path):
+    other = model(tmp_path / "other.gguf", change=lambda tensors: tensors[::-1])
+    found = recognise(open_checkpoint(other))
+    assert (found.name, found.by, found.differences) == ("tiny", "content", ())
+
+
+def test_a_damaged_copy_is_recognised_under_any_name(known, tmp_path):
+    changed = model(tmp_path / "other.gguf", keys={"tokenizer.ggml.add_bos_token": False})
+    with pytest.raises(VerificationFailed, match=r"most of the content of tiny.*add_bos_token"):
+        refuse_damaged(open_checkpoint(changed))
+
+
+def test_another_model_of_the_same_shape_is_not_a_damaged_one(known, tmp_path):
+    fresh = tiny("llama", seed=1)
+    tensors = [Tensor(n, w.shape, 0, w.data.tobytes()) for n, w in fresh.weights.items()]
+    path = write_gguf(tmp_path / "m.gguf", fresh.metadata | letters(), tensors)
+    assert recognise(open_checkpoint(path)) is None
+
+
+def test_every_value_beside_the_tensors_is_part_of_it(original):
+    content = content_of(open_checkpoint(original))
+    assert {"tokenizer.words", "tokenizer.ggml.tokens"} <= set(content.lists)
+    assert content.values["tokenizer.ggml.bos_token_id"] == 0
+    assert "general.alignment" not in content.values
+
+
+# The commands.
+
+
+def test_attest_and_verify_against_it(bitnet, original, tmp_path):
+    done = bitnet("attest", "--model", original, "--output", tmp_path / "a.json")
+    assert (done.code, done.out.split()[0]) == (0, digest(original))
+    words = ("verify", "--model", original, "--json", "--against", tmp_path / "a.json")
+    identity = json.loads(bitnet(*words).out)["findings"][1]
+    assert (identity["severity"], identity["subject"]) == ("ok", "identity")
+    changed = model(tmp_path / "changed.gguf", keys={"tokenizer.ggml.eos_token_id": 2})
+    done = bitnet("verify", "--model", changed, "--against", original)
+    assert done.code == 15
+    assert "key tokenizer.ggml.eos_token_id is 2, attested is another value" in done.out
+
+
+def test_an_attestation_beside_the_model_is_what_it_is_compared_with(bitnet, original):
+    attest(open_checkpoint(original)).write(original.with_name("model.gguf.attestation.json"))
+    model(original, keys={"tokenizer.ggml.eos_token_id": 2})
+    assert (
+        "attested to be: key tokenizer.ggml.eos_token_id"
+        in bitnet("verify", "--model", original).out
+    )
+
+
+@pytest.mark.parametrize(("digits", "code"), [("0" * 64, 15), ("12", 2), ("", 2)])
+def test_a_digest_on_the_command_line_is_compared(bitnet, original, digits, code):
+    assert bitnet("verify", "--model", original, f"--sha256={digits}").code == code
+
+
+def test_an_empty_name_to_compare_with_is_not_no_comparison(bitnet, original):
+    assert bitnet("verify", "--model", original, "--against=").code == 2
