@@ -9,12 +9,20 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from bitnet.errors import BitnetError
 from bitnet.findings import Finding, render
+from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.gguf import GGUF, Array
 from bitnet.formats.gguf_audit import audit
 from bitnet.formats.gguf_ternary import TernaryCounts, code_counts
 from bitnet.formats.gguf_values import printable
+from bitnet.models.load import config_from
 from bitnet.progress import human_size
+from bitnet.quants.weight import Weight
+from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 
@@ -29,6 +37,7 @@ __all__ = [
     "Inspection",
     "Memory",
     "VocabularySize",
+    "cache_bytes",
     "encodings",
     "examine",
     "inspect_gguf",
@@ -64,7 +73,7 @@ class Memory:
         weights: all tensors as they are in the file.
         kv_per_token: keys and values of all layers for one token, at 16 bits.
         context_length: tokens the model was made for.
-        kv_at_context: keys and values for that many tokens.
+        kv_at_context: keys and values for that many tokens, of layers with a window at most it.
         total: weights and a full cache.
     """
 
@@ -359,8 +368,28 @@ def memory(gguf: GGUF) -> Memory:
     weights = sum(info.size_bytes for info in gguf.tensors.values())
     context = _number(gguf.metadata, f"{gguf.architecture}.context_length")
     per_token = _kv_per_token(gguf)
-    cache = None if per_token is None or context is None else per_token * context
+    cache = None if context is None else cache_bytes(gguf, context)
     return Memory(weights, per_token, context, cache, None if cache is None else weights + cache)
+
+
+def cache_bytes(gguf: GGUF, positions: int) -> int | None:
+    """Keys and values of *positions* tokens at 16 bits; ``None`` where the metadata does not say.
+
+    Layers with a window keep no more than it, and some to come back to; this needs a family that we
+    know.
+    """
+    per_token = _kv_per_token(gguf)
+    if per_token is None or positions < 1:
+        return None
+    info = gguf.tensors.get("token_embd.weight")
+    embedding = info and Weight(info.name, info.shape, info.type, np.empty(0, np.uint8))
+    weights = {embedding.name: embedding} if embedding else {}
+    checkpoint = Checkpoint(gguf.path, gguf.architecture, gguf.metadata, weights, "half")
+    try:
+        cache = KVCache(config_from(checkpoint), positions)
+    except BitnetError:
+        return per_token * positions
+    return min(per_token * positions, cache.cost(positions, PREFILL_CHUNK))
 
 
 def _kv_per_token(gguf: GGUF) -> int | None:

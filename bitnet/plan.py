@@ -18,7 +18,7 @@ import numpy as np
 from bitnet.errors import BitnetError, InvalidFormat, Unsupported, from_os_error
 from bitnet.findings import Finding, render
 from bitnet.formats.gguf import GGUF, NeedMoreBytes
-from bitnet.inspect_gguf import encodings, memory, vocabulary
+from bitnet.inspect_gguf import cache_bytes, encodings, memory, vocabulary
 from bitnet.models.load import ARCHITECTURES
 from bitnet.progress import human_size
 from bitnet.quants.registry import dequantize
@@ -339,9 +339,8 @@ def _tokenizer(gguf: GGUF) -> tuple[str, bool]:
 
 def _memory_bytes(gguf: GGUF) -> int | None:
     need = memory(gguf)
-    if need.kv_per_token is None:
-        return None
-    return need.weights + need.kv_per_token * _context(gguf) + OVERHEAD_BYTES
+    cache = cache_bytes(gguf, _context(gguf))
+    return None if cache is None else need.weights + cache + OVERHEAD_BYTES
 
 
 def _context(gguf: GGUF) -> int:

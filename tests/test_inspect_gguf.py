@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import tiny_models
 from builders import (
     FLOAT32,
     INT32,
@@ -75,6 +76,18 @@ def test_tensors_encodings_memory_and_ternary_counts_are_worked_out(bitnet_file)
     assert "-1  25.0%  0  50.0%  +1  25.0%  scale 0.5" in text
     assert "blk.0.attn_q.weight" in text
     assert "! no-pre: tokenizer.ggml.pre is missing" in text
+
+
+def test_layers_with_a_window_keep_no_more_than_it(tmp_path):
+    metadata = tiny_models.metadata("gemma3", context_length=32_768, block_count=6)
+    embedding = f32("token_embd.weight", (tiny_models.DIM, tiny_models.VOCAB))
+    found = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata, [embedding])).memory
+    assert found.kv_per_token == 6 * 2 * 64 * 2 * 2
+    one_layer = found.kv_per_token * 32_768 // 6
+    assert one_layer < found.kv_at_context < 1.3 * one_layer
+    strange = metadata | {"gemma3.attention.sliding_window": -1}
+    found = inspect_gguf(write_gguf(tmp_path / "s.gguf", strange, [embedding])).memory
+    assert found.kv_at_context == found.kv_per_token * 32_768
 
 
 def test_key_and_value_heads_may_differ_per_layer(tmp_path):

@@ -19,6 +19,7 @@ from bitnet.kernels.program import (
     Rotate,
     Select,
     Split,
+    layers_by_window,
 )
 
 if TYPE_CHECKING:
@@ -56,9 +57,20 @@ class CompiledProgram:
         self._width = program.widths[program.result]
         layers = [it for it in program.instructions if isinstance(it, Attend)]
         kv_heads = program.widths[layers[0].k] // program.head_dim
+        windows = {it.layer: it.window for it in layers}
+        tables = layers_by_window([windows[layer] for layer in range(len(layers))])
         self._graph = module.Graph(
-            list(program.widths.values()), len(layers), kv_heads, program.head_dim, program.eps
+            list(program.widths.values()),
+            [len(of_table) for of_table in tables.values()],
+            kv_heads,
+            program.head_dim,
+            program.eps,
         )
+        self._places = {
+            layer: (number, place)
+            for number, of_table in enumerate(tables.values())
+            for place, layer in enumerate(of_table)
+        }
         rotations = {it.rotation: None for it in program.instructions if isinstance(it, Rotate)}
         self._rotations: dict[Rotation, int] = {}
         for rotation in rotations:
@@ -72,7 +84,7 @@ class CompiledProgram:
     def run(self, segments: Sequence[Segment]) -> Array:
         """The wanted rows of all *segments*, ``(R, width)``; their caches are advanced."""
         tokens: list[int] = []
-        parts: list[tuple[int, int, int, int, NDArray[np.uint64]]] = []
+        parts: list[tuple[int, int, int, int, tuple[NDArray[np.uint64], ...]]] = []
         wanted = 0
         for segment in segments:
             cache, count, rows = segment.cache, len(segment.tokens), segment.rows
@@ -128,7 +140,8 @@ class CompiledProgram:
     @_add.register
     def _(self, it: Attend) -> None:
         out, q, k, v = (self._registers[name] for name in (it.out, it.q, it.k, it.v))
-        self._graph.attend(out, q, k, v, it.layer, it.scale, it.window, it.softcap)
+        table, place = self._places[it.layer]
+        self._graph.attend(out, q, k, v, table, place, it.scale, it.window, it.softcap)
 
     @_add.register
     def _(self, it: Gate) -> None:

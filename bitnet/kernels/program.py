@@ -36,6 +36,7 @@ __all__ = [
     "Segment",
     "Select",
     "Split",
+    "layers_by_window",
 ]
 
 
@@ -55,11 +56,15 @@ class Cache(Protocol):
     capacity: int
 
     def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
-        """Store ``(T, kv_heads, D)`` behind the positions of *layer*; all ``(kv_heads, S, D)``."""
+        """Store ``(T, kv_heads, D)`` behind the positions of *layer*.
 
-    def pages(self, count: int) -> NDArray[np.uint64] | None:
+        Returns the last of all, ``(kv_heads, S, D)``, at least those that the new ones see.
+        """
+
+    def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
         """Addresses of its pages, room for *count* more positions made, for the compiled module.
 
+        One array for each of :func:`layers_by_window`, 0 for pages that are not seen any more.
         ``None`` where its numbers are not the float16 of ``kernels/native/kernels.hpp``.
         """
 
@@ -211,3 +216,15 @@ class Program:
     head_dim: int
     eps: float
     result: str
+
+
+def layers_by_window(windows: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Layers by how far they see, each with the others that see as far: these share pages.
+
+    Args:
+        windows: of each layer; 0: all positions.
+    """
+    return {
+        window: tuple(layer for layer, its in enumerate(windows) if its == window)
+        for window in dict.fromkeys(windows)
+    }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import operator
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bitnet.errors import InferenceError, UsageError
+from bitnet.kernels.program import layers_by_window
+from bitnet.runtime.kv_pages import PAGE, PageTable, pages_for
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -17,16 +19,19 @@ if TYPE_CHECKING:
 
 __all__ = ["PAGE", "KVCache"]
 
-PAGE = 64  # positions; ``kKeyBlock`` in kernels/native/kernels.hpp
+SPLIT = 4 * PAGE  # keys whose results are merged in one go; ``kSplitPages`` in kernels.hpp
+SLACK = 256  # positions before one that is kept that it can be come back to as well
+KEPT = 2  # positions to come back to
 
 
 class KVCache:
     """Keys and values of every layer, in pages of 64 positions.
 
-    A page is ``(layers, 2, kv_heads, head_dim * 64)``: of each head the keys transposed,
-    ``(head_dim, 64)``, and the values as they come, ``(64, head_dim)``. Memory grows with use, by
-    pages. Full pages are shared by the caches that were copied from each other until one of them
-    writes there again.
+    Layers that see equally far back share their pages (:class:`PageTable`). A page is ``(layers, 2,
+    kv_heads, head_dim * 64)``: of each head the keys transposed, ``(head_dim, 64)``, and the values
+    as they come, ``(64, head_dim)``. Memory grows with use, by pages, and of layers with a window
+    only up to it. Full pages are shared by the caches that were copied from each other until one of
+    them writes there again.
 
     Attributes:
         length: positions stored.
@@ -52,21 +57,41 @@ class KVCache:
         self.length = 0
         self._dtype = np.dtype(dtype)
         self._heads, self._head_dim = config.n_kv_heads, config.head_dim
-        self._layers = config.n_layers
-        self._page_shape = (self._layers, 2, self._heads, self._head_dim * PAGE)
-        self._pages: list[Array] = []
-        self._shared: set[int] = set()  # places of pages another cache may hold too
-        self._addresses = np.empty(0, dtype=np.uint64)
+        self._tables: list[PageTable] = []
+        self._places: dict[int, tuple[PageTable, int]] = {}  # of each layer
+        for window, layers in layers_by_window(config.windows).items():
+            shape = (len(layers), 2, self._heads, self._head_dim * PAGE)
+            table = PageTable(window, shape, self._dtype)
+            self._tables.append(table)
+            self._places |= {layer: (table, place) for place, layer in enumerate(layers)}
+        self._kept: list[int] = []
 
     @property
     def size_bytes(self) -> int:
         """Bytes of its pages, with those that others hold as well."""
-        return len(self._pages) * PAGE * self.bytes_per_position
+        return sum(table.size_bytes for table in self._tables)
 
     @property
     def bytes_per_position(self) -> int:
-        """Bytes that one position takes."""
-        return 2 * self._layers * self._heads * self._head_dim * self._dtype.itemsize
+        """Bytes that one position takes while every layer sees it."""
+        return sum(table.page_bytes for table in self._tables) // PAGE
+
+    def cost(self, positions: int, step: int) -> int:
+        """Bytes that a sequence of *positions* takes at most, in whole pages.
+
+        Args:
+            positions: of the whole sequence.
+            step: tokens of one pass at most.
+        """
+        kept = [SLACK] * KEPT
+        return sum(
+            table.most_pages(positions, step, kept) * table.page_bytes for table in self._tables
+        )
+
+    def affordable(self, size_bytes: int, step: int) -> int:
+        """Positions, in whole pages, of a sequence whose :meth:`cost` is at most *size_bytes*."""
+        pages = range(1, pages_for(self.capacity) + 1)
+        return PAGE * bisect_right(pages, size_bytes, key=lambda n: self.cost(n * PAGE, step))
 
     def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
         """Store new *keys* and *values* of one layer behind those it has.
@@ -77,32 +102,40 @@ class KVCache:
             values: as *keys*.
 
         Returns:
-            All keys and values of the layer, ``(kv_heads, S, head_dim)``: copies.
+            Keys and values of the layer, ``(kv_heads, S, head_dim)``: copies of the last S
+            positions, which are all, or all that its window lets the new ones see and some before.
 
         Raises:
             InferenceError: the capacity does not suffice.
         """
         stop = self.length + len(keys)
         self._make_room(stop)
+        table, place = self._places[layer]
         for at in range(self.length, stop):
-            page, slot = self._pages[at // PAGE][layer], at % PAGE
+            held = table.pages[at // PAGE]
+            assert held is not None, "there is room"
+            page, slot = held[place], at % PAGE
             new = at - self.length
             page[0].reshape(self._heads, self._head_dim, PAGE)[:, :, slot] = keys[new]
             page[1].reshape(self._heads, PAGE, self._head_dim)[:, slot] = values[new]
-        used = [page[layer] for page in self._pages[: -(-stop // PAGE)]]
-        stored = np.stack(used).reshape(len(used), 2, self._heads, self._head_dim, PAGE)
+        # From where a split begins, so that partial sums are those of the compiled module.
+        first = table.seen_from(self.length) * PAGE // SPLIT * SPLIT // PAGE
+        used = table.stored(place, first, pages_for(stop))
+        stored = used.reshape(len(used), 2, self._heads, self._head_dim, PAGE)
         all_keys = stored[:, 0].transpose(1, 0, 3, 2)  # (KV, pages, PAGE, D)
         all_values = stored[:, 1].reshape(len(used), self._heads, PAGE, self._head_dim)
-        shape = (self._heads, -1, self._head_dim)
+        shape, count = (self._heads, -1, self._head_dim), stop - first * PAGE
         return (
-            all_keys.reshape(shape)[:, :stop],
-            all_values.transpose(1, 0, 2, 3).reshape(shape)[:, :stop],
+            all_keys.reshape(shape)[:, :count],
+            all_values.transpose(1, 0, 2, 3).reshape(shape)[:, :count],
         )
 
-    def pages(self, count: int) -> NDArray[np.uint64] | None:
+    def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
         """Addresses of its pages, with room for *count* more positions, to be filled in C++.
 
-        They stay valid until the next call of any method. ``None``: its numbers are not float16.
+        One array for each window, in the order of :func:`layers_by_window`; 0 where a page was let
+        go of. They stay valid until the next call of any method. ``None``: its numbers are not
+        float16.
 
         Raises:
             InferenceError: the capacity does not suffice.
@@ -110,33 +143,56 @@ class KVCache:
         if self._dtype != np.float16:
             return None
         self._make_room(self.length + count)
-        return self._addresses
+        return tuple(table.addresses for table in self._tables)
 
     def advance(self, count: int) -> None:
         """Count *count* positions that every layer has appended."""
         self.length += count
 
+    def keep(self, length: int) -> None:
+        """Hold on to what is needed to come back to *length*, or up to 256 positions before.
+
+        Layers with a window would let go of it. Of several lengths the two named last count.
+        """
+        self._kept = [*(one for one in self._kept if one != length), length][-KEPT:]
+
+    def reusable(self, length: int) -> int:
+        """The longest beginning of at most *length* positions that can be come back to."""
+        length = max(0, min(length, self.length))
+        while (shorter := min(table.reach(length) for table in self._tables)) < length:
+            length = shorter
+        return length
+
     def truncate(self, length: int) -> None:
-        """Forget the positions from *length* on; prefix reuse and rejected drafts."""
-        self.length = min(self.length, max(length, 0))
-        self._set_pages(self._pages[: -(-self.length // PAGE)])
+        """Forget the positions from *length* on; prefix reuse and rejected drafts.
+
+        Those before that cannot be come back to are forgotten as well: :meth:`reusable`. What has
+        been appended since the last :meth:`pages` or :meth:`append` can always be taken back.
+        """
+        self.length = self.reusable(length)
+        self._kept = [one for one in self._kept if one <= self.length]
+        for table in self._tables:
+            table.cut(self.length)
 
     def copy_prefix(self, other: KVCache, length: int) -> None:
         """Hold what *other*, of the same model, holds of its first *length* positions.
 
         Raises:
-            InferenceError: *other* holds fewer, or the capacity does not suffice.
+            InferenceError: *other* holds fewer or has let go of some, or the capacity does not
+                suffice.
         """
-        if length > min(other.length, self.capacity):
+        if length > min(other.reusable(length), self.capacity):
             raise InferenceError(
-                f"{length:,} positions to copy; there are {other.length:,}, and room for "
+                f"{length:,} positions to copy; there are {other.reusable(length):,}, and room for "
                 f"{self.capacity:,}"
             )
-        count = -(-length // PAGE)
-        self._set_pages([*other._pages[:count], *self._pages[count:]])
-        self._shared |= set(range(count))
-        other._shared |= self._shared
+        self._kept = [one for one in other._kept if one <= length]
+        for own, its in zip(self._tables, other._tables, strict=True):
+            own.copy(its, length, self._kept_positions())
         self.length = length
+
+    def _kept_positions(self) -> list[range]:
+        return [range(max(0, length - SLACK), length) for length in self._kept]
 
     def _make_room(self, stop: int) -> None:
         """Pages of its own for the positions from its length up to *stop*."""
@@ -145,19 +201,6 @@ class KVCache:
                 f"{stop:,} positions, the context holds {self.capacity:,}",
                 hint="shorten the prompt or raise the context size",
             )
-        pages = list(self._pages)
-        for place in range(self.length // PAGE, -(-stop // PAGE)):
-            if place >= len(pages):
-                pages.append(np.empty(self._page_shape, dtype=self._dtype))
-            elif place in self._shared:
-                pages[place] = pages[place].copy()
-        self._set_pages(pages)
-
-    def _set_pages(self, pages: list[Array]) -> None:
-        if len(pages) == len(self._pages) and all(map(operator.is_, pages, self._pages)):
-            return
-        kept = zip(pages, self._pages, strict=False)
-        same = {place for place, (page, old) in enumerate(kept) if page is old}
-        self._shared &= same
-        self._pages = pages
-        self._addresses = np.array([page.ctypes.data for page in pages], dtype=np.uint64)
+        kept = self._kept_positions()
+        for table in self._tables:
+            table.make_room(self.length, stop, kept)

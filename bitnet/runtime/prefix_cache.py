@@ -39,8 +39,9 @@ class Lease:
     busy: bool = True
 
     def shared(self, ids: Sequence[int]) -> int:
-        """How many of *ids* it holds from the first on; the last one has to be run in any case."""
-        return min(common_prefix(self.ids, ids), self.cache.length, max(0, len(ids) - 1))
+        """How many of *ids* it can go on from; the last one has to be run in any case."""
+        shared = min(common_prefix(self.ids, ids), max(0, len(ids) - 1))
+        return self.cache.reusable(shared)
 
 
 class PrefixCache:
@@ -51,14 +52,19 @@ class PrefixCache:
     """
 
     def __init__(
-        self, new_cache: Callable[[], KVCache], *, slots: int, budget_bytes: int | None = None
+        self,
+        new_cache: Callable[[], KVCache],
+        *,
+        slots: int,
+        budget_bytes: int | None = None,
+        step: int = 256,
     ) -> None:
-        """Room for *slots* caches as *new_cache* makes them."""
+        """Room for *slots* caches as *new_cache* makes them, for passes of up to *step* tokens."""
         self.budget_bytes = budget_bytes
         self._new_cache = new_cache
         self._slots = slots
         self._leases: list[Lease] = []  # idle ones by last use, the oldest first
-        self._position_bytes = new_cache().bytes_per_position
+        self._measure, self._step = new_cache(), step
 
     @property
     def size_bytes(self) -> int:
@@ -66,8 +72,12 @@ class PrefixCache:
         return sum(lease.size_bytes for lease in self._leases)
 
     def cost(self, positions: int) -> int:
-        """Bytes that a sequence of *positions* takes, in whole pages."""
-        return -(-positions // PAGE) * PAGE * self._position_bytes
+        """Bytes that a sequence of *positions* takes at most, in whole pages."""
+        return self._measure.cost(positions, self._step)
+
+    def affordable(self, size_bytes: int) -> int:
+        """Positions that a sequence may have within *size_bytes*."""
+        return self._measure.affordable(size_bytes, self._step)
 
     def best(self, ids: Sequence[int], *, but: Lease | None = None) -> tuple[Lease | None, int]:
         """The cache that holds most of the beginning of *ids*, and how much it holds."""
@@ -84,16 +94,25 @@ class PrefixCache:
 
         It holds what it can of the beginning of *ids* already.
         """
+        lease = self._leased(ids, positions)
+        if lease:
+            lease.cache.keep(len(ids) - 1)  # the same prompt, or one that ends differently
+        return lease
+
+    def _leased(self, ids: list[int], positions: int) -> Lease | None:
         needed = self.cost(positions)
         source, shared = self.best(ids)
         idle = source if source and not source.busy else None
         if idle and (idle.cache.length == shared or not self._fits(needed)):
             return self._taken_over(idle, ids, positions, shared)
+        begun = max((common_prefix(each.ids, ids) for each in self._leases), default=0)
         if not self._make_room(needed):
             return None
         lease = Lease(self._new_cache(), ids, needed)
         if source:
             lease.cache.copy_prefix(source.cache, shared)
+        if begun >= PAGE:
+            lease.cache.keep(begun)  # where two prompts part, a third one may
         self._leases.append(lease)
         logger.debug("a cache of its own, %d of %d ids copied", shared, len(ids))
         return lease

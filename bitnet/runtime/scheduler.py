@@ -109,7 +109,9 @@ class Scheduler:
         self.max_stall_s = max_stall_s
         self._prefill_token_s = 0.0  # of the last passes with prompts
         self._cache_dtype = np.dtype(cache_dtype)
-        self._caches = PrefixCache(self.new_cache, slots=max_batch, budget_bytes=kv_budget_bytes)
+        self._caches = PrefixCache(
+            self.new_cache, slots=max_batch, budget_bytes=kv_budget_bytes, step=prefill_chunk
+        )
         self._queue: deque[Sequence] = deque()
         self._running: list[Sequence] = []
 
@@ -200,6 +202,14 @@ class Scheduler:
         """Free the caches that no sequence uses."""
         self._caches.drop_idle()
 
+    def cost(self, positions: int) -> int:
+        """Bytes of keys and values that a sequence of *positions* takes at most."""
+        return self._caches.cost(positions)
+
+    def affordable(self, size_bytes: int) -> int:
+        """Positions that a sequence may have within *size_bytes* of keys and values."""
+        return min(self.context, self._caches.affordable(size_bytes))
+
     def new_cache(self) -> KVCache:
         """An empty cache for one sequence."""
         return KVCache(self.model.config, self.context, dtype=self._cache_dtype)
@@ -277,12 +287,15 @@ class Scheduler:
         """The beginning of the prompts that are not in a cache yet, first come, first served."""
         parts: list[_Part] = []
         for sequence in self._running:
-            if sequence.waiting == 1 or not room:
+            if sequence.waiting == 1:
                 continue
             if not sequence.passes:
+                # Also without room: with a window, what can be copied now is soon let go of.
                 sequence.reused = self._caches.improve(_lease(sequence))
                 if _should_wait(sequence, [part.sequence for part in parts]):
                     continue
+            if not room:
+                continue
             start = _lease(sequence).cache.length
             chunk = sequence.ids[start : start + room]
             room -= len(chunk)
@@ -357,8 +370,10 @@ def _lease(sequence: Sequence) -> Lease:
 
 def _should_wait(sequence: Sequence, ahead: list[Sequence]) -> bool:
     """Whether one of those *ahead* computes in this pass what *sequence* can copy after it."""
-    shared = max((common_prefix(one.ids, sequence.ids) for one in ahead), default=0)
-    return shared - _lease(sequence).cache.length >= WORTH_WAITING
+    shared = [(common_prefix(one.ids, sequence.ids), _lease(one).cache.length) for one in ahead]
+    # What one has already computed has been copied, or cannot be.
+    to_come = max((count for count, computed in shared if computed < count), default=0)
+    return to_come - _lease(sequence).cache.length >= WORTH_WAITING
 
 
 def _no_memory(sequence: Sequence, error: MemoryError) -> InferenceError:

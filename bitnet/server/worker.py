@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from bitnet.errors import InferenceError, UsageError
-from bitnet.runtime.kv_cache import PAGE
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.text import AnswerText
 from bitnet.server.faults import Refused, from_error
@@ -346,14 +345,14 @@ class Worker:
         context = self.model.engine.context
         if self._kv_budget_bytes is None:
             return context
-        page_bytes = PAGE * self._scheduler.new_cache().bytes_per_position
-        if page_bytes > self._kv_budget_bytes:
+        shortest = self._scheduler.cost(1)
+        if shortest > self._kv_budget_bytes:
             raise UsageError(
-                f"keys and values of the shortest answer take {page_bytes:,} bytes, the budget is "
+                f"keys and values of the shortest answer take {shortest:,} bytes, the budget is "
                 f"{self._kv_budget_bytes:,}",
-                hint=f"--kv-memory {-(-page_bytes // 10**6) * self._max_batch}",
+                hint=f"--kv-memory {-(-shortest // 10**6) * self._max_batch}",
             )
-        return min(context, self._kv_budget_bytes // self._max_batch // page_bytes * PAGE)
+        return self._scheduler.affordable(self._kv_budget_bytes // self._max_batch)
 
     def _run(self) -> None:
         while self._take_in():

@@ -163,18 +163,32 @@ def test_contexts_with_other_frequencies_share_a_batch():
 
 
 def test_a_page_is_what_the_compiled_module_takes_for_one():
-    graph = NATIVE.Graph([8], 1, 1, 8, 1e-5)
+    graph = NATIVE.Graph([8] * 4, [1, 2], 1, 8, 1e-5)
     graph.add_context([])
-    out = np.empty((0, 8), dtype=np.float32)
-    page = np.ones(1, dtype=np.uint64)
+    graph.attend(0, 1, 2, 3, 0, 0, 1.0, 0, 0.0)
+    graph.attend(0, 1, 2, 3, 1, 0, 1.0, PAGE, 0.0)
+
+    def run(start, *tables):
+        tables = tuple(np.array(table, dtype=np.uint64) for table in tables)
+        out = np.empty((0, 8), dtype=np.float32)
+        graph.run(np.zeros(1, np.int64), [(1, start, 0, 0, tables)], 0, out)
+
     with pytest.raises(ValueError, match="no room"):
-        graph.run(np.zeros(1, np.int64), [(1, PAGE, 0, 0, page)], 0, out)
+        run(PAGE, [1], [1])
+    with pytest.raises(ValueError, match="another number of tables"):
+        run(0, [1])
+    with pytest.raises(ValueError, match="a page is missing"):
+        run(PAGE, [0, 1], [1, 1])
+    with pytest.raises(ValueError, match="a page is missing"):
+        run(2 * PAGE - 2, [1, 1], [0, 1])
     with pytest.raises(ValueError, match="outside of the vocabulary"):
-        graph.run(np.zeros(1, np.int64), [(1, PAGE - 1, 0, 0, page)], 0, out)
+        run(2 * PAGE - 1, [1, 1], [0, 1])  # the window begins with the second page
+    with pytest.raises(ValueError, match="one window"):
+        graph.attend(0, 1, 2, 3, 1, 1, 1.0, 0, 0.0)
 
 
 def test_what_does_not_fit_is_refused_when_it_is_built():
-    graph = NATIVE.Graph([8, 12], 1, 1, 4, 1e-5)
+    graph = NATIVE.Graph([8, 12], [1], 1, 4, 1e-5)
     with pytest.raises(ValueError, match="widths differ"):
         graph.add(0, 1)
     with pytest.raises(ValueError, match="no such register"):
@@ -188,9 +202,12 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"layer": 2}, "no such layer"),
-        ({"layer": -1}, "no such layer"),
-        ({"layer": 2**62}, "no such layer"),
+        ({"place": 2}, "no such layer"),
+        ({"place": -1}, "no such layer"),
+        ({"place": 2**62}, "no such layer"),
+        ({"table": 1}, "no such table"),
+        ({"table": -1}, "no such table"),
+        ({"window": 7}, "one window"),
         ({"window": -1}, "a window is a number of positions"),
         ({"k": "half", "v": "half"}, "keys and values"),
         ({"v": "half"}, "keys and values"),
@@ -203,9 +220,10 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
 )
 def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
     registers = {"queries": 64, "keys": 32, "values": 32, "mixed": 64, "half": 16}
-    graph = NATIVE.Graph(list(registers.values()), 2, 2, 16, 1e-5)
+    graph = NATIVE.Graph(list(registers.values()), [2], 2, 16, 1e-5)
     arguments = {"out": "mixed", "q": "queries", "k": "keys", "v": "values"} | {
-        "layer": 1,
+        "table": 0,
+        "place": 1,
         "scale": 1.0,
         "window": 2**63 - 1,
         "softcap": 0.0,
@@ -220,7 +238,13 @@ def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
 
 @pytest.mark.parametrize(
     ("widths", "layers", "kv_heads", "head_dim"),
-    [([0], 1, 1, 1), ([1], 0, 1, 1), ([1], 1, -1, 1), ([1], 1, 1, 2**40), ([2**62], 1, 1, 1)],
+    [
+        ([0], [1], 1, 1),
+        ([1], [0], 1, 1),
+        ([1], [1], -1, 1),
+        ([1], [1], 1, 2**40),
+        ([2**62], [1], 1, 1),
+    ],
 )
 def test_a_graph_of_impossible_sizes_is_refused(widths, layers, kv_heads, head_dim):
     with pytest.raises(ValueError, match="out of range"):

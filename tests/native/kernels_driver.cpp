@@ -169,7 +169,7 @@ void run_attention(Results& results, int64_t tokens, int64_t start, int64_t wind
 void run_graph(Results& results, int64_t tokens) {
     constexpr int64_t kDim = 52, kHeads = 3, kHead = 20, kQ = kHeads * kHead, kFfn = 36, kVocabulary = 7;
     enum { x, h, qkv, q, k, v, mixed, gate, up, act };
-    bitnet::Graph graph({kDim, kDim, 3 * kQ, kQ, kQ, kQ, kQ, kFfn, kFfn, kFfn}, 1, kHeads, kHead, 1e-5f);
+    bitnet::Graph graph({kDim, kDim, 3 * kQ, kQ, kQ, kQ, kQ, kFfn, kFfn, kFfn}, kHeads, kHead, 1e-5f);
     const auto matrix = [](Buffer<float>& weights, int64_t rows, int64_t cols) {
         bitnet::Matrix m;
         m.data = reinterpret_cast<const uint8_t*>(weights.get());
@@ -189,7 +189,7 @@ void run_graph(Results& results, int64_t tokens) {
     graph.norm(q, q, head_norm.get(), kHead);
     graph.rotate(q, rotation);
     graph.rotate(k, rotation);
-    graph.attend(mixed, q, k, v, 0, 0.2f, 90, 30.0f);
+    graph.attend(mixed, q, k, v, 0, 0, 0.2f, 90, 30.0f);
     graph.select({x, mixed});
     graph.linear(mixed, {h}, {matrix(out, kDim, kQ)}, {nullptr});
     graph.add(x, h);
@@ -197,13 +197,14 @@ void run_graph(Results& results, int64_t tokens) {
     graph.gate(act, gate, up, bitnet::Gate::silu);
     graph.linear(act, {h}, {matrix(from_ffn, kDim, kFfn)}, {nullptr});
     graph.add(x, h);
-    Pages first(300 + tokens, graph.page_halves()), second(tokens, graph.page_halves());
-    for (uint16_t* page : first.at) std::fill(page, page + graph.page_halves(), uint16_t(0x3800));
+    Pages first(300 + tokens, graph.layer_halves()), second(tokens, graph.layer_halves());
+    for (uint16_t* page : first.at) std::fill(page, page + graph.layer_halves(), uint16_t(0x3800));
+    first.at[0] = first.at[1] = first.at[2] = nullptr;  // the window of the first query begins behind them
     Buffer<int64_t> ids(2 * tokens);
     for (int64_t i = 0; i < 2 * tokens; ++i) ids.get()[i] = i % kVocabulary;
     for (const int64_t wanted : {int64_t(0), int64_t(1), tokens}) {
         Buffer<float> result((wanted + 1) * kDim);
-        graph.run(ids.get(), {{tokens, 300, wanted, context, first.at}, {tokens, 0, 1, context, second.at}}, x, result.get());
+        graph.run(ids.get(), {{tokens, 300, wanted, context, {first.at}}, {tokens, 0, 1, context, {second.at}}}, x, result.get());
         results.add(result.get(), (wanted + 1) * kDim, false, "graph");
     }
 }

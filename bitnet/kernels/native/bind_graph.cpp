@@ -26,9 +26,10 @@ using Addresses = Array<const uint64_t, nb::ndim<1>>;
 
 class BoundGraph {
 public:
-    BoundGraph(std::vector<int64_t> widths, int64_t layers, int64_t kv_heads, int64_t head_dim, float eps)
+    // *layers*: in the pages of each table.
+    BoundGraph(std::vector<int64_t> widths, std::vector<int64_t> layers, int64_t kv_heads, int64_t head_dim, float eps)
         : widths_(checked(widths)), layers_(checked(layers)), kv_heads_(checked(kv_heads)), head_dim_(checked(head_dim)),
-          graph_(std::move(widths), layers, kv_heads, head_dim, eps) {}
+          windows_(layers_.size(), -1), graph_(std::move(widths), kv_heads, head_dim, eps) {}
 
     int64_t add_context(const std::vector<std::pair<Doubles, double>>& rotations) {
         require(rotations.size() == pairs_.size(), "frequencies for another number of rotations");
@@ -83,13 +84,18 @@ public:
         graph_.rotate(x, rotation);
     }
 
-    void attend(int out, int q, int k, int v, int64_t layer, float scale, int64_t window, float softcap) {
-        require(layer >= 0 && layer < layers_, "no such layer");
+    void attend(int out, int q, int k, int v, int64_t table, int64_t place, float scale, int64_t window,
+                float softcap) {
+        require(table >= 0 && table < int64_t(layers_.size()), "no such table");
+        require(place >= 0 && place < layers_[size_t(table)], "no such layer");
         require(window >= 0, "a window is a number of positions, or 0");
+        int64_t& known = windows_[size_t(table)];
+        require(known == -1 || known == window, "layers of a table have one window");
         require(width(k) == kv_heads_ * head_dim_ && width(v) == width(k), "keys and values are those of other heads");
         require(width(q) % width(k) == 0 && width(out) == width(q), "queries or results are those of other heads");
         require(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0.0f, "scale or softcap is out of range");
-        graph_.attend(out, q, k, v, layer, scale, window, softcap);
+        known = window;
+        graph_.attend(out, q, k, v, size_t(table), place, scale, window, softcap);
     }
 
     void gate(int out, int g, int up, int kind) {
@@ -108,7 +114,7 @@ public:
         graph_.select(registers);
     }
 
-    // *segments*: (tokens, position of the first, wanted rows, context, addresses of pages) each.
+    // *segments*: (tokens, position of the first, wanted rows, context, addresses of pages by table) each.
     void run(const Ids& tokens, nb::list segments, int result, Array<float> out) {
         std::vector<Segment> all;
         int64_t count = 0, wanted = 0;
@@ -117,14 +123,11 @@ public:
             Segment s;
             s.count = nb::cast<int64_t>(it[0]), s.start = nb::cast<int64_t>(it[1]);
             s.wanted = nb::cast<int64_t>(it[2]), s.context = nb::cast<int64_t>(it[3]);
-            const auto pages = nb::cast<Addresses>(it[4]);
+            const auto tables = nb::cast<nb::tuple>(it[4]);
             require(s.count > 0 && s.start >= 0 && s.wanted >= 0 && s.wanted <= s.count, "a segment of no sense");
             require(s.context >= 0 && s.context < contexts_, "no such context");
-            require(int64_t(pages.size()) * kKeyBlock >= s.start + s.count, "the pages have no room for the tokens");
-            for (size_t i = 0; i < pages.size(); ++i) {
-                require(pages.data()[i] != 0, "a page is missing");
-                s.pages.push_back(reinterpret_cast<uint16_t*>(uintptr_t(pages.data()[i])));
-            }
+            require(tables.size() == windows_.size(), "pages of another number of tables");
+            for (size_t i = 0; i < windows_.size(); ++i) s.pages.push_back(addresses(tables[i], s, windows_[i]));
             count += s.count, wanted += s.wanted;
             all.push_back(std::move(s));
         }
@@ -150,6 +153,19 @@ private:
     int64_t width(int r) const {
         require(r >= 0 && r < int(widths_.size()), "no such register");
         return widths_[size_t(r)];
+    }
+
+    static std::vector<uint16_t*> addresses(nb::handle table, const Segment& s, int64_t window) {
+        const auto pages = nb::cast<Addresses>(table);
+        require(int64_t(pages.size()) * kKeyBlock >= s.start + s.count, "the pages have no room for the tokens");
+        AttentionArgs a;
+        a.start = s.start, a.window = window;
+        std::vector<uint16_t*> found;
+        for (size_t i = 0; i < pages.size(); ++i) {
+            require(pages.data()[i] != 0 || int64_t(i) < a.first_key(0) / kKeyBlock, "a page is missing");
+            found.push_back(reinterpret_cast<uint16_t*>(uintptr_t(pages.data()[i])));
+        }
+        return found;
     }
 
     template <class A>
@@ -183,10 +199,10 @@ private:
     }
 
     static constexpr int64_t kLargest = 1 << 24;
-    const std::vector<int64_t> widths_;
-    const int64_t layers_, kv_heads_, head_dim_;
+    const std::vector<int64_t> widths_, layers_;
+    const int64_t kv_heads_, head_dim_;
     int64_t vocabulary_ = 0, contexts_ = 0;
-    std::vector<int64_t> pairs_;
+    std::vector<int64_t> pairs_, windows_;  // of rotations; of tables of pages, -1: none yet
     std::vector<nb::object> kept_;
     Graph graph_;
 };
@@ -195,8 +211,8 @@ private:
 
 void bind_graph(nb::module_& m) {
     nb::class_<BoundGraph>(m, "Graph", "A forward pass; bitnet/kernels/program.py says what the parts mean.")
-        .def(nb::init<std::vector<int64_t>, int64_t, int64_t, int64_t, float>(), "widths"_a, "layers"_a,
-             "kv_heads"_a, "head_dim"_a, "eps"_a)
+        .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, int64_t, int64_t, float>(), "widths"_a,
+             "layers"_a, "kv_heads"_a, "head_dim"_a, "eps"_a)
         .def("add_context", &BoundGraph::add_context, "rotations"_a)
         .def("add_rotation", &BoundGraph::add_rotation, "pairs"_a, "half"_a)
         .def("embed", &BoundGraph::embed, "out"_a, "table"_a, "scale"_a)
@@ -204,8 +220,8 @@ void bind_graph(nb::module_& m) {
         .def("linear", &BoundGraph::linear, "x"_a, "outs"_a, "matrices"_a, "biases"_a)
         .def("split", &BoundGraph::split, "x"_a, "outs"_a)
         .def("rotate", &BoundGraph::rotate, "x"_a, "rotation"_a)
-        .def("attend", &BoundGraph::attend, "out"_a, "q"_a, "k"_a, "v"_a, "layer"_a, "scale"_a, "window"_a,
-             "softcap"_a)
+        .def("attend", &BoundGraph::attend, "out"_a, "q"_a, "k"_a, "v"_a, "table"_a, "place"_a, "scale"_a,
+             "window"_a, "softcap"_a)
         .def("gate", &BoundGraph::gate, "out"_a, "gate"_a, "up"_a, "kind"_a)
         .def("add", &BoundGraph::add, "x"_a, "y"_a)
         .def("select", &BoundGraph::select, "registers"_a)

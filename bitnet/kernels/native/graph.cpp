@@ -12,8 +12,8 @@ const Kernels& active();  // dispatch.cpp
 }
 using detail::active;
 
-Graph::Graph(std::vector<int64_t> widths, int64_t layers, int64_t kv_heads, int64_t head_dim, float eps)
-    : widths_(std::move(widths)), layers_(layers), kv_heads_(kv_heads), head_dim_(head_dim), eps_(eps) {
+Graph::Graph(std::vector<int64_t> widths, int64_t kv_heads, int64_t head_dim, float eps)
+    : widths_(std::move(widths)), kv_heads_(kv_heads), head_dim_(head_dim), eps_(eps) {
     for (const int64_t width : widths_) {
         offsets_.push_back(total_width_);
         total_width_ += width;
@@ -132,11 +132,12 @@ void Graph::rotate(int x, int rotation) {
         [] { count_call(Op::rope); });
 }
 
-void Graph::attend(int out, int q, int k, int v, int64_t layer, float scale, int64_t window, float softcap) {
-    const int64_t offset = layer * layer_halves();
+void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, int64_t window,
+                   float softcap) {
+    const int64_t offset = place * layer_halves();
     add_row([=](int64_t row) {
         const Row& it = pass_->of_row[size_t(row)];
-        uint16_t* page = segment(it).pages[size_t(it.position / kKeyBlock)];
+        uint16_t* page = segment(it).pages[table][size_t(it.position / kKeyBlock)];
         active().store_position(at(k, row), at(v, row), kv_heads_, head_dim_, it.position % kKeyBlock, page + offset);
     });
     // Keys of neighbouring positions share cache lines, which threads should not take from each other.
@@ -147,7 +148,7 @@ void Graph::attend(int out, int q, int k, int v, int64_t layer, float scale, int
         for (const Segment& segment : *pass_->segments) {
             AttentionArgs a;
             a.q = at(q, row), a.out = at(out, row);
-            a.pages = segment.pages.data(), a.layer_offset = offset;
+            a.pages = segment.pages[table].data(), a.layer_offset = offset;
             a.tokens = segment.count, a.start = segment.start;
             a.heads = width(q) / head_dim_, a.kv_heads = kv_heads_, a.head_dim = head_dim_;
             a.scale = scale, a.window = window, a.softcap = softcap;

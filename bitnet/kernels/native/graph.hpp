@@ -22,13 +22,14 @@ struct Segment {
     int64_t count = 0, start = 0;  // tokens, position of the first one
     int64_t wanted = 0;            // how many of its last rows are results
     int64_t context = 0;           // number of its rope frequencies: Graph::add_context
-    std::vector<uint16_t*> pages;  // see AttentionArgs; room for start + count positions
+    // Of each table; see AttentionArgs. Room for start + count positions, null where no query sees one.
+    std::vector<std::vector<uint16_t*>> pages;
 };
 
 class Graph {
 public:
-    // Registers are numbered; *widths* are theirs. A page holds *layers* times keys and values.
-    Graph(std::vector<int64_t> widths, int64_t layers, int64_t kv_heads, int64_t head_dim, float eps);
+    // Registers are numbered; *widths* are theirs.
+    Graph(std::vector<int64_t> widths, int64_t kv_heads, int64_t head_dim, float eps);
 
     // Frequencies per position of each pair, and the factor on what is rotated, for every rotation.
     struct Frequencies {
@@ -45,7 +46,8 @@ public:
                 const std::vector<const float*>& biases);
     void split(int x, const std::vector<int>& outs);
     void rotate(int x, int rotation);
-    void attend(int out, int q, int k, int v, int64_t layer, float scale, int64_t window, float softcap);
+    // Keys and values are the *place*-th of the pages of *table*; layers of a table have one window.
+    void attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, int64_t window, float softcap);
     void gate(int out, int gate, int up, Gate kind);
     void add(int x, int y);
     void select(const std::vector<int>& registers);
@@ -53,8 +55,8 @@ public:
     // The wanted rows of register *result*, those of all segments one after the other.
     void run(const int64_t* tokens, const std::vector<Segment>& segments, int result, float* out);
 
-    // f16 numbers of a page.
-    int64_t page_halves() const { return layers_ * layer_halves(); }
+    // f16 numbers of one layer in a page.
+    int64_t layer_halves() const { return 2 * kv_heads_ * head_dim_ * kKeyBlock; }
 
 private:
     using RowFunction = std::function<void(int64_t row)>;
@@ -92,7 +94,6 @@ private:
     }
     const Segment& segment(const Row& row) const { return (*pass_->segments)[size_t(row.segment)]; }
     int64_t width(int r) const { return widths_[size_t(r)]; }
-    int64_t layer_halves() const { return 2 * kv_heads_ * head_dim_ * kKeyBlock; }
     void add_row(RowFunction function, std::function<void()> before = nullptr);
     void add_whole(std::function<void()> function);
     void product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
@@ -101,7 +102,7 @@ private:
     void run_rows(const Stage& stage);
 
     const std::vector<int64_t> widths_;
-    const int64_t layers_, kv_heads_, head_dim_;
+    const int64_t kv_heads_, head_dim_;
     const float eps_;
     std::vector<int64_t> offsets_;
     int64_t total_width_ = 0;
