@@ -54,13 +54,20 @@ class Bisection:
         ours: name of the engine that is looked at.
         theirs: name of the other.
         bound: relative error that counts as parting.
+        least: intermediates that both must have.
         steps: what both have, in the order it is computed.
     """
 
     ours: str
     theirs: str
     bound: float
+    least: int
     steps: tuple[Step, ...]
+
+    @property
+    def agrees(self) -> bool:
+        """Enough was compared, and nothing is beyond the bound."""
+        return len(self.steps) >= max(self.least, 1) and self.first is None
 
     @property
     def first(self) -> Step | None:
@@ -68,8 +75,11 @@ class Bisection:
         return next((step for step in self.steps if not step.error <= self.bound), None)
 
     def __str__(self) -> str:
-        if not self.steps:
-            return f"{self.ours} and {self.theirs} have no intermediate in common"
+        if len(self.steps) < max(self.least, 1):
+            return (
+                f"{self.ours} and {self.theirs} have {len(self.steps)} intermediates in common, "
+                f"expected at least {max(self.least, 1)}"
+            )
         worst = max(self.steps, key=lambda step: step.error)
         if self.first is None:
             return (
@@ -90,6 +100,7 @@ def bisect(
     *,
     names: tuple[str, str],
     bound: float,
+    least: int = 1,
 ) -> Bisection:
     """Compare *ours*, in order, with what *theirs* has of the same name and size.
 
@@ -98,13 +109,14 @@ def bisect(
         theirs: by name.
         names: of the two engines.
         bound: relative error that counts as parting.
+        least: intermediates that both must have; fewer are a failure, not agreement.
     """
     steps = []
     for name, values in ours:
         other = theirs.get(name)
         if other is not None and other.size == values.size:
             steps.append(Step(name, _relative(values, other)))
-    return Bisection(*names, bound, tuple(steps))
+    return Bisection(*names, bound, least, tuple(steps))
 
 
 def _relative(ours: NDArray[np.floating[Any]], theirs: NDArray[np.floating[Any]]) -> float:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from bitnet.crossval.trace import Position, PromptTrace, Trace
 
@@ -22,22 +22,45 @@ __all__ = [
     "TOP",
     "Comparison",
     "Greedy",
+    "Nearness",
     "Row",
     "TokenizerParity",
     "compare",
     "compare_tokenizers",
     "divergence",
+    "nearness",
     "tokens_differ",
 ]
 
 TOP = 10  # tokens whose overlap is counted
 _TINY = 1e-12  # the least that can be left over: below, it is rounding
+_ALIKE = 1e-6  # spread of log-probabilities below which there is no slope to measure
 _ROUNDING = 1e-7  # of a probability left over, where logits were written down
+
+
+@dataclass(frozen=True)
+class Nearness:
+    """One engine beside the float64 pass at one position.
+
+    Attributes:
+        kl: KL divergence from the float64 pass to the engine.
+        scale: slope of its log-probabilities over those of the float64 pass, 1 where they are
+            stretched by nothing; ``None`` where the float64 pass finds all tokens alike.
+        noise: what is left of the differences beside that line, as a share of the spread.
+        surprise: ``-log p`` of the token that really comes next, at most; ``None`` at the end.
+    """
+
+    kl: float
+    scale: float | None
+    noise: float | None
+    surprise: float | None
 
 
 @dataclass(frozen=True)
 class Row:
     """One position, teacher-forced: both engines were given the same tokens.
+
+    A field is ``None`` where one of the two gave no numbers there, which never passes.
 
     Attributes:
         prompt: which prompt.
@@ -45,39 +68,36 @@ class Row:
         ours: our likeliest next token.
         theirs: the reference's.
         gap: by how much the reference prefers its best token to its second, in logits.
-        near_tie: the gap is within the noise, so either order is right.
         overlap: share of the reference's ten likeliest tokens that are among our ten.
         kl: from the reference to ours.
         cosine: of the logits of tokens both stored, each centred at its mean.
         max_difference: largest difference of a log-probability among these tokens.
-        exact_ours: KL from the float64 pass to ours, ``None`` where there was no such pass.
-        exact_theirs: the same to the reference.
-        exact_agrees: whether the float64 pass prefers our token.
+        exact: likeliest next token of the float64 pass, ``None`` where there was no such pass.
+        exact_gap: by how much it prefers that to its second.
+        exact_surprise: ``-log p`` of the token that really comes next.
+        exact_ours: us beside the float64 pass.
+        exact_theirs: the reference beside it.
     """
 
     prompt: int
     position: int
-    ours: int
-    theirs: int
-    gap: float
-    near_tie: bool
-    overlap: float
-    kl: float
-    cosine: float
-    max_difference: float
-    exact_ours: float | None = None
-    exact_theirs: float | None = None
-    exact_agrees: bool | None = None
+    ours: int | None
+    theirs: int | None
+    gap: float | None
+    overlap: float | None
+    kl: float | None
+    cosine: float | None
+    max_difference: float | None
+    exact: int | None = None
+    exact_gap: float | None = None
+    exact_surprise: float | None = None
+    exact_ours: Nearness | None = None
+    exact_theirs: Nearness | None = None
 
     @property
     def agrees(self) -> bool:
         """Both prefer the same token."""
-        return self.ours == self.theirs
-
-    @property
-    def wrong(self) -> bool:
-        """They differ, the reference was sure, and the float64 pass does not side with us."""
-        return not self.agrees and not self.near_tie and self.exact_agrees is not True
+        return self.ours is not None and self.ours == self.theirs
 
 
 @dataclass(frozen=True)
@@ -89,7 +109,6 @@ class Greedy:
         steps: tokens compared.
         agreed: of these, how many were equal before the first difference.
         gap: how sure the reference was where they part, in logits; ``None`` if they never do.
-        near_tie: that gap is within the noise.
         exact_agrees: whether the float64 pass takes our token there, ``None`` if it was not asked.
     """
 
@@ -97,13 +116,7 @@ class Greedy:
     steps: int
     agreed: int
     gap: float | None = None
-    near_tie: bool = False
     exact_agrees: bool | None = None
-
-    @property
-    def wrong(self) -> bool:
-        """They part, the reference was sure, and the float64 pass does not side with us."""
-        return self.gap is not None and not self.near_tie and self.exact_agrees is not True
 
 
 @dataclass(frozen=True)
@@ -136,11 +149,6 @@ class Comparison:
     rows: tuple[Row, ...]
     greedy: tuple[Greedy, ...]
 
-    def mean(self, value: Callable[[Row], float | None]) -> float | None:
-        """Mean of *value* over the positions that have one, ``None`` when none has."""
-        found = [number for row in self.rows if (number := value(row)) is not None]
-        return float(np.mean(found)) if found else None
-
 
 def divergence(p: Position, q: Position) -> float:
     """KL from *p* to *q*, at least 0; see the module for what is summed."""
@@ -167,52 +175,52 @@ def _sum(mine: Mapping[int, float], other: Mapping[int, float], floor: float) ->
     return total
 
 
-def compare(
-    ours: Trace, theirs: Trace, *, near_tie: float, exact: Trace | None = None
-) -> Comparison:
+def compare(ours: Trace, theirs: Trace, *, exact: Trace | None = None) -> Comparison:
     """*ours* beside *theirs*, position by position and step by step.
 
+    Prompts are paired by their place and only where their tokens are the same; what has no pair
+    has no row, and :mod:`bitnet.crossval.answers` has counted it.
+
     Args:
-        ours: of the prompts in the same order; prompts with other ids are left out.
+        ours: of the prompts in the same order.
         theirs: of the reference.
-        near_tie: gap in logits below which an order of two tokens means nothing.
         exact: the float64 pass over the same prompts.
     """
     rows: list[Row] = []
     greedy: list[Greedy] = []
     for number, (mine, other) in enumerate(zip(ours.prompts, theirs.prompts, strict=False)):
-        if mine.ids[: len(other.ids)] != other.ids[: len(mine.ids)]:
+        if mine.ids != other.ids:
             continue
         truth = exact.prompts[number] if exact and number < len(exact.prompts) else None
-        rows += _rows(number, mine, other, truth, near_tie)
-        # A continuation begins behind the last position, also where the prompt goes on.
-        seen = other.ids[: len(other.positions)]
-        if mine.greedy and other.greedy and mine.ids[: len(mine.positions)] == seen:
-            greedy.append(_greedy(number, mine, other, near_tie))
+        rows += _rows(number, mine, other, truth)
+        if mine.greedy and other.greedy:
+            greedy.append(_greedy(number, mine, other))
     return Comparison(tuple(rows), tuple(greedy))
 
 
 def _rows(
-    number: int, mine: PromptTrace, other: PromptTrace, truth: PromptTrace | None, near_tie: float
-) -> list[Row]:
-    rows = []
+    number: int, mine: PromptTrace, other: PromptTrace, truth: PromptTrace | None
+) -> Iterator[Row]:
+    following: list[int | None] = [*mine.ids[1:], None]
     for at, (p, q) in enumerate(zip(mine.positions, other.positions, strict=False)):
-        row = _row(number, at, p, q, near_tie)
-        if truth is not None and at < len(truth.positions):
-            right = truth.positions[at]
-            row = Row(
-                **{
-                    **vars(row),
-                    "exact_ours": divergence(right, p),
-                    "exact_theirs": divergence(right, q),
-                    "exact_agrees": right.ids[0] == p.ids[0],
-                }
+        right = truth.positions[at] if truth and at < len(truth.positions) else None
+        row = _row(number, at, p, q)
+        if right is not None and right.is_finite:
+            row = replace(
+                row,
+                exact=right.ids[0],
+                exact_gap=right.gap,
+                exact_surprise=_surprise(right, following[at]),
+                exact_ours=nearness(right, p, following[at]),
+                exact_theirs=nearness(right, q, following[at]),
             )
-        rows.append(row)
-    return rows
+        yield row
 
 
-def _row(number: int, at: int, mine: Position, other: Position, near_tie: float) -> Row:
+def _row(number: int, at: int, mine: Position, other: Position) -> Row:
+    if not (mine.is_finite and other.is_finite):
+        best = [one.ids[0] if one.is_finite else None for one in (mine, other)]
+        return Row(number, at, best[0], best[1], None, None, None, None, None)
     ours, theirs = mine.log_probabilities(), other.log_probabilities()
     common = [token for token in other.ids if token in ours]
     p = np.array([theirs[token] for token in common])
@@ -225,12 +233,42 @@ def _row(number: int, at: int, mine: Position, other: Position, near_tie: float)
         ours=mine.ids[0],
         theirs=other.ids[0],
         gap=other.gap,
-        near_tie=other.gap < near_tie,
         overlap=shared / top,
         kl=divergence(other, mine),
         cosine=_cosine(p, q),
         max_difference=float(np.abs(p - q).max()) if common else math.inf,
     )
+
+
+def nearness(exact: Position, engine: Position, following: int | None) -> Nearness | None:
+    """*engine* beside *exact*, ``None`` where it gave no numbers.
+
+    Args:
+        exact: the float64 pass.
+        engine: what is held to it.
+        following: the token that really comes next.
+    """
+    if not engine.is_finite:
+        return None
+    right, found = exact.log_probabilities(), engine.log_probabilities()
+    common = [token for token in exact.ids if token in found]
+    x = np.array([right[token] for token in common])
+    y = np.array([found[token] for token in common])
+    scale: float | None = None
+    noise: float | None = None
+    if len(common) > 2 and (spread := float(np.std(x))) > _ALIKE:
+        x, y = x - x.mean(), y - y.mean()
+        scale = float(x @ y / (x @ x))
+        noise = float(np.std(y - scale * x)) / spread
+    return Nearness(divergence(exact, engine), scale, noise, _surprise(engine, following))
+
+
+def _surprise(position: Position, following: int | None) -> float | None:
+    """``-log p`` of *following*; one that is not stored counts as the last that is."""
+    if following is None:
+        return None
+    known = position.log_probabilities()
+    return max(-known.get(following, min(known.values())), 0.0)
 
 
 def _cosine(p: np.ndarray, q: np.ndarray) -> float:
@@ -241,14 +279,13 @@ def _cosine(p: np.ndarray, q: np.ndarray) -> float:
     return float(p @ q) / size if size else 1.0
 
 
-def _greedy(number: int, mine: PromptTrace, other: PromptTrace, near_tie: float) -> Greedy:
+def _greedy(number: int, mine: PromptTrace, other: PromptTrace) -> Greedy:
     steps = min(len(mine.greedy), len(other.greedy))
     pairs = zip(mine.greedy, other.greedy, strict=False)
     parts = next((at for at, (one, two) in enumerate(pairs) if one != two), None)
     if parts is None:
         return Greedy(number, steps, steps)
-    gap = other.top2_gaps[parts]
-    return Greedy(number, steps, parts, gap, gap < near_tie)
+    return Greedy(number, steps, parts, other.top2_gaps[parts])
 
 
 def compare_tokenizers(
@@ -283,5 +320,5 @@ def compare_tokenizers(
 
 
 def tokens_differ(ours: Sequence[int], theirs: Sequence[int]) -> bool:
-    """Whether two lists of ids are not the same."""
+    """Two lists of ids are not the same."""
     return tuple(ours) != tuple(theirs)

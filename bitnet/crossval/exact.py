@@ -29,7 +29,7 @@ from bitnet.quants.weight import Weight
 from bitnet.runtime.kv_cache import KVCache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Array
@@ -53,6 +53,7 @@ def exact_trace(
     greedy: int = 0,
     cache: Path | None = None,
     model_sha256: str = "",
+    notify: Callable[[str], None] = logger.debug,
 ) -> Trace:
     """The float64 pass over *prompts*.
 
@@ -62,16 +63,20 @@ def exact_trace(
         greedy: steps of each greedy continuation.
         cache: folder for answers; none are kept without it, or without *model_sha256*.
         model_sha256: of the model's file.
+        notify: told how far it is.
     """
     encodings = sorted({weight.quant.name for weight in checkpoint.weights.values()})
     kept = _Kept(cache if model_sha256 else None, [model_sha256, *encodings], greedy)
-    wanted = list(dict.fromkeys(tuple(ids) for _, ids in prompts))
-    answers = {ids: one for ids in wanted if (one := kept.get(ids)) is not None}
+    wanted = list(dict.fromkeys(tuple(ids) for _, ids in prompts if ids))
+    answers = {(): PromptTrace("", ())} | {
+        ids: one for ids in wanted if (one := kept.get(ids)) is not None
+    }
     missing = [ids for ids in wanted if ids not in answers]
     if missing:
         logger.info("float64 pass over %s, %d prompts", checkpoint.path.name, len(missing))
         model = load_model(checkpoint, ops=_ops_for(checkpoint))
-        for one in _run(model, missing, greedy):
+        for done, one in enumerate(_run(model, missing, greedy), 1):
+            notify(f"float64 pass: {done} of {len(missing)} prompts")
             kept.put(one)
             answers[one.ids] = one
     return Trace(
@@ -125,6 +130,8 @@ def _run(model: Model, prompts: Sequence[tuple[int, ...]], steps: int) -> Iterat
         greedy, gaps = [], []
         last = positions[-1]
         for _ in range(steps):
+            if not last.is_finite:
+                break
             greedy.append(last.ids[0])
             gaps.append(last.gap)
             (last,) = positions_from(model.forward([last.ids[0]], cache), kept=2)

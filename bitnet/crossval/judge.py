@@ -1,76 +1,34 @@
-"""The bounds, where they come from, and the verdict.
+"""The verdict: every planned check as passed, failed or not run, from the evidence alone.
 
-All figures are mean KL divergences in nats, measured on SmolLM2-135M (Q4_1) and Gemma-3-270M
-(Q4_K_M), six prompts with 272 positions (benchmarks/results/crossval.md has the tables):
-
-    from the float64 pass to     SmolLM2   Gemma 3   largest position / mean
-    llama.cpp                    3.5e-3    4.3e-3    10
-    ik_llama.cpp                 3.0e-3    1.9e-3    7
-    our native backend           1.4e-3    9.1e-4    7
-    our reference (float32)      6.2e-7    1.1e-7    28
-
-    llama.cpp to ik_llama.cpp    3.3e-3    5.1e-3    17
-
-Engines that round activations to 8 bit (``int8``) differ by that, and no bound can be below it.
+What is missing never passes: a number that is ``None``, a list that is empty, an answer that is
+shorter or longer than what was asked.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
+from bitnet.crossval.bounds import CLEARLY_BETTER, LEAST_NOISE
 from bitnet.findings import Finding
 
 if TYPE_CHECKING:
-    from bitnet.crossval.compare import Comparison, TokenizerParity
-    from bitnet.crossval.trace import Arithmetic, Trace
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-__all__ = ["Bounds", "Verdict", "bounds_for", "judge", "near_tie_for", "surprise"]
+    from bitnet.crossval.bounds import Bounds, SideBounds
+    from bitnet.crossval.compare import Greedy, Nearness, Row, TokenizerParity
+    from bitnet.crossval.evidence import Evidence
 
-# Mean KL from the float64 pass that an engine may have: the largest measured, rounded up
-# (llama.cpp 4.3e-3), and for floats the f16 of the KV cache with room for models that amplify
-# more. Two C++ engines that are both right are 5.1e-3 apart.
-NOISE: dict[Arithmetic, float] = {"int8": 5e-3, "float": 1e-5}
-
-# What an engine may be off is three times what was measured: other prompts, other processors.
-ALLOWANCE = 3.0
-
-# A single position was up to 28 times worse than the mean.
-WORST = 30.0
-
-# A reference ten times noisier than any that was measured is broken, not noisy.
-BROKEN = 10.0
-
-# The largest gap between the two best tokens that such an engine turned round, in logits, against
-# exact arithmetic: 0.317 for llama.cpp. Two engines can be off in opposite directions.
-FLIPPED: dict[Arithmetic, float] = {"int8": 0.32, "float": 0.01}
-
-# A reference that predicts the next token of real text better than the float64 pass by so many
-# nats reads the model better than we do.
-CLEARLY_BETTER = 0.5
+__all__ = ["Kind", "Status", "Verdict", "judge", "kind_of", "mean", "planned"]
 
 Status = Literal["passed", "failed", "not run"]
 
+# same: both prefer one token. tie: the reference hardly prefers its own. excused: it does, and the
+# float64 pass sides with us. wrong: anything else.
+Kind = Literal["same", "tie", "excused", "wrong"]
 
-@dataclass(frozen=True)
-class Bounds:
-    """What is still agreement.
-
-    Attributes:
-        near_tie: gap in logits below which the order of two tokens means nothing.
-        mean_kl: from the reference to ours.
-        worst_kl: the same at a single position.
-        mean_kl_to_exact: from the float64 pass to ours.
-        broken_kl: from the float64 pass to a reference that may not judge.
-    """
-
-    near_tie: float
-    mean_kl: float
-    worst_kl: float
-    mean_kl_to_exact: float
-    broken_kl: float
+_UNJUDGED = "the reference may not judge"
 
 
 @dataclass(frozen=True)
@@ -78,102 +36,188 @@ class Verdict:
     """The outcome of a comparison.
 
     Attributes:
-        status: ``not run`` where there is nothing to judge by.
-        findings: check by check: ``tokenizer``, ``reference``, ``positions``, ``model``,
-            ``logits``, ``top-1``, ``float64``, ``greedy``.
-        rejected: the reference was there and may not judge.
+        status: ``passed`` only where every planned check did; ``not run`` where one could not be
+            made and none failed.
+        findings: check by check, as planned.
+        excused: positions and continuations where the reference was sure of another token, and
+            the float64 pass sides with us.
+        reference_rejected: the reference answered and may not judge.
     """
 
     status: Status
-    findings: tuple[Finding, ...] = field(default=())
-    rejected: bool = False
+    findings: tuple[Finding, ...]
+    excused: int = 0
+    reference_rejected: bool = False
 
     @property
     def reasons(self) -> list[str]:
-        """What failed, or why nothing was judged."""
-        return [f"{one.subject}: {one.text}" for one in self.findings if one.failed]
+        """Why it is not ``passed``."""
+        kept = ("failed",) if self.status == "failed" else ("skipped",)
+        wanted = [one for one in self.findings if one.severity in kept]
+        if self.status == "not run":  # one reason stands behind most of them
+            texts = list(dict.fromkeys(one.text for one in wanted))
+            return [_first(wanted, text) for text in texts]
+        return [f"{one.subject}: {one.text}" for one in wanted]
+
+    @property
+    def hint(self) -> str:
+        """What helps, of the first finding that knows."""
+        return next((one.hint for one in self.findings if one.hint), "")
 
 
-def near_tie_for(ours: Arithmetic, theirs: Arithmetic) -> float:
-    """Gap in logits below which two such engines may order two tokens either way."""
-    return FLIPPED[ours] + FLIPPED[theirs]
+def _first(findings: Iterable[Finding], text: str) -> str:
+    subject = next(one.subject for one in findings if one.text == text)
+    return f"{subject}: {text}"
 
 
-def bounds_for(ours: Arithmetic, theirs: Arithmetic) -> Bounds:
-    """The bounds for two engines of such arithmetic."""
-    mean = ALLOWANCE * max(NOISE[ours], NOISE[theirs])
-    return Bounds(
-        near_tie=near_tie_for(ours, theirs),
-        mean_kl=mean,
-        worst_kl=WORST * mean,
-        mean_kl_to_exact=ALLOWANCE * NOISE[ours],
-        broken_kl=BROKEN * NOISE[theirs],
+def planned(evidence: Evidence) -> tuple[str, ...]:
+    """Names of the checks that were to be made, in the order they are shown."""
+    plan, reference = evidence.plan, evidence.reference
+    wanted = {
+        "model": bool(evidence.model.problem or evidence.model.original or reference.model_sha256),
+        "answers": True,
+        "tokenizer": plan.texts > 0 or plan.tokenizer_only,
+        "compute path": not plan.tokenizer_only,
+        "reference": not plan.tokenizer_only and reference.live and reference.independent,
+        "logits": not plan.tokenizer_only,
+        "top-1": not plan.tokenizer_only,
+        "float64": not plan.tokenizer_only and reference.live,
+        "greedy": not plan.tokenizer_only and plan.greedy > 0,
+        "bisection": plan.bisect,
+    }
+    return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+
+
+def judge(evidence: Evidence) -> Verdict:
+    """The verdict that *evidence* amounts to."""
+    names, reference = planned(evidence), evidence.reference
+    if reference.state != "answered":
+        findings = tuple(_unanswered(evidence, names))
+        return Verdict(_status(findings), findings)
+    checks = _checks(evidence)
+    rejected = "reference" in names and checks["reference"]().severity == "skipped"
+    findings = tuple(
+        Finding("skipped", name, _UNJUDGED)
+        if rejected and name in ("logits", "top-1", "greedy")
+        else checks[name]()
+        for name in names
+    )
+    kinds = [kind_of(row, evidence.bounds) for row in evidence.rows]
+    kinds += [_kind_of_part(one, evidence.bounds) for one in evidence.greedy]
+    return Verdict(_status(findings), findings, kinds.count("excused"), rejected)
+
+
+def _status(findings: Sequence[Finding]) -> Status:
+    severities = {one.severity for one in findings}
+    if "failed" in severities:
+        return "failed"
+    return "passed" if severities == {"ok"} else "not run"
+
+
+def _unanswered(evidence: Evidence, names: Sequence[str]) -> Iterator[Finding]:
+    """Every planned check where the reference did not answer."""
+    reference = evidence.reference
+    if reference.state == "failed":
+        yield Finding("failed", "reference", reference.said, reference.hint)
+    for name in names:
+        if name == "model" and (evidence.model.problem or evidence.model.original):
+            yield _model(evidence)
+        elif name != "reference" or reference.state == "missing":
+            why = reference.said if reference.state == "missing" else "the reference did not answer"
+            hint = reference.hint if reference.state == "missing" else ""
+            yield Finding("skipped", name, why, hint)
+
+
+def _checks(evidence: Evidence) -> dict[str, Callable[[], Finding]]:
+    return {
+        "model": lambda: _model(evidence),
+        "answers": lambda: _answers(evidence),
+        "tokenizer": lambda: _tokenizer(evidence.tokenizer_parity),
+        "compute path": lambda: _compute_path(evidence),
+        "reference": lambda: _reference(evidence),
+        "logits": lambda: _logits(evidence),
+        "top-1": lambda: _order(evidence),
+        "float64": lambda: _exact(evidence),
+        "greedy": lambda: _greedy(evidence),
+        "bisection": lambda: _bisection(evidence),
+    }
+
+
+def mean(values: Iterable[float | None]) -> float | None:
+    """Mean of *values*; ``None`` where there are none, or one of them is missing."""
+    found = list(values)
+    return fmean(one for one in found if one is not None) if found and None not in found else None
+
+
+def kind_of(row: Row, bounds: Bounds) -> Kind:
+    """How the likeliest tokens of a position compare."""
+    if row.agrees:
+        return "same"
+    if row.ours is None or row.theirs is None or row.gap is None:
+        return "wrong"
+    if row.gap < bounds.near_tie:
+        return "tie"
+    return "excused" if row.exact == row.ours else "wrong"
+
+
+def _kind_of_part(one: Greedy, bounds: Bounds) -> Kind:
+    if one.gap is None:
+        return "same" if one.agreed == one.steps > 0 else "wrong"
+    if one.gap < bounds.near_tie:
+        return "tie"
+    return "excused" if one.exact_agrees else "wrong"
+
+
+def _model(evidence: Evidence) -> Finding:
+    model, recorded = evidence.model, evidence.reference.model_sha256
+    if model.problem:
+        return Finding("failed", "model", model.problem, "fetch it again: bitnet download-model")
+    if recorded and recorded != model.sha256:
+        said = f"SHA-256 {model.sha256[:16]}..., the reference ran {recorded[:16]}..."
+        return Finding("failed", "model", said)
+    said = "the file is the one that the reference ran"
+    return Finding(
+        "ok", "model", f"it has the content of {model.original}" if model.original else said
     )
 
 
-def surprise(trace: Trace) -> float:
-    """Mean of ``-log p`` of the tokens that really came next in the prompts, in nats.
-
-    At most the true one: a token that is not among the stored counts as the last of them.
-    """
-    found = []
-    for prompt in trace.prompts:
-        for position, token in zip(prompt.positions, prompt.ids[1:], strict=False):
-            known = position.log_probabilities()
-            found.append(-known.get(token, min(known.values())))
-    return float(np.mean(found)) if found else 0.0
-
-
-def judge(
-    comparison: Comparison | None,
-    tokenizer: TokenizerParity | None,
-    *,
-    bounds: Bounds,
-    exact: Trace | None = None,
-    theirs: Trace | None = None,
-    independent: bool = True,
-) -> Verdict:
-    """The verdict on what was compared.
-
-    Args:
-        comparison: positions and continuations; ``None`` when only tokenizers were compared.
-        tokenizer: ``None`` where the reference has none of its own.
-        bounds: what is still agreement.
-        exact: the float64 pass.
-        theirs: the reference, when the float64 pass can check it: it ran the same file.
-        independent: the reference is not our own code.
-    """
-    findings = [] if tokenizer is None else [_tokenizer(tokenizer)]
-    if comparison is None:
-        if tokenizer is None:
-            findings.append(Finding.judged("tokenizer", False, "the reference has no tokenizer"))
-            return Verdict("not run", tuple(findings))
-        return _verdict(findings)
-    if not comparison.rows:
-        findings.append(Finding.judged("positions", False, "no position was compared"))
-        return _verdict(findings)
-    if theirs is not None and exact is not None and independent:
-        checked, rejected = _reference(comparison, bounds, exact, theirs)
-        findings.append(checked)
-        if rejected:
-            ran_into = any(one.failed for one in findings[:-1])
-            return Verdict("failed" if ran_into else "not run", tuple(findings), rejected=True)
-    findings += [_logits(comparison, bounds), _order(comparison)]
-    if exact is not None:
-        findings.append(_exact(comparison, bounds))
-    if comparison.greedy:
-        findings.append(_greedy(comparison))
-    return _verdict(findings)
+def _answers(evidence: Evidence) -> Finding:
+    """Asked and answered agree on every side that the plan asks."""
+    plan = evidence.plan
+    sides = ["reference"]
+    if not plan.tokenizer_only:
+        sides.insert(0, "ours")
+        if evidence.reference.live:
+            sides.append("float64")
+    by_side = {one.side: one for one in evidence.answers}
+    wrong, told = [], []
+    for side in sides:
+        one = by_side.get(side)
+        if one is None:
+            wrong.append(f"{side}: no answer")
+            continue
+        told.append(f"{side} {one.positions} positions, {one.texts} texts")
+        if not one.is_whole:
+            what = "; ".join(one.missing) or "less or more than was asked"
+            wrong.append(f"{side}: {one.positions} positions, {one.steps} steps: {what}")
+    asked = by_side.get("ours", by_side.get("reference"))
+    counts = (plan.positions, plan.greedy * plan.continuations)
+    if asked and not plan.tokenizer_only and counts != (asked.positions.asked, asked.steps.asked):
+        wrong.append("asked was something else than planned")
+    if not plan.tokenizer_only and not 0 < len(evidence.rows) == plan.positions:
+        found = f"{len(evidence.rows):,} positions were compared"
+        wrong.append(f"{found}, planned were {plan.positions:,}")
+    if len(evidence.greedy) != plan.continuations:
+        found = f"{len(evidence.greedy)} continuations were compared"
+        wrong.append(f"{found}, planned were {plan.continuations}")
+    return Finding.judged("answers", not wrong, "; ".join(wrong or told))
 
 
-def _verdict(findings: list[Finding]) -> Verdict:
-    passed = not any(one.failed for one in findings)
-    return Verdict("passed" if passed else "failed", tuple(findings))
-
-
-def _tokenizer(parity: TokenizerParity) -> Finding:
-    if not parity.total:
-        return Finding.judged("tokenizer", False, "no text was compared")
+def _tokenizer(parity: TokenizerParity | None) -> Finding:
+    if parity is None:
+        return Finding("skipped", "tokenizer", "the reference has no tokenizer")
+    if parity.total < 1:
+        return Finding("failed", "tokenizer", "no text was compared")
     said = f"{parity.equal:,} of {parity.total:,} texts give the same ids"
     if parity.text is not None:
         said += (
@@ -185,71 +229,136 @@ def _tokenizer(parity: TokenizerParity) -> Finding:
             f"; of {parity.apart:,} more that are not judged, since engines read them differently "
             f"(U+2581, decomposed characters, what looks special), {parity.apart_equal:,} do"
         )
-    return Finding.judged("tokenizer", parity.text is None, said)
+    return Finding.judged("tokenizer", parity.equal == parity.total and parity.text is None, said)
 
 
-def _reference(
-    comparison: Comparison, bounds: Bounds, exact: Trace, theirs: Trace
-) -> tuple[Finding, bool]:
-    """Whether the reference may judge, and whether it is rejected."""
-    off = comparison.mean(lambda row: row.exact_theirs) or 0.0
-    if off <= bounds.broken_kl:
-        return Finding.judged(
-            "reference", True, f"mean KL {off:.1e} from the float64 pass to it"
-        ), False
-    ours, its = surprise(exact), surprise(theirs)
-    said = f"mean KL {off:.1e} from the float64 pass to it, at most {bounds.broken_kl:.0e} expected"
+def _compute_path(evidence: Evidence) -> Finding:
+    """What computed, and whether the numbers fit what the counters say."""
+    path, ours = evidence.compute_path, evidence.ours
+    products = {name: calls for name, calls in ours.kernels.items() if name.startswith("linear/")}
+    said = f"{path}: {sum(products.values()):,} products of weights by {ours.backend}"
+    if path == "mock":
+        text = "the tokenizer is a mock, which takes bytes for tokens"
+        return Finding("skipped", "compute path", text, "leave --allow-mock out")
+    if path == "none" or not products:
+        return Finding("failed", "compute path", "no product of weights was counted")
+    if evidence.plan.require_real and path != "real":
+        hint = "build the compiled module: inv native"
+        return Finding("failed", "compute path", f"{said}, and --require-real asks for it", hint)
+    noise = mean(row.exact_ours.noise if row.exact_ours else None for row in evidence.rows)
+    is_rounded = path == "real" and ours.arithmetic == "int8"
+    if is_rounded and evidence.reference.live and noise is not None and noise < LEAST_NOISE:
+        text = (
+            f"the counters say 8-bit products, and the logits are as near to float64 ({noise:.1e} "
+            f"of their spread) as only floats are (8 bit: at least {LEAST_NOISE:.0e})"
+        )
+        return Finding("failed", "compute path", text)
+    return Finding("ok", "compute path", said)
+
+
+def _near(rows: Sequence[Row], side: str, bounds: SideBounds) -> tuple[bool, str]:
+    """Whether one engine is near the float64 pass everywhere, and the figures."""
+    found: list[Nearness | None] = [getattr(row, side) for row in rows]
+    known = [one for one in found if one is not None]
+    if not found or len(known) < len(found):
+        return False, f"{len(found) - len(known)} of {len(found)} positions could not be compared"
+    kl = fmean(one.kl for one in known)
+    worst = max(one.kl for one in known)
+    slopes = [one.scale for one in known if one.scale is not None]
+    scale = fmean(slopes) if slopes else 1.0
+    near = kl <= bounds.mean_kl and worst <= bounds.worst_kl and abs(scale - 1) <= bounds.scale
+    return near, (
+        f"mean KL {kl:.1e} (at most {bounds.mean_kl:.1e}), worst position {worst:.1e} (at most "
+        f"{bounds.worst_kl:.1e}), log-probabilities stretched by {scale - 1:+.1%} (at most "
+        f"{bounds.scale:.1%})"
+    )
+
+
+def _reference(evidence: Evidence) -> Finding:
+    """Whether the reference may judge: it is held to the bounds that we are held to."""
+    rows = evidence.rows
+    near, said = _near(rows, "exact_theirs", evidence.bounds.reference)
+    if near:
+        return Finding("ok", "reference", f"beside the float64 pass: {said}")
+    pairs = [
+        (row.exact_surprise, row.exact_theirs.surprise)
+        for row in rows
+        if row.exact_theirs is not None
+    ]
+    known = [(ours, its) for ours, its in pairs if ours is not None and its is not None]
+    ours, its = (fmean(side) for side in zip(*known, strict=True)) if known else (0.0, 0.0)
     if its + CLEARLY_BETTER < ours:
         better = f"it predicts the prompts better than we do ({its:.2f} against {ours:.2f} nats)"
-        return Finding.judged(
-            "reference", False, f"{said}, but {better}: we read the model wrong"
-        ), False
-    return Finding.judged("reference", False, f"rejected, its logits are wrong: {said}"), True
+        return Finding("failed", "reference", f"{said}, but {better}: we read the model wrong")
+    hint = "choose another engine: --reference NAME"
+    return Finding("skipped", "reference", f"rejected, its logits are wrong: {said}", hint)
 
 
-def _logits(comparison: Comparison, bounds: Bounds) -> Finding:
-    mean = comparison.mean(lambda row: row.kl) or 0.0
-    worst = max(row.kl for row in comparison.rows)
-    passed = mean <= bounds.mean_kl and worst <= bounds.worst_kl
+def _logits(evidence: Evidence) -> Finding:
+    bounds = evidence.bounds
+    values = [row.kl for row in evidence.rows]
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        said = f"{len(values) - len(known)} of {len(values)} positions could not be compared"
+        return Finding("failed", "logits", said)
+    average, worst = fmean(known), max(known)
     return Finding.judged(
         "logits",
-        passed,
-        f"mean KL {mean:.1e} (at most {bounds.mean_kl:.1e}), "
+        average <= bounds.mean_kl and worst <= bounds.worst_kl,
+        f"mean KL {average:.1e} (at most {bounds.mean_kl:.1e}), "
         f"worst position {worst:.1e} (at most {bounds.worst_kl:.1e})",
     )
 
 
-def _order(comparison: Comparison) -> Finding:
-    rows = comparison.rows
-    wrong = [row for row in rows if row.wrong]
-    equal = sum(row.agrees for row in rows)
-    ties = sum(not row.agrees and row.near_tie for row in rows)
-    said = f"{equal} of {len(rows)} positions prefer the same token, {ties} differ in a near-tie"
+def _order(evidence: Evidence) -> Finding:
+    rows, bounds = evidence.rows, evidence.bounds
+    kinds = [kind_of(row, bounds) for row in rows]
+    said = (
+        f"{kinds.count('same')} of {len(rows)} positions prefer the same token, "
+        f"{kinds.count('tie')} differ in a near-tie, {kinds.count('excused')} are excused: the "
+        "float64 pass sides with us"
+    )
+    wrong = [row for row, kind in zip(rows, kinds, strict=True) if kind == "wrong"]
     if wrong:
+        gap = "no numbers" if wrong[0].gap is None else f"gap {wrong[0].gap:.2f}"
         said += (
             f", {len(wrong)} where the reference was sure: prompt {wrong[0].prompt} position "
-            f"{wrong[0].position}, gap {wrong[0].gap:.2f}"
+            f"{wrong[0].position}, {gap}"
         )
-    return Finding.judged("top-1", not wrong, said)
+    return Finding.judged("top-1", bool(rows) and not wrong, said)
 
 
-def _exact(comparison: Comparison, bounds: Bounds) -> Finding:
-    ours = comparison.mean(lambda row: row.exact_ours) or 0.0
-    theirs = comparison.mean(lambda row: row.exact_theirs) or 0.0
-    closer = "ours is closer" if ours < theirs else "the reference is closer"
-    said = f"mean KL {ours:.1e} to ours (at most {bounds.mean_kl_to_exact:.1e}), {theirs:.1e} to "
-    return Finding.judged(
-        "float64", ours <= bounds.mean_kl_to_exact, f"{said}the reference: {closer}"
+def _exact(evidence: Evidence) -> Finding:
+    near, said = _near(evidence.rows, "exact_ours", evidence.bounds.ours)
+    ours = mean(row.exact_ours.kl if row.exact_ours else None for row in evidence.rows)
+    theirs = mean(row.exact_theirs.kl if row.exact_theirs else None for row in evidence.rows)
+    if ours is not None and theirs is not None and evidence.reference.independent:
+        closer = "ours is closer" if ours < theirs else "the reference is closer"
+        said += f"; {theirs:.1e} to the reference: {closer}"
+    return Finding.judged("float64", near, f"beside the float64 pass: {said}")
+
+
+def _greedy(evidence: Evidence) -> Finding:
+    parts = evidence.greedy
+    if not evidence.plan.continuations:
+        text = "the reference has no continuations of these prompts"
+        return Finding("skipped", "greedy", text, "leave them out: --greedy 0")
+    kinds = [_kind_of_part(one, evidence.bounds) for one in parts]
+    said = (
+        f"{kinds.count('same')} of {len(parts)} continuations are equal to the end, "
+        f"{kinds.count('tie')} part in a near-tie, {kinds.count('excused')} are excused: the "
+        "float64 pass sides with us"
     )
-
-
-def _greedy(comparison: Comparison) -> Finding:
-    wrong = [one for one in comparison.greedy if one.wrong]
-    whole = sum(one.gap is None for one in comparison.greedy)
-    ties = sum(one.gap is not None and not one.wrong for one in comparison.greedy)
-    said = f"{whole} of {len(comparison.greedy)} continuations are equal to the end, {ties} part "
-    said += "in a near-tie or with the float64 pass on our side"
+    wrong = [one for one, kind in zip(parts, kinds, strict=True) if kind == "wrong"]
     if wrong:
         gap = wrong[0].gap or 0.0
         said += f"; prompt {wrong[0].prompt} parts at step {wrong[0].agreed}, gap {gap:.2f}"
-    return Finding.judged("greedy", not wrong, said)
+    return Finding.judged("greedy", bool(parts) and not wrong, said)
+
+
+def _bisection(evidence: Evidence) -> Finding:
+    found = evidence.bisections
+    if not found:
+        return Finding("skipped", "bisection", "there are no two sets of intermediates to compare")
+    right = all(one.agrees for one in found)
+    return Finding.judged("bisection", right, "; ".join(map(str, found)))

@@ -1,4 +1,4 @@
-"""What the command line can say about a cross-validation; cheap to import."""
+"""Options of a cross-validation; cheap to import."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REFERENCE_NAMES = ("llama.cpp", "ik_llama.cpp", "transformers", "recorded", "flo
 
 @dataclass(frozen=True)
 class CrossvalOptions:
-    """What to compare with, on what, and where the report goes."""
+    """The engine to compare with, the prompts, and where the report goes."""
 
     reference: str = option(
         "",
@@ -29,7 +29,7 @@ class CrossvalOptions:
         "", "UTF-8 file with one prompt a line; default: six built-in ones", metavar="FILE"
     )
     tokenizer_only: bool = option(False, "compare the tokenizers and nothing else")
-    max_positions: int = option(256, "positions to compare at most, over all prompts")
+    max_positions: int = option(256, "positions to compare at most, spread over all prompts")
     greedy: int = option(24, "tokens each engine continues every prompt with, by itself")
     bisect: bool = option(False, "find the first layer and operation where intermediates differ")
     record: str = option(
@@ -37,7 +37,18 @@ class CrossvalOptions:
     )
     report_dir: str = option("", "folder for report.json, report.md and report.html", metavar="DIR")
     allow_missing: bool = option(
-        False, "exit with 0 when the reference is not installed; the report says `not run`"
+        False,
+        "exit with 0 when the reference is not installed, and for nothing else; the report says "
+        "`not run`",
+    )
+    require_real: bool = option(False, "fail unless the compiled kernels did the computing")
+    check: str = option(
+        "",
+        "derive the verdict of this report.json again from its rows, and compare nothing new",
+        metavar="FILE",
+    )
+    replay: int = option(
+        0, "with --check: positions, chosen at random, to compute again", metavar="N"
     )
 
     def __post_init__(self) -> None:
@@ -64,6 +75,15 @@ class CrossvalOptions:
                     f"{name} needs the weights, and --tokenizer-only does not read them",
                     hint="leave one of them out",
                 )
+        if self.replay and not self.check:
+            raise UsageError("--replay needs a report", hint="name it: --check report.json")
+        if self.replay < 0:
+            raise UsageError(f"--replay is {self.replay}, expected at least 0")
+        if self.tokenizer_only and self.require_real:
+            raise UsageError(
+                "--require-real needs the weights, and --tokenizer-only does not read them",
+                hint="leave one of them out",
+            )
         if self.max_positions < 1:
             raise UsageError(f"--max-positions is {self.max_positions}, expected at least 1")
         if self.greedy < 0:

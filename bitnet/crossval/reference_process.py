@@ -3,10 +3,10 @@
     python -m bitnet.crossval.reference_process ANSWER.json < request.json
 
 A process of its own, because a foreign engine may crash, print, keep threads or bring its own
-OpenMP. The request names ``engine``, ``model``, ``prompts`` (lists of ids), ``greedy`` (steps),
-``texts`` to tokenize (each with whether special tokens go around it), ``threads`` and, to dump
-intermediates, ``tensors`` (a folder). The answer is a trace (:mod:`bitnet.crossval.trace`), or
-``{"error": ...}``.
+OpenMP. The request names ``engine``, ``model``, ``prompts`` (lists of ids), ``steps`` of the
+continuation of each, ``texts`` to tokenize (each with whether special tokens go around it),
+``threads`` and, to dump intermediates, ``tensors`` (a folder). The answer is a trace
+(:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import numpy as np
 
 from bitnet.crossval.llama_api import EngineError, Llama
 from bitnet.crossval.trace import PromptTrace, Trace, positions_from
+from bitnet.files import sha256_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,6 +45,7 @@ class _Engine(Protocol):
     """A loaded model of a foreign engine."""
 
     arithmetic: str
+    library: Path  # the file that computes
 
     def tokenize(self, text: str, add_special: bool) -> list[int] | None: ...
 
@@ -60,24 +62,30 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         _dump(engine, request["prompts"][0], Path(request["tensors"]))
     tokenized = [engine.tokenize(text, special) for text, special in request["texts"]]
     known = [tuple(ids) for ids in tokenized if ids is not None]
-    prompts = [] if request.get("tensors") else request["prompts"]
+    asked = [] if request.get("tensors") else zip(request["prompts"], request["steps"], strict=True)
     trace = Trace(
         engine=name,
         version=f"{distribution} {importlib.metadata.version(distribution)}",
         arithmetic="float" if engine.arithmetic == "float" else "int8",
-        prompts=tuple(_prompt(engine, ids, request["greedy"]) for ids in prompts),
-        tokenized=tuple(known) if len(known) == len(tokenized) else None,
+        prompts=tuple(_prompt(engine, ids, steps) for ids, steps in asked),
+        tokenized=tuple(known) if known else None,
+        library=engine.library.name,
+        library_sha256=sha256_of(engine.library),
     )
     return trace.as_json()
 
 
 def _prompt(engine: _Engine, ids: Sequence[int], steps: int) -> PromptTrace:
+    if not ids:
+        return PromptTrace("", ())
     with engine.sequence(len(ids) + steps + 1) as sequence:
         logits = sequence.logits(ids)
         positions = positions_from(logits)
         greedy, gaps = [], []
         last = positions[-1]
         for _ in range(steps):
+            if not last.is_finite:
+                break
             greedy.append(last.ids[0])
             gaps.append(last.gap)
             (last,) = positions_from(sequence.logits([last.ids[0]]), kept=2)
@@ -107,8 +115,9 @@ def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:
 class _LlamaEngine:
     arithmetic = "int8"
 
-    def __init__(self, model: Llama) -> None:
+    def __init__(self, model: Llama, library: Path) -> None:
         self.model = model
+        self.library = library
 
     def tokenize(self, text: str, add_special: bool) -> list[int] | None:
         return self.model.tokenize(text, add_special=add_special)
@@ -123,6 +132,8 @@ class _TransformersEngine:
     def __init__(self, path: str, threads: int, weights: bool) -> None:
         torch, transformers = _module("torch"), _module("transformers")
         self._torch, self._model = torch, None
+        built = Path(torch.__file__ or "").parent / "lib" / "libtorch_cpu.so"
+        self.library = built if built.exists() else Path(torch._C.__file__ or "")
         if weights:
             torch.set_num_threads(threads)
             self._model, loading = transformers.AutoModelForCausalLM.from_pretrained(
@@ -175,8 +186,9 @@ def _module(name: str) -> ModuleType:
 def _llama_cpp(path: str, threads: int, weights: bool) -> _LlamaEngine:
     package = _module("xllamacpp")
     extension = importlib.import_module(f"{package.__name__}.xllamacpp")
-    c = ctypes.CDLL(extension.__file__)
-    return _LlamaEngine(Llama(c, path, threads=threads, weights=weights))
+    library = Path(extension.__file__ or "")
+    c = ctypes.CDLL(str(library))
+    return _LlamaEngine(Llama(c, path, threads=threads, weights=weights), library)
 
 
 def _ik_llama_cpp(path: str, threads: int, weights: bool) -> _LlamaEngine:
@@ -186,7 +198,7 @@ def _ik_llama_cpp(path: str, threads: int, weights: bool) -> _LlamaEngine:
         raise EngineError("ik-llama-cpp-python came without its library")
     c = ctypes.CDLL(str(library))
     model = Llama(c, path, threads=threads, weights=weights, tokenize_with_model=True)
-    return _LlamaEngine(model)
+    return _LlamaEngine(model, library)
 
 
 _ENGINES: dict[str, Callable[[str, int, bool], Any]] = {

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import subprocess
 import sys
 import tempfile
@@ -23,19 +24,21 @@ from typing import TYPE_CHECKING, Any
 from bitnet import settings
 from bitnet.crossval.exact import exact_trace
 from bitnet.crossval.trace import Trace, read_trace, trace_from
-from bitnet.errors import ReferenceUnavailable, UsageError
+from bitnet.errors import InvalidFormat, ReferenceUnavailable, UsageError, VerificationFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from bitnet.crossval.trace import PromptTrace
     from bitnet.formats.checkpoint import Checkpoint
 
 __all__ = [
     "CHAIN",
     "REFERENCES",
+    "EngineFailed",
     "IkLlamaCpp",
     "LlamaCpp",
     "Question",
@@ -44,8 +47,15 @@ __all__ = [
     "choose",
 ]
 
+logger = logging.getLogger(__name__)
+
 INSTALL = "pip install 'bitnet-xtask[crossval]'"
 LIMIT_S = 3600.0
+_OTHER = "choose another reference: --reference NAME"
+
+# The engines are built with OpenMP, whose threads spin while they wait for each other, after every
+# operation. Beside other work, two such threads took 151 s for what one did in 13 s.
+_WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 _LAST_WORDS = 300  # characters of a dead engine's stderr
 
 
@@ -58,18 +68,32 @@ class Question:
         prompts: texts with their ids; none of them: the weights are not needed.
         texts: what to tokenize, each with whether BOS and EOS go around it.
         greedy: steps of the greedy continuation of each prompt.
+        continued: which prompts are continued; all of them when not given.
         threads: compute threads.
         cache: folder where a slow answer may be kept.
         model_sha256: of the model's file.
+        notify: told how far it is.
     """
 
     checkpoint: Checkpoint
     prompts: tuple[tuple[str, tuple[int, ...]], ...] = ()
     texts: tuple[tuple[str, bool], ...] = ()
     greedy: int = 0
+    continued: tuple[bool, ...] = ()
     threads: int = 1
     cache: Path | None = None
     model_sha256: str = ""
+    notify: Callable[[str], None] = logger.debug
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """Steps of each prompt's continuation."""
+        wanted = self.continued or (True,) * len(self.prompts)
+        return tuple(self.greedy if one else 0 for one in wanted)
+
+
+class EngineFailed(VerificationFailed):
+    """The engine is installed and gave no answer: it crashed, refused the model, took too long."""
 
 
 class Reference(ABC):
@@ -98,7 +122,8 @@ class Reference(ABC):
         """What it says.
 
         Raises:
-            ReferenceUnavailable: it is not installed, or cannot run this model.
+            ReferenceUnavailable: it is not installed.
+            EngineFailed: it is, and crashed, refused the model or took too long.
         """
 
     def tensors(self, _question: Question) -> dict[str, NDArray[np.float32]] | None:
@@ -110,20 +135,24 @@ class _InProcess(Reference):
     """An engine that runs in a process of its own."""
 
     package: str  # the module that must be importable
+    needs: tuple[str, ...] = ()  # and those that it cannot do without
 
     def installed(self) -> bool:
-        return importlib.util.find_spec(self.package) is not None
+        return all(map(importlib.util.find_spec, (self.package, *self.needs)))
 
     def trace(self, question: Question) -> Trace:
         with tempfile.TemporaryDirectory() as folder, self._file(question, Path(folder)) as model:
             found = self._ask(question, model, Path(folder))
-        trace = trace_from(found, name=f"the answer of {self.name}")
-        named = zip(trace.prompts, question.prompts, strict=True)
-        return replace(
-            trace,
-            model_sha256=question.model_sha256,
-            prompts=tuple(replace(one, prompt=text) for one, (text, _) in named),
-        )
+        try:
+            trace = trace_from(found, name=f"the answer of {self.name}")
+        except InvalidFormat as error:
+            raise EngineFailed(error.message, hint=_OTHER) from error
+        texts = [text for text, _ in question.prompts]
+        named = [
+            replace(one, prompt=texts[number] if number < len(texts) else "")
+            for number, one in enumerate(trace.prompts)
+        ]
+        return replace(trace, model_sha256=question.model_sha256, prompts=tuple(named))
 
     @contextmanager
     def _file(self, question: Question, _folder: Path) -> Iterator[Path]:
@@ -138,24 +167,20 @@ class _InProcess(Reference):
             "model": str(model.absolute()),
             "prompts": [list(ids) for _, ids in question.prompts],
             "texts": list(question.texts),
-            "greedy": question.greedy,
+            "steps": list(question.steps),
             "threads": question.threads,
             **more,
         }
         target = folder / "answer.json"
+        question.notify(f"asking {self.name}")
         command = [sys.executable, "-m", "bitnet.crossval.reference_process", str(target)]
         done = _run(command, name=self.name, stdin=json.dumps(request))
         if done.returncode or not target.exists():
-            raise ReferenceUnavailable(
-                f"{self.name} did not survive: {_ending(done)}",
-                hint="choose another reference: --reference NAME",
-            )
+            raise EngineFailed(f"{self.name} did not survive: {_ending(done)}", hint=_OTHER)
         found = json.loads(target.read_text(encoding="utf-8"))
         if "error" in found:
-            raise ReferenceUnavailable(
-                f"{self.name} cannot run {question.checkpoint.path.name}: {found['error']}",
-                hint="choose another reference: --reference NAME",
-            )
+            name = question.checkpoint.path.name
+            raise EngineFailed(f"{self.name} cannot run {name}: {found['error']}", hint=_OTHER)
         return dict(found)
 
     def _missing(self, reason: str) -> ReferenceUnavailable:
@@ -228,10 +253,8 @@ class IkLlamaCpp(_CppEngine):
         files = [str(path.absolute()), str(converted)]
         done = _run([program, "--allow-requantize", *head, *files, "iq2_bn"], name="llama-quantize")
         if done.returncode or not converted.exists():
-            raise ReferenceUnavailable(
-                f"llama-quantize does not convert {path.name} to IQ2_BN: {_ending(done)}",
-                hint="choose another reference: --reference NAME",
-            )
+            said = f"llama-quantize does not convert {path.name} to IQ2_BN: {_ending(done)}"
+            raise EngineFailed(said, hint=_OTHER)
         yield converted
 
 
@@ -240,6 +263,7 @@ class Transformers(_InProcess):
 
     name = "transformers"
     package = "transformers"
+    needs = ("torch",)
 
     def reads(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.path.is_dir()
@@ -252,7 +276,7 @@ class Transformers(_InProcess):
 
 
 class Recorded(Reference):
-    """A trace somebody recorded; its prompts are the prompts."""
+    """A trace that was recorded; its prompts are the prompts."""
 
     name = "recorded"
     live = False
@@ -260,8 +284,19 @@ class Recorded(Reference):
     def __init__(self, path: Path) -> None:
         self.recording = read_trace(path)
 
-    def trace(self, _question: Question) -> Trace:
-        return self.recording
+    def trace(self, question: Question) -> Trace:
+        """The recorded answers to *question*: of its prompts, and as far as they were asked."""
+        left = list(self.recording.prompts)
+        found = []
+        for (text, ids), steps in zip(question.prompts, question.steps, strict=True):
+            while left and (left[0].prompt != text or left[0].ids[: len(ids)] != ids):
+                del left[0]
+            if left:
+                found.append(_cut(left.pop(0), len(ids), steps))
+        tokenized = self.recording.tokenized
+        if tokenized is None:
+            tokenized = tuple(one.ids for one in self.recording.prompts)
+        return replace(self.recording, prompts=tuple(found), tokenized=tokenized)
 
 
 class Float64(Reference):
@@ -280,7 +315,20 @@ class Float64(Reference):
             greedy=question.greedy,
             cache=question.cache,
             model_sha256=question.model_sha256,
+            notify=question.notify,
         )
+
+
+def _cut(one: PromptTrace, positions: int, steps: int) -> PromptTrace:
+    """The first *positions* and *steps* of a recorded answer."""
+    return replace(
+        one,
+        ids=one.ids[:positions],
+        positions=one.positions[:positions],
+        greedy=one.greedy[:steps],
+        top2_gaps=one.top2_gaps[:steps],
+        asked=positions,
+    )
 
 
 REFERENCES: dict[str, type[Reference]] = {
@@ -337,17 +385,15 @@ def _run(
             input=stdin.encode(),
             capture_output=True,
             timeout=LIMIT_S,
-            env=settings.child_environment(),
+            env=settings.child_environment(**_WAITING),
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise ReferenceUnavailable(
-            f"{name} took more than {LIMIT_S:.0f} s", hint="ask for less: --max-positions N"
-        ) from None
+        said = f"{name} took more than {LIMIT_S:.0f} s"
+        raise EngineFailed(said, hint="ask for less: --max-positions N") from None
     except OSError as error:
-        raise ReferenceUnavailable(
-            f"{name} does not start: {error}", hint=f"reinstall it: {INSTALL}"
-        ) from error
+        said = f"{name} does not start: {error}"
+        raise EngineFailed(said, hint=f"reinstall it: {INSTALL}") from error
 
 
 def _ending(done: subprocess.CompletedProcess[bytes]) -> str:

@@ -1,97 +1,79 @@
-"""A cross-validation from beginning to end: ask both sides, compare, judge, measure."""
+"""A cross-validation from beginning to end: ask both sides, compare, write down the evidence."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import platform
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
-
-import numpy as np
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import bitnet
-from bitnet.crossval import bisect as bisection
-from bitnet.crossval.compare import Comparison, TokenizerParity, compare
+from bitnet import native
+from bitnet.crossval.answers import Answered, answered
+from bitnet.crossval.asking import PROMPTS, asked_of, our_trace
+from bitnet.crossval.bounds import bounds_for
+from bitnet.crossval.compare import Comparison, compare
+from bitnet.crossval.evidence import (
+    Evidence,
+    Machine,
+    ModelFacts,
+    OurEngine,
+    Plan,
+    Prompt,
+    ReferenceFacts,
+    TokenizerFacts,
+)
 from bitnet.crossval.exact import exact_trace
-from bitnet.crossval.judge import Bounds, Verdict, bounds_for, judge
+from bitnet.crossval.intermediates import intermediates
 from bitnet.crossval.receipt import Receipt
-from bitnet.crossval.references import Question, Reference
-from bitnet.crossval.tokens import asked, texts_for, tokenizer_parity
-from bitnet.crossval.trace import PromptTrace, Trace, first_positions, positions_from
-from bitnet.errors import BitnetError, ReferenceUnavailable
+from bitnet.crossval.references import EngineFailed, Question, Reference
+from bitnet.crossval.tokens import texts_for, tokenizer_parity
+from bitnet.errors import ReferenceUnavailable
 from bitnet.files import digest_of
-from bitnet.findings import Finding
-from bitnet.kernels.native import NativeOps, thread_count
+from bitnet.kernels.native import thread_count
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.models.load import load_model
 from bitnet.quants import registry
-from bitnet.runtime.engine import GenerationParams
-from bitnet.runtime.kv_cache import KVCache
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from bitnet.crossval.asking import Asked
     from bitnet.crossval.options import CrossvalOptions
-    from bitnet.crossval.trace import Arithmetic
+    from bitnet.crossval.trace import Arithmetic, Trace
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.models.transformer import Model
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.tokenizer import Tokenizer
 
 __all__ = [
-    "PROMPTS",
     "Outcome",
     "compare_tokens",
     "cross_validate",
     "model_digest",
-    "our_trace",
     "recordable",
+    "rows_of",
 ]
 
-# Prose, a story, code, a fact with numbers, another language, digits: 137 tokens of SmolLM2's.
-PROMPTS = (
-    "The capital of France is",
-    "Once upon a time, in a village at the foot of a mountain, there lived a watchmaker who",
-    'def fibonacci(n: int) -> int:\n    """Return the n-th Fibonacci number."""\n'
-    "    if n < 2:\n        return",
-    "Water boils at 100 degrees Celsius at sea level. At an altitude of 3,000 metres it boils at "
-    "about",
-    "Die Hauptstadt von Deutschland ist Berlin, und die Hauptstadt von Österreich ist",
-    "1, 1, 2, 3, 5, 8, 13, 21, 34,",
-)
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 2
+_FLOATS = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Everything a report tells.
+    """A cross-validation that was made.
 
     Attributes:
-        verdict: and its reasons.
-        bounds: what the verdict goes by.
-        receipt: what really computed on our side.
-        ours: our trace; ``None`` when only tokenizers were compared.
-        theirs: the reference's, ``None`` when it did not run.
-        exact: the float64 pass.
-        comparison: position by position.
-        tokenizer: text by text.
-        bisections: where intermediates part.
-        model_sha256: of the file.
-        hint: what to do about a reference that could not be asked.
+        evidence: what was found out.
+        theirs: the reference's trace; ``None`` where it gave none.
     """
 
-    verdict: Verdict
-    bounds: Bounds
-    receipt: Receipt
-    ours: Trace | None = None
+    evidence: Evidence
     theirs: Trace | None = None
-    exact: Trace | None = None
-    comparison: Comparison | None = None
-    tokenizer: TokenizerParity | None = None
-    bisections: tuple[bisection.Bisection, ...] = ()
-    model_sha256: str = ""
-    hint: str = ""
 
 
 def cross_validate(
@@ -102,6 +84,8 @@ def cross_validate(
     *,
     texts: Sequence[str] = PROMPTS,
     cache: Path | None = None,
+    facts: ModelFacts | None = None,
+    notify: Callable[[str], None] = logger.info,
 ) -> Outcome:
     """*model* beside *reference*.
 
@@ -112,61 +96,50 @@ def cross_validate(
         options: how much to compare.
         texts: the prompts; a recording brings its own.
         cache: folder where the float64 pass is kept.
-
-    Raises:
-        BitnetError: the model cannot be run.
+        facts: what the model is, where that is known already.
+        notify: told what is being done.
     """
+    facts = facts or ModelFacts(
+        checkpoint.path.name, model_digest(checkpoint), checkpoint.architecture
+    )
     receipt = Receipt(model.engine.model, model.tokenizer)
     mine = _arithmetic(model.engine.model, checkpoint)
+    asked = asked_of(model, reference, texts, options)
     question = Question(
         checkpoint,
-        prompts=_prompts(model, reference, texts, options),
+        prompts=asked.prompts,
         texts=texts_for(reference, texts),
-        greedy=options.greedy,
+        greedy=asked.steps,
+        continued=asked.continued,
         threads=thread_count(),
         cache=cache,
-        model_sha256=model_digest(checkpoint),
+        model_sha256=facts.sha256,
+        notify=notify,
     )
-    try:
-        theirs = asked(reference, question)
-    except ReferenceUnavailable as error:
-        return _not_run(error, bounds_for(mine, "int8"), receipt, question.model_sha256)
+    evidence = _evidence(
+        model.tokenizer, facts, reference, _plan(asked, question, options), receipt, mine
+    )
+    theirs, about = _ask(reference, question)
+    if theirs is None:
+        return Outcome(replace(evidence, reference=about))
+    notify("running the model")
     receipt.begin()
-    ours = our_trace(model, question.prompts, greedy=options.greedy, arithmetic=mine)
+    ours = our_trace(model, question, arithmetic=mine, unreadable=asked.unreadable)
     receipt.end()
-    tokenizer = tokenizer_parity(model.tokenizer, theirs, question.texts)
-    found = _bisected(reference, question, mine, theirs) if options.bisect else ()
-    outcome = _judged(reference, question, ours, theirs, tokenizer, receipt)
-    return replace(outcome, bisections=found)
-
-
-def _judged(
-    reference: Reference,
-    question: Question,
-    ours: Trace,
-    theirs: Trace,
-    tokenizer: TokenizerParity | None,
-    receipt: Receipt,
-) -> Outcome:
-    """Both traces beside each other and beside the float64 pass, and what that amounts to."""
-    bounds = bounds_for(ours.arithmetic, theirs.arithmetic)
-    digest = question.model_sha256
-    exact = theirs if not reference.independent else _exact(question, question.prompts)
-    comparison = compare(ours, theirs, near_tie=bounds.near_tie, exact=exact)
-    comparison = _arbitrated(comparison, ours, question)
-    verdict = judge(
-        comparison,
-        tokenizer,
-        bounds=bounds,
-        exact=exact,
-        theirs=theirs if reference.live else None,
-        independent=reference.independent,
+    evidence = replace(
+        evidence,
+        compute_path=receipt.compute_path,
+        ours=replace(evidence.ours, arithmetic=mine, kernels=receipt.kernels),
+        reference=about,
+        bounds=bounds_for(mine, theirs.arithmetic),
+        tokenizer_parity=tokenizer_parity(model.tokenizer, theirs, question.texts),
     )
-    if not reference.live:
-        verdict = _same_file(verdict, theirs, digest)
-    return Outcome(
-        verdict, bounds, receipt, ours, theirs, exact, comparison, tokenizer, model_sha256=digest
-    )
+    evidence = _compared(evidence, model, question, ours, theirs)
+    if options.bisect:
+        notify("comparing intermediates")
+        found = intermediates(reference, question, mine, theirs)
+        evidence = replace(evidence, bisections=found)
+    return Outcome(evidence, theirs)
 
 
 def compare_tokens(
@@ -175,6 +148,7 @@ def compare_tokens(
     reference: Reference,
     *,
     texts: Sequence[str] = PROMPTS,
+    facts: ModelFacts | None = None,
 ) -> Outcome:
     """*tokenizer* beside that of *reference*; no weight is read, and there need not be any.
 
@@ -183,34 +157,40 @@ def compare_tokens(
         checkpoint: the model it belongs to; one with nothing but a vocabulary will do.
         reference: who judges.
         texts: the prompts, which are compared besides the probe texts.
+        facts: what the model is, where that is known already.
     """
-    digest = model_digest(checkpoint)
+    facts = facts or ModelFacts(
+        checkpoint.path.name, model_digest(checkpoint), checkpoint.architecture
+    )
     receipt = Receipt(None, tokenizer)
-    bounds = bounds_for("int8", "int8")
     question = Question(
         checkpoint,
         texts=texts_for(reference, texts),
         threads=thread_count(),
-        model_sha256=digest,
+        model_sha256=facts.sha256,
     )
-    try:
-        theirs = asked(reference, question) if question.texts else None
-    except ReferenceUnavailable as error:
-        return _not_run(error, bounds, receipt, digest)
-    parity = tokenizer_parity(tokenizer, theirs, question.texts) if theirs else None
-    verdict = judge(None, parity, bounds=bounds)
-    return Outcome(verdict, bounds, receipt, theirs=theirs, tokenizer=parity, model_sha256=digest)
-
-
-def _not_run(error: ReferenceUnavailable, bounds: Bounds, receipt: Receipt, digest: str) -> Outcome:
-    verdict = Verdict("not run", (Finding.judged("reference", False, error.message),))
-    return Outcome(verdict, bounds, receipt, model_sha256=digest, hint=error.hint or "")
+    plan = Plan(0, 0, 0, 0, 0, len(question.texts), tokenizer_only=True)
+    evidence = _evidence(tokenizer, facts, reference, plan, receipt, "int8")
+    if not question.texts:
+        return Outcome(replace(evidence, reference=_about(reference, None)))
+    theirs, about = _ask(reference, question)
+    if theirs is None:
+        return Outcome(replace(evidence, reference=about))
+    evidence = replace(
+        evidence,
+        reference=about,
+        answers=(_answer_of_reference(theirs, question, tokenizer.vocab_size),),
+        tokenizer_parity=tokenizer_parity(tokenizer, theirs, question.texts),
+    )
+    return Outcome(evidence, theirs)
 
 
 def recordable(trace: Trace, model: LanguageModel) -> Trace:
     """*trace* with all ids of its prompts, also those behind the last position."""
     prompts = tuple(
-        replace(one, ids=tuple(model.tokenizer.encode(one.prompt))) for one in trace.prompts
+        replace(one, ids=tuple(model.tokenizer.encode(one.prompt)), asked=len(one.ids))
+        for one in trace.prompts
+        if not one.error
     )
     return replace(trace, prompts=prompts, tokenized=None)
 
@@ -225,68 +205,182 @@ def model_digest(checkpoint: Checkpoint) -> str:
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
-    """How *model* multiplies: with 8-bit activations, natively and for ternary weights."""
-    ternary = any(registry.rounds_activations(one.quant) for one in checkpoint.weights.values())
-    return "int8" if ternary or not isinstance(model.ops, ReferenceOps) else "float"
-
-
-def our_trace(
-    model: LanguageModel,
-    prompts: Sequence[tuple[str, Sequence[int]]],
-    *,
-    greedy: int,
-    arithmetic: Arithmetic,
-) -> Trace:
-    """What *model* says about *prompts*."""
-    return Trace(
-        engine="bitnet",
-        version=bitnet.__version__,
-        arithmetic=arithmetic,
-        prompts=tuple(_our_prompt(model, text, ids, greedy) for text, ids in prompts),
+def _plan(asked: Asked, question: Question, options: CrossvalOptions) -> Plan:
+    return Plan(
+        prompts=len(asked.prompts),
+        positions=sum(len(ids) for _, ids in asked.prompts),
+        positions_there=asked.there,
+        greedy=asked.steps or options.greedy,
+        continuations=sum(asked.continued),
+        texts=len(question.texts),
+        bisect=options.bisect,
+        require_real=options.require_real,
     )
 
 
-def _our_prompt(model: LanguageModel, text: str, ids: Sequence[int], greedy: int) -> PromptTrace:
-    tokens, gaps = [], []
-    positions = positions_from(model.logits(ids))
-    if greedy:
-        params = GenerationParams(max_tokens=greedy, logprobs=2)
-        for piece in model.engine.generate(ids, params):
-            assert piece.token is not None  # nobody cancels
-            tokens.append(piece.token)
-            gaps.append(piece.top_logprobs[0][1] - piece.top_logprobs[1][1])
-    return PromptTrace(text, tuple(ids), tuple(positions), tuple(tokens), tuple(gaps))
+def _ask(reference: Reference, question: Question) -> tuple[Trace | None, ReferenceFacts]:
+    """The reference's answer, or why there is none."""
+    about = _about(reference, None)
+    try:
+        theirs = reference.trace(question)
+    except ReferenceUnavailable as error:
+        return None, replace(about, state="missing", said=error.message, hint=error.hint)
+    except EngineFailed as error:
+        return None, replace(about, state="failed", said=error.message, hint=error.hint)
+    return theirs, _about(reference, theirs)
 
 
-def _prompts(
-    model: LanguageModel, reference: Reference, texts: Sequence[str], options: CrossvalOptions
-) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    recorded = getattr(reference, "recording", None)
-    if recorded is not None:
-        # Positions of other ids would say nothing; the tokenizer is compared by itself.
-        size = model.config.vocab_size
-        wanted = [
-            (one.prompt, one.ids[: len(one.positions)])
-            for one in recorded.prompts
-            if max(one.ids) < size
-        ]
-    else:
-        room = max(model.engine.context - options.greedy, 1)
-        wanted = [(text, tuple(model.tokenizer.encode(text))[:room]) for text in texts]
-    return tuple((text, tuple(ids)) for text, ids in first_positions(wanted, options.max_positions))
+def _about(reference: Reference, theirs: Trace | None) -> ReferenceFacts:
+    facts = ReferenceFacts(
+        reference.name, "answered", independent=reference.independent, live=reference.live
+    )
+    if theirs is None:
+        return facts
+    return replace(
+        facts,
+        engine=theirs.engine,
+        version=theirs.version,
+        arithmetic=theirs.arithmetic,
+        library=theirs.library,
+        library_sha256=theirs.library_sha256,
+        model_sha256="" if reference.live else theirs.model_sha256,
+    )
+
+
+def _evidence(
+    tokenizer: Tokenizer,
+    facts: ModelFacts,
+    reference: Reference,
+    plan: Plan,
+    receipt: Receipt,
+    arithmetic: Arithmetic,
+) -> Evidence:
+    """What is known before anything is compared."""
+    return Evidence(
+        schema_version=SCHEMA_VERSION,
+        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        plan=plan,
+        compute_path="none",
+        model=facts,
+        tokenizer=TokenizerFacts(
+            tokenizer.fingerprint, _without_folders(tokenizer.source), tokenizer.vocab_size
+        ),
+        ours=OurEngine(
+            "bitnet", bitnet.__version__, receipt.backend, None, module_sha256=_module_digest()
+        ),
+        reference=_about(reference, None),
+        machine=Machine(
+            platform.system(),
+            platform.machine(),
+            platform.python_version(),
+            tuple(native.cpu_features()),
+        ),
+        bounds=bounds_for(arithmetic, "int8"),
+    )
+
+
+def _without_folders(source: str) -> str:
+    """*source* without the folders of the machine."""
+    words = source.replace("\\", "/").split(" ")
+    return " ".join(word.rpartition("/")[2] if "/" in word else word for word in words)
+
+
+def _module_digest() -> str:
+    """SHA-256 of our compiled module, empty without one."""
+    module = native.module()
+    file = getattr(module, "__file__", None)
+    return digest_of(Path(file)) if file else ""
+
+
+def _compared(
+    evidence: Evidence, model: LanguageModel, question: Question, ours: Trace, theirs: Trace
+) -> Evidence:
+    """*evidence* with both traces beside each other and beside the float64 pass.
+
+    A recording is judged by itself: the float64 pass would run the very file that is in question.
+    """
+    steps, vocabulary = question.steps, model.config.vocab_size
+    asked = question.prompts
+    answers = [
+        answered("ours", ours, asked, steps=steps, vocabulary=vocabulary),
+        _answer_of_reference(theirs, question, vocabulary),
+    ]
+    exact = None
+    if evidence.reference.live:
+        exact = _exact(question, asked) if evidence.reference.independent else theirs
+        steps = () if evidence.reference.independent else steps
+        answers.append(answered("float64", exact, asked, steps=steps, vocabulary=vocabulary))
+    comparison = compare(ours, theirs, exact=exact)
+    if exact is not None:
+        comparison = _arbitrated(comparison, ours, question, evidence.bounds.near_tie)
+    return replace(
+        evidence,
+        answers=tuple(answers),
+        rows=comparison.rows,
+        greedy=comparison.greedy,
+        **_texts_of(model.tokenizer, question, comparison),
+    )
+
+
+def _texts_of(tokenizer: Tokenizer, question: Question, comparison: Comparison) -> dict[str, Any]:
+    """What the tokens of the prompts spell, and those that an engine preferred."""
+    prompts = tuple(
+        Prompt(text, ids, tuple(tokenizer.decode([token]) for token in ids))
+        for text, ids in question.prompts
+    )
+    best = {token for row in comparison.rows for token in (row.ours, row.theirs, row.exact)}
+    known = sorted(token for token in best if token is not None)
+    return {"prompts": prompts, "spellings": {str(one): tokenizer.decode([one]) for one in known}}
+
+
+def _answer_of_reference(theirs: Trace, question: Question, vocabulary: int) -> Answered:
+    # One that says that it has no tokenizer was not asked for ids: that check is not run.
+    texts = 0 if theirs.tokenized is None else len(question.texts)
+    return answered(
+        "reference",
+        theirs,
+        question.prompts,
+        steps=question.steps,
+        texts=texts,
+        vocabulary=vocabulary,
+    )
+
+
+def rows_of(
+    model: LanguageModel, reference: Reference | None, question: Question, arithmetic: Arithmetic
+) -> Comparison:
+    """The rows of *question*, computed anew; without *reference* beside the float64 pass alone."""
+    ours = our_trace(model, question, arithmetic=arithmetic)
+    exact = _exact(question, question.prompts)
+    theirs = exact if reference is None else reference.trace(question)
+    return compare(ours, theirs, exact=exact)
+
+
+def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
+    """How *model* multiplies: with 8-bit activations, natively and for ternary weights."""
+    ternary = any(registry.rounds_activations(one.quant) for one in checkpoint.weights.values())
+    floats = all(one.quant.name in _FLOATS for one in checkpoint.weights.values())
+    if ternary:
+        return "int8"
+    return "float" if floats or isinstance(model.ops, ReferenceOps) else "int8"
 
 
 def _exact(question: Question, prompts: Sequence[tuple[str, tuple[int, ...]]]) -> Trace:
     """The float64 pass over *prompts*."""
     return exact_trace(
-        question.checkpoint, prompts, cache=question.cache, model_sha256=question.model_sha256
+        question.checkpoint,
+        prompts,
+        cache=question.cache,
+        model_sha256=question.model_sha256,
+        notify=question.notify,
     )
 
 
-def _arbitrated(comparison: Comparison, ours: Trace, question: Question) -> Comparison:
+def _arbitrated(
+    comparison: Comparison, ours: Trace, question: Question, near_tie: float
+) -> Comparison:
     """*comparison* with the float64 pass asked where greedy continuations part for good."""
-    open_ones = [one for one in comparison.greedy if one.wrong]
+    open_ones = [one for one in comparison.greedy if one.gap is not None and one.gap >= near_tie]
     prompts = [ours.prompts[one.prompt] for one in open_ones]
     shared = [
         (prompt.prompt, (*prompt.ids, *prompt.greedy[: one.agreed]))
@@ -294,55 +388,8 @@ def _arbitrated(comparison: Comparison, ours: Trace, question: Question) -> Comp
     ]
     exact = _exact(question, shared)
     decided = {
-        one.prompt: truth.positions[-1].ids[0] == prompt.greedy[one.agreed]
+        one.prompt: truth.positions[-1].ids[:1] == (prompt.greedy[one.agreed],)
         for one, prompt, truth in zip(open_ones, prompts, exact.prompts, strict=True)
     }
     greedy = tuple(replace(one, exact_agrees=decided.get(one.prompt)) for one in comparison.greedy)
     return replace(comparison, greedy=greedy)
-
-
-def _same_file(verdict: Verdict, theirs: Trace, digest: str) -> Verdict:
-    """*verdict*, failed if a recording is of another file."""
-    if not theirs.model_sha256:
-        return verdict
-    same = theirs.model_sha256 == digest
-    said = "the file is the one recorded"
-    if not same:
-        said = f"SHA-256 {digest[:16]}..., recorded was {theirs.model_sha256[:16]}..."
-    findings = (*verdict.findings, Finding.judged("model", same, said))
-    status = verdict.status if same or verdict.status == "not run" else "failed"
-    return replace(verdict, findings=findings, status=status)
-
-
-def _bisected(
-    reference: Reference, question: Question, mine: Arithmetic, theirs: Trace
-) -> tuple[bisection.Bisection, ...]:
-    """Our native backend against our reference, and against *reference* where it dumps."""
-    _, ids = max(question.prompts, key=lambda prompt: len(prompt[1]))
-    reference_values = _traced(question.checkpoint, ReferenceOps(), ids)
-    found = []
-    values = reference_values
-    if mine == "int8":
-        try:
-            values = _traced(question.checkpoint, NativeOps(), ids)
-        except BitnetError:
-            pass  # no compiled module: there is one backend only
-        else:
-            names = ("native", "reference")
-            bound = bisection.BOUNDS["int8"]
-            found.append(bisection.bisect(values, dict(reference_values), names=names, bound=bound))
-    tensors = reference.tensors(replace(question, prompts=(("", ids),), texts=(), greedy=0))
-    if tensors is not None:
-        arithmetic: Arithmetic = "int8" if "int8" in (mine, theirs.arithmetic) else "float"
-        names = ("native" if values is not reference_values else "reference", reference.name)
-        bound = bisection.BOUNDS[arithmetic]
-        found.append(bisection.bisect(values, tensors, names=names, bound=bound))
-    return tuple(found)
-
-
-def _traced(
-    checkpoint: Checkpoint, ops: NativeOps | ReferenceOps, ids: Sequence[int]
-) -> list[tuple[str, NDArray[np.floating]]]:
-    model = load_model(checkpoint, ops=ops)
-    cache = KVCache(model.config, len(ids))
-    return [(name, np.array(values)) for name, values in model.traced(ids, cache)]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bitnet.crossval.compare import TokenizerParity, compare_tokenizers
@@ -23,11 +22,11 @@ from bitnet.tokenizer.probes import probe_texts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from bitnet.crossval.references import Question, Reference
+    from bitnet.crossval.references import Reference
     from bitnet.crossval.trace import Trace
     from bitnet.tokenizer import Tokenizer
 
-__all__ = ["asked", "texts_for", "tokenizer_parity"]
+__all__ = ["texts_for", "tokenizer_parity"]
 
 _LOOKS_SPECIAL = re.compile(r"</?s>|<\|?\w+\|?>")
 
@@ -52,27 +51,24 @@ def texts_for(reference: Reference, texts: Sequence[str]) -> tuple[tuple[str, bo
     )
 
 
-def asked(reference: Reference, question: Question) -> Trace:
-    """What *reference* says; of a recording the ids are also those of its tokenizer."""
-    theirs = reference.trace(question)
-    if theirs.tokenized is None and not reference.live:
-        return replace(theirs, tokenized=tuple(one.ids for one in theirs.prompts))
-    return theirs
-
-
 def tokenizer_parity(
     tokenizer: Tokenizer, theirs: Trace, texts: Sequence[tuple[str, bool]]
 ) -> TokenizerParity | None:
-    """*tokenizer* beside the reference's on *texts*, ``None`` where the reference has none."""
+    """*tokenizer* beside the reference's on *texts*, ``None`` where the reference has none.
+
+    Texts that the reference left out count as read differently.
+    """
     if theirs.tokenized is None or not texts:
         return None
+    if len(theirs.tokenized) != len(texts):
+        return TokenizerParity(len(texts), 0)
     ours = [tokenizer.encode(text, add_special=special) for text, special in texts]
     apart = [_is_apart(tokenizer, text, special) for text, special in texts]
     return compare_tokenizers([text for text, _ in texts], ours, theirs.tokenized, apart=apart)
 
 
 def _is_apart(tokenizer: Tokenizer, text: str, special: bool) -> bool:
-    """Whether engines that are all right read *text* differently."""
+    """Engines that are all correct read *text* differently."""
     if "\u2581" in text:
         return True
     composed = unicodedata.normalize("NFC", text)

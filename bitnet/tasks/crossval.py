@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
 
 from invoke.exceptions import Exit
@@ -14,7 +15,8 @@ from bitnet.errors import ReferenceUnavailable, UsageError, VerificationFailed
 from bitnet.runtime.options import ModelOptions
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
-from bitnet.tasks.running import open_model, open_tokenizer, read_text, say
+from bitnet.tasks.running import load_model, open_file, open_tokenizer, read_text, say
+from bitnet.terminal import as_json
 
 logger = logging.getLogger(__name__)
 
@@ -28,22 +30,17 @@ def crossval(
 ):
     """Compare a model's logits and tokens with another engine.
 
-    The summary goes to stdout. Exit code 15: they differ; 22: there is nothing to compare with.
+    The summary goes to stdout. Exit code 15: they differ, or the engine failed; 22: there is
+    nothing to compare with, or a check could not be made.
     """
-    from bitnet.crossval.report import as_markdown
-
+    if wanted.check:
+        _check(wanted, model, common)
+        return
     texts = _texts(wanted.prompts)
     _check_outputs(wanted)
-    layout = model.i2_s_layout
-    if wanted.tokenizer_only:
-        report, hint = _report_of_tokens(*open_tokenizer(model, common), wanted, texts, layout)
-    else:
-        with open_model(model, common) as running:
-            report, hint = _report(running, wanted, texts, layout, common.cache.root)
-    as_json = common.output.json
-    print(as_json(report) if as_json else as_markdown(report), end="\n" * as_json)
-    _keep(report, wanted)
-    _end(report, wanted, hint=hint, quiet=as_json)
+    report = (_report_of_tokens if wanted.tokenizer_only else _report)(wanted, texts, model, common)
+    _show(report, wanted, common.output)
+    _end(report.verdict, report.evidence.reference.state, wanted, quiet=common.output.json)
 
 
 def _check_outputs(wanted):
@@ -58,7 +55,7 @@ def _check_outputs(wanted):
 
 def _texts(file):
     """The prompts in *file*, one a line; wrong ones are refused before a model is loaded."""
-    from bitnet.crossval.run import PROMPTS
+    from bitnet.crossval.asking import PROMPTS
 
     if not file:
         return PROMPTS
@@ -68,48 +65,68 @@ def _texts(file):
     return texts
 
 
-def _report(model, wanted, texts, layout, root):
+def _report(wanted, texts, options, common):
+    from bitnet.crossval.report import Report
     from bitnet.crossval.run import cross_validate, recordable
     from bitnet.files import write_text
 
-    checkpoint, reference = _sides(model.path, wanted, layout)
-    kept = root / "reports"
-    outcome = cross_validate(model, checkpoint, reference, wanted, texts=texts, cache=kept)
-    if wanted.record and outcome.theirs:
-        trace = recordable(outcome.theirs, model)
-        write_text(Path(wanted.record), json.dumps(trace.as_json()) + "\n")
-    return _built(outcome, checkpoint, model.tokenizer, reference)
+    checkpoint = open_file(options, common)
+    reference = _reference(checkpoint, wanted.reference, wanted.recording)
+    with load_model(options, common, checkpoint) as model:
+        outcome = cross_validate(
+            model,
+            checkpoint,
+            reference,
+            wanted,
+            texts=texts,
+            cache=common.cache.root / "reports",
+            facts=_facts(checkpoint),
+            notify=_narrator(common.output),
+        )
+        if wanted.record and outcome.theirs:
+            trace = recordable(outcome.theirs, model)
+            write_text(Path(wanted.record), json.dumps(trace.as_json()) + "\n")
+    return Report.of(outcome.evidence)
 
 
-def _report_of_tokens(path, tokenizer, wanted, texts, layout):
+def _report_of_tokens(wanted, texts, options, common):
+    from bitnet.crossval.report import Report
     from bitnet.crossval.run import compare_tokens
 
-    checkpoint, reference = _sides(path, wanted, layout)
-    outcome = compare_tokens(tokenizer, checkpoint, reference, texts=texts)
-    return _built(outcome, checkpoint, tokenizer, reference)
+    _, tokenizer = open_tokenizer(options, common)
+    checkpoint = open_file(options, common)
+    reference = _reference(checkpoint, wanted.reference, wanted.recording)
+    facts = _facts(checkpoint)
+    outcome = compare_tokens(tokenizer, checkpoint, reference, texts=texts, facts=facts)
+    return Report.of(outcome.evidence)
 
 
-def _sides(path, wanted, layout):
-    """The model on disk, and the reference for it."""
+def _reference(checkpoint, name, recording):
     from bitnet.crossval.references import choose
-    from bitnet.formats.containers import open_checkpoint
 
-    checkpoint = open_checkpoint(path, i2_s_layout=layout)
-    recording = Path(wanted.recording) if wanted.recording else None
-    return checkpoint, choose(wanted.reference, checkpoint, recording=recording)
+    return choose(name, checkpoint, recording=Path(recording) if recording else None)
 
 
-def _built(outcome, checkpoint, tokenizer, reference):
-    """The report, and what to do about a reference that could not be asked."""
-    from bitnet.crossval.report import build_report
+def _narrator(output):
+    """Says on stderr what is being done, with the seconds since the beginning."""
+    if output.progress in ("none", "json"):
+        return logger.info
+    started = time.monotonic()
+    return lambda text: say(f"[{time.monotonic() - started:5.1f} s] {text}")
 
-    origin = _origin(checkpoint.path, outcome.model_sha256)
-    report = build_report(outcome, checkpoint, tokenizer, reference=reference.name, origin=origin)
-    return report, outcome.hint
+
+def _facts(checkpoint):
+    """What the model is: its digest, and where it comes from."""
+    from bitnet.crossval.evidence import ModelFacts
+    from bitnet.crossval.run import model_digest
+
+    sha256 = model_digest(checkpoint)
+    name, architecture = checkpoint.path.name, checkpoint.architecture
+    return ModelFacts(name, sha256, architecture, _origin(checkpoint.path, sha256))
 
 
 def _origin(path, sha256):
-    """Where the file comes from: a package, a repository, or nobody knows."""
+    """Where the file comes from: a package, a repository, or a file of unknown origin."""
     from bitnet.hub.origin import Origin
     from bitnet.hub.package_index import PACKAGED
     from bitnet.store import Store
@@ -124,10 +141,15 @@ def _origin(path, sha256):
     return f"{record.repo} {record.file} {record.commit or record.revision}"
 
 
-def _keep(report, wanted):
-    """The report files, and the summary of the CI job."""
+def _show(report, wanted, output):
+    """The result on stdout, the report files, and the summary of the CI job."""
     from bitnet.crossval.report import append_summary, write_report
+    from bitnet.crossval.report_text import as_markdown
 
+    if output.json:
+        print(as_json(report.as_json()))
+    else:
+        print(as_markdown(report), end="")
     if wanted.report_dir:
         for path in write_report(report, Path(wanted.report_dir)):
             logger.info("wrote %s", path)
@@ -136,20 +158,70 @@ def _keep(report, wanted):
         append_summary(report, summary)
 
 
-def _end(report, wanted, *, hint, quiet):
-    """The exit code that the verdict amounts to, with its reasons."""
-    verdict = report["verdict"]
-    if verdict["status"] == "passed":
+def _end(verdict, state, wanted, *, quiet):
+    """The exit code that *verdict* amounts to, with its reasons.
+
+    ``--allow-missing`` excuses an engine that is not installed, and nothing else.
+    """
+    if verdict.status == "passed":
         return
-    missing = verdict["status"] == "not run"
-    kind = ReferenceUnavailable if missing else VerificationFailed
-    reasons = "; ".join(verdict["reasons"])
-    if missing and wanted.allow_missing and not verdict["reference_rejected"]:
+    reasons = "; ".join(verdict.reasons)
+    if verdict.status == "not run" and state == "missing" and wanted.allow_missing:
         say(f"crossval was not run: {reasons}")
+        say("NOT CHECKED: nothing was compared")
         return
+    kind = VerificationFailed if verdict.status == "failed" else ReferenceUnavailable
     if quiet:
         raise Exit(code=kind.exit_code)
-    if verdict["reference_rejected"] or (missing and not hint):
-        hint = "choose another engine: --reference NAME"
-    hint = hint or "bitnet crossval --bisect shows where they part; bitnet verify checks the file"
-    raise kind(f"crossval {verdict['status']}: {reasons}", hint=hint)
+    hint = "bitnet crossval --bisect shows where they part; bitnet verify checks the file"
+    raise kind(f"crossval {verdict.status}: {reasons}", hint=verdict.hint or hint)
+
+
+def _check(wanted, options, common):
+    """``--check``: the verdict of a report derived again."""
+    from bitnet.crossval.check import check_report
+    from bitnet.crossval.report import read_report
+    from bitnet.findings import render
+
+    report, claimed = read_report(Path(wanted.check))
+    found = check_report(report, claimed)
+    if wanted.replay:
+        found += _replayed(report, wanted, options, common)
+    wrong = [one for one in found if one.severity == "failed"]
+    status, output = report.verdict.status, common.output
+    if output.json:
+        facts = {"file": wanted.check, "holds": not wrong, "status": status}
+        print(as_json(facts | {"findings": [one.facts() for one in found]}))
+    else:
+        print(*render(found), sep="\n")
+        print(f"the report {'does not hold' if wrong else 'holds'}; its verdict is: {status}")
+    if wrong and output.json:
+        raise Exit(code=VerificationFailed.exit_code)
+    if wrong:
+        raise VerificationFailed(
+            f"{wanted.check} does not hold: {'; '.join(one.text for one in wrong)}",
+            hint="compare again: bitnet crossval --report-dir DIR",
+        )
+    _end(report.verdict, report.evidence.reference.state, wanted, quiet=output.json)
+
+
+def _replayed(report, wanted, options, common):
+    """Some of the report's positions, computed again."""
+    from bitnet.crossval.check import replay
+    from bitnet.crossval.references import REFERENCES
+    from bitnet.crossval.run import model_digest
+
+    checkpoint = open_file(options, common)
+    name = report.evidence.reference.name
+    named = name if name in REFERENCES else "float64"
+    reference = _reference(checkpoint, "" if wanted.recording else named, wanted.recording)
+    with load_model(options, common, checkpoint) as model:
+        return replay(
+            report,
+            model,
+            checkpoint,
+            reference,
+            count=wanted.replay,
+            sha256=model_digest(checkpoint),
+            notify=_narrator(common.output),
+        )

@@ -1,0 +1,108 @@
+"""What still counts as agreement, and where the figures come from.
+
+All figures are mean KL divergences in nats, measured on SmolLM2-135M (Q4_1) and Gemma-3-270M
+(Q4_K_M), six prompts with 272 positions (benchmarks/results/crossval.md has the tables):
+
+    from the float64 pass to     SmolLM2   Gemma 3   largest position / mean
+    llama.cpp                    3.5e-3    4.3e-3    10
+    ik_llama.cpp                 3.0e-3    1.9e-3    7
+    our native backend           1.4e-3    9.1e-4    7
+    our reference (float32)      6.2e-7    1.1e-7    28
+
+    llama.cpp to ik_llama.cpp    3.3e-3    5.1e-3    17
+
+Engines that round activations to 8 bit (``int8``) differ by that, and no bound can be below it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bitnet.crossval.trace import Arithmetic
+
+__all__ = ["CLEARLY_BETTER", "LEAST_NOISE", "Bounds", "SideBounds", "bounds_for", "near_tie_for"]
+
+# Mean KL from the float64 pass that an engine may have: the largest measured, rounded up
+# (llama.cpp 4.3e-3), and for floats the f16 of the KV cache with room for models that amplify
+# more. Two C++ engines that are both right are 5.1e-3 apart.
+NOISE: dict[Arithmetic, float] = {"int8": 5e-3, "float": 1e-5}
+
+# What an engine may be off is three times what was measured: other prompts, other processors.
+ALLOWANCE = 3.0
+
+# A single position was up to 28 times worse than the mean.
+WORST = 30.0
+
+# The largest gap between the two best tokens that such an engine turned round, in logits, against
+# exact arithmetic: 0.317 for llama.cpp. Two engines can be off in opposite directions.
+FLIPPED: dict[Arithmetic, float] = {"int8": 0.32, "float": 0.01}
+
+# How far the mean slope of log-probabilities over those of the float64 pass may be from 1:
+# rounding spreads them and does not stretch them.
+SCALE: dict[Arithmetic, float] = {"int8": 0.03, "float": 3e-3}
+
+# A reference that predicts the next token of real text better than the float64 pass by so many
+# nats reads the model better than we do.
+CLEARLY_BETTER = 0.5
+
+# The least that rounding of activations to 8 bit leaves beside the float64 pass, as a share of the
+# spread of log-probabilities. Less than that was computed in floats, whatever the counters say.
+LEAST_NOISE = 2e-4
+
+
+@dataclass(frozen=True)
+class SideBounds:
+    """How far one engine may be from the float64 pass.
+
+    Attributes:
+        mean_kl: mean KL divergence.
+        worst_kl: the same at a single position.
+        scale: distance of the mean slope of its log-probabilities from 1.
+    """
+
+    mean_kl: float
+    worst_kl: float
+    scale: float
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What still counts as agreement.
+
+    Attributes:
+        near_tie: gap in logits below which the order of two tokens means nothing.
+        mean_kl: from the reference to ours.
+        worst_kl: the same at a single position.
+        ours: from the float64 pass to ours.
+        reference: from the float64 pass to the reference, before it may judge.
+    """
+
+    near_tie: float
+    mean_kl: float
+    worst_kl: float
+    ours: SideBounds
+    reference: SideBounds
+
+
+def near_tie_for(ours: Arithmetic, theirs: Arithmetic) -> float:
+    """Gap in logits below which two such engines may order two tokens either way."""
+    return FLIPPED[ours] + FLIPPED[theirs]
+
+
+def bounds_for(ours: Arithmetic, theirs: Arithmetic) -> Bounds:
+    """The bounds for two engines of such arithmetic; both are held to the same."""
+    mean = ALLOWANCE * max(NOISE[ours], NOISE[theirs])
+    return Bounds(
+        near_tie=near_tie_for(ours, theirs),
+        mean_kl=mean,
+        worst_kl=WORST * mean,
+        ours=_side(ours),
+        reference=_side(theirs),
+    )
+
+
+def _side(arithmetic: Arithmetic) -> SideBounds:
+    mean = ALLOWANCE * NOISE[arithmetic]
+    return SideBounds(mean, WORST * mean, SCALE[arithmetic])
