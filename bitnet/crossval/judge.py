@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bitnet.crossval.bounds import Bounds, SideBounds
     from bitnet.crossval.compare import Greedy, Nearness, Row, TokenizerParity
     from bitnet.crossval.evidence import Evidence
+    from bitnet.findings import Severity
 
 __all__ = ["Kind", "Status", "Verdict", "judge", "kind_of", "mean", "planned"]
 
@@ -117,15 +118,15 @@ def _status(findings: Sequence[Finding]) -> Status:
 def _unanswered(evidence: Evidence, names: Sequence[str]) -> Iterator[Finding]:
     """Every planned check where the reference did not answer."""
     reference = evidence.reference
-    if reference.state == "failed":
-        yield Finding("failed", "reference", reference.said, reference.hint)
+    is_missing = reference.state == "missing"
+    severity: Severity = "skipped" if is_missing else "failed"
+    yield Finding(severity, "reference", reference.said, reference.hint)
     for name in names:
         if name == "model" and (evidence.model.problem or evidence.model.original):
             yield _model(evidence)
-        elif name != "reference" or reference.state == "missing":
-            why = reference.said if reference.state == "missing" else "the reference did not answer"
-            hint = reference.hint if reference.state == "missing" else ""
-            yield Finding("skipped", name, why, hint)
+        elif name != "reference":
+            why = reference.said if is_missing else "the reference did not answer"
+            yield Finding("skipped", name, why, reference.hint if is_missing else "")
 
 
 def _checks(evidence: Evidence) -> dict[str, Callable[[], Finding]]:
@@ -204,7 +205,9 @@ def _answers(evidence: Evidence) -> Finding:
     counts = (plan.positions, plan.greedy * plan.continuations)
     if asked and not plan.tokenizer_only and counts != (asked.positions.asked, asked.steps.asked):
         wrong.append("asked was something else than planned")
-    if not plan.tokenizer_only and not 0 < len(evidence.rows) == plan.positions:
+    if not plan.tokenizer_only and not evidence.rows:
+        wrong.append("no position was compared")
+    elif len(evidence.rows) != plan.positions:
         found = f"{len(evidence.rows):,} positions were compared"
         wrong.append(f"{found}, planned were {plan.positions:,}")
     if len(evidence.greedy) != plan.continuations:

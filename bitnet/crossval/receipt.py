@@ -1,8 +1,12 @@
-"""What really computed: read from counters inside the compiled module, never from a claim.
+"""The compute path of a run, read from counters inside the compiled module and not from a claim.
 
 ``compute_path`` is ``real`` only if the compiled module itself counted at least one product of
 weights per layer between two readings, for a model bound to exactly our native backend, with a
-tokenizer that is one. Nothing can be passed in that says so.
+tokenizer that is one. That protects from mistakes: a mock, a backend that was replaced by a slower
+one, kernels that are missing. It does not protect from someone who controls this Python process,
+who can replace the reading itself; the numbers are the second witness, since products of 8-bit
+activations cannot come as near to float64 as floats do, and ``crossval --check --replay`` on
+another machine is the third.
 """
 
 from __future__ import annotations

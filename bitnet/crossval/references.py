@@ -177,11 +177,17 @@ class _InProcess(Reference):
         done = _run(command, name=self.name, stdin=json.dumps(request))
         if done.returncode or not target.exists():
             raise EngineFailed(f"{self.name} did not survive: {_ending(done)}", hint=_OTHER)
-        found = json.loads(target.read_text(encoding="utf-8"))
+        try:
+            found = json.loads(target.read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            said = f"the answer of {self.name} is not JSON: {error}"
+            raise EngineFailed(said, hint=_OTHER) from error
+        if not isinstance(found, dict):
+            raise EngineFailed(f"the answer of {self.name} is not a JSON object", hint=_OTHER)
         if "error" in found:
             name = question.checkpoint.path.name
             raise EngineFailed(f"{self.name} cannot run {name}: {found['error']}", hint=_OTHER)
-        return dict(found)
+        return found
 
     def _missing(self, reason: str) -> ReferenceUnavailable:
         return ReferenceUnavailable(

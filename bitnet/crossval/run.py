@@ -31,6 +31,7 @@ from bitnet.crossval.intermediates import intermediates
 from bitnet.crossval.receipt import Receipt
 from bitnet.crossval.references import EngineFailed, Question, Reference
 from bitnet.crossval.tokens import texts_for, tokenizer_parity
+from bitnet.crossval.trace import Trace
 from bitnet.errors import ReferenceUnavailable
 from bitnet.files import digest_of
 from bitnet.kernels.native import thread_count
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.asking import Asked
     from bitnet.crossval.options import CrossvalOptions
-    from bitnet.crossval.trace import Arithmetic, Trace
+    from bitnet.crossval.trace import Arithmetic
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.models.transformer import Model
     from bitnet.runtime.language_model import LanguageModel
@@ -172,7 +173,8 @@ def compare_tokens(
     plan = Plan(0, 0, 0, 0, 0, len(question.texts), tokenizer_only=True)
     evidence = _evidence(tokenizer, facts, reference, plan, receipt, "int8")
     if not question.texts:
-        return Outcome(replace(evidence, reference=_about(reference, None)))
+        nothing = answered("reference", Trace(reference.name), ())
+        return Outcome(replace(evidence, answers=(nothing,)))
     theirs, about = _ask(reference, question)
     if theirs is None:
         return Outcome(replace(evidence, reference=about))

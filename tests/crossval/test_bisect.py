@@ -34,7 +34,8 @@ def test_the_end_has_no_layer():
 def test_what_only_one_has_or_in_another_size_is_left_out():
     found = bisect(steps(["x-0", "y-0"]), {"y-0": np.ones(5)}, names=("a", "b"), bound=0.1)
     assert found.steps == ()
-    assert "no intermediate in common" in str(found)
+    assert "0 intermediates in common, expected at least 1" in str(found)
+    assert not found.agrees
 
 
 def test_a_value_that_is_no_number_is_beyond_every_bound():

@@ -11,6 +11,7 @@ from bitnet.crossval.compare import (
     compare,
     compare_tokenizers,
     divergence,
+    nearness,
 )
 from bitnet.crossval.trace import Position, PromptTrace, Trace, positions_from
 
@@ -62,57 +63,71 @@ def test_it_is_never_more_than_the_full_divergence(seed, kept_p, kept_q):
 def test_rows_say_who_prefers_what_and_how_sure_the_reference_was():
     ours = trace(position(0.6, 0.3, 0.1), position(0.2, 0.7, 0.1))
     theirs = trace(position(0.6, 0.3, 0.1), position(0.5, 0.4, 0.1))
-    same, other = compare(ours, theirs, near_tie=0.1).rows
+    same, other = compare(ours, theirs).rows
     assert same.agrees
     assert (same.kl, same.max_difference) == (0, 0)
     assert same.cosine == pytest.approx(1)
     assert same.overlap == 1
     assert (other.ours, other.theirs) == (1, 0)
     assert other.gap == pytest.approx(math.log(5 / 4))
-    assert other.wrong
+    assert not other.agrees
     assert other.max_difference == pytest.approx(math.log(5 / 2))
 
 
-@pytest.mark.parametrize(("near_tie", "wrong"), [(0.1, True), (0.3, False)])
-def test_an_order_within_the_noise_is_a_near_tie(near_tie, wrong):
-    (row,) = compare(trace(position(0.4, 0.5)), trace(position(0.5, 0.4)), near_tie=near_tie).rows
-    assert not row.agrees
-    assert row.near_tie is not wrong
-    assert row.wrong is wrong
-
-
-@pytest.mark.parametrize(("truth", "wrong"), [((0.2, 0.8), False), ((0.8, 0.2), True)])
-def test_the_float64_pass_decides_where_the_reference_was_sure(truth, wrong):
+@pytest.mark.parametrize(("truth", "agrees"), [((0.2, 0.8), True), ((0.8, 0.2), False)])
+def test_rows_say_what_the_float64_pass_prefers_and_how_near_both_are(truth, agrees):
     ours, theirs, exact = position(0.3, 0.7), position(0.7, 0.3), position(*truth)
-    (row,) = compare(trace(ours), trace(theirs), near_tie=0.1, exact=trace(exact)).rows
-    assert row.exact_agrees is not wrong
-    assert row.wrong is wrong
-    assert row.exact_ours == pytest.approx(divergence(exact, ours))
-    assert row.exact_theirs == pytest.approx(divergence(exact, theirs))
+    (row,) = compare(trace(ours), trace(theirs), exact=trace(exact)).rows
+    assert (row.exact == row.ours) is agrees
+    assert row.exact_ours.kl == pytest.approx(divergence(exact, ours))
+    assert row.exact_theirs.kl == pytest.approx(divergence(exact, theirs))
+
+
+def test_stretched_logits_are_seen_in_the_slope_and_noise_beside_it():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(1, 400)) * 3
+    (exact,), (same,) = positions_from(logits), positions_from(logits * 1.06)
+    found = nearness(exact, same, None)
+    assert found.scale == pytest.approx(1.06)
+    assert found.noise == pytest.approx(0, abs=1e-9)
+    (rough,) = positions_from(logits + rng.normal(size=logits.shape) * 0.05)
+    found = nearness(exact, rough, exact.ids[0])
+    assert found.scale == pytest.approx(1, abs=0.05)
+    assert 0.01 < found.noise < 0.2
+    assert found.surprise == pytest.approx(-rough.log_probabilities()[exact.ids[0]])
+
+
+def test_a_position_without_numbers_has_a_row_without_numbers():
+    one, none = position(0.6, 0.4), positions_from(np.full((1, 2), np.nan))[0]
+    ours, theirs = trace(one, none), trace(none, one)
+    rows = compare(ours, theirs, exact=trace(one, one)).rows
+    assert [(row.kl, row.gap, row.agrees) for row in rows] == [(None, None, False)] * 2
+    assert [row.exact_ours is None for row in rows] == [False, True]
+    assert [row.exact_theirs is None for row in rows] == [True, False]
 
 
 def test_rows_of_other_tokens_are_not_compared():
     one = position(0.5, 0.5)
-    assert compare(trace(one, ids=(3,)), trace(one, ids=(4,)), near_tie=0.1).rows == ()
+    assert compare(trace(one, ids=(3,)), trace(one, ids=(4,))).rows == ()
 
 
-def test_fewer_positions_than_ids_are_compared_as_far_as_they_go():
+def test_a_prompt_without_a_pair_leaves_the_others_in_their_places():
     one = position(0.6, 0.4)
-    found = compare(trace(one, one, one), trace(one, one, ids=(0, 1)), near_tie=0.1)
-    assert [row.position for row in found.rows] == [0, 1]
+    ours = Trace(
+        "x", prompts=(PromptTrace("a", (1,), error="not run"), PromptTrace("b", (2,), (one,)))
+    )
+    theirs = Trace("y", prompts=(PromptTrace("a", (1,), (one,)), PromptTrace("b", (2,), (one,))))
+    assert [row.prompt for row in compare(ours, theirs).rows] == [1]
 
 
 def test_greedy_continuations_are_equal_up_to_their_first_difference():
     one = position(0.6, 0.4)
     ours = trace(one, greedy=(5, 6, 7, 9), gaps=(1.0, 1.0, 1.0, 1.0))
     theirs = trace(one, greedy=(5, 6, 8, 9), gaps=(2.0, 2.0, 0.25, 2.0))
-    (part,) = compare(ours, theirs, near_tie=0.1).greedy
+    (part,) = compare(ours, theirs).greedy
     assert (part.steps, part.agreed, part.gap) == (4, 2, 0.25)
-    assert part.wrong
-    (tie,) = compare(ours, theirs, near_tie=0.3).greedy
-    assert not tie.wrong
-    (whole,) = compare(ours, ours, near_tie=0.1).greedy
-    assert (whole.agreed, whole.gap, whole.wrong) == (4, None, False)
+    (whole,) = compare(ours, ours).greedy
+    assert (whole.agreed, whole.gap) == (4, None)
 
 
 def test_tokenizers_show_the_first_text_they_read_differently():
@@ -121,9 +136,3 @@ def test_tokenizers_show_the_first_text_they_read_differently():
     assert (found.total, found.equal, found.text) == (3, 1, "b")
     assert (found.ours, found.theirs) == ((2,), (2, 2))
     assert compare_tokenizers(texts, [[1]] * 3, [[1]] * 3).text is None
-
-
-def test_means_leave_out_what_was_not_measured():
-    found = compare(trace(position(0.6, 0.4)), trace(position(0.6, 0.4)), near_tie=0.1)
-    assert found.mean(lambda row: row.kl) == 0
-    assert found.mean(lambda row: row.exact_ours) is None

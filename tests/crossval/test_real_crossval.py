@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from bitnet.formats import checkpoint as checkpoints
+from bitnet.formats import gguf_checkpoint as checkpoints
 from bitnet.formats.gguf import GGUF
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -38,7 +38,9 @@ def check(bitnet, tmp_path, test_models, monkeypatch):
         prompts = () if "--recording" in words else ("--prompts", "prompts.txt")
         done = bitnet("crossval", "--model", path, *prompts, "--json", *words)
         report = json.loads(done.out)
-        failed = {one["check"] for one in report["verdict"]["findings"] if not one["passed"]}
+        failed = {
+            one["check"] for one in report["verdict"]["findings"] if one["outcome"] == "failed"
+        }
         return done.code, report, failed
 
     return run

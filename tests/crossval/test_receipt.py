@@ -12,7 +12,8 @@ from bitnet import native
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.crossval.receipt import Receipt
 from bitnet.crossval.references import choose
-from bitnet.crossval.report import build_report
+from bitnet.crossval.report import Report
+from bitnet.crossval.report_text import as_markdown
 from bitnet.crossval.run import cross_validate
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps
@@ -154,24 +155,24 @@ def report(path, text, **options):
     checkpoint = open_checkpoint(path)
     reference = choose("float64", checkpoint)
     with load(path, threads=1, **options) as model:
-        outcome = cross_validate(model, checkpoint, reference, wanted, texts=[text])
-        return build_report(
-            outcome, checkpoint, model.tokenizer, reference="float64", origin="a file"
-        ), outcome
+        return Report.of(
+            cross_validate(model, checkpoint, reference, wanted, texts=[text]).evidence
+        )
 
 
 @needs_native
 def test_a_report_has_it_from_the_receipt_alone(tmp_path):
-    found, outcome = report(tiny_gguf(tmp_path / "model.gguf"), "abc")
-    assert found["compute_path"] == "real"
-    assert found["ours"]["kernels"] == outcome.receipt.kernels
-    with pytest.raises(AttributeError):
-        outcome.receipt.compute_path = "real"
+    evidence = report(tiny_gguf(tmp_path / "model.gguf"), "abc").evidence
+    assert evidence.compute_path == "real"
+    assert len(evidence.ours.module_sha256) == 64
+    assert sum(evidence.ours.kernels.values()) > 2
     with pytest.raises(dataclasses.FrozenInstanceError):
-        outcome.receipt = None
+        evidence.compute_path = "mock"
 
 
 def test_a_report_with_a_mock_tokenizer_is_never_real(tmp_path):
     model = tiny_gguf(tmp_path / "model.gguf", tokenizer=False)
-    found, _ = report(model, "!#%", allow_mock=True)
-    assert found["compute_path"] == "mock"
+    found = report(model, "!#%", allow_mock=True)
+    assert found.evidence.compute_path == "mock"
+    assert found.verdict.status == "not run"
+    assert as_markdown(found).splitlines()[-1] == "NOT CHECKED: compute path"

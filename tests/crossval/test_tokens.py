@@ -7,6 +7,7 @@ from builders import vocabulary, write_gguf
 from tiny_models import KEYS, TOKENS, VOCAB
 
 from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp
+from bitnet.crossval.report import Report
 from bitnet.crossval.run import compare_tokens
 from bitnet.crossval.tokens import texts_for, tokenizer_parity
 from bitnet.crossval.trace import Trace
@@ -36,17 +37,21 @@ def test_a_vocabulary_without_weights_is_compared(vocabulary_file, kind):
         pytest.skip(f"{kind.package} is not installed: an extra of crossval")
     checkpoint = open_checkpoint(vocabulary_file)
     assert not checkpoint.weights
-    outcome = compare_tokens(resolve_tokenizer(vocabulary_file), checkpoint, kind())
-    assert outcome.verdict.status == "passed", outcome.verdict.reasons
-    assert outcome.tokenizer.total > 800
-    assert outcome.tokenizer.apart > 10
-    assert outcome.receipt.compute_path == "none"
+    report = Report.of(
+        compare_tokens(resolve_tokenizer(vocabulary_file), checkpoint, kind()).evidence
+    )
+    assert report.verdict.status == "passed", report.verdict.reasons
+    assert report.evidence.tokenizer_parity.total > 800
+    assert report.evidence.tokenizer_parity.apart > 10
+    assert report.evidence.compute_path == "none"
 
 
 def test_nothing_is_passed_where_the_reference_has_no_tokenizer(vocabulary_file):
     checkpoint = open_checkpoint(vocabulary_file)
-    outcome = compare_tokens(resolve_tokenizer(vocabulary_file), checkpoint, Float64())
-    assert outcome.verdict.status == "not run"
+    report = Report.of(
+        compare_tokens(resolve_tokenizer(vocabulary_file), checkpoint, Float64()).evidence
+    )
+    assert report.verdict.status == "not run"
 
 
 def parity(path, pairs):

@@ -9,9 +9,9 @@ from bitnet.crossval.trace import (
     Position,
     PromptTrace,
     Trace,
-    first_positions,
     positions_from,
     read_trace,
+    spread,
     trace_from,
 )
 from bitnet.errors import InvalidFormat, NotFound
@@ -80,13 +80,15 @@ def damaged(**changes):
         damaged(greedy=[1, 2]),
         damaged(positions=[{"lse": 1.0, "ids": [1], "logits": []}]),
         damaged(positions=[{"lse": 1.0, "ids": [1, 2], "logits": [1.0, 2.0]}]),
-        damaged(positions=[{"lse": float("nan"), "ids": [1], "logits": [1.0]}]),
+        damaged(positions=[{"lse": 0.0, "ids": [1], "logits": [1.0]}]),
+        damaged(positions=[{"lse": 2.0, "ids": [1, 1], "logits": [1.0, 0.5]}]),
+        damaged(asked=3),
         damaged(positions=GOOD["prompts"][0]["positions"] * 3),
     ],
 )
 def test_what_is_no_trace_is_refused(values):
     assert trace_from(GOOD, name="good").prompts[0].ids == (1, 2)
-    with pytest.raises(InvalidFormat, match="no recorded trace"):
+    with pytest.raises(InvalidFormat, match="not a recorded trace"):
         trace_from(values, name="bad")
 
 
@@ -100,10 +102,34 @@ def test_what_is_no_json_object_is_refused(tmp_path, text):
         read_trace(tmp_path / "none.json")
 
 
-def test_prompts_are_cut_at_the_number_of_positions():
-    prompts = [("a", [1, 2, 3]), ("b", [4, 5]), ("c", [6])]
-    assert first_positions(prompts, 4) == [("a", [1, 2, 3]), ("b", [4])]
-    assert first_positions(prompts, 99) == [(text, list(ids)) for text, ids in prompts]
+@pytest.mark.parametrize("bad", [None, {"lse": float("nan"), "ids": [1], "logits": [1.0]}])
+def test_a_position_without_numbers_is_kept_as_that(bad):
+    found = trace_from(damaged(positions=[GOOD["prompts"][0]["positions"][0], bad]), name="x")
+    assert [at.is_finite for at in found.prompts[0].positions] == [True, False]
+    again = trace_from(json.loads(json.dumps(found.as_json(), allow_nan=False)), name="x")
+    assert [at.is_finite for at in again.prompts[0].positions] == [True, False]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logits_that_are_not_numbers_are_a_position_without_any(bad):
+    found = positions_from(np.array([[0.0, 1.0], [bad, 1.0]]))
+    assert [at.is_finite for at in found] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "limit", "wanted"),
+    [
+        ([5, 13, 18, 17, 24], 20, [4, 4, 4, 4, 4]),
+        ([3, 2, 1], 4, [2, 1, 1]),
+        ([3, 2, 1], 99, [3, 2, 1]),
+        ([2, 20, 20], 24, [2, 11, 11]),
+        ([9, 9, 9, 9], 2, [1, 0, 1, 0]),
+        ([0, 4], 3, [0, 3]),
+        ([], 3, []),
+    ],
+)
+def test_positions_are_spread_over_all_prompts(lengths, limit, wanted):
+    assert spread(lengths, limit) == wanted
 
 
 def test_a_single_token_has_no_second():

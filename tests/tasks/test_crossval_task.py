@@ -79,7 +79,8 @@ def test_it_agrees_with_llama_cpp(run, tmp_path, monkeypatch):
     assert report["summary"]["positions"] == sum(len(p["ids"]) for p in report["prompts"]) > 10
     assert report["reference"]["version"].startswith("xllamacpp ")
     assert report["tokenizer_parity"]["total"] > 400
-    assert [one["first"] for one in report["bisections"]] == [None] * len(report["bisections"])
+    outcomes = {one["check"]: one["outcome"] for one in report["verdict"]["findings"]}
+    assert outcomes["bisection"] == "passed"
     assert report["bisections"][-1]["theirs"] == "llama.cpp"
     assert (folder / "report.md").read_text() == done.out
     page = (folder / "report.html").read_text()

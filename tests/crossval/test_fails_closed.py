@@ -1,0 +1,220 @@
+"""Engines that answer wrongly, too little, too much or not at all: none of it passes."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from jsonschema import Draft202012Validator
+from tiny_models import tiny_gguf
+
+from bitnet.crossval import asking, references
+from bitnet.crossval.exact import exact_trace
+from bitnet.crossval.references import LlamaCpp
+from bitnet.crossval.report import schema
+from bitnet.crossval.trace import positions_from
+
+PROMPTS = "abc\nThe quick\nzyx wvu\n"
+NOT_NUMBERS = positions_from(np.array([[np.nan, 0.0]]))[0]
+
+
+class Good(LlamaCpp):
+    """An engine in the place of llama.cpp that answers as the float64 pass does."""
+
+    package = "json"
+    change = staticmethod(lambda trace: trace)
+
+    def trace(self, question):
+        found = exact_trace(question.checkpoint, question.prompts, greedy=question.greedy)
+        ids = self.tokenizer.encode
+        tokenized = tuple(tuple(ids(text, add_special=flag)) for text, flag in question.texts)
+        return self.change(replace(found, engine="peer", tokenized=tokenized))
+
+    def tensors(self, question):
+        return None
+
+
+def first_prompt(trace, **changes):
+    return replace(trace, prompts=(replace(trace.prompts[0], **changes), *trace.prompts[1:]))
+
+
+def every_prompt(trace, change):
+    return replace(trace, prompts=tuple(change(one) for one in trace.prompts))
+
+
+def skewed(one):
+    """Log-probabilities stretched by 6 %, each row normalized again."""
+    positions = []
+    for at in one.positions:
+        logits = tuple(1.06 * logit for logit in at.logits)
+        positions.append(replace(at, logits=logits, lse=float(np.logaddexp.reduce(logits))))
+    return replace(one, positions=tuple(positions))
+
+
+WRONG = {
+    "no prompts": lambda t: replace(t, prompts=()),
+    "one prompt less": lambda t: replace(t, prompts=t.prompts[:-1]),
+    "one prompt more": lambda t: replace(t, prompts=(*t.prompts, t.prompts[0])),
+    "prompts in another order": lambda t: replace(t, prompts=t.prompts[::-1]),
+    "one row a prompt": lambda t: every_prompt(t, lambda p: replace(p, positions=p.positions[:1])),
+    "no rows": lambda t: every_prompt(t, lambda p: replace(p, positions=())),
+    "no rows of one prompt": lambda t: first_prompt(t, positions=()),
+    "one row more": lambda t: first_prompt(t, positions=t.prompts[0].positions * 2),
+    "rows of one token": lambda t: every_prompt(
+        t,
+        lambda p: replace(
+            p,
+            positions=tuple(
+                replace(at, ids=at.ids[:1], logits=at.logits[:1]) for at in p.positions
+            ),
+        ),
+    ),
+    "not a number": lambda t: first_prompt(t, positions=(NOT_NUMBERS, *t.prompts[0].positions[1:])),
+    "not one number": lambda t: every_prompt(
+        t, lambda p: replace(p, positions=(NOT_NUMBERS,) * len(p.positions))
+    ),
+    "no continuations": lambda t: every_prompt(t, lambda p: replace(p, greedy=(), top2_gaps=())),
+    "short continuations": lambda t: every_prompt(
+        t, lambda p: replace(p, greedy=p.greedy[:1], top2_gaps=p.top2_gaps[:1])
+    ),
+    "an error": lambda t: first_prompt(t, error="it gave up"),
+    "no ids of texts": lambda t: replace(t, tokenized=()),
+    "ids of one text less": lambda t: replace(t, tokenized=t.tokenized[:-1]),
+    "ids of one text more": lambda t: replace(t, tokenized=(*t.tokenized, (1,))),
+    "empty ids": lambda t: replace(t, tokenized=((),) * len(t.tokenized)),
+}
+
+
+@pytest.fixture
+def run(bitnet, tmp_path, monkeypatch):
+    """crossval with an engine whose answer is changed; the exit code and the report."""
+    (tmp_path / "prompts.txt").write_text(PROMPTS)
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    from bitnet.tokenizer import resolve_tokenizer
+
+    monkeypatch.setattr(Good, "tokenizer", resolve_tokenizer(model), raising=False)
+    monkeypatch.setattr(references, "CHAIN", (Good,))
+
+    def started(change=lambda trace: trace, *words):
+        monkeypatch.setattr(Good, "change", staticmethod(change))
+        prompts = ("--prompts", tmp_path / "prompts.txt", "--greedy", 4)
+        done = bitnet("crossval", "--model", model, *prompts, "--json", *words)
+        report = json.loads(done.out)
+        Draft202012Validator(schema()).validate(report)
+        return done.code, report
+
+    return started
+
+
+def test_the_engine_passes_as_it_is(run):
+    code, report = run()
+    assert (code, report["verdict"]["status"]) == (0, "passed")
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("more", [(), ("--allow-missing",)])
+def test_an_answer_that_is_not_whole_fails_with_a_report(run, name, more):
+    code, report = run(WRONG[name], *more)
+    assert (code, report["verdict"]["status"]) == (15, "failed")
+
+
+def test_a_reference_skewed_by_six_percent_does_not_judge(run):
+    code, report = run(lambda trace: every_prompt(trace, skewed), "--allow-missing")
+    assert (code, report["verdict"]["reference_rejected"]) == (22, True)
+
+
+def test_an_engine_without_a_tokenizer_leaves_that_check_not_run(run):
+    code, report = run(lambda trace: replace(trace, tokenized=None), "--allow-missing")
+    assert (code, report["verdict"]["status"]) == (22, "not run")
+    assert "the reference has no tokenizer" in report["verdict"]["reasons"][0]
+
+
+ENDINGS = {
+    "crashes": "import os; os.abort()",
+    "ends with an error": "raise SystemExit(3)",
+    "says nothing": "",
+    "refuses": "import sys, json; json.dump({'error': 'no'}, open(sys.argv[1], 'w'))",
+    "writes something else": "import sys; open(sys.argv[1], 'w').write('{}')",
+    "writes no JSON": "import sys; open(sys.argv[1], 'w').write('{')",
+    "writes a list": "import sys; open(sys.argv[1], 'w').write('[1]')",
+}
+
+
+@pytest.mark.parametrize("name", [*ENDINGS, "takes too long", "does not start"])
+def test_a_missing_engine_is_excused_and_one_that_fails_is_not(bitnet, tmp_path, monkeypatch, name):
+    started = subprocess.run
+
+    def stand_in(command, **options):
+        if name == "takes too long":
+            raise subprocess.TimeoutExpired(command, 1)
+        if name == "does not start":
+            raise PermissionError(13, "Permission denied")
+        return started([sys.executable, "-c", ENDINGS[name], command[-1]], **options)
+
+    monkeypatch.setattr(references.subprocess, "run", stand_in)
+    monkeypatch.setattr(LlamaCpp, "package", "json")
+    model = tiny_gguf(tmp_path / "tiny.gguf")
+    done = bitnet("crossval", "--model", model, "--greedy", 2, "--json", "--allow-missing")
+    report = json.loads(done.out)
+    Draft202012Validator(schema()).validate(report)
+    assert (done.code, report["verdict"]["status"]) == (15, "failed")
+    assert report["reference"]["state"] == "failed"
+    assert report["verdict"]["findings"][0]["hint"]
+
+
+def test_our_own_logits_that_are_not_numbers_are_a_finding(run, monkeypatch):
+    def no_numbers(model, text, ids, steps):
+        return asking.PromptTrace(text, ids, (NOT_NUMBERS,) * len(ids), error="no numbers")
+
+    monkeypatch.setattr(asking, "_our_prompt", no_numbers)
+    code, report = run()
+    assert (code, report["verdict"]["status"]) == (15, "failed")
+    assert "not numbers" in str(report["verdict"]["findings"])
+
+
+def test_a_prompt_that_cannot_be_encoded_fails_and_shifts_none(run, monkeypatch):
+    from bitnet.errors import InferenceError
+    from bitnet.tokenizer import Tokenizer
+
+    encode = Tokenizer.encode
+
+    def refuses(self, text, **options):
+        if text == "The quick":
+            raise InferenceError("no token for it")
+        return encode(self, text, **options)
+
+    (_, good), _ = run(), monkeypatch.setattr(Tokenizer, "encode", refuses)
+    monkeypatch.setattr(Good, "trace", lambda self, question: self.answer(question), raising=False)
+    monkeypatch.setattr(
+        Good,
+        "answer",
+        lambda self, q: replace(exact_trace(q.checkpoint, q.prompts, greedy=4), tokenized=None),
+        raising=False,
+    )
+    code, report = run()
+    assert code == 15
+    assert "cannot be encoded: no token for it" in str(report["verdict"]["reasons"])
+    rows = {(row["prompt"], row["position"]): row for row in report["rows"]}
+    kept = [row for row in good["rows"] if row["prompt"] != 1]
+    assert len(kept) == len(rows)
+    for row in kept:
+        assert rows[row["prompt"], row["position"]]["theirs"] == row["theirs"]
+
+
+def test_short_runs_see_every_prompt(run):
+    code, report = run(lambda trace: trace, "--max-positions", 5)
+    assert code == 0
+    assert {row["prompt"] for row in report["rows"]} == {0, 1, 2}
+    assert (
+        len(report["rows"]) == report["plan"]["positions"] == 5 < report["plan"]["positions_there"]
+    )
+
+
+def test_only_the_compiled_kernels_are_real(run, monkeypatch):
+    monkeypatch.setenv("BITNET_BACKEND", "reference")
+    assert run()[0] == 0
+    code, report = run(lambda trace: trace, "--require-real")
+    assert code == 15
+    assert "--require-real" in report["verdict"]["reasons"][0]

@@ -1,0 +1,64 @@
+"""Evidence of a cross-validation that passes, for tests that change one thing about it."""
+
+from dataclasses import replace
+
+from bitnet.crossval.answers import Answered, Count
+from bitnet.crossval.bounds import bounds_for
+from bitnet.crossval.compare import Greedy, Nearness, Row, TokenizerParity
+from bitnet.crossval.evidence import (
+    Evidence,
+    Machine,
+    ModelFacts,
+    OurEngine,
+    Plan,
+    Prompt,
+    ReferenceFacts,
+    TokenizerFacts,
+)
+
+NEAR = Nearness(1e-3, 1.0, 0.05, 2.0)
+ROW = Row(0, 0, 1, 1, 3.0, 1.0, 1e-3, 0.99, 0.1, 1, 3.0, 2.0, NEAR, NEAR)
+PARITY = TokenizerParity(3, 3)
+
+
+def answer(side, positions, steps=0, texts=0):
+    return Answered(
+        side,
+        Count(1, 1),
+        Count(positions, positions),
+        Count(steps, steps),
+        Count(texts, texts),
+    )
+
+
+def evidence(*rows, greedy=(), parity=PARITY, **changes):
+    """One prompt with a position for each of *rows*, all of it asked and answered."""
+    rows = tuple(replace(row, position=at) for at, row in enumerate(rows))
+    steps = sum(one.steps for one in greedy)
+    made = Evidence(
+        schema_version=2,
+        created="2026-01-01T00:00:00+00:00",
+        plan=Plan(1, len(rows), len(rows), steps, len(greedy), 3),
+        compute_path="real",
+        model=ModelFacts("m.gguf", "ab" * 32, "llama"),
+        tokenizer=TokenizerFacts("cd" * 32, "m.gguf", 64),
+        ours=OurEngine(
+            "bitnet", "1", "native (scalar)", "int8", {"linear/Q8_0/scalar": 9}, "ef" * 32
+        ),
+        reference=ReferenceFacts("llama.cpp", "answered", engine="e", arithmetic="int8"),
+        machine=Machine("Linux", "x86_64", "3.12.1"),
+        bounds=bounds_for("int8", "int8"),
+        answers=(
+            answer("ours", len(rows), steps),
+            answer("reference", len(rows), steps, 3),
+            answer("float64", len(rows)),
+        ),
+        tokenizer_parity=parity,
+        prompts=(Prompt("p", tuple(range(len(rows))), ("t",) * len(rows)),),
+        rows=rows,
+        greedy=tuple(greedy),
+    )
+    return replace(made, **changes)
+
+
+PASSED = evidence(ROW, ROW, greedy=[Greedy(0, 8, 8)])
