@@ -15,7 +15,8 @@ receipt.py             the compute path, as counted inside the backend
 evidence.py            everything that was found out, as one record
 judge.py               the verdict, from that record alone
 run.py                 all of it, in order
-report.py              report.json; report_text.py and report_html.py (with plots.py) show it
+report.py              report.json; report_text.py and report_html.py (with plots.py) show it,
+                       report_files.py writes all three
 check.py               a report held to its own rows, and rows computed again
 records.py             records to JSON and back, strictly
 """

@@ -17,12 +17,11 @@ from bitnet.crossval.evidence import Evidence
 from bitnet.crossval.judge import Verdict, judge, kind_of, mean
 from bitnet.crossval.records import from_json, to_json
 from bitnet.errors import InvalidFormat, from_os_error
-from bitnet.files import write_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Report", "Summary", "append_summary", "read_report", "schema", "write_report"]
+__all__ = ["Report", "Summary", "read_report", "schema"]
 
 _OUTCOMES = {"ok": "passed", "failed": "failed", "skipped": "not run"}
 _DERIVED = ("verdict", "summary")
@@ -175,30 +174,3 @@ def _summary(evidence: Evidence) -> Summary:
         closer_to_float64=closer,
     )
     return from_json(Summary, to_json(found))
-
-
-def write_report(report: Report, folder: Path) -> list[Path]:
-    """The three files in *folder*, which is made; their paths."""
-    from bitnet.crossval.report_html import as_html
-    from bitnet.crossval.report_text import as_markdown
-
-    written = []
-    for name, text in (
-        ("report.json", json.dumps(report.as_json(), indent=1) + "\n"),
-        ("report.md", as_markdown(report)),
-        ("report.html", as_html(report)),
-    ):
-        write_text(folder / name, text)
-        written.append(folder / name)
-    return written
-
-
-def append_summary(report: Report, path: Path) -> None:
-    """*report* as text at the end of the file *path*, which a CI job shows."""
-    from bitnet.crossval.report_text import as_markdown
-
-    try:
-        with path.open("a", encoding="utf-8", newline="\n") as out:
-            out.write(as_markdown(report) + "\n")
-    except OSError as error:
-        raise from_os_error(error, path) from error

@@ -143,7 +143,7 @@ def _origin(path, sha256):
 
 def _show(report, wanted, output):
     """The result on stdout, the report files, and the summary of the CI job."""
-    from bitnet.crossval.report import append_summary, write_report
+    from bitnet.crossval.report_files import append_summary, write_report
     from bitnet.crossval.report_text import as_markdown
 
     if output.json:
