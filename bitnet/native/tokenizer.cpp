@@ -112,6 +112,15 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, bool 
         encode_model(worker, text, out);
         return;
     }
+    if (model() == ModelKind::kBpe && worker.pre.scans()) {
+        const char* const end = text.data() + text.size();
+        for (const char *p = text.data(), *stop = p; p != end; p = stop) {
+            stop = worker.pre.scan(text.data(), p, end);
+            worker.bpe.add(p, stop, end, out);
+        }
+        worker.bpe.flush(out);
+        return;
+    }
     Cut& cut = worker.cut;
     cut.text = text;
     cut.pieces.assign(1, {0, text.size()});
@@ -123,7 +132,10 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, bool 
 
 void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& out) {
     switch (model()) {
-        case ModelKind::kBpe: worker.bpe.encode(piece, out); break;
+        case ModelKind::kBpe:
+            worker.bpe.add(piece.data(), piece.data() + piece.size(), piece.data() + piece.size(), out);
+            worker.bpe.flush(out);
+            break;
         case ModelKind::kSpm: encode_spm(file_, piece, out); break;
         case ModelKind::kUnigram: encode_unigram(file_, lowest_score_, piece, out); break;
         case ModelKind::kWordPiece: encode_wordpiece(file_, piece, out); break;

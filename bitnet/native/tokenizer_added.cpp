@@ -29,6 +29,7 @@ AddedMatcher::AddedMatcher(std::vector<AddedToken> tokens) : tokens_(std::move(t
         const std::string& text = tokens_[i].text;
         if (text.empty() || !index_.emplace(text, i).second) continue;
         std::vector<size_t>& lengths = lengths_[static_cast<unsigned char>(text[0])];
+        if (lengths.empty()) starts_ += text[0];
         if (std::find(lengths.begin(), lengths.end(), text.size()) == lengths.end()) {
             lengths.push_back(text.size());
         }
@@ -43,6 +44,13 @@ const AddedToken* AddedMatcher::longest(std::string_view text, size_t at) const 
         if (found != index_.end()) return &tokens_[found->second];
     }
     return nullptr;
+}
+
+size_t AddedMatcher::first_candidate(std::string_view text, size_t at) const {
+    if (starts_.empty() || at >= text.size()) return text.size();
+    if (starts_.size() == 1) return std::min(text.find(starts_[0], at), text.size());
+    while (at < text.size() && lengths_[static_cast<unsigned char>(text[at])].empty()) ++at;
+    return at;
 }
 
 bool AddedMatcher::widen(std::string_view text, const AddedToken& token, size_t* begin,

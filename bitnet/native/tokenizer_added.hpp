@@ -36,7 +36,7 @@ public:
     template <typename OnText, typename OnToken>
     void split(std::string_view text, OnText on_text, OnToken on_token) const {
         size_t done = 0;
-        for (size_t at = 0; !tokens_.empty() && at < text.size();) {
+        for (size_t at = first_candidate(text, 0); at < text.size(); at = first_candidate(text, at)) {
             const AddedToken* token = longest(text, at);
             if (token == nullptr) {
                 ++at;
@@ -53,11 +53,14 @@ public:
     }
 
 private:
+    // The first byte from at on that a token begins with, or the end of the text.
+    size_t first_candidate(std::string_view text, size_t at) const;
     static bool widen(std::string_view text, const AddedToken& token, size_t* begin, size_t* end);
 
     std::vector<AddedToken> tokens_;
     std::unordered_map<std::string_view, size_t> index_;
     std::array<std::vector<size_t>, 256> lengths_;  // by first byte, longest first
+    std::string starts_;                            // first bytes, each once
 };
 
 }  // namespace bitnet

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "regex.hpp"
+#include "scanner.hpp"
 #include "released.hpp"
 #include "tokenizer.hpp"
 
@@ -29,14 +30,40 @@ std::string_view view(const nb::bytes& bytes) {
     return {static_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-nb::object to_list(const Ids& ids) {
-    PyObject* list = PyList_New(static_cast<Py_ssize_t>(ids.size()));
-    if (list == nullptr) throw nb::python_error();
-    for (size_t i = 0; i < ids.size(); ++i) {
-        PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), PyLong_FromUnsignedLong(ids[i]));
+// Python's numbers for ids, made once: making them anew takes longer than finding the ids.
+class Numbers {
+public:
+    Numbers() = default;
+    Numbers(const Numbers&) = delete;
+    Numbers& operator=(const Numbers&) = delete;
+    ~Numbers() {
+        for (PyObject* number : made_) Py_XDECREF(number);
     }
-    return nb::steal(list);
-}
+
+    nb::object list(const Ids& ids, uint32_t n_tokens) {
+        if (made_.size() < n_tokens) made_.resize(n_tokens, nullptr);
+        PyObject* list = PyList_New(static_cast<Py_ssize_t>(ids.size()));
+        if (list == nullptr) throw nb::python_error();
+        for (size_t i = 0; i < ids.size(); ++i) {
+            const bool known = ids[i] < made_.size();
+            PyObject* number = known ? made_[ids[i]] : nullptr;
+            if (number == nullptr) number = PyLong_FromUnsignedLong(ids[i]);
+            if (number == nullptr) {
+                Py_DECREF(list);
+                throw nb::python_error();
+            }
+            if (known) {
+                made_[ids[i]] = number;
+                Py_INCREF(number);
+            }
+            PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), number);
+        }
+        return nb::steal(list);
+    }
+
+private:
+    std::vector<PyObject*> made_;  // by id
+};
 
 // Keeps the buffer that the engine looks into.
 class PyTokenizer {
@@ -66,7 +93,7 @@ public:
             const Released released;
             exact = engine_->encode(input, parse_special, ids);
         }
-        return exact ? to_list(ids) : nb::none();
+        return exact ? numbers_.list(ids, size()) : nb::none();
     }
 
     nb::object encode_normalized(nb::str text, bool at_start) {
@@ -76,7 +103,7 @@ public:
             const Released released;
             engine_->encode_normalized(input, at_start, ids);
         }
-        return to_list(ids);
+        return numbers_.list(ids, size());
     }
 
     nb::bytes token_spelling(uint32_t id) const {
@@ -108,6 +135,7 @@ private:
         if (id >= engine_->file().n_tokens) throw nb::index_error("token id out of range");
     }
     Py_buffer view_{};
+    Numbers numbers_;
     std::unique_ptr<TokenizerEngine> engine_;
 };
 
@@ -131,6 +159,20 @@ nb::object find_all(const std::string& pattern, nb::str text) {
         found.append(nb::str(begin, static_cast<size_t>(end - begin)));
     }
     return found;
+}
+
+nb::object scan_all(const std::string& pattern, nb::str text) {
+    const Scanner scanner(pattern);
+    if (!scanner.known()) return nb::none();
+    const std::string_view input = utf8(text);
+    nb::list found;
+    const char* const end = input.data() + input.size();
+    for (const char *p = input.data(), *stop = p; p != end; p = stop) {
+        stop = scanner.next(p, end);
+        if (stop == nullptr) return nb::make_tuple(found, nb::str(p, static_cast<size_t>(end - p)));
+        found.append(nb::str(p, static_cast<size_t>(stop - p)));
+    }
+    return nb::make_tuple(found, nb::str(""));
 }
 
 }  // namespace
@@ -157,6 +199,9 @@ void bind_tokenizer(nb::module_& m) {
           "Content of a compiled file; ValueError when the parts do not fit together.");
     m.def("regex_find_all", &find_all, nb::arg("pattern"), nb::arg("text"),
           "Texts of all matches; ValueError when the pattern is not supported.");
+    m.def("scan_all", &scan_all, nb::arg("pattern"), nb::arg("text"),
+          "Texts of the matches a scanner finds, and the rest of the text from where it is not"
+          " certain; None when there is no scanner for the pattern.");
 }
 
 }  // namespace bitnet

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cstring>
 
 #include "tokenizer_models.hpp"
 #include "unicode.hpp"
@@ -8,36 +9,114 @@ namespace {
 
 // Below this length scanning for the lowest rank beats keeping a heap.
 constexpr size_t kFew = 48;
-constexpr size_t kCacheEntries = 1 << 14;
+// The first size bytes, up to 8, of what word holds.
+inline uint64_t first_bytes(uint64_t word, size_t size) {
+    return size >= 8 ? word : size == 0 ? 0 : word & ~uint64_t{0} >> (64 - 8 * size);
+}
+
+// The first size bytes of [begin, limit), with zeros behind them.
+template <size_t kWords>
+inline void load(const char* begin, size_t size, const char* limit, uint64_t (&text)[kWords]) {
+    if (static_cast<size_t>(limit - begin) < sizeof text) {
+        std::memset(text, 0, sizeof text);
+        std::memcpy(text, begin, size);
+        return;
+    }
+    std::memcpy(text, begin, sizeof text);
+    for (size_t word = 0; word < kWords; ++word) {
+        text[word] = first_bytes(text[word], size > 8 * word ? size - 8 * word : 0);
+    }
+}
+
+template <size_t kWords>
+inline uint64_t hash_words(const uint64_t (&text)[kWords], size_t size) {
+    uint64_t h = size;
+    for (const uint64_t word : text) {
+        h = (h ^ word) * 0x9E3779B97F4A7C15ull;
+        h ^= h >> 32;
+    }
+    return h * 0xD6E8FEB86659FD93ull;
+}
 
 }  // namespace
 
-void Bpe::encode(std::string_view piece, Ids& out) {
-    if (piece.empty()) return;
-    Cached* entry = nullptr;
-    if (piece.size() <= sizeof Cached::text) {
-        if (cache_.empty()) cache_.resize(kCacheEntries);
-        entry = &cache_[hash_bytes(piece.data(), piece.size()) >> 40 & (kCacheEntries - 1)];
-        if (std::string_view(entry->text, entry->size) == piece) {
-            out.insert(out.end(), entry->ids, entry->ids + entry->count);
-            return;
-        }
+template <size_t kWords, size_t kIds, size_t kSets>
+auto PieceCache<kWords, kIds, kSets>::set(const char* begin, size_t size, const char* limit, Key& key)
+    -> Set* {
+    // Untouched entries cost no memory, so a short text does not pay for all of them.
+    if (!sets_) sets_.reset(static_cast<Set*>(std::calloc(kSets, sizeof(Set))));
+    load(begin, size, limit, key);
+    Set* found = sets_ ? &sets_[hash_words(key, size) >> 32 & (kSets - 1)] : nullptr;
+#if defined(__GNUC__)
+    __builtin_prefetch(found);
+    if (sizeof(Set) > 64) __builtin_prefetch(&found->entries[1]);
+#endif
+    return found;
+}
+
+template <size_t kWords, size_t kIds, size_t kSets>
+bool PieceCache<kWords, kIds, kSets>::get(const Set& set, const Key& key, size_t size, Ids& out) {
+    for (const Entry& entry : set.entries) {
+        if (entry.size != size || std::memcmp(entry.text, key, sizeof(Key)) != 0) continue;
+        for (size_t i = 0; i < entry.count; ++i) out.push_back(entry.ids[i]);
+        return true;
     }
+    return false;
+}
+
+template <size_t kWords, size_t kIds, size_t kSets>
+void PieceCache<kWords, kIds, kSets>::put(Set& set, const Key& key, size_t size, const Ids& ids) {
+    if (ids.size() > kIds) return;
+    set.entries[1] = set.entries[0];
+    Entry& entry = set.entries[0];
+    std::memcpy(entry.text, key, sizeof(Key));
+    std::copy(ids.begin(), ids.end(), entry.ids);
+    entry.size = static_cast<uint8_t>(size);
+    entry.count = static_cast<uint8_t>(ids.size());
+}
+
+// Pieces are taken in the order of the text, some at a time: while one is looked at, the cache lines
+// of those behind it are on their way.
+void Bpe::add(const char* begin, const char* end, const char* limit, Ids& out) {
+    if (begin == end) return;
+    Pending& one = pending_[n_pending_++];
+    one.begin = begin;
+    one.size = static_cast<size_t>(end - begin);
+    one.few = nullptr;
+    one.more = nullptr;
+    if (one.size <= sizeof one.short_key) one.few = few_.set(begin, one.size, limit, one.short_key);
+    else if (one.size <= sizeof one.long_key) one.more = more_.set(begin, one.size, limit, one.long_key);
+    if (n_pending_ == std::size(pending_)) flush(out);
+}
+
+void Bpe::flush(Ids& out) {
+    for (size_t i = 0; i < n_pending_; ++i) {
+        Pending& one = pending_[i];
+        if (one.few != nullptr && Few::get(*one.few, one.short_key, one.size, out)) continue;
+        if (one.more != nullptr && More::get(*one.more, one.long_key, one.size, out)) continue;
+        resolve({one.begin, one.size});
+        out.insert(out.end(), ids_.begin(), ids_.end());
+        if (one.few != nullptr) Few::put(*one.few, one.short_key, one.size, ids_);
+        if (one.more != nullptr) More::put(*one.more, one.long_key, one.size, ids_);
+    }
+    n_pending_ = 0;
+}
+
+// Fills ids_ with those of the piece.
+void Bpe::resolve(std::string_view piece) {
     ids_.clear();
-    uint32_t whole = kNoId;
-    if (file_.config.flags & kIgnoreMerges) whole = file_.find(piece.data(), piece.size());
-    if (whole != kNoId) {
+    const uint32_t whole = file_.find(piece.data(), piece.size());
+    if (whole != kNoId && (file_.config.flags & kIgnoreMerges || file_.flags(whole) & kWhole)) {
         ids_.push_back(whole);
     } else {
         merge(piece);
     }
-    out.insert(out.end(), ids_.begin(), ids_.end());
-    if (entry != nullptr && ids_.size() <= std::size(entry->ids)) {
-        std::copy(piece.begin(), piece.end(), entry->text);
-        std::copy(ids_.begin(), ids_.end(), entry->ids);
-        entry->size = static_cast<uint8_t>(piece.size());
-        entry->count = static_cast<uint8_t>(ids_.size());
-    }
+}
+
+bool Bpe::merges_whole(uint32_t id) {
+    ids_.clear();
+    merge(file_.token(id));
+    return ids_.size() == 1 && ids_[0] == id;
 }
 
 void Bpe::merge(std::string_view piece) {
@@ -87,28 +166,33 @@ void Bpe::start(std::string_view piece) {
 }
 
 void Bpe::merge_few() {
-    const size_t n = ids_.size();
-    ranks_.assign(n, kNoId);
-    results_.resize(n);
-    for (size_t i = 0; i + 1 < n; ++i) ranks_[i] = file_.merge(ids_[i], ids_[i + 1], &results_[i]);
-    size_t count = n;
-    while (count > 1) {
-        const auto best = std::min_element(ranks_.begin(), ranks_.begin() + static_cast<long>(count) - 1);
-        if (*best == kNoId) break;
-        const size_t i = static_cast<size_t>(best - ranks_.begin());
-        ids_[i] = results_[i];
-        const auto erase = [&](std::vector<uint32_t>& values, size_t at) {
-            std::copy(values.begin() + static_cast<long>(at) + 1,
-                      values.begin() + static_cast<long>(count), values.begin() + static_cast<long>(at));
-        };
-        erase(ids_, i + 1);
-        erase(ranks_, i + 1);
-        erase(results_, i + 1);
-        --count;
-        ranks_[i] = i + 1 < count ? file_.merge(ids_[i], ids_[i + 1], &results_[i]) : kNoId;
-        if (i > 0) ranks_[i - 1] = file_.merge(ids_[i - 1], ids_[i], &results_[i - 1]);
+    // Rank and result of joining each id with the next one, the rank in the high half.
+    uint64_t joins[kFew];
+    constexpr uint64_t kNone = ~uint64_t{0};
+    uint32_t* const ids = ids_.data();
+    size_t last = ids_.size() - 1;
+    const auto join = [&](size_t i) {
+        uint32_t result = 0;
+        const uint64_t rank = file_.merge(ids[i], ids[i + 1], &result);
+        return rank == kNoId ? kNone : rank << 32 | result;
+    };
+    for (size_t i = 0; i < last; ++i) joins[i] = join(i);
+    while (last > 0) {
+        size_t best = 0;
+        for (size_t i = 1; i < last; ++i) {
+            if (joins[i] >> 32 < joins[best] >> 32) best = i;
+        }
+        if (joins[best] == kNone) break;
+        ids[best] = static_cast<uint32_t>(joins[best]);
+        std::copy(ids + best + 2, ids + last + 1, ids + best + 1);
+        --last;
+        if (best < last) {
+            std::copy(joins + best + 2, joins + last + 1, joins + best + 1);
+            joins[best] = join(best);
+        }
+        if (best > 0) joins[best - 1] = join(best - 1);
     }
-    ids_.resize(count);
+    ids_.resize(last + 1);
 }
 
 void Bpe::merge_many() {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "tokenizer_models.hpp"
+
 namespace bitnet {
 namespace {
 
@@ -136,13 +138,14 @@ std::string build_tokenizer(const TokenizerParts& parts) {
         config.max_token_bytes = std::max(config.max_token_bytes, offsets[id + 1] - offsets[id]);
     }
 
+    std::string flags(parts.flags);
     // Only to look up what the merges make; the real file follows.
     std::vector<uint64_t> merge_slots;
     std::vector<uint32_t> results(merges.size() / 2, kNoId);
     const auto assemble = [&] {
         const std::string_view sections[kSections] = {
             parts.meta, {reinterpret_cast<const char*>(&config), sizeof config}, parts.offsets,
-            parts.bytes, parts.flags, as_bytes(slots), as_bytes(merge_slots), as_bytes(results),
+            parts.bytes, flags, as_bytes(slots), as_bytes(merge_slots), as_bytes(results),
             parts.scores, parts.byte_ids, parts.added, parts.steps, parts.charsmap, parts.prefix};
         FileHeader header{};
         std::string out(sizeof header + kSections * sizeof(SectionEntry), '\0');
@@ -179,6 +182,15 @@ std::string build_tokenizer(const TokenizerParts& parts) {
             i = (i + 1) & (merge_slots.size() - 1);
         }
         merge_slots[i] = pair << 22 | (rank + 1);
+    }
+    if (!(config.flags & kIgnoreMerges)) {
+        const std::string merged = assemble();
+        const TokenizerFile known(merged.data(), merged.size());
+        Bpe bpe(known);
+        for (uint32_t id = 0; id < known.n_tokens; ++id) {
+            const bool whole = (known.flags(id) & kInModel) && bpe.merges_whole(id);
+            if (whole) flags[id] = static_cast<char>(flags[id] | kWhole);
+        }
     }
     return assemble();
 }

@@ -14,7 +14,7 @@
 
 namespace bitnet {
 
-constexpr uint32_t kTokenizerVersion = 1;
+constexpr uint32_t kTokenizerVersion = 2;
 constexpr uint32_t kNoId = 0xFFFFFFFF;
 
 enum class Section : uint32_t {
@@ -55,7 +55,8 @@ enum TokenFlag : uint8_t {
     kByteToken = 4,    // <0xNN>
     kInModel = 8,      // the model itself can produce it
     kUserDefined = 16, // SentencePiece: never split
-    kUnused = 32       // SentencePiece: an intermediate that is split again
+    kUnused = 32,      // SentencePiece: an intermediate that is split again
+    kWhole = 64        // merging its spelling gives it alone; filled in by the builder
 };
 
 // Limits of the packed table entries.

@@ -1,6 +1,8 @@
 // The four ways to cut a piece of text into tokens.
 #pragma once
 
+#include <cstdlib>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,11 +14,41 @@ namespace bitnet {
 
 using Ids = std::vector<uint32_t>;
 
+// Ids of pieces of text met before: of up to 8 * kWords bytes and kIds ids, two to a set.
+template <size_t kWords, size_t kIds, size_t kSets>
+class PieceCache {
+public:
+    using Key = uint64_t[kWords];
+    struct Entry {
+        Key text;
+        uint32_t ids[kIds];
+        uint8_t size, count;
+    };
+    struct Set {
+        Entry entries[2];
+    };
+    // The set and the key of the piece of size bytes at begin; nullptr when there is no memory.
+    Set* set(const char* begin, size_t size, const char* limit, Key& key);
+    static bool get(const Set& set, const Key& key, size_t size, Ids& out);
+    static void put(Set& set, const Key& key, size_t size, const Ids& ids);
+
+private:
+    struct Free {
+        void operator()(Set* sets) const { std::free(sets); }
+    };
+    std::unique_ptr<Set[], Free> sets_;
+};
+
 // Merges by rank, lowest and leftmost first.
 class Bpe {
 public:
     explicit Bpe(const TokenizerFile& file) : file_(file) {}
-    void encode(std::string_view piece, Ids& out);
+    // Takes in the piece [begin, end) of a text that is readable up to limit. Ids come out by and
+    // by, in order, and all of them with flush().
+    void add(const char* begin, const char* end, const char* limit, Ids& out);
+    void flush(Ids& out);
+    // Whether merging the spelling of a token gives that token alone.
+    bool merges_whole(uint32_t id);
 
 private:
     struct Symbol {
@@ -28,11 +60,19 @@ private:
         int32_t left;
         uint32_t result;
     };
-    struct Cached {
-        char text[22];
-        uint8_t size = 0, count = 0;
-        uint32_t ids[8];
+    using Few = PieceCache<2, 3, 1 << 15>;
+    using More = PieceCache<8, 15, 1 << 11>;
+    struct Pending {
+        const char* begin;
+        size_t size;
+        Few::Set* few;    // where its ids may be, when it is short
+        More::Set* more;  // when it is longer
+        union {
+            Few::Key short_key;
+            More::Key long_key;
+        };
     };
+    void resolve(std::string_view piece);
     void merge(std::string_view piece);
     void start(std::string_view piece);
     void merge_few();
@@ -40,10 +80,12 @@ private:
 
     const TokenizerFile& file_;
     Ids ids_;
-    std::vector<uint32_t> ranks_, results_;
     std::vector<Symbol> symbols_;
     std::vector<Candidate> heap_;
-    std::vector<Cached> cache_;
+    Few few_;
+    More more_;
+    Pending pending_[16];
+    size_t n_pending_ = 0;
 };
 
 // SentencePiece BPE: merges by score of the result, highest and leftmost first.

@@ -128,18 +128,29 @@ bool normalize(const std::vector<TokenizerStep>& steps, std::string& text) {
 
 PreTokenizer::PreTokenizer(const std::vector<TokenizerStep>& steps) : steps_(steps) {
     for (const TokenizerStep& step : steps_) {
-        if (step.kind == StepKind::kSplitRegex) regexes_.emplace_back(step.text);
+        if (step.kind == StepKind::kSplitRegex) expressions_.emplace_back(step.text);
     }
 }
 
+bool PreTokenizer::scans() const {
+    return steps_.size() == 1 && steps_[0].kind == StepKind::kSplitRegex && steps_[0].b == 0 &&
+           static_cast<Behavior>(steps_[0].a) == Behavior::kIsolated && expressions_[0].scanner.known();
+}
+
+// Where a scanner is not certain: it covers every text, so the match begins at p.
+const char* PreTokenizer::Expression::match(const char* begin, const char* p, const char* end) {
+    const char *from = nullptr, *to = nullptr;
+    return regex.find(begin, p, end, &from, &to) && from == p ? to : end;
+}
+
 void PreTokenizer::run(Cut& cut, bool first) {
-    auto regex = regexes_.begin();
+    auto expression = expressions_.begin();
     for (const TokenizerStep& step : steps_) {
         if (step.kind == StepKind::kPrefixSpace || step.kind == StepKind::kMetaspace) {
             prefix(cut, step, first);
             if (step.kind == StepKind::kPrefixSpace || step.b == 0) continue;
         }
-        split(cut, step, step.kind == StepKind::kSplitRegex ? &*regex++ : nullptr);
+        split(cut, step, step.kind == StepKind::kSplitRegex ? &*expression++ : nullptr);
     }
 }
 
@@ -165,13 +176,13 @@ void PreTokenizer::prefix(Cut& cut, const TokenizerStep& step, bool first) {
     cut.pieces.swap(pieces_);
 }
 
-void PreTokenizer::split(Cut& cut, const TokenizerStep& step, Regex* regex) {
+void PreTokenizer::split(Cut& cut, const TokenizerStep& step, Expression* expression) {
     const auto behavior = step.kind == StepKind::kMetaspace ? Behavior::kMergedWithNext
                                                             : static_cast<Behavior>(step.a);
     const bool invert = step.b != 0 && step.kind != StepKind::kMetaspace;
     pieces_.clear();
     for (const Cut::Piece& piece : cut.pieces) {
-        find(step, regex, cut.text.substr(piece.begin, piece.end - piece.begin));
+        find(step, expression, cut.text.substr(piece.begin, piece.end - piece.begin));
         if (step.kind != StepKind::kBertPreTokenizer) {
             if (invert) {
                 for (Match& match : matches_) match.is_match = !match.is_match;
@@ -187,7 +198,7 @@ void PreTokenizer::split(Cut& cut, const TokenizerStep& step, Regex* regex) {
 }
 
 // Fills matches_ with what the step matches in text and the stretches between.
-void PreTokenizer::find(const TokenizerStep& step, Regex* regex, std::string_view text) {
+void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::string_view text) {
     matches_.clear();
     size_t done = 0;
     const auto add = [&](size_t begin, size_t end) {
@@ -212,7 +223,15 @@ void PreTokenizer::find(const TokenizerStep& step, Regex* regex, std::string_vie
     switch (step.kind) {
         case StepKind::kSplitRegex: {
             const char *from = nullptr, *to = nullptr;
-            for (const char* p = begin; regex->find(begin, p, end, &from, &to); p = to) {
+            if (expression->scanner.known()) {
+                for (from = begin; from != end; from = to) {
+                    to = expression->scanner.next(from, end);
+                    if (to == nullptr) to = expression->match(begin, from, end);
+                    add(static_cast<size_t>(from - begin), static_cast<size_t>(to - begin));
+                }
+                break;
+            }
+            for (const char* p = begin; expression->regex.find(begin, p, end, &from, &to); p = to) {
                 add(static_cast<size_t>(from - begin), static_cast<size_t>(to - begin));
             }
             break;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "regex.hpp"
+#include "scanner.hpp"
 
 namespace bitnet {
 
@@ -48,6 +49,13 @@ class PreTokenizer {
 public:
     explicit PreTokenizer(const std::vector<TokenizerStep>& steps);
     bool empty() const { return steps_.empty(); }
+    // Whether the only step is an expression whose matches, found one by one, are the pieces.
+    bool scans() const;
+    // The end of the piece that begins at p, of a text in [begin, end).
+    const char* scan(const char* begin, const char* p, const char* end) {
+        const char* stop = expressions_[0].scanner.next(p, end);
+        return stop != nullptr ? stop : expressions_[0].match(begin, p, end);
+    }
     // cut.text is set, cut.pieces holds the whole of it; first: nothing came before this text.
     void run(Cut& cut, bool first);
 
@@ -56,13 +64,20 @@ private:
         size_t begin, end;
         bool is_match;
     };
-    void find(const TokenizerStep& step, Regex* regex, std::string_view text);
+    // The expression of a step: the engine, and a scanner where there is one for it.
+    struct Expression {
+        explicit Expression(const std::string& pattern) : regex(pattern), scanner(pattern) {}
+        const char* match(const char* begin, const char* p, const char* end);
+        Regex regex;
+        Scanner scanner;
+    };
+    void find(const TokenizerStep& step, Expression* expression, std::string_view text);
     void prefix(Cut& cut, const TokenizerStep& step, bool first);
-    void split(Cut& cut, const TokenizerStep& step, Regex* regex);
+    void split(Cut& cut, const TokenizerStep& step, Expression* expression);
     void arrange(Behavior behavior);
 
     const std::vector<TokenizerStep>& steps_;
-    std::vector<Regex> regexes_;  // of the kSplitRegex steps, in order
+    std::vector<Expression> expressions_;  // of the kSplitRegex steps, in order
     std::vector<Match> matches_;
     std::vector<Cut::Piece> pieces_;
 };

@@ -1,0 +1,101 @@
+"""Scanners of the common expressions, against the engine for any expression."""
+
+import random
+
+import pytest
+
+from bitnet import native
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.steps import GPT2_PATTERN
+
+module = native.module()
+pytestmark = pytest.mark.skipif(module is None, reason="the native module is not built")
+
+CL100K_SHORT = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+
+
+def _patterns():
+    found = {GPT2_PATTERN: "gpt-2", CL100K_SHORT: "cl100k"}
+    for name, pre in PRE_TOKENIZERS.items():
+        for step in pre.steps:
+            pattern = step.options.get("pattern", {})
+            if isinstance(pattern, dict) and "Regex" in pattern:
+                found.setdefault(pattern["Regex"], name)
+    known = {p: name for p, name in found.items() if module and module.scan_all(p, "") is not None}
+    return {name: pattern for pattern, name in known.items()}
+
+
+PATTERNS = _patterns()
+# Every class of characters the expressions tell apart, and the odd ones among them.
+CHARACTERS = (
+    "aZsStTrRvVeEmMlLdDfF'’\u017f 0179\u00bd\u0663.,!?/\\#<|>_-\n\r\t\v\f\x85\xa0\u2003\u3000"
+    "éÉßǅʰªºжЖ中文あア한ไทย\u0301\u0e31\u094d\u20dd😀👩\u200d\ufe0f\U000e0041\U000f0000\U0010ffff\x00\x1c"
+)
+UNITS = [
+    *(
+        "'s",
+        "'S",
+        "'ſ",
+        "'ll",
+        "'LL",
+        "'re",
+        "I'm",
+        " the",
+        "  ",
+        "\n\n",
+        " \n",
+        "\r\n",
+        "ABC",
+        "abC",
+    ),
+    *(
+        "Abc",
+        "A中b",
+        "中A",
+        "123",
+        "12345",
+        "...",
+        "?!\n",
+        "//\n/",
+        " .",
+        " 中",
+        "e\u0301",
+        " \u0301",
+    ),
+]
+
+
+def _text(rng):
+    pools = [CHARACTERS, UNITS, rng.sample(CHARACTERS, 4), "aA中\u0301' "]
+    return "".join(rng.choice(rng.choice(pools)) for _ in range(rng.randrange(1, 40)))
+
+
+def test_the_expressions_of_the_common_models_have_scanners():
+    assert {"gpt-2", "llama3", "qwen2", "gpt-4o", "tekken", "qwen35"} <= set(PATTERNS)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_scanner_cuts_as_the_engine_does(name):
+    pattern = PATTERNS[name]
+    rng = random.Random(name)
+    certain = 0
+    for _ in range(3000):
+        text = _text(rng)
+        found, rest = module.scan_all(pattern, text)
+        wanted = module.regex_find_all(pattern, text)
+        assert "".join(wanted) == text, "the expression does not cover every text"
+        assert found == wanted[: len(found)], repr(text)
+        assert "".join(found) + rest == text
+        assert not rest or "ſ" in text or not text.isascii()
+        certain += not rest
+    assert certain > 2000
+
+
+@pytest.mark.parametrize("change", ["+", "|x", ")", "\\p{N}"])
+def test_an_expression_that_is_nearly_a_known_one_has_no_scanner(change):
+    for pattern in PATTERNS.values():
+        assert module.scan_all(pattern + change, "text") is None
+        assert module.scan_all(change + pattern, "text") is None
