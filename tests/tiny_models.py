@@ -134,7 +134,10 @@ def _taught_llama():
 
 
 def tiny_gguf(path, *, tokenizer=True, **keys):
-    """A LLaMA as a file, with one token per letter; *keys* are metadata."""
+    """A LLaMA as a file, with one token per letter; *keys* are metadata.
+
+    With a tokenizer it has an output matrix of its own, without one that of the embedding.
+    """
     checkpoint = _taught_llama() if tokenizer else tiny("llama")
     metadata = dict(checkpoint.metadata)
     if tokenizer:

@@ -12,6 +12,7 @@ from bitnet.errors import InvalidFormat
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_new import NewTensor, write_new
 from bitnet.formats.gguf_write import refuse_existing
+from bitnet.formats.mapped_file import mapped_files, unchanged
 from bitnet.models.binding import expected_tensors
 from bitnet.models.load import config_from
 
@@ -75,6 +76,7 @@ def convert(
         UsageError: *output* exists.
         Unsupported: something would be lost and may not, or cannot be said in GGUF.
         InvalidFormat: *source* is damaged or incomplete.
+        IntegrityError: *source* changed while it was read.
         TokenizerNotFound: *source* has no tokenizer.
         VerificationFailed: a tensor read back is not what it was meant to be.
     """
@@ -84,13 +86,17 @@ def convert(
     jobs = [job(weight, checkpoint, request) for weight in checkpoint.weights.values()]
     tensors = [NewTensor(one.weight.name, one.weight.shape, one.target, one.chunks) for one in jobs]
     converted: list[Converted] = []
-    write_new(
-        output,
-        metadata(checkpoint, request),
-        tensors,
-        check=lambda path: converted.extend(compare(path, jobs)),
-        on_progress=on_progress,
-    )
+
+    def check(path: Path) -> None:
+        converted.extend(compare(path, jobs))
+        for file in mapped_files(read):
+            file.check()
+
+    read = [weight.data for weight in checkpoint.weights.values()]
+    with unchanged(read):
+        write_new(
+            output, metadata(checkpoint, request), tensors, check=check, on_progress=on_progress
+        )
     return Conversion(output, output.stat().st_size, tuple(converted))
 
 

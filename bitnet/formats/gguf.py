@@ -13,9 +13,7 @@ Nothing is copied but names and scalars: memory stays bounded by the size of the
 from __future__ import annotations
 
 import logging
-import mmap
 import re
-import stat
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,10 +21,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, NotFound, Unsupported, from_os_error
+from bitnet.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.formats import gguf_index
 from bitnet.formats.gguf_index import NeedMoreBytes, Problem, TensorEntry
 from bitnet.formats.gguf_values import Array, decode, printable
+from bitnet.formats.mapped_file import MappedFile
 from bitnet.quants import types
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class GGUF:
         size: bytes of all files together, ``None`` where only a prefix is known.
     """
 
-    def __init__(self, path: Path, parts: list[_Part], maps: list[mmap.mmap]) -> None:
+    def __init__(self, path: Path, parts: list[_Part], maps: list[MappedFile]) -> None:
         first = parts[0]
         self.path = path
         self.version = first.version
@@ -147,11 +146,11 @@ class GGUF:
             PermissionDenied: the file may not be read.
         """
         paths = _part_paths(Path(path))
-        maps: list[mmap.mmap] = []
+        maps: list[MappedFile] = []
         parts = []
         try:
             for number, name in enumerate(paths):
-                mapped = _map(name)
+                mapped = MappedFile.open(name)
                 maps.append(mapped)
                 parts.append(_parse(memoryview(mapped), len(mapped), name.name))
                 _check_split(parts[-1], number, len(paths))
@@ -267,24 +266,7 @@ class GGUF:
         )
 
 
-def _map(path: Path) -> mmap.mmap:
-    try:
-        status = path.stat()  # before opening: a pipe would block
-        if stat.S_ISDIR(status.st_mode):
-            raise InvalidFormat(
-                f"{path} is a folder, expected a GGUF file", hint="name the file inside it"
-            )
-        if not stat.S_ISREG(status.st_mode):
-            raise InvalidFormat(f"{path} is not a regular file")
-        with path.open("rb") as file:
-            if not status.st_size:
-                raise InvalidFormat(f"{path.name} is empty", hint=_REFETCH)
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise from_os_error(error, path) from error
-
-
-def _close(maps: list[mmap.mmap]) -> None:
+def _close(maps: list[MappedFile]) -> None:
     while maps:
         with suppress(BufferError):  # a view is still in use; the mapping goes with it
             maps.pop().close()

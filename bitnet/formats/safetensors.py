@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.errors import InvalidFormat, NotFound, from_os_error
+from bitnet.formats.mapped_file import MappedFile
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,13 +91,7 @@ def read_file(path: Path) -> dict[str, Tensor]:
         NotFound: there is no such file.
         InvalidFormat: it is damaged or truncated.
     """
-    try:
-        with path.open("rb") as file:
-            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except ValueError:
-        raise _damaged(path, "it is empty") from None
-    except OSError as error:
-        raise from_os_error(error, path) from error
+    view = memoryview(MappedFile.open(path))
     if len(view) < 8:
         raise _damaged(path, "it ends before its header")
     (length,) = struct.unpack_from("<Q", view)

@@ -19,7 +19,7 @@ from bitnet.errors import Unsupported
 from bitnet.kernels.cores import usable_cores
 from bitnet.kernels.native_graph import GATES, CompiledProgram
 from bitnet.kernels.ops import Activation, Array, Ops
-from bitnet.kernels.packing import prepare_matrix
+from bitnet.kernels.packing import Matrix, prepare_matrix
 from bitnet.kernels.ternary_choice import dense_pays
 from bitnet.quants import registry
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import RopeStyle
-    from bitnet.kernels.packing import Matrix
     from bitnet.kernels.program import Program, Segment
     from bitnet.quants.weight import Weight
 
@@ -101,6 +100,9 @@ class NativeOps(Ops):
         if len(weight.shape) != 2:
             return np.ascontiguousarray(registry.dequantize(weight), dtype=np.float32)
         return prepare_matrix(self._native, weight, in_rows=looked_up, dense=self._dense)
+
+    def reads(self, prepared: Any) -> list[NDArray[np.uint8]]:
+        return [prepared.data] if isinstance(prepared, Matrix) else []
 
     def compile(
         self, program: Program, weights: Mapping[str, Any]

@@ -14,6 +14,9 @@ from bitnet.kernels.program import Activation, Array
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from bitnet.formats.checkpoint import RopeStyle
     from bitnet.kernels.program import Program, Segment
     from bitnet.quants.weight import Weight
@@ -47,6 +50,10 @@ class Ops(ABC):
             Unsupported: the encoding has no kernel here.
             InvalidFormat: the weight's bytes are damaged.
         """
+
+    def reads(self, prepared: Prepared) -> list[NDArray[np.uint8]]:  # noqa: ARG002
+        """Bytes of mapped files that operations on *prepared* read; none where it is a copy."""
+        return []
 
     @abstractmethod
     def compile(

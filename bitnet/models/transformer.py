@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InferenceError, UsageError
+from bitnet.formats.mapped_file import mapped_files, unchanged
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.program import Cache, Segment
 from bitnet.models.binding import bind
@@ -61,9 +62,18 @@ class Model:
         Raises:
             InvalidFormat: tensors are missing, unexpected or of the wrong shape.
             Unsupported: *ops* has no kernel for an encoding.
+            IntegrityError: a file changed while it was read.
         """
         self.config = config
         self.ops = ops
+        with unchanged(weight.data for weight in checkpoint.weights.values()):
+            self._bind(checkpoint, exact_head)
+        program = hidden_program(config, self._weights)
+        self._run = ops.compile(program, self._weights)
+        self._interpreter = Interpreter(program, self._weights, ops)
+
+    def _bind(self, checkpoint: Checkpoint, exact_head: ExactHead) -> None:
+        config, ops = self.config, self.ops
         head = head_name(checkpoint)
         screened = is_screened(checkpoint, config, ops, exact_head)
         self._weights = bind(checkpoint, config, ops, by_row=(head,) if screened else ())
@@ -74,9 +84,17 @@ class Model:
         judged = self.screen if exact_head == "auto" else None
         self.meter = Meter(judged) if judged else None
         self._head_weight = checkpoint.weights[head] if judged else None
-        program = hidden_program(config, self._weights)
-        self._run = ops.compile(program, self._weights)
-        self._interpreter = Interpreter(program, self._weights, ops)
+        read = [array for one in self._weights.values() for array in ops.reads(one)]
+        self._files = mapped_files(read)
+
+    def check_files(self) -> None:
+        """Make sure that the files a pass reads are what was loaded.
+
+        Raises:
+            IntegrityError: one has been cut off or written to; what was computed since is void.
+        """
+        for file in self._files:
+            file.check()
 
     def hidden(self, segments: Sequence[Segment]) -> list[Array]:
         """What the head reads after the wanted tokens of each segment, ``(wanted, dim)``.
@@ -87,13 +105,17 @@ class Model:
             UsageError: no segments, one without tokens, an id outside the vocabulary, or a cache
                 that two segments share.
             InferenceError: a cache has no room.
+            IntegrityError: as :meth:`check_files`.
         """
         self._check(segments)
-        return _parts(self._run(segments), segments)
+        hidden = self._run(segments)
+        self.check_files()
+        return _parts(hidden, segments)
 
     def head(self, hidden: Array) -> Array:
         """Logits of hidden states, ``(n, dim)`` to ``(n, vocab_size)``."""
         logits = self.ops.linear(hidden, self._head, self._weights.get("output.bias"))
+        self.check_files()
         cap = self.config.final_softcap
         return self.ops.softcap(logits, cap) if cap else logits
 
@@ -158,6 +180,7 @@ class Model:
         yield "result_output", self.head(value)
 
     def _check(self, segments: Sequence[Segment]) -> None:
+        self.check_files()
         if not segments or not all(len(segment.tokens) for segment in segments):
             raise UsageError("there are no tokens to run the model on", hint="pass some text")
         if len({id(segment.cache) for segment in segments}) != len(segments):

@@ -7,6 +7,7 @@
 #include "bind_kernels.hpp"
 #include "bind_screen.hpp"
 #include "cpu.hpp"
+#include "file_guard.hpp"
 #include "gguf.hpp"
 #include "tokenizer_bind.hpp"
 
@@ -19,6 +20,7 @@ NB_MODULE(_native, m) {
           "Names of the instruction sets that can be used on this machine.");
     m.def("set_leak_warnings", &nb::set_leak_warnings, nb::arg("wanted"),
           "Whether the end of the process tells which objects of this module are left.");
+    bitnet::bind_file_guard(m);
     bitnet::bind_gguf(m);
     bitnet::bind_graph(m);
     bitnet::bind_kernels(m);

@@ -77,6 +77,7 @@ def _rows(model: Model, hidden: Array, wanted: Sequence[Wanted | None]) -> list[
     if model.screen is not None and 0 < len(screened) <= MOST_AT_ONCE:
         asked = [one for one in wanted if one is not None]
         candidates = model.screen.candidates(hidden[screened], asked)
+        model.check_files()
         for at, one in zip(screened, candidates, strict=True):
             if one is not None:
                 found[at] = ScreenedLogits(one, model, hidden[at])

@@ -22,6 +22,7 @@ from bitnet.findings import Finding
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_audit import audit
 from bitnet.formats.gguf_ternary import code_counts
+from bitnet.formats.mapped_file import MappedFile, mapped_files
 from bitnet.models.binding import differences, expected_tensors
 from bitnet.models.load import config_from
 from bitnet.progress import human_size
@@ -148,6 +149,7 @@ class _Examination:
         self.pin = pin
         self.against = against
         self.checkpoint: Checkpoint | None = None
+        self._files: list[MappedFile] = []
         self.config: TransformerConfig | None = None
         self.tokenizer: Tokenizer | None = None
         self.fits = False  # every tensor has the shape the architecture asks for
@@ -169,6 +171,8 @@ class _Examination:
             started = time.perf_counter()
             try:
                 found = step()
+                for file in self._files:
+                    file.check()
             except _Skipped as reason:
                 found = _Found(str(reason), "skipped")
             except BitnetError as error:
@@ -181,6 +185,9 @@ class _Examination:
 
     def _file(self) -> _Found:
         self.checkpoint = open_checkpoint(self.path)
+        self._files = mapped_files(weight.data for weight in self.checkpoint.weights.values())
+        for file in self._files:
+            file.guard()
         size = sum(weight.data.nbytes for weight in self.checkpoint.weights.values())
         return _Found(f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete")
 

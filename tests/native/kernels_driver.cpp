@@ -2,6 +2,7 @@
 // results with those of the scalar kernels. The target kernels_driver is built with sanitizers
 // (cmake -DBITNET_SANITIZE=address,undefined) or for another processor. Exit code 0: nothing was found.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -287,6 +288,42 @@ void run_level(Results& results) {
     run_screen(results, 20, 700);
 }
 
+// Two models at once that share the threads, whose number changes meanwhile: each pass is right.
+void run_two_models() {
+    Results expected;
+    for (const int64_t tokens : {1, 3, 70}) run_graph(expected, tokens);
+    std::atomic<int> left{2};
+    const auto passes = [&] {
+        for (int i = 0; i < 20; ++i) {
+            Results results = expected.comparing();
+            for (const int64_t tokens : {1, 3, 70}) run_graph(results, tokens);
+            if (!results.complete()) std::abort();
+        }
+        --left;
+    };
+    std::thread first(passes), second(passes);
+    for (int threads = 1; left.load() > 0; threads = threads % 4 + 1) {
+        bitnet::set_threads(threads);
+        bitnet::wake_threads();
+        run_arena();
+    }
+    first.join(), second.join();
+}
+
+// A spin that lost its core is not repeated at once.
+void check_patience() {
+    using namespace std::chrono_literals;
+    bitnet::Patience patience;
+    for (int i = 0; i < 3; ++i) {
+        if (patience.turns() != bitnet::Patience::kTurns) std::abort();
+        patience.spun(50us);
+    }
+    patience.spun(3ms);
+    for (int i = 0; i < bitnet::Patience::kWaitsAsleep; ++i)
+        if (patience.turns() != 0) std::abort();
+    if (patience.turns() != bitnet::Patience::kTurns) std::abort();
+}
+
 // Two callers at once, or one.
 void compare_level(const Results& expected, bool two) {
     const auto run = [&expected] {
@@ -302,8 +339,12 @@ void compare_level(const Results& expected, bool two) {
 
 }  // namespace
 
-// Arguments are instruction sets that this processor must have.
+// Arguments are instruction sets that this processor must have; with "models" alone only two models at
+// once are run, for the thread sanitizer.
 int main(int argc, char** argv) {
+    check_patience();
+    run_two_models();
+    if (argc == 2 && std::strcmp(argv[1], "models") == 0) return 0;
     const std::vector<std::string> levels = bitnet::levels();
     for (int i = 1; i < argc; ++i)
         if (std::find(levels.begin(), levels.end(), argv[i]) == levels.end()) {

@@ -1,0 +1,109 @@
+#include "file_guard.hpp"
+
+#include <atomic>
+#include <cstdint>
+
+#if !defined(_WIN32)
+#include <csignal>
+#include <cerrno>
+#include <sys/mman.h>
+#include <unistd.h>
+#endif
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace bitnet {
+namespace {
+
+#if defined(_WIN32)
+
+// A mapped file cannot be shortened there.
+int guard(uintptr_t, size_t) { return -1; }
+void release(int) {}
+bool is_torn(int) { return false; }
+
+#else
+
+struct Range {
+    std::atomic<uintptr_t> begin{0}, end{0};  // whole pages; begin 0: free
+    std::atomic<bool> torn{false};
+};
+
+constexpr int kRanges = 1024;
+Range ranges[kRanges];
+struct sigaction before;
+uintptr_t page_size = 4096;
+
+// Everything in here may be called in a signal handler.
+bool put_zeros(uintptr_t address) {
+    for (Range& range : ranges) {
+        const uintptr_t begin = range.begin.load(), end = range.end.load();
+        if (begin == 0 || address < begin || address >= end) continue;
+        range.torn.store(true);
+        const uintptr_t page = address / page_size * page_size;
+        return mmap(reinterpret_cast<void*>(page), end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+                    -1, 0) != MAP_FAILED;
+    }
+    return false;
+}
+
+void on_fault(int number, siginfo_t* info, void* context) {
+    const int error = errno;
+    const bool by_access = info->si_code > 0;  // and not sent by a process
+    if (by_access && put_zeros(reinterpret_cast<uintptr_t>(info->si_addr))) {
+        errno = error;
+        return;
+    }
+    if (before.sa_flags & SA_SIGINFO) {
+        before.sa_sigaction(number, info, context);
+    } else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN) {
+        before.sa_handler(number);
+    } else if (by_access || before.sa_handler == SIG_DFL) {
+        signal(number, SIG_DFL);
+        raise(number);  // once this handler has returned
+    }
+}
+
+bool install() {
+    page_size = uintptr_t(sysconf(_SC_PAGESIZE));
+    struct sigaction action {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
+    sigemptyset(&action.sa_mask);
+    return sigaction(SIGBUS, &action, &before) == 0;
+}
+
+// Called with the interpreter's lock.
+int guard(uintptr_t address, size_t length) {
+    static const bool installed = install();
+    if (!installed || address == 0 || address % page_size != 0) return -1;
+    for (int i = 0; i < kRanges; ++i) {
+        Range& range = ranges[i];
+        if (range.begin.load() != 0) continue;
+        range.torn.store(false);
+        range.end.store(address + (length + page_size - 1) / page_size * page_size);
+        range.begin.store(address);
+        return i;
+    }
+    return -1;
+}
+
+void release(int i) {
+    if (i >= 0 && i < kRanges) ranges[i].begin.store(0);
+}
+
+bool is_torn(int i) { return i >= 0 && i < kRanges && ranges[i].torn.load(); }
+
+#endif
+
+}  // namespace
+
+void bind_file_guard(nb::module_& m) {
+    m.def("guard_mapping", &guard, "address"_a, "length"_a,
+          "Let reads behind the end of a mapped file give zeros; a number for the functions below, -1: cannot be.");
+    m.def("release_mapping", &release, "number"_a, "Before or after the mapping goes.");
+    m.def("is_torn", &is_torn, "number"_a, "Whether such a read has been.");
+}
+
+}  // namespace bitnet

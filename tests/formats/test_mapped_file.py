@@ -1,0 +1,229 @@
+"""A file that changes while it is read: no signal, no wrong answer, an error that names it."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+import waiting
+from tiny_models import tiny_gguf
+
+from bitnet import native
+from bitnet.errors import IntegrityError, InvalidFormat, NotFound
+from bitnet.formats.mapped_file import MappedFile, mapped_files, unchanged
+
+needs_native = pytest.mark.skipif(
+    native.module() is None or sys.platform == "win32", reason="needs the compiled module's guard"
+)
+SIZE = 1 << 20
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"\7" * SIZE)
+    return path
+
+
+def cut(path):
+    os.truncate(path, 5000)
+
+
+def grow(path):
+    with path.open("ab") as file:
+        file.write(b"more")
+
+
+def write_over(path):
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.write(b"other")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
+
+
+@pytest.mark.parametrize("change", [cut, grow, write_over])
+def test_a_file_that_changed_is_named(path, change):
+    mapped = MappedFile.open(path)
+    mapped.check()
+    change(path)
+    with pytest.raises(IntegrityError, match="changed while it was in use") as raised:
+        mapped.check()
+    assert str(path) in raised.value.message
+    assert "rename the new one over it" in raised.value.hint
+
+
+def replace(path):
+    new = path.with_name("new")
+    new.write_bytes(b"\1" * 10)
+    new.replace(path)
+
+
+def read(path):
+    path.read_bytes()
+
+
+@pytest.mark.parametrize("change", [replace, os.unlink, read])
+def test_what_leaves_the_mapped_bytes_alone_is_no_change(path, change):
+    mapped = MappedFile.open(path)
+    change(path)
+    mapped.check()
+    assert mapped[SIZE - 1] == 7
+
+
+@needs_native
+def test_reads_behind_the_new_end_give_zeros_and_are_told(path):
+    mapped = MappedFile.open(path)
+    array = np.frombuffer(memoryview(mapped), dtype=np.uint8)
+
+    def read():
+        with unchanged([array[100:]]):
+            cut(path)
+            assert (array[: 1 << 12] == 7).all()
+            assert (array[1 << 13 :] == 0).all()  # would be SIGBUS
+
+    with pytest.raises(IntegrityError, match="changed while it was in use"):
+        read()
+    os.truncate(path, SIZE)
+    os.utime(path, ns=(mapped._opened.st_atime_ns, mapped._opened.st_mtime_ns))
+    with pytest.raises(IntegrityError, match="a part of it could not be read"):
+        mapped.check()  # although it looks as before
+
+
+@needs_native
+def test_a_closed_file_is_not_guarded_any_more(path):
+    module = native.module()
+    numbers = []
+    for _ in range(3000):  # more than there is room for at a time
+        mapped = MappedFile.open(path)
+        mapped.guard()
+        numbers.append(mapped._guard[1])
+        mapped.close()
+    assert min(numbers) >= 0
+    assert not module.is_torn(numbers[-1])
+
+
+@needs_native
+@pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN", "handle", "faulthandler"])
+def test_a_bus_error_elsewhere_goes_where_it_went(path, handler):
+    script = f"""
+        import faulthandler, mmap, os, signal, sys
+        from pathlib import Path
+        from bitnet.formats.mapped_file import MappedFile
+        def handle(number, frame): os._exit(7)
+        if "{handler}" == "faulthandler": faulthandler.enable()
+        elif "{handler}" == "handle": signal.signal(signal.SIGBUS, handle)
+        else: signal.signal(signal.SIGBUS, signal.{handler if handler.isupper() else "SIG_DFL"})
+        guarded = MappedFile.open(Path(sys.argv[1]))
+        guarded.guard()
+        if "{handler}" in ("handle", "SIG_IGN"):
+            os.kill(os.getpid(), signal.SIGBUS)
+            os._exit(8)
+        other = mmap.mmap(os.open(sys.argv[2], os.O_RDONLY), 0, access=mmap.ACCESS_READ)
+        os.truncate(sys.argv[2], 10)
+        print(other[1 << 13])
+    """
+    other = path.with_name("other")
+    other.write_bytes(b"\1" * SIZE)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(path), str(other)],
+        capture_output=True,
+        text=True,
+        timeout=waiting.PATIENCE_S,
+        check=False,
+    )
+    expected = {"handle": 7, "SIG_IGN": 8}.get(handler, -7)
+    assert done.returncode == expected, done.stderr
+    assert ("Bus error" in done.stderr) == (handler == "faulthandler")
+
+
+def test_what_is_no_file_to_map_is_refused(tmp_path, path):
+    cut_off = tmp_path / "empty"
+    cut_off.touch()
+    for name, error in ((tmp_path, InvalidFormat), (cut_off, InvalidFormat), ("none", NotFound)):
+        with pytest.raises(error):
+            MappedFile.open(tmp_path / name)
+
+
+def test_arrays_know_their_files(path):
+    mapped = MappedFile.open(path)
+    whole = np.frombuffer(memoryview(mapped)[8:], dtype=np.uint8)
+    assert mapped_files([whole[4:90], whole[9:].view("<u1"), np.ones(3, np.uint8)]) == [mapped]
+    assert mapped_files([whole.copy()]) == []
+
+
+RUN = """
+    import os, sys
+    from pathlib import Path
+    from bitnet.errors import BitnetError
+    from bitnet.formats.containers import open_checkpoint
+    from bitnet.kernels.select import select
+    from bitnet.models.load import load_model
+    from bitnet.runtime.engine import Engine
+
+    path = Path(sys.argv[1])
+    def change():
+        if sys.argv[2] == "cut": os.truncate(path, 4096)
+        else: os.utime(path, ns=(0, 0))
+    def attempt(function):
+        try: function()
+        except BitnetError as error: print(type(error).__name__, error, flush=True)
+        else: print("fine", flush=True)
+"""
+
+
+def ended(script, path, change):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(RUN) + textwrap.dedent(script), str(path), change],
+        capture_output=True,
+        text=True,
+        timeout=waiting.PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@needs_native
+@pytest.mark.parametrize("change", ["cut", "touched"])
+def test_a_model_whose_file_changes_ends_its_passes_with_an_error(tmp_path, change):
+    """Its embedding is looked up in the file; everything else has been copied."""
+    path = tiny_gguf(tmp_path / "tiny.gguf")
+    script = """
+        engine = Engine(load_model(open_checkpoint(path), ops=select(threads=2)))
+        ids = [5, 9, 33, 2]
+        attempt(lambda: engine.logits(ids))
+        change()
+        attempt(lambda: engine.logits(ids))
+        attempt(lambda: list(engine.generate(ids)))
+    """
+    first, *others = ended(script, path, change)
+    assert first == "fine"
+    assert len(others) == 2
+    assert all(line.startswith("IntegrityError") and str(path) in line for line in others)
+
+
+@needs_native
+@pytest.mark.parametrize("change", ["cut", "touched"])
+def test_a_file_that_changes_before_it_is_loaded_is_not_loaded(tmp_path, change):
+    path = tiny_gguf(tmp_path / "tiny.gguf")
+    script = """
+        checkpoint = open_checkpoint(path)
+        change()
+        attempt(lambda: load_model(checkpoint, ops=select()))
+    """
+    (said,) = ended(script, path, change)
+    assert said.startswith("IntegrityError")
+    assert str(path) in said
+
+
+@needs_native
+def test_a_model_that_was_copied_does_not_need_its_file(tmp_path):
+    path = tiny_gguf(tmp_path / "tiny.gguf", tokenizer=False)
+    script = """
+        engine = Engine(load_model(open_checkpoint(path), ops=select(threads=2)))
+        change()
+        attempt(lambda: engine.logits([5, 9, 33, 2]))
+    """
+    assert ended(script, path, "cut") == ["fine"]
