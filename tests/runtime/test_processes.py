@@ -18,7 +18,7 @@ needs_native = pytest.mark.skipif(native.module() is None, reason="the module is
 
 MODEL = """
 import logging, os, sys, threading
-from bitnet.formats.checkpoint import open_checkpoint
+from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.select import select
 from bitnet.models.load import load_model
 from bitnet.runtime.engine import Engine, GenerationParams
