@@ -349,7 +349,7 @@ def _context(gguf: GGUF) -> int:
 
 def _format_findings(gguf: GGUF) -> Iterator[Finding]:
     if gguf.architecture not in ARCHITECTURES:
-        known = ", ".join(sorted(ARCHITECTURES))
+        known = ", ".join(ARCHITECTURES)
         named = gguf.architecture or "(none)"
         yield Finding("failed", "architecture", f"{named} is not supported; supported: {known}")
     if not gguf.tensors:

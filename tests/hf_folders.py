@@ -6,7 +6,8 @@ import struct
 import numpy as np
 from tiny_models import KEYS, VOCAB, tiny
 
-from bitnet.formats.hf_names import _INNER, _INNER_GEMMA, _OUTER
+from bitnet.families.config_json import _INNER, _OUTER
+from bitnet.families.family import of_gguf
 from bitnet.quants.registry import dequantize
 
 # GGUF architecture: model_type and activation.
@@ -40,7 +41,8 @@ def bf16(values):
 
 
 def _hf_name(name, architecture):
-    inner = _INNER_GEMMA if architecture.startswith("gemma") else _INNER
+    family = of_gguf("llama" if architecture == "mistral" else architecture)
+    inner = _INNER | family.tensors
     outer = {gguf: hf for hf, gguf in _OUTER.items()}
     if name in outer:
         return f"model.{outer[name]}" if not outer[name].startswith("lm_head") else outer[name]
@@ -69,6 +71,7 @@ def config(architecture, **more):
         "max_position_embeddings": KEYS["context_length"],
         "rms_norm_eps": KEYS["attention.layer_norm_rms_epsilon"],
         "vocab_size": VOCAB,
+        "tie_word_embeddings": True,
         "sliding_window": 4 if architecture in ("mistral", "gemma2", "gemma3") else None,
     } | more
 

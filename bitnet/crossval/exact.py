@@ -126,6 +126,7 @@ def _ops_for(checkpoint: Checkpoint) -> ReferenceOps:
 def _run(model: Model, prompts: Sequence[tuple[int, ...]], steps: int) -> Iterator[PromptTrace]:
     for ids in prompts:
         cache = KVCache(model.config, len(ids) + steps + 1, dtype=np.float64)
+        cache.reach = len(ids)
         positions = positions_from(model.forward(ids, cache, all_positions=True), kept=KEPT)
         greedy, gaps = [], []
         last = positions[-1]

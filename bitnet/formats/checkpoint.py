@@ -11,7 +11,7 @@ everything that reads the model: tokenizer, configuration, weights, narration, c
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.errors import InvalidFormat
@@ -33,7 +33,7 @@ __all__ = ["Checkpoint", "RopeStyle"]
 RopeStyle = Literal["interleaved", "half"]
 
 # Third-party conversions of BitNet keep other prefixes for their keys.
-_OTHER_PREFIXES = ("bitnet-b1.58", "bitnet", "llama")
+_PREFIXES_OF_BITNET = ("bitnet-b1.58", "bitnet", "llama")
 
 _MISSING = object()
 _LARGEST = 2**32 - 1
@@ -53,6 +53,7 @@ class Checkpoint:
         gguf: the open file, where the container is GGUF.
         config: ``config.json``, where the container is a folder.
         opened_s: seconds it took to open.
+        ignored: keys that are treated as if they were not there, with their values.
     """
 
     path: Path
@@ -63,6 +64,13 @@ class Checkpoint:
     gguf: GGUF | None = None
     config: Mapping[str, Any] | None = None
     opened_s: float = 0.0
+    ignored: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What may stand before the architecture's own keys."""
+        more = _PREFIXES_OF_BITNET if self.architecture.startswith("bitnet") else ()
+        return (self.architecture, *(name for name in more if name != self.architecture))
 
     def value(self, key: str, default: Any = _MISSING) -> Any:
         """The architecture's own *key*, such as ``attention.head_count``; arrays as lists.
@@ -70,7 +78,7 @@ class Checkpoint:
         Raises:
             InvalidFormat: the key is missing and there is no *default*.
         """
-        for prefix in (self.architecture, *_OTHER_PREFIXES):
+        for prefix in self.prefixes:
             found = self.metadata.get(f"{prefix}.{key}")
             if found is not None:
                 return list(found) if isinstance(found, Array) else found

@@ -5,6 +5,7 @@ checkpoint = open_checkpoint("model.gguf")       # or a folder with safetensors 
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,12 +17,14 @@ from bitnet.quants import registry
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.weight import Weight
 
 __all__ = ["CONTAINERS", "Container", "I2SLayout", "open_checkpoint"]
+
+logger = logging.getLogger(__name__)
 
 I2SLayout = Literal["x86", "arm"]
 
@@ -32,11 +35,11 @@ class Container:
 
     Attributes:
         recognises: tells it by the first bytes of a file, or by what is in a folder.
-        open: the model at a path that it recognises.
+        open: the model at a path that it recognises, without the keys that are to be ignored.
     """
 
     recognises: Callable[[Path], bool]
-    open: Callable[[Path], Checkpoint]
+    open: Callable[[Path, Collection[str]], Checkpoint]
 
 
 CONTAINERS = {
@@ -45,12 +48,18 @@ CONTAINERS = {
 }
 
 
-def open_checkpoint(path: str | os.PathLike[str], *, i2_s_layout: I2SLayout = "x86") -> Checkpoint:
+def open_checkpoint(
+    path: str | os.PathLike[str],
+    *,
+    i2_s_layout: I2SLayout = "x86",
+    ignore_keys: Collection[str] = (),
+) -> Checkpoint:
     """The model at *path*: a GGUF file, a safetensors file, or a folder with safetensors files.
 
     Args:
         path: recognised by its first bytes, not by its name.
         i2_s_layout: the processor that wrote I2_S weights; no file records it.
+        ignore_keys: keys of the model to treat as if they were not there.
 
     Raises:
         NotFound: nothing is there, or the folder holds no model.
@@ -62,8 +71,10 @@ def open_checkpoint(path: str | os.PathLike[str], *, i2_s_layout: I2SLayout = "x
         raise UsageError(f"--i2-s-layout is {i2_s_layout!r}, expected x86 or arm")
     path = Path(path)
     started = time.perf_counter()
-    checkpoint = _container(path).open(path)
+    checkpoint = _container(path).open(path, ignore_keys)
     checkpoint = replace(checkpoint, opened_s=time.perf_counter() - started)
+    for key, value in checkpoint.ignored.items():
+        logger.warning("%s: the key %s = %.80r is ignored", path.name, key, value)
     if i2_s_layout == "arm":
         arm = {name: _of_arm(weight) for name, weight in checkpoint.weights.items()}
         return replace(checkpoint, weights=arm)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitnet.families.rules import without
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from bitnet.formats.checkpoint import RopeStyle
@@ -29,8 +31,12 @@ def recognises(path: Path) -> bool:
         return MAGIC.startswith(file.read(len(MAGIC)))
 
 
-def open_gguf(path: Path) -> Checkpoint:
+def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """The model in the file at *path*, with its own keys and names.
+
+    Args:
+        path: the file.
+        ignore_keys: keys to leave out, with or without the architecture before them.
 
     Raises:
         InvalidFormat: a damaged file.
@@ -44,4 +50,10 @@ def open_gguf(path: Path) -> Checkpoint:
         for name, info in gguf.tensors.items()
     }
     style: RopeStyle = "interleaved" if gguf.architecture in _INTERLEAVED else "half"
-    return Checkpoint(gguf.path, gguf.architecture, gguf.metadata, weights, style, gguf=gguf)
+    metadata: Mapping[str, Any] = gguf.metadata
+    if ignore_keys:
+        metadata = without(metadata, ignore_keys)
+    ignored = {key: gguf.metadata[key] for key in gguf.metadata.keys() - metadata.keys()}
+    return Checkpoint(
+        gguf.path, gguf.architecture, metadata, weights, style, gguf=gguf, ignored=ignored
+    )

@@ -2,112 +2,149 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat
-from bitnet.formats import hf_names, safetensors
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.families import config_json
+from bitnet.formats import safetensors
+from bitnet.formats.bit_linear import BitLinear
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from bitnet.families.config_json import Description
     from bitnet.formats.safetensors import Tensor
     from bitnet.quants.types import QuantType
 
 __all__ = ["open_folder"]
 
+logger = logging.getLogger(__name__)
 
-def open_folder(path: Path) -> Checkpoint:
+_AGAIN = "fetch the whole model again"
+
+
+def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """The model in the folder *path*, or beside the safetensors file *path*; GGUF keys and names.
 
-    Weights of BitNet stay packed; its bfloat16 master weights are made ternary here.
+    Ternary weights stay packed; where ``quantization_config`` says ``online``, plain weights are
+    made ternary here.
+
+    Args:
+        path: the folder, or a file in it.
+        ignore_keys: keys of ``config.json`` to leave out.
 
     Raises:
         NotFound: ``config.json`` or a tensor file is missing.
-        InvalidFormat: a damaged file.
-        Unsupported: an architecture or a data type we do not run.
+        InvalidFormat: a damaged file, or tensors that are not those of ``config.json``.
+        Unsupported: an architecture, a key or a data type we do not run.
     """
     folder = path if path.is_dir() else path.parent
     outer = safetensors.read_json(folder / "config.json")
-    config = hf_names.text_config(outer)
-    try:
-        metadata = hf_names.gguf_keys(config)
-        rope = hf_names.rope_tensors(config)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
-        raise InvalidFormat(
-            f"{folder / 'config.json'}: missing or wrong: {error}", hint="fetch config.json again"
-        ) from error
-    architecture = metadata["general.architecture"]
-    tensors = _renamed(safetensors.read_folder(folder), architecture)
-    if config.get("tie_word_embeddings", outer.get("tie_word_embeddings")):
-        tensors.pop("output.weight", None)
-    quantization = outer.get("quantization_config") or {}
+    said = config_json.describe(outer, model=folder.name, ignore=ignore_keys)
+    tensors, names = _renamed(safetensors.read_folder(folder), said)
+    _check_tensors(tensors, said, folder)
+    bits = BitLinear.of(said.quantization)
+    if said.family.architecture.startswith("bitnet") and bits is None:
+        logger.warning(
+            "%s: config.json has no quantization_config: its layers are plain, not ternary",
+            folder.name,
+        )
     weights = {
-        name: _weight(name, tensors, architecture, quantization)
+        name: _weight(name, tensors, said, bits, names[name])
         for name in tensors
         if not name.endswith(".scale")
     }
-    weights |= {name: _plain(name, divisors) for name, divisors in rope.items()}
-    return Checkpoint(folder, architecture, metadata, weights, "half", config=outer)
+    if bits is not None and bits.converts("lm_head"):
+        head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
+        source = _plain_weight(head, tensors[head])
+        weights["output.weight"] = bits.weight("output.weight", source, tensors.get("output.scale"))
+    weights |= {name: _floats(name, divisors) for name, divisors in said.divisors.items()}
+    return Checkpoint(
+        folder,
+        said.metadata["general.architecture"],
+        said.metadata,
+        weights,
+        said.family.rope_style,
+        config=outer,
+        ignored=said.ignored,
+    )
 
 
-def _renamed(tensors: Mapping[str, Tensor], architecture: str) -> dict[str, Tensor]:
-    named = {hf_names.gguf_name(name, architecture): tensor for name, tensor in tensors.items()}
-    named.pop("", None)
-    return named
+def _renamed(
+    found: Mapping[str, Tensor], said: Description
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Tensors by GGUF name, and the names they had."""
+    names = {config_json.gguf_name(name, said.family): name for name in found}
+    names.pop("", None)
+    if said.tied:
+        names.pop("output.weight", None)
+    return {name: found[before] for name, before in names.items()}, names
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], said: Description, folder: Path) -> None:
+    """That the head, the vocabulary and the biases are those that ``config.json`` speaks of."""
+    if not said.tied and "output.weight" not in tensors and "token_embd.weight" in tensors:
+        raise InvalidFormat(
+            f"{folder.name}: lm_head.weight is missing, and config.json does not say that the "
+            "head is the embedding",
+            hint=_AGAIN,
+        )
+    embedding = tensors.get("token_embd.weight")
+    rows = embedding.shape[0] if embedding is not None and embedding.shape else said.vocab_size
+    if said.vocab_size is not None and rows != said.vocab_size:
+        raise InvalidFormat(
+            f"{folder.name}: config.json says {said.vocab_size} tokens, the embedding has {rows}",
+            hint=_AGAIN,
+        )
+    layers = said.metadata[f"{said.family.architecture}.block_count"]
+    wanted = {f"blk.{n}.{part}.bias" for n in range(layers) for part in said.biases}
+    there = {name for name in tensors if name.endswith(".bias")}
+    for name in sorted(wanted ^ there):
+        problem = "is missing" if name in wanted else "is there, and config.json speaks of none"
+        raise InvalidFormat(f"{folder.name}: {name} {problem}", hint=_AGAIN)
 
 
 def _weight(
     name: str,
     tensors: Mapping[str, Tensor],
-    architecture: str,
-    quantization: Mapping[str, Any],
+    said: Description,
+    bits: BitLinear | None,
+    module: str,
 ) -> Weight:
     tensor = tensors[name]
-    if tensor.dtype == "U8" and len(tensor.shape) == 2:
-        return _packed(name, tensor, tensors.get(_scale_name(name)), quantization)
-    quant = types.by_name(tensor.dtype)
-    if tensor.dtype not in ("F32", "F16", "BF16") or quant is None:
-        quant = _unknown(tensor.dtype)
-    weight = Weight(name, tensor.shape, quant, tensor.data)
-    if architecture.startswith("gemma") and name.endswith("norm.weight"):
+    weight = _plain_weight(name, tensor)
+    if said.family.norms_from_zero and name.endswith("norm.weight"):
         # The checkpoint stores what is added to one; GGUF stores the factor.
-        return _plain(name, registry.dequantize(weight) + np.float32(1))
-    bitnet = architecture.startswith("bitnet") or quantization.get("quant_method") == "bitnet"
-    if bitnet and name.startswith("blk.") and len(tensor.shape) == 2:
-        return registry.quantize(name, registry.dequantize(weight), registry.PACKED_U8)
+        return _floats(name, registry.dequantize(weight) + np.float32(1))
+    matrix = name.startswith("blk.") and len(tensor.shape) == 2
+    if matrix and bits is not None and bits.converts(module.removesuffix(".weight")):
+        scale = tensors.get(f"{name.removesuffix('weight')}scale")
+        return bits.weight(name, weight, scale)
+    if tensor.dtype == "U8" and matrix:
+        raise Unsupported(
+            f"{name}: packed weights, and quantization_config does not say that they are BitNet's",
+            hint="choose another model",
+        )
     return weight
 
 
-def _packed(
-    name: str, tensor: Tensor, scale: Tensor | None, quantization: Mapping[str, Any]
-) -> Weight:
-    """A packed ternary weight; ``BitLinear`` divides by its scale, ``AutoBitLinear`` multiplies."""
-    if scale is None:
-        raise InvalidFormat(f"{name}: packed ternary weights without a weight_scale")
-    kind = types.by_name(scale.dtype) or _unknown(scale.dtype)
-    values = registry.dequantize(Weight(_scale_name(name), scale.shape, kind, scale.data))
-    factor = float(values.reshape(-1)[0]) if values.size == 1 else 0.0
-    if not np.isfinite(factor) or factor <= 0:
-        raise InvalidFormat(f"{name}: its weight_scale is no positive number")
-    if quantization.get("linear_class", "bitlinear") != "autobitlinear":
-        factor = 1 / factor
-    shape = (4 * tensor.shape[0], tensor.shape[1])
-    return Weight(name, shape, registry.PACKED_U8, tensor.data, factor)
+def _plain_weight(name: str, tensor: Tensor) -> Weight:
+    quant = types.by_name(tensor.dtype)
+    if tensor.dtype not in ("F32", "F16", "BF16") or quant is None:
+        quant = _unknown(tensor.dtype)
+    return Weight(name, tensor.shape, quant, tensor.data)
 
 
-def _scale_name(name: str) -> str:
-    return name.removesuffix("weight") + "scale"
-
-
-def _plain(name: str, values: NDArray[np.float32]) -> Weight:
+def _floats(name: str, values: NDArray[Any]) -> Weight:
     quant = types.by_id(0)
     return Weight(name, values.shape, quant, values.astype("<f4").reshape(-1).view(np.uint8))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import singledispatchmethod
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -170,9 +171,12 @@ class _Run:
         if known is None:
             parts = []
             for segment in self.segments:
-                frequencies, scale = rotation.frequencies(segment.cache.capacity)
-                start = segment.cache.length
-                positions = np.arange(start, start + len(segment.tokens), dtype=np.float64)
-                parts.append(positions[:, None] * frequencies)
+                start, reach = segment.cache.length, segment.cache.reach
+                positions = range(start, start + len(segment.tokens))
+                by_regime = groupby(positions, lambda at, r=reach: rotation.regime(max(r, at + 1)))  # type: ignore[misc]
+                for _, group in by_regime:
+                    rows = np.array(list(group), dtype=np.float64)
+                    frequencies, scale = rotation.frequencies(max(reach, int(rows[-1]) + 1))
+                    parts.append(rows[:, None] * frequencies)
             known = self._angles[id(rotation)] = (np.concatenate(parts), scale)
         return known

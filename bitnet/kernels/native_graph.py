@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.kernels.ops import Activation, Array, Ops, Prepared
-    from bitnet.kernels.program import Program, Rotation, Segment
+    from bitnet.kernels.program import Cache, Program, Rotation, Segment
 
 __all__ = ["GATES", "CompiledProgram"]
 
@@ -77,7 +77,7 @@ class CompiledProgram:
             pairs = len(rotation.frequencies(1)[0])
             half = rotation.style != "interleaved"
             self._rotations[rotation] = self._graph.add_rotation(pairs, half)
-        self._contexts: dict[int, int] = {}
+        self._contexts: dict[tuple[int, ...], int] = {}
         for instruction in program.instructions:
             self._add(instruction)
 
@@ -89,9 +89,10 @@ class CompiledProgram:
         for segment in segments:
             cache, count, rows = segment.cache, len(segment.tokens), segment.rows
             pages = cache.pages(count)
-            if pages is None:
+            context = self._context(cache, count)
+            if pages is None or context is None:
                 return self._interpreter.run(segments)
-            parts.append((count, cache.length, rows, self._context(cache.capacity), pages))
+            parts.append((count, cache.length, rows, context, pages))
             tokens += segment.tokens
             wanted += rows
         out = np.empty((wanted, self._width), dtype=np.float32)
@@ -100,12 +101,19 @@ class CompiledProgram:
             segment.cache.advance(len(segment.tokens))
         return out
 
-    def _context(self, capacity: int) -> int:
-        """The C++ side's number of the rope frequencies for a context of *capacity*."""
-        number = self._contexts.get(capacity)
+    def _context(self, cache: Cache, count: int) -> int | None:
+        """The C++ side's number of the rope frequencies of the next *count* positions of *cache*.
+
+        ``None``: they do not share them.
+        """
+        first, last = (max(cache.reach, cache.length + at) for at in (1, count))
+        regimes = tuple(it.regime(last) for it in self._rotations)
+        if first != last and regimes != tuple(it.regime(first) for it in self._rotations):
+            return None
+        number = self._contexts.get(regimes)
         if number is None:
-            number = self._graph.add_context([it.frequencies(capacity) for it in self._rotations])
-            self._contexts[capacity] = number
+            number = self._graph.add_context([it.frequencies(last) for it in self._rotations])
+            self._contexts[regimes] = number
         return number
 
     @singledispatchmethod

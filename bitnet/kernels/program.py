@@ -50,10 +50,13 @@ class Cache(Protocol):
     Attributes:
         length: positions stored.
         capacity: positions there is room for.
+        reach: positions the prompt has; they decide how a context is stretched. A position behind
+            them decides for itself.
     """
 
     length: int
     capacity: int
+    reach: int
 
     def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
         """Store ``(T, kv_heads, D)`` behind the positions of *layer*.
@@ -78,6 +81,9 @@ class Rotation(Protocol):
     @property
     def style(self) -> RopeStyle:
         """Which elements form a pair."""
+
+    def regime(self, context: int) -> int:
+        """Contexts with the same regime have the same frequencies."""
 
     def frequencies(self, context: int) -> tuple[NDArray[np.float64], float]:
         """Angle per position of each pair, and the factor on what is rotated."""

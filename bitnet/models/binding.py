@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from bitnet.errors import InvalidFormat
+from bitnet.families.foreign import what_it_is
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -100,9 +101,11 @@ def bind(
     required, optional = expected_tensors(config)
     wrong = list(differences(checkpoint, required, optional))
     if wrong:
+        found = what_it_is(checkpoint.weights)
+        kind = f"; this is {found}" if found else ""
         raise InvalidFormat(
             f"{checkpoint.path.name}: {len(wrong)} tensors do not fit a model of architecture "
-            f"{config.architecture}:\n  " + "\n  ".join(wrong),
+            f"{config.architecture}{kind}:\n  " + "\n  ".join(wrong),
             hint="the file is incomplete or was converted for another architecture",
         )
     ops.expect(checkpoint.weights.values())

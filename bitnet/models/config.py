@@ -1,18 +1,20 @@
-"""What distinguishes one decoder from another, as data; family files fill it in."""
+"""What distinguishes one decoder from another, as data; families fill it in."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.families.rules import refusal
 from bitnet.models.rope import Rope, rope_from
 
 if TYPE_CHECKING:
+    from bitnet.families.family import Family
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Activation
 
-__all__ = ["TransformerConfig", "base_config"]
+__all__ = ["TransformerConfig", "config_of"]
 
 MAX_LAYERS = 4096  # a damaged file must not make us list billions of tensors
 
@@ -71,6 +73,11 @@ class TransformerConfig:
     sub_norms: bool = False
     post_norms: bool = False
 
+    def regime(self, reach: int) -> tuple[int, ...]:
+        """Prompts of lengths with the same regime are rotated alike, so they can share a cache."""
+        ropes = (self.rope, self.local_rope) if self.local_rope else (self.rope,)
+        return tuple(rope.regime(reach) for rope in ropes)
+
     def __post_init__(self) -> None:
         for holds, said in (
             (min(self.n_layers, self.dim, self.ffn_dim, self.head_dim) >= 1, "a size below 1"),
@@ -92,18 +99,42 @@ class TransformerConfig:
                 )
 
 
-def base_config(
-    checkpoint: Checkpoint, *, default_window: int = 0, period: int = 0
-) -> dict[str, Any]:
-    """The fields every family reads the same way; a family's function adds or replaces some.
+def config_of(checkpoint: Checkpoint, family: Family) -> TransformerConfig:
+    """The transformer that the keys of *checkpoint* describe, with what its family adds to them.
+
+    Raises:
+        Unsupported: a value that is not computed here.
+        InvalidFormat: a key or the embedding is missing.
+    """
+    block = dict(family.block)
+    window, period = block.pop("window", 0), block.pop("period", 0)
+    fields = _base(checkpoint, default_window=window, period=period) | block
+    fields |= family.configure(checkpoint, fields)
+    if not family.gguf_keys.get("attention.scale"):
+        _check_scale(checkpoint, family, fields["attention_scale"])
+    return TransformerConfig(**fields)
+
+
+def _check_scale(checkpoint: Checkpoint, family: Family, usual: float) -> None:
+    """Refuse another scale of scores, or another width of values, where no family member has it."""
+    found = checkpoint.number("attention.scale", usual)
+    if found and abs(found - usual) > 1e-4 * usual:
+        raise refusal(
+            f"{checkpoint.architecture}.attention.scale",
+            found,
+            model=checkpoint.path.name,
+            kind=family.title,
+            why=f"only {usual:g}, one over the root of the head's width, is computed",
+        )
+
+
+def _base(checkpoint: Checkpoint, *, default_window: int, period: int) -> dict[str, Any]:
+    """The fields every family reads the same way.
 
     Args:
         checkpoint: what to read them from.
         default_window: of layers with a window, where no key says it.
         period: every so many layers one sees everything; 0: none does.
-
-    Raises:
-        InvalidFormat: a key or the embedding is missing.
     """
     embedding = checkpoint.weights.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -121,6 +152,13 @@ def base_config(
     heads = checkpoint.integer("attention.head_count")
     head_dim = checkpoint.integer("attention.key_length", dim // max(heads, 1))
     window = checkpoint.integer("attention.sliding_window", default_window)
+    value_dim = checkpoint.integer("attention.value_length", head_dim)
+    if value_dim != head_dim:
+        raise Unsupported(
+            f"{checkpoint.path.name}: heads of {head_dim} with values of {value_dim}: only values "
+            "as wide as keys are computed",
+            hint="choose another model",
+        )
     return {
         "architecture": checkpoint.architecture,
         "n_layers": layers,
@@ -133,7 +171,7 @@ def base_config(
         "context_length": checkpoint.integer("context_length"),
         "norm_eps": checkpoint.number("attention.layer_norm_rms_epsilon"),
         "rope": rope_from(checkpoint, head_dim),
-        "attention_scale": checkpoint.number("attention.scale", max(head_dim, 1) ** -0.5),
+        "attention_scale": max(head_dim, 1) ** -0.5,
         "windows": _windows(checkpoint, layers, period=period, window=window),
     }
 
@@ -141,6 +179,12 @@ def base_config(
 def _windows(checkpoint: Checkpoint, layers: int, *, period: int, window: int) -> tuple[int, ...]:
     """Window of each layer; the last of each *period* has none unless a pattern says otherwise."""
     pattern = checkpoint.value("attention.sliding_window_pattern", period)
+    if isinstance(pattern, bool) or not isinstance(pattern, list | int):
+        raise InvalidFormat(
+            f"{checkpoint.path.name}: attention.sliding_window_pattern is {pattern!r}, expected a "
+            "number or one entry a layer",
+            hint="the file is damaged; fetch it again",
+        )
     if not isinstance(pattern, list):
         pattern = checkpoint.integer("attention.sliding_window_pattern", period)
         pattern = [not pattern or (layer + 1) % pattern != 0 for layer in range(layers)]

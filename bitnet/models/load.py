@@ -1,17 +1,18 @@
-"""From a checkpoint to a model that runs: the table of architectures."""
+"""From a checkpoint to a model that runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from bitnet.errors import Unsupported
+from bitnet.families.family import families, of_gguf
+from bitnet.families.foreign import described
+from bitnet.families.gguf_keys import check_keys
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.models import bitnet, gemma, llama, phi, qwen
+from bitnet.models.config import config_of
 from bitnet.models.transformer import Model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Ops
     from bitnet.models.config import TransformerConfig
@@ -19,34 +20,30 @@ if TYPE_CHECKING:
 
 __all__ = ["ARCHITECTURES", "config_from", "load_model"]
 
-ARCHITECTURES: dict[str, Callable[[Checkpoint], TransformerConfig]] = {
-    "bitnet": bitnet.config,
-    "bitnet-25": bitnet.config,
-    "bitnet-b1.58": bitnet.config,
-    "gemma2": gemma.config,
-    "gemma3": gemma.config,
-    "llama": llama.config,
-    "phi3": phi.config,
-    "qwen2": qwen.config,
-    "qwen3": qwen.config,
-}
+#: Names of architectures in GGUF files that are run.
+ARCHITECTURES = tuple(sorted(name for family in families() for name in family.architectures))
 
 
 def config_from(checkpoint: Checkpoint) -> TransformerConfig:
     """What kind of transformer *checkpoint* holds.
 
     Raises:
-        Unsupported: no family has its architecture's name; the text lists those there are.
+        Unsupported: no family has its architecture's name, or a key would change the result in a
+            way that is not computed here.
         InvalidFormat: a key is missing or makes no sense.
     """
-    family = ARCHITECTURES.get(checkpoint.architecture)
+    family = of_gguf(checkpoint.architecture)
     if family is None:
+        name = checkpoint.architecture
         raise Unsupported(
-            f"Unsupported quantized architecture: {checkpoint.architecture or '(none)'}. "
-            f"Supported: {', '.join(sorted(ARCHITECTURES))}",
+            f"Unsupported quantized architecture: {name or '(none)'}. "
+            f"Supported: {', '.join(ARCHITECTURES)}{described(name)}",
             hint="choose a model of one of these families",
         )
-    return family(checkpoint)
+    check_keys(
+        checkpoint.metadata, family, prefixes=checkpoint.prefixes, model=checkpoint.path.name
+    )
+    return config_of(checkpoint, family)
 
 
 def load_model(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.errors import Unsupported
+from bitnet.errors import InvalidFormat, Unsupported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -18,10 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["SCALINGS", "Rope", "rope_from"]
 
 SCALINGS = ("none", "linear", "dynamic", "yarn", "longrope")
-
-# YaRN (arXiv:2309.00071): pairs that turn more often than this over the original context are kept,
-# pairs that turn less than once are interpolated.
-_YARN_FAST, _YARN_SLOW = 32, 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +34,9 @@ class Rope:
         attention_factor: factor on rotated queries and keys; 0: what *scaling* implies.
         divisors: one per pair, of its frequency (Llama 3's ``rope_freqs.weight``).
         long_divisors: as *divisors*, for contexts beyond the original one (Phi-3).
+        beta_fast: with YaRN (arXiv:2309.00071), pairs that turn more often than this over the
+            original context are kept.
+        beta_slow: with YaRN, pairs that turn less often are interpolated.
     """
 
     dims: int
@@ -49,6 +48,14 @@ class Rope:
     attention_factor: float = 0.0
     divisors: NDArray[np.float32] | None = None
     long_divisors: NDArray[np.float32] | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+
+    def regime(self, context: int) -> int:
+        """Contexts with the same regime have the same frequencies."""
+        if self.scaling == "dynamic":
+            return max(context, self.original_context)
+        return int(self.long_divisors is not None and context > self.original_context)
 
     def frequencies(self, context: int) -> tuple[NDArray[np.float64], float]:
         """Angle per position of each pair, shape ``(dims / 2,)``, and the attention factor.
@@ -73,12 +80,12 @@ class Rope:
         return frequencies, self.attention_factor or self._implied_attention_factor()
 
     def _yarn(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
-        def pair_turning(times: int) -> float:
+        def pair_turning(times: float) -> float:
             wavelength = self.original_context / (times * 2 * math.pi)
             return self.dims * math.log(wavelength) / (2 * math.log(self.base))
 
-        low = max(math.floor(pair_turning(_YARN_FAST)), 0)
-        high = min(math.ceil(pair_turning(_YARN_SLOW)), self.dims - 1)
+        low = max(math.floor(pair_turning(self.beta_fast)), 0)
+        high = min(math.ceil(pair_turning(self.beta_slow)), self.dims - 1)
         ramp = (np.arange(self.dims // 2) - low) / max(high - low, 0.001)
         interpolated = np.clip(ramp, 0, 1)
         return frequencies * (1 - interpolated) + frequencies / self.factor * interpolated
@@ -92,36 +99,47 @@ class Rope:
 
 
 def rope_from(checkpoint: Checkpoint, head_dim: int) -> Rope:
-    """The position embedding that *checkpoint*'s keys and tensors describe.
+    """The position embedding of *checkpoint*'s keys and tensors, as llama.cpp reads them.
 
     Raises:
-        Unsupported: a kind of scaling we do not know.
+        Unsupported: a kind of scaling we do not know, or two at once.
         InvalidFormat: a key of the wrong kind, or divisors of the wrong size.
     """
     dims = checkpoint.integer("rope.dimension_count", head_dim)
     pairs = (dims // 2,)
     context = checkpoint.integer("context_length")
-    original = checkpoint.integer("rope.scaling.original_context_length", context)
-    scaling = checkpoint.value("rope.scaling.type", "none")
-    factor = 1.0
-    divisors = checkpoint.numbers("rope_freqs.weight", pairs)
-    long_divisors = checkpoint.numbers("rope_factors_long.weight", pairs)
-    if long_divisors is not None:
-        scaling = "longrope"
-        factor = context / max(original, 1)
-        divisors = checkpoint.numbers("rope_factors_short.weight", pairs)
-    if scaling not in SCALINGS:
+    old = checkpoint.number("rope.scale_linear", 0.0)
+    factor = checkpoint.number("rope.scaling.factor", old) or 1.0
+    scaling = checkpoint.value("rope.scaling.type", "linear" if factor != 1 else "none")
+    short = checkpoint.numbers("rope_factors_short.weight", pairs)
+    long = checkpoint.numbers("rope_factors_long.weight", pairs)
+    if (short is None) != (long is None):
+        raise InvalidFormat(
+            f"{checkpoint.path.name}: one of rope_factors_short and rope_factors_long is missing",
+            hint="the file was converted incompletely; choose another conversion",
+        )
+    if long is not None and (factor != 1 or scaling not in ("none", "longrope")):
+        raise Unsupported(
+            f"{checkpoint.path.name}: rope scaling {scaling!r} by {factor:g} beside rope factors",
+            hint="choose another conversion",
+        )
+    if scaling not in SCALINGS or (scaling == "longrope" and long is None):
         raise Unsupported(
             f"{checkpoint.path.name}: rope scaling {scaling!r}; known: {', '.join(SCALINGS)}"
         )
-    return Rope(
+    original = checkpoint.integer("rope.scaling.original_context_length", context)
+    rope = Rope(
         dims=dims,
         base=checkpoint.number("rope.freq_base", 10000.0),
         style=checkpoint.rope_style,
-        scaling=scaling,
-        factor=checkpoint.number("rope.scaling.factor", factor) or 1.0,
+        scaling="longrope" if long is not None else scaling,
+        factor=factor if scaling != "none" else 1.0,
         original_context=original,
-        attention_factor=checkpoint.number("rope.scaling.attn_factor", 0.0),
-        divisors=divisors,
-        long_divisors=long_divisors,
+        divisors=checkpoint.numbers("rope_freqs.weight", pairs) if short is None else short,
+        long_divisors=long,
+        beta_fast=checkpoint.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=checkpoint.number("rope.scaling.yarn_beta_slow", 1.0),
     )
+    implied = rope.frequencies(1)[1] if scaling == "yarn" else 1.0
+    given = checkpoint.number("rope.scaling.attn_factor", 1.0)
+    return replace(rope, attention_factor=given * implied)

@@ -147,6 +147,7 @@ class Engine:
         with self._lock:
             self._scheduler.check(ids)
             cache = self._scheduler.new_cache()
+            cache.reach = len(ids)
             chunk = self._scheduler.prefill_chunk
             parts = [
                 self.model.forward(ids[at : at + chunk], cache, all_positions=True)

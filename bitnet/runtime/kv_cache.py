@@ -36,6 +36,8 @@ class KVCache:
     Attributes:
         length: positions stored.
         capacity: positions there is room for.
+        reach: positions of the prompt, by which contexts are stretched; all of *capacity* until it
+            is set.
     """
 
     def __init__(
@@ -53,7 +55,7 @@ class KVCache:
         """
         if capacity < 1:
             raise UsageError(f"a context of {capacity} positions; at least 1 is needed")
-        self.capacity = capacity
+        self.capacity = self.reach = capacity
         self.length = 0
         self._dtype = np.dtype(dtype)
         self._heads, self._head_dim = config.n_kv_heads, config.head_dim

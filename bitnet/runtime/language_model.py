@@ -34,7 +34,7 @@ from bitnet.tokenizer.model_facts import model_facts
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -70,6 +70,7 @@ class LanguageModel:
         config: what kind of transformer it is.
         backend: what computes it, with its instruction set.
         load_s: seconds it took to load.
+        ignored_keys: keys of the model that were treated as if they were not there.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class LanguageModel:
         self.config: TransformerConfig = engine.model.config
         self.backend: str = engine.model.ops.name
         self.load_s = load_s
+        self.ignored_keys: tuple[str, ...] = ()
 
     @property
     def engine(self) -> Engine:
@@ -229,6 +231,7 @@ def load(
     allow_mock: bool = False,
     exact_head: ExactHead = "auto",
     i2_s_layout: I2SLayout = "x86",
+    ignore_keys: Collection[str] = (),
 ) -> LanguageModel:
     """*model* with its tokenizer, ready to write.
 
@@ -244,6 +247,7 @@ def load(
             same. ``auto``: where it saves time.
         i2_s_layout: the processor that wrote I2_S weights; no file says it. An open model was
             opened with one.
+        ignore_keys: keys of the model to treat as if they were not there; as *i2_s_layout*.
 
     Raises:
         NotFound: nothing is there.
@@ -261,7 +265,7 @@ def load(
         if isinstance(model, Checkpoint):
             checkpoint = model
         else:
-            checkpoint = open_checkpoint(path, i2_s_layout=i2_s_layout)
+            checkpoint = open_checkpoint(path, i2_s_layout=i2_s_layout, ignore_keys=ignore_keys)
         started = time.perf_counter() - checkpoint.opened_s
         if isinstance(tokenizer, Tokenizer):
             fits(model_facts(checkpoint), tokenizer)
@@ -272,7 +276,9 @@ def load(
             load_model(checkpoint, ops=select(threads=threads), exact_head=exact_head),
             context=context,
         )
-    return LanguageModel(engine, tokenizer, path=path, load_s=time.perf_counter() - started)
+    loaded = LanguageModel(engine, tokenizer, path=path, load_s=time.perf_counter() - started)
+    loaded.ignored_keys = tuple(sorted(checkpoint.ignored))
+    return loaded
 
 
 @contextmanager

@@ -137,6 +137,12 @@ class ModelOptions:
     i2_s_layout: Literal["x86", "arm"] = option(
         "x86", "processor that wrote the I2_S weights; no file says it", choices=("x86", "arm")
     )
+    ignore_key: list[str] = option(
+        [],
+        "key of the model to treat as if it were not there, such as rope.scaling.alpha; may be "
+        "repeated",
+        metavar="KEY",
+    )
     features: str = option("", "accepted for old scripts; the device is the CPU", metavar="LIST")
     no_default_features: bool = option(False, "accepted for old scripts, as --features")
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from bitnet.runtime.kv_cache import PAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from bitnet.runtime.kv_cache import KVCache
 
@@ -57,9 +57,19 @@ class PrefixCache:
         *,
         slots: int,
         budget_bytes: int | None = None,
+<<<<<<< HEAD
         step: int = 256,
     ) -> None:
         """Room for *slots* caches as *new_cache* makes them, for passes of up to *step* tokens."""
+=======
+        regime: Callable[[int], Hashable] = lambda _reach: 0,
+    ) -> None:
+        """Room for *slots* caches as *new_cache* makes them.
+
+        Prompts share a cache when *regime* gives the same for their lengths.
+        """
+        self._regime = regime
+>>>>>>> 639e44d (families: one table per family, one file each)
         self.budget_bytes = budget_bytes
         self._new_cache = new_cache
         self._slots = slots
@@ -82,7 +92,10 @@ class PrefixCache:
     def best(self, ids: Sequence[int], *, but: Lease | None = None) -> tuple[Lease | None, int]:
         """The cache that holds most of the beginning of *ids*, and how much it holds."""
         best, longest = None, 0
+        regime = self._regime(but.cache.reach if but else len(ids))
         for lease in self._leases:
+            if self._regime(lease.cache.reach) != regime:
+                continue
             shared = lease.shared(ids)
             # The latest of equals: its neighbours in memory are the warmest.
             if lease is not but and shared and shared >= longest:
@@ -111,8 +124,12 @@ class PrefixCache:
         lease = Lease(self._new_cache(), ids, needed)
         if source:
             lease.cache.copy_prefix(source.cache, shared)
+<<<<<<< HEAD
         if begun >= PAGE:
             lease.cache.keep(begun)  # where two prompts part, a third one may
+=======
+        lease.cache.reach = len(ids)
+>>>>>>> 639e44d (families: one table per family, one file each)
         self._leases.append(lease)
         logger.debug("a cache of its own, %d of %d ids copied", shared, len(ids))
         return lease
@@ -148,6 +165,7 @@ class PrefixCache:
             self._leases.append(lease)
             return None
         lease.cache.truncate(shared)
+        lease.cache.reach = len(ids)
         lease.ids, lease.size_bytes, lease.busy = ids, needed, True
         self._leases.append(lease)
         logger.debug("took over a cache that holds %d of %d ids", shared, len(ids))

@@ -94,7 +94,7 @@ class Scheduler:
                 for.
         """
         limit = model.config.context_length
-        if context is not None and context > limit:
+        if context is not None and context > limit and model.config.rope.scaling != "dynamic":
             raise UsageError(
                 f"a context of {context:,} positions, the model was made for {limit:,}",
                 hint=f"--context {limit}",
@@ -110,7 +110,14 @@ class Scheduler:
         self._prefill_token_s = 0.0  # of the last passes with prompts
         self._cache_dtype = np.dtype(cache_dtype)
         self._caches = PrefixCache(
+<<<<<<< HEAD
             self.new_cache, slots=max_batch, budget_bytes=kv_budget_bytes, step=prefill_chunk
+=======
+            self.new_cache,
+            slots=max_batch,
+            budget_bytes=kv_budget_bytes,
+            regime=model.config.regime,
+>>>>>>> 639e44d (families: one table per family, one file each)
         )
         self._queue: deque[Sequence] = deque()
         self._running: list[Sequence] = []
@@ -267,14 +274,35 @@ class Scheduler:
 
     def _plan(self) -> list[_Part]:
         """What the next pass runs."""
+        for sequence in self._running:
+            self._start_over_beyond_border(sequence)
         decoding = [sequence for sequence in self._running if sequence.waiting == 1]
         spare = max(0, DECODE_ROWS - len(decoding))
         parts = []
         for sequence in decoding:
             draft = sequence.draft(min(spare, self.context - len(sequence.ids)))
+            reach, regime = _lease(sequence).cache.reach, self.model.config.regime
+            while draft and regime(max(reach, len(sequence.ids) + len(draft))) != regime(
+                max(reach, len(sequence.ids))
+            ):
+                draft.pop()  # it would be rotated in another way than the token before
             spare -= len(draft)
             parts.append(_part(sequence, [sequence.ids[-1], *draft], draft))
         return parts + self._prefills(self._chunk() if decoding else self.prefill_chunk)
+
+    def _start_over_beyond_border(self, sequence: Sequence) -> None:
+        """Run an answer that leaves the original context anew, as a prompt of its length is run.
+
+        Long and short divisors do not mix (transformers does the same: Phi-3's
+        ``prepare_inputs_for_generation``).
+        """
+        cache, config = _lease(sequence).cache, self.model.config
+        if config.rope.long_divisors is None or len(sequence.ids) <= cache.reach:
+            return
+        if config.regime(len(sequence.ids)) != config.regime(cache.reach):
+            logger.info("beyond the original context: %d positions run anew", cache.length)
+            cache.truncate(0)
+            cache.reach = len(sequence.ids)
 
     def _chunk(self) -> int:
         """Tokens of prompts beside sequences that are writing."""

@@ -60,7 +60,8 @@ def infer(
         )
         _show(answer, streams=not common.output.json)
     if common.output.json:
-        write_json(_facts(answer, ids=prompt.dump_ids) | _drawn(sampling))
+        ignored = {"ignored_keys": list(running.ignored_keys)} if running.ignored_keys else {}
+        write_json(_facts(answer, ids=prompt.dump_ids) | _drawn(sampling) | ignored)
     elif prompt.dump_ids:
         say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")
     if prompt.stats:

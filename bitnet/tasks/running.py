@@ -151,7 +151,7 @@ def open_file(options: ModelOptions, common: Context) -> Checkpoint:
     from bitnet.formats.containers import open_checkpoint
 
     path = model_path(options, common)
-    return open_checkpoint(path, i2_s_layout=options.i2_s_layout)
+    return open_checkpoint(path, i2_s_layout=options.i2_s_layout, ignore_keys=options.ignore_key)
 
 
 def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -> LanguageModel:

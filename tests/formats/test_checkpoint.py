@@ -9,8 +9,9 @@ from builders import Tensor, i2_s, write_gguf
 from tiny_models import FAMILIES, tiny
 
 from bitnet.errors import InvalidFormat, NotFound, Unsupported
+from bitnet.families.config_json import describe, gguf_name
+from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.hf_names import gguf_keys, text_config
 from bitnet.models.load import load_model
 from bitnet.quants.registry import dequantize
 from bitnet.runtime.kv_cache import KVCache
@@ -26,6 +27,15 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "hidden_act": "silu",
 }
+
+
+OFFLINE = {"quant_method": "bitnet", "linear_class": "bitlinear"}
+ONLINE = {
+    "quant_method": "bitnet",
+    "linear_class": "autobitlinear",
+    "quantization_mode": "online",
+}
+BITNET = {"model_type": "bitnet", "hidden_act": "relu2", "quantization_config": OFFLINE}
 
 
 def folder(path, tensors, **config):
@@ -89,7 +99,6 @@ def test_hugging_face_names_become_gguf_names(tmp_path):
         "model.norm.weight": "output_norm.weight",
         "lm_head.weight": "output.weight",
         "model.layers.0.self_attn.q_proj.weight": "blk.0.attn_q.weight",
-        "model.layers.0.self_attn.q_proj.bias": "blk.0.attn_q.bias",
         "model.layers.11.post_attention_layernorm.weight": "blk.11.ffn_norm.weight",
         "model.layers.0.unheard_of.weight": "model.layers.0.unheard_of.weight",
     }
@@ -98,6 +107,11 @@ def test_hugging_face_names_become_gguf_names(tmp_path):
     assert list(checkpoint.weights) == list(names.values())
     assert checkpoint.rope_style == "half"
     assert checkpoint.integer("attention.head_count_kv") == 1
+
+
+def test_biases_keep_their_kind():
+    name = "model.layers.0.self_attn.q_proj.bias"
+    assert gguf_name(name, of_gguf("llama")) == "blk.0.attn_q.bias"
 
 
 def test_the_file_inside_a_folder_opens_the_folder(tmp_path):
@@ -157,7 +171,7 @@ def test_a_short_gemma_3_configuration_is_filled_in():
             "sliding_window": 1024,
         },
     }
-    keys = gguf_keys(text_config(written))
+    keys = describe(written, model="short").metadata
     assert {key.removeprefix("gemma3."): value for key, value in keys.items()} == {
         "general.architecture": "gemma3",
         "block_count": 34,
@@ -171,7 +185,11 @@ def test_a_short_gemma_3_configuration_is_filled_in():
         "attention.sliding_window": 1024,
         "context_length": 131072,
         "rope.dimension_count": 256,
+        "attention.sliding_window_pattern": [(n + 1) % 6 != 0 for n in range(34)],
+        "attn_logit_softcapping": 0.0,
+        "final_logit_softcapping": 0.0,
         "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e4,
         "rope.scaling.type": "linear",
         "rope.scaling.factor": 8.0,
     }
@@ -182,13 +200,13 @@ def test_a_senseless_weight_scale_is_refused(tmp_path, scale):
     name = "model.layers.0.self_attn.q_proj.weight"
     tensors = {name: ("U8", np.zeros((1, 2), np.uint8)), f"{name}_scale": np.array([scale])}
     with pytest.raises(InvalidFormat, match="weight_scale"):
-        open_checkpoint(folder(tmp_path, tensors, model_type="bitnet", hidden_act="relu2"))
+        open_checkpoint(folder(tmp_path, tensors, **BITNET))
 
 
 def test_packed_weights_need_their_scale(tmp_path):
     tensors = {"model.layers.0.mlp.up_proj.weight": ("U8", np.zeros((1, 2), np.uint8))}
     with pytest.raises(InvalidFormat, match="without a weight_scale"):
-        open_checkpoint(folder(tmp_path, tensors, model_type="bitnet", hidden_act="relu2"))
+        open_checkpoint(folder(tmp_path, tensors, **BITNET))
 
 
 def test_master_weights_become_ternary(tmp_path):
@@ -196,8 +214,7 @@ def test_master_weights_become_ternary(tmp_path):
     path = folder(
         tmp_path,
         {"model.layers.0.mlp.up_proj.weight": values, "model.embed_tokens.weight": values},
-        model_type="bitnet",
-        hidden_act="relu2",
+        **BITNET | {"quantization_config": ONLINE, "tie_word_embeddings": True},
     )
     weights = open_checkpoint(path).weights
     assert weights["token_embd.weight"].quant.name == "F32"

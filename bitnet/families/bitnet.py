@@ -1,0 +1,36 @@
+"""BitNet b1.58: norms before the output projections; a gate of ReLU squared since 2B-4T."""
+
+from __future__ import annotations
+
+from bitnet.families.family import ATTENTION, Family, register
+from bitnet.families.rules import neutral, read
+
+register(
+    Family(
+        title="BitNet b1.58 2B-4T",
+        architecture="bitnet-b1.58",
+        gguf=("bitnet-25",),
+        model_types=("bitnet",),
+        activation="relu2",
+        defaults={
+            "rope_theta": 500000.0,
+            "num_key_value_heads": 5,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 2048,
+        },
+        config_keys={"attention_bias": read("biases around attention")},
+        gguf_keys={"attention.sliding_window": neutral(0)},
+        biases={"attention_bias": ATTENTION},
+        block={"sub_norms": True, "activation": "relu_squared"},
+    )
+)
+register(
+    Family(
+        title="BitNet b1.58 before 2B-4T",
+        architecture="bitnet",
+        model_types=(),
+        activation="silu",
+        gguf_keys={"attention.sliding_window": neutral(0)},
+        block={"sub_norms": True},
+    )
+)

@@ -1,0 +1,331 @@
+"""A ``config.json`` by the table of its family: checked key by key, then said in GGUF's keys.
+
+What a key means is what transformers makes of it. A key that transformers would read is read, or
+must have the value that changes nothing; below ``rope_parameters`` and ``quantization_config``
+every key must be known. Beside them, keys that transformers ignores for this family are ignored,
+unless their name promises another computation (:data:`CHANGES`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.families.family import Family, families, of_model_type
+from bitnet.families.foreign import described
+from bitnet.families.rope_keys import from_parameters
+from bitnet.families.rules import Rule, neutral, read, refusal, without
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["CHANGES", "Description", "describe", "gguf_name"]
+
+_SIZES = {
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+}
+#: Read for every family.
+READ: dict[str, Rule] = {
+    **{name: read(f"`{key}`") for name, key in _SIZES.items()},
+    "vocab_size": read("must be the rows of the embedding"),
+    "tie_word_embeddings": read("the head is the embedding"),
+    "rope_parameters": read("see below"),
+    "rope_scaling": read("`rope_parameters` as it was called before"),
+    "rope_theta": read("base of the position embedding"),
+    "quantization_config": read("see below"),
+    "architectures": read("must be a model that writes text"),
+    "auto_map": read("code of its own is not run: it must name this family's class"),
+}
+_NOTHING = _NO_NUMBER = neutral(None, False, 0)
+_ONE = neutral(None, 1.0)
+#: Keys that change what some family computes, with the values that do not.
+CHANGES: dict[str, Rule] = {
+    **dict.fromkeys(
+        (
+            "attention_bias", "mlp_bias", "use_bias", "qkv_bias", "attention_out_bias",
+            "use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention",
+            "tie_encoder_decoder", "use_qk_norm", "qk_layernorm", "qk_norm", "use_sliding_window",
+            "alibi", "use_alibi", "parallel_attn", "use_parallel_residual", "use_mrope",
+            "rope_interleaved", "scale_embedding", "attn_temperature_tuning", "use_cla",
+            "attention_sink", "use_attention_sinks", "attn_output_gate", "gated_attention",
+            "multi_query", "new_decoder_architecture", "apply_residual_connection_post_layernorm",
+            "use_rms_norm", "use_double_wide_mlp", "attention_k_eq_v",
+        ),
+        _NOTHING,
+    ),
+    **dict.fromkeys(
+        (
+            "attn_logit_softcapping", "final_logit_softcapping", "logit_softcapping",
+            "query_pre_attn_scalar", "clip_qkv", "attention_chunk_size", "num_experts",
+            "num_local_experts", "n_routed_experts", "num_experts_per_tok", "moe_intermediate_size",
+            "num_nextn_predict_layers", "llama_4_scaling_beta", "kv_lora_rank", "q_lora_rank",
+            "num_kv_shared_layers", "hidden_size_per_layer_input", "no_rope_layer_interval",
+            "sliding_window", "rope_local_base_freq", "mamba_d_state", "ssm_state_size",
+            "conv_kernel", "mrope_section", "pruned_heads", "compression_config", "quantization",
+            "cross_attention_layers", "sparsity_config", "activation_sparsity_pattern",
+            "rotary_dim", "floor_scale", "attn_scale", "sliding_window_pattern",
+        ),
+        _NO_NUMBER,
+    ),
+    **dict.fromkeys(
+        (
+            "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling",
+            "logit_scale", "scale_emb", "scale_depth", "rotary_pct", "partial_rotary_factor",
+        ),
+        _ONE,
+    ),
+    "is_causal": neutral(None, True),
+}  # fmt: skip
+#: Of ``quantization_config``: ternary weights of BitNet.
+QUANTIZATION: dict[str, Rule] = {
+    "quant_method": neutral("bitnet"),
+    "linear_class": read("whether the scale of packed weights divides or multiplies"),
+    "quantization_mode": read("`online`: plain weights are made ternary here; `offline`: packed"),
+    "modules_to_not_convert": read("linear layers that stay as they are"),
+    "use_rms_norm": neutral(None, False, note="norms before every projection"),
+    "rms_norm_eps": Rule("of norms that there are not"),
+}
+_OUTER = {
+    "embed_tokens.weight": "token_embd.weight",
+    "norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "lm_head.weight_scale": "output.scale",
+    "lm_head.bias": "output.bias",
+}
+_INNER = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.attn_sub_norm": "attn_sub_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.ffn_sub_norm": "ffn_sub_norm",
+}
+_LAYER = re.compile(r"layers\.(?P<number>\d+)\.(?P<part>.+)\.(?P<kind>weight|bias|weight_scale)")
+_PREFIX = re.compile(r"^(?:language_model\.)?(?:model\.)?(?:language_model\.)?(?:model\.)?")
+_NOT_TEXT = re.compile(
+    r"^(?:model\.)?(?:vision_tower|multi_modal_projector)\.|rotary_emb\.inv_freq$"
+)
+_WRITES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a ``config.json`` says, in GGUF's words.
+
+    Attributes:
+        family: whose table it went through.
+        metadata: GGUF keys, with the architecture before them.
+        divisors: the tensors GGUF keeps frequencies in.
+        tied: the head is the embedding.
+        biases: parts of a layer that have biases.
+        vocab_size: rows the embedding must have; ``None``: it does not say.
+        quantization: ``quantization_config``, empty without ternary weights.
+        ignored: keys that were left out because the user asked for it, with their values.
+    """
+
+    family: Family
+    metadata: dict[str, Any]
+    divisors: dict[str, NDArray[Any]]
+    tied: bool
+    biases: frozenset[str]
+    vocab_size: int | None
+    quantization: Mapping[str, Any]
+    ignored: Mapping[str, Any]
+
+
+def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = ()) -> Description:
+    """What *outer* says about the language model, every key of it accounted for.
+
+    Args:
+        outer: a ``config.json``; of a model that also sees, the ``text_config`` in it counts.
+        model: what to call it.
+        ignore: keys to leave out, with or without the names of the tables they are in.
+
+    Raises:
+        Unsupported: a ``model_type``, or a key that changes the result in a way not computed here.
+        InvalidFormat: keys are missing or make no sense.
+    """
+    config, quantization, ignored = _without_ignored(outer, ignore)
+    family = _family(config, outer)
+    config = {**family.defaults, **config}
+    try:
+        _check(config, family, model)
+        _check_quantization(quantization, family, model)
+        rope = {**config}
+        if family.layered_rope:
+            rope.pop("original_max_position_embeddings", None)
+        rope_keys, divisors = from_parameters(rope, family, model=model)
+        keys = {key: config[name] for name, key in _SIZES.items() if config.get(name) is not None}
+        keys |= rope_keys | family.translate(config)
+        biases = _biases(config, family)
+        tied = bool(config.get("tie_word_embeddings"))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
+        raise InvalidFormat(
+            f"{model}: config.json: missing or wrong: {error}", hint="fetch config.json again"
+        ) from error
+    name = family.architecture
+    metadata = {"general.architecture": name} | {f"{name}.{key}": v for key, v in keys.items()}
+    size = config.get("vocab_size")
+    return Description(family, metadata, divisors, tied, biases, size, quantization, ignored)
+
+
+def gguf_name(name: str, family: Family) -> str:
+    """GGUF's name for the tensor *name*; unchanged where there is none, empty to leave it out.
+
+    A ``weight_scale`` becomes ``<linear>.scale``.
+    """
+    if _NOT_TEXT.search(name):
+        return ""
+    short = _PREFIX.sub("", name)
+    if short in _OUTER:
+        return _OUTER[short]
+    match = _LAYER.fullmatch(short)
+    part = {**_INNER, **family.tensors}.get(match["part"]) if match else None
+    if match is None or not part:
+        return name
+    kind = "scale" if match["kind"] == "weight_scale" else match["kind"]
+    return f"blk.{match['number']}.{part}.{kind}"
+
+
+def _without_ignored(
+    outer: Mapping[str, Any], ignore: Collection[str]
+) -> tuple[dict[str, Any], Mapping[str, Any], dict[str, Any]]:
+    """The text model's keys and its quantization without what is to be ignored, and that."""
+    inner = outer.get("text_config")
+    merged = {**outer, **inner} if isinstance(inner, dict) else dict(outer)
+    merged.pop("text_config", None)
+    ignored: dict[str, Any] = {}
+
+    def cleaned(table: Any, prefix: str) -> Any:
+        if not isinstance(table, dict):
+            return table
+        kept = without(table, ignore, prefix=prefix)
+        ignored.update({f"{prefix}{key}": table[key] for key in table.keys() - kept.keys()})
+        return {key: cleaned(value, f"{prefix}{key}.") for key, value in kept.items()}
+
+    config = cleaned(merged, "") if ignore else merged
+    quantization = config.get("quantization_config") or {}
+    if not isinstance(quantization, dict):
+        quantization = {"quant_method": quantization}
+    return config, quantization, ignored
+
+
+def _family(config: Mapping[str, Any], outer: Mapping[str, Any]) -> Family:
+    inner = outer.get("text_config")
+    kind = config.get("model_type")
+    if isinstance(inner, dict):
+        kind = inner.get("model_type", outer.get("model_type"))
+    family = of_model_type(kind) if isinstance(kind, str) else None
+    if family is None:
+        known = sorted(name for one in families() for name in one.model_types)
+        raise Unsupported(
+            f"Unsupported architecture: {kind or '(none)'}. "
+            f"Supported: {', '.join(known)}{described(str(kind))}",
+            hint="choose a model of one of these families",
+        )
+    return family
+
+
+def _check(config: Mapping[str, Any], family: Family, model: str) -> None:
+    """Refuse what is not computed here."""
+    for key in ("hidden_act", "hidden_activation"):
+        if config.get(key) not in (None, family.activation):
+            raise Unsupported(
+                f"{family.title} with activation {config[key]!r}; supported: {family.activation!r}",
+                hint="choose another model",
+            )
+    _check_code(config, family, model)
+    for key, value in config.items():
+        if key in READ:
+            continue
+        rule = family.config_keys.get(key)
+        if key in ("layer_types", "no_rope_layers") and rule is None:
+            plain = {"full_attention"} if key == "layer_types" else {1}
+            if value is not None and not set(value) <= plain:
+                raise refusal(key, value, model=model, kind=family.title)
+            continue
+        rule = rule or CHANGES.get(key)
+        if rule is not None and not rule.allows(_empty_as_none(value)):
+            raise refusal(key, value, model=model, kind=family.title, rule=rule)
+
+
+def _empty_as_none(value: Any) -> Any:
+    return None if value in ([], {}, "") else value
+
+
+def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
+    """Refuse models of other kinds: without a head, or with code of their own."""
+    named: Sequence[str] = config.get("architectures") or []
+    if named and not str(named[0]).endswith(_WRITES_TEXT):
+        raise refusal(
+            "architectures",
+            list(named),
+            model=model,
+            kind=family.title,
+            why="such a model does not write text",
+        )
+    code = config.get("auto_map")
+    if not code:
+        return
+    entries = code.values() if isinstance(code, dict) else [code]
+    classes = {str(entry).rpartition(".")[2].lower() for entry in entries}
+    own = {
+        f"{kind.replace('_', '')}{end}"
+        for kind in family.model_types
+        for end in ("config", "forcausallm", "model", "forconditionalgeneration")
+    }
+    if not classes <= own:
+        raise refusal(
+            "auto_map",
+            code,
+            model=model,
+            kind=family.title,
+            why="the model brings code of its own, which is not run",
+        )
+
+
+def _check_quantization(given: Mapping[str, Any], family: Family, model: str) -> None:
+    for key, value in given.items():
+        rule = QUANTIZATION.get(key)
+        if rule is None or not rule.allows(value):
+            norms = "norms before every projection, as in BitNet embedding models, are not computed"
+            raise refusal(
+                f"quantization_config.{key}",
+                value,
+                model=model,
+                kind=family.title,
+                rule=None if key == "use_rms_norm" else rule,
+                why=norms if key == "use_rms_norm" else "",
+            )
+    linear = given.get("linear_class", "bitlinear")
+    mode = given.get("quantization_mode", "offline")
+    if linear not in ("bitlinear", "autobitlinear") or mode not in ("online", "offline"):
+        raise ValueError(f"quantization_config with {linear!r}, {mode!r}")
+
+
+def _biases(config: Mapping[str, Any], family: Family) -> frozenset[str]:
+    found: set[str] = set()
+    for key, parts in family.biases.items():
+        if not key or config.get(key):
+            found |= set(parts)
+    return frozenset(found)

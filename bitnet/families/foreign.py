@@ -1,0 +1,48 @@
+"""What models of other kinds are, so that a refusal can say it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["described", "what_it_is"]
+
+_EXPERTS = "a mixture of experts"
+_STATE = "a model with state-space or recurrent layers"
+_BY_NAME = (
+    (re.compile(r"moe|mixtral|dbrx|grok|deepseek|gpt[-_]oss|llama4|arctic|minimax"), _EXPERTS),
+    (re.compile(r"mamba|rwkv|jamba|falcon[-_]h1|nemotron[-_]h|qwen3[-_]?next|lfm2|hybrid"), _STATE),
+    (re.compile(r"bert|t5enc|embed"), "an encoder for embeddings"),
+    (re.compile(r"^t5|bart|whisper"), "an encoder and a decoder"),
+    (re.compile(r"gemma-?3n|gemma-?4|openelm|deci"), "a model whose layers differ in shape"),
+    (re.compile(r"clip|vit|vision|siglip|mmproj"), "a model of images"),
+)
+_BY_TENSOR = (
+    (re.compile(r"_norm_in\.weight$|_proj\.norm\.weight$"),
+     "a BitNet embedding model (norms before every projection)"),
+    (re.compile(r"_exps\.|\.experts\.|ffn_gate_inp|block_sparse_moe"), _EXPERTS),
+    (re.compile(r"\bssm_|\.mamba\.|\.mixer\.|time_mix"), _STATE),
+    (re.compile(r"lora_[ab]\b|\.lora_", re.IGNORECASE), "an adapter (LoRA), not a whole model"),
+    (re.compile(r"^(v|mm)\.|vision"), "a model that also sees images"),
+    (re.compile(r"attn_sinks|self_attn\.sinks"), "a model with attention sinks"),
+    (re.compile(r"cross_attn|encoder\."), "a model with an encoder"),
+    (re.compile(r"^cls\.|^score\.|classifier"), "a classifier"),
+)  # fmt: skip
+
+
+def described(name: str) -> str:
+    """A sentence on what an architecture called *name* is, empty where the name does not tell."""
+    found = next((text for pattern, text in _BY_NAME if pattern.search(name.lower())), "")
+    return f". {name} is {found}" if found else ""
+
+
+def what_it_is(tensors: Iterable[str]) -> str:
+    """The kind of model that has one of *tensors*, empty where they do not tell."""
+    names = list(tensors)
+    for pattern, text in _BY_TENSOR:
+        if any(pattern.search(name) for name in names):
+            return text
+    return ""

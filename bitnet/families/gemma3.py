@@ -1,0 +1,74 @@
+"""Gemma 3: as Gemma 2, with norms on query and key heads and a rope of its own in windows."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.families.family import ATTENTION, Family, register
+from bitnet.families.gemma2 import DEFAULTS, NORMS, caps, score_scale
+from bitnet.families.rules import read
+from bitnet.families.windows import alternating
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.families.family import Keys
+
+
+def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "embedding_scale": math.sqrt(fields["dim"]),
+        "attention_scale": score_scale(keys, fields, layers_of_27b=62),
+        "attention_softcap": keys.number("attn_logit_softcapping", 0.0),
+        "final_softcap": keys.number("final_logit_softcapping", 0.0),
+        # Layers with a window kept Gemma 2's frequencies, without scaling.
+        "local_rope": replace(
+            fields["rope"],
+            base=keys.number("rope.freq_base_swa", 10000.0),
+            scaling="none",
+            attention_factor=1.0,
+            divisors=None,
+        ),
+    }
+
+
+register(
+    Family(
+        title="Gemma 3",
+        architecture="gemma3",
+        model_types=("gemma3", "gemma3_text"),
+        activation="gelu_pytorch_tanh",
+        defaults=DEFAULTS | {"rope_theta": 1e6, "max_position_embeddings": 131072},
+        config_keys={
+            "attention_bias": read("biases around attention"),
+            "attn_logit_softcapping": read("soft cap on scores"),
+            "final_logit_softcapping": read("soft cap on logits"),
+            "layer_types": read("which layers have a window"),
+            "query_pre_attn_scalar": read("scores are divided by its root"),
+            "rope_local_base_freq": read("base of the rope of layers with a window"),
+            "sliding_window": read("positions a query sees"),
+            "sliding_window_pattern": read("one of so many layers sees everything"),
+        },
+        gguf_keys={
+            "attention.scale": read("on scores"),
+            "attn_logit_softcapping": read("soft cap on scores"),
+            "final_logit_softcapping": read("soft cap on logits"),
+            "rope.freq_base_swa": read("base of the rope of layers with a window"),
+        },
+        tensors=NORMS,
+        biases={"attention_bias": ATTENTION},
+        norms_from_zero=True,
+        layered_rope=True,
+        translate=lambda config: alternating(6, "sliding_window_pattern")(config) | caps(config),
+        block={
+            "activation": "gelu_tanh",
+            "post_norms": True,
+            "qk_norm": True,
+            "window": 1024,
+            "period": 6,
+        },
+        configure=_configure,
+    )
+)

@@ -1,0 +1,21 @@
+"""Llama 2, 3 and 3.2, SmolLM2: the plain case; Llama 3's frequencies are a tensor."""
+
+from __future__ import annotations
+
+from bitnet.families.family import ATTENTION, MLP, Family, register
+from bitnet.families.rules import read
+
+register(
+    Family(
+        title="Llama 2, 3 and SmolLM2",
+        architecture="llama",
+        model_types=("llama",),
+        activation="silu",
+        defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
+        config_keys={
+            "attention_bias": read("biases around attention"),
+            "mlp_bias": read("biases in the feed-forward network"),
+        },
+        biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+    )
+)

@@ -1,0 +1,32 @@
+"""Phi-3, 3.5 and 4-mini: query, key and value in one matrix, gate and up in another.
+
+Long contexts come as two lists of divisors of the frequencies.
+"""
+
+from __future__ import annotations
+
+from bitnet.families.family import Family, register
+from bitnet.families.rules import read
+from bitnet.families.windows import everywhere
+
+register(
+    Family(
+        title="Phi-3, 3.5 and 4-mini",
+        architecture="phi3",
+        model_types=("phi3",),
+        activation="silu",
+        defaults={
+            "original_max_position_embeddings": 4096,
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+        },
+        config_keys={
+            "sliding_window": read("positions a query sees"),
+            "original_max_position_embeddings": read("context before it was stretched"),
+            "partial_rotary_factor": read("part of a head that is rotated"),
+        },
+        partial_rotation=True,
+        translate=everywhere,
+        block={"fused": True},
+    )
+)

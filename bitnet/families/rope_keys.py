@@ -1,0 +1,247 @@
+"""From ``rope_parameters`` to GGUF's keys and tensors, by the formulas of transformers.
+
+Which kinds there are, which parameters each has and what they mean:
+https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/modeling_rope_utils.py
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bitnet.errors import Unsupported
+from bitnet.families.rules import check, refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from bitnet.families.family import Family
+
+__all__ = ["PARAMETERS", "from_parameters"]
+
+# Of each kind of scaling, beside the base and the kind itself.
+PARAMETERS: dict[str, dict[str, str]] = {
+    "default": {},
+    "linear": {"factor": "positions are divided by it"},
+    "dynamic": {
+        "factor": "how fast the base grows beyond the context length",
+        "original_max_position_embeddings": "not followed: `max_position_embeddings` counts",
+    },
+    "yarn": {
+        "factor": "the context is longer by it",
+        "original_max_position_embeddings": "context before",
+        "attention_factor": "on rotated queries and keys",
+        "beta_fast": "pairs that turn more often are kept",
+        "beta_slow": "pairs that turn less often are stretched",
+        "mscale": "of the attention factor",
+        "mscale_all_dim": "of the attention factor",
+        "truncate": "whole pairs bound the blend",
+    },
+    "longrope": {
+        "short_factor": "divisors within the original context",
+        "long_factor": "divisors beyond it",
+        "original_max_position_embeddings": "context before",
+        "factor": "of the attention factor",
+        "attention_factor": "on rotated queries and keys",
+    },
+    "llama3": {
+        "factor": "slow pairs are divided by it",
+        "low_freq_factor": "pairs that turn less often are slow",
+        "high_freq_factor": "pairs that turn more often are kept",
+        "original_max_position_embeddings": "context before",
+    },
+}
+_EVERYWHERE = {"rope_type", "type", "rope_theta"}
+
+
+def from_parameters(
+    config: Mapping[str, Any], family: Family, *, model: str
+) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
+    """GGUF keys and tensors for the position embedding of *config*.
+
+    Raises:
+        Unsupported: a kind of scaling, or a parameter of it, that is not computed here.
+        KeyError, TypeError, ValueError, ZeroDivisionError: parameters are missing or wrong.
+    """
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    local: dict[str, Any] = {}
+    if family.layered_rope:
+        given, local = _layered(config, family, model)
+    given = {key: value for key, value in given.items() if value is not None}
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind not in PARAMETERS:
+        raise Unsupported(
+            f"{model}: rope scaling {kind!r}; known: {', '.join(PARAMETERS)}",
+            hint="choose another model",
+        )
+    if family.layered_rope and given.get("truncate") is False:
+        raise refusal(
+            "rope_parameters.full_attention.truncate", False, model=model, kind=family.title
+        )
+    dims = _rotated(config, given, family, model)
+    known = _EVERYWHERE | PARAMETERS[kind].keys()
+    rest = {
+        key: value for key, value in given.items() if key not in {*known, "partial_rotary_factor"}
+    }
+    check(rest, {}, model=model, kind=family.title, below="rope_parameters.")
+    base = float(given.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    keys = {"rope.freq_base": base, "rope.dimension_count": dims, **local}
+    if kind == "default":
+        return keys, {}
+    more, tensors = _SCALINGS[kind](config, given, base, dims)
+    return keys | more, tensors
+
+
+def _layered(
+    config: Mapping[str, Any], family: Family, model: str
+) -> tuple[Mapping[str, Any], dict[str, Any]]:
+    """The parameters of layers that see everything, and the base of the others."""
+    nested = config.get("rope_parameters") or {}
+    full = dict(nested.get("full_attention") or {}) | dict(config.get("rope_scaling") or {})
+    local = dict(nested.get("sliding_attention") or {})
+    strange = [key for key in nested if key not in ("full_attention", "sliding_attention")]
+    if strange:
+        raise refusal(
+            f"rope_parameters.{strange[0]}", nested[strange[0]], model=model, kind=family.title
+        )
+    if (local.get("rope_type") or local.get("type") or "default") != "default":
+        raise refusal(
+            "rope_parameters.sliding_attention",
+            local,
+            model=model,
+            kind=family.title,
+            why="layers with a window are rotated without scaling here",
+        )
+    given = {key: value for key, value in local.items() if value is not None}
+    rest = {key: given[key] for key in given.keys() - _EVERYWHERE}
+    check(rest, {}, model=model, kind=family.title, below="rope_parameters.sliding_attention.")
+    base = local.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0
+    return full, {"rope.freq_base_swa": float(base)}
+
+
+def _rotated(
+    config: Mapping[str, Any], given: Mapping[str, Any], family: Family, model: str
+) -> int:
+    """Rotated elements of a head."""
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if partial is None or partial == 1.0:
+        return int(head_dim)
+    if not family.partial_rotation:
+        raise refusal(
+            "partial_rotary_factor",
+            partial,
+            model=model,
+            kind=family.title,
+            why="models of this family rotate whole heads",
+        )
+    return int(head_dim * partial)
+
+
+def _linear(
+    _config: Mapping[str, Any], given: Mapping[str, Any], _base: float, _dims: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {"rope.scaling.type": "linear", "rope.scaling.factor": float(given["factor"])}, {}
+
+
+def _dynamic(
+    _config: Mapping[str, Any], given: Mapping[str, Any], _base: float, _dims: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    return {"rope.scaling.type": "dynamic", "rope.scaling.factor": float(given["factor"])}, {}
+
+
+def _original(config: Mapping[str, Any], given: Mapping[str, Any]) -> int:
+    """The context before; what stands beside ``rope_parameters`` wins."""
+    if "original_max_position_embeddings" in config:
+        return int(config["original_max_position_embeddings"])
+    found = given.get("original_max_position_embeddings", config["max_position_embeddings"])
+    return int(found)
+
+
+def _yarn(
+    config: Mapping[str, Any], given: Mapping[str, Any], base: float, dims: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    original = _original(config, given)
+    factor = float(given.get("factor") or config["max_position_embeddings"] / original)
+    implied = _magnitude(factor)
+    wanted = given.get("attention_factor")
+    if wanted is None and given.get("mscale") and given.get("mscale_all_dim"):
+        wanted = _magnitude(factor, given["mscale"]) / _magnitude(factor, given["mscale_all_dim"])
+    scale = implied if wanted is None else float(wanted)
+    fast, slow = given.get("beta_fast") or 32, given.get("beta_slow") or 1
+    if fast < slow:
+        raise ValueError("beta_fast below beta_slow")
+    keys: dict[str, Any] = {"rope.scaling.original_context_length": original}
+    if given.get("truncate", True):
+        keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
+        if scale != implied:
+            keys["rope.scaling.attn_factor"] = scale / implied
+        if (fast, slow) != (32, 1):
+            keys["rope.scaling.yarn_beta_fast"] = float(fast)
+            keys["rope.scaling.yarn_beta_slow"] = float(slow)
+        return keys, {}
+    # No key says that bounds are not rounded; divisors of the frequencies say it exactly.
+    low, high = (
+        dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
+        for turns in (fast, slow)
+    )
+    low, high = max(low, 0), min(high, dims - 1)
+    ramp = np.clip((np.arange(dims // 2) - low) / ((high - low) or 0.001), 0, 1)
+    divisors = 1 / (1 - ramp + ramp / factor)
+    return {"rope.scaling.attn_factor": scale}, {
+        "rope_freqs.weight": np.asarray(divisors, dtype=np.float32)
+    }
+
+
+def _magnitude(factor: float, scale: float = 1.0) -> float:
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _longrope(
+    config: Mapping[str, Any], given: Mapping[str, Any], _base: float, dims: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    original = _original(config, given)
+    factor = float(given.get("factor") or config["max_position_embeddings"] / original)
+    scale = given.get("attention_factor")
+    if scale is None:
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    keys = {
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.attn_factor": float(scale),
+    }
+    tensors = {
+        f"rope_factors_{name}.weight": np.array(given[f"{name}_factor"], dtype=np.float32)
+        for name in ("short", "long")
+    }
+    for divisors in tensors.values():
+        if divisors.shape != (dims // 2,):
+            raise ValueError(f"{divisors.size} factors for {dims // 2} pairs")
+    return keys, tensors
+
+
+def _llama3(
+    config: Mapping[str, Any], given: Mapping[str, Any], base: float, dims: int
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Slow pairs divided by the factor, fast ones kept, a blend between (Llama 3.1's release)."""
+    pairs = dims // 2
+    frequencies = base ** (-np.arange(pairs, dtype=np.float64) / pairs)
+    turns = _original(config, given) * frequencies / (2 * math.pi)
+    low, high = given["low_freq_factor"], given["high_freq_factor"]
+    if not high > low:
+        raise ValueError("high_freq_factor is not above low_freq_factor")
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    divisors = 1 / ((1 - kept) / given["factor"] + kept)
+    return {}, {"rope_freqs.weight": np.asarray(divisors, dtype=np.float32)}
+
+
+_SCALINGS = {
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+}

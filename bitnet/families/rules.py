@@ -1,0 +1,118 @@
+"""What becomes of a key: *read*, *neutral* with certain values, or harmless whatever it says.
+
+Everything else is refused with the key's name, its value and how to go on all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["HARMLESS", "Rule", "check", "neutral", "read", "refusal", "without"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What becomes of a key.
+
+    Attributes:
+        note: what it says, for the documentation.
+        values: with these it changes nothing; ``None``: any value is taken.
+        is_read: the graph follows it.
+    """
+
+    note: str
+    values: tuple[Any, ...] | None = None
+    is_read: bool = False
+
+    def allows(self, value: Any) -> bool:
+        """Whether the model can be run exactly with *value*."""
+        return self.values is None or any(_same(value, wanted) for wanted in self.values)
+
+    def __str__(self) -> str:
+        if self.is_read:
+            return "read"
+        if self.values is None:
+            return "changes nothing"
+        return "neutral when " + " or ".join(f"`{_shown(value)}`" for value in self.values)
+
+
+HARMLESS = Rule("does not change what is computed")
+
+
+def read(note: str) -> Rule:
+    """A key that the graph follows."""
+    return Rule(note, is_read=True)
+
+
+def neutral(*values: Any, note: str = "") -> Rule:
+    """A key that changes nothing with one of *values*, and is refused with another."""
+    return Rule(note, values)
+
+
+def check(
+    given: Mapping[str, Any], rules: Mapping[str, Rule], *, model: str, kind: str, below: str = ""
+) -> None:
+    """Refuse the first of the *given* keys that no rule allows.
+
+    Args:
+        given: keys with their values.
+        rules: by key; a key without one is refused.
+        model: what to call the model.
+        kind: what it is.
+        below: where the keys are, for the text: ``rope_parameters.``.
+
+    Raises:
+        Unsupported: with the key, its value and the way around it.
+    """
+    for key, value in given.items():
+        rule = rules.get(key)
+        if rule is None or not rule.allows(value):
+            raise refusal(f"{below}{key}", value, model=model, kind=kind, rule=rule)
+
+
+def refusal(
+    key: str, value: Any, *, model: str, kind: str, rule: Rule | None = None, why: str = ""
+) -> Unsupported:
+    """The error for a key that would change the result in a way that is not computed here."""
+    if rule is not None and rule.values is not None:
+        why = f"only {' or '.join(_shown(one) for one in rule.values)} is computed"
+    return Unsupported(
+        f"{model}: this {kind} model has {key} = {_shown(value)}: "
+        f"{why or 'not a key that is known to leave the result alone'}",
+        hint=f"choose another model, or, to compute as if the key were not there: "
+        f"--ignore-key {key}",
+    )
+
+
+def without(
+    given: Mapping[str, Any], ignored: Iterable[str], *, prefix: str = ""
+) -> dict[str, Any]:
+    """*given* without the keys in *ignored*, each named with or without what is before its dots."""
+    names = frozenset(ignored)
+    return {
+        key: value
+        for key, value in given.items()
+        if not names & {key, f"{prefix}{key}", key.partition(".")[2] or key}
+    }
+
+
+def _same(value: Any, wanted: Any) -> bool:
+    if isinstance(value, bool) or isinstance(wanted, bool) or value is None or wanted is None:
+        return value is wanted
+    return bool(value == wanted)
+
+
+def _shown(value: Any) -> str:
+    text = {True: "true", False: "false", None: "null"}.get(value) if _is_word(value) else None
+    shown = text or (f'"{value}"' if isinstance(value, str) else repr(value))
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."
+
+
+def _is_word(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
