@@ -59,21 +59,31 @@ def _hf_name(name, architecture):
 def config(architecture, **more):
     """A config.json for :func:`tiny_models.tiny`'s shape."""
     kind, activation = MODEL_TYPES[architecture]
-    return {
-        "model_type": kind,
-        "hidden_act": activation,
-        "hidden_size": KEYS["embedding_length"],
-        "intermediate_size": KEYS["feed_forward_length"],
-        "num_hidden_layers": KEYS["block_count"],
-        "num_attention_heads": KEYS["attention.head_count"],
-        "num_key_value_heads": KEYS["attention.head_count_kv"],
-        "head_dim": KEYS["embedding_length"] // KEYS["attention.head_count"],
-        "max_position_embeddings": KEYS["context_length"],
-        "rms_norm_eps": KEYS["attention.layer_norm_rms_epsilon"],
-        "vocab_size": VOCAB,
-        "tie_word_embeddings": True,
-        "sliding_window": 4 if architecture in ("mistral", "gemma2", "gemma3") else None,
-    } | more
+    online = {
+        "quant_method": "bitnet",
+        "linear_class": "autobitlinear",
+        "quantization_mode": "online",
+    }
+    ternary = {"quantization_config": online} if kind == "bitnet" else {}
+    return (
+        {
+            "model_type": kind,
+            "hidden_act": activation,
+            "hidden_size": KEYS["embedding_length"],
+            "intermediate_size": KEYS["feed_forward_length"],
+            "num_hidden_layers": KEYS["block_count"],
+            "num_attention_heads": KEYS["attention.head_count"],
+            "num_key_value_heads": KEYS["attention.head_count_kv"],
+            "head_dim": KEYS["embedding_length"] // KEYS["attention.head_count"],
+            "max_position_embeddings": KEYS["context_length"],
+            "rms_norm_eps": KEYS["attention.layer_norm_rms_epsilon"],
+            "vocab_size": VOCAB,
+            "tie_word_embeddings": True,
+            "sliding_window": 4 if architecture in ("mistral", "gemma2", "gemma3") else None,
+        }
+        | ternary
+        | more
+    )
 
 
 def tiny_folder(folder, architecture, *, as_bf16=False, **more):

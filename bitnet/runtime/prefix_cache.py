@@ -57,19 +57,14 @@ class PrefixCache:
         *,
         slots: int,
         budget_bytes: int | None = None,
-<<<<<<< HEAD
         step: int = 256,
-    ) -> None:
-        """Room for *slots* caches as *new_cache* makes them, for passes of up to *step* tokens."""
-=======
         regime: Callable[[int], Hashable] = lambda _reach: 0,
     ) -> None:
-        """Room for *slots* caches as *new_cache* makes them.
+        """Room for *slots* caches as *new_cache* makes them, for passes of up to *step* tokens.
 
         Prompts share a cache when *regime* gives the same for their lengths.
         """
         self._regime = regime
->>>>>>> 639e44d (families: one table per family, one file each)
         self.budget_bytes = budget_bytes
         self._new_cache = new_cache
         self._slots = slots
@@ -124,12 +119,9 @@ class PrefixCache:
         lease = Lease(self._new_cache(), ids, needed)
         if source:
             lease.cache.copy_prefix(source.cache, shared)
-<<<<<<< HEAD
         if begun >= PAGE:
             lease.cache.keep(begun)  # where two prompts part, a third one may
-=======
         lease.cache.reach = len(ids)
->>>>>>> 639e44d (families: one table per family, one file each)
         self._leases.append(lease)
         logger.debug("a cache of its own, %d of %d ids copied", shared, len(ids))
         return lease

@@ -110,14 +110,11 @@ class Scheduler:
         self._prefill_token_s = 0.0  # of the last passes with prompts
         self._cache_dtype = np.dtype(cache_dtype)
         self._caches = PrefixCache(
-<<<<<<< HEAD
-            self.new_cache, slots=max_batch, budget_bytes=kv_budget_bytes, step=prefill_chunk
-=======
             self.new_cache,
             slots=max_batch,
             budget_bytes=kv_budget_bytes,
+            step=prefill_chunk,
             regime=model.config.regime,
->>>>>>> 639e44d (families: one table per family, one file each)
         )
         self._queue: deque[Sequence] = deque()
         self._running: list[Sequence] = []
