@@ -26,7 +26,7 @@ LAYERS = [
         "forks",
         "sources",
     ],
-    ["locks", "store", "cache", "quants"],
+    ["locks", "store", "cache", "quants", "families"],
     ["formats", "hub"],
     ["kernels", "tokenizer"],
     ["models"],
