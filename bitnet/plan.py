@@ -17,6 +17,7 @@ import numpy as np
 
 from bitnet.errors import BitnetError, InvalidFormat, Unsupported, from_os_error
 from bitnet.findings import Finding, render
+from bitnet.formats import not_a_model
 from bitnet.formats.gguf import GGUF, NeedMoreBytes
 from bitnet.inspect_gguf import cache_bytes, encodings, memory, vocabulary
 from bitnet.models.load import ARCHITECTURES
@@ -266,6 +267,10 @@ def plan_file(path: Path, origin: Origin, *, machine: Machine) -> ModelPlan:
             size = path.stat().st_size
             local = replace(origin, local=True)
             return plan_model(read, local, label=path.name, size=size, machine=machine)
+    except FileNotFoundError:
+        raise not_a_model.missing(path) from None
+    except IsADirectoryError:
+        raise not_a_model.folder_without_model(path) from None
     except OSError as error:
         raise from_os_error(error, path) from error
 

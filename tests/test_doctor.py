@@ -60,7 +60,7 @@ def test_a_model_that_cannot_be_read_is_the_verdict(tmp_path):
     page = tmp_path / "model.gguf"
     page.write_text("<html>Sign in</html>")
     found = examine(tmp_path, page)
-    assert by_name(found)["Model"].exit_code == 20
+    assert by_name(found)["Model"].exit_code == 13
     assert verdict(found).startswith("model.gguf is neither a GGUF file nor safetensors")
 
 

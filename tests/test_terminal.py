@@ -14,7 +14,7 @@ from tiny_models import TOKENS, tiny_gguf
 import bitnet
 from bitnet import terminal
 from bitnet.files import path_of, text_of
-from bitnet.tokenizer.compiled import byte_spelling
+from bitnet.tokenizer.byte_alphabet import byte_spelling
 
 TASKS = Path(bitnet.__file__).parent / "tasks"
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from bitnet.errors import NotFound, Unsupported, UsageError, from_os_error
-from bitnet.formats import gguf_checkpoint, hf_checkpoint, safetensors
+from bitnet.errors import UsageError, from_os_error
+from bitnet.formats import gguf_checkpoint, hf_checkpoint, not_a_model, safetensors
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
@@ -84,16 +84,17 @@ def open_checkpoint(
 def _container(path: Path) -> Container:
     try:
         if not path.exists():
-            raise NotFound(f"no such file or folder: {path}", hint="bitnet download-model --help")
+            raise not_a_model.missing(path)
         for container in CONTAINERS.values():
             if container.recognises(path):
                 return container
+        if path.is_dir():
+            raise not_a_model.folder_without_model(path)
+        with path.open("rb") as file:
+            head = file.read(32)
     except OSError as error:
         raise from_os_error(error, path) from error
-    raise Unsupported(
-        f"{path.name or path} is neither a GGUF file nor safetensors",
-        hint="pass a .gguf file, or the folder that holds config.json and *.safetensors",
-    )
+    raise not_a_model.other_kind(head, path.name)
 
 
 def _of_arm(weight: Weight) -> Weight:

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InvalidFormat, NotFound, Unsupported
-from bitnet.formats import gguf_index
+from bitnet.formats import gguf_index, not_a_model
 from bitnet.formats.gguf_index import NeedMoreBytes, Problem, TensorEntry
 from bitnet.formats.gguf_values import Array, decode, printable
 from bitnet.formats.mapped_file import MappedFile
@@ -47,14 +47,6 @@ _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", 
 _REFETCH = "the file is incomplete or damaged: fetch it again"
 
 # What people hand in instead, by how it starts.
-_NOT_GGUF = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
-    (b"PK\x03\x04", "a zip archive or a PyTorch checkpoint", "convert it to GGUF first"),
-    (b"<", "an HTML or XML page", "fetch it again: the server answered with a page"),
-    (b"lmgg", "the format before GGUF", "convert it with llama.cpp of 2023 to 2024"),
-    (b"fmgg", "the format before GGUF", "convert it with llama.cpp of 2023 to 2024"),
-    (b"tjgg", "the format before GGUF", "convert it with llama.cpp of 2023 to 2024"),
-)
 
 
 @dataclass(frozen=True)
@@ -300,17 +292,12 @@ def _parse(view: memoryview, total: int, label: str) -> _Part:
 def _version(view: memoryview, total: int, label: str) -> int:
     """Version of the format, 2 or 3."""
     if view[:4] != MAGIC[: len(view)]:
-        head = bytes(view[:32])
-        for start, what, hint in _NOT_GGUF:
-            if head.startswith(start):
-                raise InvalidFormat(f"{label} is no GGUF file but {what}", hint=hint)
-        raise InvalidFormat(
-            f"{label} is no GGUF file: it starts with {head[:4]!r}, expected {MAGIC!r}"
-        )
+        raise not_a_model.other_kind(bytes(view[:32]), label)
     if len(view) < 8:
         if total > len(view):
             raise NeedMoreBytes(24)
-        raise InvalidFormat(f"{label} ends after {len(view)} bytes", hint=_REFETCH)
+        ending = f"ends after {len(view)} bytes" if view else "is empty"
+        raise InvalidFormat(f"{label} {ending}", hint=_REFETCH)
     version = int.from_bytes(view[4:8], "little")
     if version in (2, 3):
         return version

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import native
 from bitnet.errors import IntegrityError, InvalidFormat, from_os_error
+from bitnet.formats import not_a_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -54,17 +55,17 @@ class MappedFile(mmap.mmap):
         try:
             status = path.stat()  # before opening: a pipe would block
             if stat.S_ISDIR(status.st_mode):
-                raise InvalidFormat(
-                    f"{path} is a folder, expected a file", hint="name the file inside it"
-                )
+                raise not_a_model.folder_without_model(path)
             if not stat.S_ISREG(status.st_mode):
                 raise InvalidFormat(f"{path} is not a regular file")
             if not status.st_size:
                 raise InvalidFormat(
                     f"{path.name} is empty",
-                    hint="the file is incomplete: fetch it again",
+                    hint="the file is incomplete or damaged: fetch it again",
                 )
             file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        except FileNotFoundError:
+            raise not_a_model.missing(path) from None
         except OSError as error:
             raise from_os_error(error, path) from error
         try:

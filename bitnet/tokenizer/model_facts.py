@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, NotFound, Unsupported, from_os_error
+from bitnet.errors import InvalidFormat, from_os_error
+from bitnet.formats import not_a_model
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.gguf import GGUF
 
@@ -90,7 +91,7 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
         return _config_facts(model.path, model.config or {})
     path = Path(model)
     if not path.exists():
-        raise NotFound(f"no model at {path}", hint="bitnet download-model --id smollm2-135m")
+        raise not_a_model.missing(path)
     if path.is_dir():
         return _folder_facts(path)
     return _gguf_facts(GGUF.open(path))
@@ -128,10 +129,7 @@ def _folder_facts(folder: Path) -> ModelFacts:
         only = sorted(folder.glob("*.gguf"))
         if len(only) == 1:
             return model_facts(only[0])
-        raise Unsupported(
-            f"{folder} has no config.json and {len(only)} GGUF files",
-            hint="name the GGUF file itself, or a folder with config.json and safetensors",
-        )
+        raise not_a_model.folder_without_model(folder)
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))
     except OSError as error:

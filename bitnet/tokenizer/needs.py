@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bitnet.errors import NotFound, from_os_error
+from bitnet.formats import not_a_model
 from bitnet.tokenizer.discover import Search
 from bitnet.tokenizer.model_facts import model_facts
 
@@ -46,7 +47,9 @@ def find_models(folder: Path) -> list[Path]:
     """
     try:
         if not folder.is_dir():
-            raise NotFound(f"no folder {folder}", hint="bitnet download-model --id smollm2-135m")
+            if folder.exists():
+                raise NotFound(f"{folder} is a file, expected a folder", hint="name its folder")
+            raise not_a_model.missing(folder)
         files = [path for path in folder.rglob("*.gguf") if path.is_file()]
         weights = {path.parent for path in folder.rglob("*.safetensors")}
     except OSError as error:

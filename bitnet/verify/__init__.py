@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet.errors import BitnetError, NotFound, TokenizerNotFound, from_os_error
+from bitnet.errors import BitnetError, TokenizerNotFound, from_os_error
 from bitnet.files import sha256_of
 from bitnet.findings import Finding
+from bitnet.formats import not_a_model
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_audit import audit
 from bitnet.formats.gguf_ternary import code_counts
@@ -123,7 +124,7 @@ def verify_model(
     """
     path = Path(path)
     if not path.exists():
-        raise NotFound(f"no model at {path}", hint="bitnet download-model --id smollm2-135m")
+        raise not_a_model.missing(path)
     return _Examination(
         path, tokenizer, pre=pre, allow_mock=allow_mock, pin=pin, against=against
     ).run()

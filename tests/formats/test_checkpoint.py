@@ -275,9 +275,9 @@ def test_a_name_that_no_file_can_have_is_not_found(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 a zip file", b"text"])
-def test_another_kind_of_file_is_unsupported(tmp_path, content):
+def test_another_kind_of_file_is_not_a_model(tmp_path, content):
     (tmp_path / "model.gguf").write_bytes(content)
-    with pytest.raises(Unsupported, match="neither a GGUF file nor safetensors"):
+    with pytest.raises(InvalidFormat, match="neither a GGUF file nor safetensors"):
         open_checkpoint(tmp_path / "model.gguf")
 
 

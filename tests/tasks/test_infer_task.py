@@ -270,7 +270,7 @@ def test_stdin_that_is_no_text_is_refused(bitnet, model, stdin, raw, said):
 def test_another_kind_of_file_is_no_model(bitnet, model):
     model.write_bytes(b"not a model")
     done = bitnet("infer", "--model", model, "--prompt", "a")
-    assert done.code == 20
+    assert done.code == 13
     assert "neither a GGUF file nor safetensors" in done.err
 
 

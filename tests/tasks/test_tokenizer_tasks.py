@@ -167,8 +167,8 @@ def test_export_replaces_nothing_unless_forced(model, tmp_path, bitnet):
     ("words", "code", "text"),
     [
         (["explain-tokenizer"], 2, "needs MODEL"),
-        (["explain-tokenizer", "none.gguf"], 19, "no model at none.gguf"),
-        (["compat-check", "none.gguf"], 19, "no model at none.gguf"),
+        (["explain-tokenizer", "none.gguf"], 19, "no such file or folder: none.gguf"),
+        (["compat-check", "none.gguf"], 19, "no such file or folder: none.gguf"),
         (["compat-check", "m.gguf", "--tokenizer", "none"], 19, 'No tokenizer found at "none"'),
         (["compat-check", "m.gguf", "--pre", "nonsense"], 19, "unknown pre-tokenizer 'nonsense'"),
         (["export-tokenizer", "m.gguf", "--into", "out", "--pre", "x"], 20, "pre-tokenizer 'x'"),

@@ -1,0 +1,68 @@
+"""Start every command as a process and look at how it ends; ``.ci/doors`` calls this.
+
+Standard input of a bare Python that has the package installed; the argument is a folder with the
+helpers of the tests, which make a small model.
+"""
+
+import json
+import locale
+import os
+import subprocess
+import sys
+
+sys.path.insert(0, sys.argv[1])
+from tiny_models import tiny_gguf
+
+TEXT = "Hello é日!"  # the small model knows these letters
+ROUND_TRIP = """
+import sys
+from bitnet.tokenizer import resolve_tokenizer
+from pathlib import Path
+
+text = bytes.fromhex(sys.argv[2]).decode()
+tokenizer = resolve_tokenizer(Path(sys.argv[1]))
+ids = tokenizer.encode(text, add_special=False)
+assert tokenizer.decode(ids) == text, (ids, tokenizer.decode(ids))
+"""
+
+
+def run(*words, code=0, program=("bitnet",)):
+    """The output of *words*, which must end with *code*."""
+    done = subprocess.run([*program, *words], capture_output=True, stdin=subprocess.DEVNULL)
+    said = done.stdout + done.stderr
+    if done.returncode != code or b"Error: internal" in said or b"Traceback" in said:
+        shown = ascii(said.decode("utf-8", "replace")).replace("\\n", "\n")
+        sys.exit(f"{words!a} ended with {done.returncode}, expected {code}:\n{shown}")
+    return done.stdout
+
+
+def main():
+    model = os.fsdecode("modèle.gguf".encode())
+    exported = os.fsdecode("dossier é".encode())
+    tiny_gguf(model)
+    version = run("--version").decode()
+    assert "(numpy, " in version, version
+    commands = json.loads(run("--list", "--list-format=json"))
+    lists = [commands, *commands["collections"]]
+    names = [task["name"] for entry in lists for task in entry["tasks"]]
+    assert len(names) > 20, names
+    run("--help")
+    for name in names:
+        run(name, "--help")
+    run("exit-codes")
+    run("doctor")
+    run("doctor", "--report", "--model", model)
+    run("inspect-gguf", model)
+    json.loads(run("inspect-gguf", model, "--json"))
+    run("explain-tokenizer", model)
+    run("export-tokenizer", model, "--into", exported)
+    run("verify-tokenizer", model, "--against", exported + "/tokenizer.json")
+    run("-c", ROUND_TRIP, model, TEXT.encode().hex(), program=[sys.executable])
+    run("infer", "--model", model, "--prompt", os.fsdecode(TEXT.encode()), "--max-tokens", "2")
+    run("inspect-gguf", os.fsdecode("né.gguf".encode()), code=19)
+    run("no-such-command", code=2)
+    encoding = locale.getpreferredencoding()
+    print(f"Python {sys.version.split()[0]}, {encoding}: {len(names)} commands", flush=True)
+
+
+main()

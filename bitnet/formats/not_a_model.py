@@ -1,0 +1,51 @@
+"""Why something is not a model: one text, one exit code and one hint for every command."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bitnet.errors import BitnetError, InvalidFormat, NotFound, Unsupported
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["folder_without_model", "missing", "other_kind"]
+
+_FETCH = "bitnet download-model --id smollm2-135m"
+_KINDS = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
+    (b"PK\x03\x04", "a zip archive or a PyTorch checkpoint", "convert it to GGUF first"),
+    (b"<", "an HTML or XML page", "fetch it again: the server answered with a page"),
+    (b"lmgg", "the format before GGUF", "convert it with llama.cpp of 2023 to 2024"),
+    (b"fmgg", "the format before GGUF", "convert it with llama.cpp of 2023 to 2024"),
+    (b"tjgg", "the format before GGUF", "convert it with llama.cpp of 2023 to 2024"),
+)
+
+
+def missing(path: Path) -> NotFound:
+    """Nothing is at *path*."""
+    return NotFound(
+        f"no such file or folder: {path}", hint=f"check the path, or fetch a model: {_FETCH}"
+    )
+
+
+def folder_without_model(path: Path) -> BitnetError:
+    """*path* is a folder, and no single model can be taken from it."""
+    count = len(list(path.glob("*.gguf")))
+    return Unsupported(
+        f"{path} is a folder with {count or 'no'} GGUF file{'s' * (count != 1)}, "
+        "expected one, or config.json with *.safetensors",
+        hint="name a GGUF file itself, or the folder that holds config.json and *.safetensors",
+    )
+
+
+def other_kind(head: bytes, label: str) -> InvalidFormat:
+    """The file *label*, which begins with *head*, is something else; what, where that is known."""
+    neither = f"{label} is neither a GGUF file nor safetensors"
+    for start, what, hint in _KINDS:
+        if head.lstrip().startswith(start):
+            return InvalidFormat(f"{neither} but {what}", hint=hint)
+    return InvalidFormat(
+        f"{neither}: it starts with {head[:4]!r}",
+        hint="fetch it again, or pass a .gguf file or a folder with config.json and *.safetensors",
+    )
