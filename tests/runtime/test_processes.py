@@ -168,9 +168,8 @@ def test_workers_of_a_torch_loader_use_the_model_of_the_parent(run):
 
     expected = tokens()
     torch.ones(300, 300) @ torch.ones(300, 300)  # its threads run as well
-    for context in ("fork", None):
-        loader = DataLoader(Answers(), num_workers=2, multiprocessing_context=context)
-        assert [batch[0].tolist() for batch in loader] == [expected] * 4
+    loader = DataLoader(Answers(), num_workers=2, multiprocessing_context="fork")
+    assert [batch[0].tolist() for batch in loader] == [expected] * 4
     torch.set_flush_denormal(True)
     assert tokens() == expected
     """
