@@ -274,7 +274,8 @@ class Program(InvokeProgram):
             print(line.removeprefix("    "))
         print("\nOptions:")
         for entry in options:
-            print("\n".join(_help_lines(entry.spelled(), entry.described())))
+            if not entry.hidden:
+                print("\n".join(_help_lines(entry.spelled(), entry.described())))
 
     def task_list_opener(self, extra: str = "") -> str:
         """Heading of the list of commands."""

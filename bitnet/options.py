@@ -27,6 +27,7 @@ def option(
     short: str = "",
     count: bool = False,
     metavar: str = "",
+    hidden: bool = False,
 ) -> Any:
     """A dataclass field that is a command-line option; read by :mod:`bitnet.tasks.declare`.
 
@@ -38,6 +39,7 @@ def option(
         short: a one-letter name.
         count: the option takes no value and counts how often it is given.
         metavar: what help shows for the value.
+        hidden: accepted and not shown, since a setting says the same.
     """
     metadata = {
         "help": help,
@@ -46,6 +48,7 @@ def option(
         "short": short,
         "count": count,
         "metavar": metavar,
+        "hidden": hidden,
     }
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)

@@ -7,9 +7,10 @@ has to start over, the count stays where it was until the new bytes pass it.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,6 +66,7 @@ class Progress:
         self.label = label
         self.total = total
         self.done = 0
+        self._begun_at: int | None = None  # what was there before
         self._stream = stream if stream is not None else sys.stderr
         if mode == "auto":
             mode = "bar" if self._stream.isatty() else "lines"
@@ -83,7 +85,7 @@ class Progress:
                 unit="B",
                 unit_scale=True,
                 file=self._stream,
-                dynamic_ncols=True,
+                **_width(self._stream),
                 leave=True,
             )
 
@@ -97,6 +99,14 @@ class Progress:
         trace: TracebackType | None,
     ) -> None:
         self.close(failed=error is not None)
+
+    def begin_at(self, done: int, total: int | None = None) -> None:
+        """Say that *done* bytes were there before: they count as done, and not as transferred."""
+        self._begun_at = done
+        if self._bar is not None:
+            self._bar.initial = done
+        self.reach(done, total)
+        self._window = [(self._clock(), done)]
 
     def reach(self, done: int, total: int | None = None) -> None:
         """Say that *done* bytes are durably written (of *total*); smaller values change nothing."""
@@ -128,8 +138,10 @@ class Progress:
             self._event("failed" if failed else "done")
         elif self._mode == "lines" and self.done and not failed:
             elapsed = self._clock() - self._started
+            came = self.done - (self._begun_at or 0)
+            before = f" ({human_size(self._begun_at)} were there)" if self._begun_at else ""
             print(
-                f"{self.label}: {human_size(self.done)} in {human_time(elapsed)}",
+                f"{self.label}: {human_size(came)} in {human_time(elapsed)}{before}",
                 file=self._stream,
                 flush=True,
             )
@@ -165,3 +177,12 @@ class Progress:
             "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
         }
         print(json.dumps(record), file=self._stream, flush=True)
+
+
+def _width(stream: TextIO) -> dict[str, Any]:
+    """How wide tqdm may draw: as wide as the terminal, 80 columns where it does not say."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        columns = 0
+    return {"dynamic_ncols": True} if columns > 0 else {"ncols": 80}

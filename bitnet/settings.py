@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MAX_CONNECTIONS = 64
 MAX_THREADS = 1024  # more only take time to start, and hold each other up
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
@@ -48,6 +49,21 @@ def _seconds(text: str) -> float:
     if not 0 < value < float("inf"):
         raise ValueError("expected a positive number of seconds")
     return value
+
+
+def _wait(text: str) -> float:
+    return 0.0 if text.strip() in ("0", "0.0") else _seconds(text)
+
+
+def _connections(text: str) -> int:
+    value = _count(text)
+    if value > MAX_CONNECTIONS:
+        raise ValueError(f"expected a whole number, 0 to {MAX_CONNECTIONS}")
+    return value
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    return tuple(host.strip().lower() for host in text.split(",") if host.strip())
 
 
 def _count(text: str) -> int:
@@ -177,6 +193,36 @@ download_timeout = Setting(
     parse=_seconds,
     default=300.0,
     help="seconds a download may go without progress before it fails",
+)
+stall_timeout = Setting(
+    "BITNET_STALL_TIMEOUT",
+    parse=_seconds,
+    default=30.0,
+    help="seconds of silence before a connection is replaced",
+)
+lock_timeout = Setting(
+    "BITNET_LOCK_TIMEOUT",
+    parse=_wait,
+    default=600.0,
+    help="seconds to wait for a process that fetches the same file",
+)
+retry_after_max = Setting(
+    "BITNET_RETRY_AFTER_MAX",
+    parse=_wait,
+    default=3600.0,
+    help="longest wait in seconds a server may ask for",
+)
+connections = Setting(
+    "BITNET_CONNECTIONS",
+    parse=_connections,
+    default=0,
+    help="parallel connections; 0: one, and 4 above 64 MB where one is slow and ranges work",
+)
+hub_hosts: Setting[tuple[str, ...]] = Setting(
+    "BITNET_HUB_HOSTS",
+    parse=_hosts,
+    default=(),
+    help="further hosts of the hub, with commas between them; they get the access token as well",
 )
 simulate_network_error = Setting(
     "BITNET_SIMULATE_NETWORK_ERROR",

@@ -83,7 +83,8 @@ def _command(name: str, command: Task) -> str:
     words = " ".join(["[--options]", *(o.in_usage() for o in options if o.positional)])
     lines = (command.__doc__ or "").strip().splitlines()
     text = "\n".join(line.removeprefix("    ") for line in lines)
-    rows = [[f"`{option.spelled()}`", option.described()] for option in options]
+    shown = [option for option in options if not option.hidden]
+    rows = [[f"`{option.spelled()}`", option.described()] for option in shown]
     table = _table(["Option", "Meaning"], rows)
     return f"## {name}\n\n{text}\n\n```\ninv {name} {words}\n```\n\n{table}"
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 
 import pytest
 
@@ -132,3 +133,26 @@ def test_it_goes_to_stderr(capsys, clock):
         progress.reach(10)
     out, err = capsys.readouterr()
     assert (out, err) == ("", "file: 10 B in 0s\n")
+
+
+def test_what_was_there_before_counts_neither_for_the_speed_nor_for_the_time_left(stream, clock):
+    progress = Progress("file", 1000, mode="lines", stream=stream, clock=clock)
+    progress.begin_at(860, 1000)
+    clock.now += 2
+    progress.reach(900)
+    assert progress.rate == 20
+    assert progress.eta_s == 5
+    clock.now += 5
+    progress.reach(1000)
+    progress.close()
+    assert stream.getvalue().endswith("file: 140 B in 7s (860 B were there)\n")
+
+
+def test_a_bar_on_a_terminal_without_a_size_is_not_blank(clock, monkeypatch):
+    monkeypatch.setattr("os.get_terminal_size", lambda fd: os.terminal_size((0, 0)))
+    monkeypatch.setattr(Terminal, "fileno", lambda self: 2)
+    stream = Terminal()
+    with Progress("model.gguf", 100, stream=stream, clock=clock) as progress:
+        progress.reach(50)
+    assert "model.gguf" in stream.getvalue()
+    assert "50%" in stream.getvalue()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["call_back"]
 
 TIMEOUT_S = 10.0
+ATTEMPTS = 3
 
 
 def call_back(
@@ -26,7 +27,7 @@ def call_back(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """POST *facts* as JSON to *url*, as often as ``--retries`` says.
+    """POST *facts* as JSON to *url*, three times or as often as ``--retries`` says.
 
     Raises:
         Offline: the network is switched off.
@@ -35,7 +36,8 @@ def call_back(
     if options.is_offline:
         raise Offline(f"offline: {shown(url)} is not told that the worker is ready")
     problem = ""
-    for attempt in range(options.retries):
+    attempts = options.retries or ATTEMPTS
+    for attempt in range(attempts):
         if attempt:
             sleep(BACKOFF_S * 2 ** (attempt - 1))
         try:
@@ -47,6 +49,6 @@ def call_back(
             return
         problem = f"HTTP {reply.status_code}"
     raise NetworkError(
-        f"callback to {shown(url)} failed after {options.retries} attempts: {problem}",
+        f"callback to {shown(url)} failed after {attempts} attempts: {problem}",
         hint="check --callback-url; the worker serves all the same",
     )

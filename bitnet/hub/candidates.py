@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from bitnet.errors import NotFound, UsageError
+from bitnet.hub.replies import printable
 from bitnet.hub.repository import some_of
 from bitnet.progress import human_size
 
@@ -44,7 +45,9 @@ class Candidate:
     def line(self, fits: bool | None) -> str:
         """The candidate for people; *fits*: whether it can be run here, ``None`` if unknown."""
         memory = {True: "fits in RAM", False: "does not fit in RAM", None: "RAM unknown"}[fits]
-        return f"  {self.name}  {human_size(self.size)}  {self.encoding or '?'}  {memory}"
+        return (
+            f"  {printable(self.name)}  {human_size(self.size)}  {self.encoding or '?'}  {memory}"
+        )
 
 
 def is_pattern(file: str) -> bool:
@@ -108,7 +111,7 @@ def choose(
     largest = max(fitting or found, key=lambda candidate: candidate.size)
     raise UsageError(
         f"{len(found)} files of {repo} match {pattern or '*.gguf'!r}, none was fetched:\n{lines}",
-        hint=f"name one: --file '{largest.name}'",
+        hint=f"name one: --file '{printable(largest.name)}'",
     )
 
 

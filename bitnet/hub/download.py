@@ -297,7 +297,7 @@ def _locked(
     folder.mkdir(exist_ok=True)
     with locks.hold(
         folder / f"{facts.key}.lock",
-        timeout_s=session.options.lock_timeout,
+        timeout_s=session.options.lock_s,
         what=order.name,
         clock=session.clock,
         sleep=session.sleep,
@@ -305,8 +305,7 @@ def _locked(
         if _state(store, facts) != before and (blob := _held(store, facts)) is not None:
             return _found(blob, facts)  # another process fetched it while we waited
         with Progress(order.name, mode=progress, clock=session.clock) as bar:
-            report = _reporter(bar, lock, session.clock)
-            return _transfer(order, facts, store, session, report, lock=lock, fresh=fresh)
+            return _transfer(order, facts, store, session, bar, lock=lock, fresh=fresh)
 
 
 def _transfer(
@@ -314,7 +313,7 @@ def _transfer(
     facts: FileFacts,
     store: Store,
     session: HubSession,
-    report: Report,
+    bar: Progress,
     *,
     lock: locks.Lock,
     fresh: bool,
@@ -326,12 +325,20 @@ def _transfer(
         _need_space(order, facts, partial)
         if partial.resumed:
             logger.info("%s: resuming at %s", order.name, human_size(partial.resumed))
+            bar.begin_at(partial.resumed, facts.size)
+        report = _reporter(bar, lock, session.clock)
         digest = Transfer(session, facts, partial, name=file, report=report).run()
     except Replaced:
         partial.discard()
         raise
     except BaseException:  # a broken transfer, a full disk, Ctrl-C: the next run continues
         partial.leave()
+        if partial.is_left:
+            logger.warning(
+                "%s: %s are kept, the same command continues there",
+                order.name,
+                human_size(partial.done.total),
+            )
         raise
     try:
         size = partial.done.total

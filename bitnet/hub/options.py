@@ -13,20 +13,23 @@ __all__ = ["FetchOptions"]
 
 @dataclass(frozen=True)
 class FetchOptions:
-    """How to fetch; every field is an option of every command that downloads."""
+    """How to fetch; every field is an option of every command that downloads.
+
+    Those that are not shown stand for settings, and win over them.
+    """
 
     offline: bool = option(False, "never open a connection; everything must come from disk")
-    retries: int = option(3, "attempts in a row without progress before giving up")
+    retries: int | None = option(
+        None, "attempts in a row without progress before giving up; default: until the time-out"
+    )
     timeout: float | None = option(
         None, "seconds without progress before giving up; default: BITNET_DOWNLOAD_TIMEOUT, or 300"
     )
-    stall_timeout: float = option(30.0, "seconds of silence before a connection is replaced")
-    lock_timeout: float = option(600.0, "seconds to wait for a process that fetches the same file")
-    connections: int = option(
-        0, "parallel connections; 0: one, and 4 above 64 MB where one is slow and ranges work"
-    )
     base_url: str = option("", "address of the hub or a mirror; default: HF_ENDPOINT")
-    retry_after_max: float = option(3600.0, "longest wait in seconds a server may ask for")
+    stall_timeout: float | None = option(None, "instead of BITNET_STALL_TIMEOUT", hidden=True)
+    lock_timeout: float | None = option(None, "instead of BITNET_LOCK_TIMEOUT", hidden=True)
+    retry_after_max: float | None = option(None, "instead of BITNET_RETRY_AFTER_MAX", hidden=True)
+    connections: int | None = option(None, "instead of BITNET_CONNECTIONS", hidden=True)
 
     def __post_init__(self) -> None:
         """Check what a type cannot say.
@@ -34,19 +37,22 @@ class FetchOptions:
         Raises:
             UsageError: a number is out of range, or the base URL is no HTTP address.
         """
-        if self.retries < 1:
+        if self.retries is not None and self.retries < 1:
             raise UsageError(f"--retries expects 1 or more, got {self.retries}")
-        if not 0 <= self.connections <= 64:
-            raise UsageError(f"--connections expects 0 to 64, got {self.connections}")
+        if self.connections is not None and not 0 <= self.connections <= settings.MAX_CONNECTIONS:
+            raise UsageError(
+                f"--connections expects 0 to {settings.MAX_CONNECTIONS}, got {self.connections}"
+            )
         for name in ("timeout", "stall_timeout"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 flag = name.replace("_", "-")
                 raise UsageError(f"--{flag} expects a positive number of seconds, got {value}")
         for name in ("lock_timeout", "retry_after_max"):
-            if not getattr(self, name) >= 0:
+            value = getattr(self, name)
+            if value is not None and not value >= 0:
                 flag = name.replace("_", "-")
-                raise UsageError(f"--{flag} expects 0 or more seconds, got {getattr(self, name)}")
+                raise UsageError(f"--{flag} expects 0 or more seconds, got {value}")
         if self.base_url and not self.base_url.startswith(("http://", "https://")):
             raise UsageError(
                 f"--base-url expects an address, got {self.base_url!r}",
@@ -62,6 +68,27 @@ class FetchOptions:
     def deadline_s(self) -> float:
         """Seconds a transfer may go without progress."""
         return self.timeout if self.timeout is not None else settings.download_timeout()
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds of silence before a connection is replaced."""
+        return self.stall_timeout if self.stall_timeout is not None else settings.stall_timeout()
+
+    @property
+    def lock_s(self) -> float:
+        """Seconds to wait for a process that fetches the same file."""
+        return self.lock_timeout if self.lock_timeout is not None else settings.lock_timeout()
+
+    @property
+    def retry_after_s(self) -> float:
+        """Longest wait in seconds a server may ask for."""
+        given = self.retry_after_max
+        return given if given is not None else settings.retry_after_max()
+
+    @property
+    def at_once(self) -> int:
+        """Parallel connections; 0: chosen by size and speed."""
+        return self.connections if self.connections is not None else settings.connections()
 
     @property
     def endpoint(self) -> str:

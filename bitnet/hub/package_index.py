@@ -230,7 +230,7 @@ def _pip(report: Path, options: FetchOptions) -> list[str]:
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
     command += ["--no-deps", "--only-binary=:all:", "--report", str(report)]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "-vv"]
-    if options.retries != FetchOptions().retries:
+    if options.retries is not None:
         command += ["--retries", str(options.retries - 1)]  # pip does not count the first attempt
     if options.timeout is not None:
         command += ["--timeout", str(options.timeout)]

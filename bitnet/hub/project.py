@@ -82,7 +82,7 @@ class Project:
             with suppress(OSError, PermissionDenied):  # without a guard an entry may get lost
                 make_cache(self.cache)
                 stack.enter_context(
-                    locks.hold(guard, timeout_s=self.options.lock_timeout, what=lockfile.NAME)
+                    locks.hold(guard, timeout_s=self.options.lock_s, what=lockfile.NAME)
                 )
             try:
                 lockfile.record(self.lock_path, entry)

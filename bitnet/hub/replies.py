@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from bitnet.errors import (
+    AuthError,
     BitnetError,
     LicenceNotAccepted,
     NetworkError,
@@ -24,10 +25,12 @@ __all__ = [
     "content_range",
     "error_of",
     "not_expected",
+    "printable",
     "refuse_pages",
     "repository_of",
 ]
 
+_LONGEST_TEXT = 300
 _COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits are no size of a file
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 
@@ -57,13 +60,32 @@ def error_of(
         with_token: whether an access token had been sent.
     """
     status, code = response.status_code, response.headers.get("X-Error-Code", "")
+    said = printable(response.headers.get("X-Error-Message", ""))
     text = f"HTTP error {status}: {url}"
+    if not f"{url}/".startswith(f"{endpoint}/") and status in (401, 403):
+        return AuthError(
+            f"{text}: this server refuses access{_quoted(said)}",
+            hint="check the address and its login; an access token of the hub is not sent there",
+        )
+    if status == 451 or code == "DisabledRepo" or (status == 403 and "disabled" in said.lower()):
+        why = "for legal reasons" if status == 451 else "by the hub"
+        return AuthError(
+            f"{text}: access to this repository is disabled {why}{_quoted(said)}",
+            hint="no token and no licence opens it; choose another repository or a mirror",
+        )
+    known = {"RevisionNotFound": "the revision", "EntryNotFound": "the file"}.get(code)
+    if known is not None:
+        return NotFound(
+            f"{text}: {known} does not exist{_quoted(said)}",
+            hint=f"see what there is at {_page(url, endpoint)}",
+        )
     if code == "RepoNotFound":
         return NotFound(
             f"{text}: the repository does not exist, or is private",
             hint=f"check the spelling at {endpoint}; for a private one set HF_TOKEN",
         )
     if status == 403 or (code == "GatedRepo" and with_token):
+        text += _quoted(said)
         return _forbidden(text, url, endpoint, gated=code == "GatedRepo", with_token=with_token)
     if status == 401 and with_token:
         return TokenInvalid(
@@ -72,7 +94,7 @@ def error_of(
         )
     if status == 401:
         return TokenMissing(
-            f"{text}: this file needs an access token and HF_TOKEN is not set",
+            f"{text}: this file needs an access token and HF_TOKEN is not set{_quoted(said)}",
             hint=(
                 f"1. make a token at {endpoint}/settings/tokens  "
                 f"2. accept the model's terms at {_page(url, endpoint)}  "
@@ -80,13 +102,27 @@ def error_of(
             ),
         )
     if status in (404, 410):
-        return NotFound(text, hint=f"see what there is at {_page(url, endpoint)}")
+        return NotFound(text + _quoted(said), hint=f"see what there is at {_page(url, endpoint)}")
     if status == 429:
         return RateLimited(
             f"{text}: too many requests",
             hint="wait, set HF_TOKEN (accounts have higher limits), or use --base-url=MIRROR",
         )
-    return NetworkError(text, hint="")
+    return NetworkError(text + _quoted(said), hint="")
+
+
+def _quoted(said: str) -> str:
+    """What the server says about an error, as the end of a sentence."""
+    return f' (the server says: "{said}")' if said else ""
+
+
+def printable(text: str) -> str:
+    """*text* of a server, fit for a terminal and a log: one line, and nothing that steers."""
+    shown = "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode()
+        for character in text.strip()
+    )
+    return shown if len(shown) <= _LONGEST_TEXT else f"{shown[:_LONGEST_TEXT]}..."
 
 
 def _forbidden(text: str, url: str, endpoint: str, *, gated: bool, with_token: bool) -> BitnetError:

@@ -6,12 +6,12 @@ import difflib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, urljoin
 
 from bitnet.errors import BitnetError, NetworkError, NotFound, UsageError
 from bitnet.hub.http import requests, urllib3
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.replies import as_count, refuse_pages, repository_of
+from bitnet.hub.replies import as_count, printable, refuse_pages, repository_of
 from bitnet.hub.session import HubSession, Transient, failed, origin, shown
 from bitnet.store.partial import Version
 
@@ -36,6 +36,8 @@ __all__ = [
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAMES_SHOWN = 12
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_MOST_PAGES = 10_000  # of a listing
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def file_url(repo: str, revision: str, file: str, options: FetchOptions | None =
     """
     options = options if options is not None else FetchOptions()
     parts = file.split("/")
-    if any(part in ("", ".", "..") for part in parts):
+    if any(part in ("", ".", "..") for part in parts) or _CONTROL.search(file):
         raise UsageError(f"not a file of a repository: {file!r}")
     address = f"{_checked(repo)}/resolve/{quote(revision, safe='')}/{quote(file)}"
     return f"{options.endpoint}/{address}"
@@ -140,15 +142,25 @@ def list_files(
         path = f"{_checked(repo)}/tree/{quote(revision, safe='')}"
         url: str | None = f"{session.options.endpoint}/api/models/{path}?recursive=true"
         files: list[RepoFile] = []
+        seen: set[str] = set()
         while url is not None:
+            if url in seen or len(seen) >= _MOST_PAGES:
+                raise NetworkError(f"{shown(url)}: a list of files without an end")
+            seen.add(url)
             entries, headers = session.json(url, f"list of files of {repo}")
             try:
                 files += [_repo_file(entry) for entry in entries if entry["type"] == "file"]
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError):
                 raise NetworkError(f"{shown(url)}: not a list of files") from None
             links = requests.utils.parse_header_links(headers.get("Link", ""))
             following = [link["url"] for link in links if link.get("rel") == "next"]
-            url = following[0] if following and origin(following[0]) == origin(url) else None
+            if following and origin(urljoin(url, following[0])) != origin(url):
+                raise NetworkError(
+                    f"{shown(url)}: the list of files goes on at {shown(following[0])}, another "
+                    "server; a part of it would be missing",
+                    hint="name the file with --file FILE, or use another mirror with --base-url",
+                )
+            url = urljoin(url, following[0]) if following else None
         return sorted(files, key=lambda file: file.path)
 
     return _in_session(ask, options, session)
@@ -276,13 +288,25 @@ def _repo_file(entry: dict[str, object]) -> RepoFile:
     digest = str(oid).removeprefix("sha256:").lower() if oid else ""
     return RepoFile(
         path=str(entry["path"]),
-        size=int(str(entry.get("size", 0))),
+        size=_size(entry.get("size", 0)),
         sha256=digest if _SHA256.fullmatch(digest) else None,
     )
 
 
+def _size(value: object) -> int:
+    """A number of bytes in a listing.
+
+    Raises:
+        ValueError: it is none.
+    """
+    count = as_count(str(value)) if type(value) in (int, str) else None
+    if count is None:
+        raise ValueError("not a number of bytes")
+    return count
+
+
 def _text(value: object) -> str | None:
-    return value if isinstance(value, str) and value else None
+    return printable(value) if isinstance(value, str) and value else None
 
 
 def _with_candidates(error: NotFound, url: str, session: HubSession) -> NotFound:
@@ -313,7 +337,7 @@ def _revisions(repo: str, session: HubSession) -> list[str]:
 
 def some_of(names: Iterable[str]) -> str:
     """The first of *names*, and how many more there are."""
-    every = list(names)
+    every = [printable(name) for name in names]
     more = f" and {len(every) - _NAMES_SHOWN} more" if len(every) > _NAMES_SHOWN else ""
     return ", ".join(every[:_NAMES_SHOWN]) + more if every else "none"
 
@@ -323,4 +347,4 @@ def _nearest(name: str, names: list[str]) -> str:
     found = found or [
         known for known in names if known.rpartition("/")[2] == name.rpartition("/")[2]
     ]
-    return f"did you mean {' or '.join(found)}?" if found else ""
+    return f"did you mean {' or '.join(map(printable, found))}?" if found else ""

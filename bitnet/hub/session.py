@@ -10,6 +10,7 @@ from __future__ import annotations
 import email.utils
 import logging
 import random
+import re
 import threading
 import time
 from http.cookiejar import DefaultCookiePolicy
@@ -18,6 +19,7 @@ from urllib.parse import urljoin, urlsplit, urlunsplit
 
 from bitnet import __version__, settings
 from bitnet.errors import (
+    AuthError,
     BitnetError,
     NetworkError,
     Offline,
@@ -40,14 +42,20 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-BACKOFF_S = 0.2  # doubles with every failure
+BACKOFF_S = 0.2  # doubles with every failure ...
+LONGEST_BACKOFF_S = 20.0  # ... up to here
+DRILL_ATTEMPTS = 3  # a fault drill is meant to fail
+UNKNOWN_HOST_ATTEMPTS = 5  # a name that does not exist now will hardly do so in five minutes
 JITTER = 0.1  # largest share added to a wait, so that many clients do not come back together
 STOP_POLL_S = 0.2  # how soon a waiting thread notices that the others have failed
 CONNECT_TIMEOUT_S = 15.0
 MAX_REDIRECTS = 8
 FRESH_START_BYTES = 1 << 20  # an attempt that brought this much does not count as a failure
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")  # one hub under several names
+_ADDRESS = re.compile(r"( for|:)? \w+://\S+?(?=: | |:?$)")
 
+_UNKNOWN_HOST = "the host name cannot be resolved"
 TROUBLESHOOTING = (
     "look for the cause with: bitnet doctor network; behind a proxy set HTTPS_PROXY; "
     "use a mirror with --base-url=URL; allow more with --retries=N or BITNET_DOWNLOAD_TIMEOUT"
@@ -57,16 +65,35 @@ TROUBLESHOOTING = (
 class Transient(Exception):  # never leaves the package
     """A failure that may pass: *error* is what to raise when it does not."""
 
-    def __init__(self, error: BitnetError, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        error: BitnetError,
+        *,
+        retry_after_s: float | None = None,
+        attempts: int | None = None,
+    ) -> None:
         super().__init__(str(error))
         self.error = error
         self.retry_after_s = retry_after_s
+        self.attempts = attempts
+
+    @property
+    def reason(self) -> str:
+        """What failed, without the address: it stands in the error that ends it."""
+        return _ADDRESS.sub("", self.error.message)
 
 
 def shown(url: str) -> str:
     """*url* without what may be secret: user, password, query, fragment."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def shown_origin(url: str) -> str:
+    """Host of *url*, and its port where that is not the usual one."""
+    _, host, port = origin(url)
+    usual = {"http": 80, "https": 443}.get(urlsplit(url).scheme)
+    return str(host) if port == usual else f"{host}:{port}"
 
 
 def origin(url: str) -> tuple[str, str | None, int | None]:
@@ -106,8 +133,11 @@ class HubSession:
             {"User-Agent": f"bitnet/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
         )
         self._requests.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        pool: dict[str, Any] = {"pool_maxsize": max(4, self.options.connections)}
+        pool: dict[str, Any] = {"pool_maxsize": max(4, self.options.at_once)}
         drill = settings.simulate_network_error()
+        self.attempts = self.options.retries
+        if self.attempts is None and drill:
+            self.attempts = DRILL_ATTEMPTS
         transport = (
             FaultyTransport(drill, **pool) if drill else requests.adapters.HTTPAdapter(**pool)
         )
@@ -159,7 +189,7 @@ class HubSession:
         secret = settings.hf_token() if token and not self._token_refused else None
         here, with_token = url, False
         for _ in range(MAX_REDIRECTS):
-            with_token = secret is not None and origin(here) == origin(self.options.endpoint)
+            with_token = secret is not None and self._is_the_hub(here)
             sent = dict(headers or {})
             if with_token:
                 sent["Authorization"] = f"Bearer {_checked(secret)}"
@@ -167,7 +197,7 @@ class HubSession:
             if response.status_code not in _REDIRECTS or "Location" not in response.headers:
                 break
             target = urljoin(here, response.headers["Location"])
-            if not leave_origin and origin(target) != origin(here):
+            if not (leave_origin or origin(target) == origin(here) or self._is_the_hub(target)):
                 return response
             response.close()
             here = _safe(here, target)
@@ -177,7 +207,29 @@ class HubSession:
             return response
         if response.status_code == 401 and with_token:
             return self._without_token(url, method, headers, leave_origin, response)
-        return self._accepted(response, url, with_token=with_token or self._token_refused)
+        kept_back = secret is not None and not with_token and origin(here) != origin(url)
+        return self._accepted(
+            response,
+            url,
+            with_token=with_token or self._token_refused,
+            elsewhere=shown_origin(here) if kept_back else "",
+        )
+
+    def _is_the_hub(self, url: str) -> bool:
+        """Whether *url* is on the hub's own host, under whichever of its names."""
+        endpoint = self.options.endpoint
+        if origin(url) == origin(endpoint):
+            return True
+        scheme, host, port = origin(url)
+        hub_scheme, hub_host, _ = origin(endpoint)
+        if host == hub_host and (hub_scheme, scheme, port) == ("http", "https", 443):
+            return True
+        if scheme == "https" and hub_scheme == "https" and port == 443:
+            ours = _HUB_HOSTS if hub_host in _HUB_HOSTS else ()
+            if host in ours:
+                return True
+        named = {host, f"{host}:{port}"} & set(settings.hub_hosts())
+        return bool(named) and scheme in ("https", hub_scheme)
 
     def _without_token(
         self,
@@ -206,7 +258,7 @@ class HubSession:
     def _send(self, method: str, url: str, headers: Mapping[str, str]) -> requests.Response:
         """One exchange, or :class:`Transient`."""
         # Errors of requests quote addresses with their signatures: none of them is chained.
-        silence = min(self.options.stall_timeout, self.options.deadline_s)
+        silence = min(self.options.stall_s, self.options.deadline_s)
         logger.debug("%s %s %s", method, shown(url), headers.get("Range", ""))
         try:
             return self._requests.request(
@@ -230,10 +282,12 @@ class HubSession:
         ):
             raise UsageError(f"not an address to fetch from: {shown(url)}") from None
         except requests.exceptions.RequestException as error:
-            raise Transient(failed(url, _reason(error))) from None
+            reason = _reason(error)
+            limit = UNKNOWN_HOST_ATTEMPTS if reason == _UNKNOWN_HOST else None
+            raise Transient(failed(url, reason), attempts=limit) from None
 
     def _accepted(
-        self, response: requests.Response, url: str, *, with_token: bool
+        self, response: requests.Response, url: str, *, with_token: bool, elsewhere: str = ""
     ) -> requests.Response:
         """*response* if it is a success, else what it says as an error."""
         if response.ok:
@@ -241,6 +295,12 @@ class HubSession:
         response.close()
         endpoint = shown(self.options.endpoint)
         error = replies.error_of(response, shown(url), endpoint, with_token=with_token)
+        if elsewhere and isinstance(error, AuthError):
+            error = type(error)(
+                f"{error.message.partition(': ')[0]} {shown(url)}: the hub redirects to "
+                f"{elsewhere}, which did not get the access token",
+                hint=f"if {elsewhere} belongs to the hub: export BITNET_HUB_HOSTS={elsewhere}",
+            )
         if response.status_code in (408, 429) or response.status_code >= 500:
             raise Transient(error, retry_after_s=self._retry_after(response))
         raise error
@@ -252,9 +312,9 @@ class HubSession:
             return float(value)
         try:
             moment = email.utils.parsedate_to_datetime(value)
-        except ValueError:
+            return max(0.0, moment.timestamp() - self.now())
+        except (ValueError, OverflowError):
             return None
-        return max(0.0, moment.timestamp() - self.now())
 
     def retrying(self, what: str, attempt: Callable[[], T]) -> T:
         """What *attempt* gives back, tried again while its failures may pass.
@@ -286,6 +346,8 @@ class HubSession:
                     raise replies.not_expected(response, shown(url), "JSON") from None
                 except requests.exceptions.RequestException as error:
                     raise Transient(failed(url, _reason(error))) from None
+                except (ValueError, RecursionError):  # thousands of digits; too deep
+                    raise replies.not_expected(response, shown(url), "JSON") from None
 
         return self.retrying(what, attempt)
 
@@ -298,12 +360,14 @@ class Patience:
         self._lock = threading.Lock()
         self._failures = 0
         self._gained = 0
+        self._waited_s = 0.0
         self._last_gain = session.clock()
 
     def gained(self, count: int) -> None:
         """Say that *count* bytes more have arrived."""
         with self._lock:
             self._last_gain = self._session.clock()
+            self._waited_s = 0.0
             self._gained += count
             if self._gained >= FRESH_START_BYTES:
                 self._failures = self._gained = 0
@@ -321,28 +385,29 @@ class Patience:
             self._failures += 1
             self._gained = 0
             failures = self._failures
-            silent_s = session.clock() - self._last_gain
-        wait = BACKOFF_S * 2 ** (failures - 1) * (1 + JITTER * session.jitter())
+            silent_s = max(session.clock() - self._last_gain, self._waited_s)
+        wait = min(BACKOFF_S * 2 ** min(failures - 1, 30), LONGEST_BACKOFF_S)
+        wait *= 1 + JITTER * session.jitter()
         if broken.retry_after_s is not None:
             wait = max(wait, broken.retry_after_s)
+        most = min(filter(None, (session.attempts, broken.attempts)), default=None)
         ending = ""
-        if failures >= options.retries:
+        if most is not None and failures >= most:
             ending = "1 attempt" if failures == 1 else f"{failures} attempts"
-        elif wait > options.retry_after_max:
-            ending = f"the server asks to wait {wait:.0f} s, --retry-after-max allows less"
+        elif wait > options.retry_after_s:
+            ending = f"the server asks to wait {wait:.0f} s, BITNET_RETRY_AFTER_MAX allows less"
         elif silent_s > options.deadline_s:
-            ending = f"no progress for {silent_s:.0f} s"
+            ending = f"{failures} attempts, no progress for {silent_s:.0f} s"
         if ending:
             if failures > 1:
-                logger.warning("%s: attempt %d failed: %s", what, failures, broken.error)
+                logger.warning("%s: attempt %d failed: %s", what, failures, broken.reason)
             raise _given_up(broken.error, ending)
+        if broken.retry_after_s is None:  # a wait the server asked for is not silence
+            with self._lock:
+                self._waited_s += wait
+        number = f"{failures} of {most}" if most is not None else f"{failures}"
         logger.warning(
-            "%s: attempt %d of %d failed: %s; next attempt in %.1f s",
-            what,
-            failures,
-            options.retries,
-            broken.error,
-            wait,
+            "%s: attempt %s failed: %s; next attempt in %.1f s", what, number, broken.reason, wait
         )
         if stopped is None:
             session.sleep(wait)
@@ -352,7 +417,7 @@ class Patience:
                 session.sleep(min(left, STOP_POLL_S))
         if broken.retry_after_s is not None:
             with self._lock:
-                self._last_gain = session.clock()  # a wait the server asked for is not silence
+                self._last_gain = session.clock()
 
 
 def failed(url: str, reason: str) -> NetworkError:
@@ -400,7 +465,7 @@ def _reason(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, urllib3.exceptions.NameResolutionError):
-            return "the host name cannot be resolved"
+            return _UNKNOWN_HOST
         if isinstance(cause, ConnectionRefusedError):
             return "connection refused"
         inner = getattr(cause, "reason", None) or next(

@@ -122,7 +122,7 @@ class Transfer:
 
     def _wants_company(self) -> bool:
         """Whether more connections are asked for, or the file is big enough for them."""
-        asked = self._session.options.connections
+        asked = self._session.options.at_once
         if self.size is None or asked == 1 or not self._facts.accepts_ranges:
             return False
         missing = self.size - self._partial.done.total
@@ -142,12 +142,12 @@ class Transfer:
                 return False
         speed = (stop - start) / max(self._session.clock() - begun, 1e-9)
         logger.debug("%s: one connection carries %.1f MB/s", self._name, speed / 1e6)
-        return self._session.options.connections > 1 or speed < FAST_BYTES_PER_S
+        return self._session.options.at_once > 1 or speed < FAST_BYTES_PER_S
 
     def _fetch_together(self) -> None:
         """Fetch the gaps in pieces, by several threads, in the order of the file."""
         assert self.size is not None
-        count = self._session.options.connections or AUTOMATIC_CONNECTIONS
+        count = self._session.options.at_once or AUTOMATIC_CONNECTIONS
         missing = self._partial.done.missing(self.size)
         total = sum(stop - start for start, stop in missing)
         length = max(1 << 20, min(PIECE_BYTES, total // (4 * count)))
@@ -296,7 +296,7 @@ class Transfer:
             self._store(at, chunk)
             at += len(chunk)
             waited = session.clock() - since
-            if waited >= session.options.stall_timeout:
+            if waited >= session.options.stall_s:
                 if at - at_since < STALL_BYTES_PER_S * waited:
                     raise Transient(failed(self._facts.url, "stalled"))
                 since, at_since = session.clock(), at

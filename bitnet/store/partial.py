@@ -106,6 +106,7 @@ class Partial:
         path: where it is now.
         done: the parts that are written.
         resumed: bytes that an earlier process had fetched.
+        is_left: it was left for the next process.
     """
 
     def __init__(self, path: Path, version: Version, fd: int) -> None:
@@ -113,6 +114,7 @@ class Partial:
         self.fd = fd
         self.done = Ranges()
         self.resumed = 0
+        self.is_left = False
         self._rest = path.with_name(path.name.rpartition(".")[0])
         self._contiguous = True
         self._bound = version.is_bound
@@ -280,6 +282,7 @@ class Partial:
             return
         self.close()
         with suppress(OSError):  # for example a full disk: the sidecar from the start is enough
+            self.is_left = True
             self._note(self._rest)
             self.path.replace(self._rest)
             _unlink(_sidecar_of(self.path))

@@ -81,10 +81,12 @@ class Option(Argument):
         count: bool = False,
         metavar: str = "",
         positional: bool = False,
+        hidden: bool = False,
     ) -> None:
         dashed = name.rstrip("_").replace("_", "-")  # with_: a keyword of Python
         self.type = type
         self.choices = choices
+        self.hidden = hidden
         self.metavar = metavar or ("|".join(choices) if choices else _METAVARS.get(type, ""))
         super().__init__(
             names=(dashed, *synonyms, *((short,) if short else ())),

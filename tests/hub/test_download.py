@@ -114,12 +114,29 @@ def test_a_broken_transfer_is_continued_where_it_broke(session, hub, target, bre
 def test_three_attempts_wait_200_and_400_milliseconds(session, hub, target, clock, caplog):
     hub.rules.append(Rule(where="cdn", status=503))
     with pytest.raises(NetworkError, match=r"HTTP error 503: .*\(3 attempts\)") as caught:
-        fetch(hub, session, target)
+        fetch(hub, session, target, options={"retries": 3})
     assert clock.waits == [0.2, 0.4]
     assert "attempt 1 of 3 failed" in caplog.text
     assert "attempt 3 failed" in caplog.text
     assert "doctor network" in caught.value.hint
     assert caught.value.exit_code == 14
+
+
+def test_a_hub_that_restarts_is_waited_for(session, hub, target, clock, caplog):
+    hub.rules.append(Rule(where="hub", times=5, status=503))
+    fetch(hub, session, target)
+    assert clock.waits == [0.2, 0.4, 0.8, 1.6, 3.2]
+    assert target.read_bytes() == CONTENT
+    assert "attempt 5 failed: HTTP error 503; next attempt in 3.2 s" in caplog.text
+
+
+def test_one_that_stays_away_is_waited_for_until_the_deadline(session, hub, target, clock):
+    hub.rules.append(Rule(where="hub", status=503))
+    with pytest.raises(NetworkError, match=r"\(\d+ attempts, no progress for 3\d\d s\)"):
+        fetch(hub, session, target)
+    assert clock.waits[:3] == [0.2, 0.4, 0.8]
+    assert max(clock.waits) == 20.0
+    assert 300 <= sum(clock.waits) <= 330
 
 
 def test_progress_renews_the_attempts(session, hub, target, clock):

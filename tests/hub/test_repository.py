@@ -3,7 +3,8 @@ import hashlib
 import pytest
 from hub_server import Rule
 
-from bitnet.errors import NetworkError, NotFound
+from bitnet.errors import NetworkError, NotFound, UsageError
+from bitnet.hub.candidates import candidates, choose
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url, head, list_files, model_facts, read_range
 
@@ -85,3 +86,49 @@ def test_the_beginning_comes_also_from_a_server_without_ranges(hub, options):
     assert read_range(url, 0, 10, options) == CONTENT[:10]
     with pytest.raises(NetworkError, match="cannot send a part"):
         read_range(url, 5, 10, options)
+
+
+# --- listings that cannot be trusted --------------------------------------------------------------
+
+
+def test_a_listing_that_goes_on_elsewhere_is_refused_not_cut(hub, options):
+    link = f'<{hub.cdn_url}/api/models/org/model/tree/main?cursor=1>; rel="next"'
+    hub.rules.append(Rule(where="hub", path="/tree/", headers={"Link": link}))
+    with pytest.raises(NetworkError, match=r"goes on at http://localhost:\d+/api.*another server"):
+        list_files("org/model", options=options)
+
+
+def test_a_listing_without_an_end_ends(hub, options):
+    link = f'<{hub.url}/api/models/org/model/tree/main?recursive=true>; rel="next"'
+    hub.rules.append(Rule(where="hub", path="/tree/", headers={"Link": link}))
+    with pytest.raises(NetworkError, match="without an end"):
+        list_files("org/model", options=options)
+
+
+@pytest.mark.parametrize("size", ["9" * 5000, "-1", "1e3", "null", "true", '"x"', "[]"])
+def test_a_size_that_is_none_is_an_unexpected_reply(hub, options, size):
+    body = f'[{{"type": "file", "path": "a.gguf", "size": {size}}}]'.encode()
+    reply = {"status": 200, "headers": {"Content-Type": "application/json"}, "body": body}
+    hub.rules.append(Rule(where="hub", path="/tree/", **reply))
+    with pytest.raises(NetworkError):
+        list_files("org/model", options=options)
+
+
+def test_a_length_of_thousands_of_digits_is_no_length(hub, options):
+    url = file_url("org/model", "main", "model.gguf", options)
+    hub.rules.append(Rule(where="hub", method="HEAD", headers={"X-Linked-Size": "9" * 5000}))
+    assert head(url, options).size is None
+
+
+@pytest.mark.parametrize("name", ["a\0.gguf", "a\x1b[2J.gguf", "a\n.gguf", "a\u2028.gguf"])
+def test_a_name_that_steers_the_terminal_is_shown_harmless_and_never_fetched(hub, options, name):
+    hub.add("org/model", name, CONTENT)
+    with pytest.raises(UsageError):
+        file_url("org/model", "main", name, options)
+    with pytest.raises(UsageError) as caught:
+        found = candidates(list_files("org/model", options=options), "")
+        choose("org/model", found, "", fits=lambda size: True)
+    shown = str(caught.value) + caught.value.hint
+    assert name not in shown
+    assert all(c.isprintable() or c == "\n" for c in shown)
+    assert shown.count("\n") == 2

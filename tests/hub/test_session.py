@@ -115,7 +115,7 @@ def test_no_output_of_a_failing_run_holds_a_secret(
     hub.rules.append(Rule(**vars(rule)))
     caplog.set_level(logging.DEBUG, "bitnet")
     with pytest.raises(Exception) as caught:  # noqa: PT011
-        fetch(session, tmp_path)
+        fetch(lambda: session(retries=3), tmp_path)
     said = [*capfd.readouterr(), str(caught.value), caught.value.hint, repr(caught.value)]
     said += [record.getMessage() for record in caplog.records if record.name.startswith("bitnet")]
     said += [path.read_text(errors="replace") for path in tmp_path.iterdir()]
@@ -201,7 +201,7 @@ def test_a_server_that_is_not_there_is_named(session, tmp_path):
     options = FetchOptions(base_url="http://127.0.0.1:9")
     with HubSession(options, sleep=lambda s: None) as one:
         url = file_url("org/model", "main", "model.gguf", options)
-        with pytest.raises(NetworkError, match=r"connection refused \(3 attempts\)"):
+        with pytest.raises(NetworkError, match=r"connection refused \(\d+ attempts, no prog"):
             download(url, tmp_path / "file", session=one, progress="none")
 
 
@@ -290,3 +290,86 @@ def test_a_redirect_that_gives_up_encryption_is_refused(session):
         pytest.raises(NetworkError, match="redirects to an unencrypted address: http://cdn/f"),
     ):
         one.open("https://hub.example.org/f")
+
+
+# --- the hub under another name ------------------------------------------------------------------
+
+
+def redirected(hub, host):
+    """A gated file whose address at the hub leads to *host* first."""
+    hub.add("org/model", "model.gguf", b"small")
+    hub.repo("org/model", gated=True)
+    hub.tokens[TOKEN] = {"org/model"}
+    commit = hub.repos["org/model"].revisions["main"]
+    there = f"{hub.url.replace('127.0.0.1', host)}/org/model/resolve/{commit}/model.gguf"
+    first = Rule(where="hub", path="/main/", status=307, headers={"Location": there})
+    hub.rules.append(first)
+
+
+def test_a_host_that_belongs_to_the_hub_gets_the_token(hub, session, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    redirected(hub, "localhost")
+    monkeypatch.setenv(
+        "BITNET_HUB_HOSTS", f"cdn.example.org, localhost:{hub.url.rpartition(':')[2]}"
+    )
+    fetch(session, tmp_path)
+    assert (tmp_path / "model.gguf").read_bytes() == b"small"
+
+
+def test_any_other_host_does_not_and_the_error_says_so(hub, session, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    redirected(hub, "localhost")
+    with pytest.raises(AuthError, match="which did not get the access token") as caught:
+        fetch(session, tmp_path)
+    assert "BITNET_HUB_HOSTS=localhost" in caught.value.hint
+    assert "HF_TOKEN is not set" not in str(caught.value)
+    elsewhere = [s for s in hub.requests("hub") if s.headers["Host"].startswith("localhost")]
+    assert elsewhere
+    assert not any("Authorization" in seen.headers for seen in elsewhere)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url", "gets_it"),
+    [
+        ("https://huggingface.co", "https://hf.co/org/model", True),
+        ("https://hf.co", "https://huggingface.co/org/model", True),
+        ("https://huggingface.co", "http://huggingface.co/org/model", False),
+        ("https://huggingface.co", "https://huggingface.co:8443/org/model", False),
+        ("https://huggingface.co", "https://cdn-lfs.huggingface.co/x", False),
+        ("https://huggingface.co", "https://huggingface.co.evil.example/x", False),
+        ("https://hub.example.org", "https://huggingface.co/org/model", False),
+        ("http://hub.example.org", "https://hub.example.org/org/model", True),
+    ],
+)
+def test_which_addresses_are_the_hub(endpoint, url, gets_it):
+    with HubSession(FetchOptions(base_url=endpoint)) as one:
+        assert one._is_the_hub(url) is gets_it
+
+
+# --- what the hub says ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "kind", "said"),
+    [
+        (404, {"X-Error-Code": "RevisionNotFound"}, NotFound, "the revision does not exist"),
+        (404, {"X-Error-Code": "EntryNotFound"}, NotFound, "the file does not exist"),
+        (404, {"X-Error-Code": "RepoNotFound"}, NotFound, "the repository does not exist"),
+        (451, {}, AuthError, "disabled for legal reasons"),
+        (403, {"X-Error-Message": "Access to this resource is disabled."}, AuthError,
+         'disabled by the hub (the server says: "Access to this resource is disabled.")'),
+        (403, {"X-Error-Code": "GatedRepo"}, LicenceNotAccepted, "has not accepted"),
+        (400, {"X-Error-Message": "a\x1b[2Jb"}, NetworkError, "a\\x1b[2Jb"),
+    ],
+)  # fmt: skip
+def test_the_reasons_of_the_hub_are_shown_and_told_apart(
+    hub, session, tmp_path, monkeypatch, status, headers, kind, said
+):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    hub.rules.append(Rule(where="hub", status=status, headers=headers))
+    with pytest.raises(kind) as caught:
+        fetch(session, tmp_path)
+    assert type(caught.value) is kind
+    assert said in str(caught.value)
+    if "disabled" in said:
+        assert "accept" not in str(caught.value) + caught.value.hint
