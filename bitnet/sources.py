@@ -184,7 +184,11 @@ def require_token(source: Source) -> None:
     if not source.gated or settings.hf_token():
         return
     which = "official source" if source.name == "official" else f"source {source.name}"
-    open_copy = " Without an account: --source mirror." if source.cache_key == "llama3-128k" else ""
+    open_copy = (
+        " Without an account: bitnet tokenizer --source mirror"
+        if source.cache_key == "llama3-128k"
+        else ""
+    )
     raise TokenMissing(
         f"HF_TOKEN environment variable required for {which} ({source.repo})\n"
         f"  1. Accept the licence: {source.page}\n"

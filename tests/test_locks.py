@@ -1,3 +1,4 @@
+import errno
 import json
 import multiprocessing
 import os
@@ -8,7 +9,8 @@ import time
 
 import pytest
 
-from bitnet.errors import CacheBusy
+from bitnet import locks
+from bitnet.errors import BitnetError, CacheBusy
 from bitnet.locks import Owner, hold, is_held, owner_of
 
 HOLDER = """
@@ -118,3 +120,89 @@ def test_a_process_that_ended_is_dead():
     process.start()
     process.join()
     assert Owner(process.pid, socket.gethostname(), time.time()).is_dead
+
+
+# --- where the kernel's locks do not work ---------------------------------------------------------
+
+
+@pytest.fixture
+def flock(monkeypatch):
+    """Replaces what the kernel does, on a file system that was not tried before."""
+    fcntl = pytest.importorskip("fcntl")
+    monkeypatch.setattr(locks, "_working", {})
+
+    def answer(number):
+        def fake(fd, how):
+            if number:
+                raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", fake)
+
+    return answer
+
+
+@pytest.mark.parametrize("name", ["ENOSYS", "ENOLCK", "EOPNOTSUPP", "EINVAL", None])
+def test_a_lease_takes_the_place_of_a_lock_that_is_refused_or_given_to_all(path, flock, name):
+    flock(getattr(errno, name) if name else 0)
+    with hold(path, timeout_s=0) as lock:
+        assert not lock.is_kernel
+        lock.report("half")
+        assert is_held(path)
+        assert owner_of(path).progress == "half"
+        with pytest.raises(CacheBusy), hold(path, timeout_s=0):
+            raise AssertionError("held by two")
+    assert not is_held(path)
+    with hold(path, timeout_s=0):
+        pass
+    assert list(path.parent.iterdir()) == []
+
+
+def test_any_other_answer_is_an_error(path, flock):
+    flock(errno.EIO)
+    with pytest.raises(BitnetError, match=r"os error 5"), hold(path, timeout_s=0):
+        raise AssertionError("held")
+
+
+def test_the_lease_of_a_dead_process_is_taken(path, flock):
+    flock(errno.ENOLCK)
+    lease = path.with_name(f"{path.name}.lease")
+    lease.write_text(json.dumps(json.loads(Owner.me().text()) | {"process": "an earlier one"}))
+    assert not is_held(path)
+    with hold(path, timeout_s=0):
+        assert owner_of(path).is_me
+
+
+@pytest.mark.parametrize("place", [{"host": "elsewhere"}, {"namespace": "x"}, {"boot": "y"}])
+def test_the_lease_of_a_process_elsewhere_is_taken_only_when_it_is_silent(path, flock, place):
+    flock(errno.ENOLCK)
+    lease = path.with_name(f"{path.name}.lease")
+    lease.write_text(
+        json.dumps(json.loads(Owner.me().text()) | {"process": "other", "pid": 1} | place)
+    )
+    with pytest.raises(CacheBusy), hold(path, timeout_s=0):
+        raise AssertionError("held by two")
+    os.utime(lease, (time.time() - 7200,) * 2)
+    with hold(path, timeout_s=0):
+        pass
+
+
+def test_a_lease_that_was_taken_from_us_is_not_given_up_for_the_other(path, flock):
+    flock(errno.ENOLCK)
+    lease = path.with_name(f"{path.name}.lease")
+    with hold(path, timeout_s=0):
+        lease.write_text(Owner(1, "elsewhere", 0.0, process="other").text())
+    assert lease.exists()
+
+
+@pytest.mark.parametrize("place", [{"namespace": "pid:[1]"}, {"boot": "another"}])
+def test_containers_with_one_host_name_do_not_take_each_other_for_dead(place):
+    gone = json.loads(Owner.me().text()) | {"process": "other", "pid": 1 << 21} | place
+    assert not Owner.parse(json.dumps(gone)).is_dead
+
+
+def test_a_number_that_was_given_to_another_process_does_not_keep_the_first_alive():
+    alive = json.loads(Owner.me().text()) | {"process": "other", "pid": os.getppid()}
+    alive |= {"started": alive["started"] and "1"}
+    if not alive["started"]:
+        pytest.skip("this system does not say when a process began")
+    assert Owner.parse(json.dumps(alive)).is_dead

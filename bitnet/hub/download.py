@@ -31,6 +31,7 @@ from bitnet.hub.session import HubSession, shown
 from bitnet.hub.transfer import Replaced, Transfer
 from bitnet.progress import Mode, Progress, human_size
 from bitnet.store import Blob, Name, Partial, Store
+from bitnet.store.partial import sweep
 from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
@@ -295,6 +296,7 @@ def _locked(
     make_cache(store.root)
     folder = store.folder / "partial"
     folder.mkdir(exist_ok=True)
+    sweep(folder)
     with locks.hold(
         folder / f"{facts.key}.lock",
         timeout_s=session.options.lock_s,

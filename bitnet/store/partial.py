@@ -32,12 +32,13 @@ from bitnet.locks import Owner
 from bitnet.store.links import remove, replace_file, sync_folder
 from bitnet.store.ranges import Ranges
 
-__all__ = ["Partial", "Version"]
+__all__ = ["Partial", "Version", "sweep"]
 
 logger = logging.getLogger(__name__)
 
 _FLUSH_BYTES = 16 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
+_FORGOTTEN_S = 14 * 24 * 3600.0
 _ABANDONED_S = 900.0  # silence after which a process that cannot be asked counts as gone
 
 
@@ -305,6 +306,20 @@ class Partial:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def sweep(folder: Path) -> None:
+    """Delete what nothing has continued for weeks: partial files below *folder*, with their locks.
+
+    A lock that is held is of a file being fetched: its partial file was written just now.
+    """
+    with suppress(OSError):
+        for inner in [path for path in folder.iterdir() if path.is_dir()]:
+            for path in _partials(inner):
+                if _silence_s(path) > _FORGOTTEN_S:
+                    _delete(path)
+            with suppress(OSError):
+                inner.rmdir()  # only if it is empty
 
 
 def _partials(folder: Path) -> list[Path]:

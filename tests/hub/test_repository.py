@@ -125,8 +125,8 @@ def test_a_name_that_steers_the_terminal_is_shown_harmless_and_never_fetched(hub
     hub.add("org/model", name, CONTENT)
     with pytest.raises(UsageError):
         file_url("org/model", "main", name, options)
+    found = candidates(list_files("org/model", options=options), "")
     with pytest.raises(UsageError) as caught:
-        found = candidates(list_files("org/model", options=options), "")
         choose("org/model", found, "", fits=lambda size: True)
     shown = str(caught.value) + caught.value.hint
     assert name not in shown

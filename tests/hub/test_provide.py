@@ -1,0 +1,309 @@
+"""One file for several projects: fetched once, kept once, told apart by what it is."""
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+from dataclasses import replace
+
+import pytest
+from hub_server import Rule
+
+from bitnet.errors import (
+    HashMismatch,
+    InvalidFormat,
+    NoSpace,
+    Offline,
+    UpstreamChanged,
+    UsageError,
+)
+from bitnet.hub import download, lockfile
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.project import Project
+from bitnet.hub.provision import model_path, provide_model, provide_tokenizer, tokenizer_entry
+from bitnet.hub.sync import provide_locked
+from bitnet.sources import Source
+from bitnet.tokenizer.vocabulary import check_vocabulary
+
+WEIGHTS = Source("weights", "org/model", "model.gguf")
+CONTENT = b"GGUF" + os.urandom(2_000_000)
+DIGEST = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def projects(hub, tmp_path):
+    """Two working folders with one cache."""
+    hub.add("org/model", "model.gguf", CONTENT)
+    options = FetchOptions(base_url=hub.url, retries=1)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    return [Project(tmp_path / n, tmp_path / "cache", options, "none") for n in ("one", "two")]
+
+
+def offline(project):
+    return replace(project, options=replace(project.options, offline=True))
+
+
+def disk_use(*folders):
+    """Bytes on the disk below *folders*; a file with several names counts once."""
+    files = [path.lstat() for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return sum({status.st_ino: status.st_size for status in files}.values())
+
+
+def sync(project):
+    entries = lockfile.read(project.lock_path)
+    return [provide_locked(entry, project, check=check_vocabulary) for entry in entries]
+
+
+# --- once ----------------------------------------------------------------------------------------
+
+
+def test_two_projects_fetch_a_file_once_and_keep_it_once(hub, projects, tmp_path):
+    for project in projects:
+        assert provide_model(WEIGHTS, project).path.read_bytes() == CONTENT
+    assert hub.sent("cdn") == len(CONTENT)
+    assert disk_use(tmp_path) < len(CONTENT) + 20_000
+
+
+def test_a_second_project_needs_no_connection_at_all(projects, monkeypatch):
+    provide_model(WEIGHTS, projects[0])
+
+    def bomb(*args):
+        raise AssertionError("a socket was made")
+
+    monkeypatch.setattr(socket, "socket", bomb)
+    got = provide_model(WEIGHTS, offline(projects[1]))
+    assert (got.path.read_bytes(), got.cached) == (CONTENT, True)
+
+
+def test_what_hugging_face_has_is_taken_instead_of_fetched_offline_too(
+    hub, projects, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hf"))
+    theirs = tmp_path / "hf/models--org--model/blobs" / DIGEST
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(CONTENT)
+    pinned = replace(WEIGHTS, sha256=DIGEST)
+    assert provide_model(pinned, offline(projects[0])).path.read_bytes() == CONTENT
+    assert hub.requests() == []
+    shutil.rmtree(projects[1].cache)
+    assert provide_model(WEIGHTS, projects[1]).cached  # the hub says which digest it is
+    assert hub.sent("cdn") == 0
+
+
+def test_an_old_cache_of_tokenizers_is_taken_over_without_fetching(hub, projects):
+    source = Source("open", "mirror/tiny", vocab_size=2, cache_key="tiny")
+    content = json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}).encode()
+    entry = tokenizer_entry(source, projects[0].cache)
+    entry.parent.mkdir(parents=True)
+    entry.write_bytes(content)
+    facts = {"repo": "mirror/tiny", "revision": "main", "file": "tokenizer.json", "commit": "c",
+             "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}  # fmt: skip
+    entry.with_name("tokenizer.json.origin").write_text(json.dumps(facts))
+    target = projects[0].folder / "tokenizer.json"
+    got = provide_tokenizer(source, offline(projects[0]), check=check_vocabulary, target=target)
+    assert target.read_bytes() == content
+    assert got.cached
+    assert projects[0].store.find(facts["sha256"])
+
+
+# --- whose file it is ----------------------------------------------------------------------------
+
+
+def test_repositories_that_are_spelled_alike_do_not_share_a_path(hub, projects):
+    project = projects[0]
+    for repo in ("x-y/z", "x/y-z"):
+        hub.add(repo, "m.gguf", CONTENT + repo.encode())
+        got = provide_model(Source(repo, repo, "m.gguf"), project)
+        assert got.path.read_bytes() == CONTENT + repo.encode()
+    hub.seen.clear()
+    assert [got.cached for got in sync(project)] == [True, True]
+    assert hub.requests() == []
+    paths = {got.path.relative_to(project.folder).as_posix() for got in sync(project)}
+    assert paths == {"models/x-y-z/m.gguf", "models/x--y-z@main/m.gguf"}
+
+
+def test_revisions_do_not_share_a_path(hub, projects):
+    project = projects[0]
+    first = provide_model(WEIGHTS, project)
+    hub.repos["org/model"].revisions["a/b"] = first.commit
+    newer = hub.add("org/model", "model.gguf", CONTENT[::-1])
+    project.lock_path.unlink()
+    shutil.rmtree(project.folder / "models")
+    assert provide_model(WEIGHTS, project).sha256 == newer.sha256
+    got = provide_model(replace(WEIGHTS, revision="a/b"), project)
+    assert got.path == project.folder / "models/org--model@a%2Fb/model.gguf"
+    hub.seen.clear()
+    assert all(got.cached for got in sync(project))
+    assert hub.requests() == []
+
+
+def test_a_folder_named_twice_is_refused_unless_forced(hub, projects):
+    project = projects[0]
+    hub.add("org/other", "model.gguf", CONTENT[::-1])
+    target = project.folder / "here/model.gguf"
+    provide_model(WEIGHTS, project, target=target)
+    other = Source("other", "org/other", "model.gguf")
+    with pytest.raises(UsageError, match="belongs to org/model"):
+        provide_model(other, project, target=target)
+    assert target.read_bytes() == CONTENT
+    provide_model(other, replace(project, force=True), target=target)
+    (entry,) = lockfile.read(project.lock_path)
+    assert (entry.repo, target.read_bytes()) == ("org/other", CONTENT[::-1])
+
+
+def test_a_lock_file_with_two_digests_for_one_path_is_refused(projects):
+    project = projects[0]
+    provide_model(WEIGHTS, project)
+    document = json.loads(project.lock_path.read_text())
+    document["files"].append(document["files"][0] | {"revision": "v1", "sha256": "0" * 64})
+    project.lock_path.write_text(json.dumps(document))
+    with pytest.raises(InvalidFormat, match=r"pins two files for models/org-model/model\.gguf"):
+        lockfile.read(project.lock_path)
+
+
+@pytest.mark.parametrize("content", [b"mine", CONTENT[:-1]])
+def test_a_users_own_file_is_replaced_only_when_forced(projects, content):
+    project = projects[0]
+    path = model_path(project, "org/model", "model.gguf")
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match="it stays") as caught:
+        provide_model(WEIGHTS, project)
+    assert "--force" in caught.value.hint
+    assert path.read_bytes() == content
+    provide_model(WEIGHTS, replace(project, force=True))
+    assert path.read_bytes() == CONTENT
+
+
+def test_a_file_we_put_there_is_replaced_by_the_next_one_we_put_there(hub, projects):
+    mirror = Source("mirror", "mirror/tiny", vocab_size=2, cache_key="tiny")
+    official = Source("official", "owner/tiny", vocab_size=2, cache_key="tiny")
+    target = projects[0].folder / "tokenizer.json"
+    for note, source in (("mirror", mirror), ("official", official)):
+        content = {"note": note, "model": {"vocab": {"a": 0, "b": 1}}}
+        hub.add(source.repo, "tokenizer.json", json.dumps(content).encode())
+    for source in (mirror, official, mirror, official):
+        got = provide_tokenizer(source, projects[0], check=check_vocabulary, target=target)
+        assert json.loads(target.read_text())["note"] == source.name
+    assert got.cached
+    sent = [seen for seen in hub.requests(method="GET") if "resolve" in seen.path]
+    assert len(sent) == 2  # each of the two once, however often they take turns
+    places = {entry.repo: entry.path for entry in lockfile.read(projects[0].lock_path)}
+    assert places == {"mirror/tiny": None, "owner/tiny": "tokenizer.json"}
+
+
+def test_sync_needs_no_cache_while_the_projects_file_is_right(projects):
+    provide_model(WEIGHTS, projects[0])
+    shutil.rmtree(projects[0].cache)
+    assert [got.cached for got in sync(offline(projects[0]))] == [True]
+
+
+def test_a_pinned_file_that_was_changed_is_mended(hub, projects):
+    got = provide_model(WEIGHTS, projects[0])
+    got.path.unlink()
+    got.path.write_bytes(b"changed")
+    assert sync(projects[0])[0].path.read_bytes() == CONTENT
+
+
+def test_a_project_file_that_is_edited_never_changes_what_others_get(hub, projects):
+    first = provide_model(WEIGHTS, projects[0])
+    first.path.chmod(0o644)
+    with first.path.open("r+b") as file:
+        file.write(b"edit")
+    second = provide_model(WEIGHTS, projects[1])
+    assert second.path.read_bytes() == CONTENT
+
+
+# --- what the user said --------------------------------------------------------------------------
+
+
+def test_a_wrong_digest_of_the_user_never_advises_to_accept_the_file(hub, projects):
+    with pytest.raises(UpstreamChanged) as caught:
+        provide_model(replace(WEIGHTS, sha256="0" * 64), projects[0])
+    said = str(caught.value) + caught.value.hint
+    assert "--update" not in said
+    assert "do not use it" in caught.value.hint
+    hub.rules.append(Rule(where="hub", drop_headers=("X-Linked-Etag",)))
+    with pytest.raises(HashMismatch) as caught:
+        provide_model(replace(WEIGHTS, sha256="0" * 64), projects[0])
+    assert "--update" not in str(caught.value) + caught.value.hint
+
+
+def test_sync_without_a_token_hints_at_a_command_that_exists(hub, projects):
+    gated = Source("official", "meta-llama/Meta-Llama-3-8B", vocab_size=2,
+                   cache_key="llama3-128k", gated=True)  # fmt: skip
+    with pytest.raises(Exception, match="HF_TOKEN") as caught:
+        provide_tokenizer(gated, projects[0], check=check_vocabulary)
+    assert "bitnet tokenizer --source mirror" in caught.value.hint
+
+
+# --- the disk ------------------------------------------------------------------------------------
+
+
+class Disk:
+    """A disk of *size* bytes that holds nothing but the test's own files."""
+
+    def __init__(self, folder, size):
+        self.folder, self.size = folder, size
+
+    def free(self, folder):
+        return self.size - disk_use(self.folder)
+
+
+def test_what_is_on_the_disk_counts_as_there(hub, projects, tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "HEADROOM_BYTES", 1_600_000)
+    disk = Disk(tmp_path, 4_000_000)
+    monkeypatch.setattr(download, "free_space", disk.free)
+    hub.rules.append(Rule(where="cdn", times=1, truncate_at=1_500_000))
+    with pytest.raises(Exception, match="truncated"):
+        provide_model(WEIGHTS, projects[0])
+    hub.seen.clear()
+    assert provide_model(WEIGHTS, projects[0]).path.read_bytes() == CONTENT
+    assert hub.sent("cdn") == len(CONTENT) - 1_500_000
+
+
+def test_a_disk_that_is_too_small_is_refused_with_what_is_missing(projects, monkeypatch):
+    monkeypatch.setattr(download, "free_space", lambda folder: 1_000_000)
+    with pytest.raises(NoSpace, match=r"needs 2\.0 MB more"):
+        provide_model(WEIGHTS, projects[0])
+
+
+def test_thirty_broken_runs_leave_one_partial_file(hub, projects, tmp_path):
+    for count in range(30):
+        hub.rules[:] = [Rule(where="cdn", times=1, truncate_at=50_000)]
+        with pytest.raises(Exception, match="truncated"):
+            provide_model(WEIGHTS, projects[0])
+        assert disk_use(tmp_path) <= (count + 1) * 50_000 + 20_000
+    hub.rules.clear()
+    assert provide_model(WEIGHTS, projects[0]).path.read_bytes() == CONTENT
+    assert hub.sent("cdn") == len(CONTENT)
+    assert disk_use(tmp_path) < len(CONTENT) + 20_000
+
+
+# --- replicas ------------------------------------------------------------------------------------
+
+
+def test_replicas_that_name_the_file_differently_continue_each_other(hub, projects):
+    for replica in range(4):
+        tag = {"ETag": f'"replica-{replica}"'}
+        hub.rules.append(Rule(where="cdn", times=1, truncate_at=400_000, headers=tag))
+    project = replace(projects[0], options=replace(projects[0].options, retries=5))
+    assert provide_model(WEIGHTS, project).path.read_bytes() == CONTENT
+    assert hub.sent("cdn") == len(CONTENT)
+
+
+def test_interrupted_progress_survives_another_replica(hub, projects):
+    hub.rules.append(Rule(where="cdn", times=1, truncate_at=400_000, headers={"ETag": '"a"'}))
+    with pytest.raises(Exception, match="truncated"):
+        provide_model(WEIGHTS, projects[0])
+    hub.rules.append(Rule(where="cdn", headers={"ETag": '"b"'}))
+    provide_model(WEIGHTS, projects[0])
+    assert hub.sent("cdn") == len(CONTENT)
+
+
+def test_offline_without_the_file_says_what_fetches_it(projects):
+    with pytest.raises(Offline) as caught:
+        provide_model(WEIGHTS, offline(projects[0]))
+    assert "bitnet download-model --id org/model --file model.gguf" in caught.value.hint

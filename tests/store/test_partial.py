@@ -1,0 +1,153 @@
+"""Files on their way: taken over by renaming, by one process only, and swept."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from bitnet import locks
+from bitnet.store import Partial, Version
+from bitnet.store.partial import sweep
+
+ONE = Version("https://h/a", etag="one", size=100)
+
+
+def begin(folder, version=ONE, **options):
+    return Partial.begin(folder, "m.gguf", version, **{"alone": True, **options})
+
+
+def write(partial, count):
+    start = partial.done.total
+    partial.write(start, b"x" * count)
+    partial.done.add(start, start + count)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def owned_by(path, **changes):
+    """Make the sidecar of *path* name another process."""
+    sidecar = path.with_name(f"{path.name}.json")
+    facts = json.loads(sidecar.read_text())
+    facts["owner"] |= {"process": "another"} | changes
+    sidecar.write_text(json.dumps(facts))
+
+
+@pytest.fixture
+def dead_pid():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_what_was_left_is_continued_in_place(tmp_path):
+    first = begin(tmp_path)
+    write(first, 30)
+    inode = first.path.stat().st_ino
+    first.leave()
+    assert names(tmp_path) == ["m.gguf.partial", "m.gguf.partial.json"]
+    second = begin(tmp_path)
+    assert (second.resumed, second.path.stat().st_ino) == (30, inode)
+    assert names(tmp_path) == [second.path.name, f"{second.path.name}.json"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Version("https://h/a", etag="two", size=100),
+        Version("https://h/a", etag="one", size=101),
+        Version("https://h/b", etag="one", size=100),
+        Version("https://h/a", etag="one", size=100, sha256="0" * 64),
+    ],
+)
+def test_another_version_is_not_continued_and_goes(tmp_path, other):
+    first = begin(tmp_path)
+    write(first, 30)
+    first.leave()
+    second = begin(tmp_path, other)
+    assert second.resumed == 0
+    assert names(tmp_path) == [second.path.name, f"{second.path.name}.json"]
+
+
+def test_one_digest_is_continued_from_any_address(tmp_path):
+    first = begin(tmp_path, Version("https://a/x", etag="one", sha256="0" * 64))
+    write(first, 30)
+    first.leave()
+    assert begin(tmp_path, Version("https://b/y", etag="two", sha256="0" * 64)).resumed == 30
+
+
+def test_a_signature_in_the_address_is_no_part_of_the_version(tmp_path):
+    signed = replace(ONE, url="https://h/a?sig=1")
+    assert signed.key == replace(ONE, url="https://h/a?sig=2").key
+    assert replace(signed, etag=None).key != replace(ONE, url="https://h/a?sig=2", etag=None).key
+    begin(tmp_path, signed)
+    assert "sig=" not in "".join(path.read_text() for path in tmp_path.glob("*.json"))
+
+
+def test_a_file_of_a_dead_process_is_taken_without_a_working_lock(tmp_path, dead_pid):
+    first = begin(tmp_path)
+    write(first, 30)
+    owned_by(first.path, pid=dead_pid)
+    assert begin(tmp_path, alone=False).resumed == 30
+
+
+@pytest.mark.parametrize("place", [{"namespace": "pid:[1]"}, {"boot": "b"}, {"host": "elsewhere"}])
+def test_a_file_of_a_process_that_cannot_be_asked_is_left_alone(tmp_path, dead_pid, place):
+    first = begin(tmp_path)
+    write(first, 30)
+    owned_by(first.path, pid=dead_pid, **place)
+    second = begin(tmp_path, alone=False)
+    assert second.resumed == 0
+    assert first.path.exists()
+    second.discard()
+    os.utime(first.path, (time.time() - 3600,) * 2)  # silent for too long
+    assert begin(tmp_path, alone=False).resumed == 30
+
+
+def test_with_a_lock_of_this_kernel_a_killed_container_leaves_its_file(tmp_path):
+    first = begin(tmp_path)
+    write(first, 30)
+    owned_by(first.path, host="another-container", namespace="pid:[1]")
+    assert begin(tmp_path, alone=True).resumed == 30
+
+
+def test_a_file_that_another_process_took_first_is_not_shared(tmp_path, monkeypatch):
+    first = begin(tmp_path)
+    write(first, 30)
+    first.leave()
+    rename = type(tmp_path).replace
+
+    def overtaken(self, target):
+        if self.name == "m.gguf.partial":
+            rename(self, tmp_path / "m.gguf.partial.1-a")
+        return rename(self, target)
+
+    monkeypatch.setattr(type(tmp_path), "replace", overtaken)
+    second = begin(tmp_path)
+    assert second.resumed == 0
+    assert (tmp_path / "m.gguf.partial.1-a").stat().st_size == 30
+
+
+def test_what_nothing_has_continued_for_weeks_is_swept(tmp_path):
+    for name, age_days in (("old", 30), ("new", 1)):
+        partial = begin(tmp_path / name)
+        write(partial, 30)
+        partial.leave()
+        then = time.time() - age_days * 86_400
+        os.utime(tmp_path / name / "m.gguf.partial", (then, then))
+    (tmp_path / "x.lock").touch()
+    sweep(tmp_path)
+    assert names(tmp_path) == ["new", "x.lock"]
+
+
+def test_nothing_is_left_of_what_cannot_be_told_from_another_version(tmp_path):
+    partial = begin(tmp_path / "k", Version("https://h/a"))
+    write(partial, 30)
+    partial.leave()
+    assert not (tmp_path / "k").exists()
+    assert locks.Owner.me().is_me
