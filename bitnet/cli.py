@@ -276,6 +276,9 @@ class Program(InvokeProgram):
         for entry in options:
             if not entry.hidden:
                 print("\n".join(_help_lines(entry.spelled(), entry.described())))
+        if settings_too := [entry.spelled() for entry in options if entry.hidden]:
+            text = f"Settings that are taken here too: {', '.join(settings_too)}"
+            print("", *textwrap.wrap(text, 100, break_on_hyphens=False), sep="\n")
 
     def task_list_opener(self, extra: str = "") -> str:
         """Heading of the list of commands."""

@@ -86,6 +86,8 @@ def _command(name: str, command: Task) -> str:
     shown = [option for option in options if not option.hidden]
     rows = [[f"`{option.spelled()}`", option.described()] for option in shown]
     table = _table(["Option", "Meaning"], rows)
+    if hidden := [f"`{option.spelled()}`" for option in options if option.hidden]:
+        table += f"\n\nSettings that are taken here too: {', '.join(hidden)}."
     return f"## {name}\n\n{text}\n\n```\ninv {name} {words}\n```\n\n{table}"
 
 
