@@ -113,7 +113,7 @@ def letters(tokens=None, **more):
     return vocabulary(tokens or TOKENS, merges=[], token_types=types, **own, **more)
 
 
-def taught(checkpoint, ids):
+def taught(checkpoint, ids, rate=0.02):
     """*checkpoint* with an output matrix that knows a little of which *ids* follow one another.
 
     A model of random numbers predicts English worse than guessing does, and verify refuses it.
@@ -122,7 +122,7 @@ def taught(checkpoint, ids):
     cache = Engine(model, context=KEYS["context_length"])._scheduler.new_cache()
     hidden = dict(model.traced(ids, cache))["result_norm"]
     values = np.random.default_rng(1).standard_normal((VOCAB, DIM)) * 0.02
-    np.add.at(values, ids[1:], 0.02 * np.asarray(hidden)[:-1])
+    np.add.at(values, ids[1:], rate * np.asarray(hidden)[:-1])
     weights = checkpoint.weights | {"output.weight": _f32("output.weight", values)}
     return replace(checkpoint, weights=weights)
 

@@ -1,0 +1,82 @@
+"""A corpus of damages over three containers: how many each stage of verify catches, and no fewer.
+
+    pytest -s tests/verify/test_mutation_gate.py     prints "caught N of M" per stage
+
+``against`` compares with an attestation and catches all. The other stages see only the damaged
+file; what they catch alone is recorded here and may only grow.
+"""
+
+import copy
+
+import pytest
+from damages import DAMAGES, FILE_DAMAGES, small, write_folder, write_model
+
+from bitnet.errors import BitnetError
+from bitnet.formats.containers import open_checkpoint
+from bitnet.verify import verify_model
+from bitnet.verify.attest import attest, compare
+
+STAGES = {
+    "file": ("file", "metadata", "tensors", "template", "stop ids", "tokenizer"),
+    "ranges": ("weights", "family", "vocabulary"),
+    "numbers": ("forward pass",),
+}
+ALL = len(DAMAGES) + len(FILE_DAMAGES)
+CONTAINERS = {
+    "llama GGUF": ("llama", "Q4_1", write_model),
+    "safetensors": ("llama", "F32", write_folder),
+    "ternary GGUF": ("bitnet-b1.58", "I2_S", write_model),
+}
+# What each stage catches of all damages: the least that was ever recorded.
+RECORDED = {
+    "llama GGUF": {"file": 10, "ranges": 9, "numbers": 8, "alone": 22},
+    "safetensors": {"file": 9, "ranges": 8, "numbers": 8, "alone": 20},
+    "ternary GGUF": {"file": 10, "ranges": 7, "numbers": 5, "alone": 18},
+}
+
+
+def damaged(model, write, folder):
+    """Every damage's name and the model with it, written to *folder*."""
+    for name, damage in DAMAGES.items():
+        changed = copy.deepcopy(model)
+        damage(changed)
+        yield name, write(changed, folder)
+    for name, damage in FILE_DAMAGES.items():
+        path = write(model, folder)
+        file = path if path.is_file() else path / "model.safetensors"
+        file.write_bytes(damage(file.read_bytes()))
+        yield name, path
+
+
+def stages_that_catch(path, attestation):
+    """Names of the stages that fail or warn; ``against`` where something differs."""
+    unusual = {one.subject for one in verify_model(path) if one.severity in ("failed", "warning")}
+    caught = {stage for stage, subjects in STAGES.items() if unusual & set(subjects)}
+    caught |= {"alone"} if caught else set()
+    try:
+        differs = compare(attestation, open_checkpoint(path))
+    except BitnetError:
+        differs = ["it cannot be read"]
+    return caught | ({"against"} if differs else set())
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+def test_no_stage_catches_fewer_damages_than_it_did(container, tmp_path, capsys):
+    architecture, encoding, write = CONTAINERS[container]
+    model = small(architecture, encoding)
+    sound = write(model, tmp_path)
+    assert {one.severity for one in verify_model(sound)} <= {"ok", "note"}
+    attestation = attest(open_checkpoint(sound), trace=False)
+    assert compare(attestation, open_checkpoint(sound)) == []
+    found = {
+        name: stages_that_catch(path, attestation) for name, path in damaged(model, write, tmp_path)
+    }
+    counts = {
+        stage: sum(stage in stages for stages in found.values())
+        for stage in (*STAGES, "alone", "against")
+    }
+    with capsys.disabled():
+        print(f"\n{container}: " + ", ".join(f"{s} caught {n} of {ALL}" for s, n in counts.items()))
+    assert [name for name, stages in found.items() if "against" not in stages] == []
+    fewer = {stage: counts[stage] for stage, n in RECORDED[container].items() if counts[stage] < n}
+    assert not fewer, found
