@@ -24,7 +24,6 @@ from bitnet.quants.weight import Weight
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.tokenizer import fingerprints
-from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -326,10 +325,7 @@ def _known_vocabulary(metadata: Mapping[str, Any]) -> KnownVocabulary | None:
 def _pre_findings(metadata: Mapping[str, Any], known: KnownVocabulary | None) -> Iterator[Finding]:
     """A pre-tokenizer that is missing, or is another one than the vocabulary's."""
     named = metadata.get("tokenizer.ggml.pre", "")
-    if known is None or not known.pre or named in known.also or named == known.pre:
-        return
-    same = PRE_TOKENIZERS.get(named) if isinstance(named, str) else None
-    if same is not None and same == PRE_TOKENIZERS.get(known.pre):
+    if known is None or not fingerprints.another_pre(known, named):
         return
     said = f"is {named!r}" if named else "is missing"
     yield Finding(

@@ -42,9 +42,10 @@ def verify(
 ):
     """Check a model, its tokenizer and one pass of it.
 
-    One verdict for each check: file, identity, metadata, tensors, weights, tokenizer, template,
-    stop ids, one forward pass. Ends with exit code 15 when one failed. A model that nothing
-    identifies (no attestation, no digest, none that this version knows) is UNPINNED at best.
+    One verdict for each check: file, identity, metadata, tensors, weights, family, tokenizer,
+    vocabulary, template, stop ids, one forward pass. Ends with exit code 15 when one failed. A
+    model that nothing identifies (no attestation, no digest, none that this version knows) is
+    UNPINNED at best.
     """
     from bitnet.errors import UsageError, VerificationFailed
 

@@ -11,12 +11,23 @@ import struct
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bitnet.tokenizer.spec import TokenizerSpec
 
-__all__ = ["KNOWN", "KnownVocabulary", "fingerprint", "identify", "identify_merges", "spec_key"]
+__all__ = [
+    "KNOWN",
+    "KnownVocabulary",
+    "another_pre",
+    "by_tokens",
+    "fingerprint",
+    "identify",
+    "identify_merges",
+    "spec_key",
+]
 
 
 @dataclass(frozen=True)
@@ -251,6 +262,19 @@ def identify(n_tokens: int, n_merges: int, key: str) -> KnownVocabulary | None:
     if known is None or known.n_tokens != n_tokens or known.n_merges != n_merges:
         return None
     return known
+
+
+def by_tokens(key: str) -> KnownVocabulary | None:
+    """The known vocabulary whose tokens have the fingerprint *key*, whatever merges are there."""
+    return _BY_KEY.get(key)
+
+
+def another_pre(known: KnownVocabulary, named: object) -> bool:
+    """Whether *named* cuts texts otherwise than the pre-tokenizer of *known*."""
+    if not known.pre or named in known.also or named == known.pre:
+        return False
+    same = PRE_TOKENIZERS.get(named) if isinstance(named, str) else None
+    return same is None or same != PRE_TOKENIZERS.get(known.pre)
 
 
 def identify_merges(n_merges: int, key: Callable[[], str]) -> KnownVocabulary | None:

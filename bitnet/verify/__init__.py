@@ -1,8 +1,8 @@
 """Whether a model is whole, is what it should be, has its own tokenizer, and computes something.
 
-Nine checks, each with a verdict: ``file``, ``identity``, ``metadata``, ``tensors``, ``weights``,
-``tokenizer``, ``template``, ``stop ids``, ``forward pass``. A check that cannot be made because
-an earlier one failed is skipped and says why.
+Eleven checks, each with a verdict: ``file``, ``identity``, ``metadata``, ``tensors``, ``weights``,
+``family``, ``tokenizer``, ``vocabulary``, ``template``, ``stop ids``, ``forward pass``. A check
+that cannot be made because an earlier one failed is skipped and says why.
 
 Only ``identity`` compares with an original: an attestation, a digest, or a model that this package
 knows. Without one the others can say that a model looks sound, and nothing more.
@@ -33,7 +33,10 @@ from bitnet.tokenizer.compare import compatibility
 from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf
 from bitnet.verify.attest import HINT, compare, listed, recognise
+from bitnet.verify.content import content_of
 from bitnet.verify.forward import forward_verdict
+from bitnet.verify.ranges import numbers_out_of_range, settings_out_of_range
+from bitnet.verify.vocabulary import vocabulary_out_of_range
 from bitnet.verify.weights import code_anomalies, weight_anomalies
 
 if TYPE_CHECKING:
@@ -52,6 +55,7 @@ logger = logging.getLogger(__name__)
 
 UNPINNED = "UNPINNED: nothing says these are the original bytes"
 
+_COMPARE = "compare with the original: bitnet verify --against FILE"
 _KNOWN = ("identity", "ok")
 _SHOWN = 5  # findings of one check that are listed
 
@@ -163,7 +167,9 @@ class _Examination:
             "metadata": self._metadata,
             "tensors": self._tensors,
             "weights": self._weights,
+            "family": self._family,
             "tokenizer": self._tokenizer,
+            "vocabulary": self._vocabulary,
             "template": self._template,
             "stop ids": self._stop_ids,
             "forward pass": self._forward,
@@ -290,6 +296,24 @@ class _Examination:
             )
             text += f"; ternary: {', '.join(shares)}"
         return _Found(text)
+
+    def _family(self) -> _Found:
+        checkpoint = self._with_weights()
+        if not self.fits:
+            raise _Skipped("the tensors are not those of the architecture")
+        odd = [*settings_out_of_range(checkpoint), *numbers_out_of_range(checkpoint)]
+        if odd:
+            return _Found(_listed(odd), "warning", _COMPARE)
+        return _Found("settings and sizes as models of this family have them, no part twice")
+
+    def _vocabulary(self) -> _Found:
+        self._chosen()
+        odd = vocabulary_out_of_range(content_of(self._opened()))
+        if odd is None:
+            return _Found("the tokenizer is not part of the model; nothing is known of it", "note")
+        if odd:
+            return _Found(_listed(odd), "warning", _COMPARE)
+        return _Found("its parts agree, and with what is known of it")
 
     def _tokenizer(self) -> _Found:
         checkpoint = self._opened()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -79,6 +79,19 @@ class Items:
         if self.kind == "string":
             return repr(raw[8:].decode("utf-8", "backslashreplace"))
         return str(np.frombuffer(raw, self.kind)[0])
+
+    def texts(self) -> list[str]:
+        """All strings."""
+        raw = bytes(self.raw)
+        return [
+            raw[start + 8 : end].decode("utf-8", "surrogateescape")
+            for start, end in pairwise(self.starts)
+        ]
+
+    def numbers(self) -> list[int]:
+        """All numbers."""
+        found: list[int] = np.frombuffer(self.raw, self.kind).tolist()
+        return found
 
     @classmethod
     def of_texts(cls, texts: Iterable[str]) -> Items:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from bitnet.verify.content import Items
 
-__all__ = ["Grid", "grid_of", "locate"]
+__all__ = ["Grid", "grid_of", "locate", "shared_rows"]
 
 _SHORT = 8  # hexadecimal digits of a row's digest: 32 bits
 _SHOWN = 4
@@ -45,6 +45,13 @@ def grid_of(items: Items) -> Grid:
     rows = (_row(items, number, side) for number in range(math.ceil(len(items) / side)))
     columns = (_column(items, number, side) for number in range(min(side, len(items))))
     return Grid(len(items), "".join(rows), "".join(columns))
+
+
+def shared_rows(grid: Grid, items: Items) -> float:
+    """Share of the rows of *grid* that *items* has, 0 to 1; both are of one length."""
+    side, rows = grid.side, len(grid.rows) // _SHORT
+    same = sum(_row(items, n, side) == _short(grid.rows, n) for n in range(rows))
+    return same / rows if rows else 0.0
 
 
 def locate(grid: Grid, items: Items, tokens: Items | None = None) -> str:

@@ -50,7 +50,7 @@ def test_a_sound_model_ends_with_one_line_that_says_so(bitnet, model):
     *lines, last = done.out.splitlines()
     said = f"{model} looks sound, UNPINNED: nothing says these are the original bytes"
     assert (done.code, last) == (0, said)
-    assert [line[0] for line in lines] == list("✓·✓✓✓✓·✓✓")
+    assert [line[0] for line in lines] == list("✓·✓✓✓✓✓✓·✓✓")
 
 
 def test_a_failure_is_named_with_what_helps(bitnet, broken):
@@ -66,7 +66,7 @@ def test_json_has_every_check_and_the_same_exit_code(bitnet, request, which, cod
     done = bitnet("verify", "--model", request.getfixturevalue(which), "--json")
     report = json.loads(done.out)
     assert (done.code, report["passed"]) == (code, code == 0)
-    assert len(report["findings"]) == 9
+    assert len(report["findings"]) == 11
     assert set(report["findings"][0]) == {"severity", "subject", "text", "hint", "duration_s"}
 
 
@@ -99,7 +99,7 @@ def test_a_mock_passes_only_when_it_is_allowed(bitnet, model):
     assert bitnet("verify", "--model", model).code == 15
     done = bitnet("verify", "--model", model, "--allow-mock")
     assert (done.code, "MOCK" in done.out) == (0, True)
-    assert "NOT CHECKED: tokenizer, template, stop ids" in done.out.splitlines()[-1]
+    assert "NOT CHECKED: tokenizer, vocabulary, template, stop ids" in done.out.splitlines()[-1]
     done = bitnet("health", "--allow-mock")
     assert (done.code, "✅" in done.out) == (0, False)
     assert done.out.splitlines()[-1].startswith("NOT CHECKED: 1 of 1 models")

@@ -23,7 +23,9 @@ NAMES = [
     "metadata",
     "tensors",
     "weights",
+    "family",
     "tokenizer",
+    "vocabulary",
     "template",
     "stop ids",
     "forward pass",
@@ -62,7 +64,7 @@ def model(tmp_path):
 def test_a_sound_model_passes_every_check(model):
     checks = list(verify_model(model))
     assert [check.subject for check in checks] == NAMES
-    assert [check.severity for check in checks] == ["ok", "note", *["ok"] * 7]
+    assert [check.severity for check in checks] == ["ok", "note", *["ok"] * 9]
     assert passed(checks)
 
 
@@ -88,7 +90,7 @@ def test_a_truncated_file_fails_and_the_rest_is_skipped(model, cut):
     checks = list(verify_model(model))
     # Padding after the last tensor is no part of it.
     if cut > 32:
-        assert [check.severity for check in checks] == ["failed"] + ["skipped"] * 8
+        assert [check.severity for check in checks] == ["failed"] + ["skipped"] * 10
         assert checks[0].hint
 
 

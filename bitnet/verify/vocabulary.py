@@ -1,0 +1,170 @@
+"""What a tokenizer tells without its original: known vocabularies, and whether its parts agree.
+
+A byte-level vocabulary that was trained has its tokens in the order of the merges that make them,
+and a merge for each. One that holds to that but for a few tokens has lost or exchanged something;
+one that does not hold to it at all was made in another way, and is not judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from bitnet.tokenizer import fingerprints
+from bitnet.verify.attest import pinned
+from bitnet.verify.locate import locate, shared_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from bitnet.verify.content import Content, Items
+
+__all__ = ["vocabulary_out_of_range"]
+
+NORMAL, CONTROL = 1, 3
+FEWEST = 16  # merges that can be said to have an order
+FEW = 4  # exceptions that are damage; more are another way to make a vocabulary
+NEAR = 0.9  # share of the rows of a known list by which another is recognised as it
+# Tokens that begin a text or a turn, and never end one.
+BEGINS = frozenset(
+    {"<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|im_start|>", "[CLS]"}
+)
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """A tokenizer's parts, wherever the container has them; what is missing is empty."""
+
+    tokens: list[str]
+    merges: list[str]
+    types: Mapping[int, int]
+    ends: tuple[Any, ...]
+    byte_level: bool
+    pre: Any
+
+
+def vocabulary_out_of_range(content: Content) -> list[str] | None:
+    """What is odd about the tokenizer in *content*; ``None`` where there is none."""
+    found = _vocabulary(content)
+    if found is None:
+        return None
+    near = [*_unlike_known(content, found), *_unlike_pinned(content)]
+    order = [] if near else _out_of_order(found)
+    return [*near, *order, *_special(found)]
+
+
+def _vocabulary(content: Content) -> _Vocabulary | None:
+    values, lists = content.values, content.lists
+    if (tokens := lists.get("tokenizer.ggml.tokens")) is not None:
+        types = lists.get("tokenizer.ggml.token_type")
+        named = (f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+        return _Vocabulary(
+            _texts(tokens),
+            _texts(lists.get("tokenizer.ggml.merges")),
+            dict(enumerate(types.numbers())) if types is not None else {},
+            tuple(values[name] for name in named if name in values),
+            values.get("tokenizer.ggml.model") == "gpt2",
+            values.get("tokenizer.ggml.pre"),
+        )
+    if (tokens := lists.get("tokenizer.tokens")) is None:
+        return None
+    added = {
+        entry["id"]: entry
+        for key, entry in values.items()
+        if key.startswith("tokenizer.added.") and isinstance(entry, dict)
+    }
+    special = {id: CONTROL if entry.get("special") else 4 for id, entry in added.items()}
+    texts = _texts(tokens)
+    ends = [values.get(f"tokenizer.config.eos_token{part}") for part in ("", ".content")]
+    ids = {text: id for id, text in enumerate(texts)}
+    ids |= {str(entry.get("content")): id for id, entry in added.items()}
+    return _Vocabulary(
+        texts,
+        _texts(lists.get("tokenizer.merges")),
+        {id: special.get(id, NORMAL) for id in range(len(texts))} | special,
+        tuple(ids[end] for end in ends if end in ids),
+        values.get("tokenizer.model.type") == "BPE" and "tokenizer.decoder.type" in values,
+        None,
+    )
+
+
+def _texts(items: Items | None) -> list[str]:
+    return items.texts() if items is not None and items.kind == "string" else []
+
+
+def _special(found: _Vocabulary) -> Iterator[str]:
+    """Ids that end a text but are ordinary tokens, and ordinary words that are control tokens."""
+    for id in found.ends:
+        if not isinstance(id, int) or not 0 <= id < len(found.tokens):
+            continue  # the check of stop ids says so
+        text = found.tokens[id]
+        if found.types.get(id) == NORMAL:
+            yield f"{id} {text!r} ends a text and is an ordinary token"
+        if text in BEGINS:
+            yield f"{id} {text!r} ends a text and is a token that begins one"
+    words = [
+        f"{id} {found.tokens[id]!r}"
+        for id, kind in found.types.items()
+        if kind == CONTROL and 0 <= id < len(found.tokens) and found.tokens[id].isalpha()
+    ]
+    if 0 < len(words) <= FEW:
+        yield f"control tokens that are words: {', '.join(words)}"
+
+
+def _unlike_known(content: Content, found: _Vocabulary) -> Iterator[str]:
+    """Known tokens with other merges or another pre-tokenizer."""
+    tokens = content.lists.get("tokenizer.ggml.tokens")
+    if tokens is None:
+        return
+    known = fingerprints.by_tokens(fingerprints.fingerprint(tokens.raw))
+    if known is None:
+        return
+    if known.n_merges != len(found.merges):
+        yield f"{len(found.merges):,} merges, the vocabulary of {known.name} has {known.n_merges:,}"
+    elif known.merges_key:
+        merges = content.lists["tokenizer.ggml.merges"]
+        if fingerprints.fingerprint(merges.raw) != known.merges_key:
+            yield f"the tokens are those of {known.name}, the merges are not"
+    if found.pre and fingerprints.another_pre(known, found.pre):
+        yield f"tokenizer.ggml.pre is {found.pre!r}, {known.name} has {known.pre!r}"
+
+
+def _unlike_pinned(content: Content) -> Iterator[str]:
+    """Lists that are those of a model this package knows, but for a few items."""
+    for name, attestation in pinned().items():
+        for part in ("tokens", "merges"):
+            key = f"tokenizer.ggml.{part}"
+            items, grid = content.lists.get(key), attestation.lists.get(key)
+            if items is None or grid is None or len(items) != grid.length:
+                continue
+            if NEAR <= shared_rows(grid, items) < 1:
+                where = locate(grid, items)
+                if "'<" not in where and "'[" not in where:  # renamed special tokens are usual
+                    yield f"{key} is that of {name} but for: {where}"
+
+
+def _out_of_order(found: _Vocabulary) -> Iterator[str]:
+    """Exceptions from the order of merges and of the tokens they make."""
+    if not found.byte_level or len(found.merges) < FEWEST:
+        return
+    ids = {text: id for id, text in enumerate(found.tokens)}
+    made = [merge.replace(" ", "", 1) if merge[:1] != " " else merge for merge in found.merges]
+    known = [ids[text] for text in made if text in ids]
+    back = [(before, now) for before, now in pairwise(known) if now < before]
+    if 0 < len(back) <= FEW:
+        names = ", ".join(f"{id} {found.tokens[id]!r}" for pair in back for id in pair)
+        yield f"tokens are not in the order of their merges: {names}"
+    yield from _without_merge(found.tokens, found.types, set(made))
+
+
+def _without_merge(
+    tokens: Sequence[str], types: Mapping[int, int], made: set[str]
+) -> Iterator[str]:
+    alone = [
+        f"{id} {text!r}"
+        for id, text in enumerate(tokens)
+        if len(text) > 1 and text not in made and types.get(id, NORMAL) == NORMAL
+    ]
+    if 0 < len(alone) <= FEW:
+        yield f"no merge makes the tokens {', '.join(alone)}"

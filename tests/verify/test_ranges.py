@@ -1,0 +1,129 @@
+"""What numbers and settings tell without an original: limits, copies, known values."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import STRING, Typed, write_gguf
+from damages import small, write_model
+from tiny_models import FAMILIES, tiny
+
+from bitnet.formats.containers import open_checkpoint
+from bitnet.verify.content import content_of
+from bitnet.verify.ranges import numbers_out_of_range, settings_out_of_range
+from bitnet.verify.vocabulary import vocabulary_out_of_range
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_a_sound_model_of_each_family_has_nothing_odd(architecture):
+    checkpoint = tiny(architecture, block_count=6)
+    assert list(numbers_out_of_range(checkpoint)) == []
+
+
+@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct.Q4_1.gguf", "gemma-3-270m-q4_k_m.gguf"])
+def test_real_models_have_nothing_odd(test_models, name):
+    checkpoint = open_checkpoint(test_models / name)
+    assert list(settings_out_of_range(checkpoint)) == []
+    assert list(numbers_out_of_range(checkpoint)) == []
+    assert vocabulary_out_of_range(content_of(checkpoint)) == []
+
+
+def test_real_vocabularies_have_nothing_odd(test_data):
+    paths = sorted((test_data / "vocab").glob("*.gguf"))
+    assert paths
+    odd = {path.name: vocabulary_out_of_range(content_of(open_checkpoint(path))) for path in paths}
+    assert set(map(str, odd.values())) == {"[]"}, odd
+
+
+@pytest.fixture
+def model():
+    return small("llama", "Q4_1")
+
+
+def odd_numbers(model, tmp_path):
+    return list(numbers_out_of_range(open_checkpoint(write_model(model, tmp_path))))
+
+
+def test_a_matrix_unlike_its_kind_is_named(model, tmp_path):
+    model.matrix().scales[:] *= 30
+    (text,) = odd_numbers(model, tmp_path)
+    assert text.startswith("blk.3.ffn_up.weight is ")
+    assert text.endswith("the size of the median ffn_up.weight of all layers")
+
+
+def test_the_bytes_of_another_layer_are_named(model, tmp_path):
+    model.matrix("attn_q", 4).raw = model.matrix("attn_q", 1).raw.copy()
+    assert odd_numbers(model, tmp_path) == [
+        "blk.4.attn_q.weight has the bytes of blk.1.attn_q.weight"
+    ]
+
+
+def test_a_row_that_occurs_twice_is_named(model, tmp_path):
+    rows = model.matrix().rows
+    rows[7] = rows[8]
+    assert odd_numbers(model, tmp_path) == ["blk.3.ffn_up.weight: 2 rows occur twice"]
+
+
+def test_a_norm_of_negative_numbers_is_named(model, tmp_path):
+    model.tensors["output_norm.weight"].scales[:] *= -1
+    (text,) = odd_numbers(model, tmp_path)
+    assert text == "output_norm.weight: 100% of its numbers are negative"
+
+
+@pytest.mark.parametrize("value", [3e4, 0.0, float("nan"), float("inf"), True])
+def test_a_setting_that_no_released_model_has_is_named(value):
+    checkpoint = tiny("llama")
+    keys = checkpoint.metadata | {"llama.rope.freq_base": value}
+    found = list(settings_out_of_range(replace(checkpoint, metadata=keys)))
+    assert len(found) == 1
+    assert found[0].endswith("1e+07")
+
+
+def odd_vocabulary(model, tmp_path):
+    return vocabulary_out_of_range(content_of(open_checkpoint(write_model(model, tmp_path))))
+
+
+def test_tokens_out_of_the_order_of_their_merges_are_named(model, tmp_path):
+    model.tokens[40], model.tokens[47] = model.tokens[47], model.tokens[40]
+    (text,) = odd_vocabulary(model, tmp_path)
+    assert repr(model.tokens[40]) in text
+    assert text.startswith("tokens are not in the order of their merges")
+
+
+def test_a_token_without_a_merge_is_named(model, tmp_path):
+    dropped = model.merges.pop(17)
+    (text,) = odd_vocabulary(model, tmp_path)
+    assert text.endswith(repr(dropped.replace(" ", "")))
+
+
+@pytest.mark.parametrize(("id", "said"), [(35, "is an ordinary token"), (0, "one that begins")])
+def test_an_end_that_is_another_token_is_named(model, tmp_path, id, said):
+    model.values["eos"] = id
+    (text,) = odd_vocabulary(model, tmp_path)
+    assert said.split()[-1] in text
+
+
+def test_the_tokens_of_a_known_model_are_recognised_but_for_one(test_models, tmp_path):
+    source = open_checkpoint(test_models / "SmolLM2-135M-Instruct.Q4_1.gguf")
+    keys = {"general.architecture": "llama", "tokenizer.ggml.model": "gpt2"}
+    for part in ("tokens", "merges"):
+        name = f"tokenizer.ggml.{part}"
+        keys[name] = Typed(STRING, list(source.metadata[name]))
+    keys["tokenizer.ggml.tokens"].value[1234] = "renamed"
+    content = content_of(open_checkpoint(write_gguf(tmp_path / "v.gguf", keys)))
+    assert vocabulary_out_of_range(content) == [
+        "tokenizer.ggml.tokens is that of smollm2-135m but for: item: 1,234 'renamed'"
+    ]
+
+
+def test_a_folder_of_numbers_is_sampled_whole_row_by_whole_row():
+    checkpoint = tiny("llama")
+    weight = checkpoint.weights["blk.0.ffn_up.weight"]
+    values = weight.data.view("<f4").reshape(weight.shape).copy()
+    values[3] *= 1000
+    assert np.isfinite(values).all()
+    checkpoint.weights[weight.name] = type(weight)(
+        weight.name, weight.shape, weight.quant, values.reshape(-1).view(np.uint8)
+    )
+    (text,) = numbers_out_of_range(checkpoint)
+    assert text.startswith("blk.0.ffn_up.weight: a row is ")
