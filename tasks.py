@@ -40,7 +40,7 @@ def native(c):
 
 @task(help={"files": "more GGUF files to run it over, separated by blanks"})
 def sanitize(c, files=""):
-    """Run the native GGUF walk over the fuzz corpus, and the kernels, with sanitizers."""
+    """Run the GGUF walk, the kernels and the tokenizer engine with sanitizers."""
     build = ROOT / "build" / "sanitize"
     build.mkdir(parents=True, exist_ok=True)
     flags = "-std=c++17 -g -O1 -Wall -Wextra -fsanitize=address,undefined -fno-sanitize-recover=all"
@@ -54,6 +54,8 @@ def sanitize(c, files=""):
                 f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release"
             )
             c.run(f"cmake --build {build}/{folder} --target kernels_driver --parallel 2")
+        c.run(f"cmake --build {build}/kernels --target tokenizer_driver --parallel 2")
+        c.run(f"{build}/kernels/tokenizer_driver")
         c.run(f"{build}/kernels/kernels_driver")
         # Where addresses are too random for the thread sanitizer, once more with fewer.
         driver = f"{build}/threads/kernels_driver models"

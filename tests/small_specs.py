@@ -44,3 +44,27 @@ def byte_level(**changes):
         "source": "a test",
     }
     return TokenizerSpec(model="bpe", **(fields | changes))
+
+
+def pieces(model="unigram", **changes):
+    """A SentencePiece model of few pieces."""
+    tokens = ["<unk>", "\u2581", "a", "b", "aa", "ab", "\u00e9"]
+    fields = {"scores": [-1.0 * n for n in range(len(tokens))], "unknown_id": 0}
+    fields |= {"token_types": [2] + [1] * (len(tokens) - 1), "tokens": tokens}
+    return TokenizerSpec(model=model, source="a test", **(fields | changes))
+
+
+def words(**changes):
+    """A WordPiece model."""
+    fields = {
+        "tokens": ["[UNK]", "hello", "##lo", "a", "##a"],
+        "unknown_id": 0,
+        "pre_tokenizer": (Step("BertPreTokenizer"),),
+    }
+    return TokenizerSpec(model="wordpiece", source="a test", **(fields | changes))
+
+
+def split(regex):
+    """A byte-level BPE whose text is cut with *regex* first."""
+    options = {"pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    return byte_level(pre_tokenizer=(Step("Split", options), BYTE_LEVEL_STEP))

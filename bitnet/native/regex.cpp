@@ -12,7 +12,8 @@ using Node = RegexNode;
 using Inst = Regex::Inst;
 using Op = Regex::Op;
 
-constexpr size_t kMaxProgram = 20000;
+// A start that took this many steps is worth remembering where it failed.
+constexpr uint64_t kPatience = 32;
 
 bool can_be_empty(const Node& node) {
     switch (node.kind) {
@@ -33,7 +34,7 @@ public:
         : program_(program), sets_(sets), guards_(guards) {}
 
     void emit(const Node& node) {
-        if (program_.size() > kMaxProgram) {
+        if (program_.size() > limits::kPatternProgram) {
             throw std::invalid_argument("regular expression: too long when compiled");
         }
         switch (node.kind) {
@@ -190,81 +191,207 @@ Regex::Regex(const std::string& pattern) {
     loops_.resize(compiler.n_loops);
 }
 
-bool Regex::find(const char* begin, const char* from, const char* end, const char** match_begin,
-                 const char** match_end) {
-    if (from == begin || begin != begin_ || end != end_) loops_.assign(loops_.size(), Loop{});
+void StateMemo::reset(size_t most) {
+    most_ = most;
+    if (count_ == 0) return;
+    slots_ = {};
+    count_ = 0;
+}
+
+size_t StateMemo::slot(uint64_t key) const {
+    size_t i = (key * 0x9E3779B97F4A7C15ull) >> 20 & (slots_.size() - 1);
+    while (slots_[i] != 0 && slots_[i] >> 2 != key) i = (i + 1) & (slots_.size() - 1);
+    return i;
+}
+
+StateMemo::Verdict StateMemo::look_up(uint64_t key) const {
+    return slots_.empty() ? kUnknown : static_cast<Verdict>(slots_[slot(key)] & 3);
+}
+
+void StateMemo::note(uint64_t key, Verdict verdict) {
+    if (count_ >= most_) return;
+    if (2 * count_ >= slots_.size()) grow();
+    uint64_t& found = slots_[slot(key)];
+    if (found == 0) ++count_;
+    found = key << 2 | verdict;
+}
+
+void StateMemo::grow() {
+    std::vector<uint64_t> old(slots_.empty() ? 256 : 2 * slots_.size(), 0);
+    old.swap(slots_);
+    for (const uint64_t entry : old) {
+        if (entry != 0) slots_[slot(entry >> 2)] = entry;
+    }
+}
+
+bool Regex::find(const char* begin, const char* from, const char* end, Budget& budget,
+                 const char** match_begin, const char** match_end) {
+    if (from == begin || begin != begin_ || end != end_) {
+        loops_.assign(loops_.size(), Loop{});
+        memo_.reset(limits::kBaseSteps + 4 * static_cast<size_t>(end - begin));
+    }
     begin_ = begin;
     end_ = end;
-    for (const char* pos = from; pos < end; pos += unicode::length(*pos)) {
-        if (first_.admits(pos, end) && run(0, pos, match_end)) {
-            *match_begin = pos;
+    size_ = static_cast<uint32_t>(end - begin);
+    budget_ = &budget;
+    for (const char* p = from; p != end;) {
+        const char* const start = p;
+        unicode::next(p, end);
+        if (!first_.admits(start, end)) continue;
+        stack_.clear();
+        trail_.clear();
+        spent_ = 0;
+        uint32_t stop = 0;
+        if (run(Op::kMatch, 0, static_cast<uint32_t>(start - begin), &stop)) {
+            *match_begin = start;
+            *match_end = begin + stop;
             return true;
         }
     }
     return false;
 }
 
-// The rest of the pattern does not match at high, the character after low.
-void Regex::note_failure(Loop& loop, const char* low, const char* high) {
-    if (loop.failed_low == high) {
-        loop.failed_low = low;
-    } else {
-        loop.failed_low = low;
-        loop.failed_high = high;
-    }
+uint32_t Regex::next(uint32_t* pos) const {
+    const char* p = begin_ + *pos;
+    const uint32_t code = unicode::next(p, end_);
+    *pos = static_cast<uint32_t>(p - begin_);
+    return code;
 }
 
-bool Regex::run(uint32_t pc, const char* pos, const char** stop) {
-    const size_t base = stack_.size();
+void Regex::push(uint32_t pc, uint32_t pos, uint32_t low) {
+    if (stack_.size() > limits::kBaseSteps + 8 * size_t{size_}) {
+        throw OverBudget("more than " + std::to_string(stack_.size()) + " ways left to try");
+    }
+    stack_.push_back({pc, pos, low, static_cast<uint32_t>(trail_.size())});
+}
+
+// What is known about going on from here; if nothing is, that this state was entered.
+StateMemo::Verdict Regex::enter_state(uint32_t pc, uint32_t pos) {
+    if (spent_ < kPatience && memo_.empty()) return StateMemo::kUnknown;
+    const uint64_t key = StateMemo::key(pc, pos);
+    const StateMemo::Verdict verdict = memo_.look_up(key);
+    if (verdict == StateMemo::kUnknown && trail_.size() < limits::kBaseSteps + 8 * size_t{size_}) {
+        trail_.push_back(key);
+    }
+    budget_->spend(4);
+    return verdict;
+}
+
+void Regex::settle(size_t trail, StateMemo::Verdict verdict) {
+    if (verdict != StateMemo::kUnknown) {
+        for (size_t i = trail; i < trail_.size(); ++i) memo_.note(trail_[i], verdict);
+    }
+    trail_.resize(trail);
+}
+
+// Takes as many characters as it can, and leaves a frame to give them back.
+bool Regex::enter_loop(const Inst& inst, uint32_t pc, uint32_t* pos) {
+    Loop& loop = loops_[inst.b];
+    const CharSet& set = sets_[inst.a];
+    const uint32_t start = *pos;
+    uint32_t at = start, low = start, count = 0;
+    uint64_t work = 0;
+    const bool known = inst.max == kUnbounded && at >= loop.run_begin && at < loop.run_end;
+    const uint32_t most = known ? inst.min : inst.max;
+    while (count < most && at != size_) {
+        uint32_t ahead = at;
+        const uint32_t code = next(&ahead);
+        work += set.cost_of(code);
+        if (!set.contains(code)) break;
+        at = ahead;
+        if (++count == inst.min) low = at;
+    }
+    spent_ += work;
+    budget_->spend(work);
+    if (known) {
+        at = loop.run_end;
+    } else if (inst.max == kUnbounded) {
+        loop.run_begin = start;
+        loop.run_end = at;
+    }
+    *pos = at;
+    if (count < inst.min) return false;
+    if (inst.op == Op::kPossessive) return true;
+    if (loop.failed_low != kPlain && low > loop.failed_low && at <= loop.failed_high) return false;
+    if (at > low) push(pc + 1, at, low);
+    return true;
+}
+
+// Goes back to the last way left to try; false when there is none above base.
+bool Regex::back(size_t base, uint32_t* pc, uint32_t* pos) {
+    while (stack_.size() > base) {
+        Frame& frame = stack_.back();
+        settle(frame.trail, StateMemo::kFails);
+        *pc = frame.pc;
+        if (frame.low == kPlain) {
+            *pos = frame.pos;
+            stack_.pop_back();
+            return true;
+        }
+        // The loop gives back one character: the rest does not match at high, the one after low.
+        Loop& loop = loops_[program_[frame.pc - 1].b];
+        const uint32_t high = frame.pos;
+        const char* const before = unicode::previous(begin_ + high, begin_ + frame.low);
+        const auto low = static_cast<uint32_t>(before - begin_);
+        if (loop.failed_low != high) loop.failed_high = high;
+        loop.failed_low = low;
+        *pos = frame.pos = low;
+        if (low == frame.low) {
+            stack_.pop_back();
+            return true;
+        }
+        budget_->spend(1);
+        if (enter_state(frame.pc - 1, low) != StateMemo::kFails) return true;
+    }
+    return false;
+}
+
+// One attempt from pc, which begins a body of this kind; kMatch stands for the whole pattern.
+bool Regex::run(Op kind, uint32_t pc, uint32_t pos, uint32_t* stop) {
+    const size_t base = stack_.size(), trail = trail_.size();
+    const bool looks = kind == Op::kLook || kind == Op::kNotLook;
     while (true) {
         const Inst& inst = program_[pc];
+        budget_->spend(1);
+        ++spent_;
         bool good = true;
         switch (inst.op) {
-            case Op::kChar:
-                good = pos != end_ && unicode::next(pos) == inst.a;
-                break;
-            case Op::kSet:
-                good = pos != end_ && sets_[inst.a].contains(unicode::next(pos));
-                break;
-            case Op::kLoop: case Op::kPossessive: {
-                Loop& loop = loops_[inst.b];
-                const CharSet& set = sets_[inst.a];
-                const char* const start = pos;
-                const char* low = pos;
-                uint32_t count = 0;
-                const bool known = inst.max == kUnbounded && pos >= loop.run_begin &&
-                                   pos < loop.run_end;
-                while (count < (known ? inst.min : inst.max) && pos != end_) {
-                    const char* ahead = pos;
-                    if (!set.contains(unicode::next(ahead))) break;
-                    pos = ahead;
-                    if (++count == inst.min) low = pos;
+            case Op::kChar: good = pos != size_ && next(&pos) == inst.a; break;
+            case Op::kSet: {
+                if (pos == size_) {
+                    good = false;
+                    break;
                 }
-                good = count >= inst.min;
-                if (known) {
-                    pos = loop.run_end;
-                } else if (inst.max == kUnbounded) {
-                    loop.run_begin = start;
-                    loop.run_end = pos;
-                }
-                if (good && inst.op == Op::kLoop) {
-                    good = !(low > loop.failed_low && pos <= loop.failed_high);
-                    if (good && pos > low) stack_.push_back({pc + 1, pos, low});
-                }
+                const uint32_t code = next(&pos);
+                budget_->spend(sets_[inst.a].cost_of(code));
+                good = sets_[inst.a].contains(code);
                 break;
             }
-            case Op::kSplit:
-                if (inst.guard >= 0 && !guards_[static_cast<size_t>(inst.guard)].admits(pos, end_)) {
+            case Op::kLoop: case Op::kPossessive: good = enter_loop(inst, pc, &pos); break;
+            case Op::kSplit: {
+                if (inst.guard >= 0 &&
+                    !guards_[static_cast<size_t>(inst.guard)].admits(begin_ + pos, end_)) {
                     pc = inst.b;
-                } else {
-                    stack_.push_back({inst.b, pos, nullptr});
-                    pc = inst.a;
+                    continue;
                 }
+                const StateMemo::Verdict verdict = enter_state(pc, pos);
+                if (verdict == StateMemo::kFails) {
+                    good = false;
+                    break;
+                }
+                if (verdict == StateMemo::kSucceeds) {
+                    settle(trail, StateMemo::kSucceeds);
+                    stack_.resize(base);
+                    return true;
+                }
+                push(inst.b, pos, kPlain);
+                pc = inst.a;
                 continue;
+            }
             case Op::kJump: pc = inst.a; continue;
             case Op::kLook: case Op::kNotLook: case Op::kAtomic: {
-                const char* inner = pos;
-                good = run(pc + 1, pos, &inner) == (inst.op != Op::kNotLook);
+                uint32_t inner = pos;
+                good = run(inst.op, pc + 1, pos, &inner) == (inst.op != Op::kNotLook);
                 if (inst.op == Op::kAtomic) pos = inner;
                 if (good) {
                     pc = inst.a;
@@ -273,31 +400,22 @@ bool Regex::run(uint32_t pc, const char* pos, const char** stop) {
                 break;
             }
             case Op::kLineStart:
-                good = pos == begin_ || (pos != end_ && pos[-1] == '\n');
+                good = pos == 0 || (pos != size_ && begin_[pos - 1] == '\n');
                 break;
-            case Op::kLineEnd: good = pos == end_ || *pos == '\n'; break;
-            case Op::kTextStart: good = pos == begin_; break;
-            case Op::kTextEnd: good = pos == end_; break;
+            case Op::kLineEnd: good = pos == size_ || begin_[pos] == '\n'; break;
+            case Op::kTextStart: good = pos == 0; break;
+            case Op::kTextEnd: good = pos == size_; break;
             case Op::kMatch:
+                settle(trail, looks ? StateMemo::kSucceeds : StateMemo::kUnknown);
                 stack_.resize(base);
                 *stop = pos;
                 return true;
         }
         if (good) {
             ++pc;
-            continue;
-        }
-        if (stack_.size() == base) return false;
-        Frame& frame = stack_.back();
-        pc = frame.pc;
-        if (frame.low == nullptr) {
-            pos = frame.pos;
-            stack_.pop_back();
-        } else {  // the loop gives back one character
-            pos = unicode::previous(frame.pos);
-            note_failure(loops_[program_[pc - 1].b], pos, frame.pos);
-            frame.pos = pos;
-            if (pos == frame.low) stack_.pop_back();
+        } else if (!back(base, &pc, &pos)) {
+            settle(trail, StateMemo::kFails);
+            return false;
         }
     }
 }

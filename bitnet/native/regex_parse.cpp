@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 
 #include "regex.hpp"
@@ -7,8 +8,6 @@
 namespace bitnet {
 namespace {
 
-constexpr uint32_t kMaxRepeat = 1000;
-constexpr int kMaxDepth = 100;
 constexpr uint32_t kLongS = 0x17F;   // folds to s
 constexpr uint32_t kKelvin = 0x212A; // folds to k
 
@@ -25,6 +24,13 @@ CharSet::Item range(uint32_t first, uint32_t last) {
     item.first = first;
     item.last = last;
     return item;
+}
+
+// Puts a node into another; every tree is built with this, so none is too high to walk.
+void adopt(RegexNode& parent, RegexNode child) {
+    parent.height = std::max(parent.height, child.height + 1);
+    if (parent.height > 3 * limits::kPatternDepth) refuse("nesting this deep");
+    parent.children.push_back(std::move(child));
 }
 
 class Parser {
@@ -54,13 +60,13 @@ private:
     }
     uint32_t character() {
         if (p_ == end_) refuse("an unfinished pattern");
-        return unicode::next(p_);
+        return unicode::next(p_, end_);
     }
 
     RegexNode alternation() {
-        if (++depth_ > kMaxDepth) refuse("nesting this deep");
+        if (++depth_ > limits::kPatternDepth) refuse("nesting this deep");
         RegexNode node{RegexNode::kAlternate};
-        do node.children.push_back(concatenation());
+        do adopt(node, concatenation());
         while (take('|'));
         --depth_;
         if (node.children.size() == 1) {
@@ -72,7 +78,7 @@ private:
 
     RegexNode concatenation() {
         RegexNode node{RegexNode::kConcat};
-        while (p_ != end_ && *p_ != '|' && *p_ != ')') node.children.push_back(quantified());
+        while (p_ != end_ && *p_ != '|' && *p_ != ')') adopt(node, quantified());
         refuse_folding_pairs(node);
         return node;
     }
@@ -92,7 +98,8 @@ private:
 
     RegexNode quantified() {
         RegexNode node = atom();
-        while (p_ != end_) {
+        for (int quantifiers = 0; p_ != end_; ++quantifiers) {
+            if (quantifiers > limits::kPatternDepth) refuse("nesting this deep");
             RegexNode repeat{RegexNode::kRepeat};
             bool interval = false;
             if (take('*')) {
@@ -113,7 +120,7 @@ private:
             } else if (!interval && take('+')) {  // {m,n}+ repeats the interval in this syntax
                 repeat.mode = RegexNode::kPossessive;
             }
-            repeat.children.push_back(std::move(node));
+            adopt(repeat, std::move(node));
             node = std::move(repeat);
         }
         return node;
@@ -124,7 +131,7 @@ private:
         value = 0;
         while (p_ != end_ && *p_ >= '0' && *p_ <= '9') {
             value = value * 10 + static_cast<uint32_t>(*p_++ - '0');
-            if (value > kMaxRepeat) refuse("a repeat count above 1000");
+            if (value > limits::kPatternRepeat) refuse("a repeat count above 1000");
         }
         return p_ != start;
     }
@@ -195,7 +202,7 @@ private:
         fold_ = fold;
         if (kind == RegexNode::kEmpty) return body;
         RegexNode node{kind};
-        node.children.push_back(std::move(body));
+        adopt(node, std::move(body));
         return node;
     }
 
@@ -321,7 +328,7 @@ private:
     }
 
     CharSet char_class() {
-        if (++depth_ > kMaxDepth) refuse("nesting this deep");
+        if (++depth_ > limits::kPatternDepth) refuse("nesting this deep");
         CharSet whole;
         whole.negated = take('^');
         CharSet part;
@@ -394,15 +401,21 @@ private:
 }  // namespace
 
 RegexNode parse_regex(const std::string& pattern, std::vector<CharSet>& sets) {
+    if (pattern.size() > limits::kPatternBytes) {
+        refuse("a pattern of more than " + std::to_string(limits::kPatternBytes) + " bytes");
+    }
+    if (!unicode::is_utf8(pattern)) refuse("a pattern that is not UTF-8");
     return Parser(pattern, sets).parse();
 }
 
 bool CharSet::evaluate(uint32_t code) const {
     bool inside = (categories >> unicode::category(code) & 1u) != 0;
+    const auto range = std::upper_bound(ranges.begin(), ranges.end(), std::make_pair(code, ~0u));
+    inside = inside || (range != ranges.begin() && code <= std::prev(range)->second);
     for (auto item = items.begin(); !inside && item != items.end(); ++item) {
         bool found = false;
         switch (item->kind) {
-            case Item::kRange: found = code >= item->first && code <= item->last; break;
+            case Item::kRange: continue;  // in ranges
             case Item::kSpace: found = unicode::is_space(code); break;
             case Item::kWord: found = unicode::is_word(code); break;
             case Item::kScript: found = unicode::in_script(item->script, code); break;
@@ -415,6 +428,23 @@ bool CharSet::evaluate(uint32_t code) const {
 }
 
 void CharSet::finish() {
+    ranges.clear();
+    cost = 1;
+    for (const Item& item : items) {
+        if (item.kind == Item::kRange) ranges.emplace_back(item.first, item.last);
+        else cost += 1 + (item.kind == Item::kSet ? item.set[0].cost : 0);
+    }
+    for (const CharSet& cut : cuts) cost += cut.cost;
+    std::sort(ranges.begin(), ranges.end());
+    size_t n = 0;
+    for (const auto& range : ranges) {
+        if (n > 0 && range.first <= ranges[n - 1].second) {
+            ranges[n - 1].second = std::max(ranges[n - 1].second, range.second);
+        } else {
+            ranges[n++] = range;
+        }
+    }
+    ranges.resize(n);
     ascii[0] = ascii[1] = 0;
     for (uint32_t code = 0; code < 128; ++code) {
         if (evaluate(code)) ascii[code >> 6] |= uint64_t{1} << (code & 63);

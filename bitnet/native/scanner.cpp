@@ -45,10 +45,10 @@ const uint8_t* classes() {
 }
 
 // The class of the character at p; moves p past it.
-uint8_t take(const uint8_t* table, const char*& p) {
+uint8_t take(const uint8_t* table, const char*& p, const char* end) {
     const auto first = static_cast<unsigned char>(*p);
     if (first < 0x80) return ++p, table[first];
-    const uint32_t code = unicode::next(p);
+    const uint32_t code = unicode::next(p, end);
     return code < kFlat ? table[code] : classify(code);
 }
 
@@ -78,7 +78,7 @@ const char* run(const uint8_t* table, const char* p, const char* end, uint8_t bi
     }
     while (p < end) {
         const char* ahead = p;
-        if (!(take(table, ahead) & bits)) break;
+        if (!(take(table, ahead, end) & bits)) break;
         p = ahead;
     }
     return p;
@@ -87,7 +87,7 @@ const char* run(const uint8_t* table, const char* p, const char* end, uint8_t bi
 const char* run_of_others(const uint8_t* table, const char* p, const char* end, uint8_t bits) {
     while (p < end) {
         const char* ahead = p;
-        if (take(table, ahead) & bits) break;
+        if (take(table, ahead, end) & bits) break;
         p = ahead;
     }
     return p;
@@ -201,11 +201,11 @@ const char* Scanner::next(const char* p, const char* end) const {
         if (length != 0) return length < 0 ? nullptr : p + length;
     }
     const char* second = p;
-    const uint8_t first = take(classes_, second);
+    const uint8_t first = take(classes_, second, end);
     if (first & kNumber) {
         for (int n = 1; n != max_digits_ && second < end; ++n) {
             const char* ahead = second;
-            if (!(take(classes_, ahead) & kNumber)) break;
+            if (!(take(classes_, ahead, end) & kNumber)) break;
             second = ahead;
         }
         return second;
@@ -264,7 +264,7 @@ const char* Scanner::capitals_and_small(const char* p, const char* end) const {
     const char* last = nullptr;  // behind the last of them that can be small
     while (p < end) {
         const char* ahead = p;
-        const uint8_t bits = take(classes_, ahead);
+        const uint8_t bits = take(classes_, ahead, end);
         if (!(bits & kUpper)) break;
         p = ahead;
         if (bits & kLower) last = p;
@@ -280,7 +280,7 @@ const char* Scanner::gpt2(const char* p, const char* end) const {
     }
     const char* start = *p == ' ' && end - p > 1 ? p + 1 : p;
     const char* ahead = start;
-    const uint8_t first = take(classes_, ahead);
+    const uint8_t first = take(classes_, ahead, end);
     if (first & kLetter) return run(classes_, ahead, end, kLetter);
     if (first & kNumber) return run(classes_, ahead, end, kNumber);
     if (!(first & kSpace)) return run_of_others(classes_, ahead, end, kLetter | kNumber | kSpace);
@@ -292,7 +292,7 @@ const char* Scanner::space(const char* p, const char* end) const {
     const char *last = p, *at = p, *behind_break = nullptr;
     while (at < end) {
         const char* ahead = at;
-        const uint8_t bits = take(classes_, ahead);
+        const uint8_t bits = take(classes_, ahead, end);
         if (!(bits & kSpace)) break;
         last = at;
         at = ahead;

@@ -1,6 +1,9 @@
 #include "tokenizer.hpp"
 
 #include <algorithm>
+#include <stdexcept>
+
+#include "unicode.hpp"
 
 namespace bitnet {
 namespace {
@@ -16,12 +19,13 @@ AddedMatcher matcher(const std::vector<AddedToken>& tokens, Wanted wanted) {
 
 }  // namespace
 
-TokenizerEngine::TokenizerEngine(const char* data, size_t size) : file_(data, size) {
+TokenizerEngine::TokenizerEngine(const char* data, size_t size)
+    : file_(data, size), charsmap_(file_.section(Section::kCharsmap)) {
     for (TokenizerStep& step : read_steps(file_.section(Section::kSteps))) {
         auto& list = step.kind < StepKind::kSplitRegex ? normalizer_ : pre_;
         list.push_back(std::move(step));
     }
-    const std::vector<AddedToken> added = read_added(file_.section(Section::kAdded));
+    const std::vector<AddedToken> added = read_added(file_.section(Section::kAdded), file_.n_tokens);
     const auto is = [](uint32_t flag) { return [flag](const AddedToken& t) { return (t.flags & flag) != 0; }; };
     const auto normalized = is(AddedToken::kNormalized), special = is(AddedToken::kSpecial);
     raw_ = matcher(added, [&](const AddedToken& t) { return !normalized(t); });
@@ -32,7 +36,12 @@ TokenizerEngine::TokenizerEngine(const char* data, size_t size) : file_(data, si
         lowest_score_ = lowest_score(file_);
         std::vector<AddedToken> user;
         for (uint32_t id = 0; id < file_.n_tokens; ++id) {
-            if (file_.flags(id) & kUserDefined) user.push_back({id, 0, std::string(file_.token(id))});
+            if (!(file_.flags(id) & kUserDefined)) continue;
+            if (!unicode::is_utf8(file_.token(id)) ||
+                file_.token(id).size() > limits::kAddedTokenBytes) {
+                throw std::invalid_argument("compiled tokenizer: a user-defined piece");
+            }
+            user.push_back({id, 0, std::string(file_.token(id))});
         }
         untouched_ = AddedMatcher(std::move(user));
     }
@@ -58,6 +67,7 @@ void TokenizerEngine::give_back(std::unique_ptr<Worker> worker) {
 
 bool TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out) {
     auto worker = borrow();
+    worker->budget = Budget(text.size());
     bool exact = true;
     std::string normal;
     (parse_special ? raw_ : raw_ordinary_)
@@ -82,6 +92,7 @@ bool TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out
 
 void TokenizerEngine::encode_normalized(std::string_view text, bool at_start, Ids& out) {
     auto worker = borrow();
+    worker->budget = Budget(text.size());
     encode_stretch(*worker, text, at_start, out);
     give_back(std::move(worker));
 }
@@ -91,10 +102,10 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, bool
                                      Ids& out) {
     std::string normal;
     if (is_sentencepiece()) {
-        normal = normalize_sentencepiece(file_, untouched_, text);
+        normal = normalize_sentencepiece(file_, charsmap_, untouched_, text);
         text = normal;
         if (model() == ModelKind::kUnigram) {
-            encode_unigram(file_, lowest_score_, text, out);
+            encode_unigram(file_, lowest_score_, text, worker.budget, out);
             return;
         }
     }
@@ -115,7 +126,7 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, bool 
     if (model() == ModelKind::kBpe && worker.pre.scans()) {
         const char* const end = text.data() + text.size();
         for (const char *p = text.data(), *stop = p; p != end; p = stop) {
-            stop = worker.pre.scan(text.data(), p, end);
+            stop = worker.pre.scan(text.data(), p, end, worker.budget);
             worker.bpe.add(p, stop, end, out);
         }
         worker.bpe.flush(out);
@@ -124,7 +135,7 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, bool 
     Cut& cut = worker.cut;
     cut.text = text;
     cut.pieces.assign(1, {0, text.size()});
-    worker.pre.run(cut, at_start);
+    worker.pre.run(cut, at_start, worker.budget);
     for (const Cut::Piece& piece : cut.pieces) {
         encode_model(worker, cut.text.substr(piece.begin, piece.end - piece.begin), out);
     }
@@ -136,9 +147,11 @@ void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& 
             worker.bpe.add(piece.data(), piece.data() + piece.size(), piece.data() + piece.size(), out);
             worker.bpe.flush(out);
             break;
-        case ModelKind::kSpm: encode_spm(file_, piece, out); break;
-        case ModelKind::kUnigram: encode_unigram(file_, lowest_score_, piece, out); break;
-        case ModelKind::kWordPiece: encode_wordpiece(file_, piece, out); break;
+        case ModelKind::kSpm: encode_spm(file_, piece, worker.budget, out); break;
+        case ModelKind::kUnigram:
+            encode_unigram(file_, lowest_score_, piece, worker.budget, out);
+            break;
+        case ModelKind::kWordPiece: encode_wordpiece(file_, piece, worker.budget, out); break;
     }
 }
 

@@ -19,7 +19,8 @@ public:
     // The memory must outlive the engine. Throws std::invalid_argument when it is not right.
     TokenizerEngine(const char* data, size_t size);
 
-    // Safe to call from several threads. False, and nothing in out: the text needs a normalization
+    // Safe to call from several threads. Throws OverBudget, and std::invalid_argument for a fault of
+    // the character map that only this text shows. False, and nothing in out: the text needs a normalization
     // that only complete Unicode tables can do.
     bool encode(std::string_view text, bool parse_special, Ids& out);
     // The same for a stretch between added tokens whose normalization is done.
@@ -33,6 +34,7 @@ private:
         PreTokenizer pre;
         Bpe bpe;
         Cut cut;
+        Budget budget;
     };
     std::unique_ptr<Worker> borrow();
     void give_back(std::unique_ptr<Worker> worker);
@@ -45,6 +47,7 @@ private:
     }
 
     TokenizerFile file_;
+    CharsMap charsmap_;
     std::vector<TokenizerStep> normalizer_, pre_;
     AddedMatcher raw_, raw_ordinary_, normalized_, untouched_;
     float lowest_score_ = 0.0f;

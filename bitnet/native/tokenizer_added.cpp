@@ -4,78 +4,93 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "budget.hpp"
 #include "unicode.hpp"
 
 namespace bitnet {
+namespace {
 
-std::vector<AddedToken> read_added(std::string_view bytes) {
+[[noreturn]] void wrong(const char* what) {
+    throw std::invalid_argument(std::string("compiled tokenizer: ") + what);
+}
+
+}  // namespace
+
+std::vector<AddedToken> read_added(std::string_view bytes, uint32_t n_tokens) {
     std::vector<AddedToken> tokens;
     while (!bytes.empty()) {
         uint32_t fields[3];  // id, flags, size of the text
-        if (bytes.size() < sizeof fields) break;
+        if (bytes.size() < sizeof fields) wrong("added tokens end early");
         std::memcpy(fields, bytes.data(), sizeof fields);
         bytes.remove_prefix(sizeof fields);
-        if (fields[2] > bytes.size()) break;
-        tokens.push_back({fields[0], fields[1], std::string(bytes.substr(0, fields[2]))});
+        if (fields[2] > bytes.size()) wrong("added tokens end early");
+        const std::string_view text = bytes.substr(0, fields[2]);
+        if (text.size() > limits::kAddedTokenBytes) wrong("an added token is too long");
+        if (!unicode::is_utf8(text)) wrong("an added token is not UTF-8");
+        if (fields[0] >= n_tokens) wrong("an added token has an id outside of the vocabulary");
+        tokens.push_back({fields[0], fields[1], std::string(text)});
         bytes.remove_prefix(fields[2]);
     }
-    if (!bytes.empty()) throw std::invalid_argument("compiled tokenizer: added tokens end early");
     return tokens;
 }
 
 AddedMatcher::AddedMatcher(std::vector<AddedToken> tokens) : tokens_(std::move(tokens)) {
-    index_.reserve(tokens_.size());
-    for (size_t i = 0; i < tokens_.size(); ++i) {
-        const std::string& text = tokens_[i].text;
-        if (text.empty() || !index_.emplace(text, i).second) continue;
-        std::vector<size_t>& lengths = lengths_[static_cast<unsigned char>(text[0])];
-        if (lengths.empty()) starts_ += text[0];
-        if (std::find(lengths.begin(), lengths.end(), text.size()) == lengths.end()) {
-            lengths.push_back(text.size());
-        }
-    }
-    for (auto& lengths : lengths_) std::sort(lengths.rbegin(), lengths.rend());
+    std::vector<std::pair<std::string_view, uint32_t>> entries;
+    for (uint32_t i = 0; i < tokens_.size(); ++i) entries.emplace_back(tokens_[i].text, i);
+    tables_ = build_trie(std::move(entries));
+    trie_ = Trie(tables_);
 }
 
 const AddedToken* AddedMatcher::longest(std::string_view text, size_t at) const {
-    for (const size_t length : lengths_[static_cast<unsigned char>(text[at])]) {
-        if (length > text.size() - at) continue;
-        const auto found = index_.find(text.substr(at, length));
-        if (found != index_.end()) return &tokens_[found->second];
+    const AddedToken* found = nullptr;
+    for (uint32_t node = trie_.start(text[at]); node != 0; node = trie_.follow(node, text[at])) {
+        if (trie_.value(node) != Trie::kNone) found = &tokens_[trie_.value(node)];
+        if (++at == text.size()) break;
     }
-    return nullptr;
+    return found;
 }
 
 size_t AddedMatcher::first_candidate(std::string_view text, size_t at) const {
-    if (starts_.empty() || at >= text.size()) return text.size();
-    if (starts_.size() == 1) return std::min(text.find(starts_[0], at), text.size());
-    while (at < text.size() && lengths_[static_cast<unsigned char>(text[at])].empty()) ++at;
+    if (tokens_.empty()) return text.size();
+    while (at < text.size() && trie_.start(text[at]) == 0) ++at;
     return at;
 }
 
-bool AddedMatcher::widen(std::string_view text, const AddedToken& token, size_t* begin,
-                         size_t* end) {
+bool AddedMatcher::widen(std::string_view text, const AddedToken& token, Spaces& spaces,
+                         size_t* begin, size_t* end) {
     const char* const first = text.data();
     const char* const last = first + text.size();
     if (token.flags & AddedToken::kSingleWord) {
         const char* before = first + *begin;
         const char* after = first + *end;
         if (before != first) {
-            before = unicode::previous(before);
-            if (unicode::is_added_word(unicode::next(before))) return false;
+            before = unicode::previous(before, first);
+            if (unicode::is_added_word(unicode::next(before, last))) return false;
         }
-        if (after != last && unicode::is_added_word(unicode::next(after))) return false;
+        if (after != last && unicode::is_added_word(unicode::next(after, last))) return false;
     }
-    while (token.flags & AddedToken::kLeft && *begin > 0) {
-        const char* p = unicode::previous(first + *begin);
-        const auto start = static_cast<size_t>(p - first);
-        if (!unicode::is_space(unicode::next(p))) break;
+    if (token.flags & AddedToken::kLeft) {
+        const char* p = first + *begin;
+        while (p != first + spaces.left_end) {
+            const char* const start = unicode::previous(p, first);
+            const char* ahead = start;
+            if (!unicode::is_space(unicode::next(ahead, last))) break;
+            p = start;
+        }
+        auto start = static_cast<size_t>(p - first);
+        if (start == spaces.left_end) start = spaces.left_begin;
+        spaces.left_begin = start;
+        spaces.left_end = *begin;
         *begin = start;
     }
-    while (token.flags & AddedToken::kRight && *end < text.size()) {
-        const char* p = first + *end;
-        if (!unicode::is_space(unicode::next(p))) break;
-        *end = static_cast<size_t>(p - first);
+    if (token.flags & AddedToken::kRight) {
+        const char* p = first + std::max(*end, spaces.right_end);
+        while (p != last) {
+            const char* ahead = p;
+            if (!unicode::is_space(unicode::next(ahead, last))) break;
+            p = ahead;
+        }
+        *end = spaces.right_end = static_cast<size_t>(p - first);
     }
     return true;
 }

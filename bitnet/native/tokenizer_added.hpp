@@ -1,12 +1,12 @@
 // Tokens that are cut out of a text before anything else runs.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
+
+#include "trie.hpp"
 
 namespace bitnet {
 
@@ -17,15 +17,14 @@ struct AddedToken {
     std::string text;
 };
 
-// Throws std::invalid_argument when the bytes are no list of added tokens.
-std::vector<AddedToken> read_added(std::string_view bytes);
+// Throws std::invalid_argument when the bytes are not a list of added tokens of such a vocabulary.
+std::vector<AddedToken> read_added(std::string_view bytes, uint32_t n_tokens);
 
 // Leftmost, then longest match; white space around it and word borders as the token wants.
 class AddedMatcher {
 public:
-    AddedMatcher() = default;
+    AddedMatcher() : AddedMatcher(std::vector<AddedToken>{}) {}
     explicit AddedMatcher(std::vector<AddedToken> tokens);
-    // The index refers to the tokens' own texts.
     AddedMatcher(const AddedMatcher&) = delete;
     AddedMatcher& operator=(AddedMatcher&&) = default;
     AddedMatcher(AddedMatcher&&) = default;
@@ -36,6 +35,7 @@ public:
     template <typename OnText, typename OnToken>
     void split(std::string_view text, OnText on_text, OnToken on_token) const {
         size_t done = 0;
+        Spaces spaces;
         for (size_t at = first_candidate(text, 0); at < text.size(); at = first_candidate(text, at)) {
             const AddedToken* token = longest(text, at);
             if (token == nullptr) {
@@ -44,7 +44,7 @@ public:
             }
             size_t begin = at, end = at + token->text.size();
             at = end;
-            if (!widen(text, *token, &begin, &end)) continue;
+            if (!widen(text, *token, spaces, &begin, &end)) continue;
             if (begin > done) on_text(done, begin);
             on_token(token->id);
             done = end > done ? end : done;
@@ -55,12 +55,17 @@ public:
 private:
     // The first byte from at on that a token begins with, or the end of the text.
     size_t first_candidate(std::string_view text, size_t at) const;
-    static bool widen(std::string_view text, const AddedToken& token, size_t* begin, size_t* end);
+    // Runs of spaces that were walked already, so that each is walked once.
+    struct Spaces {
+        size_t left_begin = 0, left_end = 0;  // as far to the left as it goes
+        size_t right_end = 0;                 // as far to the right
+    };
+    static bool widen(std::string_view text, const AddedToken& token, Spaces& spaces,
+                      size_t* begin, size_t* end);
 
     std::vector<AddedToken> tokens_;
-    std::unordered_map<std::string_view, size_t> index_;
-    std::array<std::vector<size_t>, 256> lengths_;  // by first byte, longest first
-    std::string starts_;                            // first bytes, each once
+    TrieTables tables_;
+    Trie trie_;  // over the tables, which a move leaves where they are
 };
 
 }  // namespace bitnet

@@ -7,6 +7,7 @@
 #include <limits>
 #include <memory>
 #include <stdexcept>
+#include <vector>
 
 #include "regex.hpp"
 #include "scanner.hpp"
@@ -150,14 +151,44 @@ nb::bytes build(nb::bytes key, nb::bytes meta, nb::bytes config, nb::bytes offse
 }
 
 nb::object find_all(const std::string& pattern, nb::str text) {
-    Regex regex(pattern);
     const std::string_view input = utf8(text);
-    const char *begin = nullptr, *end = nullptr;
-    const char* const last = input.data() + input.size();
-    nb::list found;
-    for (const char* p = input.data(); regex.find(input.data(), p, last, &begin, &end); p = end) {
-        found.append(nb::str(begin, static_cast<size_t>(end - begin)));
+    std::vector<std::string_view> matches;
+    {
+        nb::gil_scoped_release release;
+        Regex regex(pattern);
+        Budget budget(input.size());
+        const char *begin = nullptr, *end = nullptr;
+        const char* const last = input.data() + input.size();
+        for (const char* p = input.data();
+             regex.find(input.data(), p, last, budget, &begin, &end); p = end) {
+            matches.push_back({begin, static_cast<size_t>(end - begin)});
+        }
     }
+    nb::list found;
+    for (const std::string_view match : matches) found.append(nb::str(match.data(), match.size()));
+    return found;
+}
+
+// The bounds of budget.hpp by their names in bitnet/tokenizer/limits.py.
+nb::dict bounds() {
+    nb::dict found;
+    found["PATTERN_BYTES"] = limits::kPatternBytes;
+    found["PATTERN_DEPTH"] = limits::kPatternDepth;
+    found["PATTERN_PROGRAM"] = limits::kPatternProgram;
+    found["PATTERN_REPEAT"] = limits::kPatternRepeat;
+    found["BASE_STEPS"] = limits::kBaseSteps;
+    found["STEPS_PER_BYTE"] = limits::kStepsPerByte;
+    found["STEPS"] = limits::kSteps;
+    found["TOKENS"] = kMaxTokens;
+    found["MERGES"] = kMaxMerges;
+    found["TOKEN_BYTES"] = limits::kTokenBytes;
+    found["ADDED_TOKEN_BYTES"] = limits::kAddedTokenBytes;
+    found["UNIGRAM_PIECE_BYTES"] = limits::kUnigramPieceBytes;
+    found["WORD_CHARS"] = limits::kWordChars;
+    found["CHARSMAP_KEY_BYTES"] = limits::kCharsmapKeyBytes;
+    found["GROWTH"] = limits::kGrowth;
+    found["GROWTH_BASE"] = limits::kGrowthBase;
+    found["SCORE"] = static_cast<double>(limits::kScore);
     return found;
 }
 
@@ -179,6 +210,7 @@ nb::object scan_all(const std::string& pattern, nb::str text) {
 
 void bind_tokenizer(nb::module_& m) {
     static_assert(offsetof(FileHeader, key) == 32, "key() reads it there");
+    nb::exception<OverBudget>(m, "OverBudget", PyExc_RuntimeError);
     nb::class_<PyTokenizer>(m, "TokenizerEngine", "A compiled tokenizer that lies in memory.")
         .def(nb::init<nb::handle>(), nb::arg("buffer"))
         .def("encode", &PyTokenizer::encode, nb::arg("text"), nb::arg("parse_special"),
@@ -198,10 +230,12 @@ void bind_tokenizer(nb::module_& m) {
           nb::arg("steps"), nb::arg("charsmap"), nb::arg("prefix"),
           "Content of a compiled file; ValueError when the parts do not fit together.");
     m.def("regex_find_all", &find_all, nb::arg("pattern"), nb::arg("text"),
-          "Texts of all matches; ValueError when the pattern is not supported.");
+          "Texts of all matches; ValueError when the pattern is not supported, OverBudget when the"
+          " text costs too much.");
     m.def("scan_all", &scan_all, nb::arg("pattern"), nb::arg("text"),
           "Texts of the matches a scanner finds, and the rest of the text from where it is not"
           " certain; None when there is no scanner for the pattern.");
+    m.def("tokenizer_bounds", &bounds, "What hostile files and texts may ask for at most.");
 }
 
 }  // namespace bitnet

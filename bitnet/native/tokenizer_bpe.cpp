@@ -142,7 +142,7 @@ void Bpe::start(std::string_view piece) {
     }
     bool after_unknown = false;
     for (size_t i = 0, n = 0; i < piece.size(); i += n) {
-        n = unicode::length(piece[i]);
+        n = unicode::length(piece, i);
         const uint32_t id = file_.find(piece.data() + i, n);
         if (id != kNoId) {
             ids_.push_back(id);

@@ -1,9 +1,11 @@
 #include "tokenizer_file.hpp"
 
 #include <algorithm>
+#include <cctype>
 #include <stdexcept>
 
 #include "tokenizer_models.hpp"
+#include "unicode.hpp"
 
 namespace bitnet {
 namespace {
@@ -53,12 +55,28 @@ std::vector<uint32_t> vocabulary_slots(const std::vector<uint32_t>& offsets,
         const uint64_t h = hash_bytes(text.data(), text.size());
         const auto tag = static_cast<uint32_t>(h >> 53);
         size_t i = h & (slots.size() - 1);
+        size_t tried = 1;
         while (slots[i] != 0 && spelling((slots[i] & 0x1FFFFF) - 1) != text) {
             i = (i + 1) & (slots.size() - 1);
+            if (++tried > limits::kProbe) wrong("too many tokens that share a place in a table");
         }
         slots[i] = tag << 21 | (id + 1);  // of equal spellings the last one counts
     }
     return slots;
+}
+
+// Of equal spellings the last one counts, as in vocabulary_slots.
+TrieTables piece_trie(const Config& config, const std::vector<uint32_t>& offsets,
+                      const TokenizerParts& parts) {
+    if (config.model != static_cast<uint32_t>(ModelKind::kUnigram)) return {};
+    if (config.max_token_bytes > limits::kUnigramPieceBytes) wrong("a piece is too long");
+    std::vector<std::pair<std::string_view, uint32_t>> entries;
+    for (auto id = static_cast<uint32_t>(offsets.size() - 1); id-- > 0;) {
+        const auto flags = static_cast<uint8_t>(parts.flags[id]);
+        if (!(flags & kInModel)) continue;
+        entries.emplace_back(parts.bytes.substr(offsets[id], offsets[id + 1] - offsets[id]), id);
+    }
+    return build_trie(std::move(entries));
 }
 
 }  // namespace
@@ -103,21 +121,84 @@ TokenizerFile::TokenizerFile(const char* data, size_t size) {
     }
     if (section(Section::kConfig).size() != sizeof config) wrong("its configuration has a wrong size");
     std::memcpy(&config, section(Section::kConfig).data(), sizeof config);
-    size_t n_offsets = 0, n_flags = 0, n_bytes = 0;
-    offsets_ = table<uint32_t>(Section::kOffsets, &n_offsets);
+    size_t n_flags = 0, n_nodes = 0, n_edges = 0;
+    offsets_ = table<uint32_t>(Section::kOffsets, &n_offsets_);
     flags_ = table<uint8_t>(Section::kFlags, &n_flags);
     slots_ = table<uint32_t>(Section::kSlots, &n_slots_);
     merge_slots_ = table<uint64_t>(Section::kMergeSlots, &n_merge_slots_);
     merge_results_ = table<uint32_t>(Section::kMergeResults, &n_merges_);
     scores_ = table<float>(Section::kScores, &n_scores_);
-    byte_ids_ = table<uint32_t>(Section::kByteIds, &n_bytes);
+    byte_ids_ = table<uint32_t>(Section::kByteIds, &n_byte_ids_);
     bytes_ = section(Section::kBytes);
-    const bool fits = n_offsets >= 1 && n_flags == n_offsets - 1 && n_flags <= kMaxTokens &&
-                      n_bytes == 256 && is_power_of_two(n_slots_) &&
+    const auto* nodes = table<TrieNode>(Section::kTrieNodes, &n_nodes);
+    const auto* edges = table<TrieEdge>(Section::kTrieEdges, &n_edges);
+    pieces_ = Trie(nodes, n_nodes, edges, n_edges);
+    n_tokens = static_cast<uint32_t>(std::min<size_t>(n_flags, kNoId));
+    check_sizes();
+    check_ids();
+    check_texts();
+}
+
+void TokenizerFile::check_sizes() const {
+    const bool fits = n_offsets_ >= 1 && n_tokens == n_offsets_ - 1 && n_tokens <= kMaxTokens &&
+                      n_byte_ids_ == 256 && is_power_of_two(n_slots_) && n_merges_ <= kMaxMerges &&
                       (n_merge_slots_ == 0 || is_power_of_two(n_merge_slots_)) &&
+                      (n_scores_ == 0 || n_scores_ == n_tokens) &&
                       config.model <= static_cast<uint32_t>(ModelKind::kWordPiece);
     if (!fits) wrong("its tables have wrong sizes");
-    n_tokens = static_cast<uint32_t>(n_flags);
+    if (config.max_token_bytes > limits::kTokenBytes) wrong("its longest token is too long");
+    if (config.max_chars_per_word > limits::kWordChars) wrong("its longest word is too long");
+    const bool unigram = config.model == static_cast<uint32_t>(ModelKind::kUnigram);
+    if (unigram && config.max_token_bytes > limits::kUnigramPieceBytes) {
+        wrong("its longest piece is too long");
+    }
+    if (unigram && pieces_.empty()) wrong("its pieces are missing");
+    const bool scored = unigram || config.model == static_cast<uint32_t>(ModelKind::kSpm);
+    if (scored && n_scores_ != n_tokens) wrong("its scores are missing");
+}
+
+void TokenizerFile::check_ids() const {
+    const auto is_id = [this](uint32_t id) { return id == kNoId || id < n_tokens; };
+    const auto in_slot = [this](uint32_t slot) { return slot == 0 || (slot & 0x1FFFFF) - 1 < n_tokens; };
+    const auto in_merge_slot = [this](uint64_t slot) {
+        return slot == 0 || (slot & 0x3FFFFF) - 1 < n_merges_;
+    };
+    const bool good = is_id(config.unknown_id) && std::all_of(byte_ids_, byte_ids_ + 256, is_id) &&
+                      std::all_of(slots_, slots_ + n_slots_, in_slot) &&
+                      std::all_of(merge_slots_, merge_slots_ + n_merge_slots_, in_merge_slot) &&
+                      std::all_of(merge_results_, merge_results_ + n_merges_,
+                                  [this](uint32_t id) { return id < n_tokens; }) &&
+                      pieces_.is_sound(n_tokens);
+    if (!good) wrong("a table points outside of the vocabulary");
+    const bool falls_back = (config.flags & kByteFallback) != 0 &&
+                            (config.model == static_cast<uint32_t>(ModelKind::kSpm) ||
+                             config.model == static_cast<uint32_t>(ModelKind::kUnigram));
+    if (falls_back && std::find(byte_ids_, byte_ids_ + 256, kNoId) != byte_ids_ + 256) {
+        wrong("byte fallback without all byte tokens");
+    }
+}
+
+void TokenizerFile::check_texts() const {
+    if (!std::is_sorted(offsets_, offsets_ + n_offsets_) || offsets_[n_offsets_ - 1] != bytes_.size()) {
+        wrong("its tokens lie outside of their bytes");
+    }
+    const auto is_text = [this](uint32_t id) {  // what decoding takes for text, or for <0xNN>
+        const std::string_view text = token(id);
+        const bool bytes = (config.flags & kByteLevel) != 0 && !(flags(id) & kVerbatim);
+        return (bytes || unicode::is_utf8(text)) &&
+               (!(flags(id) & kByteToken) || (text.size() == 6 && std::isxdigit(text[3] & 0x7F) &&
+                                              std::isxdigit(text[4] & 0x7F)));
+    };
+    for (uint32_t id = 0; id < n_tokens; ++id) {
+        if (!is_text(id)) wrong("a token is not what it is said to be");
+    }
+    const auto is_score = [](float score) {
+        return score >= -limits::kScore && score <= limits::kScore;  // not so for NaN
+    };
+    if (!std::all_of(scores_, scores_ + n_scores_, is_score)) wrong("a score is not a number");
+    if (!unicode::is_utf8(section(Section::kPrefix)) || !unicode::is_utf8(section(Section::kMeta))) {
+        wrong("a text is not UTF-8");
+    }
 }
 
 std::string build_tokenizer(const TokenizerParts& parts) {
@@ -135,18 +216,22 @@ std::string build_tokenizer(const TokenizerParts& parts) {
     std::memcpy(&config, parts.config.data(), sizeof config);
     config.max_token_bytes = 0;
     for (size_t id = 0; id + 1 < offsets.size(); ++id) {
+        if ((static_cast<uint8_t>(parts.flags[id]) & kInModel) == 0) continue;
         config.max_token_bytes = std::max(config.max_token_bytes, offsets[id + 1] - offsets[id]);
     }
 
+    if (config.max_token_bytes > limits::kTokenBytes) wrong("a token is too long");
+    const TrieTables pieces = piece_trie(config, offsets, parts);
     std::string flags(parts.flags);
     // Only to look up what the merges make; the real file follows.
     std::vector<uint64_t> merge_slots;
-    std::vector<uint32_t> results(merges.size() / 2, kNoId);
+    std::vector<uint32_t> results(merges.size() / 2, 0);
     const auto assemble = [&] {
         const std::string_view sections[kSections] = {
             parts.meta, {reinterpret_cast<const char*>(&config), sizeof config}, parts.offsets,
             parts.bytes, flags, as_bytes(slots), as_bytes(merge_slots), as_bytes(results),
-            parts.scores, parts.byte_ids, parts.added, parts.steps, parts.charsmap, parts.prefix};
+            parts.scores, parts.byte_ids, parts.added, parts.steps, parts.charsmap, parts.prefix,
+            as_bytes(pieces.nodes), as_bytes(pieces.edges)};
         FileHeader header{};
         std::string out(sizeof header + kSections * sizeof(SectionEntry), '\0');
         for (size_t i = 0; i < kSections; ++i) {
@@ -178,8 +263,10 @@ std::string build_tokenizer(const TokenizerParts& parts) {
         if (results[rank] == kNoId) wrong("a merge makes a text that is no token");
         const uint64_t pair = static_cast<uint64_t>(left) << 21 | right;
         size_t i = hash_pair(left, right) & (merge_slots.size() - 1);
+        size_t tried = 1;
         while (merge_slots[i] != 0 && merge_slots[i] >> 22 != pair) {
             i = (i + 1) & (merge_slots.size() - 1);
+            if (++tried > limits::kProbe) wrong("too many merges that share a place in a table");
         }
         merge_slots[i] = pair << 22 | (rank + 1);
     }

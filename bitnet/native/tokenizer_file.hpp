@@ -2,8 +2,8 @@
 //
 //   header (64 bytes) | section table | sections, each on an 8-byte boundary
 //
-// Little-endian. The checksum covers everything behind the header. Tables are not trusted beyond
-// that: every index that comes out of one is compared with the size of what it points into.
+// Little-endian. The checksum covers everything behind the header and finds accidents, not malice:
+// every index, id and text in the tables is checked when a file is opened.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +12,9 @@
 #include <string_view>
 #include <vector>
 
+#include "budget.hpp"
+#include "trie.hpp"
+
 namespace bitnet {
 
 constexpr uint32_t kTokenizerVersion = 2;
@@ -19,7 +22,7 @@ constexpr uint32_t kNoId = 0xFFFFFFFF;
 
 enum class Section : uint32_t {
     kMeta, kConfig, kOffsets, kBytes, kFlags, kSlots, kMergeSlots, kMergeResults, kScores,
-    kByteIds, kAdded, kSteps, kCharsmap, kPrefix, kCount
+    kByteIds, kAdded, kSteps, kCharsmap, kPrefix, kTrieNodes, kTrieEdges, kCount
 };
 constexpr size_t kSections = static_cast<size_t>(Section::kCount);
 
@@ -40,7 +43,7 @@ struct Config {
     uint32_t flags;
     uint32_t unknown_id;
     uint32_t max_chars_per_word;
-    uint32_t max_token_bytes;  // filled in by the builder
+    uint32_t max_token_bytes;  // of those the model makes; filled in by the builder
 };
 static_assert(sizeof(Config) == 20, "the configuration is part of the format");
 
@@ -108,9 +111,7 @@ public:
 
     std::string_view token(uint32_t id) const {
         if (id >= n_tokens) return {};
-        const uint32_t first = offsets_[id], last = offsets_[id + 1];
-        if (first > last || last > bytes_.size()) return {};
-        return bytes_.substr(first, last - first);
+        return bytes_.substr(offsets_[id], offsets_[id + 1] - offsets_[id]);
     }
     uint8_t flags(uint32_t id) const { return id < n_tokens ? flags_[id] : 0; }
     float score(uint32_t id) const { return id < n_scores_ ? scores_[id] : 0.0f; }
@@ -122,7 +123,7 @@ public:
         const uint64_t h = hash_bytes(p, n);
         const auto tag = static_cast<uint32_t>(h >> 53);
         size_t i = h & (n_slots_ - 1);
-        for (size_t tried = 0; tried < n_slots_; ++tried, i = (i + 1) & (n_slots_ - 1)) {
+        for (size_t tried = 0; tried < limits::kProbe; ++tried, i = (i + 1) & (n_slots_ - 1)) {
             const uint32_t slot = slots_[i];
             if (slot == 0) return kNoId;
             if (slot >> 21 != tag) continue;
@@ -137,19 +138,26 @@ public:
         if (n_merge_slots_ == 0) return kNoId;
         const uint64_t pair = static_cast<uint64_t>(left) << 21 | right;
         size_t i = hash_pair(left, right) & (n_merge_slots_ - 1);
-        for (size_t tried = 0; tried < n_merge_slots_; ++tried, i = (i + 1) & (n_merge_slots_ - 1)) {
+        for (size_t tried = 0; tried < limits::kProbe;
+             ++tried, i = (i + 1) & (n_merge_slots_ - 1)) {
             const uint64_t slot = merge_slots_[i];
             if (slot == 0) return kNoId;
             if (slot >> 22 != pair) continue;
             const auto rank = static_cast<uint32_t>(slot & 0x3FFFFF) - 1;
-            if (rank >= n_merges_) return kNoId;
             *result = merge_results_[rank];
             return rank;
         }
         return kNoId;
     }
 
+    // Of a Unigram model: the spellings that may stand in a text, to their ids.
+    const Trie& pieces() const { return pieces_; }
+
 private:
+    void check_sizes() const;
+    void check_ids() const;
+    void check_texts() const;
+
     std::string_view sections_[kSections];
     std::string_view bytes_;
     const uint32_t* offsets_ = nullptr;
@@ -159,7 +167,9 @@ private:
     const uint32_t* merge_results_ = nullptr;
     const float* scores_ = nullptr;
     const uint32_t* byte_ids_ = nullptr;
-    size_t n_slots_ = 0, n_merge_slots_ = 0, n_merges_ = 0, n_scores_ = 0;
+    Trie pieces_;
+    size_t n_slots_ = 0, n_merge_slots_ = 0, n_merges_ = 0, n_scores_ = 0, n_offsets_ = 0,
+           n_byte_ids_ = 0;
 };
 
 // What a compiled file is made of; plain little-endian arrays.

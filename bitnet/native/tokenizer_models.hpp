@@ -89,18 +89,35 @@ private:
 };
 
 // SentencePiece BPE: merges by score of the result, highest and leftmost first.
-void encode_spm(const TokenizerFile& file, std::string_view text, Ids& out);
+void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out);
 
 // SentencePiece Unigram: the segmentation with the best sum of scores.
 // `lowest` is the lowest score of a normal piece; what has no piece costs more.
 float lowest_score(const TokenizerFile& file);
-void encode_unigram(const TokenizerFile& file, float lowest, std::string_view text, Ids& out);
+void encode_unigram(const TokenizerFile& file, float lowest, std::string_view text, Budget& budget,
+                    Ids& out);
 
 // Longest token first; a word that cannot be covered is unknown as a whole.
-void encode_wordpiece(const TokenizerFile& file, std::string_view word, Ids& out);
+void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out);
+
+// SentencePiece's precompiled character map: a double-array trie (darts-clone) and the texts its
+// values point to. Every entry is checked when it is read, so what it makes of UTF-8 is UTF-8.
+class CharsMap {
+public:
+    CharsMap() = default;
+    explicit CharsMap(std::string_view blob);  // throws std::invalid_argument
+    bool empty() const { return units_.empty(); }
+    // Appends what the longest known text at text[at] is replaced by; gives the bytes consumed.
+    // Throws std::invalid_argument for an entry that no real map has.
+    size_t replace(std::string_view text, size_t at, std::string& out) const;
+
+private:
+    std::vector<uint32_t> units_;
+    std::string_view strings_;
+};
 
 // SentencePiece's normalization: character map, spaces, U+2581. The map leaves some tokens alone.
-std::string normalize_sentencepiece(const TokenizerFile& file, const AddedMatcher& untouched,
-                                    std::string_view text);
+std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& map,
+                                    const AddedMatcher& untouched, std::string_view text);
 
 }  // namespace bitnet

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <limits>
 #include <queue>
+#include <stdexcept>
 #include <unordered_map>
 
 #include "tokenizer_models.hpp"
@@ -12,57 +13,6 @@ namespace {
 
 constexpr char kSpaceSymbol[] = "\xE2\x96\x81";  // U+2581
 constexpr float kUnknownPenalty = 10.0f;
-
-// The precompiled character map: a double-array trie and the strings its values point to.
-class CharsMap {
-public:
-    explicit CharsMap(std::string_view blob) {
-        uint32_t size = 0;
-        if (blob.size() < sizeof size) return;
-        std::memcpy(&size, blob.data(), sizeof size);
-        blob.remove_prefix(sizeof size);
-        if (size > blob.size() || size % 4 != 0) return;
-        units_.resize(size / 4);
-        std::memcpy(units_.data(), blob.data(), size);
-        strings_ = blob.substr(size);
-    }
-
-    // Replaces the longest known prefix of text; gives the bytes consumed.
-    size_t replace(std::string_view text, std::string& out) const {
-        size_t best = 0;
-        uint32_t value = 0;
-        if (!units_.empty()) {
-            size_t at = offset(units_[0]);
-            for (size_t i = 0; i < text.size(); ++i) {
-                const auto byte = static_cast<unsigned char>(text[i]);
-                at ^= byte;
-                if (at >= units_.size() || (units_[at] & ((1u << 31) | 0xFF)) != byte) break;
-                const uint32_t unit = units_[at];
-                at ^= offset(unit);
-                if (at >= units_.size()) break;
-                if (unit >> 8 & 1) {
-                    best = i + 1;
-                    value = units_[at] & 0x7FFFFFFF;
-                }
-            }
-        }
-        if (best == 0 || value >= strings_.size()) {
-            best = std::min(unicode::length(text[0]), text.size());
-            out.append(text.substr(0, best));
-            return best;
-        }
-        const size_t stop = std::min(strings_.find('\0', value), strings_.size());
-        out.append(strings_.substr(value, stop - value));
-        return best;
-    }
-
-private:
-    static size_t offset(uint32_t unit) {
-        return static_cast<size_t>(unit >> 10) << ((unit & (1u << 9)) >> 6);
-    }
-    std::vector<uint32_t> units_;
-    std::string_view strings_;
-};
 
 void add_piece(const TokenizerFile& file, std::string_view piece, bool& after_unknown, Ids& out) {
     const uint32_t id = file.find(piece.data(), piece.size());
@@ -77,13 +27,76 @@ void add_piece(const TokenizerFile& file, std::string_view piece, bool& after_un
     }
 }
 
+// Darts-clone: bits of a unit of the double-array trie.
+constexpr uint32_t kLeaf = 1u << 31, kHasLeaf = 1u << 8;
+
+size_t child_offset(uint32_t unit) {
+    return static_cast<size_t>(unit >> 10) << ((unit & (1u << 9)) >> 6);
+}
+
 }  // namespace
 
-std::string normalize_sentencepiece(const TokenizerFile& file, const AddedMatcher& untouched,
-                                    std::string_view text) {
+CharsMap::CharsMap(std::string_view blob) {
+    const auto wrong = [](const char* what) {
+        throw std::invalid_argument(std::string("character map: ") + what);
+    };
+    if (blob.empty()) return;
+    uint32_t size = 0;
+    if (blob.size() < sizeof size) wrong("too short");
+    std::memcpy(&size, blob.data(), sizeof size);
+    blob.remove_prefix(sizeof size);
+    if (size >= blob.size() || size % 4 != 0 || size == 0) wrong("a trie of another size");
+    units_.resize(size / 4);
+    std::memcpy(units_.data(), blob.data(), size);
+    strings_ = blob.substr(size);
+    if (strings_.back() != '\0' || !unicode::is_utf8(strings_)) wrong("its texts are not UTF-8");
+    for (size_t i = 0; i < units_.size(); ++i) {
+        if (units_[i] & kLeaf || !(units_[i] & kHasLeaf)) continue;
+        const size_t leaf = i ^ child_offset(units_[i]);
+        if (leaf >= units_.size() || !(units_[leaf] & kLeaf)) wrong("an entry without a value");
+        const size_t value = units_[leaf] & ~kLeaf;
+        if (value >= strings_.size() || unicode::continues(strings_[value])) {
+            wrong("an entry that points outside of its texts");
+        }
+    }
+}
+
+size_t CharsMap::replace(std::string_view text, size_t at, std::string& out) const {
+    size_t best = 0;
+    uint32_t value = 0;
+    size_t unit_at = child_offset(units_[0]);
+    for (size_t size = 1; at + size <= text.size(); ++size) {
+        if (size > limits::kCharsmapKeyBytes) {
+            throw std::invalid_argument("character map: an entry for more than " +
+                                        std::to_string(limits::kCharsmapKeyBytes) + " bytes");
+        }
+        const auto byte = static_cast<unsigned char>(text[at + size - 1]);
+        unit_at ^= byte;
+        if (unit_at >= units_.size() || (units_[unit_at] & (kLeaf | 0xFF)) != byte) break;
+        const uint32_t unit = units_[unit_at];
+        unit_at ^= child_offset(unit);
+        if (unit_at >= units_.size()) break;
+        if (unit & kHasLeaf) {
+            best = size;
+            value = units_[unit_at] & ~kLeaf;
+        }
+    }
+    if (best == 0) {
+        best = unicode::length(text, at);
+        out.append(text.substr(at, best));
+        return best;
+    }
+    if (at + best < text.size() && unicode::continues(text[at + best])) {
+        throw std::invalid_argument("character map: an entry that ends inside a character");
+    }
+    out.append(strings_.substr(value, strings_.find('\0', value) - value));
+    return best;
+}
+
+std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& map,
+                                    const AddedMatcher& untouched, std::string_view text) {
     const uint32_t flags = file.config.flags;
     std::string replaced;
-    const std::string_view blob = file.section(Section::kCharsmap);
     replaced.reserve(text.size() + text.size() / 8);
     const bool trim = (flags & kRemoveExtraWhitespaces) != 0;
     bool after_space = true;
@@ -94,14 +107,15 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const AddedMatche
         replaced.append(part);
         after_space = part.back() == ' ';
     };
-    if (blob.empty()) {
+    if (map.empty()) {
         for (size_t i = 0, n = 0; i < text.size(); i += n) {
-            n = trim ? unicode::length(text[i]) : text.size();
+            n = trim ? unicode::length(text, i) : text.size();
             add(text.substr(i, n));
         }
     } else {
-        const CharsMap map(blob);
+        const size_t most = limits::kGrowthBase + limits::kGrowth * text.size();
         for (size_t i = 0; i < text.size();) {
+            if (replaced.size() > most) throw OverBudget("a normalizer that makes the text too long");
             const AddedToken* kept = untouched.longest(text, i);
             if (kept != nullptr) {
                 add(kept->text);
@@ -109,7 +123,7 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const AddedMatche
                 continue;
             }
             chunk.clear();
-            i += map.replace(text.substr(i), chunk);
+            i += map.replace(text, i, chunk);
             add(chunk);
         }
     }
@@ -127,7 +141,7 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const AddedMatche
     return out;
 }
 
-void encode_spm(const TokenizerFile& file, std::string_view text, Ids& out) {
+void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out) {
     struct Symbol {
         size_t begin, size;
         int64_t previous, next;
@@ -143,7 +157,7 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Ids& out) {
     std::vector<Symbol> symbols;
     symbols.reserve(text.size());
     for (size_t i = 0, n = 0; i < text.size(); i += n) {
-        n = unicode::length(text[i]);
+        n = unicode::length(text, i);
         const auto at = static_cast<int64_t>(symbols.size());
         symbols.push_back({i, n, at - 1, i + n < text.size() ? at + 1 : -1});
     }
@@ -153,6 +167,7 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Ids& out) {
         if (left < 0 || right < 0) return;
         const Symbol& a = symbols[static_cast<size_t>(left)];
         const size_t size = a.size + symbols[static_cast<size_t>(right)].size;
+        budget.spend(2 + size / 8);
         const uint32_t id = file.find(text.data() + a.begin, size);
         if (id == kNoId) return;
         agenda.push({file.score(id), left, right, size});
@@ -204,7 +219,8 @@ float lowest_score(const TokenizerFile& file) {
     return lowest == kMax ? 0.0f : lowest;
 }
 
-void encode_unigram(const TokenizerFile& file, float lowest, std::string_view text, Ids& out) {
+void encode_unigram(const TokenizerFile& file, float lowest, std::string_view text, Budget& budget,
+                    Ids& out) {
     struct Node {
         float score = 0.0f;
         int64_t start = -1;
@@ -219,23 +235,25 @@ void encode_unigram(const TokenizerFile& file, float lowest, std::string_view te
             node = {candidate, static_cast<int64_t>(start)};
         }
     };
+    const Trie& known = file.pieces();
     for (size_t start = 0; start < text.size();) {
-        const size_t width = unicode::length(text[start]);
-        const size_t limit = std::min(text.size(), start + file.config.max_token_bytes);
+        const size_t width = unicode::length(text, start);
         bool has_single = false;
-        for (size_t stop = start; stop < limit;) {
-            stop += unicode::length(text[stop]);
-            if (stop > limit) break;
-            const uint32_t id = file.find(text.data() + start, stop - start);
-            if (id == kNoId || file.flags(id) & kUnused) continue;
-            const size_t size = stop - start;
-            const bool user = (file.flags(id) & kUserDefined) != 0;
-            // A user-defined piece gets a bonus that beats any other way (library 0.2.3).
-            offer(start, stop,
-                  user ? 0.1 * static_cast<double>(size - 1)
-                       : static_cast<double>(file.score(id)));
-            has_single = has_single || size == width;
+        size_t stop = start + 1;
+        for (uint32_t node = known.start(text[start]); node != 0; ++stop) {
+            const uint32_t id = known.value(node);
+            const bool whole = stop == text.size() || !unicode::continues(text[stop]);
+            if (id != kNoId && whole && !(file.flags(id) & kUnused)) {
+                const bool user = (file.flags(id) & kUserDefined) != 0;
+                // A user-defined piece gets a bonus that beats any other way (library 0.2.3).
+                offer(start, stop,
+                      user ? 0.1 * static_cast<double>(stop - start - 1)
+                           : static_cast<double>(file.score(id)));
+                has_single = has_single || stop - start == width;
+            }
+            node = stop < text.size() ? known.follow(node, text[stop]) : 0;
         }
+        budget.spend(stop - start);
         if (!has_single) offer(start, start + width, static_cast<double>(unknown));
         start += width;
     }
@@ -251,24 +269,31 @@ void encode_unigram(const TokenizerFile& file, float lowest, std::string_view te
     }
 }
 
-void encode_wordpiece(const TokenizerFile& file, std::string_view word, Ids& out) {
+void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out) {
     const size_t before = out.size();
     size_t chars = 0;
-    for (size_t i = 0; i < word.size(); i += unicode::length(word[i])) ++chars;
+    for (size_t i = 0; i < word.size(); i += unicode::length(word, i)) ++chars;
     bool covered = chars <= file.config.max_chars_per_word;
     std::string text;
     for (size_t start = 0; covered && start < word.size();) {
         covered = false;
-        for (size_t stop = word.size(); stop > start;
-             stop = static_cast<size_t>(unicode::previous(word.data() + stop) - word.data())) {
-            text.assign(start > 0 ? file.section(Section::kPrefix) : std::string_view());
+        text.assign(start > 0 ? file.section(Section::kPrefix) : std::string_view());
+        const size_t prefix = text.size();
+        size_t stop = std::min(word.size(), start + file.config.max_token_bytes);
+        while (stop < word.size() && stop > start && unicode::continues(word[stop])) --stop;
+        while (stop > start) {
+            budget.spend(2 + (stop - start) / 8);
+            text.resize(prefix);
             text.append(word.substr(start, stop - start));
             const uint32_t id = file.find(text.data(), text.size());
-            if (id == kNoId) continue;
-            out.push_back(id);
-            start = stop;
-            covered = true;
-            break;
+            if (id != kNoId) {
+                out.push_back(id);
+                start = stop;
+                covered = true;
+                break;
+            }
+            const char* const end = word.data() + stop;
+            stop = static_cast<size_t>(unicode::previous(end, word.data()) - word.data());
         }
     }
     if (covered) return;

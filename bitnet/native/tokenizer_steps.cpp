@@ -20,7 +20,13 @@ public:
         std::memcpy(&value, take(sizeof value).data(), sizeof value);
         return value;
     }
-    std::string text() { return std::string(take(number())); }
+    std::string text() {
+        const std::string_view found = take(number());
+        if (!unicode::is_utf8(found)) {
+            throw std::invalid_argument("compiled tokenizer: a step with a text that is not UTF-8");
+        }
+        return std::string(found);
+    }
 
 private:
     std::string_view take(size_t n) {
@@ -41,7 +47,7 @@ bool any_code(std::string_view text, Test test) {
     const char* p = text.data();
     const char* end = p + text.size();
     while (p != end) {
-        if (test(unicode::next(p))) return true;
+        if (test(unicode::next(p, end))) return true;
     }
     return false;
 }
@@ -57,7 +63,9 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
     std::string out;
     out.reserve(text.size() + text.size() / 2);
     size_t done = 0;
+    const size_t most = limits::kGrowthBase + limits::kGrowth * text.size();
     for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, done)) {
+        if (out.size() > most) throw OverBudget("a normalizer that makes the text too long");
         out.append(text, done, at - done).append(to);
         done = at + from.size();
     }
@@ -80,7 +88,9 @@ std::vector<TokenizerStep> read_steps(std::string_view bytes) {
     std::vector<TokenizerStep> steps;
     if (bytes.empty()) return steps;
     Reader in(bytes);
-    for (uint32_t count = in.number(); count > 0; --count) {
+    uint32_t count = in.number();
+    if (count > limits::kSteps) throw std::invalid_argument("compiled tokenizer: too many steps");
+    for (; count > 0; --count) {
         TokenizerStep step{};
         step.kind = static_cast<StepKind>(in.number());
         step.a = in.number();
@@ -90,6 +100,11 @@ std::vector<TokenizerStep> read_steps(std::string_view bytes) {
         const bool known = (step.kind >= StepKind::kNfc && step.kind <= StepKind::kReplace) ||
                            (step.kind >= StepKind::kSplitRegex && step.kind <= StepKind::kPunctuation);
         if (!known) throw std::invalid_argument("compiled tokenizer: unknown step");
+        const bool searches = step.kind == StepKind::kReplace || step.kind == StepKind::kSplitString ||
+                              step.kind == StepKind::kMetaspace;
+        if (searches && step.text.empty()) {
+            throw std::invalid_argument("compiled tokenizer: a step that looks for the empty text");
+        }
         steps.push_back(std::move(step));
     }
     return steps;
@@ -138,12 +153,14 @@ bool PreTokenizer::scans() const {
 }
 
 // Where a scanner is not certain: it covers every text, so the match begins at p.
-const char* PreTokenizer::Expression::match(const char* begin, const char* p, const char* end) {
+const char* PreTokenizer::Expression::match(const char* begin, const char* p, const char* end,
+                                            Budget& budget) {
     const char *from = nullptr, *to = nullptr;
-    return regex.find(begin, p, end, &from, &to) && from == p ? to : end;
+    return regex.find(begin, p, end, budget, &from, &to) && from == p ? to : end;
 }
 
-void PreTokenizer::run(Cut& cut, bool first) {
+void PreTokenizer::run(Cut& cut, bool first, Budget& budget) {
+    budget_ = &budget;
     auto expression = expressions_.begin();
     for (const TokenizerStep& step : steps_) {
         if (step.kind == StepKind::kPrefixSpace || step.kind == StepKind::kMetaspace) {
@@ -211,7 +228,7 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
     const auto each_code = [&](auto take) {
         for (const char* p = begin; p != end;) {
             const auto at = static_cast<size_t>(p - begin);
-            const uint32_t code = unicode::next(p);
+            const uint32_t code = unicode::next(p, end);
             take(code, at, static_cast<size_t>(p - begin));
         }
     };
@@ -226,12 +243,12 @@ void PreTokenizer::find(const TokenizerStep& step, Expression* expression, std::
             if (expression->scanner.known()) {
                 for (from = begin; from != end; from = to) {
                     to = expression->scanner.next(from, end);
-                    if (to == nullptr) to = expression->match(begin, from, end);
+                    if (to == nullptr) to = expression->match(begin, from, end, *budget_);
                     add(static_cast<size_t>(from - begin), static_cast<size_t>(to - begin));
                 }
                 break;
             }
-            for (const char* p = begin; expression->regex.find(begin, p, end, &from, &to); p = to) {
+            for (const char* p = begin; expression->regex.find(begin, p, end, *budget_, &from, &to); p = to) {
                 add(static_cast<size_t>(from - begin), static_cast<size_t>(to - begin));
             }
             break;

@@ -52,12 +52,13 @@ public:
     // Whether the only step is an expression whose matches, found one by one, are the pieces.
     bool scans() const;
     // The end of the piece that begins at p, of a text in [begin, end).
-    const char* scan(const char* begin, const char* p, const char* end) {
+    const char* scan(const char* begin, const char* p, const char* end, Budget& budget) {
         const char* stop = expressions_[0].scanner.next(p, end);
-        return stop != nullptr ? stop : expressions_[0].match(begin, p, end);
+        return stop != nullptr ? stop : expressions_[0].match(begin, p, end, budget);
     }
     // cut.text is set, cut.pieces holds the whole of it; first: nothing came before this text.
-    void run(Cut& cut, bool first);
+    // Throws OverBudget.
+    void run(Cut& cut, bool first, Budget& budget);
 
 private:
     struct Match {
@@ -67,7 +68,7 @@ private:
     // The expression of a step: the engine, and a scanner where there is one for it.
     struct Expression {
         explicit Expression(const std::string& pattern) : regex(pattern), scanner(pattern) {}
-        const char* match(const char* begin, const char* p, const char* end);
+        const char* match(const char* begin, const char* p, const char* end, Budget& budget);
         Regex regex;
         Scanner scanner;
     };
@@ -79,6 +80,7 @@ private:
     const std::vector<TokenizerStep>& steps_;
     std::vector<Expression> expressions_;  // of the kSplitRegex steps, in order
     std::vector<Match> matches_;
+    Budget* budget_ = nullptr;  // of the text that is being cut
     std::vector<Cut::Piece> pieces_;
 };
 

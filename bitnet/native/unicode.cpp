@@ -95,6 +95,26 @@ bool may_change_nfkc(uint32_t code) {
            (is_mark(code) || is_conjoining_jamo(code) || contains(kNfkcChanges, code));
 }
 
+bool is_utf8(std::string_view text) {
+    const char* p = text.data();
+    const char* const end = p + text.size();
+    while (p != end) {
+        const char* const start = p;
+        const auto first = static_cast<unsigned char>(*p);
+        if (first < 0x80) {
+            ++p;
+            continue;
+        }
+        const size_t size = length(*p);
+        if (first < 0xC2 || first > 0xF4 || static_cast<size_t>(end - p) < size) return false;
+        if (!std::all_of(start + 1, start + size, continues)) return false;
+        const uint32_t code = next(p, end);
+        const uint32_t least = size == 2 ? 0x80 : size == 3 ? 0x800 : 0x10000;
+        if (code < least || code > 0x10FFFF || (code >= 0xD800 && code < 0xE000)) return false;
+    }
+    return true;
+}
+
 void append(std::string& out, uint32_t code) {
     if (code < 0x80) {
         out += static_cast<char>(code);

@@ -1,9 +1,11 @@
 // Code points, UTF-8 and the properties that pre-tokenizers ask for.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace bitnet::unicode {
 
@@ -31,16 +33,29 @@ bool is_mark(uint32_t code);
 bool may_change_nfc(uint32_t code);
 bool may_change_nfkc(uint32_t code);
 
-// One code point of valid UTF-8 at p; moves p past it.
-inline uint32_t next(const char*& p) {
+// Bytes of the UTF-8 character that starts with this byte.
+inline size_t length(char c) {
+    const auto first = static_cast<unsigned char>(c);
+    return first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
+}
+
+// Bytes of the character at text[at]; never past the end of the text, whatever its bytes are.
+inline size_t length(std::string_view text, size_t at) {
+    return std::min(length(text[at]), text.size() - at);
+}
+
+// One code point at p; moves p past it, never past end. Bytes that are not UTF-8 give any number.
+inline uint32_t next(const char*& p, const char* end) {
     const auto byte = [](char c) { return static_cast<uint32_t>(static_cast<unsigned char>(c)); };
     const uint32_t first = byte(*p);
     if (first < 0x80) return ++p, first;
-    if (first < 0xE0) {
+    const size_t size = length(*p);
+    if (static_cast<size_t>(end - p) < size) return p = end, 0xFFFD;
+    if (size == 2) {
         const uint32_t code = (first & 0x1F) << 6 | (byte(p[1]) & 0x3F);
         return p += 2, code;
     }
-    if (first < 0xF0) {
+    if (size == 3) {
         const uint32_t code =
             (first & 0x0F) << 12 | (byte(p[1]) & 0x3F) << 6 | (byte(p[2]) & 0x3F);
         return p += 3, code;
@@ -50,18 +65,17 @@ inline uint32_t next(const char*& p) {
     return p += 4, code;
 }
 
-// Bytes of the UTF-8 character that starts with this byte.
-inline size_t length(char c) {
-    const auto first = static_cast<unsigned char>(c);
-    return first < 0x80 ? 1 : first < 0xE0 ? 2 : first < 0xF0 ? 3 : 4;
-}
+inline bool continues(char c) { return (static_cast<unsigned char>(c) & 0xC0) == 0x80; }
 
-// Start of the character that ends before p.
-inline const char* previous(const char* p) {
+// Start of the character that ends before p; never before begin, which lies before p.
+inline const char* previous(const char* p, const char* begin) {
     do --p;
-    while ((static_cast<unsigned char>(*p) & 0xC0) == 0x80);
+    while (p != begin && continues(*p));
     return p;
 }
+
+// The bytes are UTF-8 throughout: no lone, overlong or surrogate ones.
+bool is_utf8(std::string_view text);
 
 void append(std::string& out, uint32_t code);
 

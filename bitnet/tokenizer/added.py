@@ -21,8 +21,8 @@ __all__ = ["AddedTokens"]
 
 # Unicode White_Space; Python's \s also has U+001C..U+001F, which are not in it.
 _SPACE = "\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_SPACES_LEFT = re.compile(f"[{_SPACE}]+$")
-_SPACES_RIGHT = re.compile(f"[{_SPACE}]+")
+_SPACES = re.compile(f"[{_SPACE}]+")
+_IS_SPACE = re.compile(f"[{_SPACE}]").match
 
 
 class AddedTokens:
@@ -63,15 +63,16 @@ class _Matcher:
             return [text] if text else []
         parts: list[int | str] = []
         done = 0
+        runs = _Runs(text)
         for match in self._pattern.finditer(text):
             token = self._by_text[match.group()]
             start, stop = match.span()
             if token.single_word and not _is_whole_word(text, start, stop):
                 continue
-            if token.lstrip and (spaces := _SPACES_LEFT.search(text, 0, start)):
-                start = spaces.start()
-            if token.rstrip and (spaces := _SPACES_RIGHT.match(text, stop)):
-                stop = spaces.end()
+            if token.lstrip:
+                start = runs.start(start)
+            if token.rstrip:
+                stop = runs.stop(stop)
             start = max(start, done)
             if done < start:
                 parts.append(text[done:start])
@@ -80,6 +81,30 @@ class _Matcher:
         if done < len(text):
             parts.append(text[done:])
         return parts
+
+
+class _Runs:
+    """Where runs of spaces begin and end; each is walked once, however many tokens lie in it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._begin = self._known = self._end = 0
+
+    def start(self, at: int) -> int:
+        """The first of the spaces before *at*, which only grows from call to call."""
+        begin = at
+        while begin > self._known and _IS_SPACE(self._text, begin - 1):
+            begin -= 1
+        self._begin = self._begin if begin == self._known else begin
+        self._known = at
+        return self._begin
+
+    def stop(self, at: int) -> int:
+        """The end of the spaces from *at* on, which only grows from call to call."""
+        at = max(at, self._end)
+        spaces = _SPACES.match(self._text, at)
+        self._end = spaces.end() if spaces else at
+        return self._end
 
 
 def _is_whole_word(text: str, start: int, stop: int) -> bool:

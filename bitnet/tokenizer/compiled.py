@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, Any
 from bitnet import native, settings
 from bitnet.files import keep
 from bitnet.tokenizer.byte_alphabet import spell_bytes
+from bitnet.tokenizer.limits import check_spec
 from bitnet.tokenizer.steps import NotNative, pack_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+    from types import ModuleType
 
     from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 
@@ -40,6 +42,7 @@ __all__ = [
     "load_compiled",
     "meta_of",
     "open_compiled",
+    "read_meta",
 ]
 
 logger = logging.getLogger(__name__)
@@ -175,42 +178,92 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
 
     Raises:
         NotNative: the native module is not there, or cannot do something exactly.
+        InvalidFormat: *spec* contradicts itself.
+        Unsupported: it asks for more than the bounds of :mod:`bitnet.tokenizer.limits`.
     """
     module = native.module()
     if module is None:
         raise NotNative("the native module is not in use")
-    own = spec.model in ("spm", "unigram")
-    if own and (spec.normalizer or spec.pre_tokenizer):
+    if spec.model in ("spm", "unigram") and (spec.normalizer or spec.pre_tokenizer):
         raise NotNative(f"{spec.model} with steps of its own")
     if spec.byte_level and spec.decoding[0].type not in ("Bytes", "ByteLevel"):
         raise NotNative("bytes that are not decoded as bytes")
-    steps = pack_steps(spec, module)
+    check_spec(spec)
     try:
-        vocabulary = _vocabulary(spec)
-        if own and spec.byte_fallback and _NO_ID in vocabulary.byte_ids:
-            raise NotNative("byte fallback without all byte tokens")
-        offsets = array("I", [0])
-        for spelling in vocabulary.spellings:
-            offsets.append(offsets[-1] + len(spelling))
-        return bytes(
-            module.build_tokenizer(
-                key=_key(spec.fingerprint),
-                meta=json.dumps(meta_of(spec), ensure_ascii=False).encode(),
-                config=_config(spec),
-                offsets=offsets.tobytes(),
-                bytes=b"".join(vocabulary.spellings),
-                flags=bytes(vocabulary.flags),
-                merges=array("I", chain.from_iterable(spec.merges)).tobytes(),
-                scores=array("f", spec.scores).tobytes(),
-                byte_ids=vocabulary.byte_ids.tobytes(),
-                added=_added(spec.added),
-                steps=steps,
-                charsmap=spec.charsmap,
-                prefix=spec.continuing_prefix.encode() if spec.model == "wordpiece" else b"",
-            )
+        return _content(spec, module)
+    except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
+        # The portable engine refuses what is damaged, and runs what only cannot be compiled.
+        raise NotNative(f"{type(error).__name__}: {error}") from error
+
+
+def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
+    steps = pack_steps(spec, module)
+    vocabulary = _vocabulary(spec)
+    offsets = array("I", [0])
+    for spelling in vocabulary.spellings:
+        offsets.append(offsets[-1] + len(spelling))
+    content = module.build_tokenizer(
+        key=_key(spec.fingerprint),
+        meta=json.dumps(meta_of(spec), ensure_ascii=False).encode(),
+        config=_config(spec),
+        offsets=offsets.tobytes(),
+        bytes=b"".join(vocabulary.spellings),
+        flags=bytes(vocabulary.flags),
+        merges=array("I", chain.from_iterable(spec.merges)).tobytes(),
+        scores=array("f", spec.scores).tobytes(),
+        byte_ids=vocabulary.byte_ids.tobytes(),
+        added=_added(spec.added),
+        steps=steps,
+        charsmap=spec.charsmap,
+        prefix=spec.continuing_prefix.encode() if spec.model == "wordpiece" else b"",
+    )
+    module.TokenizerEngine(content)  # what cannot be opened is not kept
+    return bytes(content)
+
+
+def read_meta(engine: Any) -> dict[str, Any]:
+    """What :func:`meta_of` put into a compiled file.
+
+    Raises:
+        ValueError: it is not that.
+    """
+    meta = json.loads(engine.meta)
+    size = len(engine)
+
+    def are_ids(value: object) -> bool:
+        return isinstance(value, list) and all(type(id) is int and 0 <= id < size for id in value)
+
+    def holds(value: object, kinds: Sequence[type]) -> bool:
+        return (
+            isinstance(value, list)
+            and len(value) == len(kinds)
+            and all(type(one) is kind for one, kind in zip(value, kinds, strict=True))
         )
-    except (ValueError, UnicodeEncodeError) as error:
-        raise NotNative(str(error)) from error
+
+    texts = ("pre", "source", "fingerprint", "model")
+    flags = ("byte_level", "byte_fallback")
+    lists = ("steps", "decoder", "respelled", "added")
+    good = (
+        isinstance(meta, dict)
+        and all(type(meta.get(name)) is str for name in texts)
+        and all(type(meta.get(name)) is bool for name in flags)
+        and all(are_ids([meta.get(f"{name}_id")]) or meta.get(f"{name}_id", 0) is None
+                for name in ("bos", "eos", "unknown"))
+        and (meta.get("chat_template", 0) is None or type(meta.get("chat_template")) is str)
+        and all(are_ids(meta.get(name)) for name in ("prefix", "suffix", "stop_ids", "special_ids"))
+        and all(isinstance(meta.get(name), list) for name in lists)
+        and all(holds(step, (str, dict)) for name in ("steps", "decoder") for step in meta[name])
+        and all(holds(pair, (int, str)) and are_ids(pair[:1]) for pair in meta["respelled"])
+        and all(
+            holds(token, (int, str, dict))
+            and are_ids(token[:1])
+            and token[2].keys() == set(_ADDED_FLAGS)
+            for token in meta["added"]
+        )
+    )  # fmt: skip
+    if not good:
+        raise ValueError("its description is not one of a tokenizer")
+    return dict(meta)
 
 
 def load_compiled(path: Path) -> Any:
@@ -241,9 +294,10 @@ def find_compiled(fingerprint: str) -> Any | None:
     path = compiled_path(fingerprint)
     try:
         engine = load_compiled(path)
+        read_meta(engine)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         logger.debug("%s cannot be used, written again: %s", path, error)
         return None
     if engine.key != _key(fingerprint):

@@ -13,9 +13,10 @@ import codecs
 import json
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.errors import Unsupported
 from bitnet.tokenizer.byte_alphabet import spell_bytes
 from bitnet.tokenizer.decoding_steps import REPLACEMENT, STEPS, Part
+from bitnet.tokenizer.library import fenced
 from bitnet.tokenizer.spec import SPACE_SYMBOL, Step
 
 if TYPE_CHECKING:
@@ -242,12 +243,8 @@ def decoder_steps(entry: dict[str, Any] | None) -> tuple[Step, ...]:
     if entry is None:
         return (Step("Join"),)
     outline = json.loads(Tokenizer(models.BPE()).to_str())
-    try:
+    with fenced("the decoder"):
         library = Tokenizer.from_str(json.dumps(outline | {"decoder": entry}))
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-        raise InvalidFormat(
-            f"the decoder cannot be run: {error}", hint="fetch the file again"
-        ) from None
     return tuple(_flat(json.loads(library.to_str())["decoder"])) or (Step("Fuse"),)
 
 

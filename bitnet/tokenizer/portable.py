@@ -7,19 +7,25 @@ before either sees the text.
 
 from __future__ import annotations
 
-import json
+import re
+from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from bitnet.errors import InvalidFormat
 from bitnet.tokenizer.added import AddedTokens
+from bitnet.tokenizer.library import fenced, library_for
+from bitnet.tokenizer.library_patterns import linear_steps
+from bitnet.tokenizer.limits import check_spec
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.sentencepiece import SentencePiece
+from bitnet.tokenizer.spec import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from tokenizers import Tokenizer
+    from tokenizers.pre_tokenizers import PreTokenizer
 
-    from bitnet.tokenizer.spec import Step, TokenizerSpec
+    from bitnet.tokenizer.spec import TokenizerSpec
 
 __all__ = ["PortableEngine"]
 
@@ -33,11 +39,13 @@ class PortableEngine:
 
     Raises:
         InvalidFormat: the specification's steps or vocabulary are not usable.
+        Unsupported: they ask for more than the bounds of :mod:`bitnet.tokenizer.limits`.
     """
 
     name = "portable"
 
     def __init__(self, spec: TokenizerSpec) -> None:
+        check_spec(spec)
         self.spec = spec
         self._added = AddedTokens(spec.added)
         self._pieces: _Pieces
@@ -98,18 +106,50 @@ class _Library:
         self._normalizer = self._first.normalizer
         self._first.normalizer = self._later.normalizer = None
         self._added = AddedTokens(spec.added, normalized=True)
+        self._source = spec.source
+        self._threes = spec.pre_tokenizer == PRE_TOKENIZERS["superbpe"].steps
 
     def encode(self, text: str, *, at_start: bool) -> list[int]:
-        if self._normalizer is not None:
-            text = self._normalizer.normalize_str(text)
-        ids: list[int] = []
-        for i, part in enumerate(self._added.split(text)):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
+        with fenced(f"the tokenizer {self._source}"):
+            if self._normalizer is not None:
+                text = self._normalizer.normalize_str(text)
+            ids: list[int] = []
+            for i, part in enumerate(self._added.split(text)):
+                if isinstance(part, int):
+                    ids.append(part)
+                    continue
                 library = self._first if at_start and i == 0 else self._later
-                ids.extend(library.encode(part, add_special_tokens=False).ids)
+                for stretch in _in_threes(part) if self._threes else (part,):
+                    ids.extend(library.encode(stretch, add_special_tokens=False).ids)
         return ids
+
+
+def _in_threes(text: str) -> Iterator[str]:
+    """*text*, cut in long runs of digits where the pre-tokenizer of SuperBPE cuts it anyway.
+
+    It cuts before every three digits counted from the end of the run, and looks ahead to that end
+    from each of them.
+    """
+    done = 0
+    if _LONG_RUN.search(text):
+        for _, (start, stop) in _digit_runs().pre_tokenize_str(text):
+            for cut in range(stop - (stop - start) // _RUN * _RUN, stop, _RUN):
+                if cut > done:
+                    yield text[done:cut]
+                    done = cut
+    yield text[done:]
+
+
+_RUN = 300  # digits
+_LONG_RUN = re.compile(rf"\d{{{2 * _RUN}}}")
+
+
+@cache
+def _digit_runs() -> PreTokenizer:
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Split
+
+    return Split(Regex(r"\d+"), "removed", invert=True)
 
 
 def _flat(spec: TokenizerSpec) -> Iterable[Step]:
@@ -118,31 +158,16 @@ def _flat(spec: TokenizerSpec) -> Iterable[Step]:
 
 def _build(spec: TokenizerSpec, *, first: bool) -> Tokenizer:
     """The specification as a ``tokenizers.Tokenizer`` without added tokens."""
-    from tokenizers import Tokenizer
 
-    def steps(of: tuple[Step, ...], kind: str) -> dict[str, Any] | None:
-        items = [{"type": step.type, **step.options} for step in of]
-        for item in items:
-            if not first and item.get("prepend_scheme") == "first":
-                item["prepend_scheme"] = "never"
-        return {"type": "Sequence", kind: items} if items else None
+    def here(step: Step) -> Step:
+        if first or step.options.get("prepend_scheme") != "first":
+            return step
+        return Step(step.type, {**step.options, "prepend_scheme": "never"})
 
-    outline: dict[str, Any] = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": steps(spec.normalizer, "normalizers"),
-        "pre_tokenizer": steps(spec.pre_tokenizer, "pretokenizers"),
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "BPE", "vocab": {}, "merges": []},
-    }
-    try:
-        library = Tokenizer.from_str(json.dumps(outline))
+    steps = linear_steps(tuple(map(here, spec.pre_tokenizer)), spec.source)
+    library = library_for(spec.source, map(here, spec.normalizer), steps)
+    with fenced(f"the tokenizer {spec.source}"):
         library.model = _model(spec)
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-        raise InvalidFormat(f"tokenizer {spec.source} cannot be run: {error}") from None
     return library
 
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from bitnet.errors import InvalidFormat
 from bitnet.tokenizer.added import AddedTokens
+from bitnet.tokenizer.charsmap import CharsMap
+from bitnet.tokenizer.limits import GROWTH, GROWTH_BASE, over_budget
 from bitnet.tokenizer.spec import AddedToken
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import TokenizerSpec
 
-__all__ = ["CharsMap", "SentencePiece"]
+__all__ = ["SentencePiece"]
 
 _SPACE = "\u2581"
 _UNKNOWN_PENALTY = 10.0
@@ -29,58 +31,6 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 
 def _float32(value: float) -> float:
     return float(_FLOAT.unpack(_FLOAT.pack(value))[0])
-
-
-class CharsMap:
-    """SentencePiece's precompiled normalization table.
-
-    Four bytes with the size of a double-array trie (darts-clone), the trie as 32-bit units, then
-    the replacements as strings that end in a zero byte.
-
-    Raises:
-        InvalidFormat: the sizes do not fit.
-    """
-
-    def __init__(self, blob: bytes) -> None:
-        if len(blob) < 4:
-            raise InvalidFormat(f"precompiled_charsmap has {len(blob)} bytes, at least 4 expected")
-        (size,) = struct.unpack_from("<I", blob)
-        if size % 4 or size < 4 or 4 + size >= len(blob):
-            raise InvalidFormat(
-                f"precompiled_charsmap of {len(blob)} bytes claims a trie of {size} bytes"
-            )
-        self._units = struct.unpack_from(f"<{size // 4}I", blob, 4)
-        self._replacements = blob[4 + size :]
-
-    def longest(self, text: bytes, start: int) -> tuple[int, int] | None:
-        """Length in bytes and value of the longest entry that begins at *start*."""
-        units = self._units
-        at = _offset(units[0])
-        best = None
-        for i in range(start, len(text)):
-            at ^= text[i]
-            if at >= len(units):
-                break
-            unit = units[at]
-            if unit & 0x800000FF != text[i]:
-                break
-            at ^= _offset(unit)
-            if at >= len(units):
-                break
-            if unit >> 8 & 1:
-                best = (i + 1 - start, units[at] & 0x7FFFFFFF)
-        return best
-
-    def replacement(self, value: int) -> str:
-        """The text an entry is replaced by."""
-        end = self._replacements.find(b"\0", value)
-        if value >= len(self._replacements) or end < 0:
-            raise InvalidFormat(f"precompiled_charsmap points outside of its strings ({value})")
-        return self._replacements[value:end].decode("utf-8", "replace")
-
-
-def _offset(unit: int) -> int:
-    return (unit >> 10) << ((unit & 1 << 9) >> 6)
 
 
 class SentencePiece:
@@ -135,6 +85,7 @@ class SentencePiece:
     def _chunks(self, text: str, table: CharsMap) -> list[str]:
         """The table's longest entries replaced, left to right; user-defined pieces untouched."""
         out: list[str] = []
+        left = GROWTH_BASE + GROWTH * len(text.encode("utf-8", "replace"))
         for part in self._protected.split(text):
             if isinstance(part, int):
                 out.append(self._spec.tokens[part])
@@ -146,6 +97,11 @@ class SentencePiece:
                 if found is not None and found[0] > 0:
                     out.append(table.replacement(found[1]))
                     at += found[0]
+                    left -= len(out[-1])
+                    if left < 0:
+                        raise over_budget(
+                            self._spec.source, "a normalizer that makes the text too long"
+                        )
                 else:
                     width = _width(data[at])
                     out.append(data[at : at + width].decode())

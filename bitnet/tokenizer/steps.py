@@ -38,7 +38,7 @@ class NotNative(Exception):
 
 def _pattern(step: Step, name: str) -> tuple[str, str]:
     pattern = step.options.get(name)
-    if isinstance(pattern, str):
+    if isinstance(pattern, str) and pattern:
         return "String", pattern
     if isinstance(pattern, dict) and len(pattern) == 1:
         kind, text = next(iter(pattern.items()))
@@ -76,7 +76,9 @@ def _metaspace(options: dict[str, Any]) -> Packed:
         scheme = "always" if options.get("add_prefix_space", True) else "never"
     if scheme not in _SCHEMES:
         raise NotNative(f"prepend_scheme {scheme!r}")
-    symbol = str(options.get("replacement", "\u2581"))
+    symbol = options.get("replacement", "\u2581")
+    if not isinstance(symbol, str) or len(symbol) != 1:
+        raise NotNative(f"replacement {symbol!r}")
     return _METASPACE, _SCHEMES.index(scheme), bool(options.get("split", True)), symbol, ""
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import operator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from bitnet.errors import UsageError
+from bitnet import native
+from bitnet.errors import InvalidFormat, UsageError
 from bitnet.tokenizer.byte_alphabet import byte_spelling, spell_bytes
-from bitnet.tokenizer.compiled import find_compiled, is_verbatim, open_compiled
+from bitnet.tokenizer.compiled import find_compiled, is_verbatim, open_compiled, read_meta
 from bitnet.tokenizer.decoding import Decoder, Spellings
+from bitnet.tokenizer.limits import over_budget
 from bitnet.tokenizer.spec import SPACE_SYMBOL
 from bitnet.tokenizer.steps import NotNative
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from bitnet.tokenizer.decoding import Chain
     from bitnet.tokenizer.spec import TokenizerSpec
@@ -46,6 +48,8 @@ class _Native:
 
     def __init__(self, engine: Any, meta: dict[str, Any]) -> None:
         self._engine = engine
+        self._over_budget: type[RuntimeError] = native.module().OverBudget  # type: ignore[union-attr]
+        self._source: str = meta["source"]
         self._byte_level = bool(meta["byte_level"])
         self._steps = meta["steps"]
         self._added: list[tuple[int, str, dict[str, bool]]] = meta["added"]
@@ -55,10 +59,23 @@ class _Native:
         return len(self._engine)
 
     def encode(self, text: str, *, parse_special: bool) -> list[int]:
-        ids = self._engine.encode(text, parse_special)
-        if ids is None:
-            return self._normalized(text, parse_special=parse_special)
-        return cast("list[int]", ids)
+        with self._bounded():
+            ids = self._engine.encode(text, parse_special)
+            if ids is None:
+                return self._normalized(text, parse_special=parse_special)
+            return cast("list[int]", ids)
+
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        try:
+            yield
+        except self._over_budget as error:
+            raise over_budget(self._source, error) from None
+        except ValueError as error:
+            raise InvalidFormat(
+                f"the tokenizer {self._source} is damaged: {error}",
+                hint="fetch the file again, or name another tokenizer with --tokenizer FILE",
+            ) from None
 
     def text(self, id: int) -> str:
         spelling: bytes = self.spelling(id)
@@ -81,12 +98,11 @@ class _Native:
 
     @cached_property
     def _normalizer(self) -> Any:
-        from tokenizers import Tokenizer, models
+        from bitnet.tokenizer.library import library_for
+        from bitnet.tokenizer.spec import Step
 
-        outline = json.loads(Tokenizer(models.BPE()).to_str())
-        steps = [{"type": kind, **options} for kind, options in self._steps]
-        outline["normalizer"] = {"type": "Sequence", "normalizers": steps}
-        return Tokenizer.from_str(json.dumps(outline)).normalizer
+        steps = (Step(kind, options) for kind, options in self._steps)
+        return library_for(self._source, steps).normalizer
 
     @cached_property
     def _raw_tokens(self) -> Any:
@@ -97,12 +113,15 @@ class _Native:
 
     def _normalized(self, text: str, *, parse_special: bool) -> list[int]:
         """The same as ``encode``, with the library's normalizer between the two native halves."""
+        from bitnet.tokenizer.library import fenced
+
         ids: list[int] = []
         for i, part in enumerate(self._raw_tokens.split(text, parse_special=parse_special)):
             if isinstance(part, int):
                 ids.append(part)
             else:
-                normal = self._normalizer.normalize_str(part)
+                with fenced(f"the tokenizer {self._source}"):
+                    normal = self._normalizer.normalize_str(part)
                 ids.extend(self._engine.encode_normalized(normal, i == 0))
         return ids
 
@@ -195,7 +214,14 @@ class Tokenizer:
         self._prefix: list[int] = meta["prefix"]
         self._suffix: list[int] = meta["suffix"]
         self._decoder = Decoder(meta["decoder"], engine, dict(meta["respelled"]))
-        self._pieces = self._decoder.start()
+        try:
+            self._pieces = self._decoder.start()
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidFormat(
+                f"the decoder of the tokenizer {self.source} is damaged: "
+                f"{type(error).__name__} {error}",
+                hint="fetch the file again; one in the cache goes with: bitnet clean-cache",
+            ) from None
 
     @classmethod
     def from_spec(cls, spec: TokenizerSpec) -> Tokenizer:
@@ -227,14 +253,14 @@ class Tokenizer:
         engine = find_compiled(fingerprint)
         if engine is None:
             return None
-        meta = json.loads(engine.meta) | {"source": source}
+        meta = read_meta(engine) | {"source": source}
         return cls(_Native(engine, meta), meta)
 
     @classmethod
     def _native(cls, engine: Any, spec: TokenizerSpec) -> Tokenizer:
         # What costs nothing to know is taken from the specification, not from the cache.
         prefix, suffix = map(list, spec.affixes)
-        meta = json.loads(engine.meta) | {"prefix": prefix, "suffix": suffix}
+        meta = read_meta(engine) | {"prefix": prefix, "suffix": suffix}
         meta |= {name: getattr(spec, name) for name in ("source", "chat_template", "pre")}
         return cls(_Native(engine, meta), meta)
 

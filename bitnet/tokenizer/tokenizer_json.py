@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.decoding import decoder_steps
 from bitnet.tokenizer.lazy import LazySequence
+from bitnet.tokenizer.library import fenced, library_for
 from bitnet.tokenizer.merges import pair_merges, parse_merges
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.side_files import (
@@ -70,7 +70,7 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
     pre_tokenizer = tuple(_steps(data.get("pre_tokenizer"), "pretokenizers"))
     spec = replace(
         build(model, tokens),
-        added=_normalized(added, normalizer),
+        added=_normalized(added, normalizer, source),
         normalizer=normalizer,
         pre_tokenizer=pre_tokenizer,
         decoder=decoder_steps(data.get("decoder")),
@@ -149,25 +149,18 @@ def _steps(entry: dict[str, Any] | None, kind: str) -> Iterator[Step]:
     yield Step(entry["type"], {key: value for key, value in entry.items() if key != "type"})
 
 
-def _normalized(added: Sequence[AddedToken], normalizer: Sequence[Step]) -> tuple[AddedToken, ...]:
+def _normalized(
+    added: Sequence[AddedToken], normalizer: Sequence[Step], source: str
+) -> tuple[AddedToken, ...]:
     """Added tokens that are looked for in normalized text, as they look there."""
     if not normalizer or not any(token.normalized for token in added):
         return tuple(added)
-    from tokenizers import Tokenizer, models
-
-    outline = json.loads(Tokenizer(models.BPE()).to_str())
-    outline["normalizer"] = {
-        "type": "Sequence",
-        "normalizers": [{"type": step.type, **step.options} for step in normalizer],
-    }
-    try:
-        run = Tokenizer.from_str(json.dumps(outline)).normalizer
-    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
-        raise InvalidFormat(f"the normalizer cannot be run: {error}") from None
-    return tuple(
-        replace(token, text=run.normalize_str(token.text)) if token.normalized else token
-        for token in added
-    )
+    run = library_for(source, normalizer).normalizer
+    with fenced(f"the tokenizer {source}"):
+        return tuple(
+            replace(token, text=run.normalize_str(token.text)) if token.normalized else token
+            for token in added
+        )
 
 
 def _with_special(

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet.errors import BitnetError, InvalidFormat, Unsupported
+from bitnet.tokenizer.charsmap import CharsMap
 from bitnet.tokenizer.from_files import spec_from_tokenizer_model
 from bitnet.tokenizer.portable import PortableEngine
-from bitnet.tokenizer.sentencepiece import CharsMap
 from bitnet.tokenizer.sentencepiece_model import model_from_spec, parse_model, write_model
 from bitnet.tokenizer.tokenizer import Tokenizer
 

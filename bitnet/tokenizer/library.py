@@ -1,0 +1,82 @@
+"""The ``tokenizers`` library, fenced in: whatever it does with a file, the caller gets our errors.
+
+It raises bare ``Exception``, and where Rust panics an exception that ``except Exception`` misses.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import BitnetError, InvalidFormat
+from bitnet.tokenizer.charsmap import CharsMap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tokenizers import Tokenizer
+
+    from bitnet.tokenizer.spec import Step
+
+__all__ = ["fenced", "library_for"]
+
+
+@contextmanager
+def fenced(what: str) -> Iterator[None]:
+    """Turns what the library raises into :class:`InvalidFormat` about *what*."""
+    try:
+        yield
+    except (BitnetError, MemoryError):
+        raise
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"
+        if not panic and not isinstance(error, Exception):
+            raise
+        raise InvalidFormat(
+            f"{what} cannot be run: {error}",
+            hint="fetch the file again, or name another tokenizer with --tokenizer FILE",
+        ) from None
+
+
+def library_for(
+    source: str, normalizer: Iterable[Step] = (), pre_tokenizer: Iterable[Step] = ()
+) -> Tokenizer:
+    """A ``tokenizers.Tokenizer`` of these steps, with an empty model.
+
+    Raises:
+        InvalidFormat: the library does not know a step, or one is damaged.
+    """
+    from tokenizers import Tokenizer
+
+    outline: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": _sequence(normalizer, "normalizers"),
+        "pre_tokenizer": _sequence(pre_tokenizer, "pretokenizers"),
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "BPE", "vocab": {}, "merges": []},
+    }
+    with fenced(f"the tokenizer {source}"):
+        return Tokenizer.from_str(json.dumps(outline))
+
+
+def _sequence(steps: Iterable[Step], kind: str) -> dict[str, Any] | None:
+    items = [{"type": step.type, **step.options} for step in steps]
+    for item in items:
+        if item["type"] == "Precompiled":
+            _check_charsmap(item.get("precompiled_charsmap"))
+    return {"type": "Sequence", kind: items} if items else None
+
+
+def _check_charsmap(encoded: object) -> None:
+    """The library reads a character map without a look at its bounds."""
+    try:
+        CharsMap(base64.b64decode(str(encoded), validate=True))
+    except binascii.Error as error:
+        raise InvalidFormat(f"precompiled_charsmap is not base64: {error}") from None

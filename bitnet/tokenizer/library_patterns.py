@@ -1,0 +1,141 @@
+r"""Regular expressions as the ``tokenizers`` library may be given them.
+
+Oniguruma backtracks without a bound on its time. Our own patterns that are quadratic in it have
+twins here that find the same matches in linear time; a file's own pattern is refused when it can
+take exponential time. The native engine needs neither: it counts its steps.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from bitnet.errors import Unsupported
+from bitnet.tokenizer.limits import PATTERN_DEPTH, PATTERN_PROGRAM
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+
+if TYPE_CHECKING:
+    from bitnet.tokenizer.spec import Step
+
+__all__ = ["linear_steps"]
+
+# \G is where the search begins, which is where the last match ended: behind a digit the rest of the
+# run is whole threes. Where a run of spaces fails at its first one, it fails at all of them.
+_TWINS = {
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))": (
+        r"\G(?<=\p{N})\p{N}{3}|\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+    ),
+    r"\d{1,3}(?=(?:\d{3})*\b)": r"\G(?<=\d)\d{3}|(?<!\d)\d{1,3}(?=(?:\d{3})*\b)",
+    r"\s+$": r"(?<!\s)\s+$",
+}
+_CHOICES = 8  # one behind the other that repeat as a whole
+_TOKEN = re.compile(
+    r"\\p\{[^}]*\}|\\x\{[^}]*\}|\\.|(?P<open>\((?:\?(?:[-imx]+:|:|=|!|>|<=|<!|<\w+>|[-imx]+(?=\))))?)"
+    r"|(?P<close>\))|(?P<or>\|)|(?P<class>\[)"
+    r"|(?P<quantifier>[*+?]|\{(?P<low>\d*)(?P<comma>,?)(?P<high>\d*)\})|.",
+    re.DOTALL,
+)
+
+
+def linear_steps(steps: tuple[Step, ...], source: str) -> tuple[Step, ...]:
+    """*steps* with patterns that the library finds in bearable time.
+
+    Raises:
+        Unsupported: a file's own pattern can take exponential time.
+    """
+    known = {_regex(step) for pre in PRE_TOKENIZERS.values() for step in pre.steps}
+    out = []
+    for step in steps:
+        regex = _regex(step)
+        if regex in _TWINS:
+            pattern = {"Regex": _TWINS[regex]}
+            step = type(step)(step.type, {**step.options, "pattern": pattern})
+        elif regex is not None and regex not in known and (reason := _explosive(regex)):
+            raise Unsupported(
+                f"the tokenizer {source} has a pattern with {reason}, which only the native engine"
+                " can bound",
+                hint="install a C++ compiler, then: pip install --force-reinstall bitnet-xtask",
+            )
+        out.append(step)
+    return tuple(out)
+
+
+def _regex(step: Step) -> str | None:
+    pattern = step.options.get("pattern")
+    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+    return regex if isinstance(regex, str) else None
+
+
+@dataclass
+class _Part:
+    """What is known of a group, or of the last thing in it."""
+
+    choices: int = 0  # places where it repeats or chooses
+    quantifiers: int = 0  # one behind the other
+    size: int = 1  # copies of a character when repetitions are written out
+
+
+def _explosive(regex: str) -> str:
+    """What makes *regex* dangerous, or nothing."""
+    groups = [_Part(size=0)]
+    last = _Part()
+    at = 0
+    while at < len(regex):
+        match = _TOKEN.match(regex, at)
+        assert match is not None  # the last alternative is any character
+        at = _class_end(regex, at) if match["class"] else match.end()
+        if match["open"]:
+            groups.append(_Part(size=0))
+            if len(groups) > PATTERN_DEPTH:
+                return "groups that deep"
+        elif match["close"]:
+            if len(groups) == 1:
+                return "an unmatched )"
+            last = groups.pop()
+            groups[-1].choices = max(groups[-1].choices, last.choices)
+            groups[-1].size += last.size
+        elif match["or"]:
+            groups[-1].choices = max(groups[-1].choices, 1)
+        elif match["quantifier"]:
+            repeated = _repeated(match)
+            last.quantifiers += 1
+            if last.quantifiers > PATTERN_DEPTH:
+                return "quantifiers that deep"
+            if last.choices and (repeated is None or last.choices * repeated > _CHOICES):
+                return "a repetition of what repeats or chooses"
+            last.choices = last.choices * (repeated or 1) or int(repeated != 1)
+            groups[-1].choices = max(groups[-1].choices, last.choices)
+            extra = last.size * ((repeated or 1) - 1)
+            groups[-1].size += extra
+            last.size += extra
+        else:
+            last = _Part()
+            groups[-1].size += 1
+        if groups[-1].size > PATTERN_PROGRAM:
+            return "repetitions that long"
+    return ""
+
+
+def _repeated(match: re.Match[str]) -> int | None:
+    """The most often that a quantifier repeats, ``None`` without a bound."""
+    if match["quantifier"][0] != "{":
+        return 1 if match["quantifier"] == "?" else None
+    if match["high"]:
+        return int(match["high"])
+    return None if match["comma"] else int(match["low"] or 1)
+
+
+def _class_end(regex: str, at: int) -> int:
+    depth = 0
+    while at < len(regex):
+        if regex[at] == "\\":
+            at += 1
+        elif regex[at] == "[":
+            depth += 1
+        elif regex[at] == "]":
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        at += 1
+    return at

@@ -1,0 +1,156 @@
+"""Bounds on what a tokenizer file may ask for; ``SECURITY.md`` states them for users.
+
+Far above what any published tokenizer needs, and low enough that a hostile file, or a hostile text
+for a careless one, ends in an error instead of taking the machine. ``native/budget.hpp`` has the
+same numbers; a test compares the three.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat, Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bitnet.tokenizer.spec import Step, TokenizerSpec
+
+__all__ = ["check_spec", "over_budget"]
+
+# Of one regular expression: bytes, constructs inside each other, instructions, the n of {n}.
+PATTERN_BYTES, PATTERN_DEPTH, PATTERN_PROGRAM, PATTERN_REPEAT = 16_384, 32, 20_000, 1_000
+# Of matching one text: steps at least, and for each of its bytes.
+BASE_STEPS, STEPS_PER_BYTE = 20_000, 150
+STEPS = 64  # normalizers and pre-tokenizers of one tokenizer
+TOKENS, MERGES = (1 << 21) - 2, (1 << 22) - 2
+TOKEN_BYTES = 4_096
+ADDED_TOKEN_BYTES = 512
+UNIGRAM_PIECE_BYTES = 2_048  # 512 characters, the most that sentencepiece trains
+WORD_CHARS = 256  # of one WordPiece word
+CHARSMAP_KEY_BYTES = 128  # what one entry of a SentencePiece character map replaces
+GROWTH, GROWTH_BASE = 64, 65_536  # bytes out of a normalizer for one byte in, and for any text
+SCORE = 1e30  # and above -SCORE lies every score
+TEMPLATE_CHARS = 1 << 20  # source of a chat template
+
+_ELSE = "name another tokenizer with --tokenizer FILE"
+
+
+def over_budget(source: str, reason: object) -> Unsupported:
+    """The error for a text that costs more than its bound."""
+    return Unsupported(
+        f"the tokenizer {source} was stopped: {reason}",
+        hint=f"send a shorter text, or {_ELSE}",
+    )
+
+
+def check_spec(spec: TokenizerSpec) -> None:
+    """Refuses a specification that contradicts itself or asks for more than the bounds.
+
+    Raises:
+        InvalidFormat: a value of a wrong type, an id outside of the vocabulary, a score that is
+            not a number.
+        Unsupported: more than a bound; says which.
+    """
+    try:
+        _check_tokens(spec)
+        _check_ids(spec)
+        _check_steps(spec)
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _damaged(spec, f"{type(error).__name__}: {error}") from None
+
+
+def _check_tokens(spec: TokenizerSpec) -> None:
+    tokens = list(spec.tokens)
+    if not all(type(text) is str for text in tokens):
+        raise _damaged(spec, "a token that is not a text")
+    _within(spec, "tokens", len(tokens), TOKENS)
+    added = {token.id for token in spec.added}
+    piece = UNIGRAM_PIECE_BYTES if spec.model == "unigram" else TOKEN_BYTES
+    own = (text for id, text in enumerate(tokens) if id not in added)
+    _within(spec, "bytes in a token", _longest(own, byte_level=spec.byte_level), piece)
+    user = (tokens[id] for id, kind in enumerate(spec.token_types) if kind == _USER_DEFINED)
+    looked_for = chain((token.text for token in spec.added), user)
+    _within(spec, "bytes in an added token", _longest(looked_for), ADDED_TOKEN_BYTES)
+    for name, values in (("scores", spec.scores), ("token types", spec.token_types)):
+        if len(values) not in (0, len(tokens)):
+            raise _damaged(spec, f"{len(values):,} {name} for {len(tokens):,} tokens")
+    if spec.model in ("spm", "unigram") and not spec.scores:
+        raise _damaged(spec, "no scores")
+    if not all(-SCORE <= score <= SCORE for score in spec.scores):  # nor is NaN
+        raise _damaged(spec, "a score that is not a number of a sensible size")
+
+
+_USER_DEFINED = 4  # GGUF token type
+
+
+def _longest(texts: Any, *, byte_level: bool = False) -> int:
+    """Bytes of the longest of *texts*; a character of GPT-2's spelling is one byte."""
+    if byte_level:
+        return max(map(len, texts), default=0)
+    return max((len(text.encode("utf-8", "surrogatepass")) for text in texts), default=0)
+
+
+def _check_ids(spec: TokenizerSpec) -> None:
+    size = len(spec.tokens)
+    _within(spec, "merges", len(spec.merges), MERGES)
+    ids: Sequence[Any] = [
+        *(id for id in (spec.bos_id, spec.eos_id, spec.unknown_id) if id is not None),
+        *chain(*spec.affixes, spec.stop_ids),
+        *(token.id for token in spec.added),
+    ]
+    for id in chain(ids, chain.from_iterable(spec.merges)):
+        if type(id) is not int or not 0 <= id < size:
+            raise _damaged(spec, f"the id {id!r} for {size:,} tokens")
+    if type(spec.max_chars_per_word) is not int or type(spec.continuing_prefix) is not str:
+        raise _damaged(spec, "WordPiece options of a wrong type")
+    _within(spec, "characters in a word", spec.max_chars_per_word, WORD_CHARS)
+    _within(spec, "bytes in a prefix", len(spec.continuing_prefix.encode()), ADDED_TOKEN_BYTES)
+
+
+def _check_steps(spec: TokenizerSpec) -> None:
+    steps = (*spec.normalizer, *spec.pre_tokenizer)
+    _within(spec, "normalizers and pre-tokenizers", len(steps), STEPS)
+    growth = 1.0
+    for step in steps:
+        for value in _texts(step.options):
+            _within(spec, f"bytes in a text of {step.type}", len(value.encode()), PATTERN_BYTES)
+        growth *= _growth(step)
+    _within(spec, "bytes for each byte, after the normalizers", growth, GROWTH)
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [text for item in value.items() for part in item for text in _texts(part)]
+    return []
+
+
+def _growth(step: Step) -> float:
+    """How many times as long a replacement can make a text."""
+    if step.type == "Prepend":
+        return 1.0 + len(str(step.options.get("prepend", ""))) / TOKEN_BYTES
+    if step.type != "Replace":
+        return 1.0
+    content = len(str(step.options.get("content", "")).encode())
+    pattern = step.options.get("pattern")
+    fixed = pattern.get("String") if isinstance(pattern, dict) else pattern
+    if isinstance(fixed, str) and fixed:
+        return max(1.0, content / len(fixed.encode()))
+    return 1.0 + content  # between any two characters
+
+
+def _within(spec: TokenizerSpec, what: str, found: float, most: int) -> None:
+    if found > most:
+        raise Unsupported(
+            f"the tokenizer {spec.source} has {found:,.0f} {what}, at most {most:,} are supported",
+            hint=_ELSE,
+        )
+
+
+def _damaged(spec: TokenizerSpec, what: str) -> InvalidFormat:
+    return InvalidFormat(
+        f"the tokenizer {spec.source} is damaged: {what}", hint=f"fetch the file again, or {_ELSE}"
+    )

@@ -1,0 +1,278 @@
+// Runs the tokenizer engine over damaged compiled files with a right checksum, damaged patterns and
+// texts that are not UTF-8; built with sanitizers by `inv sanitize`. Buffers are allocated to the
+// byte, so any read outside is caught. With arguments: only those files, as compiled tokenizers.
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <fstream>
+#include <iterator>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "regex.hpp"
+#include "tokenizer.hpp"
+
+namespace {
+
+using bitnet::Budget;
+using bitnet::ModelKind;
+
+uint64_t state = 0x9e3779b97f4a7c15;
+size_t opened = 0, refused = 0, ran = 0, stopped = 0;
+
+uint64_t draw(uint64_t below) {  // xorshift64
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state % below;
+}
+
+template <class T>
+std::string packed(const std::vector<T>& values) {
+    return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+// A copy on the heap, to the byte.
+struct Exact {
+    std::unique_ptr<char[]> bytes;
+    size_t size;
+    explicit Exact(std::string_view from) : bytes(new char[from.size()]), size(from.size()) {
+        if (size != 0) std::memcpy(bytes.get(), from.data(), size);
+    }
+    std::string_view view() const { return {bytes.get(), size}; }
+};
+
+const std::vector<std::string> kTexts = {
+    "",
+    "a",
+    "hello aab  <m> ab\n\xC3\xA9\xE5\xAD\x97 12345",
+    std::string(300, 'a') + "b",
+    std::string(300, ' ') + "<m>" + std::string(40, ' '),
+    std::string(200, '1') + "x",
+    std::string("\0\x7f\t\n", 4),
+    // Not UTF-8: what lies behind a normalizer may be anything.
+    "\xC3", "\xE5\xAD", "\xF0\x9F\x98", "a\x80\x80", "\xFF\xFE", "\xED\xA0\x80", "ab\xF4",
+};
+
+struct Parts {
+    ModelKind model = ModelKind::kBpe;
+    uint32_t flags = 0;
+    std::vector<std::string> tokens;
+    std::vector<uint32_t> merges;
+    std::string steps, charsmap, added, prefix;
+};
+
+std::string step(uint32_t kind, uint32_t a, uint32_t b, const std::string& text, const std::string& other = "") {
+    return packed<uint32_t>({kind, a, b, uint32_t(text.size())}) + text +
+           packed<uint32_t>({uint32_t(other.size())}) + other;
+}
+
+std::string added_token(uint32_t id, uint32_t flags, const std::string& text) {
+    return packed<uint32_t>({id, flags, uint32_t(text.size())}) + text;
+}
+
+// A character map that replaces one byte by a text.
+std::string charsmap(unsigned char key, const std::string& text) {
+    std::vector<uint32_t> units(1024, 0);
+    units[0] = 256u << 10;
+    const uint32_t at = 256u ^ key;
+    units[at] = (at ^ 512u) << 10 | key | 1u << 8;
+    units[512] = 1u << 31;
+    return packed<uint32_t>({uint32_t(units.size() * 4)}) + packed(units) + text + std::string(1, '\0');
+}
+
+std::string build(const Parts& parts) {
+    std::vector<uint32_t> offsets{0}, bytes_ids(256, bitnet::kNoId);
+    std::string bytes, flags;
+    std::vector<float> scores;
+    for (const std::string& token : parts.tokens) {
+        bytes += token;
+        offsets.push_back(uint32_t(bytes.size()));
+        flags += char(bitnet::kInModel);
+        scores.push_back(-float(scores.size()));
+    }
+    if (parts.flags & (bitnet::kByteLevel | bitnet::kByteFallback)) {
+        for (uint32_t i = 0; i < 256; ++i) bytes_ids[i] = i;
+    }
+    if (parts.model == ModelKind::kSpm || parts.model == ModelKind::kUnigram) flags.back() = 8 | 16;
+    const std::string key(32, 'k'), meta = "{}", config = packed<uint32_t>({uint32_t(parts.model), parts.flags, 0, 100, 0});
+    const std::string offset_bytes = packed(offsets), merge_bytes = packed(parts.merges), score_bytes = packed(scores),
+                      id_bytes = packed(bytes_ids);
+    return bitnet::build_tokenizer({key, meta, config, offset_bytes, bytes, flags, merge_bytes, score_bytes, id_bytes,
+                                    parts.added, parts.steps, parts.charsmap, parts.prefix});
+}
+
+void run(std::string_view content) {
+    const Exact file(content);
+    std::unique_ptr<bitnet::TokenizerEngine> engine;
+    try {
+        engine = std::make_unique<bitnet::TokenizerEngine>(file.bytes.get(), file.size);
+        ++opened;
+    } catch (const std::invalid_argument&) {
+        ++refused;
+        return;
+    }
+    for (const std::string& text : kTexts) {
+        const Exact input(text);
+        for (const bool special : {false, true}) {
+            bitnet::Ids ids;
+            try {
+                engine->encode(input.view(), special, ids);
+                engine->encode_normalized(input.view(), special, ids);
+                ++ran;
+            } catch (const bitnet::OverBudget&) {
+                ++stopped;
+            } catch (const std::invalid_argument&) {
+                ++stopped;
+            }
+            for (const uint32_t id : ids) {
+                if (id != bitnet::kNoId && id >= engine->file().n_tokens) {
+                    std::fprintf(stderr, "an id outside of the vocabulary: %u\n", id);
+                    std::abort();
+                }
+            }
+        }
+    }
+    for (uint32_t id = 0; id < engine->file().n_tokens; ++id) engine->file().token(id);
+}
+
+// The checksum finds accidents; whoever means harm writes a right one.
+void sign(std::string& content) {
+    const size_t head = sizeof(bitnet::FileHeader);
+    if (content.size() < head) return;
+    const uint64_t size = content.size(), sum = bitnet::checksum(content.data() + head, content.size() - head);
+    std::memcpy(&content[offsetof(bitnet::FileHeader, size)], &size, sizeof size);
+    std::memcpy(&content[offsetof(bitnet::FileHeader, checksum)], &sum, sizeof sum);
+}
+
+std::string damaged(std::string content, size_t from) {
+    static constexpr uint64_t kEdges[] = {0, 1, 7, 0xC3, 0xF0, 0xFF, 255, 256, 65535, 1u << 21, 1ull << 31, 0xffffffff, ~0ull};
+    if (content.size() < from + 16) return content;
+    for (uint64_t n = 1 + draw(4); n > 0; --n) {
+        const size_t at = from + draw(content.size() - from - 8);
+        const uint64_t value = draw(2) ? kEdges[draw(std::size(kEdges))] : draw(~0ull);
+        std::memcpy(&content[at], &value, size_t{1} << draw(4));
+    }
+    if (draw(8) == 0) content.resize(from + draw(content.size() - from));
+    return content;
+}
+
+std::vector<Parts> seeds() {
+    std::vector<std::string> bytes;
+    for (int i = 0; i < 256; ++i) bytes.push_back(std::string(1, char(i)));
+    Parts bpe;
+    bpe.flags = bitnet::kByteLevel;
+    bpe.tokens = bytes;
+    bpe.tokens.insert(bpe.tokens.end(), {"aa", "ab", "he", "<m>"});
+    bpe.merges = {'a', 'a', 'a', 'b', 'h', 'e'};
+    bpe.added = added_token(259, 2 | 4, "<m>") + added_token(258, 8 | 16, "he");
+    bpe.steps = packed<uint32_t>({4}) + step(7, 0, 0, "b", "bb") + step(22, 1, 0, "") +
+                step(20, 1, 0, "\\p{N}{1,3}(?=(?:\\p{N}{3})*(?!\\p{N}))") + step(20, 1, 0, " ?\\p{L}+|\\s+(?!\\S)|\\s+");
+    Parts unigram;
+    unigram.model = ModelKind::kUnigram;
+    unigram.flags = bitnet::kByteFallback | bitnet::kAddSpacePrefix;
+    unigram.tokens = bytes;
+    unigram.tokens.insert(unigram.tokens.end(), {"aab", "\xE5\xAD\x97", "\xC3\xA9" "a", "ell"});
+    unigram.charsmap = charsmap('a', "b\xC3\xA9");
+    Parts spm = unigram;
+    spm.model = ModelKind::kSpm;
+    spm.flags |= bitnet::kRemoveExtraWhitespaces;
+    Parts words;
+    words.model = ModelKind::kWordPiece;
+    words.tokens = {"[UNK]", "hello", "##lo", "a", "##a", "##b"};
+    words.prefix = "##";
+    words.steps = packed<uint32_t>({2}) + step(5, 3, 0, "") + step(25, 1, 0, "");
+    Parts plain;
+    plain.flags = bitnet::kFuseUnknown;
+    plain.tokens = {"<unk>", "a", "b", "ab", "\xE2\x96\x81"};
+    plain.merges = {1, 2};
+    plain.steps = packed<uint32_t>({2}) + step(24, 2, 1, "\xE2\x96\x81") + step(21, 2, 1, "b");
+    return {bpe, unigram, spm, words, plain};
+}
+
+void check_files(int copies) {
+    for (const Parts& seed : seeds()) {
+        const std::string whole = build(seed);
+        run(whole);
+        if (opened == 0) throw std::logic_error("a seed was refused");
+        const size_t head = sizeof(bitnet::FileHeader), tables = head + bitnet::kSections * 16;
+        for (int i = 0; i < copies; ++i) {
+            std::string content = damaged(whole, draw(8) == 0 ? head : tables);
+            sign(content);
+            run(content);
+        }
+        for (int i = 0; i < copies; ++i) {  // damage in one part, the rest fits
+            Parts parts = seed;
+            std::string* const all[] = {&parts.steps, &parts.charsmap, &parts.added, &parts.prefix};
+            std::string& part = *all[draw(std::size(all))];
+            part = draw(16) == 0 ? part.substr(0, part.empty() ? 0 : draw(part.size())) : damaged(part, 0);
+            try {
+                run(build(parts));
+            } catch (const std::invalid_argument&) {
+                ++refused;
+            }
+        }
+    }
+}
+
+void check_patterns(int copies) {
+    const std::vector<std::string> pieces = {
+        "a", "b", "\\p{L}", "\\p{N}", "\\s", "\\S", "[^\\s\\p{L}]", "[a-c&&[^b]]", ".", "\\d", "^", "$", "\\A", "\\z",
+        "(", ")", "(?:", "(?=", "(?!", "(?>", "(?i:", "|", "*", "+", "?", "{1,3}", "{2}", "{3,}", "{,2}", "{1000}",
+        "*+", "+?", "[", "]", "&&", "-", "^", "\\", "\\x{41}", "\\u0061", "\xC3\xA9", "\xE5", "\xFF", "'s", "1", " ", "\n"};
+    for (int i = 0; i < copies; ++i) {
+        std::string pattern;
+        for (uint64_t n = 1 + draw(14); n > 0; --n) pattern += pieces[draw(pieces.size())];
+        const Exact exact(pattern);
+        try {
+            bitnet::Regex regex{std::string(exact.view())};
+            ++opened;
+            for (const std::string& text : kTexts) {
+                const Exact input(text);
+                Budget budget(input.size);
+                const char *from = nullptr, *to = nullptr, *end = input.bytes.get() + input.size;
+                for (const char* p = input.bytes.get(); regex.find(input.bytes.get(), p, end, budget, &from, &to); p = to) {
+                    if (from < p || to <= from || to > end) throw std::logic_error("a match outside of the text");
+                }
+                ++ran;
+            }
+        } catch (const std::invalid_argument&) {
+            ++refused;
+        } catch (const bitnet::OverBudget&) {
+            ++stopped;
+        }
+    }
+    for (const char* const part : {"a{1}", "{1}", "(", "(?=", "[", "a|", "(a", "(?:a{2}", "a++", "\\", "{"}) {
+        std::string pattern = "a";
+        for (int i = 0; i < 40000; ++i) pattern += part;
+        try {
+            bitnet::Regex regex(pattern);
+            throw std::logic_error("a pattern beyond every bound was compiled");
+        } catch (const std::invalid_argument&) {
+            ++refused;
+        }
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        for (int i = 1; i < argc; ++i) {
+            std::ifstream file(argv[i], std::ios::binary);
+            run(std::string{std::istreambuf_iterator<char>(file), {}});
+        }
+        if (argc == 1) {
+            check_files(3000);
+            check_patterns(60000);
+        }
+    } catch (const std::exception& error) {
+        std::fprintf(stderr, "%s\n", error.what());
+        return 1;
+    }
+    std::printf("%zu opened, %zu refused; %zu texts run, %zu stopped; no complaint\n", opened, refused, ran, stopped);
+}

@@ -1,0 +1,294 @@
+"""Tokenizer files made to do harm: both engines refuse them with a reason, or agree."""
+
+import json
+import math
+import struct
+
+import pytest
+from charsmaps import charsmap
+from small_specs import BYTE_LEVEL_STEP, byte_level, pieces, split, words
+
+from bitnet import native
+from bitnet.errors import BitnetError, InvalidFormat, Unsupported
+from bitnet.tokenizer import Tokenizer, compiled
+from bitnet.tokenizer.byte_alphabet import byte_spelling
+from bitnet.tokenizer.portable import PortableEngine
+from bitnet.tokenizer.spec import AddedToken, Step
+
+needs_native = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
+TEXT = "a hello aab \u00e9\u5b57 12"
+
+
+@pytest.fixture(params=["native", "portable"])
+def engine(request, monkeypatch):
+    if request.param == "native" and native.module() is None:
+        pytest.skip("the native module is not installed")
+    if request.param == "portable":
+        monkeypatch.setenv("BITNET_BACKEND", "reference")
+    return request.param
+
+
+GOOD_MAP = {b"a": b"b", "é".encode(): b"e", b"12": "字".encode()}
+BAD_MAPS = {
+    "a lone lead byte": charsmap({b"a": b"\xc3"}),
+    "a lone continuation byte": charsmap({b"a": b"\x80"}),
+    "a surrogate": charsmap({b"a": b"\xed\xa0\x80"}),
+    "an overlong form": charsmap({b"a": b"\xc0\xaf"}),
+    "above U+10FFFF": charsmap({b"a": b"\xf4\x90\x80\x80"}),
+    "no end of the last text": charsmap({b"a": b"bb"})[:-1],
+    "no texts": charsmap({b"a": b""})[:-1],
+    "a trie that is too long": struct.pack("<I", 1 << 30) + bytes(64),
+    "a trie of odd size": struct.pack("<I", 6) + bytes(64),
+    "three bytes": b"abc",
+    "a value behind the texts": charsmap({b"a": b"b"}).replace(
+        struct.pack("<I", 1 << 31), struct.pack("<I", 1 << 31 | 9)
+    ),
+    "an entry without a value": charsmap({b"a": b"b"}).replace(
+        struct.pack("<I", 1 << 31), struct.pack("<I", 0)
+    ),
+}
+LATE_MAPS = {
+    "an entry that ends inside a character": charsmap({"é".encode()[:1]: b"e"}),
+    "an entry without an end": charsmap({b"a" * 200: b"b"}),
+}
+
+
+@pytest.mark.parametrize("model", ["spm", "unigram"])
+@pytest.mark.parametrize("name", BAD_MAPS)
+def test_a_character_map_that_is_damaged_is_refused(model, name, engine):
+    with pytest.raises(InvalidFormat, match="precompiled_charsmap"):
+        Tokenizer.from_spec(pieces(model, charsmap=BAD_MAPS[name]))
+
+
+@pytest.mark.parametrize("name", LATE_MAPS)
+def test_what_only_a_text_shows_of_a_map_is_refused_when_it_does(name, engine):
+    tokenizer = Tokenizer.from_spec(pieces(charsmap=LATE_MAPS[name]))
+    assert tokenizer.encode("b", add_special=False)
+    with pytest.raises(InvalidFormat):
+        tokenizer.encode("é" + "a" * 300)
+
+
+@pytest.mark.parametrize("model", ["spm", "unigram"])
+def test_a_character_map_that_is_sound_runs_in_both_engines(model):
+    spec = pieces(model, charsmap=charsmap(GOOD_MAP))
+    expected = PortableEngine(spec).encode("aé1212é")
+    assert Tokenizer.from_spec(spec).encode("aé1212é", add_special=False) == expected
+
+
+def test_a_character_map_that_makes_a_text_enormous_is_stopped(engine):
+    tokenizer = Tokenizer.from_spec(pieces(charsmap=charsmap({b"a": b"b" * 10_000})))
+    with pytest.raises(Unsupported, match="too long"):
+        tokenizer.encode("a" * 10_000)
+
+
+PATTERNS = {
+    "stacked intervals": "a" + "{1}" * 40_000,
+    "few stacked intervals": "a" + "{1}" * 4_000,
+    "stacked pluses": "a" + "+" * 5_000,
+    "groups": "(" * 5_000 + "a" + ")" * 5_000,
+    "looks": "(?=" * 3_000 + "a" + ")" * 3_000,
+    "atomic groups": "(?>" * 3_000 + "a" + ")" * 3_000,
+    "groups that repeat": "(" * 60 + "a" + "{2})" * 60 + "b",
+    "classes": "[" * 5_000 + "a" + "]" * 5_000,
+    "a long one": "ab|" * 50_000 + "c",
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_a_pattern_beyond_the_bounds_is_refused(name, engine):
+    with pytest.raises(BitnetError) as caught:
+        Tokenizer.from_spec(split(PATTERNS[name]))
+    assert caught.value.hint
+
+
+@needs_native
+@pytest.mark.parametrize("name", PATTERNS)
+def test_the_native_regular_expressions_refuse_it_by_themselves(name):
+    with pytest.raises(ValueError, match="regular expression"):
+        native.module().regex_find_all(PATTERNS[name], TEXT)
+
+
+EMPTY = {
+    "a string": {"pattern": "", "behavior": "Isolated", "invert": False},
+    "a String": {"pattern": {"String": ""}, "behavior": "Isolated", "invert": False},
+    "a Regex": {"pattern": {"Regex": ""}, "behavior": "Isolated", "invert": False},
+}
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_an_empty_pattern_ends(name, engine):
+    try:
+        tokenizer = Tokenizer.from_spec(
+            byte_level(pre_tokenizer=(Step("Split", EMPTY[name]), BYTE_LEVEL_STEP))
+        )
+    except BitnetError:
+        return
+    whole = Tokenizer.from_spec(byte_level(merges=()))
+    found = tokenizer.encode("hello", add_special=False)
+    assert tokenizer.decode(found) == whole.decode(found) == "hello"
+
+
+@pytest.mark.parametrize("symbol", ["", "ab", 7, None])
+def test_a_metaspace_without_one_character_is_refused(symbol, engine):
+    step = Step("Metaspace", {"replacement": symbol, "prepend_scheme": "always", "split": True})
+    with pytest.raises(BitnetError):
+        Tokenizer.from_spec(words(pre_tokenizer=(step,)))
+
+
+def test_replacements_that_multiply_a_text_are_refused(engine):
+    grow = Step("Replace", {"pattern": {"String": "a"}, "content": "aa"})
+    with pytest.raises(Unsupported, match="bytes for each byte"):
+        Tokenizer.from_spec(byte_level(normalizer=(grow,) * 40))
+
+
+CONTRADICTIONS = {
+    "NaN": pieces(scores=[math.nan] * 7),
+    "infinity": pieces(scores=[0.0] * 6 + [math.inf]),
+    "minus infinity": pieces("spm", scores=[0.0] * 6 + [-math.inf]),
+    "beyond float32": pieces(scores=[0.0] * 6 + [1e39]),
+    "few scores": pieces(scores=[0.0]),
+    "no scores": pieces(scores=[]),
+    "few types": pieces(token_types=[1]),
+    "an unknown id outside": pieces(unknown_id=7),
+    "an unknown id that is negative": pieces(unknown_id=-1),
+    "an unknown id that is a text": pieces(unknown_id="0"),
+    "an enormous unknown id": pieces(unknown_id=10**30),
+    "a merge outside": byte_level(merges=[(0, 10**6)]),
+    "a negative merge": byte_level(merges=[(-1, 0)]),
+    "a merge of three": byte_level(merges=[(0, 1, 2)]),
+    "a merge of texts": byte_level(merges=[("a", "b")]),
+    "an added token outside": byte_level(added=(AddedToken(10**6, "x"),)),
+    "a stop id outside": byte_level(stop_ids=frozenset({10**6})),
+    "a prefix outside": byte_level(prefix_ids=(10**6,)),
+    "a token that is a number": words(tokens=["[UNK]", 7]),
+    "a word of any length": words(max_chars_per_word=10**9),
+    "a word of no number": words(max_chars_per_word="many"),
+    "a token of a megabyte": pieces(tokens=["a" * (1 << 20)] * 7),
+    "an added token of a megabyte": byte_level(added=(AddedToken(0, "a" * (1 << 20)),)),
+    "a step that is not one": byte_level(pre_tokenizer=(Step("Nonsense"), BYTE_LEVEL_STEP)),
+    "a step without its options": byte_level(pre_tokenizer=(Step("Split"), BYTE_LEVEL_STEP)),
+    "a thousand steps": byte_level(normalizer=(Step("NFC"),) * 1000),
+    "a replacement without content": byte_level(
+        normalizer=(Step("Replace", {"pattern": {"String": "a"}}),)
+    ),
+    "a map that is not base64": byte_level(
+        normalizer=(Step("Precompiled", {"precompiled_charsmap": "!"}),)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_a_specification_that_contradicts_itself_is_refused(name, engine):
+    with pytest.raises(BitnetError) as caught:
+        Tokenizer.from_spec(CONTRADICTIONS[name])
+    assert type(caught.value) in (InvalidFormat, Unsupported)
+
+
+def _parts(spec, **changes):
+    """A compiled file with a right checksum and wrong parts."""
+    parts = {}
+    module = native.module()
+
+    class Recorder:
+        def __getattr__(self, name):
+            return getattr(module, name)
+
+        def build_tokenizer(self, **given):
+            parts.update(given)
+            return module.build_tokenizer(**given)
+
+    compiled._content(spec, Recorder())
+    return module.build_tokenizer(**(parts | changes))
+
+
+def _step(kind, text, a=1, b=0):
+    return struct.pack("<5I", 1, kind, a, b, len(text)) + text + struct.pack("<I", 0)
+
+
+HOSTILE_PARTS = {
+    "a pattern that is not UTF-8": {"steps": _step(20, b"[\xf0")},
+    "a text that is not UTF-8": {"steps": _step(21, b"\xc3")},
+    "a text to replace that is empty": {"steps": _step(7, b"")},
+    "a text to split at that is empty": {"steps": _step(21, b"")},
+    "a metaspace that is empty": {"steps": _step(24, b"")},
+    "steps that end early": {"steps": _step(20, b"abc")[:-5]},
+    "an unknown step": {"steps": _step(99, b"")},
+    "a million steps": {"steps": struct.pack("<I", 10**6) + bytes(64)},
+    "an added token that is not UTF-8": {"added": struct.pack("<III", 0, 0, 1) + b"\xe5"},
+    "an added token outside": {"added": struct.pack("<III", 1 << 30, 0, 1) + b"x"},
+    "an added token that is too long": {"added": struct.pack("<III", 0, 0, 999) + b"x" * 999},
+    "added tokens that end early": {"added": struct.pack("<III", 0, 0, 9) + b"x"},
+    "bytes outside of the vocabulary": {"byte_ids": struct.pack("<256I", *[1 << 30] * 256)},
+    "few bytes": {"byte_ids": bytes(1000)},
+    "an unknown id outside": {"config": struct.pack("<5I", 0, 1, 1 << 30, 100, 0)},
+    "an unknown model": {"config": struct.pack("<5I", 77, 1, 0, 100, 0)},
+    "a word of any length": {"config": struct.pack("<5I", 3, 0, 0, 1 << 30, 0)},
+    "a Unigram model without scores": {"scores": b"", "config": struct.pack("<5I", 2, 2, 0, 9, 0)},
+    "scores that are not numbers": {"scores": struct.pack("<f", math.nan) * 274},
+    "few scores": {"scores": bytes(8)},
+    "a character map": {"charsmap": charsmap({b"a": b"\xc3"})},
+    "a prefix that is not UTF-8": {"prefix": b"\xff"},
+    "a description that is not UTF-8": {"meta": b"\xff"},
+}
+
+
+@needs_native
+@pytest.mark.parametrize("name", HOSTILE_PARTS)
+def test_a_compiled_file_with_a_right_checksum_and_a_wrong_part_is_refused(name):
+    with pytest.raises(ValueError, match=r"compiled|character map|regular expression"):
+        native.module().TokenizerEngine(_parts(byte_level(), **HOSTILE_PARTS[name]))
+
+
+META = compiled.meta_of(byte_level())
+DESCRIPTIONS = {
+    "not JSON": b"{",
+    "a list": b"[]",
+    "empty": b"{}",
+    "too deep": b"[" * 100_000,
+    **{
+        f"{name} = {value!r}": json.dumps(META | {name: value}).encode()
+        for name, value in (
+            ("prefix", [10**6]),
+            ("prefix", "abc"),
+            ("stop_ids", [-1]),
+            ("special_ids", [1.5]),
+            ("bos_id", 10**6),
+            ("model", 7),
+            ("byte_level", None),
+            ("chat_template", ["a"]),
+            ("steps", [["NFC"]]),
+            ("added", [[0, "x", {}]]),
+            ("added", [[10**6, "x", dict.fromkeys(compiled._ADDED_FLAGS, False)]]),
+        )
+    },
+}
+
+
+@needs_native
+@pytest.mark.parametrize("name", DESCRIPTIONS)
+def test_a_compiled_file_with_a_wrong_description_is_written_again(name):
+    spec = byte_level(fingerprint="ab" * 32)
+    expected = Tokenizer.from_spec(spec).encode(TEXT)
+    path = compiled.compiled_path(spec.fingerprint)
+    whole = path.read_bytes()
+    path.unlink()
+    path.write_bytes(_parts(spec, meta=DESCRIPTIONS[name]))
+    assert Tokenizer.from_cache(spec.fingerprint, source="x") is None
+    assert Tokenizer.from_spec(spec).encode(TEXT) == expected
+    assert path.read_bytes() == whole
+
+
+@needs_native
+def test_a_vocabulary_whose_tokens_share_a_place_in_the_table_is_not_compiled():
+    mask, multiplier = (1 << 64) - 1, 0xD6E8FEB86659FD93
+    inverse = pow(multiplier, -1, 1 << 64)
+    texts = []
+    for n in range(3000):  # eight bytes whose hash is n << 40 and the same lowest bits
+        h = n << 40
+        h ^= h >> 32
+        word = (h * inverse & mask) ^ (0x9E3779B97F4A7C15 ^ 8)
+        texts.append(struct.pack("<Q", word))
+    spell = [byte_spelling(text) for text in dict.fromkeys(texts)]
+    spec = byte_level(tokens=[*byte_level().tokens, *spell])
+    with pytest.raises(compiled.NotNative, match="share a place"):
+        compiled.compile_spec(spec)

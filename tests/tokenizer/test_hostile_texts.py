@@ -1,0 +1,201 @@
+"""Texts made to take long: every built-in pattern stays within its steps, and the bound holds."""
+
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small_specs import byte_level, pieces, split, words
+from tokenizers import Regex, pre_tokenizers
+
+from bitnet import native
+from bitnet.errors import Unsupported
+from bitnet.tokenizer import Tokenizer
+from bitnet.tokenizer.library_patterns import _TWINS, _explosive
+from bitnet.tokenizer.portable import PortableEngine
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.spec import AddedToken
+from bitnet.tokenizer.steps import GPT2_PATTERN
+
+module = native.module()
+needs_native = pytest.mark.skipif(module is None, reason="the native module is not installed")
+# Quadratic work on this many bytes is twenty times its steps.
+SIZE = 24_000
+UNITS = [
+    *("1", "\u00b2", " ", "\n", "\r\n", "\t", "\u00a0", "a", "A", "\u0301", "\u5b57", "\u3042"),
+    *("\U0001f600", "'", "'s", "A'", "-", "!/", "\u0531", "\u017f", "\uff9e", "\u0e01", "<"),
+    *(" a", "a1", "1a", "1 ", " \n", "a\u0301", "AAAa", "IMGIMG", "\u5b57a", "\U0001f468\u200d"),
+]
+ENDS = ["", "x", "\u5b57", "!", "\n", "1", "\u0301"]
+REFUSED = {r"\d{1,3}(?=(?:\d{3})*\b)", r"(?=(\d{3})+(?!\d))"}  # run by the library
+
+
+def _patterns():
+    found = {GPT2_PATTERN}
+    for kind in PRE_TOKENIZERS.values():
+        for step in kind.steps:
+            pattern = step.options.get("pattern")
+            if isinstance(pattern, dict):
+                found.add(pattern["Regex"])
+    return sorted(found - REFUSED)
+
+
+@needs_native
+@pytest.mark.parametrize("pattern", _patterns())
+def test_no_text_takes_a_built_in_pattern_beyond_its_steps(pattern):
+    for unit in UNITS:
+        run = unit * (SIZE // len(unit.encode()))
+        for end in ENDS:
+            assert sum(map(len, module.regex_find_all(pattern, run + end))) <= len(run + end)
+        mixed = (run[:300] + "\u5b57!x ") * 60
+        assert sum(map(len, module.regex_find_all(pattern, mixed))) <= len(mixed)
+
+
+@needs_native
+@pytest.mark.parametrize("pattern", ["(?:a|a)+b", "(?:a+)+b", "(?=(?:a|aa)+b)a"])
+def test_exponential_patterns_are_linear_in_the_native_engine(pattern):
+    assert module.regex_find_all(pattern, "a" * SIZE + "c") is not None
+
+
+@needs_native
+def test_a_pattern_beyond_its_steps_is_stopped_and_the_next_text_runs():
+    tokenizer = Tokenizer.from_spec(split("a{0,1000}a{0,1000}b"))
+    with pytest.raises(Unsupported, match="steps") as caught:
+        tokenizer.encode("a" * 100_000)
+    assert "shorter" in caught.value.hint
+    assert tokenizer.decode(tokenizer.encode("aab", add_special=False)) == "aab"
+
+
+@needs_native
+def test_matching_lets_other_threads_run():
+    began = threading.Event()
+    rounds = []
+
+    def count():
+        began.wait()
+        while not done:
+            rounds.append(None)
+
+    done = []
+    thread = threading.Thread(target=count)
+    thread.start()
+    text = "a" * 200_000
+    began.set()
+    with pytest.raises(module.OverBudget):
+        module.regex_find_all("a{0,1000}a{0,1000}b", text)
+    done.append(True)
+    thread.join()
+    assert rounds
+
+
+digits = st.text(st.sampled_from("0123456789\u00b2\u0663 \n\t\u00a0a_\u5b57.x"), max_size=60)
+runs = st.lists(
+    st.tuples(st.sampled_from("1\u00b2\u0663 \n\u00a0ax\u0301"), st.integers(1, 12)), max_size=8
+).map(lambda parts: "".join(unit * count for unit, count in parts))
+
+
+@pytest.mark.parametrize("pattern", _TWINS)
+@settings(max_examples=300)
+@given(text=st.one_of(digits, runs))
+def test_the_linear_twin_of_a_pattern_finds_the_same(pattern, text):
+    original, twin = (
+        pre_tokenizers.Split(Regex(regex), "isolated").pre_tokenize_str(text)
+        for regex in (pattern, _TWINS[pattern])
+    )
+    assert twin == original
+
+
+@pytest.mark.parametrize("name", ["afmoe", "superbpe", "tiny_aya", "deepseek-llm"])
+@pytest.mark.parametrize("count", [599, 600, 601, 1000, 3001])
+@pytest.mark.parametrize(
+    ("before", "after"), [("", ""), ("a ", "a"), ("\u00b2", "\u00b2"), ("\u5b57", " x")]
+)
+def test_long_runs_are_cut_as_the_library_cuts_them(name, count, before, after):
+    spec = byte_level(pre_tokenizer=PRE_TOKENIZERS[name].steps, added=())
+    from bitnet.tokenizer.library import library_for
+    from bitnet.tokenizer.portable import _model
+
+    library = library_for("a test", (), spec.pre_tokenizer)
+    library.model = _model(spec)
+    for unit in ("1", " "):
+        text = before + unit * count + after
+        expected = library.encode(text, add_special_tokens=False).ids
+        assert PortableEngine(spec).encode_ordinary(text) == expected
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+", "(a|b)*", "(?:a*)*", "(a{1,50}){1,50}", "((a{1000}){1000})"]
+)
+def test_a_pattern_that_may_explode_is_not_given_to_the_library(pattern):
+    assert _explosive(pattern)
+    with pytest.raises(Unsupported, match="pattern"):
+        PortableEngine(split(pattern + "x"))
+
+
+def test_patterns_of_real_tokenizers_are_given_to_the_library():
+    plain = [p for p in _patterns() if p.count(")*") + p.count(")+") == 0]
+    assert len(plain) > 25
+    assert not [pattern for pattern in plain if _explosive(pattern)]
+
+
+@pytest.fixture(params=["native", "portable"])
+def engine(request, monkeypatch):
+    if request.param == "native" and module is None:
+        pytest.skip("the native module is not installed")
+    if request.param == "portable":
+        monkeypatch.setenv("BITNET_BACKEND", "reference")
+    return request.param
+
+
+def _one_piece(size):
+    tokens = ["<unk>", "a", "a" * size]
+    return pieces(tokens=tokens, scores=[0.0, -1.0, -2.0], token_types=[2, 1, 1])
+
+
+@needs_native
+def test_a_piece_of_the_greatest_length_costs_no_more_than_its_steps():
+    tokenizer = Tokenizer.from_spec(_one_piece(2048))
+    assert tokenizer.encode("a" * 40, add_special=False) == [1] * 40
+    with pytest.raises(Unsupported, match="steps"):
+        tokenizer.encode("a" * 200_000)
+
+
+def test_a_piece_beyond_the_greatest_length_is_refused(engine):
+    with pytest.raises(Unsupported, match="bytes in a token"):
+        Tokenizer.from_spec(_one_piece(2049))
+
+
+SPACED = (
+    AddedToken(0, " ", special=False, lstrip=True, rstrip=True),
+    AddedToken(1, "<m>", lstrip=True, rstrip=True),
+    AddedToken(2, "\u3000", special=False, lstrip=True),
+)
+
+
+@settings(max_examples=200)
+@given(text=st.text(st.sampled_from(" \u3000\n<m>ab"), max_size=40))
+def test_spaces_around_added_tokens_are_swallowed_alike(text):
+    spec = byte_level(added=SPACED)
+    expected = PortableEngine(spec).encode(text)
+    assert Tokenizer.from_spec(spec).encode(text, add_special=False) == expected
+
+
+def test_many_added_tokens_in_one_run_of_spaces_do_not_walk_it_again(engine):
+    tokenizer = Tokenizer.from_spec(byte_level(added=SPACED))
+    assert len(tokenizer.encode(" " * 300_000, add_special=False)) == 300_000
+
+
+@settings(max_examples=100)
+@given(text=st.text(st.sampled_from("ab\u00e9\u5b57\U0001f600\u2581 "), max_size=30))
+def test_unigram_pieces_are_found_alike(text):
+    spec = pieces(tokens=["<unk>", "\u2581", "a", "\u5b57a", "aab", "ab\u00e9", "\u00e9"])
+    expected = PortableEngine(spec).encode(text)
+    assert Tokenizer.from_spec(spec).encode(text, add_special=False) == expected
+
+
+@settings(max_examples=100)
+@given(text=st.text(st.sampled_from("helo a\u5b57\U0001f600"), max_size=30))
+def test_words_at_the_edge_of_their_bound_are_cut_alike(text):
+    spec = words(max_chars_per_word=5)
+    expected = PortableEngine(spec).encode(text)
+    assert Tokenizer.from_spec(spec).encode(text, add_special=False) == expected
