@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bitnet import settings
 from bitnet.errors import EXIT_CODES
+from bitnet.families import config_json, gguf_keys, rope_keys
+from bitnet.families.family import Family, families
 from bitnet.tasks import load
 from bitnet.tasks.declare import Option, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bitnet.families.rules import Rule
 
 FOLDER = Path(__file__).parent / "reference"
 NOTICE = "<!-- Written by `inv docs` from the code; edit the code instead. -->"
@@ -23,6 +31,7 @@ def pages() -> dict[str, str]:
         "commands.md": commands(),
         "environment.md": environment(),
         "exit-codes.md": exit_codes(),
+        "models.md": models(),
     }
 
 
@@ -69,6 +78,84 @@ def exit_codes() -> str:
     table = _table(["Code", "Meaning"], [[str(code), text] for code, text in EXIT_CODES.items()])
     intro = "The same for every command; `inv exit-codes --json` prints them for programs."
     return f"# Exit codes\n\n{NOTICE}\n\n{intro}\n\n{table}\n"
+
+
+def models() -> str:
+    """Every family, and what becomes of every key of a model."""
+    rope = [
+        [kind, f"`{key}`", note]
+        for kind, keys in rope_keys.PARAMETERS.items()
+        for key, note in (keys or {"rope_theta": "base"}).items()
+    ]
+    parts = [
+        "# Models",
+        NOTICE,
+        "A model is computed exactly or refused by name. Each key of a model is *read*, *neutral* "
+        "with the values that change nothing, or refused with its name, its value and a hint. In a "
+        "`config.json`, keys mean what transformers makes of them; in a GGUF file, what llama.cpp "
+        "does. `--ignore-key KEY` computes as if a key were not there; it may be repeated, and "
+        "`infer --json` names the keys under `ignored_keys`.",
+        "## Families",
+        _table(
+            ["Family", "GGUF", "`model_type`"],
+            [[f.title, _names(f.architectures), _names(f.model_types)] for f in families()],
+        ),
+        "\n\n".join(_family(family) for family in families()),
+        "## Keys of `config.json`",
+        "Read for every family:",
+        _rules(config_json.READ),
+        "These change what some family computes. Where the family's own table does not read one, "
+        "it must have a value that changes nothing:",
+        _rules(config_json.CHANGES),
+        "What is in neither table and what transformers does not read for the family is not read "
+        "here. Below `rope_parameters` and `quantization_config` every key must be known:",
+        _table(["`rope_type`", "Key", "Meaning"], rope),
+        "`rope_theta`, `rope_type` and `type` may stand everywhere, `partial_rotary_factor` where "
+        "a family rotates part of a head.",
+        _rules(config_json.QUANTIZATION),
+        "## Keys of GGUF files",
+        "Below the name of the architecture; every other key there is refused.",
+        _rules(gguf_keys.COMMON),
+        "## Contexts that are stretched",
+        "`longrope` (Phi-3.5, Phi-4-mini) has two lists of divisors. A prompt within the original "
+        "context takes the short ones, a longer prompt the long ones, whatever room the context "
+        "has. An answer that leaves the original context is run anew from its first token with the long "
+        "ones, once, and goes on from there; a token's logits are always those of a prompt of its "
+        "length. What two prompts share is reused while both lie on one side of the border.",
+        "`dynamic` raises the base beyond the context length: a prompt by its length, every token "
+        "of the answer behind it by its own position, as transformers does. `--context` may be larger "
+        "than the context length for these models only. Positions beyond it are not reused.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _family(family: Family) -> str:
+    facts = [f"### {family.title}", f"Activation `{family.activation}`."]
+    if family.block:
+        facts.append("Block: " + ", ".join(f"`{k}` = {v}" for k, v in family.block.items()) + ".")
+    if family.defaults:
+        facts.append(
+            "Where `config.json` is silent: "
+            + ", ".join(f"`{key}` = {value}" for key, value in family.defaults.items())
+            + "."
+        )
+    if family.tensors:
+        facts.append(
+            "Tensors: " + ", ".join(f"`{a}` is `{b}`" for a, b in family.tensors.items()) + "."
+        )
+    for where, rules in (("`config.json`", family.config_keys), ("GGUF", family.gguf_keys)):
+        if rules:
+            facts += [f"Keys of its own in {where}:", _rules(rules)]
+    return "\n\n".join(facts)
+
+
+def _rules(rules: Mapping[str, Rule]) -> str:
+    rows = [[f"`{key}`", str(rule), rule.note] for key, rule in sorted(rules.items())]
+    return _table(["Key", "What becomes of it", "Meaning"], rows)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def stale() -> list[str]:

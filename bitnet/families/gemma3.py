@@ -21,7 +21,6 @@ def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "embedding_scale": math.sqrt(fields["dim"]),
         "attention_scale": score_scale(keys, fields, layers_of_27b=62),
-        "attention_softcap": keys.number("attn_logit_softcapping", 0.0),
         "final_softcap": keys.number("final_logit_softcapping", 0.0),
         # Layers with a window kept Gemma 2's frequencies, without scaling.
         "local_rope": replace(
@@ -43,7 +42,6 @@ register(
         defaults=DEFAULTS | {"rope_theta": 1e6, "max_position_embeddings": 131072},
         config_keys={
             "attention_bias": read("biases around attention"),
-            "attn_logit_softcapping": read("soft cap on scores"),
             "final_logit_softcapping": read("soft cap on logits"),
             "layer_types": read("which layers have a window"),
             "query_pre_attn_scalar": read("scores are divided by its root"),
@@ -53,7 +51,6 @@ register(
         },
         gguf_keys={
             "attention.scale": read("on scores"),
-            "attn_logit_softcapping": read("soft cap on scores"),
             "final_logit_softcapping": read("soft cap on logits"),
             "rope.freq_base_swa": read("base of the rope of layers with a window"),
         },

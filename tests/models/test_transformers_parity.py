@@ -1,9 +1,19 @@
 """Every family against transformers: tiny random models, float32, through safetensors."""
 
-import json
-
 import numpy as np
 import pytest
+from hf_models import (
+    LONGROPE,
+    MAX_RELATIVE_DIFFERENCE,
+    ONLINE,
+    TOKENS,
+    bitnet_layers,
+    eager_layers,  # noqa: F401 - a fixture
+    make,
+    relative_difference,
+    say,
+    torch,
+)
 
 from bitnet.convert import Request, convert
 from bitnet.families.config_json import gguf_name
@@ -14,10 +24,6 @@ from bitnet.models.load import load_model
 from bitnet.quants.registry import dequantize
 from bitnet.runtime.kv_cache import KVCache
 
-REASON = "transformers is not installed: pip install 'bitnet-xtask[parity]'"
-torch = pytest.importorskip("torch", reason=REASON)
-transformers = pytest.importorskip("transformers", reason=REASON)
-
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -25,21 +31,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
 
-# Both compute in float32 and differ in the order of sums only.
-MAX_RELATIVE_DIFFERENCE = 1e-3
-
-TINY = {
-    "vocab_size": 96,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -48,13 +39,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
-    "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0],
-}
-
 CASES = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -106,34 +90,6 @@ CASES = {
         },
     ),
 }
-ONLINE = {
-    "quant_method": "bitnet",
-    "linear_class": "autobitlinear",
-    "quantization_mode": "online",
-}
-TOKENS = np.random.default_rng(3).integers(3, 96, 24).tolist()
-
-
-def make(kind, options, folder):
-    """A random model of transformers, saved into *folder*."""
-    torch.manual_seed(0)
-    text = "Text" if kind == "Gemma3" else ""
-    config = getattr(transformers, f"{kind}{text}Config")(**(TINY | options))
-    config._attn_implementation = "eager"
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # Initial norms of one and biases of zero would hide a mix-up.
-            spread = 0.2 if "norm" in name or name.endswith("bias") else 0.1
-            parameter.add_(torch.randn_like(parameter) * spread)
-    model.save_pretrained(folder, safe_serialization=True)
-    return model
-
-
-def say(folder, **changes):
-    """Change what the config.json in *folder* says."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def ours(folder, tokens=TOKENS, capacity=64, chunk=10, dtype=np.float32):
@@ -142,10 +98,6 @@ def ours(folder, tokens=TOKENS, capacity=64, chunk=10, dtype=np.float32):
     cache = KVCache(model.config, capacity, dtype=dtype)
     parts = [tokens[start : start + chunk] for start in range(0, len(tokens), chunk)]
     return np.concatenate([model.forward(part, cache, all_positions=True) for part in parts])
-
-
-def relative_difference(found, expected):
-    return np.abs(found - expected).max() / np.ptp(expected)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -194,31 +146,11 @@ def test_a_window_changes_the_logits(tmp_path):
     assert relative_difference(narrow[7:], wide[7:]) > 0.01
 
 
-def bitnet_layers(model, online):
-    """*model* with transformers' own BitNet layers: rounded weights and activations."""
-    from transformers.integrations.bitnet import AutoBitLinear
-
-    for name, module in list(model.named_modules()):
-        if isinstance(module, torch.nn.Linear) and "lm_head" not in name:
-            layer = AutoBitLinear(
-                module.in_features, module.out_features, bias=False, online_quant=online
-            )
-            layer.weight = module.weight
-            model.set_submodule(name, layer)
-    return model
-
-
-@pytest.fixture
-def eager_layers(monkeypatch):
-    """transformers compiles its rounding functions; they are run as they are written."""
-    from transformers.integrations import bitnet
-
-    for function in (bitnet.WeightQuant, bitnet.ActQuant):
-        plain = getattr(function.forward, "_torchdynamo_orig_callable", function.forward)
-        monkeypatch.setattr(function, "forward", staticmethod(plain))
-
-
-def test_bitnet_agrees_with_transformers_activation_rounding(tmp_path, eager_layers, monkeypatch):
+def test_bitnet_agrees_with_transformers_activation_rounding(
+    tmp_path,
+    eager_layers,  # noqa: F811
+    monkeypatch,
+):
     model = make("BitNet", {"num_hidden_layers": 2}, tmp_path)
     say(tmp_path, quantization_config=ONLINE)
     # In float32 a sum in another order now and then rounds an activation to the next int8, which
