@@ -118,9 +118,9 @@ def models() -> str:
         _rules(gguf_keys.COMMON),
         "## Contexts that are stretched",
         "`longrope` (Phi-3.5, Phi-4-mini) has two lists of divisors. A prompt within the original "
-        "context takes the short ones, a longer prompt the long ones, whatever room the context "
-        "has. An answer that leaves the original context is run anew from its first token with the "
-        "long ones, once, and goes on from there; a token's logits are always those of a prompt of its "
+        "context takes the short ones, a longer prompt the long ones, whatever room there is. An "
+        "answer that leaves the original context is run anew from its first token with the long "
+        "ones, once, and goes on from there; a token's logits are always those of a prompt of its "
         "length. What two prompts share is reused while both lie on one side of the border.",
         "`dynamic` raises the base beyond the context length: a prompt by its length, every token "
         "of the answer behind it by its own position, as transformers does. `--context` may be "

@@ -1,0 +1,141 @@
+"""Keys of GGUF files: what llama.cpp makes of them, or refused by name."""
+
+import math
+
+import numpy as np
+import pytest
+from tiny_models import metadata, tiny, tiny_gguf
+
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.formats.containers import open_checkpoint
+from bitnet.models.load import config_from, load_model
+
+
+def rope(**keys):
+    return config_from(tiny("llama", **keys)).rope
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.causal", False),
+        ("attention.value_length", 32),
+        ("attention.scale", 0.5),
+        ("attention.max_alibi_bias", 8.0),
+        ("attention.clamp_kqv", 4.0),
+        ("expert_count", 8),
+        ("logit_scale", 0.25),
+        ("residual_scale", 0.5),
+        ("embedding_scale", 12.0),
+        ("pooling_type", 3),
+        ("final_logit_softcapping", 30.0),
+        ("rope.scaling.yarn_log_multiplier", 0.1),
+        ("rope.unheard_of", 1),
+        ("whatever", "x"),
+    ],
+)
+def test_a_key_that_is_not_computed_is_refused_by_name(key, value):
+    name = "values of 32" if key == "attention.value_length" else f"llama.{key}"
+    with pytest.raises(Unsupported, match=name):
+        config_from(tiny("llama", **{key: value}))
+
+
+def test_a_refusal_says_how_to_go_on():
+    with pytest.raises(Unsupported) as raised:
+        config_from(tiny("qwen2", **{"attention.causal": False}))
+    assert "Qwen 2 and 2.5" in str(raised.value)
+    assert "only true is computed" in str(raised.value)
+    assert "--ignore-key qwen2.attention.causal" in raised.value.hint
+
+
+def test_neutral_values_are_taken():
+    neutral = {"attention.causal": True, "expert_count": 0, "logit_scale": 1.0, "pooling_type": 0}
+    assert config_from(tiny("llama", **neutral)).n_layers == 2
+    scale = {"attention.scale": 64**-0.5, "attention.value_length": 64}
+    assert config_from(tiny("llama", **scale)).attention_scale == 64**-0.5
+
+
+def test_the_name_linear_scaling_had_in_2023_is_read():
+    old, now = (
+        rope(**{"rope.scale_linear": 4.0}),
+        rope(**{"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}),
+    )
+    np.testing.assert_array_equal(old.frequencies(64)[0], now.frequencies(64)[0])
+    assert (old.frequencies(64)[0] == rope().frequencies(64)[0] / 4).all()
+
+
+def test_a_factor_without_a_type_is_linear_and_the_type_none_is_not():
+    assert rope(**{"rope.scaling.factor": 2.0}).scaling == "linear"
+    plain = rope(**{"rope.scaling.type": "none", "rope.scaling.factor": 2.0})
+    np.testing.assert_array_equal(plain.frequencies(64)[0], rope().frequencies(64)[0])
+
+
+def test_the_attention_factor_of_yarn_multiplies_what_yarn_implies():
+    keys = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}
+    implied = 0.1 * math.log(4) + 1
+    assert rope(**keys).frequencies(64)[1] == pytest.approx(implied)
+    keys["rope.scaling.attn_factor"] = 0.5
+    assert rope(**keys).frequencies(64)[1] == pytest.approx(0.5 * implied)
+    assert rope(**{"rope.scaling.attn_factor": 0.5}).frequencies(64)[1] == 0.5
+
+
+def test_the_bounds_of_yarn_are_read():
+    keys = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.yarn_beta_fast": 4.0,
+        "rope.scaling.yarn_beta_slow": 0.5,
+    }
+    found = rope(**keys)
+    assert (found.beta_fast, found.beta_slow) == (4.0, 0.5)
+
+
+def test_half_of_the_long_factors_is_a_damaged_file():
+    checkpoint = tiny("phi3")
+    checkpoint.weights["rope_factors_long.weight"] = checkpoint.weights["blk.0.attn_norm.weight"]
+    with pytest.raises(InvalidFormat, match="rope_factors"):
+        config_from(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["llama.whatever", "whatever"])
+def test_an_ignored_key_is_named_and_left_out(tmp_path, name, caplog):
+    path = tiny_gguf(tmp_path / "tiny.gguf", **{"llama.whatever": 7})
+    with pytest.raises(Unsupported, match="whatever = 7"):
+        load_model(open_checkpoint(path))
+    checkpoint = open_checkpoint(path, ignore_keys=[name])
+    assert checkpoint.ignored == {"llama.whatever": 7}
+    assert load_model(checkpoint).config.n_layers == 2
+    assert "llama.whatever = 7 is ignored" in caplog.text
+
+
+def test_infer_says_which_keys_it_ignored(tmp_path, bitnet):
+    path = tiny_gguf(tmp_path / "tiny.gguf", **{"llama.whatever": 7})
+    words = ("infer", "--model", path, "--prompt", "ab", "--max-tokens", 1)
+    refused = bitnet(*words)
+    assert refused.code == Unsupported.exit_code
+    assert "--ignore-key llama.whatever" in refused.err
+    done = bitnet(*words, "--ignore-key", "llama.whatever", "--json")
+    assert '"ignored_keys": ["llama.whatever"]' in done.out
+
+
+@pytest.mark.parametrize(
+    ("tensor", "kind"),
+    [
+        ("blk.0.attn_q_norm_in.weight", "BitNet embedding model"),
+        ("blk.0.ffn_gate_exps.weight", "mixture of experts"),
+        ("blk.0.ssm_in.weight", "state-space"),
+    ],
+)
+def test_a_refusal_names_what_the_model_is(tensor, kind):
+    checkpoint = tiny("qwen3")
+    checkpoint.weights[tensor] = checkpoint.weights["blk.0.attn_norm.weight"]
+    with pytest.raises(InvalidFormat, match=kind):
+        load_model(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "mamba2", "bert", "gemma3n"])
+def test_an_unknown_architecture_is_named_with_what_it_is(name):
+    checkpoint = tiny("llama")
+    other = type(checkpoint)(checkpoint.path, name, metadata("llama"), checkpoint.weights, "half")
+    with pytest.raises(Unsupported, match=f"{name} is a"):
+        config_from(other)
