@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from bitnet.errors import BitnetError, InvalidFormat, Unsupported, UsageError
 from bitnet.forks import renew_in_child
+from bitnet.tokenizer.limits import TEMPLATE_CHARS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -85,11 +86,17 @@ class ChatTemplate:
             if text
         }
         self._sandbox = Sandbox()
-        self._sandbox.filters["tojson"] = _to_json
+        self._sandbox.filters["tojson"] = self._sandbox.counting(_to_json)
         self._sandbox.globals["raise_exception"] = _raise_exception
         self._sandbox.globals["strftime_now"] = lambda form: now().strftime(form)
         self._renew_lock()
         renew_in_child(self, ChatTemplate._renew_lock)
+        if len(template) > TEMPLATE_CHARS:
+            raise InvalidFormat(
+                f"the chat template of {source} has {len(template):,} characters, at most"
+                f" {TEMPLATE_CHARS:,} are supported",
+                hint="name another template with --chat-template FILE",
+            )
         try:
             self._template = self._sandbox.from_string(template)
         except TemplateSyntaxError as error:
@@ -98,7 +105,8 @@ class ChatTemplate:
                 f" at line {error.lineno}",
                 hint="name another template with --chat-template FILE",
             ) from None
-        except (TemplateError, RecursionError) as error:
+        # Python's own compiler refuses what is nested too deep.
+        except (TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as error:
             raise InvalidFormat(f"the chat template of {source} is not valid: {error}") from None
 
     def _renew_lock(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +20,17 @@ __all__ = ["MAX_CHARS", "MAX_STEPS", "Overrun", "Sandbox"]
 
 MAX_STEPS = 2_000_000  # loop rounds and macro calls of one rendering
 MAX_CHARS = 64 << 20  # length of any text a template makes
+# Work on a text or list counts as steps too: one for so many characters or items.
+_ITEMS_PER_STEP = 256
+_MAX_BITS = 4096  # of a number a template makes
 # A width of six digits, or one that comes with the arguments.
 _WIDE = re.compile(r"[0-9]{6,}|\*|\{[^{}]*:[^{}]*\{")
+# Filters that are called often and look at no more than the first level of a value.
+_READING = frozenset(
+    {"do_default", "do_first", "do_last", "do_list", "do_map", "do_reject", "do_rejectattr"}
+    | {"do_select", "do_selectattr", "do_items", "do_reverse", "do_attr", "do_batch", "do_slice"}
+    | {"len"}
+)
 # Methods that make long texts from short ones.
 _GROWING = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 
@@ -50,6 +60,19 @@ class _Generator(CodeGenerator):
         counted = nodes.EnvironmentAttribute("counted", lineno=node.lineno)
         node.iter = nodes.Call(counted, [node.iter], [], None, None, lineno=node.lineno)
         super().visit_For(node, frame)
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        if isinstance(node.arg, nodes.Slice):
+            sliced = nodes.EnvironmentAttribute("sliced", lineno=node.lineno)
+            node.node = nodes.Call(sliced, [node.node], [], None, None, lineno=node.lineno)
+        super().visit_Getitem(node, frame)
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
+        weighed = nodes.EnvironmentAttribute("weighed", lineno=node.lineno)
+        sides: tuple[Any, ...] = (node, *node.ops)
+        for side in sides:
+            side.expr = nodes.Call(weighed, [side.expr], [], None, None, lineno=node.lineno)
+        super().visit_Compare(node, frame)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
         self.write("environment.concat([str(part) for part in (")
@@ -83,7 +106,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, loopcontrols],
+            finalize=self._shown,
         )
         self._steps = 0
         self.concat = self._concat  # type: ignore[method-assign]
@@ -91,6 +117,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["indent"] = _narrow(self.filters["indent"])
         self.filters["format"] = _narrow(self.filters["format"])
         del self.globals["lipsum"]
+        for slow in ("striptags", "urlize"):  # quadratic in a text made for it
+            del self.filters[slow]
+        self.filters = {name: self.counting(one) for name, one in self.filters.items()}
 
     def restart(self) -> None:
         """Begins the count of one rendering."""
@@ -100,14 +129,54 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """*items* of a loop, each round a step."""
         return _Counted(items, self._step)
 
-    def _step(self) -> None:
-        self._steps += 1
+    def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A filter whose work counts as steps."""
+        writes = getattr(function, "__name__", "") not in _READING
+
+        @functools.wraps(function)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            for value in args:
+                self._weigh(value)
+                if writes:
+                    self._shown(value)
+            result = function(*args, **kwargs)
+            self._weigh(result)
+            return result
+
+        return counted
+
+    def weighed(self, value: Any) -> Any:
+        """*value* of a comparison, whose length counts as steps."""
+        self._weigh(value)
+        self._shown(value)
+        return value
+
+    def _weigh(self, value: Any) -> None:
+        """Counts the work on *value*, without a look at what it holds."""
+        if isinstance(value, (str, list, tuple, dict)):
+            self._step(1 + len(value) // _ITEMS_PER_STEP)
+
+    def _shown(self, value: Any) -> Any:
+        """*value* that becomes text; lists that hold each other may be longer than any memory."""
+        if isinstance(value, (list, tuple, dict)):
+            _count(value)
+        return value
+
+    def sliced(self, value: Any) -> Any:
+        """*value* of a slice, whose length counts as steps."""
+        self._weigh(value)
+        return value
+
+    def _step(self, count: int = 1) -> None:
+        self._steps += count
         if self._steps > MAX_STEPS:
             raise Overrun(f"more than {MAX_STEPS:,} steps")
 
     def _concat(self, parts: Iterable[str]) -> str:
         parts = list(parts)
-        _check(sum(map(len, parts)))
+        length = sum(map(len, parts))
+        _check(length)
+        self._step(1 + length // _ITEMS_PER_STEP)
         return "".join(parts)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -129,6 +198,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         bound = getattr(function, "__self__", None)
         if isinstance(bound, str):
             name = getattr(function, "__name__", "")
+            self._weigh(bound)
+            for value in args[2:]:
+                self._shown(value)
             if name == "replace" and len(args) >= 4:
                 _check(len(bound) + bound.count(str(args[2])) * len(str(args[3])))
             if name == "join":
@@ -141,13 +213,42 @@ class Sandbox(ImmutableSandboxedEnvironment):
             for text, times in ((left, right), (right, left)):
                 if isinstance(text, (str, list, tuple)) and isinstance(times, int):
                     _check(len(text) * times)
+            if isinstance(left, int) and isinstance(right, int):
+                _check_bits(left.bit_length() + right.bit_length())
         elif operator == "+" and isinstance(left, (str, list)) and isinstance(right, (str, list)):
             _check(len(left) + len(right))
         elif operator == "**" and isinstance(left, int) and isinstance(right, int):
-            _check(left.bit_length() * max(right, 0))
-        elif operator == "%" and isinstance(left, str) and _WIDE.search(left):
-            raise Overrun("a format with an enormous width")
-        return super().call_binop(context, operator, left, right)
+            _check_bits(left.bit_length() * max(right, 0))
+        elif operator == "%" and isinstance(left, str):
+            if _WIDE.search(left):
+                raise Overrun("a format with an enormous width")
+            self._shown(right)
+        result = super().call_binop(context, operator, left, right)
+        self._weigh(result)
+        return result
+
+
+def _check_bits(length: int) -> None:
+    if length > _MAX_BITS:
+        raise Overrun(f"a number of more than {_MAX_BITS:,} bits")
+
+
+def _count(value: Any) -> None:
+    """Refuses lists and mappings of more items than steps, however they share them."""
+    left = MAX_STEPS // 4
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            items = [*value, *value.values()]
+        elif isinstance(value, (list, tuple)):
+            items = list(value)
+        else:
+            continue
+        left -= 1 + len(items)
+        if left < 0:
+            raise Overrun("a list of lists that is too long to be written")
+        waiting.extend(items)
 
 
 def _check(length: int) -> None:
