@@ -62,6 +62,26 @@ def sanitize(c, files=""):
         c.run(f"{driver} || setarch -R {driver}")
 
 
+@task(
+    help={
+        "target": "a row of tests/fuzz/targets.py, such as tokenizer-json or gguf",
+        "minutes": "how long",
+    },
+    positional=["target"],
+)
+def fuzz(c, target, minutes=10):
+    """Look for inputs that break a reader, guided by coverage (needs atheris)."""
+    found = ROOT / "build" / "fuzz" / target
+    found.mkdir(parents=True, exist_ok=True)
+    folders = f"{found} {ROOT / 'tests' / 'fuzz' / 'corpus' / target}"
+    with c.cd(str(found)):
+        c.run(
+            f"{sys.executable} {ROOT / 'tests' / 'fuzz' / 'fuzz.py'} {shlex.quote(target)} "
+            f"-max_total_time={60 * int(minutes)} -timeout=20 -rss_limit_mb=4096 {folders}",
+            pty=False,
+        )
+
+
 @task()
 def neon(c):
     """Build the kernels for 64-bit Arm and run them in an emulator."""
@@ -90,7 +110,7 @@ def test_data(c, into="test-data"):
 
 
 namespace = tasks.load()
-for developer_task in (test, lint, types, native, sanitize, neon, docs, test_data):
+for developer_task in (test, lint, types, native, sanitize, fuzz, neon, docs, test_data):
     namespace.add_task(developer_task)
 
 if cli.started_by_invoke():

@@ -1,0 +1,130 @@
+"""What is done with a tokenizer file, a chat template or a request body of any content.
+
+Only a :class:`BitnetError` may come out, and where both engines give ids they are the same.
+"""
+
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+from pydantic import ValidationError
+from small_specs import byte_level
+
+from bitnet.errors import BitnetError
+from bitnet.server import faults, openai, shapes
+from bitnet.tokenizer import Tokenizer
+from bitnet.tokenizer.chat import ChatTemplate
+from bitnet.tokenizer.from_files import spec_from_tokenizer_model
+from bitnet.tokenizer.portable import PortableEngine
+from bitnet.tokenizer.tiktoken_file import spec_from_ranks
+from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
+
+TEXTS = (
+    "",
+    "a",
+    "hello  world 12345",
+    "aab \u00e9\u5b57\U0001f600\n\t'",
+    "a" * 200 + "b",
+    " " * 90,
+)
+CONVERSATION = (
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello"},
+    {"role": "assistant", "content": "Hi."},
+    {"role": "user", "content": "Why?"},
+)
+
+
+def tokenizer_json(data):
+    """A ``tokenizer.json`` of these bytes."""
+    _run(_opened(data, "tokenizer.json", spec_from_tokenizer_json))
+
+
+def sentencepiece(data):
+    """A SentencePiece ``tokenizer.model`` of these bytes."""
+    _run(_opened(data, "tokenizer.model", spec_from_tokenizer_model))
+
+
+def tiktoken(data):
+    """A tiktoken rank file of these bytes."""
+    _run(_opened(data, "a.tiktoken", lambda path: spec_from_ranks(path, pre="llama-bpe")))
+
+
+def chat_template(data):
+    """A chat template of these bytes."""
+    with suppress(BitnetError):
+        template = ChatTemplate(data.decode("utf-8", "replace"), bos_token="<s>")
+        with suppress(BitnetError):
+            template.render(CONVERSATION)
+        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+        template.render(CONVERSATION[1:2], tools=[tool])
+
+
+def server_body(data):
+    """A request body of these bytes, for every route that reads one."""
+    model = _served()
+    asked = openai.Asked("id", 0, "name")
+    for shape in (shapes.InferenceRequest, shapes.CompletionRequest, shapes.ChatRequest,
+                  shapes.TokenizeRequest, shapes.EmbeddingRequest):  # fmt: skip
+        with suppress(ValidationError, BitnetError, faults.Refused):
+            request = shape.model_validate_json(data)
+            if isinstance(request, shapes.InferenceRequest):
+                openai.inference_job(request, model, "id", limit=64)
+            elif isinstance(request, shapes.CompletionRequest):
+                openai.completion_jobs(request, model, asked, limit=64)
+            elif isinstance(request, shapes.ChatRequest):
+                openai.chat_jobs(request, model, asked, limit=64, share=64)
+
+
+@cache
+def _served():
+    template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}{% endfor %}"
+    tokenizer = Tokenizer.from_spec(byte_level(chat_template=template))
+    return SimpleNamespace(
+        tokenizer=tokenizer,
+        engine=SimpleNamespace(context=4096),
+        config=SimpleNamespace(vocab_size=tokenizer.vocab_size),
+    )
+
+
+def _opened(data, name, read):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(data)
+        try:
+            return replace(read(path), fingerprint="")
+        except BitnetError:
+            return None
+
+
+def _run(spec):
+    if spec is None:
+        return
+    found = [_answers(lambda text, e=engine: e(spec, text)) for engine in (_chosen, _portable)]
+    for chosen, portable in zip(*found, strict=True):
+        assert chosen is None or portable is None or chosen == portable
+
+
+def _answers(encode):
+    answers = []
+    for text in TEXTS:
+        try:
+            answers.append(encode(text))
+        except BitnetError:
+            answers.append(None)
+    return answers
+
+
+def _chosen(spec, text):
+    tokenizer = Tokenizer.from_spec(spec)
+    ids = tokenizer.encode(text, add_special=False)
+    with suppress(BitnetError):
+        tokenizer.decode(ids)
+    return ids
+
+
+def _portable(spec, text):
+    return PortableEngine(spec).encode(text)
