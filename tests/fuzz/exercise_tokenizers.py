@@ -103,19 +103,16 @@ def _opened(data, name, read):
 def _run(spec):
     if spec is None:
         return
-    found = [_answers(lambda text, e=engine: e(spec, text)) for engine in (_chosen, _portable)]
-    for chosen, portable in zip(*found, strict=True):
+    for text in TEXTS:
+        chosen, portable = (_answer(engine, spec, text) for engine in (_chosen, _portable))
         assert chosen is None or portable is None or chosen == portable
 
 
-def _answers(encode):
-    answers = []
-    for text in TEXTS:
-        try:
-            answers.append(encode(text))
-        except BitnetError:
-            answers.append(None)
-    return answers
+def _answer(engine, spec, text):
+    try:
+        return engine(spec, text)
+    except BitnetError:
+        return None
 
 
 def _chosen(spec, text):
