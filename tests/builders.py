@@ -82,7 +82,7 @@ def gguf_bytes(metadata=None, tensors=(), *, version=3, alignment=32):
     metadata = metadata or {}
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(metadata))
     head += b"".join(string(key) + value_bytes(value) for key, value in metadata.items())
-    data = b""
+    data = bytearray()
     for tensor in tensors:
         data += b"\0" * (-len(data) % alignment)
         head += string(tensor.name) + struct.pack("<I", len(tensor.shape))

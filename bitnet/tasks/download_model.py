@@ -40,6 +40,7 @@ def download_model(
     """
     from bitnet.hub.request import ModelRequest, provide
     from bitnet.plan import fits_in_memory
+    from bitnet.verify.attest import attest_fetched
 
     project = common.project(force=force)
     request = ModelRequest(id, file, rev, sha256, Path(out) if out else None)
@@ -48,6 +49,7 @@ def download_model(
     for entry in got:
         state = "Already there" if entry.cached else "Downloaded model to"
         print(f"✓ {state}: {entry.path}", file=sys.stderr)
+        attest_fetched(entry.path, fresh=not entry.cached)
     facts = [entry.facts() for entry in got]
     result = facts[0] if len(facts) == 1 else facts
     print(as_json(result) if common.output.json else "\n".join(str(entry.path) for entry in got))

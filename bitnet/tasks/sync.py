@@ -21,6 +21,7 @@ def sync(c, update=False, common=Context()):
     from bitnet.hub import lockfile
     from bitnet.hub.sync import provide_locked
     from bitnet.tokenizer.vocabulary import check_vocabulary
+    from bitnet.verify.attest import attest_fetched
 
     project = common.project(update=update)
     entries = lockfile.read(project.lock_path)
@@ -34,6 +35,7 @@ def sync(c, update=False, common=Context()):
         changed = " (new version)" if got.sha256 != entry.sha256 else ""
         state = "already there" if got.cached else "fetched"
         print(f"✓ {entry.repo}/{entry.file}: {state}{changed}", file=sys.stderr)
+        attest_fetched(got.path, fresh=not got.cached)
         results.append({"repo": entry.repo, "file": entry.file, **got.facts()})
     paths = "\n".join(str(got["path"]) for got in results)
     print(as_json(results) if common.output.json else paths)

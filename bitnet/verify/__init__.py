@@ -14,7 +14,7 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import BitnetError, TokenizerNotFound, from_os_error
 from bitnet.files import sha256_of
@@ -41,7 +41,7 @@ from bitnet.verify.weights import code_anomalies, weight_anomalies
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from bitnet.findings import Severity
     from bitnet.formats.checkpoint import Checkpoint
@@ -153,6 +153,7 @@ class _Examination:
         self.allow_mock = allow_mock
         self.pin = pin
         self.against = against
+        self.trace: Mapping[str, Any] | None = None  # of the same content
         self.checkpoint: Checkpoint | None = None
         self._files: list[MappedFile] = []
         self.config: TransformerConfig | None = None
@@ -199,32 +200,34 @@ class _Examination:
         return _Found(f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete")
 
     def _identity(self) -> _Found:
+        """Compare with everything that says what the bytes should be."""
         checkpoint = self._opened()
-        said = []
+        said, wrong = [], []
         if self.pin is not None:
-            gguf = checkpoint.gguf
-            if checkpoint.path.is_dir() or (gguf is not None and len(gguf.paths) > 1):
-                text = f"{self.pin.source} has the digest of a file, the model is in several"
-                return _Found(text, "failed", "bitnet verify --against ATTESTATION")
-            digest = sha256_of(self.path)
-            if digest != self.pin.sha256:
-                text = f"SHA-256 is {digest}, {self.pin.source} says {self.pin.sha256}"
-                return _Found(text, "failed", "fetch it again: bitnet download-model --force")
-            said.append(f"SHA-256 as {self.pin.source} says")
+            digest = None if checkpoint.path.is_dir() or self._is_split() else sha256_of(self.path)
+            if digest == self.pin.sha256:
+                said.append(f"SHA-256 as {self.pin.source} says")
+            elif digest is None:
+                wrong.append(f"{self.pin.source} has the digest of a file, this is several")
+            else:
+                wrong.append(f"SHA-256 is {digest}, {self.pin.source} says {self.pin.sha256}")
         if self.against is not None:
-            wrong = compare(self.against, checkpoint)
-            if wrong:
-                text = f"not what {self.against.name} is attested to be: {listed(wrong)}"
-                return _Found(text, "failed", HINT)
-            said.append(f"as {self.against.name} is attested ({self.against.digest[:16]})")
+            name = self.against.name
+            if found := compare(self.against, checkpoint):
+                wrong.append(f"not what {name} is attested to be: {listed(found)}")
+            else:
+                said.append(f"as {name} is attested ({self.against.digest[:16]})")
+                self.trace = self.against.trace
         elif (known := recognise(checkpoint)) is not None:
-            if known.differences:
-                return _Found(known.text, "failed", HINT)
-            self.against = known.attestation
-            said.append(known.text)
-        if not said:
-            return _Found(UNPINNED, "note")
-        return _Found("; ".join(said))
+            (wrong if known.differences else said).append(known.text)
+            self.trace = None if known.differences else known.attestation.trace
+        if wrong:
+            return _Found("; ".join(wrong), "failed", HINT)
+        return _Found("; ".join(said)) if said else _Found(UNPINNED, "note")
+
+    def _is_split(self) -> bool:
+        gguf = self._opened().gguf
+        return gguf is not None and len(gguf.paths) > 1
 
     def _opened(self) -> Checkpoint:
         if self.checkpoint is None:
@@ -384,8 +387,7 @@ class _Examination:
         checkpoint = self._with_weights()
         if not self.fits:
             raise _Skipped("the tensors are not those of the architecture")
-        trace = self.against.trace if self.against is not None else None
-        status, text, hint = forward_verdict(checkpoint, self.tokenizer, trace)
+        status, text, hint = forward_verdict(checkpoint, self.tokenizer, self.trace)
         return _Found(text, status, hint)
 
 

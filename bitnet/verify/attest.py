@@ -10,6 +10,8 @@ name, that differs anywhere is a damaged one (or somebody's change, which can be
 
 from __future__ import annotations
 
+import logging
+import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -17,9 +19,9 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bitnet.errors import NotFound, VerificationFailed
+from bitnet.errors import BitnetError, NotFound, VerificationFailed
 from bitnet.formats.containers import open_checkpoint
-from bitnet.verify.attestation import Attestation, differences, digest_content, grids_of
+from bitnet.verify.attestation import Attestation, beside, differences, digest_content, grids_of
 from bitnet.verify.content import content_of
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ __all__ = [
     "HINT",
     "Recognition",
     "attest",
+    "attest_fetched",
     "attestation_of",
     "compare",
     "listed",
@@ -42,7 +45,10 @@ __all__ = [
     "refuse_damaged",
 ]
 
+logger = logging.getLogger(__name__)
+
 _SHOWN = 5
+_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")  # the first stands for all
 HINT = (
     "fetch it again; a change of yours: bitnet attest --model F --output FILE, "
     "then bitnet verify --against FILE"
@@ -182,6 +188,29 @@ def refuse_damaged(checkpoint: Checkpoint) -> Recognition | None:
     if found is not None and found.differences:
         raise VerificationFailed(f"{checkpoint.path}: {found.text}", hint=HINT)
     return found
+
+
+def attest_fetched(path: Path, *, fresh: bool) -> Path | None:
+    """Attest the GGUF file at *path*, whose digest was just checked, in a file beside it.
+
+    A folder is attested by ``bitnet attest`` once everything it shall hold is in it.
+
+    Args:
+        path: a fetched file; anything but a GGUF file is left alone.
+        fresh: it was fetched now, so that what was written before is about other bytes.
+
+    Returns:
+        The attestation's file; ``None`` if there is nothing to attest.
+    """
+    target = beside(path)
+    if path.suffix != ".gguf" or _LATER_PART.search(path.name) or (target.exists() and not fresh):
+        return None
+    try:
+        attest(open_checkpoint(path), trace=False).write(target)
+    except BitnetError as error:
+        logger.warning("%s is not attested: %s", path, error.message)
+        return None
+    return target
 
 
 def listed(found: Sequence[Difference]) -> str:

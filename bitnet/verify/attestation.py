@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,8 @@ from bitnet.verify.content import section_of
 from bitnet.verify.locate import Grid, grid_of, locate
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from bitnet.verify.content import Content, Items, Tensor
 
 __all__ = [
@@ -197,7 +199,7 @@ def digest_content(content: Content) -> tuple[dict[str, TensorDigest], dict[str,
 
 def grids_of(lists: Mapping[str, Items]) -> dict[str, Grid]:
     """For each long list the digests that locate a difference."""
-    return {key: grid_of(items) for key, items in lists.items()}
+    return {key: grid_of(items) for key, items in lists.items() if len(items)}
 
 
 def beside(model: Path) -> Path:
@@ -261,15 +263,26 @@ def _from_facts(facts: Mapping[str, Any]) -> Attestation:
     if not tensors and not keys:
         raise ValueError("an attestation of nothing")
     lists = {
-        str(key): Grid(int(grid["length"]), str(grid["rows"]), str(grid["columns"]))
+        str(key): Grid.checked(grid["length"], grid["rows"], grid["columns"])
         for key, grid in facts["lists"].items()
     }
-    trace = facts["trace"]
-    if not isinstance(trace, Mapping):
-        raise TypeError("the trace is not an object")
+    trace = _trace(facts["trace"])
     files = tuple(map(str, facts["files"]))
     name, architecture = str(facts["name"]), str(facts["architecture"])
     return Attestation(name, architecture, tensors, keys, lists, trace, files)
+
+
+def _trace(found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """*found* if it is a trace: ids, and for each backend a token and a number per id."""
+    rows = {name: rows for name, rows in found.items() if name != "ids"}
+    ids = [*found["ids"]] if rows else []
+    whole = all(isinstance(id, int) and id >= 0 for id in ids) and bool(ids or not rows)
+    for name, positions in rows.items():
+        whole &= name in ("reference", "native") and len(positions) == len(ids)
+        whole &= all(isinstance(id, int) and math.isfinite(value) for id, value in positions)
+    if not whole:
+        raise ValueError("not a trace")
+    return found
 
 
 def _hexadecimal(digest: Any) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import from_os_error
+from bitnet.errors import InvalidFormat, from_os_error
 from bitnet.formats import safetensors
 from bitnet.formats.gguf import Array
 
@@ -131,7 +131,10 @@ def content_of(checkpoint: Checkpoint) -> Content:
         InvalidFormat: a damaged file beside the weights.
     """
     if checkpoint.path.is_dir():
-        return _of_folder(checkpoint.path)
+        try:
+            return _of_folder(checkpoint.path)
+        except RecursionError:
+            raise InvalidFormat(f"{checkpoint.path}: a JSON file nests too deeply") from None
     tensors = {
         name: Tensor(weight.shape, weight.quant.name.removesuffix("_ARM"), weight.data.data)
         for name, weight in checkpoint.weights.items()
@@ -192,7 +195,7 @@ def _of_tokenizer(file: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Items
     lists: dict[str, Items] = {}
     model = dict(file["model"]) if isinstance(file.get("model"), dict) else {}
     vocabulary, merges = model.get("vocab"), model.get("merges")
-    if isinstance(vocabulary, dict) and all(isinstance(id, int) for id in vocabulary.values()):
+    if isinstance(vocabulary, dict) and all(map(_is_id, vocabulary.values())):
         model.pop("vocab")
         by_id = sorted(vocabulary.items(), key=lambda entry: entry[1])
         ids = np.array([id for _, id in by_id], dtype="<i8")
@@ -210,6 +213,10 @@ def _of_tokenizer(file: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Items
         id = entry.get("id") if isinstance(entry, dict) else None
         values[f"tokenizer.added.{id}"] = entry
     return values, lists
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
 
 
 def _flat(found: Mapping[str, Any], prefix: str) -> dict[str, Any]:

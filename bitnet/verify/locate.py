@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,6 +32,20 @@ class Grid:
     length: int
     rows: str
     columns: str
+
+    @classmethod
+    def checked(cls, length: int, rows: str, columns: str) -> Grid:
+        """A grid from a file.
+
+        Raises:
+            ValueError: there are not as many digests as so many items have.
+        """
+        side = _side(int(length))
+        counts = math.ceil(int(length) / side), min(side, int(length))
+        if (len(rows), len(columns)) != tuple(_SHORT * count for count in counts):
+            raise ValueError("not the digests of so many items")
+        bytes.fromhex(rows + columns)
+        return cls(int(length), rows, columns)
 
     @property
     def side(self) -> int:
@@ -69,7 +83,7 @@ def locate(grid: Grid, items: Items, tokens: Items | None = None) -> str:
     at = [row * grid.side + column for row, column in product(rows, columns)]
     at = [index for index in at if index < len(items)]
     if len(rows) == len(columns) == 2:
-        for first, second in ((at[0], at[-1]), (at[1], at[-2])):
+        for first, second in combinations(at, 2):
             if _fit_swapped(grid, items, first, second):
                 names = f"{first:,} {items.text(first)} and {second:,} {items.text(second)}"
                 return f"items {names} are swapped"

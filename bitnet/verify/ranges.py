@@ -81,6 +81,8 @@ def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
                 values = _sample(weight)
         except BitnetError:
             continue  # the check of weights says so
+        if not values.size:
+            continue  # the same
         with np.errstate(all="ignore"):
             size = float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
         if not math.isfinite(size):

@@ -62,7 +62,9 @@ def _vocabulary(content: Content) -> _Vocabulary | None:
         return _Vocabulary(
             _texts(tokens),
             _texts(lists.get("tokenizer.ggml.merges")),
-            dict(enumerate(types.numbers())) if types is not None else {},
+            dict(enumerate(types.numbers()))
+            if types is not None and types.kind != "string"
+            else {},
             tuple(values[name] for name in named if name in values),
             values.get("tokenizer.ggml.model") == "gpt2",
             values.get("tokenizer.ggml.pre"),
@@ -72,7 +74,9 @@ def _vocabulary(content: Content) -> _Vocabulary | None:
     added = {
         entry["id"]: entry
         for key, entry in values.items()
-        if key.startswith("tokenizer.added.") and isinstance(entry, dict)
+        if key.startswith("tokenizer.added.")
+        and isinstance(entry, dict)
+        and isinstance(entry.get("id"), int)
     }
     special = {id: CONTROL if entry.get("special") else 4 for id, entry in added.items()}
     texts = _texts(tokens)
@@ -83,7 +87,7 @@ def _vocabulary(content: Content) -> _Vocabulary | None:
         texts,
         _texts(lists.get("tokenizer.merges")),
         {id: special.get(id, NORMAL) for id in range(len(texts))} | special,
-        tuple(ids[end] for end in ends if end in ids),
+        tuple(ids[end] for end in ends if isinstance(end, str) and end in ids),
         values.get("tokenizer.model.type") == "BPE" and "tokenizer.decoder.type" in values,
         None,
     )

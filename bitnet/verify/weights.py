@@ -77,6 +77,8 @@ _ALL_ZERO_CODES = 0x55  # a byte of four I2_S codes for 0
 def weight_anomalies(weight: Weight) -> list[Anomaly]:
     """What is odd about the numbers of *weight*; an empty list when nothing is."""
     name = weight.quant.name
+    if not weight.data.size or 0 in weight.shape:
+        return [Anomaly(fatal=True, text=f"{weight.name}: it holds no numbers")]
     try:
         if name in _FLOATS:
             found = _float_anomalies(weight)
@@ -89,7 +91,7 @@ def weight_anomalies(weight: Weight) -> list[Anomaly]:
         else:
             found = _value_anomalies(weight, dequantize(weight))
     except BitnetError as error:
-        found = [Anomaly(fatal=False, text=f"{weight.name}: not examined: {error.message}")]
+        found = [Anomaly(fatal=True, text=f"{weight.name}: not examined: {error.message}")]
     return found
 
 
@@ -172,6 +174,8 @@ def _ternary_anomalies(weight: Weight) -> list[Anomaly]:
 
 def _ternary_scale_anomalies(weight: Weight, scales: NDArray[np.float32]) -> list[Anomaly]:
     """A ternary scale is a mean of absolute weights: finite, above zero."""
+    if not scales.size:
+        return [Anomaly(fatal=True, text=f"{weight.name}: it has no scale")]
     wrong = scales[~(np.isfinite(scales) & (scales > 0))]
     if not wrong.size:
         return []

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from hub_server import HubServer
+from tiny_models import tiny_gguf
 
 from bitnet import settings
 from bitnet.hub import lockfile
@@ -90,6 +91,29 @@ def test_download_model_puts_the_file_where_the_tutorial_says(hub, bitnet, tmp_p
         assert (done.code, done.out) == (0, f"{expected}\n")
         assert (tmp_path / "work" / expected).read_bytes() == b"GGUF..."
         assert "Licence: MIT" in done.err
+
+
+def test_a_fetched_model_is_attested_beside_it_and_then_pinned(hub, bitnet, tmp_path):
+    content = tiny_gguf(tmp_path / "tiny.gguf").read_bytes()
+    hub.add("org/tiny", "tiny.gguf", content)
+    words = ("download-model", "--id", "org/tiny", "--file", "tiny.gguf", "--out", "here")
+    assert bitnet(*words).code == 0
+    model = tmp_path / "work/here/tiny.gguf"
+    (tmp_path / "work" / lockfile.NAME).unlink()
+    report = json.loads(bitnet("verify", "--model", model, "--json").out)
+    assert (report["passed"], report["pinned"]) == (True, True)
+    model.unlink()  # the store keeps its own copy
+    tiny_gguf(model, **{"llama.rope.freq_base": 3e4})
+    done = bitnet("verify", "--model", model)
+    assert done.code == 15
+    assert "key llama.rope.freq_base is not attested" in done.out
+
+
+def test_a_split_model_is_attested_once(hub, bitnet, tmp_path):
+    for number in (1, 2):
+        hub.add("org/split", f"m-Q8_0-0000{number}-of-00002.gguf", b"GGUF" + bytes(number))
+    done = bitnet("download-model", "--id", "org/split")
+    assert done.err.count("is not attested") == 1
 
 
 def test_several_matches_are_listed_and_nothing_is_fetched(hub, bitnet):

@@ -18,6 +18,7 @@ from bitnet.verify.attest import attest, attestation_of, compare, pinned, recogn
 from bitnet.verify.attestation import Attestation
 from bitnet.verify.content import Items, content_of
 from bitnet.verify.locate import grid_of, locate
+from bitnet.verify.vocabulary import vocabulary_out_of_range
 
 SCHEMA = json.loads((resources.files("bitnet.verify") / "attestation.schema.json").read_text())
 WORDS = [f"w{number}" for number in range(300)]
@@ -203,6 +204,12 @@ def test_a_changed_attestation_is_refused(original, tmp_path):
         facts | {"tensors": {}},
         facts | {"tensors": {}, "keys": {}},
         facts | {"digest": None},
+        facts | {"trace": {"native": [[1, -0.5]]}},
+        facts | {"trace": {"ids": [1], "native": [[1, float("nan")]]}},
+        facts | {"trace": {"ids": [1, 2], "native": [[1, -0.5]]}},
+        facts | {"trace": {"ids": [1], "native": None}},
+        facts | {"lists": {key: {"length": 3, "rows": "", "columns": ""}}},
+        facts | {"lists": {key: {"length": None, "rows": "", "columns": ""}}},
         {"schema": 1},
         [],
     ]
@@ -298,3 +305,30 @@ def test_a_digest_on_the_command_line_is_compared(bitnet, original, digits, code
 
 def test_an_empty_name_to_compare_with_is_not_no_comparison(bitnet, original):
     assert bitnet("verify", "--model", original, "--against=").code == 2
+
+
+ODD_TOKENIZERS = [
+    {},
+    {"model": None, "added_tokens": None},
+    {"model": {"vocab": {}, "merges": []}, "added_tokens": [None, {}, {"id": "x"}]},
+    {"model": {"vocab": {"a": 10**30, "b": None}, "merges": [[1, 2], "x", None]}},
+    {"model": {"vocab": [["a", 1]], "merges": {"a": 1}}, "added_tokens": {"id": 1}},
+    {"model": {"vocab": {"a": 0, "\ud800": 1}, "type": ["BPE"]}, "decoder": {"type": None}},
+]
+
+
+@pytest.mark.parametrize("tokenizer", ODD_TOKENIZERS)
+def test_a_strange_tokenizer_file_has_a_digest_and_no_traceback(tmp_path, tokenizer):
+    folder = tiny_folder(tmp_path / "m", "llama")
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": [1], "bos_token": {}}))
+    checkpoint = open_checkpoint(folder)
+    assert compare(attest(checkpoint, trace=False), checkpoint) == []
+    vocabulary_out_of_range(content_of(checkpoint))
+
+
+def test_a_list_of_the_wrong_type_has_a_digest_and_no_traceback(tmp_path):
+    keys = {"tokenizer.ggml.token_type": Typed(STRING, ["a"]), "tokenizer.ggml.eos_token_id": "x"}
+    checkpoint = open_checkpoint(model(tmp_path / "m.gguf", keys=keys))
+    assert compare(attest(checkpoint, trace=False), checkpoint) == []
+    vocabulary_out_of_range(content_of(checkpoint))

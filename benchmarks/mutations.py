@@ -1,0 +1,123 @@
+"""How many of the damages of tests/damages.py each stage of verify catches on a real model.
+
+    python benchmarks/mutations.py models/SmolLM2-135M-Instruct.Q4_1.gguf
+
+The test tests/verify/test_mutation_gate.py does the same with small models in a few seconds; this
+takes some minutes, and writes a damaged copy of the model at a time.
+"""
+
+import argparse
+import copy
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from builders import INT32, STRING, Tensor, Typed, write_gguf
+from damages import DAMAGES, FILE_DAMAGES, Model, Stored
+from verify.test_mutation_gate import ALL, STAGES, stages_that_catch
+
+from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.gguf import Array
+from bitnet.verify.attest import attest
+
+TYPES = {"string": STRING, "int32": INT32}
+PREFIX = "tokenizer.ggml."
+LISTS = {f"{PREFIX}tokens": "tokens", f"{PREFIX}merges": "merges", f"{PREFIX}token_type": "types"}
+
+
+def names(architecture):
+    """Key in the file of each value that damages change."""
+    return {
+        "rope_theta": f"{architecture}.rope.freq_base",
+        "eps": f"{architecture}.attention.layer_norm_rms_epsilon",
+        "kv_heads": f"{architecture}.attention.head_count_kv",
+        "context": f"{architecture}.context_length",
+        "bos": f"{PREFIX}bos_token_id",
+        "eos": f"{PREFIX}eos_token_id",
+        "add_bos": f"{PREFIX}add_bos_token",
+        "pre": f"{PREFIX}pre",
+        "template": "tokenizer.chat_template",
+    }
+
+
+def load(path):
+    """The model at *path*, its numbers as views into the file, and its other keys."""
+    checkpoint = open_checkpoint(path)
+    keys = {key: value for key, value in checkpoint.metadata.items() if key not in LISTS}
+    for key, value in keys.items():
+        if isinstance(value, Array):
+            keys[key] = Typed(TYPES[value.item_type], list(value))
+    values = {name: keys.pop(key, None) for name, key in names(checkpoint.architecture).items()}
+    values["add_bos"] = bool(values["add_bos"])
+    tensors = {
+        name: Stored(weight.shape, weight.quant.name, np.asarray(weight.data))
+        for name, weight in checkpoint.weights.items()
+    }
+    lists = {field: list(checkpoint.metadata[key]) for key, field in LISTS.items()}
+    return Model(checkpoint.architecture, tensors, values, keys=keys, **lists), checkpoint
+
+
+def write(model, ids, folder):
+    """*model* as a file in *folder*."""
+    keys = dict(model.keys)
+    keys |= {key: model.values[name] for name, key in names(model.architecture).items()}
+    keys |= {
+        key: Typed(INT32 if field == "types" else STRING, getattr(model, field))
+        for key, field in LISTS.items()
+    }
+    tensors = [
+        Tensor(name, one.shape, ids[one.encoding], one.raw.tobytes())
+        for name, one in model.tensors.items()
+    ]
+    keys = {key: value for key, value in keys.items() if value is not None}
+    return write_gguf(folder / "model.gguf", keys, tensors)
+
+
+def damaged(model, ids, folder):
+    """Every damage's name and the model with it."""
+    for name, damage in DAMAGES.items():
+        changed = copy.copy(model)
+        changed.tensors = {
+            key: Stored(one.shape, one.encoding, one.raw) for key, one in model.tensors.items()
+        }
+        for key, one in changed.tensors.items():  # what damages write to is copied
+            if key.startswith(("blk.2.", "blk.3.")) or not key.startswith("blk."):
+                one.raw = one.raw.copy()
+        for part in ("values", "tokens", "merges", "types"):
+            setattr(changed, part, copy.copy(getattr(model, part)))
+        damage(changed)
+        yield name, write(changed, ids, folder)
+    for name, damage in FILE_DAMAGES.items():
+        path = write(model, ids, folder)
+        path.write_bytes(damage(path.read_bytes()))
+        yield name, path
+
+
+def main():
+    """Print what each stage catches, and what none but the comparison does."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", type=Path, help="a GGUF file of a LLaMA")
+    model, checkpoint = load(parser.parse_args().model)
+    ids = {weight.quant.name: weight.quant.ggml_id for weight in checkpoint.weights.values()}
+    counts = dict.fromkeys((*STAGES, "alone", "against"), 0)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        attestation = attest(open_checkpoint(write(model, ids, folder)), trace=False)
+        for damage, path in damaged(model, ids, folder):
+            started = time.perf_counter()
+            stages = stages_that_catch(path, attestation)
+            for stage in stages:
+                counts[stage] += 1
+            found = ", ".join(sorted(stages - {"alone"}))
+            print(f"{damage}: {found} ({time.perf_counter() - started:.0f} s)", flush=True)
+    for stage, count in counts.items():
+        print(f"{stage} caught {count} of {ALL}")
+
+
+if __name__ == "__main__":
+    main()
