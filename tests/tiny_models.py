@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from builders import Tensor, vocabulary, write_gguf
 
+from bitnet.families.family import of_gguf
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.binding import expected_tensors
@@ -31,12 +32,28 @@ KEYS = {
     "attention.layer_norm_rms_epsilon": 1e-5,
     "attention.sliding_window": 0,
 }
-FAMILIES = ("bitnet", "bitnet-b1.58", "gemma2", "gemma3", "llama", "phi3", "qwen2", "qwen3")
+FAMILIES = (
+    "bitnet",
+    "bitnet-b1.58",
+    "ernie4_5",
+    "exaone4",
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "granite",
+    "helium",
+    "llama",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+)
 
 
 def metadata(architecture, **more):
     keys = KEYS | more
-    if architecture.startswith("gemma"):
+    if architecture in ("gemma2", "gemma3"):
         keys["attention.sliding_window"] = 4
     own = {f"{architecture}.{key}": value for key, value in keys.items()}
     return {"general.architecture": architecture} | own
@@ -45,7 +62,7 @@ def metadata(architecture, **more):
 def tiny(architecture, *, seed=0, **more):
     """An F32 checkpoint with random weights, norms near one."""
     rng = np.random.default_rng(seed)
-    rope_style = "interleaved" if architecture == "llama" else "half"
+    rope_style = of_gguf(architecture).gguf_rope_style
     embedding = _f32("token_embd.weight", rng.standard_normal((VOCAB, DIM)) * 0.5)
     weights = {embedding.name: embedding}
     keys = metadata(architecture, **more)

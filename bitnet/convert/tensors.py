@@ -11,6 +11,7 @@ import numpy as np
 
 from bitnet.convert.request import TERNARY
 from bitnet.errors import Unsupported, VerificationFailed
+from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint
 from bitnet.models.load import config_from
 from bitnet.quants import registry, types
@@ -235,7 +236,8 @@ def _row_order(weight: Weight, checkpoint: Checkpoint) -> NDArray[np.intp] | Non
     Raises:
         Unsupported: only a part of each head is rotated.
     """
-    if checkpoint.architecture != "llama" or checkpoint.rope_style == "interleaved":
+    family = of_gguf(checkpoint.architecture)
+    if family is None or family.gguf_rope_style == checkpoint.rope_style:
         return None
     part = weight.name.rpartition(".")[0].rpartition(".")[2]
     if part not in ("attn_q", "attn_k"):
@@ -244,7 +246,7 @@ def _row_order(weight: Weight, checkpoint: Checkpoint) -> NDArray[np.intp] | Non
     if config.rope.dims != config.head_dim:
         raise Unsupported(
             f"{checkpoint.path.name}: {config.rope.dims} of {config.head_dim} elements of a head "
-            "are rotated; a llama GGUF file cannot say that",
+            "are rotated; a GGUF file of this architecture cannot say that",
             hint="run the folder as it is",
         )
     heads = config.n_heads if part == "attn_q" else config.n_kv_heads

@@ -64,6 +64,7 @@ class Family:
         layered_rope: layers with a window have a rope of their own.
         norms_from_zero: ``config.json``'s container stores what norms add to one.
         rope_style: pairs of rotated elements in a folder's weights.
+        gguf_rope_style: the same in a GGUF file, for which converters move rows.
         translate: more GGUF keys from a ``config.json``.
         block: fields of the transformer's configuration that always hold.
         configure: more of these fields, from the keys and the fields so far.
@@ -84,6 +85,7 @@ class Family:
     layered_rope: bool = False
     norms_from_zero: bool = False
     rope_style: Literal["interleaved", "half"] = "half"
+    gguf_rope_style: Literal["interleaved", "half"] = "half"
     translate: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=lambda _config: {})
     block: Mapping[str, Any] = field(default_factory=dict)
     configure: Callable[[Keys, Mapping[str, Any]], dict[str, Any]] = field(

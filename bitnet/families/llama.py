@@ -11,6 +11,7 @@ register(
         architecture="llama",
         model_types=("llama",),
         activation="silu",
+        gguf_rope_style="interleaved",
         defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
         config_keys={
             "attention_bias": read("biases around attention"),

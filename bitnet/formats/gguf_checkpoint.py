@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitnet.families.family import of_gguf
 from bitnet.families.rules import without
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.gguf import GGUF, MAGIC
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import RopeStyle
 
 __all__ = ["open_gguf", "recognises"]
-
-# Converters permute the query and key rows of these, so that pairs lie side by side.
-_INTERLEAVED = frozenset({"llama"})
 
 
 def recognises(path: Path) -> bool:
@@ -49,7 +47,8 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         )
         for name, info in gguf.tensors.items()
     }
-    style: RopeStyle = "interleaved" if gguf.architecture in _INTERLEAVED else "half"
+    family = of_gguf(gguf.architecture)
+    style: RopeStyle = family.gguf_rope_style if family else "half"
     metadata: Mapping[str, Any] = gguf.metadata
     if ignore_keys:
         metadata = without(metadata, ignore_keys)

@@ -22,6 +22,9 @@ _READ_ELSEWHERE = frozenset(
     {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 )
 
+# What they give is added to the residual stream.
+_ADDED = (".attn_output", ".ffn_down")
+
 
 @dataclass
 class _Expected:
@@ -58,8 +61,8 @@ def expected_tensors(
 def _expect_block(expected: _Expected, config: TransformerConfig, block: str) -> None:
     dim, heads = config.dim, config.n_heads * config.head_dim
     kv = config.n_kv_heads * config.head_dim
-    expected.norm(f"{block}.attn_norm", dim)
-    expected.norm(f"{block}.ffn_norm", dim)
+    expected.norm(f"{block}.attn_norm", dim, wanted=config.pre_norms)
+    expected.norm(f"{block}.ffn_norm", dim, wanted=config.pre_norms)
     if config.fused:
         expected.linear(f"{block}.attn_qkv", heads + 2 * kv, dim, bias=config.qkv_bias)
         expected.linear(f"{block}.ffn_up", 2 * config.ffn_dim, dim)
@@ -71,8 +74,10 @@ def _expect_block(expected: _Expected, config: TransformerConfig, block: str) ->
         expected.linear(f"{block}.ffn_up", config.ffn_dim, dim)
     expected.linear(f"{block}.attn_output", dim, heads)
     expected.linear(f"{block}.ffn_down", dim, config.ffn_dim)
-    expected.norm(f"{block}.attn_q_norm", config.head_dim, wanted=config.qk_norm)
-    expected.norm(f"{block}.attn_k_norm", config.head_dim, wanted=config.qk_norm)
+    q_norm, k_norm = (heads, kv) if config.wide_qk_norm else (config.head_dim, config.head_dim)
+    qk_norm = config.qk_norm or config.wide_qk_norm
+    expected.norm(f"{block}.attn_q_norm", q_norm, wanted=qk_norm)
+    expected.norm(f"{block}.attn_k_norm", k_norm, wanted=qk_norm)
     expected.norm(f"{block}.attn_sub_norm", heads, wanted=config.sub_norms)
     expected.norm(f"{block}.ffn_sub_norm", config.ffn_dim, wanted=config.sub_norms)
     expected.norm(f"{block}.post_attention_norm", dim, wanted=config.post_norms)
@@ -116,6 +121,8 @@ def bind(
         scale = checkpoint.numbers(name.removesuffix("weight") + "scale", (1,))
         if scale is not None and name.endswith(".weight"):
             weight = replace(weight, scale=weight.scale * float(scale[0]))
+        if name.rpartition(".")[0].endswith(_ADDED) and config.residual_scale != 1:
+            weight = replace(weight, scale=weight.scale * config.residual_scale)
         looked_up = name in by_row or (
             name == "token_embd.weight" and "output.weight" in checkpoint.weights
         )

@@ -45,6 +45,11 @@ class TransformerConfig:
         fused: query, key and value in one matrix, gate and up in another (Phi-3).
         qkv_bias: biases the family must have; others may still have them.
         qk_norm: RMS norms on each query and key head.
+        wide_qk_norm: one RMS norm on all of the query and one on all of the key (OLMo 2).
+        pre_norms: RMS norms before attention and feed-forward.
+        rotated: per layer, whether queries and keys are rotated; empty: all are.
+        residual_scale: factor on what attention and feed-forward add (Granite).
+        logit_scale: factor on logits (Granite).
         sub_norms: RMS norms before the output projections (BitNet).
         post_norms: RMS norms after attention and feed-forward (Gemma).
     """
@@ -70,6 +75,11 @@ class TransformerConfig:
     fused: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    wide_qk_norm: bool = False
+    pre_norms: bool = True
+    rotated: tuple[bool, ...] = ()
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
     sub_norms: bool = False
     post_norms: bool = False
 

@@ -75,7 +75,7 @@ def is_screened(
     if exact_head == "off" or weight is None or len(weight.shape) != 2:
         return False
     reason = reason_against(ops, weight)
-    if "output.bias" in checkpoint.weights or config.final_softcap:
+    if "output.bias" in checkpoint.weights or config.final_softcap or config.logit_scale != 1:
         reason = "its logits are changed afterwards"
     if head_name(checkpoint).replace("weight", "scale") in checkpoint.weights:
         reason = "it has a scale of its own"

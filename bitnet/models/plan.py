@@ -73,17 +73,20 @@ class _Writer:
         window = config.windows[layer]
         local = bool(window) and config.local_rope is not None
         rotation = config.local_rope if local and config.local_rope else config.rope
-        yield Norm("h", "x", f"{block}.attn_norm.weight")
-        yield Mark(f"attn_norm-{layer}", "h")
+        source = "h" if config.pre_norms else "x"
+        if config.pre_norms:
+            yield Norm("h", "x", f"{block}.attn_norm.weight")
+        yield Mark(f"attn_norm-{layer}", source)
         if config.fused:
-            yield self._linear(("qkv",), "h", (f"{block}.attn_qkv",))
+            yield self._linear(("qkv",), source, (f"{block}.attn_qkv",))
             yield Split(("q", "k", "v"), "qkv")
         else:
-            yield self._linear(("q", "k", "v"), "h", [f"{block}.attn_{part}" for part in "qkv"])
+            yield self._linear(("q", "k", "v"), source, [f"{block}.attn_{part}" for part in "qkv"])
         yield from self._norm("q", f"{block}.attn_q_norm")
         yield from self._norm("k", f"{block}.attn_k_norm")
-        yield Rotate("q", rotation)
-        yield Rotate("k", rotation)
+        if not config.rotated or config.rotated[layer]:
+            yield Rotate("q", rotation)
+            yield Rotate("k", rotation)
         for part in "qkv":
             yield Mark(f"{part.upper()}cur-{layer}", part)
         yield Attend(
@@ -106,14 +109,16 @@ class _Writer:
         yield Add("x", "h")
 
     def _feed_forward(self, layer: int, block: str) -> Iterator[Instruction]:
-        yield Norm("h", "x", f"{block}.ffn_norm.weight")
-        yield Mark(f"ffn_norm-{layer}", "h")
+        source = "h" if self._config.pre_norms else "x"
+        if self._config.pre_norms:
+            yield Norm("h", "x", f"{block}.ffn_norm.weight")
+        yield Mark(f"ffn_norm-{layer}", source)
         if self._config.fused:
-            yield self._linear(("gate_up",), "h", (f"{block}.ffn_up",))
+            yield self._linear(("gate_up",), source, (f"{block}.ffn_up",))
             yield Split(("gate", "up"), "gate_up")
         else:
             names = (f"{block}.ffn_gate", f"{block}.ffn_up")
-            yield self._linear(("gate", "up"), "h", names)
+            yield self._linear(("gate", "up"), source, names)
         yield Mark(f"ffn_gate-{layer}", "gate")
         yield Mark(f"ffn_up-{layer}", "up")
         yield Gate("act", "gate", "up", self._config.activation)

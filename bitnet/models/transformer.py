@@ -116,6 +116,8 @@ class Model:
         """Logits of hidden states, ``(n, dim)`` to ``(n, vocab_size)``."""
         logits = self.ops.linear(hidden, self._head, self._weights.get("output.bias"))
         self.check_files()
+        if self.config.logit_scale != 1:
+            logits = logits * logits.dtype.type(self.config.logit_scale)
         cap = self.config.final_softcap
         return self.ops.softcap(logits, cap) if cap else logits
 

@@ -77,6 +77,26 @@ CASES = {
         "Gemma3",
         {"head_dim": 32, "sliding_window": 5, "num_hidden_layers": 7, "query_pre_attn_scalar": 24},
     ),
+    "gemma1": ("Gemma", {"head_dim": 32}),
+    "olmo2": ("Olmo2", {}),
+    "olmo2-biases": ("Olmo2", {"attention_bias": True}),
+    "exaone4-windows": ("Exaone4", {"num_hidden_layers": 5, "sliding_window": 6}),
+    "exaone4": ("Exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5}),
+    "smollm3-biases": ("SmolLM3", {"num_hidden_layers": 4, "attention_bias": True}),
+    "ernie4.5": ("Ernie4_5", {"head_dim": 16}),
+    "ernie4.5-biases": ("Ernie4_5", {"head_dim": 32, "use_bias": True}),
+    "helium": ("Helium", {"head_dim": 16, "attention_bias": True, "mlp_bias": True}),
+    "granite": (
+        "Granite",
+        {
+            "attention_multiplier": 0.1,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 5.0,
+        },
+    ),
+    "granite-biases": ("Granite", {"residual_multiplier": 0.5, "attention_bias": True}),
     "gemma3-linear-rope": (
         "Gemma3",
         {

@@ -1,0 +1,59 @@
+"""Exaone 4: norms after attention and feed-forward, none before; layers that see all do not rotate.
+
+Where no layer has a window, all of them rotate.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bitnet.families.family import Family, register
+from bitnet.families.rules import read
+from bitnet.families.windows import alternating
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.families.family import Keys
+
+
+def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+    if config.get("sliding_window") is None:
+        kinds = config.get("layer_types")
+        if kinds is not None and "sliding_attention" in kinds:
+            raise ValueError("layers with a window in layer_types, and no sliding_window")
+        return {"attention.sliding_window": 0}
+    return alternating(4, "sliding_window_pattern")(config)
+
+
+def _configure(_keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
+    windows = fields["windows"]
+    return {"rotated": tuple(bool(window) or not any(windows) for window in windows)}
+
+
+register(
+    Family(
+        title="Exaone 4",
+        architecture="exaone4",
+        model_types=("exaone4",),
+        activation="silu",
+        defaults={
+            "num_key_value_heads": 32,
+            "sliding_window": 4096,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 2048,
+        },
+        config_keys={
+            "layer_types": read("which layers have a window"),
+            "sliding_window": read("positions a query sees"),
+            "sliding_window_pattern": read("one of so many layers sees everything"),
+        },
+        tensors={
+            "post_attention_layernorm": "post_attention_norm",
+            "post_feedforward_layernorm": "post_ffw_norm",
+        },
+        translate=_translate,
+        block={"pre_norms": False, "post_norms": True, "qk_norm": True, "period": 4},
+        configure=_configure,
+    )
+)

@@ -1,0 +1,42 @@
+"""Gemma 1: GeGLU and scaled embeddings; norms before attention and feed-forward only."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from bitnet.families.family import ATTENTION, Family, register
+from bitnet.families.rules import neutral, read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.families.family import Keys
+
+
+def _configure(_keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"embedding_scale": math.sqrt(fields["dim"])}
+
+
+register(
+    Family(
+        title="Gemma 1",
+        architecture="gemma",
+        model_types=("gemma",),
+        activation="gelu_pytorch_tanh",
+        defaults={
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "head_dim": 256,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 8192,
+            "tie_word_embeddings": True,
+        },
+        config_keys={"attention_bias": read("biases around attention")},
+        gguf_keys={"attention.sliding_window": neutral(0)},
+        biases={"attention_bias": ATTENTION},
+        norms_from_zero=True,
+        block={"activation": "gelu_tanh"},
+        configure=_configure,
+    )
+)

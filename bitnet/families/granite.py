@@ -1,0 +1,68 @@
+"""Granite, the dense models: Llama with factors on embeddings, scores, branches and logits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bitnet.families.family import ATTENTION, MLP, Family, register
+from bitnet.families.rules import neutral, read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.families.family import Keys
+
+
+def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention.scale": float(config["attention_multiplier"]),
+        "embedding_scale": float(config["embedding_multiplier"]),
+        "residual_scale": float(config["residual_multiplier"]),
+        "logit_scale": float(config["logits_scaling"]),
+    }
+
+
+def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention_scale": keys.number("attention.scale", 0.0) or fields["attention_scale"],
+        "embedding_scale": keys.number("embedding_scale", 1.0) or 1.0,
+        "residual_scale": keys.number("residual_scale", 1.0) or 1.0,
+        "logit_scale": 1 / (keys.number("logit_scale", 1.0) or 1.0),
+    }
+
+
+register(
+    Family(
+        title="Granite, dense",
+        architecture="granite",
+        model_types=("granite",),
+        activation="silu",
+        gguf_rope_style="interleaved",
+        defaults={
+            "attention_multiplier": 1.0,
+            "embedding_multiplier": 1.0,
+            "residual_multiplier": 1.0,
+            "logits_scaling": 1.0,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 2048,
+        },
+        config_keys={
+            "attention_bias": read("biases around attention"),
+            "mlp_bias": read("biases in the feed-forward network"),
+            "attention_multiplier": read("factor on scores"),
+            "embedding_multiplier": read("factor on embeddings"),
+            "residual_multiplier": read("factor on what attention and feed-forward add"),
+            "logits_scaling": read("logits are divided by it"),
+        },
+        gguf_keys={
+            "attention.sliding_window": neutral(0),
+            "attention.scale": read("on scores"),
+            "embedding_scale": read("on embeddings"),
+            "residual_scale": read("on what attention and feed-forward add"),
+            "logit_scale": read("logits are divided by it"),
+        },
+        biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+        translate=_translate,
+        configure=_configure,
+    )
+)

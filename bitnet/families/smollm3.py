@@ -1,0 +1,65 @@
+"""SmolLM3: Llama, every fourth layer of which does not rotate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bitnet.families.family import ATTENTION, MLP, Family, register
+from bitnet.families.rules import neutral, read
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.families.family import Keys
+
+_STEP = 4
+
+
+def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+    layers = config["num_hidden_layers"]
+    usual = _rotated(layers)
+    given = config.get("no_rope_layers")
+    if given is None:
+        step = config["no_rope_layer_interval"]
+        given = [(layer + 1) % step != 0 for layer in range(layers)]
+    if tuple(map(bool, given)) != usual:
+        raise ValueError("no_rope_layers that are not every fourth layer")
+    return {}
+
+
+def _rotated(layers: int) -> tuple[bool, ...]:
+    return tuple((layer + 1) % _STEP != 0 for layer in range(layers))
+
+
+def _configure(_keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rotated": _rotated(fields["n_layers"])}
+
+
+register(
+    Family(
+        title="SmolLM3",
+        architecture="smollm3",
+        model_types=("smollm3",),
+        activation="silu",
+        gguf_rope_style="interleaved",
+        defaults={
+            "num_key_value_heads": 4,
+            "rope_theta": 2e6,
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 32768,
+            "no_rope_layer_interval": 4,
+            "tie_word_embeddings": True,
+        },
+        config_keys={
+            "attention_bias": read("biases around attention"),
+            "mlp_bias": read("biases in the feed-forward network"),
+            "no_rope_layers": read("must be every fourth layer"),
+            "no_rope_layer_interval": read("must be 4, unless `no_rope_layers` says so"),
+            "use_sliding_window": neutral(None, False),
+        },
+        gguf_keys={"attention.sliding_window": neutral(0)},
+        biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+        translate=_translate,
+        configure=_configure,
+    )
+)
