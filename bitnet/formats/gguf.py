@@ -136,6 +136,7 @@ class GGUF:
             Unsupported: GGUF version 1, big-endian, or a newer version.
             NotFound: no such file, or a part of the model is missing.
             PermissionDenied: the file may not be read.
+            IntegrityError: the file changed while its header was read.
         """
         paths = _part_paths(Path(path))
         maps: list[MappedFile] = []
@@ -150,6 +151,8 @@ class GGUF:
             _check_split_total(opened, len(paths))
             if verify_extents:
                 opened.verify_extents()
+            for mapped in maps:
+                mapped.check()
             logger.debug(
                 "%s: model type %s, dialect %s, %d tensors in %d files",
                 opened.path.name,
@@ -199,9 +202,18 @@ class GGUF:
         return f"<GGUF {self.path.name}: {self.architecture or '?'}, {len(self.tensors)} tensors>"
 
     def close(self) -> None:
-        """Give the mapping back, or leave that to the last view that was handed out."""
+        """Give the mapping back, or leave that to the last view that was handed out.
+
+        Raises:
+            IntegrityError: a part of the file was gone when it was read.
+        """
         self._views = []
-        _close(self._maps)
+        maps, self._maps = self._maps, []
+        try:
+            for mapped in maps:
+                mapped.check_reads()
+        finally:
+            _close(maps)
 
     @property
     def paths(self) -> list[Path]:

@@ -80,18 +80,15 @@ class MappedFile(mmap.mmap):
         mapped._file = file
         mapped._let_go = []
         mapped._at_the_end(os.close, file)
+        mapped._guard_reads()
         return mapped
 
-    def guard(self) -> None:
+    def _guard_reads(self) -> None:
         """Let reads of what is no longer there give zeros; :meth:`check` tells of them."""
-        import numpy as np
-
         module = native.module()
-        if module is None or self._guard:
-            return
-        address = np.frombuffer(self, dtype=np.uint8).ctypes.data
-        self._guard = module, module.guard_mapping(address, len(self))
-        self._at_the_end(module.release_mapping, self._guard[1])
+        if module is not None:
+            self._guard = module, module.guard_mapping(self)
+            self._at_the_end(module.release_mapping, self._guard[1])
 
     def close(self) -> None:
         """Give the mapping back.
@@ -118,6 +115,14 @@ class MappedFile(mmap.mmap):
             raise self._changed(f"{before.st_size:,} bytes when it was opened, {now.st_size:,} now")
         if now.st_mtime_ns != before.st_mtime_ns:
             raise self._changed("it has been written to since it was opened")
+        self.check_reads()
+
+    def check_reads(self) -> None:
+        """Make sure that everything read so far was there.
+
+        Raises:
+            IntegrityError: a part of the file was gone when it was read.
+        """
         if self._guard and self._guard[0].is_torn(self._guard[1]):
             raise self._changed("a part of it could not be read")
 
@@ -151,14 +156,12 @@ def mapped_files(arrays: Iterable[NDArray[np.uint8]]) -> list[MappedFile]:
 
 @contextmanager
 def unchanged(arrays: Iterable[NDArray[np.uint8]]) -> Iterator[None]:
-    """While *arrays* are read: their files are guarded, and checked at the end.
+    """While *arrays* are read; their files are checked at the end.
 
     Raises:
         IntegrityError: one of them changed; what was made of it is worth nothing.
     """
     files = mapped_files(arrays)
-    for file in files:
-        file.guard()
     try:
         yield
     finally:

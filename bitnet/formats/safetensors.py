@@ -90,14 +90,17 @@ def read_file(path: Path) -> dict[str, Tensor]:
     Raises:
         NotFound: there is no such file.
         InvalidFormat: it is damaged or truncated.
+        IntegrityError: it changed while its header was read.
     """
-    view = memoryview(MappedFile.open(path))
+    mapped = MappedFile.open(path)
+    view = memoryview(mapped)
     if len(view) < 8:
         raise _damaged(path, "it ends before its header")
     (length,) = struct.unpack_from("<Q", view)
     if length > min(_MAX_HEADER_BYTES, len(view) - 8):
         raise _damaged(path, f"its header of {length:,} bytes does not fit {len(view):,} bytes")
     directory = _parse_json(bytes(view[8 : 8 + length]), path)
+    mapped.check()
     data = np.frombuffer(view[8 + length :], dtype=np.uint8)
     return {
         name: _tensor(name, entry, data, path)

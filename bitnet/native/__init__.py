@@ -28,7 +28,7 @@ __all__ = ["backend_name", "cpu_features", "module", "processor"]
 
 logger = logging.getLogger(__name__)
 
-INTERFACE = 4  # what C++ and Python take and give each other; CMakeLists.txt reads this line
+INTERFACE = 5  # what C++ and Python take and give each other; CMakeLists.txt reads this line
 
 _BACKENDS = ("auto", "native", "reference")
 _INSTALL = "install a C++ compiler, then: pip install --force-reinstall bitnet-xtask"

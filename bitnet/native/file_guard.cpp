@@ -97,10 +97,18 @@ bool is_torn(int i) { return i >= 0 && i < kRanges && ranges[i].torn.load(); }
 
 #endif
 
+int guard_buffer(nb::handle mapped) {
+    Py_buffer view{};
+    if (PyObject_GetBuffer(mapped.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+    const int number = guard(reinterpret_cast<uintptr_t>(view.buf), static_cast<size_t>(view.len));
+    PyBuffer_Release(&view);
+    return number;
+}
+
 }  // namespace
 
 void bind_file_guard(nb::module_& m) {
-    m.def("guard_mapping", &guard, "address"_a, "length"_a,
+    m.def("guard_mapping", &guard_buffer, "mapped"_a,
           "Let reads behind the end of a mapped file give zeros; a number for the functions below, -1: cannot be.");
     m.def("release_mapping", &release, "number"_a, "Before or after the mapping goes.");
     m.def("is_torn", &is_torn, "number"_a, "Whether such a read has been.");

@@ -30,7 +30,7 @@ def parse_merges(lines: Sequence[str], tokens: Sequence[str]) -> list[tuple[int,
     return pair_merges(halves, tokens)
 
 
-def pair_merges(halves: Sequence[tuple[str, str]], tokens: Sequence[str]) -> list[tuple[int, int]]:
+def pair_merges(halves: Iterable[Sequence[str]], tokens: Sequence[str]) -> list[tuple[int, int]]:
     """As :func:`parse_merges`, from lines that are split already."""
     ids = token_ids(tokens)
     merges = []

@@ -96,11 +96,19 @@ def _bpe(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
         if model.get(option):
             raise Unsupported(f"a BPE model with {option} = {model[option]!r} is not supported")
     merges = model["merges"]
+    if not isinstance(merges, list):
+        raise TypeError(f"the merges are a {type(merges).__name__}, not a list")
 
     def load() -> list[tuple[int, int]]:
-        if merges and isinstance(merges[0], str):
+        if all(isinstance(merge, str) for merge in merges):
             return parse_merges(merges, tokens)
-        return pair_merges([(left, right) for left, right in merges], tokens)
+        for merge in merges:
+            pair = merge if isinstance(merge, list) else ()
+            if len(pair) != 2 or not all(isinstance(half, str) for half in pair):
+                raise InvalidFormat(
+                    f"the merge {merge!r:.80} is not a pair of texts", hint="fetch the file again"
+                )
+        return pair_merges(merges, tokens)
 
     return TokenizerSpec(
         model="bpe",

@@ -194,8 +194,6 @@ class _Examination:
     def _file(self) -> _Found:
         self.checkpoint = open_checkpoint(self.path)
         self._files = mapped_files(weight.data for weight in self.checkpoint.weights.values())
-        for file in self._files:
-            file.guard()
         size = sum(weight.data.nbytes for weight in self.checkpoint.weights.values())
         return _Found(f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete")
 

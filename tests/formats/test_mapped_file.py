@@ -11,7 +11,7 @@ import waiting
 from tiny_models import tiny_gguf
 
 from bitnet import native
-from bitnet.errors import IntegrityError, InvalidFormat, NotFound
+from bitnet.errors import IntegrityError, InvalidFormat, NotFound, Unsupported
 from bitnet.formats.mapped_file import MappedFile, mapped_files, unchanged
 
 needs_native = pytest.mark.skipif(
@@ -97,7 +97,6 @@ def test_a_closed_file_is_not_guarded_any_more(path):
     numbers = []
     for _ in range(3000):  # more than there is room for at a time
         mapped = MappedFile.open(path)
-        mapped.guard()
         numbers.append(mapped._guard[1])
         mapped.close()
     assert min(numbers) >= 0
@@ -116,7 +115,6 @@ def test_a_bus_error_elsewhere_goes_where_it_went(path, handler):
         elif "{handler}" == "handle": signal.signal(signal.SIGBUS, handle)
         else: signal.signal(signal.SIGBUS, signal.{handler if handler.isupper() else "SIG_DFL"})
         guarded = MappedFile.open(Path(sys.argv[1]))
-        guarded.guard()
         if "{handler}" in ("handle", "SIG_IGN"):
             os.kill(os.getpid(), signal.SIGBUS)
             os._exit(8)
@@ -141,7 +139,7 @@ def test_a_bus_error_elsewhere_goes_where_it_went(path, handler):
 def test_what_is_no_file_to_map_is_refused(tmp_path, path):
     cut_off = tmp_path / "empty"
     cut_off.touch()
-    for name, error in ((tmp_path, InvalidFormat), (cut_off, InvalidFormat), ("none", NotFound)):
+    for name, error in ((tmp_path, Unsupported), (cut_off, InvalidFormat), ("none", NotFound)):
         with pytest.raises(error):
             MappedFile.open(tmp_path / name)
 
@@ -227,3 +225,28 @@ def test_a_model_that_was_copied_does_not_need_its_file(tmp_path):
         attempt(lambda: engine.logits([5, 9, 33, 2]))
     """
     assert ended(script, path, "cut") == ["fine"]
+
+
+@needs_native
+def test_metadata_that_is_gone_when_it_is_read_is_told(tmp_path):
+    path = tmp_path / "model.gguf"
+    tiny_gguf(path)
+    script = textwrap.dedent("""
+        import os, sys
+        from pathlib import Path
+        from bitnet.errors import IntegrityError
+        from bitnet.formats.gguf import GGUF
+
+        gguf = GGUF.open(Path(sys.argv[1]))
+        os.truncate(sys.argv[1], 0)
+        for value in gguf.metadata.values():
+            if not isinstance(value, (str, int, float, bool)):
+                bytes(value.raw)
+        try:
+            gguf.close()
+        except IntegrityError as error:
+            sys.exit(f"{error.exit_code} {error.message}")
+    """)
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True)
+    assert done.stderr.startswith("13 ")
+    assert str(path) in done.stderr

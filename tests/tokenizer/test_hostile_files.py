@@ -1,5 +1,6 @@
 """Tokenizer files made to do harm: both engines refuse them with a reason, or agree."""
 
+import contextlib
 import json
 import math
 import struct
@@ -14,6 +15,7 @@ from bitnet.tokenizer import Tokenizer, compiled
 from bitnet.tokenizer.byte_alphabet import byte_spelling
 from bitnet.tokenizer.portable import PortableEngine
 from bitnet.tokenizer.spec import AddedToken, Step
+from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 needs_native = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
 TEXT = "a hello aab \u00e9\u5b57 12"
@@ -292,3 +294,59 @@ def test_a_vocabulary_whose_tokens_share_a_place_in_the_table_is_not_compiled():
     spec = byte_level(tokens=[*byte_level().tokens, *spell])
     with pytest.raises(compiled.NotNative, match="share a place"):
         compiled.compile_spec(spec)
+
+
+_DOCUMENT = {
+    "version": "1.0",
+    "added_tokens": [{"id": 3, "content": "<s>", "special": True, "single_word": False,
+                      "lstrip": False, "rstrip": False, "normalized": False}],
+    "normalizer": {"type": "Sequence", "normalizers": [
+        {"type": "Replace", "pattern": {"String": "x"}, "content": "a"}, {"type": "NFC"}]},
+    "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "a|b"}, "behavior": "Isolated",
+                      "invert": False},
+    "post_processor": {"type": "TemplateProcessing",
+                       "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                                  {"Sequence": {"id": "A", "type_id": 0}}],
+                       "pair": [],
+                       "special_tokens": {"<s>": {"id": "<s>", "ids": [3], "tokens": ["<s>"]}}},
+    "decoder": {"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"String": "_"}, "content": " "}, {"type": "Fuse"}]},
+}  # fmt: skip
+_MODELS = {
+    "BPE": {"type": "BPE", "unk_token": None, "fuse_unk": False, "byte_fallback": False,
+            "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]},
+    "Unigram": {"type": "Unigram", "unk_id": 0, "vocab": [["a", -1.0], ["b", -2.0], ["ab", -3.0]]},
+    "WordPiece": {"type": "WordPiece", "unk_token": "a", "continuing_subword_prefix": "##",
+                  "max_input_chars_per_word": 100, "vocab": {"a": 0, "b": 1, "##b": 2}},
+}  # fmt: skip
+_WRONG = (None, True, -1, 2**70, 0.5, math.nan, "", "x", [], [0], [None], {}, {"x": 0}, {"0": []})
+
+
+def _places(value, place=()):
+    yield place
+    if isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _places(inner, (*place, key))
+
+
+def _changed(document, place, wrong):
+    if not place:
+        return wrong
+    copy = dict(document) if isinstance(document, dict) else list(document)
+    copy[place[0]] = _changed(copy[place[0]], place[1:], wrong)
+    return copy
+
+
+@pytest.mark.parametrize("kind", _MODELS)
+def test_a_tokenizer_json_of_any_other_shape_is_refused_or_runs(kind, engine, tmp_path):
+    document = _DOCUMENT | {"model": _MODELS[kind]}
+    path = tmp_path / "tokenizer.json"
+    tried = 0
+    for place in _places(document):
+        for wrong in _WRONG:
+            path.write_text(json.dumps(_changed(document, place, wrong)))
+            with contextlib.suppress(BitnetError):
+                tokenizer = Tokenizer.from_spec(spec_from_tokenizer_json(path))
+                tokenizer.decode(tokenizer.encode("ab<s> xé"))
+            tried += 1
+    assert tried > 700
