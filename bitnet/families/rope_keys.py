@@ -176,19 +176,19 @@ def _yarn(
     if fast < slow:
         raise ValueError("beta_fast below beta_slow")
     keys: dict[str, Any] = {"rope.scaling.original_context_length": original}
-    if given.get("truncate", True):
+    whole = bool(given.get("truncate", True))
+    if whole and (fast, slow) == (32, 1):
         keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
         if scale != implied:
             keys["rope.scaling.attn_factor"] = scale / implied
-        if (fast, slow) != (32, 1):
-            keys["rope.scaling.yarn_beta_fast"] = float(fast)
-            keys["rope.scaling.yarn_beta_slow"] = float(slow)
         return keys, {}
-    # No key says that bounds are not rounded; divisors of the frequencies say it exactly.
+    # llama.cpp follows no key for other bounds; divisors of the frequencies say them exactly.
     low, high = (
         dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
         for turns in (fast, slow)
     )
+    if whole:
+        low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dims - 1)
     ramp = np.clip((np.arange(dims // 2) - low) / ((high - low) or 0.001), 0, 1)
     divisors = 1 / (1 - ramp + ramp / factor)

@@ -19,6 +19,10 @@ __all__ = ["SCALINGS", "Rope", "rope_from"]
 
 SCALINGS = ("none", "linear", "dynamic", "yarn", "longrope")
 
+# YaRN (arXiv:2309.00071): pairs that turn more often than this over the original context are kept,
+# pairs that turn less than once are interpolated.
+_YARN_FAST, _YARN_SLOW = 32, 1
+
 
 @dataclass(frozen=True, eq=False)
 class Rope:
@@ -34,9 +38,6 @@ class Rope:
         attention_factor: factor on rotated queries and keys; 0: what *scaling* implies.
         divisors: one per pair, of its frequency (Llama 3's ``rope_freqs.weight``).
         long_divisors: as *divisors*, for contexts beyond the original one (Phi-3).
-        beta_fast: with YaRN (arXiv:2309.00071), pairs that turn more often than this over the
-            original context are kept.
-        beta_slow: with YaRN, pairs that turn less often are interpolated.
     """
 
     dims: int
@@ -48,8 +49,6 @@ class Rope:
     attention_factor: float = 0.0
     divisors: NDArray[np.float32] | None = None
     long_divisors: NDArray[np.float32] | None = None
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
 
     def regime(self, context: int) -> int:
         """Contexts with the same regime have the same frequencies."""
@@ -80,12 +79,12 @@ class Rope:
         return frequencies, self.attention_factor or self._implied_attention_factor()
 
     def _yarn(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
-        def pair_turning(times: float) -> float:
+        def pair_turning(times: int) -> float:
             wavelength = self.original_context / (times * 2 * math.pi)
             return self.dims * math.log(wavelength) / (2 * math.log(self.base))
 
-        low = max(math.floor(pair_turning(self.beta_fast)), 0)
-        high = min(math.ceil(pair_turning(self.beta_slow)), self.dims - 1)
+        low = max(math.floor(pair_turning(_YARN_FAST)), 0)
+        high = min(math.ceil(pair_turning(_YARN_SLOW)), self.dims - 1)
         ramp = (np.arange(self.dims // 2) - low) / max(high - low, 0.001)
         interpolated = np.clip(ramp, 0, 1)
         return frequencies * (1 - interpolated) + frequencies / self.factor * interpolated
@@ -137,8 +136,6 @@ def rope_from(checkpoint: Checkpoint, head_dim: int) -> Rope:
         original_context=original,
         divisors=checkpoint.numbers("rope_freqs.weight", pairs) if short is None else short,
         long_divisors=long,
-        beta_fast=checkpoint.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=checkpoint.number("rope.scaling.yarn_beta_slow", 1.0),
     )
     implied = rope.frequencies(1)[1] if scaling == "yarn" else 1.0
     given = checkpoint.number("rope.scaling.attn_factor", 1.0)

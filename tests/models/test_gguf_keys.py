@@ -30,6 +30,7 @@ def rope(**keys):
         ("pooling_type", 3),
         ("final_logit_softcapping", 30.0),
         ("rope.scaling.yarn_log_multiplier", 0.1),
+        ("rope.scaling.yarn_beta_fast", 4.0),
         ("rope.unheard_of", 1),
         ("whatever", "x"),
     ],
@@ -77,17 +78,6 @@ def test_the_attention_factor_of_yarn_multiplies_what_yarn_implies():
     keys["rope.scaling.attn_factor"] = 0.5
     assert rope(**keys).frequencies(64)[1] == pytest.approx(0.5 * implied)
     assert rope(**{"rope.scaling.attn_factor": 0.5}).frequencies(64)[1] == 0.5
-
-
-def test_the_bounds_of_yarn_are_read():
-    keys = {
-        "rope.scaling.type": "yarn",
-        "rope.scaling.factor": 4.0,
-        "rope.scaling.yarn_beta_fast": 4.0,
-        "rope.scaling.yarn_beta_slow": 0.5,
-    }
-    found = rope(**keys)
-    assert (found.beta_fast, found.beta_slow) == (4.0, 0.5)
 
 
 def test_half_of_the_long_factors_is_a_damaged_file():

@@ -1,0 +1,88 @@
+"""Every family that llama.cpp knows, and keys of GGUF files, against llama.cpp itself."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from builders import Tensor, vocabulary, write_gguf
+from tiny_models import DIM, TOKENS, VOCAB, tiny
+
+from bitnet.crossval.references import LlamaCpp, Question
+from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+from bitnet.runtime.engine import Engine
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None,
+    reason="xllamacpp is not installed: an extra of crossval",
+)
+
+IDS = tuple(np.random.default_rng(2).integers(3, 60, 40).tolist())
+# llama.cpp keeps keys and values in float16.
+MAX_RELATIVE_DIFFERENCE = 5e-3
+
+CASES = {
+    "ernie4_5": ("ernie4_5", {}),
+    "gemma": ("gemma", {}),
+    "granite": (
+        "granite",
+        {
+            "attention.scale": 0.2,
+            "embedding_scale": 3.0,
+            "residual_scale": 0.4,
+            "logit_scale": 5.0,
+        },
+    ),
+    "olmo2": ("olmo2", {}),
+    "smollm3": ("smollm3", {"block_count": 5}),
+    "linear-as-in-2023": ("llama", {"rope.scale_linear": 4.0}),
+    "linear-without-a-type": ("llama", {"rope.scaling.factor": 4.0}),
+    "yarn": (
+        "llama",
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+        },
+    ),
+    "yarn-with-attention-factor": (
+        "llama",
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+            "rope.scaling.attn_factor": 0.7,
+        },
+    ),
+    "attention-factor-alone": ("qwen3", {"rope.scaling.attn_factor": 1.3}),
+    "gemma3-final-soft-cap": ("gemma3", {"final_logit_softcapping": 3.0}),
+}
+
+
+def written(path, architecture, keys):
+    """A tiny model as a file that llama.cpp loads, and that file opened."""
+    model = tiny(architecture, vocab_size=VOCAB, **keys)
+    more = vocabulary(
+        TOKENS,
+        merges=["a b"],
+        token_types=[3, 3, 3, *[1] * (VOCAB - 3)],
+        pre="gpt-2",
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    tensors = [Tensor(w.name, w.shape, 0, w.data.tobytes()) for w in model.weights.values()]
+    if architecture == "olmo2":  # its head is never the embedding there
+        tensors.append(Tensor("output.weight", (VOCAB, DIM), 0, tensors[0].data))
+    return open_checkpoint(write_gguf(path, dict(model.metadata) | more, tensors))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_are_those_of_llama_cpp(case, tmp_path):
+    checkpoint = written(tmp_path / "tiny.gguf", *CASES[case])
+    (theirs,) = LlamaCpp().trace(Question(checkpoint, prompts=(("", IDS),))).prompts
+    ours = Engine(load_model(checkpoint, ops=ReferenceOps()), cache_dtype=np.float32).logits(IDS)
+    assert len(theirs.positions) == len(IDS)
+    for row, position in zip(ours, theirs.positions, strict=True):
+        apart = np.abs(row[list(position.ids)] - position.logits).max() / np.ptp(ours)
+        assert apart < MAX_RELATIVE_DIFFERENCE
