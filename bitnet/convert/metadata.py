@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import TokenizerNotFound
+from bitnet.convert.engines import is_dynamic
+from bitnet.errors import TokenizerNotFound, Unsupported
 from bitnet.formats.gguf_new import encode_value
 from bitnet.formats.gguf_write import raw_values
 from bitnet.tokenizer.from_gguf import spec_from_gguf
@@ -21,11 +22,38 @@ if TYPE_CHECKING:
 __all__ = ["metadata"]
 
 # general.file_type as llama.cpp numbers it; 40 is bitnet.cpp's.
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "BF16": 32, "TQ1_0": 36, "TQ2_0": 37, "I2_S": 40}
+_FILE_TYPES = {
+    "F32": 0,
+    "F16": 1,
+    "BF16": 32,
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q8_0": 7,
+    "Q5_0": 8,
+    "Q5_1": 9,
+    "TQ1_0": 36,
+    "TQ2_0": 37,
+    "I2_S": 40,
+}
 
 
 def metadata(checkpoint: Checkpoint, request: Request) -> dict[str, bytes]:
-    """Every key of the new file."""
+    """Every key of the new file.
+
+    Raises:
+        Unsupported: GGUF cannot say what the model is.
+        TokenizerNotFound: the source has no tokenizer.
+    """
+    keys = _all_keys(checkpoint, request)
+    if is_dynamic(checkpoint):
+        _check_dynamic(checkpoint)
+        prefix = checkpoint.architecture
+        for key in ("type", "factor", "original_context_length"):
+            keys.pop(f"{prefix}.rope.scaling.{key}", None)  # llama.cpp aborts at the type
+    return keys
+
+
+def _all_keys(checkpoint: Checkpoint, request: Request) -> dict[str, bytes]:
     about = {
         "general.file_type": _FILE_TYPES[request.type],
         "general.quantization_version": 2,
@@ -47,6 +75,22 @@ def metadata(checkpoint: Checkpoint, request: Request) -> dict[str, bytes]:
     return raw | _missing_pre(gguf, request)
 
 
+def _check_dynamic(checkpoint: Checkpoint) -> None:
+    """Accept a model whose dynamic rope begins where its context ends: a file without it is right.
+
+    Raises:
+        Unsupported: it begins before.
+    """
+    context = checkpoint.integer("context_length")
+    original = checkpoint.integer("rope.scaling.original_context_length", context)
+    if original < context:
+        raise Unsupported(
+            f"{checkpoint.path.name}: rope scaling is dynamic from position {original:,} on, and "
+            "GGUF has no word for it",
+            hint="run the folder as it is",
+        )
+
+
 def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
     keys = dict(checkpoint.metadata)
     prefix = checkpoint.architecture
@@ -55,6 +99,8 @@ def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
     head_dim = keys.get(f"{prefix}.attention.key_length")
     if head_dim is not None:
         keys[f"{prefix}.attention.value_length"] = head_dim
+    if "rope_factors_long.weight" in checkpoint.weights:
+        keys[f"{prefix}.rope.scaling.type"] = "longrope"  # llama.cpp looks for them because of it
     window = f"{prefix}.attention.sliding_window"
     if not keys.get(window) and not prefix.startswith("gemma"):
         keys.pop(window, None)  # its absence says the same, and older readers trip over 0

@@ -12,10 +12,11 @@ if TYPE_CHECKING:
 
     from bitnet.formats.containers import I2SLayout
 
-__all__ = ["ENCODINGS", "TERNARY", "Request"]
+__all__ = ["ENCODINGS", "ROUNDED", "TERNARY", "Request"]
 
 TERNARY = ("I2_S", "TQ1_0", "TQ2_0")
-ENCODINGS = ("F32", "F16", "BF16", "Q8_0", *TERNARY)
+ROUNDED = ("F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+ENCODINGS = ("F32", *ROUNDED, *TERNARY)
 
 
 @dataclass(frozen=True)

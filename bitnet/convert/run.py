@@ -1,43 +1,57 @@
-"""Reads a model, writes it anew, and says what became of every tensor."""
+"""Reads a model, writes it anew, and says what became of every tensor.
+
+plan = plan_conversion(Path("model"), Request("Q8_0"))  # what will be written, and how large
+plan.check()  # whatever is to be refused is refused here
+done = plan.write(Path("model.gguf"))
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from bitnet.convert.engines import differences
 from bitnet.convert.metadata import metadata
-from bitnet.convert.tensors import Converted, compare, job
-from bitnet.errors import InvalidFormat
+from bitnet.convert.tensors import Converted, Job, compare, job
+from bitnet.errors import InvalidFormat, NoSpace
 from bitnet.formats.containers import open_checkpoint
-from bitnet.formats.gguf_new import NewTensor, write_new
+from bitnet.formats.gguf_new import NewTensor, file_size, write_new
 from bitnet.formats.gguf_write import refuse_existing
 from bitnet.formats.mapped_file import mapped_files, unchanged
 from bitnet.models.binding import expected_tensors
 from bitnet.models.load import config_from
+from bitnet.progress import human_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from bitnet.convert.request import Request
+    from bitnet.findings import Finding
     from bitnet.formats.checkpoint import Checkpoint
 
-__all__ = ["Conversion", "convert"]
+__all__ = ["Conversion", "Plan", "convert", "plan_conversion"]
+
+
+def _silent(_done: int, _total: int) -> None:
+    pass
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written: the file, its size, and every tensor."""
+    """What was written: the file, its size, every tensor, and who computes it differently."""
 
     output: Path
     size_bytes: int
     tensors: tuple[Converted, ...]
+    warnings: tuple[Finding, ...] = ()
 
     @property
     def exact(self) -> bool:
-        """Whether every tensor is."""
-        return all(tensor.exact for tensor in self.tensors)
+        """Whether the file is the same model: every weight, and how its products round."""
+        return all(tensor.exact and tensor.keeps_rounding for tensor in self.tensors)
 
     def facts(self) -> dict[str, Any]:
         """The conversion as JSON values."""
@@ -45,16 +59,115 @@ class Conversion:
             "output": str(self.output),
             "size_bytes": self.size_bytes,
             "exact": self.exact,
+            "warnings": [{"engine": one.subject, "text": one.text} for one in self.warnings],
             "tensors": [asdict(tensor) for tensor in self.tensors],
         }
 
     def lines(self) -> Iterator[str]:
         """How many tensors became what."""
-        kinds = Counter((one.before, one.after, one.exact) for one in self.tensors)
-        for (before, after, exact), count in kinds.items():
+        kinds = Counter(
+            (one.before, one.after, one.exact, one.keeps_rounding) for one in self.tensors
+        )
+        for (before, after, exact, keeps_rounding), count in kinds.items():
             errors = [t.error for t in self.tensors if (t.before, t.after) == (before, after)]
             how = "exactly" if exact else f"rounded, by {max(errors):.2g} of the largest at most"
-            yield f"{count} tensor{'s' * (count > 1)} {before} -> {after}, {how}"
+            if exact and not keeps_rounding:
+                how = "the same weights, but another rounding of what they multiply"
+            yield f"{_tensors(count)} {before} -> {after}, {how}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is going to be written.
+
+    Attributes:
+        checkpoint: the source.
+        jobs: its tensors and what they become.
+        metadata: every key of the file.
+        size_bytes: of the file.
+        warnings: engines that will compute it differently, and why.
+    """
+
+    checkpoint: Checkpoint
+    jobs: tuple[Job, ...]
+    metadata: Mapping[str, bytes]
+    size_bytes: int
+    warnings: tuple[Finding, ...]
+
+    def lines(self) -> Iterator[str]:
+        """What will be written, and how large."""
+        yield f"{human_size(self.size_bytes)}, {_tensors(len(self.jobs))}:"
+        names = [(one.weight.quant.name, one.target.name) for one in self.jobs]
+        for kind, count in Counter(names).items():
+            size = sum(
+                one.size_bytes for one, name in zip(self.jobs, names, strict=True) if name == kind
+            )
+            yield f"  {_tensors(count)} {kind[0]} -> {kind[1]}, {human_size(size)}"
+
+    def check(self, on_progress: Callable[[int, int], None] = _silent) -> None:
+        """Refuse what has to be refused, before anything is written.
+
+        Raises:
+            Unsupported: a tensor would lose something, and may not.
+            IntegrityError: the source changed while it was read.
+        """
+        total, done = sum(one.size_bytes for one in self.jobs), 0
+        with unchanged([one.weight.data for one in self.jobs]):
+            for one in self.jobs:
+                one.check()
+                done += one.size_bytes
+                on_progress(done, total)
+
+    def write(self, output: Path, on_progress: Callable[[int, int], None] = _silent) -> Conversion:
+        """Write the file *output*, which must not exist.
+
+        Raises:
+            UsageError: *output* exists.
+            NoSpace: the disk has less room than the file takes.
+            IntegrityError: the source changed while it was read.
+            VerificationFailed: a tensor read back is not what it was meant to be.
+        """
+        refuse_existing(output)
+        _check_room(output, self.size_bytes)
+        converted: list[Converted] = []
+        read = [one.weight.data for one in self.jobs]
+
+        def check(path: Path) -> None:
+            converted.extend(compare(path, self.jobs))
+            for file in mapped_files(read):
+                file.check()
+
+        tensors = [_new(one) for one in self.jobs]
+        with unchanged(read):
+            write_new(output, self.metadata, tensors, check=check, on_progress=on_progress)
+        return Conversion(output, output.stat().st_size, tuple(converted), self.warnings)
+
+
+def plan_conversion(source: Path, request: Request) -> Plan:
+    """What *request* makes of the model at *source*; no weight is read.
+
+    Args:
+        source: GGUF file, or folder with safetensors.
+        request: what the file is to be.
+
+    Raises:
+        Unsupported: something cannot be said in GGUF.
+        InvalidFormat: *source* is damaged or incomplete.
+        TokenizerNotFound: *source* has no tokenizer.
+    """
+    checkpoint = open_checkpoint(source, i2_s_layout=request.i2_s_layout)
+    config = config_from(checkpoint)
+    required, _ = expected_tensors(config)
+    missing = [name for name in required if name not in checkpoint.weights]
+    if missing:
+        raise InvalidFormat(
+            f"{checkpoint.path.name}: {len(missing)} tensors are missing, such as {missing[0]}",
+            hint="fetch the whole model again",
+        )
+    jobs = tuple(job(weight, checkpoint, request) for weight in checkpoint.weights.values())
+    keys = metadata(checkpoint, request)
+    size = file_size(keys, [_new(one) for one in jobs])
+    return Plan(checkpoint, jobs, keys, size, tuple(differences(checkpoint, config, jobs)))
 
 
 def convert(
@@ -62,7 +175,7 @@ def convert(
     output: Path,
     request: Request,
     *,
-    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+    on_progress: Callable[[int, int], None] = _silent,
 ) -> Conversion:
     """Write the model at *source* as the GGUF file *output*.
 
@@ -73,38 +186,29 @@ def convert(
         on_progress: called with the bytes written so far and the bytes in all.
 
     Raises:
-        UsageError: *output* exists.
-        Unsupported: something would be lost and may not, or cannot be said in GGUF.
-        InvalidFormat: *source* is damaged or incomplete.
-        IntegrityError: *source* changed while it was read.
-        TokenizerNotFound: *source* has no tokenizer.
-        VerificationFailed: a tensor read back is not what it was meant to be.
+        BitnetError: as :func:`plan_conversion`, :meth:`Plan.check` and :meth:`Plan.write`.
     """
     refuse_existing(output)
-    checkpoint = open_checkpoint(source, i2_s_layout=request.i2_s_layout)
-    _check_complete(checkpoint)
-    jobs = [job(weight, checkpoint, request) for weight in checkpoint.weights.values()]
-    tensors = [NewTensor(one.weight.name, one.weight.shape, one.target, one.chunks) for one in jobs]
-    converted: list[Converted] = []
-
-    def check(path: Path) -> None:
-        converted.extend(compare(path, jobs))
-        for file in mapped_files(read):
-            file.check()
-
-    read = [weight.data for weight in checkpoint.weights.values()]
-    with unchanged(read):
-        write_new(
-            output, metadata(checkpoint, request), tensors, check=check, on_progress=on_progress
-        )
-    return Conversion(output, output.stat().st_size, tuple(converted))
+    plan = plan_conversion(source, request)
+    plan.check()
+    return plan.write(output, on_progress)
 
 
-def _check_complete(checkpoint: Checkpoint) -> None:
-    required, _ = expected_tensors(config_from(checkpoint))
-    missing = [name for name in required if name not in checkpoint.weights]
-    if missing:
-        raise InvalidFormat(
-            f"{checkpoint.path.name}: {len(missing)} tensors are missing, such as {missing[0]}",
-            hint="fetch the whole model again",
+def _new(one: Job) -> NewTensor:
+    return NewTensor(one.weight.name, one.weight.shape, one.target, one.chunks)
+
+
+def _tensors(count: int) -> str:
+    return f"{count} tensor{'s' * (count > 1)}"
+
+
+def _check_room(output: Path, size: int) -> None:
+    place = output.absolute().parent
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < size:
+        raise NoSpace(
+            f"{output.name} takes {human_size(size)}, the disk has {human_size(free)} free",
+            hint="choose another disk, or a smaller --type",
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.convert.request import TERNARY
+from bitnet.convert.request import ROUNDED, TERNARY
 from bitnet.errors import Unsupported, VerificationFailed
 from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Converted", "Job", "compare", "job"]
 
 _FLOATS = frozenset({"F32", "F16", "BF16", "F64"})
-_ROUNDED = frozenset({"F16", "BF16", "Q8_0"})
 _CHUNK = 1 << 22  # weights at a time
 _COPY_BYTES = 8 << 20
 _ALLOW = "to accept that: --allow-lossy"
@@ -49,6 +48,7 @@ class Converted:
         after: its encoding in the file.
         exact: it decodes to the same numbers.
         error: largest difference, as a share of the largest weight.
+        keeps_rounding: products with it round their input to int8 as before, or not as before.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Converted:
     after: str
     exact: bool
     error: float = 0.0
+    keeps_rounding: bool = True
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,59 @@ class Job:
                 with np.errstate(over="ignore"):  # told by what is read back
                     encoded = registry.quantize(self.weight.name, values, self.target)
                 yield encoded.data.tobytes()
+
+    @property
+    def keeps_rounding(self) -> bool:
+        """Whether a product rounds its input as one with the source's weights does."""
+        if len(self.weight.shape) != 2:
+            return True
+        return registry.rounds_activations(self.weight.quant) == registry.rounds_activations(
+            self.target
+        )
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the new tensor."""
+        return self.target.size_bytes(self.weight.shape) or 0
+
+    def check(self) -> None:
+        """Encode the tensor without writing it, as far as it could be refused.
+
+        Raises:
+            Unsupported: it would lose something, and may not.
+        """
+        if self.is_copy:
+            return
+        if self.target.name in TERNARY:
+            self._fitted()
+            return
+        for values in self.values():
+            with np.errstate(over="ignore"):
+                encoded = registry.quantize(self.weight.name, values, self.target)
+            again = registry.dequantize(encoded)
+            with np.errstate(invalid="ignore"):
+                error = float(np.abs(values - again).max(initial=0))
+            largest = float(np.abs(values).max(initial=0))
+            self.judge(np.array_equal(values, again), error / largest if largest else error)
+
+    def judge(self, exact: bool, error: float) -> None:
+        """Accept what became of the tensor, or some of it.
+
+        Raises:
+            Unsupported: it lost something, and may not.
+        """
+        name, before, after = self.weight.name, self.weight.quant.name, self.target.name
+        if not math.isfinite(error):
+            raise Unsupported(
+                f"{name}: {after} cannot hold its largest weights", hint="choose BF16 or F32"
+            )
+        rounded = before in _FLOATS and after in ROUNDED
+        if not exact and not rounded and not self.allow_lossy:
+            raise Unsupported(
+                f"{name}: {before} -> {after} would not be exact (by {error:.2g} of the largest "
+                "weight)",
+                hint=f"choose F32, or, {_ALLOW}",
+            )
 
     def values(self, step: int = 0) -> Iterator[NDArray[np.float32]]:
         """The numbers of the tensor in their new order, *step* rows at a time."""
@@ -265,23 +319,13 @@ def compare(path: Path, jobs: Sequence[Job]) -> Iterator[Converted]:
     for one in jobs:
         weight = written[one.weight.name]
         exact, error = _difference(one, weight)
-        result = Converted(weight.name, one.weight.quant.name, weight.quant.name, exact, error)
-        if math.isnan(error) or math.isinf(error):
-            raise Unsupported(
-                f"{weight.name}: {weight.quant.name} cannot hold its largest weights",
-                hint="choose BF16 or F32",
+        before, after = one.weight.quant.name, weight.quant.name
+        result = Converted(weight.name, before, after, exact, error, one.keeps_rounding)
+        if one.is_copy and not exact:
+            raise VerificationFailed(
+                f"{weight.name}: what was read back differs", hint="check the disk"
             )
-        rounded = one.weight.quant.name in _FLOATS and weight.quant.name in _ROUNDED
-        if not exact and not rounded and not one.allow_lossy:
-            if one.is_copy:
-                raise VerificationFailed(
-                    f"{weight.name}: what was read back differs", hint="check the disk"
-                )
-            raise Unsupported(
-                f"{weight.name}: {one.weight.quant.name} -> {weight.quant.name} would not be "
-                f"exact (by {error:.2g} of the largest weight)",
-                hint=f"choose F32, or, {_ALLOW}",
-            )
+        one.judge(exact, error)
         yield result
 
 

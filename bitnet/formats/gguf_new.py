@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from bitnet.quants.types import QuantType
 
-__all__ = ["NewTensor", "encode_value", "write_new"]
+__all__ = ["NewTensor", "encode_value", "file_size", "write_new"]
 
 VERSION = 3
 ALIGNMENT = 32
@@ -110,7 +110,7 @@ def write_new(
     """
     refuse_existing(output)
     header = _header(metadata, tensors)
-    total = len(header) + sum(_padded(tensor.size_bytes) for tensor in tensors)
+    total = file_size(metadata, tensors)
     with new_file(output) as draft:
         output.parent.mkdir(parents=True, exist_ok=True)
         with draft.open("xb") as file:
@@ -125,6 +125,15 @@ def write_new(
             file.flush()
             os.fsync(file.fileno())
         check(draft)
+
+
+def file_size(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> int:
+    """Bytes that :func:`write_new` writes.
+
+    Raises:
+        Unsupported: a shape does not fill whole blocks.
+    """
+    return len(_header(metadata, tensors)) + sum(_padded(one.size_bytes) for one in tensors)
 
 
 def _header(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> bytes:

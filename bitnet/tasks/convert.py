@@ -11,7 +11,10 @@ from bitnet.tasks.running import say
 from bitnet.terminal import as_json
 
 # Those of bitnet.convert, which takes too long to import for a list of commands.
-ENCODINGS = ("F32", "F16", "BF16", "Q8_0", "I2_S", "TQ1_0", "TQ2_0")
+ENCODINGS = (
+    *("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
+    *("I2_S", "TQ1_0", "TQ2_0"),
+)
 
 
 @dataclass(frozen=True)
@@ -34,16 +37,21 @@ class ConvertOptions:
     i2_s_layout: str = option(
         "x86", "processor that wrote the I2_S weights of the model", choices=("x86", "arm")
     )
+    cost: bool = option(
+        True, "run source and file on a text at the end, and say how far apart they are"
+    )
 
 
 @task(required=["model", "output"])
 def convert(c, wanted=ConvertOptions(), shown=Output()):
     """Write a model as a GGUF file in another encoding.
 
-    Every tensor of the new file is read back and compared with its source. What would lose
-    something is refused, except for rounding to F16, BF16 and Q8_0, which is what they are for.
+    What will be written, and which engines will compute it differently, is said before. Every
+    tensor of the new file is read back and compared with its source. What would lose something is
+    refused, except for rounding floats to F16, BF16, Q8_0 and below, which is what they are for.
     """
-    from bitnet.convert import Request, convert
+    from bitnet.convert import Request, plan_conversion
+    from bitnet.formats.gguf_write import refuse_existing
     from bitnet.progress import Progress
 
     request = Request(
@@ -54,10 +62,39 @@ def convert(c, wanted=ConvertOptions(), shown=Output()):
         allow_lossy=wanted.allow_lossy,
         i2_s_layout=wanted.i2_s_layout,
     )
+    output = Path(wanted.output)
+    refuse_existing(output)
+    plan = plan_conversion(Path(wanted.model), request)
+    if not shown.json:
+        say(f"{wanted.output}: " + "\n".join(plan.lines()))
+    if not shown.no_warnings:
+        say_all(f"Warning: {one.subject}: {one.text}" for one in plan.warnings)
+    with Progress("checking", mode=shown.progress) as progress:
+        plan.check(progress.reach)
     with Progress(f"writing {wanted.output}", mode=shown.progress) as progress:
-        done = convert(Path(wanted.model), Path(wanted.output), request, on_progress=progress.reach)
+        done = plan.write(output, progress.reach)
+    cost = _cost(plan, output) if wanted.cost else {"skipped": "--no-cost"}
     if shown.json:
-        print(as_json(done.facts()))
+        print(as_json(done.facts() | {"cost": cost if isinstance(cost, dict) else cost.facts()}))
         return
-    say("\n".join(done.lines()))
+    say_all(done.lines())
+    say(f"cost: not measured: {cost['skipped']}" if isinstance(cost, dict) else cost.line())
     print(wanted.output)
+
+
+def _cost(plan, output):
+    """What the conversion cost, or why that is not known; the file is whole either way."""
+    from bitnet.convert import measure
+    from bitnet.errors import BitnetError
+    from bitnet.tokenizer import load_tokenizer
+
+    try:
+        return measure(plan.checkpoint, output, load_tokenizer(output))
+    except BitnetError as error:
+        return {"skipped": error.message}
+
+
+def say_all(lines):
+    """Each of *lines* on stderr."""
+    for line in lines:
+        say(line)

@@ -1,0 +1,128 @@
+"""Which engines compute a converted file differently from its source, and why.
+
+What llama.cpp does was read off its results on random models, ``tests/convert/test_engines.py``
+(b11549); what descends from it does the same.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from bitnet.findings import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from bitnet.convert.tensors import Job
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.models.config import TransformerConfig
+
+__all__ = ["differences", "is_dynamic"]
+
+_WINDOWS = {"gemma2", "gemma3"}  # architectures whose windows llama.cpp reads
+_NO_ARCHITECTURE = {"bitnet-b1.58", "bitnet-25"}
+_EVERY_TENSOR = {"llama"}  # architectures of which it reads all biases, and rope_freqs.weight
+_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_qkv.bias")  # read of all of them
+# Models of so many layers scale scores by another width; no key says so.
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+_BETAS = {"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0}
+
+
+def differences(
+    checkpoint: Checkpoint, config: TransformerConfig, jobs: Sequence[Job]
+) -> Iterator[Finding]:
+    """Every engine that computes the file made of *jobs* differently from *checkpoint*."""
+    yield from _rounding(jobs)
+    if is_dynamic(checkpoint):
+        yield _by(
+            "every engine",
+            f"positions beyond {config.context_length:,} are not stretched: GGUF cannot say "
+            "dynamic rope scaling",
+        )
+    targets = {job.target.name for job in jobs}
+    if checkpoint.architecture in _NO_ARCHITECTURE:
+        yield _by("llama.cpp", f"does not load the architecture {checkpoint.architecture}")
+        return
+    if "I2_S" in targets:
+        yield _by("llama.cpp", "does not load I2_S")
+    yield from _windows(config)
+    yield from _scale(config)
+    yield from _rope(checkpoint, config)
+    yield from _tensors(checkpoint)
+
+
+def is_dynamic(checkpoint: Checkpoint) -> bool:
+    """Whether the position embedding of *checkpoint* grows with the sequence."""
+    return bool(checkpoint.value("rope.scaling.type", "none") == "dynamic")
+
+
+def _by(engine: str, text: str) -> Finding:
+    return Finding("warning", engine, text)
+
+
+def _rounding(jobs: Sequence[Job]) -> Iterator[Finding]:
+    changed = [job for job in jobs if not job.keeps_rounding]
+    if not changed:
+        return
+    before, after = changed[0].weight.quant.name, changed[0].target.name
+    what = "no longer rounds" if not changed[0].target.is_ternary else "rounds"
+    yield _by(
+        "every engine",
+        f"{what} what {len(changed)} matrices multiply to int8 per token: {before} -> {after} "
+        "keeps the weights, and not the results",
+    )
+
+
+def _windows(config: TransformerConfig) -> Iterator[Finding]:
+    windows = {window for window in config.windows if 0 < window < config.context_length}
+    if windows and config.architecture not in _WINDOWS:
+        yield _by(
+            "llama.cpp",
+            f"ignores the sliding window of {config.architecture} models: beyond "
+            f"{min(windows):,} positions it sees too much",
+        )
+
+
+def _scale(config: TransformerConfig) -> Iterator[Finding]:
+    usual = config.head_dim**-0.5
+    if config.n_layers == _LAYERS_OF_27B.get(config.architecture):
+        usual = (config.dim / config.n_heads) ** -0.5
+    reads = config.architecture not in _LAYERS_OF_27B
+    if not reads and not math.isclose(config.attention_scale, usual, rel_tol=1e-6):
+        yield _by(
+            "llama.cpp",
+            f"scales the scores of {config.architecture} models by {usual:.6g} whatever "
+            f"query_pre_attn_scalar says, here {config.attention_scale:.6g}",
+        )
+
+
+def _rope(checkpoint: Checkpoint, config: TransformerConfig) -> Iterator[Finding]:
+    original = config.rope.original_context
+    if config.rope.long_divisors is not None and original < config.context_length:
+        yield _by(
+            "llama.cpp",
+            f"takes the long rope factors wherever its context is above {original:,} positions, "
+            "however few the text has",
+        )
+    given = {key: checkpoint.value(key, usual) for key, usual in _BETAS.items()}
+    if given != _BETAS and checkpoint.value("rope.scaling.type", "none") == "yarn":
+        named = " and ".join(f"{value:g}" for value in given.values())
+        yield _by(
+            "llama.cpp",
+            f"blends YaRN's frequencies between 32 and 1 turns, and not between {named}",
+        )
+
+
+def _tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
+    strange = next(
+        (
+            name
+            for name in checkpoint.weights
+            if name == "rope_freqs.weight"
+            or (name.endswith(".bias") and not name.endswith(_BIASES))
+        ),
+        None,
+    )
+    if strange and checkpoint.architecture not in _EVERY_TENSOR:
+        yield _by("llama.cpp", f"does not load {checkpoint.architecture} models with {strange}")

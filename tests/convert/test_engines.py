@@ -1,0 +1,193 @@
+"""Files we write, in llama.cpp: it computes the same, or a warning said before that it does not."""
+
+import importlib.util
+
+import numpy as np
+import pytest
+from engine_logits import distance, llama_cpp
+from hf_folders import save_tensors, tiny_folder, tokenizer_folder
+from tiny_models import TOKENS, tiny_gguf
+
+from bitnet.convert import Request, convert, plan_conversion
+from bitnet.errors import Unsupported
+from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.safetensors import read_folder
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+from bitnet.runtime.kv_cache import KVCache
+
+with_llama_cpp = pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None, reason="the extra `crossval` is not installed"
+)
+# Of the range of the logits: its cache holds float16. What it computes otherwise is 0.01 and more.
+SAME = 3e-3
+IDS = np.random.default_rng(3).integers(3, 60, 40).tolist()
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": np.linspace(1, 1.5, 32).tolist(),
+    "long_factor": np.linspace(1, 6, 32).tolist(),
+}
+
+# Family, keys of config.json, and what llama.cpp is said to do otherwise.
+CASES = {
+    "llama": ("llama", {}, ""),
+    "yarn": ("llama", {"rope_scaling": YARN}, ""),
+    "yarn-attention-factor": ("llama", {"rope_scaling": YARN | {"attention_factor": 1.7}}, ""),
+    "yarn-mscale": (
+        "llama",
+        {"rope_scaling": YARN | {"mscale": 1.5, "mscale_all_dim": 0.5}},
+        "",
+    ),
+    "yarn-without-truncation": ("llama", {"rope_scaling": YARN | {"truncate": False}}, ""),
+    "yarn-betas": (
+        "llama",
+        {"rope_scaling": YARN | {"beta_fast": 4, "beta_slow": 0.3}},
+        "between 32 and 1 turns",
+    ),
+    "linear": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, ""),
+    "longrope": (
+        "phi3",
+        {"rope_scaling": LONG, "original_max_position_embeddings": 48},
+        "the long rope factors",
+    ),
+    "phi3-window": ("phi3", {"sliding_window": 9}, "sliding window of phi3"),
+    "mistral-window": ("mistral", {"sliding_window": 9}, "sliding window of llama"),
+    "qwen2-window": (
+        "qwen2",
+        {"sliding_window": 9, "use_sliding_window": True, "max_window_layers": 1},
+        "sliding window of qwen2",
+    ),
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 64}, ""),
+    "gemma2-scale": ("gemma2", {"query_pre_attn_scalar": 5}, "scales the scores of gemma2"),
+    "gemma3": ("gemma3", {"query_pre_attn_scalar": 64}, ""),
+    "gemma3-scale": ("gemma3", {"query_pre_attn_scalar": 5}, "scales the scores of gemma3"),
+}
+
+
+def folder_of(case, path):
+    family, keys, _ = CASES[case]
+    return tokenizer_folder(tiny_folder(path, family, **keys), TOKENS)
+
+
+def ours(path):
+    """Logits in float64."""
+    model = load_model(open_checkpoint(path), ops=ReferenceOps(dtype=np.float64))
+    cache = KVCache(model.config, len(IDS), dtype=np.float64)
+    return model.forward(IDS, cache, all_positions=True)
+
+
+@with_llama_cpp
+@pytest.mark.parametrize(
+    ("family", "keys", "tensor"),
+    [
+        ("qwen3", {"rope_scaling": YARN | {"truncate": False}}, "rope_freqs.weight"),
+        ("qwen3", {"attention_bias": True}, "blk.0.attn_output.bias"),
+        (
+            "gemma2",
+            {"attention_bias": True, "query_pre_attn_scalar": 64},
+            "blk.0.attn_output.bias",
+        ),
+    ],
+)
+def test_tensors_that_llama_cpp_does_not_know_are_named(family, keys, tensor, tmp_path):
+    folder, file = tiny_folder(tmp_path / "model", family, **keys), tmp_path / "model.gguf"
+    if keys.get("attention_bias"):
+        tensors = {
+            name: tensor.data.view("<f4").reshape(tensor.shape).copy()
+            for name, tensor in read_folder(folder).items()
+        }
+        for layer in range(2):
+            for part in ("q", "k", "v", "o"):
+                name = f"model.layers.{layer}.self_attn.{part}_proj"
+                rows = len(tensors[f"{name}.weight"])
+                tensors[f"{name}.bias"] = np.full(rows, 0.1, np.float32)
+        save_tensors(folder / "model.safetensors", tensors)
+    done = convert(tokenizer_folder(folder, TOKENS), file, Request("F32"))
+    (named,) = done.warnings
+    assert named.text == f"does not load {family} models with {tensor}"
+    assert llama_cpp(file, [IDS], tmp_path) is None
+
+
+@with_llama_cpp
+@pytest.mark.parametrize("case", CASES)
+def test_llama_cpp_computes_the_same_or_is_named(case, tmp_path):
+    folder, file = folder_of(case, tmp_path / "model"), tmp_path / "model.gguf"
+    done = convert(folder, file, Request("F32"))
+    said = CASES[case][2]
+    assert [one.subject for one in done.warnings] == ["llama.cpp"] * bool(said)
+    assert said in "".join(one.text for one in done.warnings)
+    (theirs,) = llama_cpp(file, [IDS], tmp_path)
+    assert (distance(ours(file), theirs) > SAME) == bool(said)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_file_is_read_back_as_the_folder_was(case, tmp_path):
+    folder, file = folder_of(case, tmp_path / "model"), tmp_path / "model.gguf"
+    convert(folder, file, Request("F32"))
+    assert distance(ours(folder), ours(file)) < 1e-6
+
+
+@with_llama_cpp
+def test_dynamic_rope_is_left_out_where_it_begins_beyond_the_context(tmp_path):
+    scaling = {"rope_type": "dynamic", "factor": 4.0}
+    folder = tiny_folder(tmp_path / "model", "llama", rope_scaling=scaling)
+    file = tmp_path / "model.gguf"
+    done = convert(tokenizer_folder(folder, TOKENS), file, Request("F32"))
+    assert [one.subject for one in done.warnings] == ["every engine"]
+    assert "positions beyond 64 are not stretched" in done.warnings[0].text
+    (theirs,) = llama_cpp(file, [IDS], tmp_path)
+    assert distance(ours(folder), theirs) < SAME
+
+
+@with_llama_cpp
+@pytest.mark.parametrize("family", ["phi3", "llama"])
+@pytest.mark.parametrize("more", [{}, {"attention_factor": 1.4}])
+def test_longrope_is_the_same_beyond_its_first_context(family, more, tmp_path):
+    scaling = LONG | {"original_max_position_embeddings": 32} | more
+    folder = tiny_folder(tmp_path / "model", family, rope_scaling=scaling)
+    file = tmp_path / "model.gguf"
+    convert(tokenizer_folder(folder, TOKENS), file, Request("F32"))
+    (theirs,) = llama_cpp(file, [IDS], tmp_path)
+    assert distance(ours(folder), theirs) < SAME
+
+
+def test_dynamic_rope_within_the_context_is_refused(tmp_path):
+    scaling = {"scaling.type": "dynamic", "scaling.original_context_length": 16}
+    keys = {f"llama.rope.{key}": value for key, value in scaling.items()}
+    source = tiny_gguf(tmp_path / "in.gguf", **keys)
+    with pytest.raises(Unsupported, match="dynamic from position 16 on"):
+        convert(source, tmp_path / "out.gguf", Request("F32"))
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize(("encoding", "changes"), [("F32", True), ("I2_S", False)])
+def test_a_file_without_the_rounding_of_bitnet_is_not_called_exact(tmp_path, encoding, changes):
+    folder = tiny_folder(tmp_path / "model", "bitnet-b1.58")
+    done = convert(folder, tmp_path / "out.gguf", Request(encoding, no_tokenizer=True))
+    named = {one.subject: one.text for one in done.warnings}
+    assert "does not load the architecture bitnet-b1.58" in named["llama.cpp"]
+    assert ("every engine" in named) == changes
+    assert all(tensor.keeps_rounding for tensor in done.tensors) == (not changes)
+    assert not changes or not done.exact
+    assert ("another rounding" in "\n".join(done.lines())) == changes
+
+
+def test_a_plan_reads_no_weight_and_says_how_large_the_file_gets(tmp_path):
+    folder = tiny_folder(tmp_path / "model", "qwen3")
+    plan = plan_conversion(folder, Request("Q4_0", no_tokenizer=True))
+    assert "15 tensors F32 -> Q4_0" in "\n".join(plan.lines())
+    plan.check()
+    done = plan.write(tmp_path / "out.gguf")
+    assert done.size_bytes == plan.size_bytes
+
+
+def test_what_is_refused_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    def write(*_rest, **_more):
+        raise AssertionError("nothing may be written")
+
+    folder, source = tiny_folder(tmp_path / "model", "llama"), tmp_path / "in.gguf"
+    convert(folder, source, Request("Q4_1", no_tokenizer=True))
+    monkeypatch.setattr("bitnet.convert.run.write_new", write)
+    with pytest.raises(Unsupported, match="Q4_1 -> Q8_0 would not be exact"):
+        convert(source, tmp_path / "out.gguf", Request("Q8_0"))
