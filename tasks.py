@@ -64,13 +64,21 @@ def sanitize(c, files=""):
 
 @task(
     help={
-        "target": "a row of tests/fuzz/targets.py, such as tokenizer-json or gguf",
+        "target": "a row of tests/fuzz/targets.py, such as tokenizer-json or gguf, or models",
         "minutes": "how long",
     },
     positional=["target"],
 )
 def fuzz(c, target, minutes=10):
-    """Look for inputs that break a reader, guided by coverage (needs atheris)."""
+    """Look for inputs that break a reader, guided by coverage (needs atheris).
+
+    `models` draws configurations of every family instead, and compares with transformers and
+    llama.cpp (extras parity and crossval).
+    """
+    if target == "models":
+        program = ROOT / "tests" / "fuzz" / "fuzz_models.py"
+        c.run(f"{sys.executable} {program} --minutes {int(minutes)}", pty=False)
+        return
     found = ROOT / "build" / "fuzz" / target
     found.mkdir(parents=True, exist_ok=True)
     folders = f"{found} {ROOT / 'tests' / 'fuzz' / 'corpus' / target}"

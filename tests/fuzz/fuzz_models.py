@@ -1,0 +1,84 @@
+"""Random configurations of every family for some minutes: ``inv fuzz models --minutes 60``.
+
+A configuration that comes out wrong is made small and written below ``tests/models/found``,
+whose files ``tests/models/test_differential.py`` checks from then on.
+"""
+
+import argparse
+import hashlib
+import logging
+import secrets
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from itertools import cycle
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from differential import KINDS, cases, check, report  # noqa: E402 - from the folder of the tests
+
+FOUND = ROOT / "models" / "found"
+ROUND = 20  # examples of a family before the next one's turn
+
+
+def wrong_case(kind, outcomes):
+    """The smallest case found in some examples of *kind* that comes out wrong, and how."""
+    failed = []
+
+    @seed(secrets.randbits(32))
+    @settings(
+        max_examples=ROUND,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+        report_multiple_bugs=False,
+    )
+    @given(cases(kind))
+    def examples(case):
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                outcomes[kind, check(case, Path(folder), engine=True)] += 1
+            except Exception as error:
+                failed[:] = [(case, str(error))]
+                raise
+
+    try:
+        examples()
+    except Exception:  # noqa: BLE001 - every failure is a find
+        return failed[0]
+    return None
+
+
+def main():
+    """Look for *minutes*; the exit status says whether something was found."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=10)
+    end = time.monotonic() + 60 * parser.parse_args().minutes
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    outcomes, found = Counter(), []
+    for kind in cycle(KINDS):
+        if time.monotonic() > end:
+            break
+        wrong = wrong_case(kind, outcomes)
+        if wrong:
+            case, why = wrong
+            text = case.as_json()
+            path = FOUND / f"{kind.lower()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            found.append(path)
+            print(f"{path}: {why}", flush=True)
+    print(report(outcomes))
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

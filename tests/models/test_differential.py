@@ -1,0 +1,53 @@
+"""Random configurations of every family against transformers and llama.cpp."""
+
+import importlib.util
+import os
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+REASON = "transformers is not installed: pip install 'bitnet-xtask[parity]'"
+pytest.importorskip("torch", reason=REASON)
+pytest.importorskip("transformers", reason=REASON)
+
+from differential import KINDS, Case, cases, check, report  # noqa: E402 - needs torch
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+FOUND = Path(__file__).parent / "found"
+ENGINE = importlib.util.find_spec("xllamacpp") is not None
+EXAMPLES = int(os.environ.get("BITNET_FUZZ_EXAMPLES", "24"))  # of each family
+OUTCOMES = Counter()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _report():
+    yield
+    print(f"\n{report(OUTCOMES)}")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(data=st.data())
+def test_every_configuration_is_exact_or_refused(kind, data):
+    case = data.draw(cases(kind))
+    with tempfile.TemporaryDirectory() as folder:
+        OUTCOMES[kind, check(case, Path(folder), engine=ENGINE)] += 1
+
+
+@pytest.mark.parametrize("file", sorted(FOUND.glob("*.json")), ids=lambda file: file.stem)
+def test_what_was_found_once_is_right(file, tmp_path):
+    check(Case.load(file), tmp_path, engine=ENGINE)
