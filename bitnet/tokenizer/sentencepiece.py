@@ -59,14 +59,14 @@ class SentencePiece:
         """Ids of *text*, which holds no token cut out of raw text."""
         normalized = self.normalize(text)
         if self._spec.model == "unigram":
-            return self._join_unknown(self._with_unknown(self._best_path(normalized)))
+            return self._with_unknown(self._best_path(normalized))
         ids: list[int] = []
         for part in self._user.split(normalized):
             if isinstance(part, int):
                 ids.append(part)
             else:
                 ids.extend(self._with_unknown(self._merge(part)))
-        return self._join_unknown(ids)
+        return ids
 
     def normalize(self, text: str) -> str:
         """*text* as the model sees it: replaced by the table, spaces as U+2581, prefix added."""
@@ -109,24 +109,19 @@ class SentencePiece:
         return out
 
     def _with_unknown(self, pieces: list[str]) -> list[int]:
-        """Ids of *pieces*; those without an id as bytes, or as the unknown id."""
+        """Ids of *pieces*; those without an id as bytes, or a run of them as one unknown id."""
         ids: list[int] = []
+        after_unknown = False
         for piece in pieces:
             id = self._pieces.get(piece)
             if id is not None:
                 ids.append(id)
             elif self._bytes is not None:
                 ids.extend(self._bytes[byte] for byte in piece.encode("utf-8", "replace"))
-            elif self._spec.unknown_id is not None:
+            elif self._spec.unknown_id is not None and not after_unknown:
                 ids.append(self._spec.unknown_id)
+            after_unknown = id is None
         return ids
-
-    def _join_unknown(self, ids: list[int]) -> list[int]:
-        """A run of unknown pieces is one unknown."""
-        unknown = self._spec.unknown_id
-        if self._bytes is not None or unknown not in ids:
-            return ids
-        return [id for i, id in enumerate(ids) if id != unknown or i == 0 or ids[i - 1] != unknown]
 
     def _merge(self, text: str) -> list[str]:
         """Best-scored neighbours joined first, the left ones of equal score first."""

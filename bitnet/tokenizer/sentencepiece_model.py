@@ -21,6 +21,7 @@ __all__ = ["SentencePieceModel", "model_from_spec", "parse_model", "write_model"
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _UNIGRAM, _BPE = 1, 2
+_UNKNOWN = 2  # type of a piece
 _KINDS = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}
 
 
@@ -89,6 +90,9 @@ def _parse(data: bytes, source: str) -> SentencePieceModel:
             normalizer.update(_fields(_as_bytes(value)))
     if not pieces:
         raise ValueError("it has no pieces")
+    unknown = [id for id, kind in enumerate(types) if kind == _UNKNOWN]
+    if len(unknown) != 1:
+        raise ValueError(f"it has {len(unknown)} pieces for what is unknown, expected 1")
     kind = _as_int(trainer.get(3, _UNIGRAM))
     if kind not in (_UNIGRAM, _BPE):
         raise Unsupported(
@@ -107,7 +111,7 @@ def _parse(data: bytes, source: str) -> SentencePieceModel:
         charsmap=_as_bytes(normalizer.get(2, b"")),
         add_dummy_prefix=bool(normalizer.get(3, 1)),
         remove_extra_whitespaces=bool(normalizer.get(4, 1)),
-        unknown_id=_as_id(trainer.get(40, 0)),
+        unknown_id=unknown[0],  # as the library has it, whatever the trainer's settings say
         bos_id=_as_id(trainer.get(41, 1)),
         eos_id=_as_id(trainer.get(42, 2)),
     )

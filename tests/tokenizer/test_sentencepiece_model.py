@@ -123,3 +123,17 @@ def test_a_model_without_pieces_is_damaged():
 def test_a_damaged_normalization_table_is_refused(blob):
     with pytest.raises(InvalidFormat, match="precompiled_charsmap"):
         CharsMap(blob)
+
+
+def test_what_is_unknown_follows_from_the_type_of_its_piece():
+    model = parse_model(TINY.read_bytes(), source="tiny")
+    moved = replace(model, unknown_id=model.types.index(1))
+    assert parse_model(write_model(moved), source="moved").unknown_id == model.types.index(2)
+
+
+@pytest.mark.parametrize("changed", [1, 2])
+def test_a_model_with_no_or_two_unknown_pieces_is_refused(changed):
+    model = parse_model(TINY.read_bytes(), source="tiny")
+    types = [changed if kind in (1, 2) else kind for kind in model.types]
+    with pytest.raises(InvalidFormat, match="pieces for what is unknown, expected 1"):
+        parse_model(write_model(replace(model, types=types)), source="changed")
