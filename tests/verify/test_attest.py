@@ -1,6 +1,7 @@
 """Attestations: the same for the same content, another for any other, and what differs is named."""
 
 import json
+from dataclasses import replace
 from importlib import resources
 
 import jsonschema
@@ -10,10 +11,12 @@ from builders import INT32, STRING, UINT16, Tensor, Typed, write_gguf
 from hf_folders import tiny_folder
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import letters, tiny
+from tiny_models import letters, tiny, tiny_gguf
 
 from bitnet.errors import InvalidFormat, NotFound, Unsupported, VerificationFailed
 from bitnet.formats.containers import open_checkpoint
+from bitnet.tokenizer.discover import resolve_tokenizer
+from bitnet.verify import verify_model
 from bitnet.verify.attest import attest, attestation_of, compare, pinned, recognise, refuse_damaged
 from bitnet.verify.attestation import Attestation
 from bitnet.verify.content import Items, content_of
@@ -287,6 +290,28 @@ def test_attest_and_verify_against_it(bitnet, original, tmp_path):
     done = bitnet("verify", "--model", changed, "--against", original)
     assert done.code == 15
     assert "key tokenizer.ggml.eos_token_id is 2, attested is another value" in done.out
+
+
+@pytest.mark.parametrize(("off", "severity"), [(0.0, "ok"), (2.0, "failed")])
+def test_the_recorded_pass_is_compared_with_this_one(tmp_path, off, severity):
+    path = tiny_gguf(tmp_path / "tiny.gguf")
+    made = attest(open_checkpoint(path), tokenizer=resolve_tokenizer(path))
+    trace = {
+        name: rows if name == "ids" else [[id, value - off] for id, value in rows]
+        for name, rows in made.trace.items()
+    }
+    against = replace(made, trace=trace)
+    last = list(verify_model(path, against=against))[-1]
+    assert (last.subject, last.severity) == ("forward pass", severity)
+    assert "nats from the recorded pass" in last.text
+
+
+def test_a_recorded_pass_of_other_content_is_not_compared(tmp_path):
+    path = tiny_gguf(tmp_path / "tiny.gguf")
+    made = attest(open_checkpoint(path), tokenizer=resolve_tokenizer(path))
+    changed = tiny_gguf(path, **{"general.name": "another"})
+    last = list(verify_model(changed, against=made))[-1]
+    assert "recorded" not in last.text
 
 
 def test_an_attestation_beside_the_model_is_what_it_is_compared_with(bitnet, original):
