@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import errno
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bitnet import locks, settings
 from bitnet.errors import (
+    BitnetError,
     HashMismatch,
     InvalidFormat,
     NetworkError,
@@ -31,7 +33,7 @@ from bitnet.hub.session import HubSession, shown
 from bitnet.hub.transfer import Replaced, Transfer
 from bitnet.progress import Mode, Progress, human_size
 from bitnet.store import Blob, Name, Partial, Store
-from bitnet.store.partial import sweep
+from bitnet.store.partial import clear, sweep
 from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
@@ -211,12 +213,14 @@ def fetch(
     try:
         fresh = False
         if sha256 is not None and not force and (blob := store.find(sha256)) is not None:
+            _tidy(store, sha256)
             return _found(blob, None)
         for _ in range(ROUNDS):
             facts = _facts(order, session)
             before = _state(store, facts)
             blob = None if force or fresh else _held(store, facts, beside)
             if blob is not None:
+                _tidy(store, facts.key)
                 return _found(blob, facts)
             try:
                 return _locked(order, facts, store, session, before, progress, fresh=fresh)
@@ -254,6 +258,17 @@ def require_folder(folder: Path) -> None:
 def _found(blob: Blob, facts: FileFacts | None) -> Fetched:
     etag, commit = (facts.etag, facts.commit) if facts is not None else (None, None)
     return Fetched(blob.path, blob.sha256, blob.size, etag, commit, cached=True)
+
+
+def _tidy(store: Store, key: str) -> None:
+    """Delete what is left on its way of a version that is in the store, if no process is at it."""
+    folder = store.folder / "partial" / key
+    if folder.is_dir():
+        with (
+            suppress(BitnetError, OSError),
+            locks.hold(folder.with_name(f"{key}.lock"), timeout_s=0) as lock,
+        ):
+            clear(folder, alone=lock.is_kernel)
 
 
 def _held(store: Store, facts: FileFacts, beside: Path | None = None) -> Blob | None:

@@ -38,6 +38,7 @@ class Project:
         progress: how progress is shown.
         force: fetch again what is already there.
         update: accept files that differ from the lock file.
+        verify: read files again instead of trusting what was found before.
     """
 
     folder: Path
@@ -46,6 +47,7 @@ class Project:
     progress: Mode = "auto"
     force: bool = False
     update: bool = False
+    verify: bool = False
 
     @property
     def lock_path(self) -> Path:
@@ -55,7 +57,7 @@ class Project:
     @property
     def store(self) -> Store:
         """The store in the cache folder."""
-        return Store(self.cache)
+        return Store(self.cache, rehash=self.verify)
 
     def pinned(self, key: tuple[str, str, str, str]) -> Locked | None:
         """What the lock file says about *key*; nothing when it is to be updated."""

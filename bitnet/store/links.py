@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import shutil
@@ -101,7 +102,9 @@ def _made(source: Path, fresh: Path) -> str:
     remove(fresh)
     try:
         fresh.hardlink_to(source)
-    except OSError:
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
         shutil.copyfile(source, fresh)
         with fresh.open("rb+") as file:
             os.fsync(file.fileno())

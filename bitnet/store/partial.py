@@ -32,7 +32,7 @@ from bitnet.locks import Owner
 from bitnet.store.links import remove, replace_file, sync_folder
 from bitnet.store.ranges import Ranges
 
-__all__ = ["Partial", "Version", "sweep"]
+__all__ = ["Partial", "Version", "clear", "sweep"]
 
 logger = logging.getLogger(__name__)
 
@@ -306,6 +306,23 @@ class Partial:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def clear(folder: Path, *, alone: bool) -> None:
+    """Delete what is in *folder* of a version that is in the store, with its lock held.
+
+    Args:
+        folder: of the version.
+        alone: the kernel keeps every other process of this machine out.
+    """
+    for path in _partials(folder):
+        if _is_free(path, alone=alone):
+            _delete(path)
+    with suppress(OSError):
+        if alone and not _partials(folder):
+            for note in folder.iterdir():  # of a process that was killed just before the end
+                _unlink(note)
+        folder.rmdir()
 
 
 def sweep(folder: Path) -> None:

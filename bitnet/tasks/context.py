@@ -25,7 +25,12 @@ class Context:
     output: Output = field(default_factory=Output)
 
     def project(
-        self, folder: Path = Path(), *, force: bool = False, update: bool = False
+        self,
+        folder: Path = Path(),
+        *,
+        force: bool = False,
+        update: bool = False,
+        verify: bool = False,
     ) -> Project:
         """The working folder *folder* with this cache and these ways to fetch.
 
@@ -33,7 +38,9 @@ class Context:
             folder: holds the lock file.
             force: fetch again what is already there.
             update: accept files that differ from the lock file.
+            verify: read files again instead of trusting what was found before.
         """
         from bitnet.hub.project import Project
 
-        return Project(folder, self.cache.root, self.fetch, self.output.progress, force, update)
+        output = self.output.progress
+        return Project(folder, self.cache.root, self.fetch, output, force, update, verify)

@@ -18,6 +18,7 @@ from bitnet.terminal import as_json
         "rev": "branch, tag or commit",
         "sha256": "digest the file must have",
         "force": "fetch it again even if it is there",
+        "verify": "read what is there again instead of trusting size, time and inode",
     },
     required=["id"],
     synonyms={"rev": ("ref", "revision")},
@@ -31,6 +32,7 @@ def download_model(
     rev="main",
     sha256="",
     force=False,
+    verify=False,
     common=Context(),
 ):
     """Fetch a model, resumable and checked.
@@ -42,7 +44,7 @@ def download_model(
     from bitnet.plan import fits_in_memory
     from bitnet.verify.attest import attest_fetched
 
-    project = common.project(force=force)
+    project = common.project(force=force, verify=verify)
     request = ModelRequest(id, file, rev, sha256, Path(out) if out else None)
     got = provide(request, project, fits=fits_in_memory)
     print(got[0].licence, file=sys.stderr)

@@ -10,8 +10,13 @@ from bitnet.tasks.declare import task
 from bitnet.terminal import as_json
 
 
-@task(help={"update": "accept files that have changed on the server, and pin them"})
-def sync(c, update=False, common=Context()):
+@task(
+    help={
+        "update": "accept files that have changed on the server, and pin them",
+        "verify": "read what is there again instead of trusting size, time and inode",
+    }
+)
+def sync(c, update=False, verify=False, common=Context()):
     """Fetch exactly what bitnet.lock.json says.
 
     What is there with the right digest needs no connection. A file that has been replaced on the
@@ -23,7 +28,7 @@ def sync(c, update=False, common=Context()):
     from bitnet.tokenizer.vocabulary import check_vocabulary
     from bitnet.verify.attest import attest_fetched
 
-    project = common.project(update=update)
+    project = common.project(update=update, verify=verify)
     entries = lockfile.read(project.lock_path)
     if not entries:
         raise NotFound(

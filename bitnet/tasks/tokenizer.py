@@ -19,6 +19,7 @@ from bitnet.terminal import as_json
         "into": "folder that gets tokenizer.json; made if missing",
         "source": "where from: mirror needs no account, official needs HF_TOKEN",
         "force": "fetch it again even if it is there",
+        "verify": "read what is there again instead of trusting size, time and inode",
         "compare": "instead of fetching: a tokenizer.json to compare ...",
         "against": "... with this one",
     },
@@ -31,6 +32,7 @@ def tokenizer(
     into="models",
     source="mirror",
     force=False,
+    verify=False,
     compare="",
     against="",
     common=Context(),
@@ -47,7 +49,7 @@ def tokenizer(
     if compare or against:
         _compare(compare, against, common.output)
         return
-    project = common.project(force=force)
+    project = common.project(force=force, verify=verify)
     target = Path(into) / "tokenizer.json"
     got = provide_tokenizer(TOKENIZERS[source], project, check=check_vocabulary, target=target)
     print(got.licence, file=sys.stderr)

@@ -175,3 +175,13 @@ def test_records_of_files_that_are_gone_are_swept(store, blob, tmp_path):
     target.unlink()
     store.verified.sweep()
     assert [record.path for record in store.verified] == [str(blob.path)]
+
+
+def test_with_rehash_what_a_forged_time_hides_is_found(store, blob, tmp_path):
+    before = blob.path.stat()
+    blob.path.chmod(0o644)
+    with blob.path.open("r+b") as file:
+        file.write(b"EDIT")
+    os.utime(blob.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert store.find(DIGEST) == blob
+    assert Store(store.root, rehash=True).find(DIGEST) is None

@@ -1,0 +1,76 @@
+"""Offline, and with everything there: no socket, no name looked up, no program started."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_packages import TINY
+
+MIRROR = "baseten/Meta-Llama-3-tokenizer"
+
+# Runs commands and counts what Python itself says about sockets and programs (PEP 578).
+AUDITED = """
+import json, sys
+EVENTS = ("socket.", "subprocess.", "os.exec", "os.posix_spawn", "os.fork", "os.system")
+seen, results = [], []
+sys.path.insert(0, sys.argv[1])
+from bitnet.hub import package_index
+from tiny_packages import TINY
+package_index.PACKAGED["tiny"] = TINY
+from bitnet.cli import Program
+from bitnet.tasks import load
+sys.addaudithook(lambda event, args: seen.append(event) if event.startswith(EVENTS) else None)
+for words in json.loads(sys.argv[2]):
+    seen.clear()
+    try:
+        Program(load(), "bitnet").run(["bitnet", *words])
+    except SystemExit as stopped:
+        results.append([stopped.code, list(seen)])
+print("\\n" + json.dumps(results))
+"""
+COMMANDS = [
+    ["tokenizer", "--source", "mirror"],
+    ["download-model", "--id", "org/model", "--file", "m.gguf"],
+    ["download-model", "--id", TINY.id],
+    ["sync"],
+]
+
+
+@pytest.fixture
+def audited(tmp_path):
+    """Runs commands in one process: exit code and events of each."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+
+    def run(*commands):
+        tests = str(Path(__file__).parents[1])
+        done = subprocess.run(
+            [sys.executable, "-c", AUDITED, tests, json.dumps(commands)],
+            capture_output=True, text=True, cwd=folder, check=True,
+        )  # fmt: skip
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return run
+
+
+def test_what_is_there_opens_no_socket_and_starts_no_program(
+    hub, audited, local_index, monkeypatch
+):
+    vocab = {f"t{number}": number for number in range(128_256)}
+    hub.add(MIRROR, "tokenizer.json", json.dumps({"model": {"vocab": vocab}}).encode())
+    hub.add("org/model", "m.gguf", b"GGUF" * 500)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    assert [code for code, _ in audited(*COMMANDS)] == [0, 0, 0, 0]
+    hub.seen.clear()
+    offline = [[*words, "--offline"] for words in COMMANDS]
+    # Pinned and there: with a connection the hub is not asked either.
+    assert audited(*offline, *COMMANDS) == [[0, []]] * 8
+    assert hub.requests() == []
+
+
+def test_what_is_missing_offline_opens_none_either(hub, audited, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setenv("BITNET_OFFLINE", "1")
+    assert audited(*COMMANDS[:3], ["infer", "--prompt", "a"]) == [[23, []]] * 4
