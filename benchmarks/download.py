@@ -1,16 +1,20 @@
 """How fast a file arrives: bitnet against curl and huggingface_hub, from a hub on loopback.
 
     python benchmarks/download.py --size-mb 512 --rounds 5
+    python benchmarks/download.py --store --size-mb 1000      two projects, resuming, a second use
 
 Every round runs each program once, in turn, so a machine that slows down slows them all; each
 result is the best round, and what counts are the ratios. bitnet also computes the SHA-256 and
 makes the file durable, which curl does not: hence the line for curl followed by sha256sum.
+With --store: bytes sent and kept for two projects as a share of the file, how long the last 14 %
+take compared with the whole file, and milliseconds of a second use.
 The processor time per GB, of the client alone, hardly depends on what else the machine does.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -34,10 +38,13 @@ def bitnet(hub, target, *, connections):
     from bitnet.hub.download import download
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.repository import file_url
+    from bitnet.store import Store
 
     options = FetchOptions(base_url=hub, connections=connections)
+    store = Store(target.parent / "cache")
     begun = _clocks()
-    download(file_url(REPO, "main", FILE, options), target, options=options, progress="none")
+    url = file_url(REPO, "main", FILE, options)
+    download(url, target, options=options, progress="none", store=store)
     return _since(begun)
 
 
@@ -101,6 +108,54 @@ def measure(size, rounds, rules, programs):
     return {name: tuple(map(min, zip(*times, strict=True))) for name, times in seconds.items()}
 
 
+def measure_store(size_mb):
+    """What the store saves: two projects, a transfer that was cut at 86 %, a second use."""
+    from bitnet.errors import NetworkError
+    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.project import Project
+    from bitnet.hub.provision import provide_model
+    from bitnet.sources import Source
+
+    size, source = size_mb * 1_000_000, Source("bench", REPO, FILE)
+    with tempfile.TemporaryDirectory() as folder, HubServer() as hub:
+        folder = Path(folder)
+        with open(folder / "source", "wb") as file:
+            for _ in range(size_mb):
+                file.write(os.urandom(1_000_000))
+        hub.add(REPO, FILE, folder / "source")
+        options = FetchOptions(base_url=hub.url, retries=1, connections=1)
+
+        def project(name, cache="cache"):
+            (folder / name).mkdir(exist_ok=True)
+            return Project(folder / name, folder / cache, options, "none")
+
+        def seconds(*where):
+            begun = time.perf_counter()
+            provide_model(source, project(*where))
+            return time.perf_counter() - begun
+
+        whole, second_project = seconds("one"), seconds("two")
+        second_use = min(seconds("two") for _ in range(5))
+        kept = [folder / name for name in ("one", "two", "cache")]
+        files = [path.stat() for top in kept for path in top.rglob("*") if path.is_file()]
+        disk = sum({status.st_ino: status.st_size for status in files}.values())
+        sent = hub.sent("cdn")
+        hub.rules.append(Rule(where="cdn", times=1, truncate_at=int(size * 0.86)))
+        with contextlib.suppress(NetworkError):
+            provide_model(source, project("three", "another cache"))
+        hub.seen.clear()
+        rest = seconds("three", "another cache")
+        return {
+            "transfer": round(sent / size, 3),
+            "disk": round(disk / size, 3),
+            "second_project_ms": round(second_project * 1000, 1),
+            "second_use_ms": round(second_use * 1000, 1),
+            "whole_s": round(whole, 2),
+            "rest_after_86_percent_s": round(rest, 2),
+            "rest_transfer": round(hub.sent("cdn") / size, 3),
+        }
+
+
 def _clocks():
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.perf_counter(), time.process_time() + used.ru_utime + used.ru_stime
@@ -128,6 +183,7 @@ def main():
     parser.add_argument("--rate-mb", type=float, default=10.0, help="MB/s of one connection")
     parser.add_argument("--latency-ms", type=float, default=50.0, help="per request")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--store", action="store_true", help="measure what the store saves")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     for internal in ("--only", "--hub", "--serve", "--rules"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
@@ -135,6 +191,9 @@ def main():
     arguments = parser.parse_args()
     if arguments.serve:
         serve(Path(arguments.serve), json.loads(arguments.rules))
+    if arguments.store:
+        print(json.dumps(measure_store(arguments.size_mb), indent=1))
+        return
     if arguments.only:
         arguments.folder.mkdir()
         folder = arguments.folder

@@ -222,7 +222,7 @@ def hold(
     what = what or path.name
     try:
         is_kernel = kernel_locks_work(path.parent)
-        lock: FileLock | _Lease = FileLock(path, thread_local=False) if is_kernel else _Lease(path)
+        lock = _kernel_lock(path) if is_kernel else _Lease(path)
         started = said = clock()
         while not _acquired(lock):
             waited = clock() - started
@@ -248,15 +248,57 @@ def hold(
         lock.release()
 
 
-def _acquired(lock: FileLock | _Lease) -> bool:
+def _acquired(lock: _KernelLock | _Lease | FileLock) -> bool:
     """Whether one attempt got *lock*."""
-    if isinstance(lock, _Lease):
-        return lock.acquire()
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        return False
-    return True
+    if isinstance(lock, FileLock):  # pragma: no cover
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            return False
+        return True
+    return lock.acquire()
+
+
+def _kernel_lock(path: Path) -> _KernelLock | _Lease | FileLock:
+    return FileLock(path, thread_local=False) if os.name == "nt" else _KernelLock(path)
+
+
+class _KernelLock:
+    """``flock`` on a file whose content stays; older versions of ``filelock`` empty it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd = -1
+
+    def acquire(self) -> bool:
+        """Try once; a file that was deleted meanwhile is not held."""
+        import fcntl
+
+        fd = self._open()
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink:
+                self._fd, fd = fd, -1
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return self._fd >= 0
+
+    def _open(self) -> int:
+        nofollow = getattr(os, "O_NOFOLLOW", 0)
+        try:
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | nofollow, 0o666)
+        except PermissionError:  # another user's, in a cache that is shared: it can be locked
+            return os.open(self._path, os.O_RDONLY | nofollow)
+
+    def release(self) -> None:
+        """Give it up."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def is_held(path: Path) -> bool:
@@ -265,11 +307,10 @@ def is_held(path: Path) -> bool:
         return not _Lease(path).is_abandoned()
     if not path.exists():
         return False
-    lock = FileLock(path, thread_local=False)
+    lock = _kernel_lock(path)
     try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        return True
+        if not _acquired(lock):
+            return True
     except OSError:
         return False
     lock.release()

