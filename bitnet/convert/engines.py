@@ -26,7 +26,6 @@ _EVERY_TENSOR = {"llama"}  # architectures of which it reads all biases, and rop
 _BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_qkv.bias")  # read of all of them
 # Models of so many layers scale scores by another width; no key says so.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-_BETAS = {"rope.scaling.yarn_beta_fast": 32.0, "rope.scaling.yarn_beta_slow": 1.0}
 
 
 def differences(
@@ -48,7 +47,7 @@ def differences(
         yield _by("llama.cpp", "does not load I2_S")
     yield from _windows(config)
     yield from _scale(config)
-    yield from _rope(checkpoint, config)
+    yield from _rope(config)
     yield from _tensors(checkpoint)
 
 
@@ -97,20 +96,13 @@ def _scale(config: TransformerConfig) -> Iterator[Finding]:
         )
 
 
-def _rope(checkpoint: Checkpoint, config: TransformerConfig) -> Iterator[Finding]:
+def _rope(config: TransformerConfig) -> Iterator[Finding]:
     original = config.rope.original_context
     if config.rope.long_divisors is not None and original < config.context_length:
         yield _by(
             "llama.cpp",
             f"takes the long rope factors wherever its context is above {original:,} positions, "
             "however few the text has",
-        )
-    given = {key: checkpoint.value(key, usual) for key, usual in _BETAS.items()}
-    if given != _BETAS and checkpoint.value("rope.scaling.type", "none") == "yarn":
-        named = " and ".join(f"{value:g}" for value in given.values())
-        yield _by(
-            "llama.cpp",
-            f"blends YaRN's frequencies between 32 and 1 turns, and not between {named}",
         )
 
 

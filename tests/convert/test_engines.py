@@ -43,7 +43,7 @@ CASES = {
     "yarn-betas": (
         "llama",
         {"rope_scaling": YARN | {"beta_fast": 4, "beta_slow": 0.3}},
-        "between 32 and 1 turns",
+        "",
     ),
     "linear": ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, ""),
     "longrope": (
