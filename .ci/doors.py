@@ -1,4 +1,4 @@
-"""Start every command as a process and look at how it ends; ``.ci/doors`` calls this.
+"""Start every command and look at how it ends; ``.ci/doors`` calls this.
 
 Standard input of a bare Python that has the package installed; the argument is a folder with the
 helpers of the tests, which make a small model.
@@ -9,6 +9,7 @@ import locale
 import os
 import subprocess
 import sys
+import tempfile
 
 sys.path.insert(0, sys.argv[1])
 from tiny_models import tiny_gguf
@@ -25,6 +26,18 @@ ids = tokenizer.encode(text, add_special=False)
 assert tokenizer.decode(ids) == text, (ids, tokenizer.decode(ids))
 """
 
+EVERY_PAGE = """
+import sys
+from bitnet.__main__ import main
+
+for name in sys.argv[1:]:
+    sys.argv[:] = ["bitnet", name, "--help"]
+    try:
+        main()
+    except SystemExit as stop:
+        assert stop.code == 0, (name, stop.code)
+"""
+
 
 def run(*words, code=0, program=("bitnet",)):
     """The output of *words*, which must end with *code*."""
@@ -39,6 +52,7 @@ def run(*words, code=0, program=("bitnet",)):
 def main():
     model = os.fsdecode("modèle.gguf".encode())
     exported = os.fsdecode("dossier é".encode())
+    os.chdir(tempfile.mkdtemp(dir="."))
     tiny_gguf(model)
     version = run("--version").decode()
     assert "(numpy, " in version, version
@@ -47,8 +61,9 @@ def main():
     names = [task["name"] for entry in lists for task in entry["tasks"]]
     assert len(names) > 20, names
     run("--help")
-    for name in names:
-        run(name, "--help")
+    pages = run("-c", EVERY_PAGE, *names, program=[sys.executable])
+    assert pages.count(b"Usage: bitnet ") == len(names), pages.decode("utf-8", "replace")
+    run(names[0], "--help")  # the others came through the same door, in one process
     run("exit-codes")
     run("doctor")
     run("doctor", "--report", "--model", model)

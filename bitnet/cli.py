@@ -23,6 +23,7 @@ from invoke.program import Program as InvokeProgram
 import bitnet
 from bitnet import settings, terminal
 from bitnet.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
+from bitnet.invocation import as_started
 from bitnet.tasks import load
 from bitnet.tasks.declare import Option, Task
 
@@ -69,7 +70,7 @@ class Program(InvokeProgram):
             return self._report(UsageError(str(error), hint="leave --config out"))
         except Exit as stop:
             if stop.message and stop.message.startswith("Sub-collection "):  # after --list
-                return self._report(UsageError(stop.message, hint=f"{self.binary} --list"))
+                return self._report(UsageError(stop.message, hint="bitnet --list"))
             if stop.message:
                 print(stop.message, file=sys.stderr)
             return int(stop.code)
@@ -109,13 +110,14 @@ class Program(InvokeProgram):
         self.execute()
 
     def _report(self, error: BitnetError) -> int:
-        hint = f"\nhint: {error.hint}" if error.hint else ""
-        terminal.print_if_possible(f"Error: {error.message}{hint}", sys.stderr)
+        hint = as_started(error.hint)
+        shown = f"\nhint: {hint}" if hint else ""
+        terminal.print_if_possible(f"Error: {as_started(error.message)}{shown}", sys.stderr)
         if "--json" in self.argv:
             facts = {
                 "type": type(error).__name__,
                 "message": error.message,
-                "hint": error.hint,
+                "hint": hint,
                 "exit_code": error.exit_code,
             }
             terminal.print_if_possible(terminal.as_json({"error": facts}), sys.stdout)
@@ -185,7 +187,7 @@ class Program(InvokeProgram):
         words = list(self.core.unparsed) if hasattr(self, "core") else list(self.argv[1:])
         context = error.context or self._context_of(words)
         name = context.name if context is not None else None
-        usage = f"{self.binary} {name} --help" if name else f"{self.binary} --list"
+        usage = f"bitnet {name} --help" if name else "bitnet --list"
         if text.startswith("No idea what "):
             token = ast.literal_eval(text[len("No idea what ") : -len(" is!")])
             return self._unknown(token, context, words, usage)
@@ -296,7 +298,9 @@ def _help_lines(name: str, text: str) -> list[str]:
 
 
 def _nearest(word: str, known: list[str]) -> str:
-    found = difflib.get_close_matches(word, known, n=3, cutoff=0.6)
+    bare = {name.lstrip("-"): name for name in known}  # the dashes that all have say nothing
+    close = difflib.get_close_matches(word.lstrip("-"), bare, n=3, cutoff=0.6)
+    found = [bare[name] for name in close]
     return f"did you mean {' or '.join(found)}?" if found else ""
 
 

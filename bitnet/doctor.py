@@ -109,7 +109,7 @@ def _cache(root: Path) -> list[Finding]:
             found = [Finding("ok", "cache folder", f"{root}, writable"), _locking(Path(folder))]
         free = shutil.disk_usage(existing).free
     except OSError as error:
-        problem = from_os_error(error, existing)
+        problem = from_os_error(error, existing, in_cache=True)
         if not isinstance(problem, NoSpace | PermissionDenied):
             problem = PermissionDenied(problem.message, hint="choose another: --cache-dir DIR")
         return [*found, Finding.of("cache folder", problem)]

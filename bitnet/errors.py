@@ -229,22 +229,30 @@ EXIT_CODES: dict[int, str] = {
 }
 
 
-def from_os_error(error: OSError, path: str | os.PathLike[str]) -> BitnetError:
+_CACHE_IS_FULL = "free some space: bitnet clean-cache, or choose another disk: --cache-dir DIR"
+_DISK_IS_FULL = "free some space: bitnet clean-cache, or choose another disk"
+_CACHE_IS_CLOSED = "choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR"
+_PATH_IS_CLOSED = "get access to it (ls -l shows who has), or choose another one"
+
+
+def from_os_error(
+    error: OSError, path: str | os.PathLike[str], *, in_cache: bool = False
+) -> BitnetError:
     """The error of this module that an operating-system error on *path* amounts to.
 
     The texts keep the form ``Permission denied (os error 13)`` that scripts search for.
+
+    Args:
+        error: what the system said.
+        path: the file or folder.
+        in_cache: it is in the cache, so another cache folder helps.
     """
     code = error.errno
     text = f"{os.strerror(code) if code else error} (os error {code}): {os.fspath(path)}"
     if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return NoSpace(
-            text,
-            hint="free some space: bitnet clean-cache, or choose another disk: --cache-dir DIR",
-        )
+        return NoSpace(text, hint=_CACHE_IS_FULL if in_cache else _DISK_IS_FULL)
     if code in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return PermissionDenied(
-            text, hint="choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR"
-        )
+        return PermissionDenied(text, hint=_CACHE_IS_CLOSED if in_cache else _PATH_IS_CLOSED)
     if code == errno.ENOMEM:
         return InferenceError(text, hint="free some memory, or choose a smaller model")
     if code == errno.EISDIR:

@@ -2,7 +2,7 @@
 
 ✓ tensors: all 272 of architecture llama with its shapes
 ! weights: blk.3.ffn_up.weight: 1 negative scales
-compare with the original: bitnet crossval, or fetch it again
+compare with another engine: bitnet crossval --model FILE, or fetch it again
 ✗ tensor-overlap: tensors a and b share 32 bytes
 - forward pass: not run: the file cannot be read
 """
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from bitnet.invocation import as_started
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -76,7 +78,7 @@ class Finding:
             "severity": self.severity,
             "subject": self.subject,
             "text": self.text,
-            "hint": self.hint,
+            "hint": as_started(self.hint),
             "duration_s": self.duration_s,
         }
 
@@ -98,4 +100,4 @@ def render(findings: Iterable[Finding]) -> Iterator[str]:
     for finding in findings:
         yield str(finding)
         if finding.hint and finding.severity in ("failed", "warning"):
-            yield f"  {finding.hint}"
+            yield f"  {as_started(finding.hint)}"

@@ -40,6 +40,7 @@ __all__ = [
     "plan_model",
     "plan_unread",
     "read_header",
+    "room_findings",
     "this_machine",
 ]
 
@@ -80,7 +81,7 @@ class ModelPlan:
     Attributes:
         name: of the file.
         size_bytes: of the file, ``None`` if unknown.
-        header_bytes: how much of it had to be read.
+        header_bytes: how much of it had to be read; 0 for a folder.
         licence: as the server, or else the file itself, names it.
         gated: see :class:`Origin`.
         local: see :class:`Origin`.
@@ -131,11 +132,11 @@ class ModelPlan:
 
     def lines(self) -> Iterator[str]:
         """The plan for people, a line per question."""
-        read = f"{_size(self.header_bytes)} of it read" if self.header_bytes else "not read"
+        read = f"{_size(self.header_bytes)} of it read" if self.header_bytes else self._unread()
         yield f"{self.name}: {_size(self.size_bytes)} ({read})"
         yield f"  licence        {self.licence or 'not stated'}"
         yield f"  access         {self._access()}"
-        if self.header_bytes:
+        if self.architecture or self.header_bytes:
             yield from self._header_lines()
         yield f"  disk           {_size(self.machine.free_disk)} free"
         context = f" with {self.memory_context:,} tokens of context" if self.memory_context else ""
@@ -154,6 +155,9 @@ class ModelPlan:
         yield f"  context        {context} tokens"
         yield f"  tokenizer      {self.tokenizer}"
         yield f"  chat template  {'yes' if self.chat_template else 'no'}"
+
+    def _unread(self) -> str:
+        return "a folder" if self.architecture else "not read"
 
     def _access(self) -> str:
         if self.local:
@@ -222,7 +226,7 @@ def plan_model(
     gguf, header_bytes = read_header(read, size=size, label=label)
     tokenizer, complete = _tokenizer(gguf)
     needs = _memory_bytes(gguf)
-    found = [*_format_findings(gguf), *_room_findings(origin, size, needs, machine)]
+    found = [*_format_findings(gguf), *room_findings(origin, size, needs, machine)]
     if not complete:
         found.append(Finding("failed", "tokenizer", tokenizer))
     licence = gguf.metadata.get("general.license")
@@ -296,7 +300,7 @@ def plan_unread(name: str, size: int | None, origin: Origin, *, machine: Machine
         memory_bytes=needs,
         memory_context=0,
         machine=machine,
-        findings=tuple(_room_findings(origin, size, needs, machine)),
+        findings=tuple(room_findings(origin, size, needs, machine)),
     )
 
 
@@ -379,9 +383,10 @@ def _decodable(quant: QuantType) -> bool:
     return True
 
 
-def _room_findings(
+def room_findings(
     origin: Origin, size: int | None, needs: int | None, machine: Machine
 ) -> Iterator[Finding]:
+    """What *machine* is too small for: *size* bytes to fetch, *needs* bytes of memory."""
     disk, free = machine.free_disk, machine.free_memory
     if not origin.local and size is not None and disk is not None and size > disk:
         text = f"the file has {_size(size)}, the disk {_size(disk)} free"

@@ -13,7 +13,7 @@ ROOT = Path(bitnet.__file__).parent
 
 # A module may import from lower layers and from its own package.
 LAYERS = [
-    ["errors"],
+    ["errors", "invocation"],
     [
         "settings",
         "progress",
@@ -40,6 +40,7 @@ LAYERS = [
         "bench",
         "convert",
         "plan",
+        "plan_folder",
         "provision",
         "doctor",
         "inspect_gguf",
@@ -59,6 +60,7 @@ WITHIN_LAYER = {
     ("cache", "store"),
     ("store", "locks"),
     ("plan", "inspect_gguf"),
+    ("plan_folder", "plan"),
 }
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 

@@ -113,7 +113,7 @@ def _folders(root: Path) -> Iterator[Path]:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise from_os_error(error, folder) from error
+            raise from_os_error(error, folder, in_cache=True) from error
         waiting += [folder / name for name in sorted(inner, reverse=True)]
 
 
@@ -125,7 +125,7 @@ def _files(folder: Path) -> list[os.DirEntry[str]]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise from_os_error(error, folder) from error
+        raise from_os_error(error, folder, in_cache=True) from error
 
 
 def _is_dangling(item: os.DirEntry[str]) -> bool:

@@ -181,7 +181,7 @@ def refuse_unless_cache(root: Path) -> None:
     except PermissionError as error:
         raise PermissionDenied(f"cannot read {root}: {error.strerror}") from error
     except OSError as error:
-        raise from_os_error(error, root) from error
+        raise from_os_error(error, root, in_cache=True) from error
     strange = sorted(names - _OURS)
     if strange and not has_tag(real):
         raise UsageError(
@@ -228,7 +228,7 @@ def _remove(root: Path, entry: Entry) -> None:
             with contextlib.suppress(PermissionError) if held else contextlib.nullcontext():
                 links.remove(path)
     except OSError as error:
-        raise from_os_error(error, error.filename or entry.path) from error
+        raise from_os_error(error, error.filename or entry.path, in_cache=True) from error
     for folder in entry.path.parents:
         if folder.parent in (root, folder):
             return

@@ -172,7 +172,7 @@ def _kind_of_part(one: Greedy, bounds: Bounds) -> Kind:
 def _model(evidence: Evidence) -> Finding:
     model, recorded = evidence.model, evidence.reference.model_sha256
     if model.problem:
-        return Finding("failed", "model", model.problem, "fetch it again: bitnet download-model")
+        return Finding("failed", "model", model.problem, "fetch it again: bitnet sync")
     if recorded and recorded != model.sha256:
         said = f"SHA-256 {model.sha256[:16]}..., the reference ran {recorded[:16]}..."
         return Finding("failed", "model", said)
@@ -246,7 +246,7 @@ def _compute_path(evidence: Evidence) -> Finding:
     if path == "none" or not products:
         return Finding("failed", "compute path", "no product of weights was counted")
     if evidence.plan.require_real and path != "real":
-        hint = "build the compiled module: inv native"
+        hint = "install the compiled module; see: bitnet doctor"
         return Finding("failed", "compute path", f"{said}, and --require-real asks for it", hint)
     noise = mean(row.exact_ours.noise if row.exact_ours else None for row in evidence.rows)
     is_rounded = path == "real" and ours.arithmetic == "int8"

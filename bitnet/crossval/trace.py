@@ -207,7 +207,7 @@ def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFormat(
             f"{name} is not a recorded trace: {type(error).__name__}: {error}",
-            hint="record one: bitnet crossval --record FILE",
+            hint="record one: bitnet crossval --model MODEL --record FILE",
         ) from error
 
 
@@ -252,7 +252,8 @@ def read_trace(path: Path) -> Trace:
         raise from_os_error(error, path) from error
     except ValueError as error:
         raise InvalidFormat(
-            f"{path.name} is not JSON: {error}", hint="record one: bitnet crossval --record FILE"
+            f"{path.name} is not JSON: {error}",
+            hint="record one: bitnet crossval --model MODEL --record FILE",
         ) from error
     if not isinstance(values, dict):
         raise InvalidFormat(

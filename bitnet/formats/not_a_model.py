@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bitnet.errors import BitnetError, InvalidFormat, NotFound, Unsupported
+from bitnet.invocation import word
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,11 +32,12 @@ def missing(path: Path) -> NotFound:
 
 def folder_without_model(path: Path) -> BitnetError:
     """*path* is a folder, and no single model can be taken from it."""
-    count = len(list(path.glob("*.gguf")))
+    found = sorted(path.glob("*.gguf"))
+    example = f": --model {word(found[0])}" if found else ""
     return Unsupported(
-        f"{path} is a folder with {count or 'no'} GGUF file{'s' * (count != 1)}, "
-        "expected one, or config.json with *.safetensors",
-        hint="name a GGUF file itself, or the folder that holds config.json and *.safetensors",
+        f"{path} is a folder with {len(found) or 'no'} GGUF file{'s' * (len(found) != 1)}, "
+        "expected a GGUF file, or a folder with config.json and *.safetensors",
+        hint=f"name the file itself{example}, or the folder that holds config.json",
     )
 
 

@@ -230,7 +230,7 @@ def fetch(
                 logger.warning("%s: %s, starting over", name, damage)
             fresh = True
     except OSError as error:
-        raise from_os_error(error, error.filename or store.folder) from error
+        raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
     raise NetworkError(
         f"{shown(url)}: the server announces one file and sends another",
         hint="try again later, or another mirror with --base-url=URL",

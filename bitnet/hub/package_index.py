@@ -324,7 +324,7 @@ def scratch(folder: Path) -> Iterator[Path]:
                 _remove(old)
         own = Path(tempfile.mkdtemp(prefix=f".pip-{host}-{os.getpid()}-", dir=folder))
     except OSError as error:
-        raise from_os_error(error, folder) from error
+        raise from_os_error(error, folder, in_cache=True) from error
     try:
         yield own
     finally:

@@ -23,6 +23,7 @@ from bitnet.hub.origin import Origin
 from bitnet.hub.project import Provided
 from bitnet.hub.provide import HubFile, Want, provide
 from bitnet.hub.repository import file_url, model_facts
+from bitnet.invocation import word
 from bitnet.store import Blob
 
 if TYPE_CHECKING:
@@ -111,13 +112,21 @@ def _tokenizer_want(
         size=pinned.size if pinned is not None else source.size,
         kind="tokenizer",
         key=source.cache_key,
-        command=f"bitnet tokenizer --source {source.name}",
+        command=_command(source),
         lasts=True,
         pinned=pinned is not None,
         places=(entry,),
         check=lambda path: check(path, source.vocab_size),
         announce=announce,
     )
+
+
+def _command(source: Source) -> str:
+    """The command that fetches what *source* is, which may be a registered one by another name."""
+    known = [name for name, other in sources.TOKENIZERS.items() if other.repo == source.repo]
+    if known:
+        return f"bitnet tokenizer --source {known[0]}"
+    return "bitnet pre-download-tokenizers --model-dir DIR"
 
 
 def _known_before(entry: Path, source: Source) -> str | None:
@@ -210,7 +219,7 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
         )
     wanted = pinned.sha256 if pinned is not None else source.sha256
     _refuse_shared(path, source, project, wanted)
-    command = f"bitnet download-model --id {source.repo} --file {source.file}"
+    command = f"bitnet download-model --id {source.repo} --file {word(source.file)}"
     want = Want(
         HubFile(source.repo, source.revision, source.file, _commit(pinned)),
         sha256=wanted,

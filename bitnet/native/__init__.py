@@ -46,7 +46,7 @@ def _import() -> tuple[ModuleType | None, str, str]:
     built = getattr(found, "INTERFACE", 0)
     if built != INTERFACE:
         reason = f"{found.__file__} was built for interface {built}, expected {INTERFACE}"
-        return None, reason, "build it again, where its sources are: inv native"
+        return None, reason, "install it again"
     atexit.register(_expect_leaks, found, os.getpid())
     return found, "", ""
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, get_args
 from bitnet.errors import InferenceError, UsageError
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.containers import I2SLayout, open_checkpoint
+from bitnet.invocation import word
 from bitnet.kernels.select import select
 from bitnet.models.exact_head import ExactHead
 from bitnet.models.load import load_model
@@ -288,5 +289,5 @@ def _memory_errors(path: Path) -> Iterator[None]:
     except MemoryError as error:
         raise InferenceError(
             f"not enough memory for {path.name}{f': {error}' if str(error) else ''}",
-            hint=f"bitnet plan --model {path}",
+            hint=f"bitnet plan --model {word(path)}",
         ) from error

@@ -97,7 +97,7 @@ def _biases(entries: Mapping[int, float] | Iterable[str]) -> dict[int, float]:
         except ValueError:
             raise UsageError(
                 f"--logit-bias is {entry!r}, expected a token id and a number",
-                hint="bitnet infer --logit-bias 42=-inf --prompt 'Hello'",
+                hint="for example: --logit-bias 42=-inf",
             ) from None
     return biases
 

@@ -71,6 +71,4 @@ def _explained(address: str) -> Iterator[None]:
         if error.errno == errno.EADDRNOTAVAIL:
             raise UsageError(known.message, hint=_HOSTS) from error
         refusal = UsageError if error.errno == errno.EADDRINUSE else type(known)
-        raise refusal(
-            known.message, hint="choose another port: bitnet serve --port 0 takes a free one"
-        ) from error
+        raise refusal(known.message, hint="choose another port; a free one: --port 0") from error

@@ -53,7 +53,7 @@ def make_cache(root: Path) -> None:
             hint="choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR",
         ) from error
     except OSError as error:
-        raise from_os_error(error, error.filename or root) from error
+        raise from_os_error(error, error.filename or root, in_cache=True) from error
 
 
 def has_tag(folder: Path) -> bool:

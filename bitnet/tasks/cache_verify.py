@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from invoke.exceptions import Exit
 
+from bitnet.invocation import word
 from bitnet.options import CacheOptions
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
@@ -39,7 +40,7 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
     if damaged:
         first = damaged[0].entry
         models = " --models" if first.kind == "model" else ""
-        remedy = f"bitnet clean-cache --key {first.key}{models} --yes"
+        remedy = f"bitnet clean-cache --key {word(first.key)}{models} --yes"
         if not is_marked(cache.root, first.path):
             remedy = f"delete {first.path}"
         raise IntegrityError(

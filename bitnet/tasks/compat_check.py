@@ -7,6 +7,7 @@ from pathlib import Path
 
 from invoke.exceptions import Exit
 
+from bitnet.invocation import word
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.terminal import as_json
@@ -51,7 +52,7 @@ def compat_check(
     verdict = [result.verdict] if result.compatible else []  # else it is the error
     print("".join(f"{line}\n" for line in (*lines, *result.findings, *verdict)), end="")
     if not result.compatible:
-        raise VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {path}")
+        raise VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {word(path)}")
 
 
 def _approximation(name, exact, common):

@@ -173,7 +173,7 @@ def _end(verdict, state, wanted, *, quiet):
     kind = VerificationFailed if verdict.status == "failed" else ReferenceUnavailable
     if quiet:
         raise Exit(code=kind.exit_code)
-    hint = "bitnet crossval --bisect shows where they part; bitnet verify checks the file"
+    hint = "find where they part: --bisect; check the file: bitnet verify --model FILE"
     raise kind(f"crossval {verdict.status}: {reasons}", hint=verdict.hint or hint)
 
 
@@ -200,7 +200,7 @@ def _check(wanted, options, common):
     if wrong:
         raise VerificationFailed(
             f"{wanted.check} does not hold: {'; '.join(one.text for one in wrong)}",
-            hint="compare again: bitnet crossval --report-dir DIR",
+            hint="compare again: bitnet crossval --model MODEL --report-dir DIR",
         )
     _end(report.verdict, report.evidence.reference.state, wanted, quiet=output.json)
 

@@ -215,7 +215,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
             if kwargs.get(name) in (None, "", []):
                 raise UsageError(
                     f"{self.name.replace('_', '-')} needs --{name.replace('_', '-')}",
-                    hint=f"inv {self.name.replace('_', '-')} --help",
+                    hint=f"bitnet {self.name.replace('_', '-')} --help",
                 )
         for name, default in self.groups.items():
             given = _folded(default, kwargs)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from invoke.exceptions import Exit
 
+from bitnet.invocation import as_started, word
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
@@ -39,6 +40,8 @@ def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
     for entry in search.candidates:
         print(f"  {entry.verdict:<10} {entry.place:<18} {entry.path}\n{'':13}{entry.reason}")
     if fetchable:
-        print(f"  can be fetched: {fetchable.repo} (bitnet pre-download-tokenizers)")
+        folder = facts.path if facts.path.is_dir() else facts.path.parent
+        command = as_started(f"bitnet pre-download-tokenizers --model-dir {word(folder)}")
+        print(f"  can be fetched: {fetchable.repo} ({command})")
     if search.tokenizer is None:
         raise not_found(search)

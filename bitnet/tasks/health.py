@@ -6,6 +6,7 @@ from pathlib import Path
 
 from invoke.exceptions import Exit
 
+from bitnet.invocation import word
 from bitnet.options import CacheOptions
 from bitnet.tasks.declare import Output, task
 from bitnet.tasks.verify import attestation_beside, examine, pin_of
@@ -49,7 +50,8 @@ def health(c, model_dir="models", allow_mock=False, cache=CacheOptions(), output
         return
     print(*(f"❌ Failed: {model}" for model in failed), sep="\n")
     raise VerificationFailed(
-        f"❌ Health check failed: {', '.join(failed)}", hint=f"bitnet verify --model {failed[0]}"
+        f"❌ Health check failed: {', '.join(failed)}",
+        hint=f"bitnet verify --model {word(failed[0])}",
     )
 
 

@@ -15,7 +15,7 @@ from bitnet.terminal import as_json
         "id": "ORG/REPO on the hub, or a packaged model such as smollm2-135m",
         "file": "file in the repository, or a pattern that means one",
         "rev": "branch, tag or commit",
-        "model": "instead: a GGUF file that is here",
+        "model": "instead: a model that is here, a GGUF file or a folder",
     },
     synonyms={"rev": ("ref", "revision")},
     metavars={"id": "ID", "file": "NAME", "rev": "REV", "model": "PATH"},
@@ -30,7 +30,7 @@ def plan(
 ):
     """Say what fetching and running a model would take.
 
-    Reads the header of the file only, wherever it is: size, licence, access, architecture,
+    Reads the headers only, wherever they are: size, licence, access, architecture,
     tokenizer, memory, and whether it will run here.
     """
     if bool(id) == bool(model):
@@ -40,9 +40,10 @@ def plan(
 
 
 def _plan_file(path: Path):
-    from bitnet.plan import Origin, plan_file, this_machine
+    from bitnet.plan import Origin, this_machine
+    from bitnet.plan_folder import plan_path
 
-    return plan_file(path, Origin(), machine=this_machine(path.parent))
+    return plan_path(path, Origin(), machine=this_machine(path.parent))
 
 
 def _plan_id(id, file, rev, common):

@@ -32,7 +32,8 @@ def sync(c, update=False, verify=False, common=Context()):
     entries = lockfile.read(project.lock_path)
     if not entries:
         raise NotFound(
-            f"{project.lock_path} pins nothing", hint="bitnet tokenizer --source mirror writes it"
+            f"{project.lock_path} pins nothing",
+            hint="fetch something: bitnet download-model --id smollm2-135m",
         )
     results = []
     for entry in entries:

@@ -108,7 +108,7 @@ def _given(against):
     from bitnet.verify.attest import attestation_of
 
     if not against:
-        raise UsageError("--against names nothing", hint="bitnet verify --against FILE")
+        raise UsageError("--against names nothing", hint="name one: --against FILE")
     return attestation_of(against)
 
 

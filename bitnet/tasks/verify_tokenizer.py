@@ -42,7 +42,7 @@ def verify_tokenizer(c, tokenizer=None, against="", corpus="", pre="", output=Ou
         raise VerificationFailed(
             f"first difference: {found.first_difference!r}\n  {ours.source}: {mine}\n"
             f"  {other.source}: {theirs}",
-            hint=f"bitnet explain-tokenizer {tokenizer}",
+            hint="see which one the model gets: bitnet explain-tokenizer MODEL",
         )
     if not found.total:
         raise VerificationFailed("no text was compared", hint="give a corpus with a line in it")

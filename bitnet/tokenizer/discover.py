@@ -18,6 +18,7 @@ from bitnet.errors import (
     TokenizerNotFound,
     VocabMismatch,
 )
+from bitnet.invocation import word
 from bitnet.sources import TokenizerDownloadInfo, for_model
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
 from bitnet.tokenizer.model_facts import ModelFacts, model_facts
@@ -154,7 +155,7 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
     raise VocabMismatch(
         f"{text} (Model: {needed}, Tokenizer: {has}): {tokenizer.source} is not the tokenizer "
         f"of {model.path.name}",
-        hint=f"bitnet explain-tokenizer {model.path}",
+        hint=f"bitnet explain-tokenizer {word(model.path)}",
     )
 
 
@@ -230,7 +231,9 @@ def not_found(search: Search) -> TokenizerNotFound:
         hint = search.refusal.hint
     elif info is not None:
         logger.info("Can download compatible tokenizer from: %s", info.repo)
-        hint = f"fetch {info.repo}: add --auto-download, or bitnet pre-download-tokenizers"
+        folder = model.path if model.path.is_dir() else model.path.parent
+        command = f"bitnet pre-download-tokenizers --model-dir {word(folder)}"
+        hint = f"fetch {info.repo}: add --auto-download, or {command}"
     return TokenizerNotFound(
         f"No compatible tokenizer found for {model.family} model with vocab_size "
         f"{model.vocab_size} (strict mode). Looked for:{looked}",

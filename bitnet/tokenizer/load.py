@@ -12,6 +12,7 @@ from pathlib import Path
 from bitnet import __version__
 from bitnet.errors import TokenizerNotFound
 from bitnet.formats.gguf import GGUF, MAGIC
+from bitnet.invocation import word
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.side_files import read_side_files
@@ -173,7 +174,7 @@ def _embedded_spec(model: str | os.PathLike[str] | GGUF, pre: str | None) -> Tok
     if "tokenizer.ggml.tokens" not in gguf.metadata:
         raise TokenizerNotFound(
             f"Missing tokenizer.ggml.tokens: {gguf.path} has no embedded tokenizer",
-            hint=f"bitnet explain-tokenizer {gguf.path}",
+            hint=f"bitnet explain-tokenizer {word(gguf.path)}",
         )
     spec = spec_from_gguf(gguf, pre=pre)
     logger.info("Extracted tokenizer from GGUF (%d tokens)", spec.vocab_size)
@@ -185,7 +186,7 @@ def _embedded_strings(path: str | os.PathLike[str], key: str) -> list[str]:
         if key not in gguf.metadata:
             raise TokenizerNotFound(
                 f"Missing {key}: {gguf.path} does not embed it",
-                hint=f"bitnet inspect-gguf {gguf.path}",
+                hint=f"bitnet inspect-gguf {word(gguf.path)}",
             )
         strings: list[str] = gguf.metadata[key].strings()
         return strings

@@ -15,6 +15,7 @@ from bitnet.errors import InvalidFormat, from_os_error
 from bitnet.formats import not_a_model
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.gguf import GGUF
+from bitnet.invocation import word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,7 +62,7 @@ class ModelFacts:
             raise InvalidFormat(
                 f"{self.path}: no vocabulary size: neither tokenizer.ggml.tokens nor "
                 f"{self.architecture}.vocab_size nor token_embd.weight is there",
-                hint=f"bitnet inspect-gguf {self.path}",
+                hint=f"bitnet inspect-gguf {word(self.path)}",
             )
         return size
 

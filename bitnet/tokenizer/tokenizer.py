@@ -336,7 +336,7 @@ class Tokenizer:
             raise UsageError(
                 f"token id {id} is not in the vocabulary of {self.source}: "
                 f"expected 0 to {self.vocab_size - 1}",
-                hint="check that tokenizer and model belong together: bitnet compat-check",
+                hint="check that tokenizer and model belong together: bitnet compat-check MODEL",
             )
         return id
 

@@ -24,6 +24,7 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_audit import audit
 from bitnet.formats.gguf_ternary import code_counts
 from bitnet.formats.mapped_file import MappedFile, mapped_files
+from bitnet.invocation import word
 from bitnet.models.binding import differences, expected_tensors
 from bitnet.models.load import config_from
 from bitnet.progress import human_size
@@ -244,7 +245,7 @@ class _Examination:
         later = ("no-tokenizer", "no-pre", "vocabulary-only")
         errors = [f.text for f in findings if f.failed]
         warnings = [f.text for f in findings if f.severity == "warning" and f.subject not in later]
-        hint = f"bitnet inspect-gguf {self.path}"
+        hint = f"bitnet inspect-gguf {word(self.path)}"
         if errors:
             return _Found(_listed(errors + warnings), "failed", hint)
         if not checkpoint.weights:
@@ -283,11 +284,9 @@ class _Examination:
         found.sort(key=lambda anomaly: not anomaly.fatal)
         if found:
             status: Severity = "failed" if found[0].fatal else "warning"
-            return _Found(
-                _listed([anomaly.text for anomaly in found]),
-                status,
-                "compare with the original: bitnet crossval, or fetch it again",
-            )
+            compare = f"bitnet crossval --model {word(self.path)}"
+            hint = f"compare with another engine: {compare}, or fetch it again"
+            return _Found(_listed([anomaly.text for anomaly in found]), status, hint)
         text = "finite, no row of zeros outside the embedding"
         if ternary:
             total = sum(counts.total for counts in ternary)
@@ -333,7 +332,7 @@ class _Examination:
             return _Found("none; a MOCK takes its place, its ids mean nothing", "skipped")
         judged = compatibility(checkpoint, tokenizer, pre=self.pre)
         if not judged.compatible:
-            hint = f"bitnet explain-tokenizer {self.path}"
+            hint = f"bitnet explain-tokenizer {word(self.path)}"
             return _Found(judged.verdict, "failed", hint)
         self.tokenizer = tokenizer
         return self._agreement(tokenizer, judged.verdict)
@@ -351,7 +350,7 @@ class _Examination:
         if agreement.first_difference is None:
             return _Found(f"{verdict}; {agreement}")
         text = f"{agreement} as the embedded one; first other: {agreement.first_difference!r}"
-        hint = f"bitnet verify-tokenizer {self.path} --against {self.explicit}"
+        hint = f"bitnet verify-tokenizer {word(self.path)} --against {word(self.explicit)}"
         return _Found(text, "failed", hint)
 
     def _chosen(self) -> Tokenizer:
@@ -365,7 +364,7 @@ class _Examination:
             return _Found("the model has no chat template: it continues text", "note")
         text = chat_template(tokenizer).render([{"role": "user", "content": "Hello"}])
         if "Hello" not in text:
-            hint = "give another one: bitnet chat --chat-template FILE"
+            hint = "give another one: --chat-template FILE"
             return _Found(f"it leaves the message out: {text!r}", "failed", hint)
         count = len(tokenizer.encode(text, add_special=False))
         return _Found(f"renders; one short message is {count} tokens")
@@ -375,10 +374,10 @@ class _Examination:
         outside = [id for id in tokenizer.stop_ids if not 0 <= id < tokenizer.vocab_size]
         if outside:
             text = f"{outside} are outside the vocabulary of {tokenizer.vocab_size:,}"
-            return _Found(text, "failed", f"bitnet inspect-gguf {self.path}")
+            return _Found(text, "failed", f"bitnet inspect-gguf {word(self.path)}")
         if not tokenizer.stop_ids:
             text = "none is known: generation stops only at its limit"
-            return _Found(text, "warning", "stop at a text: bitnet infer --stop TEXT")
+            return _Found(text, "warning", "stop at a text: --stop TEXT")
         return _Found(", ".join(f"{id} {_spelled(tokenizer, id)}" for id in _sorted(tokenizer)))
 
     def _forward(self) -> _Found:

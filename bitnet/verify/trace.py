@@ -8,6 +8,7 @@ import numpy as np
 
 from bitnet import native
 from bitnet.errors import InferenceError
+from bitnet.invocation import word
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
@@ -54,7 +55,7 @@ def logits_of(
         return [Engine(model, context=len(ids)).logits(ids) for ids in prompts]
     except MemoryError as error:
         raise InferenceError(
-            f"not enough memory: {error}", hint=f"bitnet plan --model {checkpoint.path}"
+            f"not enough memory: {error}", hint=f"bitnet plan --model {word(checkpoint.path)}"
         ) from error
 
 
@@ -90,7 +91,7 @@ def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any
         if not np.isfinite(rows).all():
             raise InferenceError(
                 f"{checkpoint.path.name}: the {name} backend computes NaN or infinite logits",
-                hint=f"bitnet verify --model {checkpoint.path}",
+                hint=f"bitnet verify --model {word(checkpoint.path)}",
             )
         best = rows.argmax(axis=1)
         found[name] = [

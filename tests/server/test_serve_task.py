@@ -187,7 +187,7 @@ def test_a_port_in_use_is_an_error_with_a_hint_before_the_model_is_loaded(starte
     second = started(port=first.port, path="missing.gguf")
     assert second.end() == 2
     assert any("Address already in use" in line for line in second.lines)
-    assert "hint: choose another port: bitnet serve --port 0 takes a free one" in second.lines
+    assert "hint: choose another port; a free one: --port 0" in second.lines
     assert not any("Traceback" in line for line in second.lines)
 
 

@@ -20,7 +20,11 @@ BAD = {
     "random": (b"\x01\x02\x03\x04" * 99, 13, "{} is neither a GGUF file nor safetensors: it st"),
     "zip": (b"PK\x03\x04 rest", 13, "{} is neither a GGUF file nor safetensors but a zip"),
     "empty": (b"", 13, "{} is empty"),
-    "folder": ("folder", 20, "{} is a folder with no GGUF files, expected one, or config.json"),
+    "folder": (
+        "folder",
+        20,
+        "{} is a folder with no GGUF files, expected a GGUF file, or a folder",
+    ),
 }
 
 
