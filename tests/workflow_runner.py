@@ -48,14 +48,18 @@ class CacheStore:
                 shutil.copytree(path, self.folder / key / str(number))
         self.saved.append(key)
 
-    def restore(self, key, paths):
-        if not key or not (self.folder / key).exists():
-            return False
-        for number, path in enumerate(paths):
-            stored = self.folder / key / str(number)
-            if stored.exists():
-                shutil.copytree(stored, path, dirs_exist_ok=True)
-        return True
+    def restore(self, key, prefixes, paths):
+        """The key of what was restored: *key*, else the newest that begins with a prefix."""
+        for wanted in (key, *prefixes):
+            found = [one for one in self.saved if one == key or (wanted and one.startswith(wanted))]
+            if not found:
+                continue
+            for number, path in enumerate(paths):
+                stored = self.folder / found[-1] / str(number)
+                if stored.exists():
+                    shutil.copytree(stored, path, dirs_exist_ok=True)
+            return found[-1]
+        return ""
 
 
 @dataclass
@@ -70,7 +74,9 @@ class Step:
 class Runner:
     """One job on one machine; :meth:`run` gives its steps."""
 
-    def __init__(self, workspace, cache, *, environment, github, secrets=None, inputs=None):
+    def __init__(
+        self, workspace, cache, *, environment, github, secrets=None, inputs=None, matrix=None
+    ):
         self.workspace = Path(workspace)
         self.cache = cache
         self.temp = self.workspace.parent / "runner-temp"
@@ -80,6 +86,7 @@ class Runner:
         self.github = github | {"workspace": str(self.workspace)}
         self.secrets = secrets or {}
         self.inputs = inputs or {}
+        self.matrix = matrix or {}
         self.steps = []
         self.summary = self.temp / "summary.md"
         self.artifacts = []
@@ -127,8 +134,9 @@ class Runner:
         if action in ("actions/checkout", "actions/setup-python"):
             return Step(name, "success"), {}
         if action == "actions/cache/restore":
-            hit = self.cache.restore(given["key"], paths)
-            return Step(name, "success"), {"cache-hit": "true" if hit else ""}
+            found = self.cache.restore(given["key"], given.get("restore-keys", "").split(), paths)
+            hit = str(found == given["key"]).lower()
+            return Step(name, "success"), {"cache-hit": hit, "cache-matched-key": found}
         if action == "actions/cache/save":
             self.cache.save(given["key"], paths)
             return Step(name, "success"), {}
@@ -215,6 +223,7 @@ class _Scope:
             "env": runner.environment | self.env,
             "secrets": runner.secrets,
             "inputs": self.inputs,
+            "matrix": runner.matrix,
             "steps": self.steps,
             "runner": {"temp": str(runner.temp), "os": "Linux"},
             "true": True,

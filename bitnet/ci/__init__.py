@@ -1,1 +1,1 @@
-"""Workflows for GitHub Actions: what a project gets, the rules they follow, and their linters."""
+"""Templates for continuous integration, and the linters that check what a project has."""

@@ -1,4 +1,4 @@
-"""Workflows through every linter: our rules, and four programs that the extra ``ci`` installs."""
+"""Workflows and scripts through four linters, programs that the extra ``ci`` installs."""
 
 from __future__ import annotations
 
@@ -6,27 +6,22 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet import settings
-from bitnet.ci.rules import check_rules, read_workflows, run_blocks
+from bitnet.errors import NotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bitnet.ci.rules import Workflow
-
 __all__ = ["LINTERS", "Outcome", "lint"]
-
-_SHELLS = {"sh": "sh", "bash": "bash"}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one linter says.
+    """The word of one linter.
 
     Attributes:
         linter: its name.
@@ -44,22 +39,38 @@ class Outcome:
         return f"✗ {self.linter}:\n{self.problems}" if self.problems else f"✓ {self.linter}"
 
 
+@dataclass(frozen=True)
+class _Files:
+    """What there is to lint, as absolute paths."""
+
+    workflows: list[str]
+    actions: list[str]
+    scripts: list[str]
+
+
 def lint(project: Path) -> list[Outcome]:
     """Every linter over the workflows, actions and scripts of *project*; opens no connection.
 
     Raises:
-        NotFound: there is no workflow, or no parser for YAML.
-        InvalidFormat: a workflow is not YAML.
+        NotFound: there is no workflow.
     """
-    workflows = read_workflows(project)
-    broken = [str(problem) for workflow in workflows for problem in check_rules(workflow)]
-    outcomes = [Outcome("rules", "\n".join(broken))]
+    folder = project.resolve()
+
+    def there(*patterns: str) -> list[str]:
+        return [str(path) for pattern in patterns for path in sorted(folder.glob(pattern))]
+
+    files = _Files(
+        there(".github/workflows/*.y*ml"),
+        there(".github/actions/*/action.y*ml"),
+        there("scripts/*.sh", ".github/actions/*/*.sh"),
+    )
+    if not files.workflows and not files.actions:
+        raise NotFound(f"no workflow in {folder / '.github'}", hint="bitnet ci-init")
+    outcomes = []
     for name, run in LINTERS.items():
         program = shutil.which(name, path=_path())
-        if program is None:
-            outcomes.append(Outcome(name, missing=True))
-        else:
-            outcomes.append(Outcome(name, run(program, project, workflows)))
+        said = "" if program is None else run(program, folder, files)
+        outcomes.append(Outcome(name, said, missing=program is None))
     return outcomes
 
 
@@ -85,44 +96,31 @@ def _run(command: list[str], folder: Path) -> str:
     return (done.stdout + done.stderr).strip() or f"ended with exit code {done.returncode}"
 
 
-def _schema(program: str, project: Path, workflows: list[Workflow]) -> str:
+def _schema(program: str, project: Path, files: _Files) -> str:
     found = []
-    for schema, wanted in (("github-workflows", False), ("github-actions", True)):
-        paths = [str(w.path.resolve()) for w in workflows if w.is_action is wanted]
+    for schema, paths in (("workflows", files.workflows), ("actions", files.actions)):
         if paths:
-            found.append(_run([program, "--builtin-schema", f"vendor.{schema}", *paths], project))
+            found.append(
+                _run([program, "--builtin-schema", f"vendor.github-{schema}", *paths], project)
+            )
     return "\n".join(filter(None, found))
 
 
-def _zizmor(program: str, project: Path, workflows: list[Workflow]) -> str:
-    paths = [str(workflow.path.resolve()) for workflow in workflows]
+def _zizmor(program: str, project: Path, files: _Files) -> str:
     words = ["--offline", "--no-progress", "--quiet", "--min-severity", "medium"]
-    return _run([program, *words, *paths], project)
+    return _run([program, *words, *files.workflows, *files.actions], project)
 
 
-def _actionlint(program: str, project: Path, workflows: list[Workflow]) -> str:
-    paths = [str(workflow.path.resolve()) for workflow in workflows if not workflow.is_action]
-    return _run([program, "-no-color", *paths], project) if paths else ""
+def _actionlint(program: str, project: Path, files: _Files) -> str:
+    """Also shows every ``run:`` block to shellcheck, which it finds beside itself."""
+    return _run([program, "-no-color", *files.workflows], project) if files.workflows else ""
 
 
-def _shellcheck(program: str, project: Path, workflows: list[Workflow]) -> str:
-    """Scripts of the project, and every ``run:`` block as a script of its own."""
-    scripts = [*project.glob("scripts/*.sh"), *project.glob(".github/actions/*/*.sh")]
-    found = [_run([program, str(path.resolve())], project) for path in sorted(scripts)]
-    with tempfile.TemporaryDirectory(prefix="bitnet-ci-") as folder:
-        for workflow in workflows:
-            for block in run_blocks(workflow):
-                shell = _SHELLS.get(block.shell)
-                if shell is None:
-                    continue
-                script = Path(folder) / "run.sh"
-                script.write_text(f"set -e\n{block.text}", encoding="utf-8")
-                said = _run([program, f"--shell={shell}", str(script)], project)
-                found.append(said.replace(str(script), f"{workflow.path} ({block.step})"))
-    return "\n".join(filter(None, found))
+def _shellcheck(program: str, project: Path, files: _Files) -> str:
+    return _run([program, *files.scripts], project) if files.scripts else ""
 
 
-LINTERS: dict[str, Callable[[str, Path, list[Workflow]], str]] = {
+LINTERS: dict[str, Callable[[str, Path, _Files], str]] = {
     "check-jsonschema": _schema,
     "zizmor": _zizmor,
     "actionlint": _actionlint,

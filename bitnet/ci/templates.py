@@ -1,20 +1,24 @@
-"""The workflow templates, and what writing them into a project would change.
+"""The templates for continuous integration, and what writing them into a project would change.
 
-    .github/workflows/<name>.yml            one file for each template
-    .github/actions/bitnet-setup/           installs, restores and checks; fetch.sh fetches
-    .github/bitnet-requirements.txt         which version of this program CI installs; the project's
+    .github/workflows/<name>.yml            one file for each workflow of GitHub Actions
+    .github/actions/bitnet-setup/           installs, restores, checks and fetches
+    .github/bitnet/source.txt               where CI has this program from; the project's own
+    .github/bitnet/*.txt                    what it needs, by version and SHA-256
     scripts/*.sh                            what the workflows run, and a person can run as well
+    .gitlab/bitnet-ci.yml, .pre-commit-config.yaml, Dockerfile      where they are asked for
 
 In a checkout the templates are in ``ci/``; a wheel carries the same files beside this module.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
 
-import bitnet
 from bitnet.errors import NotFound, UsageError, from_os_error
 from bitnet.files import write_text
 
@@ -22,25 +26,26 @@ __all__ = [
     "DEFAULT",
     "EVERY",
     "Planned",
+    "installed_from",
     "plan_files",
     "summary_of",
     "template_folder",
     "write_files",
 ]
 
-DEFAULT = (
-    "parity-smoke",
-    "tokenizer-cache",
-    "verify-models",
-    "crossval",
-    "cache-warm",
-    "cache-clean",
-)
-EVERY = (*DEFAULT, "wheels", "release")
+DEFAULT = ("parity-smoke", "tokenizer-cache", "verify-models", "crossval", "cache-warm")
+EVERY = (*DEFAULT, "wheels", "release", "gitlab", "pre-commit", "docker")
 
+_ALONE = ("wheels", "release", "pre-commit")  # they use neither the action nor the scripts
 _NEEDS = {"release": ("wheels",)}
-_REQUIREMENTS = ".github/bitnet-requirements.txt"
+_ELSEWHERE = {  # template: where it comes from, and where it goes
+    "gitlab": ("gitlab/bitnet-ci.yml", ".gitlab/bitnet-ci.yml"),
+    "pre-commit": ("pre-commit/pre-commit-config.yaml", ".pre-commit-config.yaml"),
+    "docker": ("docker/Dockerfile", "Dockerfile"),
+}
+_SOURCE = ".github/bitnet/source.txt"
 _BRANCH = "branches: [main]"
+_COMMIT = re.compile(r"git\+https://[^\s@]+@[0-9a-f]{40}")
 
 State = Literal["new", "unchanged", "changed", "kept"]
 
@@ -55,12 +60,14 @@ class Planned:
         state: ``new``, ``unchanged``, ``changed`` (there, with other content) or ``kept`` (the
             project's own from the first run on).
         executable: it is a script.
+        summary: purpose of a template, in one sentence; empty for other files.
     """
 
     path: Path
     text: str
     state: State
     executable: bool = False
+    summary: str = ""
 
 
 def template_folder() -> Path:
@@ -73,51 +80,58 @@ def template_folder() -> Path:
     for folder in (package, package.parents[1] / "ci"):
         if (folder / "github/bitnet-setup").is_dir():
             return folder
-    raise NotFound(
-        f"no workflow templates in {package}", hint="install again: pip install bitnet-xtask"
-    )
+    raise NotFound(f"no templates in {package}", hint="install bitnet again")
 
 
 def summary_of(name: str) -> str:
-    """What the template *name* is for, in one sentence."""
-    path = template_folder() / f"github/{name}.yml"
+    """Purpose of the template *name*, in one sentence."""
+    path = template_folder() / _ELSEWHERE.get(name, (f"github/{name}.yml", ""))[0]
     return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ")
 
 
-def plan_files(project: Path, names: list[str], *, branch: str = "main") -> list[Planned]:
-    """What a project gets with the templates *names*, and how that differs from what it has.
+def installed_from() -> str:
+    """The commit that this program was installed from, as pip noted it; empty for anything else."""
+    try:
+        noted = distribution("bitnet-xtask").read_text("direct_url.json")
+        facts = json.loads(noted or "{}")
+    except (PackageNotFoundError, ValueError):
+        return ""
+    commit = facts.get("vcs_info", {}).get("commit_id", "")
+    found = f"git+{facts.get('url', '')}@{commit}"
+    return found if _COMMIT.fullmatch(found) else ""
+
+
+def plan_files(
+    project: Path, names: list[str], *, branch: str = "main", source: str = ""
+) -> list[Planned]:
+    """The files that a project gets with the templates *names*, beside those it has.
 
     Args:
         project: root of the project.
         names: of :data:`EVERY`; what they call comes with them.
         branch: the project's default branch.
+        source: where CI has this program from; what the project has, or what this installation
+            came from, when not given.
 
     Raises:
-        UsageError: there is no such template.
+        UsageError: there is no such template, or *source* is neither a commit of a repository nor a
+            folder or a wheel of the project.
         NotFound: the project does not exist.
     """
     unknown = sorted(set(names) - set(EVERY))
     if unknown:
         raise UsageError(
-            f"no workflow template {', '.join(unknown)}; there are {', '.join(EVERY)}",
+            f"no template {', '.join(unknown)}; there are {', '.join(EVERY)}",
             hint=f"bitnet ci-init --with {EVERY[0]}",
         )
     if not project.is_dir():
         raise NotFound(f"no folder {project}", hint="name the root of a project: --into DIR")
-    wanted = [name for name in EVERY if name in _with_needs(names)]
-    source = template_folder()
-    files = {f".github/workflows/{name}.yml": source / f"github/{name}.yml" for name in wanted}
-    if any(name in DEFAULT for name in wanted):
-        setup = source / "github/bitnet-setup"
-        files |= {f".github/actions/bitnet-setup/{p.name}": p for p in sorted(setup.iterdir())}
-        files |= {f"scripts/{p.name}": p for p in sorted((source / "scripts").glob("*.sh"))}
-    planned = []
-    for name, path in files.items():
-        text = path.read_text(encoding="utf-8").replace(_BRANCH, f"branches: [{branch}]")
-        state = _state(project / name, text)
-        planned.append(Planned(Path(name), text, state, executable=path.suffix == ".sh"))
-    if any(name in DEFAULT for name in wanted):
-        planned.append(_requirements(project, wanted))
+    asked = {needed for name in names for needed in (name, *_NEEDS.get(name, ()))}
+    wanted = [name for name in EVERY if name in asked]
+    planned = [_planned(project, *_place(name), branch, summary_of(name)) for name in wanted]
+    if any(name not in _ALONE for name in wanted):
+        planned += [_planned(project, *pair, branch) for pair in _shared()]
+        planned.append(_source(project, source))
     return planned
 
 
@@ -148,8 +162,32 @@ def write_files(project: Path, planned: list[Planned], *, force: bool = False) -
             raise from_os_error(error, path) from error
 
 
-def _with_needs(names: list[str]) -> set[str]:
-    return {needed for name in names for needed in (name, *_NEEDS.get(name, ()))}
+def _place(name: str) -> tuple[str, str]:
+    """Where a template comes from, and where it goes."""
+    return _ELSEWHERE.get(name, (f"github/{name}.yml", f".github/workflows/{name}.yml"))
+
+
+def _shared() -> list[tuple[str, str]]:
+    """The action, the scripts and the lock files: where they come from, and where they go."""
+    folder = template_folder()
+    setup, scripts, locks = (
+        sorted(folder.glob(one)) for one in ("github/bitnet-setup/*", "scripts/*.sh", "lock/*.txt")
+    )
+    return [
+        *(
+            (f"github/bitnet-setup/{p.name}", f".github/actions/bitnet-setup/{p.name}")
+            for p in setup
+        ),
+        *((f"scripts/{p.name}", f"scripts/{p.name}") for p in scripts),
+        *((f"lock/{p.name}", f".github/bitnet/{p.name}") for p in locks),
+    ]
+
+
+def _planned(project: Path, come: str, go: str, branch: str, summary: str = "") -> Planned:
+    text = (template_folder() / come).read_text(encoding="utf-8")
+    text = text.replace(_BRANCH, f"branches: [{branch}]")
+    state = _state(project / go, text)
+    return Planned(Path(go), text, state, executable=go.endswith(".sh"), summary=summary)
 
 
 def _state(path: Path, text: str) -> State:
@@ -164,9 +202,23 @@ def _state(path: Path, text: str) -> State:
     return "unchanged" if there == text else "changed"
 
 
-def _requirements(project: Path, wanted: list[str]) -> Planned:
-    """What CI installs: this very version; a project may change it, and it is left alone then."""
-    extra = "[crossval]" if "crossval" in wanted else ""
-    text = f"bitnet-xtask{extra}=={bitnet.__version__}\n"
-    state: State = "kept" if (project / _REQUIREMENTS).exists() else "new"
-    return Planned(Path(_REQUIREMENTS), text, state)
+def _source(project: Path, given: str) -> Planned:
+    """Where CI has this program from; a project's own choice is left alone."""
+    path = project / _SOURCE
+    if not given and path.exists():
+        return Planned(Path(_SOURCE), "", "kept")
+    source = given or installed_from()
+    hint = "bitnet ci-init --from git+https://HOST/OWNER/REPO@COMMIT, or --from a folder or a wheel"
+    if not source:
+        raise UsageError("nothing says where CI has bitnet from", hint=hint)
+    if not _COMMIT.fullmatch(source):
+        inside = not Path(source).is_absolute() and ".." not in Path(source).parts
+        if "://" in source or not inside or not (project / source).exists():
+            raise UsageError(
+                f"--from is {source}, expected git+https:// with @ and a commit of 40 digits, or a "
+                "folder or a wheel of the project",
+                hint=hint,
+            )
+    text = f"# Where CI has bitnet from; written by ci-init.\n{source}\n"
+    state = _state(path, text)
+    return Planned(Path(_SOURCE), text, state)

@@ -11,33 +11,36 @@ from bitnet.terminal import as_json
 @task(
     name="ci-init",
     help={
-        "with_": "a template to write, instead of the usual six; may be repeated",
+        "with_": "a template to write, instead of the usual five; may be repeated",
+        "from_": "where CI has bitnet from: git+https://HOST/OWNER/REPO@COMMIT, or a folder or a "
+        "wheel of the project; default: the commit that this bitnet was installed from",
         "into": "root of the project",
         "branch": "the project's default branch",
         "force": "overwrite files that have other content",
         "dry_run": "show what would be written, and write nothing",
     },
-    metavars={"with_": "NAME", "into": "DIR", "branch": "NAME"},
+    metavars={"with_": "NAME", "from_": "SOURCE", "into": "DIR", "branch": "NAME"},
 )
 def ci_init(
     c,
     with_: list[str] | None = None,
+    from_="",
     into=".",
     branch="main",
     force=False,
     dry_run=False,
     output=Output(),
 ):
-    """Write GitHub Actions workflows into a project.
+    """Write workflows for continuous integration into a project.
 
-    Models and tokenizers come from a cache named by the hash of bitnet.lock.json, are checked, and
-    need no connection when they are there. Files with other content stop it unless --force is
-    given; then nothing was written.
+    For GitHub Actions; --with gitlab, pre-commit and docker are templates, too. CI installs bitnet
+    from a commit or from the project itself, and what it needs by SHA-256. Files with other
+    content stop it unless --force is given; then nothing was written.
     """
-    from bitnet.ci.templates import DEFAULT, plan_files, summary_of, write_files
+    from bitnet.ci.templates import DEFAULT, plan_files, write_files
 
     names = with_ or list(DEFAULT)
-    planned = plan_files(Path(into), names, branch=branch)
+    planned = plan_files(Path(into), names, branch=branch, source=from_)
     if not dry_run:
         write_files(Path(into), planned, force=force)
     if output.json:
@@ -45,6 +48,6 @@ def ci_init(
         return
     words = {"new": "write", "changed": "overwrite"} if dry_run else {"new": "wrote"}
     for file in planned:
-        what = f": {summary_of(file.path.stem)}" if "workflows" in file.path.parts else ""
+        what = f": {file.summary}" if file.summary else ""
         state = words.get(file.state, "overwrote" if file.state == "changed" else file.state)
         print(f"{state:<9} {file.path}{what}")

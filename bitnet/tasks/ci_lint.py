@@ -19,8 +19,7 @@ from bitnet.terminal import as_json
 def ci_lint(c, project=".", output=Output()):
     """Check a project's GitHub Actions workflows.
 
-    Our rules (pins, permissions, limits, secrets, caches), the schema, zizmor, actionlint and
-    shellcheck; no connection is opened. The linters come with the extra `ci`.
+    The schema, zizmor, actionlint and shellcheck, from the extra `ci`; no connection is opened.
     """
     from bitnet.ci.lint import lint
     from bitnet.errors import NotFound, VerificationFailed

@@ -116,13 +116,23 @@ def _narrator(output):
 
 
 def _facts(checkpoint):
-    """What the model is: its digest, and where it comes from."""
+    """What the model is: by its bytes, by its content, and where it comes from."""
     from bitnet.crossval.evidence import ModelFacts
     from bitnet.crossval.run import model_digest
+    from bitnet.verify.attest import attest, recognise
 
     sha256 = model_digest(checkpoint)
-    name, architecture = checkpoint.path.name, checkpoint.architecture
-    return ModelFacts(name, sha256, architecture, _origin(checkpoint.path, sha256))
+    found = recognise(checkpoint)
+    is_original = found is not None and not found.differences
+    return ModelFacts(
+        checkpoint.path.name,
+        sha256,
+        checkpoint.architecture,
+        _origin(checkpoint.path, sha256),
+        attestation=attest(checkpoint, trace=False).digest,
+        original=found.name if is_original else "",
+        problem="" if found is None or is_original else found.text,
+    )
 
 
 def _origin(path, sha256):

@@ -1,52 +1,142 @@
 """What ``plan_files`` and ``write_files`` do to a project, and that ours is made by them."""
 
 import os
+import re
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-import bitnet
+from bitnet.ci import templates
 from bitnet.ci.templates import DEFAULT, EVERY, plan_files, template_folder, write_files
 from bitnet.errors import NotFound, UsageError
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).parents[2]
 OURS = ("parity-smoke", "crossval", "wheels", "release")
+COMMIT = "git+https://example.org/me/bitnet@" + "ab12" * 10
+LOCKS = ("requirements.txt", "ik_llama.cpp.txt")
+SCRIPTS = (
+    "cleanup-tokenizer-cache",
+    "compare",
+    "each-model",
+    "parity_smoke",
+    "tokenizer-health-check",
+)
+
+
+def plan(project, names=DEFAULT, **options):
+    return plan_files(project, list(names), **{"source": COMMIT} | options)
 
 
 def states(project, names=DEFAULT, **options):
-    return {str(file.path): file.state for file in plan_files(project, list(names), **options)}
+    return {str(file.path): file.state for file in plan(project, names, **options)}
+
+
+def workflows():
+    for path in sorted((template_folder() / "github").glob("*.yml")):
+        yield path.stem, yaml.safe_load(path.read_text())
 
 
 def test_a_project_gets_workflows_action_scripts_and_what_ci_installs(tmp_path):
-    write_files(tmp_path, plan_files(tmp_path, list(DEFAULT)))
+    write_files(tmp_path, plan(tmp_path))
     written = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert written == {
         *(f".github/workflows/{name}.yml" for name in DEFAULT),
-        ".github/actions/bitnet-setup/action.yml",
-        ".github/actions/bitnet-setup/fetch.sh",
-        ".github/bitnet-requirements.txt",
-        "scripts/parity_smoke.sh",
-        "scripts/tokenizer-health-check.sh",
-        "scripts/cleanup-tokenizer-cache.sh",
+        *(f".github/actions/bitnet-setup/{n}" for n in ("action.yml", "fetch.sh", "install.sh")),
+        *(f".github/bitnet/{name}" for name in ("source.txt", *LOCKS)),
+        *(f"scripts/{name}.sh" for name in SCRIPTS),
     }
-    installs = (tmp_path / ".github/bitnet-requirements.txt").read_text()
-    assert installs == f"bitnet-xtask[crossval]=={bitnet.__version__}\n"
+    assert (tmp_path / ".github/bitnet/source.txt").read_text().splitlines()[1] == COMMIT
     if os.name != "nt":
         assert os.access(tmp_path / "scripts/parity_smoke.sh", os.X_OK)
 
 
+def test_every_requirement_of_a_lock_file_has_a_version_and_a_digest():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed = [*project["build-system"]["requires"], *project["project"]["dependencies"]]
+    extras = project["project"]["optional-dependencies"]
+    for name, extra in (("requirements", "crossval"), ("ik_llama.cpp", "crossval-ternary")):
+        head, *lines = (template_folder() / f"lock/{name}.txt").read_text().splitlines()
+        assert head.startswith("#")
+        form = re.compile(r"([a-z0-9_.-]+)==[\w.]+ --hash=sha256:[0-9a-f]{64}")
+        locked = {form.fullmatch(line)[1].replace("_", "-") for line in lines}
+        asked = [one for one in needed + extras[extra] if "python_version <" not in one]
+        assert {re.match(r"[\w-]+", one)[0].lower() for one in asked} <= locked
+        assert "bitnet-xtask" not in locked
+
+
+def test_no_template_takes_this_program_by_its_name_from_an_index():
+    texts = [
+        path.read_text()
+        for path in template_folder().rglob("*")
+        if path.suffix != ".py" and path.is_file()
+    ]
+    assert len(texts) > 15
+    assert not [text for text in texts if re.search(r"bitnet-xtask|bitnet_xtask==", text)]
+
+
+def test_a_commit_that_this_program_was_installed_from_is_the_default(tmp_path, monkeypatch):
+    class Installed:
+        def __init__(self, noted):
+            self.noted = noted
+
+        def read_text(self, name):
+            return self.noted
+
+    noted = (
+        '{"url": "https://example.org/me/bitnet", "vcs_info": {"vcs": "git", "commit_id": "%s"}}'
+    )
+    monkeypatch.setattr(templates, "distribution", lambda name: Installed(noted % ("ab12" * 10)))
+    assert templates.installed_from() == COMMIT
+    assert states(tmp_path, source="")[".github/bitnet/source.txt"] == "new"
+    for other in (None, "{", '{"url": "file:///x", "dir_info": {}}', noted % "main"):
+        monkeypatch.setattr(templates, "distribution", lambda name, other=other: Installed(other))
+        assert templates.installed_from() == ""
+        with pytest.raises(UsageError, match="nothing says where CI has bitnet from"):
+            plan(tmp_path, source="")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "git+https://example.org/me/bitnet",
+        "git+https://example.org/me/bitnet@main",
+        "git+https://example.org/me/bitnet@" + "ab12" * 9,
+        "git+ssh://git@example.org/me/bitnet@" + "ab12" * 10,
+        "http://example.org/bitnet.whl",
+        "bitnet-xtask==1.0",
+        "nowhere",
+        "/",
+        "../elsewhere",
+    ],
+)
+def test_a_source_that_is_not_pinned_is_refused(tmp_path, source):
+    with pytest.raises(UsageError, match="expected git"):
+        plan(tmp_path, source=source)
+
+
+def test_a_folder_of_the_project_is_a_source(tmp_path):
+    (tmp_path / "vendor/bitnet").mkdir(parents=True)
+    assert states(tmp_path, source="vendor/bitnet")[".github/bitnet/source.txt"] == "new"
+
+
 def test_writing_twice_changes_nothing(tmp_path):
-    write_files(tmp_path, plan_files(tmp_path, list(DEFAULT)))
-    again = states(tmp_path)
-    assert again.pop(".github/bitnet-requirements.txt") == "kept"
-    assert set(again.values()) == {"unchanged"}
+    write_files(tmp_path, plan(tmp_path))
+    assert set(states(tmp_path).values()) == {"unchanged"}
+    assert states(tmp_path, source="")[".github/bitnet/source.txt"] == "kept"
 
 
 def test_a_changed_file_stops_everything_unless_forced(tmp_path):
     mine = tmp_path / ".github/workflows/crossval.yml"
     mine.parent.mkdir(parents=True)
     mine.write_text("mine\n")
-    planned = plan_files(tmp_path, list(DEFAULT))
+    planned = plan(tmp_path)
     with pytest.raises(UsageError, match="1 files are there with other content"):
         write_files(tmp_path, planned)
     assert [path.name for path in tmp_path.rglob("*.yml")] == ["crossval.yml"]
@@ -54,42 +144,37 @@ def test_a_changed_file_stops_everything_unless_forced(tmp_path):
     assert mine.read_text() == (template_folder() / "github/crossval.yml").read_text()
 
 
-def test_what_ci_installs_is_the_projects_own(tmp_path):
-    (tmp_path / ".github").mkdir()
-    own = tmp_path / ".github/bitnet-requirements.txt"
-    own.write_text("-e .\n")
-    write_files(tmp_path, plan_files(tmp_path, list(DEFAULT)), force=True)
-    assert own.read_text() == "-e .\n"
-
-
 def test_the_default_branch_is_the_projects(tmp_path):
-    write_files(tmp_path, plan_files(tmp_path, list(EVERY), branch="trunk"))
+    write_files(tmp_path, plan(tmp_path, EVERY, branch="trunk"))
     texts = [path.read_text() for path in tmp_path.rglob("*.yml")]
     assert any("branches: [trunk]" in text for text in texts)
     assert not any("branches: [main]" in text for text in texts)
 
 
-def test_a_release_brings_the_wheels_it_calls(tmp_path):
-    assert set(states(tmp_path, ["release"])) == {
+def test_a_release_brings_the_wheels_it_calls_and_nothing_to_install(tmp_path):
+    assert set(states(tmp_path, ["release"], source="")) == {
         ".github/workflows/release.yml",
         ".github/workflows/wheels.yml",
     }
 
 
 def test_unknown_names_and_folders_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="no workflow template nightly"):
-        plan_files(tmp_path, ["nightly"])
+    with pytest.raises(UsageError, match="no template nightly"):
+        plan(tmp_path, ["nightly"])
     with pytest.raises(NotFound):
-        plan_files(tmp_path / "none", list(DEFAULT))
+        plan(tmp_path / "none")
 
 
-def test_every_template_file_has_a_name_that_can_be_asked_for():
-    assert {path.stem for path in template_folder().glob("github/*.yml")} == set(EVERY)
+def test_every_template_has_a_name_that_can_be_asked_for_and_a_purpose():
+    elsewhere = {"gitlab", "pre-commit", "docker"}
+    assert {path.stem for path in template_folder().glob("github/*.yml")} == set(EVERY) - elsewhere
+    assert all(templates.summary_of(name)[0].isupper() for name in EVERY)
 
 
 def test_this_projects_workflows_are_the_templates():
-    found = {p: s for p, s in states(ROOT, OURS).items() if s != "unchanged"}
-    assert found == {".github/bitnet-requirements.txt": "kept"}
+    assert {p: s for p, s in states(ROOT, OURS, source="").items() if s != "unchanged"} == {
+        ".github/bitnet/source.txt": "kept"
+    }
     names = {path.stem for path in (ROOT / ".github/workflows").glob("*.yml")}
     assert names == {*OURS, "ci"}  # ci.yml runs this project's own checks
 
@@ -97,4 +182,38 @@ def test_this_projects_workflows_are_the_templates():
 def test_a_file_where_the_folder_belongs_is_named(tmp_path):
     (tmp_path / ".github").write_text("")
     with pytest.raises(NotFound, match="Not a directory"):
-        plan_files(tmp_path, list(DEFAULT))
+        plan(tmp_path)
+
+
+def test_every_job_is_limited_and_names_its_rights():
+    """Beside what the linters check of any workflow."""
+    for name, workflow in workflows():
+        assert workflow["permissions"] == {}, name
+        assert "concurrency" in workflow, name
+        for job in workflow["jobs"].values():
+            assert isinstance(job["permissions"], dict), name
+            assert "uses" in job or "timeout-minutes" in job, name
+            assert "-latest" not in str(job.get("runs-on")) + str(job.get("strategy")), name
+
+
+def test_caches_are_named_by_their_contents_and_saved_by_the_default_branch():
+    action = yaml.safe_load((template_folder() / "github/bitnet-setup/action.yml").read_text())
+    restore, save = (
+        step for step in action["runs"]["steps"] if "actions/cache" in step.get("uses", "")
+    )
+    key = "${{ steps.key.outputs.key }}-"
+    assert restore["with"]["restore-keys"] == key
+    assert restore["with"]["key"] == save["with"]["key"] == key + "${{ github.run_id }}"
+    assert "default_branch" in save["if"]
+    assert not [name for name, text in workflows() if "actions/cache" in str(text)]
+
+
+def test_the_token_goes_to_the_action_and_nowhere_else():
+    for name, workflow in workflows():
+        given = [
+            step["with"].get("token")
+            for job in workflow["jobs"].values()
+            for step in job.get("steps", [])
+            if "bitnet-setup" in step.get("uses", "")
+        ]
+        assert str(workflow).count("${{ secrets.") == len(given), name

@@ -4,25 +4,21 @@ What is simulated is listed in ``workflow_runner``. Two blocks are not executed:
 containers, and building a source package needs a package index.
 """
 
-import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import shutil
 import socket
 import sys
-import threading
-from datetime import datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
+from ci_project import write_project
 from hub_server import HubServer
 from tiny_models import tiny_gguf
 from workflow_runner import CacheStore, Runner
-
-from bitnet.ci.rules import read_workflows, run_blocks
-from bitnet.ci.templates import EVERY, plan_files, write_files
 
 pytestmark = [
     pytest.mark.slow,
@@ -41,6 +37,8 @@ WORKFLOWS = {
 ALONE = ("parity-smoke", "crossval")  # have a test of their own
 NOT_EXECUTED = {"wheels: Build and test", "sdist: Build the source package"}
 RESTORED = "Check what was restored"
+FETCH = "Fetch what bitnet.lock.json pins"
+MATRIX = {"reference": "llama.cpp", "python": "3.12", "lock": "requirements"}
 
 
 def llama3():
@@ -66,13 +64,12 @@ class Project:
     def __init__(self, folder, hub):
         self.folder, self.hub = folder, hub
         self.cache = CacheStore(folder.parent / "store")
-        (folder / ".github").mkdir(parents=True)
-        (folder / ".github/bitnet-requirements.txt").write_text("bitnet-xtask\n")
-        write_files(folder, plan_files(folder, list(EVERY)))
+        write_project(folder)
+        self.runs = itertools.count(1)
 
     def run(self, name, *, ref="refs/heads/main", event="push", secrets=None, **environment):
         """A run on a fresh machine; the runner with its steps."""
-        for folder in ("models", "cache"):
+        for folder in ("models", ".bitnet-cache"):
             shutil.rmtree(self.folder / folder, ignore_errors=True)
         shutil.rmtree(Path.home() / ".cache", ignore_errors=True)
         self.hub.seen.clear()
@@ -85,23 +82,22 @@ class Project:
                 "HOME": os.environ["HOME"],
                 "HF_ENDPOINT": self.hub.url,
                 "PIP_NO_INDEX": "1",
+                "PIP_TARGET": str(self.folder.parent / "site"),
+                "PIP_DISABLE_PIP_VERSION_CHECK": "1",
                 "BITNET_MODEL": "org/tiny",
             }
             | environment,
             github={
                 "ref": ref,
                 "event_name": event,
+                "run_id": str(next(self.runs)),
                 "event": {"repository": {"default_branch": "main"}},
             },
             secrets=secrets or {},
+            matrix=MATRIX,
         )
         runner.run(f".github/workflows/{name}.yml", WORKFLOWS[name])
         return runner
-
-    @property
-    def key(self):
-        lock = (self.folder / "bitnet.lock.json").read_bytes()
-        return f"bitnet-{hashlib.sha256(lock).hexdigest()}"
 
 
 def outcomes(runner, outcome):
@@ -132,13 +128,18 @@ def test_a_miss_fetches_and_saves_and_a_hit_needs_no_connection(project, name):
     miss = project.run(name)
     assert succeeded(miss)
     assert outcomes(miss, "skipped") == [RESTORED]
-    assert project.cache.saved == [project.key]
+    assert len(project.cache.saved) == 1
     assert project.hub.sent("cdn") > 0
     hit = project.run(name)
     assert succeeded(hit)
-    assert len(outcomes(hit, "skipped")) == 1  # saving
+    assert outcomes(hit, "skipped") == [FETCH, "Save"]
     assert RESTORED in outcomes(hit, "success")
     assert project.hub.requests() == []
+
+
+def test_the_program_is_built_in_the_job_and_installed(project):
+    assert succeeded(project.run("cache-warm"))
+    assert (project.folder.parent / "site/tool.py").exists()
 
 
 def test_the_smoke_test_with_and_without_hub_cache_and_rights(project):
@@ -146,9 +147,8 @@ def test_the_smoke_test_with_and_without_hub_cache_and_rights(project):
         closed.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
     down = project.run("parity-smoke", HF_ENDPOINT=nobody)
-    assert outcomes(down, "failure") == ["Fetch LLaMA-3 tokenizer"], said(down)
+    assert FETCH in outcomes(down, "failure"), said(down)
     assert "hint:" in said(down)
-    assert [step.outcome for step in down.steps[-4:]] == ["skipped"] * 4
 
     fork = {"ref": "refs/pull/7/merge", "event": "pull_request"}
     assert succeeded(project.run("parity-smoke", **fork))
@@ -157,59 +157,102 @@ def test_the_smoke_test_with_and_without_hub_cache_and_rights(project):
     miss = project.run("parity-smoke")
     assert succeeded(miss)
     assert outcomes(miss, "skipped") == [RESTORED]
-    assert project.cache.saved == [project.key]
+    assert len(project.cache.saved) == 1
     assert miss.steps[-1].output.count("attempt") >= 3  # the drill
+    assert "- passed: models/org-tiny/tiny.gguf" in miss.summary.read_text()
 
     assert succeeded(project.run("parity-smoke", HF_ENDPOINT=nobody))
     hit = project.run("parity-smoke", **fork)
     assert succeeded(hit)
     assert RESTORED in outcomes(hit, "success")
     assert project.hub.requests() == []
-    assert project.cache.saved == [project.key]
+    assert len(project.cache.saved) == 1
 
 
-def test_a_fork_without_token_skips_what_needs_one(project, bitnet, monkeypatch):
+def test_a_fork_without_token_leaves_out_what_needs_one_and_checks_the_rest(
+    project, bitnet, monkeypatch
+):
     monkeypatch.setenv("HF_TOKEN", "hf_good")
-    (project.folder / "bitnet.lock.json").unlink()
     assert bitnet("tokenizer", "--into", "models", "--source", "official").code == 0
-    fork = project.run("parity-smoke", ref="refs/pull/7/merge", event="pull_request")
-    assert succeeded(fork)
-    assert "::notice::a pinned file needs an access token" in said(fork)
-    assert "Run parity smoke test" in outcomes(fork, "skipped")
+    fork = {"ref": "refs/pull/7/merge", "event": "pull_request"}
+    for name in ("parity-smoke", "verify-models"):
+        run = project.run(name, **fork)
+        assert succeeded(run)
+        assert "::notice::pinned files need an access token" in said(run)
+        summary = run.summary.read_text()
+        assert "### NOT CHECKED: these files need a token" in summary
+        assert f"- {OFFICIAL}/tokenizer.json" in summary
+        assert "- passed: models/org-tiny/tiny.gguf" in summary
     assert project.cache.saved == []
 
     own = project.run("parity-smoke", secrets={"HF_TOKEN": "hf_good"})
     assert succeeded(own)
-    assert project.cache.saved == [project.key]
+    assert len(project.cache.saved) == 1
     assert "hf_good" not in said(own)
+    assert "NOT CHECKED" not in own.summary.read_text()
+
+
+def test_a_model_whose_tokenizer_needs_a_token_is_said_to_be_not_checked(
+    project, bitnet, hub, monkeypatch
+):
+    hub.add(
+        "org/bare",
+        "bare.gguf",
+        tiny_gguf(project.folder.parent / "b", tokenizer=False).read_bytes(),
+    )
+    assert bitnet("download-model", "--id", "org/bare", "--file", "bare.gguf").code == 0
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    assert bitnet("tokenizer", "--into", "models", "--source", "official").code == 0
+    run = project.run("verify-models", ref="refs/pull/7/merge", event="pull_request")
+    summary = run.summary.read_text()
+    assert "- NOT CHECKED: models/org-bare/bare.gguf: its tokenizer needs a token" in summary
+    assert "- passed: models/org-tiny/tiny.gguf" in summary
 
 
 def test_a_token_that_is_refused_is_a_failure_and_no_skipped_step(project, bitnet, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "hf_good")
-    (project.folder / "bitnet.lock.json").unlink()
     assert bitnet("tokenizer", "--into", "models", "--source", "official").code == 0
     assert project.run("cache-warm", secrets={"HF_TOKEN": "hf_bad"}).failed
 
 
-def test_a_damaged_cache_is_thrown_away_and_everything_fetched_again(project):
+def test_a_damaged_cache_is_thrown_away_and_replaced(project):
     assert succeeded(project.run("tokenizer-cache"))
-    for path in (project.cache.folder / project.key).rglob("tokenizer.json"):
-        path.write_bytes(path.read_bytes().replace(b"t7", b"T7", 1))
+    for path in (project.cache.folder / project.cache.saved[0]).rglob("sha256/*/*"):
+        path.chmod(0o644)
+        path.write_bytes(path.read_bytes()[:-1])
     again = project.run("tokenizer-cache")
     assert succeeded(again)
     assert "::warning::the restored cache is damaged or incomplete" in said(again)
-    assert f"gh cache delete {project.key}" in said(again)
     assert project.hub.sent("cdn") > 0
+    assert len(project.cache.saved) == 2
+    after = project.run("tokenizer-cache")
+    assert succeeded(after)
+    assert project.hub.requests() == []
 
 
-def test_changed_pins_have_another_key(project, bitnet, hub):
+def test_a_cache_does_not_replace_what_a_pull_request_changed(project):
+    """The store is cached and nothing else: a model in the project is the project's."""
     assert succeeded(project.run("cache-warm"))
-    first = project.key
+    (saved,) = project.cache.saved
+    stored = [path.name for path in (project.cache.folder / saved).rglob("*.gguf")]
+    assert stored == []
+    action = project.folder / ".github/actions/bitnet-setup/action.yml"
+    paths = [
+        step["with"]["path"]
+        for step in yaml.safe_load(action.read_text())["runs"]["steps"]
+        if "actions/cache" in step.get("uses", "")
+    ]
+    assert paths == ["${{ env.BITNET_CACHE_DIR }}/store"] * 2
+
+
+def test_changed_pins_and_another_program_have_another_key(project, bitnet):
+    assert succeeded(project.run("cache-warm"))
     (project.folder / "bitnet.lock.json").unlink()
     assert bitnet("tokenizer", "--into", "models").code == 0
-    assert project.key != first
     assert succeeded(project.run("cache-warm", event="schedule"))
-    assert project.cache.saved == [first, project.key]
+    (project.folder / ".github/bitnet/source.txt").write_text("# another\ntool\n")
+    assert succeeded(project.run("cache-warm"))
+    assert len({key.rpartition("-")[0] for key in project.cache.saved}) == 3
 
 
 @pytest.mark.parametrize(
@@ -227,13 +270,13 @@ def test_without_a_lock_file_the_token_decides_where_llama3_comes_from(
     assert project.cache.saved == []  # no lock file, no key
 
 
-def test_a_damaged_model_stops_the_smoke_test_and_the_health_check(project, hub):
+def test_a_damaged_model_fails_the_job_and_stops_no_other(project, hub):
     broken = hub.add("org/tiny", "broken.gguf", b"GGUF" + bytes(100))
     lock = project.folder / "bitnet.lock.json"
     content = json.loads(lock.read_text())
-    for entry in content["files"]:
-        if entry["kind"] == "model":
-            entry.update(file="broken.gguf", sha256=broken.sha256, size=104, commit=None)
+    (model,) = (entry for entry in content["files"] if entry["kind"] == "model")
+    wrong = {"file": "broken.gguf", "sha256": broken.sha256, "size": 104, "commit": None}
+    content["files"].append(model | wrong | {"path": "models/a/broken.gguf"})
     lock.write_text(json.dumps(content))
     for name, step in (
         ("parity-smoke", "Run parity smoke test"),
@@ -241,13 +284,16 @@ def test_a_damaged_model_stops_the_smoke_test_and_the_health_check(project, hub)
     ):
         runner = project.run(name)
         assert outcomes(runner, "failure") == [step], said(runner)
-    assert "❌ Failed: models/org-tiny/tiny.gguf" in runner.summary.read_text()
+        summary = runner.summary.read_text()
+        assert "FAILED, exit code" in summary
+        assert "- passed: models/org-tiny/tiny.gguf" in summary
 
 
 def test_the_weekly_comparison_says_what_the_reference_says_or_fails(project):
     runner = project.run("crossval")
-    report = json.loads((project.folder / "reports/tiny/report.json").read_text())
-    assert runner.artifacts == ["crossval"]
+    (file,) = (project.folder / "reports").rglob("report.json")
+    report = json.loads(file.read_text())
+    assert runner.artifacts == ["crossval-llama.cpp"]
     if importlib.util.find_spec("xllamacpp") is None:
         assert outcomes(runner, "failure") == ["Compare with the reference engine"], said(runner)
         assert report["verdict"]["status"] == "not run"
@@ -255,58 +301,18 @@ def test_the_weekly_comparison_says_what_the_reference_says_or_fails(project):
     assert succeeded(runner)
     assert report["verdict"]["status"] == "passed"
     assert report["summary"]["positions"] > 100
-    assert "# Cross-validation: passed" in runner.summary.read_text()
+    summary = runner.summary.read_text()
+    assert "# Cross-validation: passed" in summary
+    assert "- passed: models/org-tiny/tiny.gguf" in summary
 
 
-class CacheApi(BaseHTTPRequestHandler):
-    """The two calls of GitHub's interface that cache-clean makes."""
-
-    def do_GET(self):
-        assert self.headers["Authorization"] == "Bearer token-of-the-run"
-        assert self.path == "/repos/me/project/actions/caches?key=bitnet-&per_page=100"
-        body = json.dumps({"actions_caches": self.server.caches}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def do_DELETE(self):
-        self.server.deleted.append(int(self.path.rsplit("/", 1)[1]))
-        self.send_response(204)
-        self.end_headers()
-
-    def log_message(self, *words):
-        pass
-
-
-def test_cache_clean_deletes_old_caches_of_other_lock_files(project):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), CacheApi)
-    now = datetime.now(timezone.utc)
-    ages = {1: ("bitnet-old", 90), 2: (project.key, 90), 3: ("bitnet-recent", 3)}
-    server.deleted, server.caches = (
-        [],
-        [
-            {"id": id, "key": key, "last_accessed_at": f"{now - timedelta(days=days):%FT%TZ}"}
-            for id, (key, days) in ages.items()
-        ],
-    )
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    runner = Runner(
-        project.folder,
-        project.cache,
-        environment=dict(os.environ)
-        | {
-            "GITHUB_API_URL": f"http://127.0.0.1:{server.server_port}",
-            "GITHUB_REPOSITORY": "me/project",
-        },
-        github={"ref": "refs/heads/main", "event_name": "schedule", "token": "token-of-the-run"},
-    )
-    runner.run(".github/workflows/cache-clean.yml", "clean")
-    server.shutdown()
-    server.server_close()
-    assert succeeded(runner)
-    assert server.deleted == [1]
-    assert "Cache cleanup complete" in said(runner)
+def blocks(project):
+    """Every ``run:`` block of the workflows, with the name of its job and step."""
+    for path in sorted((project.folder / ".github/workflows").glob("*.yml")):
+        for job, content in yaml.safe_load(path.read_text())["jobs"].items():
+            for step in content.get("steps", []):
+                if "run" in step:
+                    yield path.stem, f"{job}: {step['name']}", step["run"]
 
 
 @pytest.mark.parametrize(
@@ -321,9 +327,8 @@ def test_a_release_has_the_version_of_its_tag(project, files, good):
     (project.folder / "dist").mkdir()
     for name in files:
         (project.folder / "dist" / name).touch()
-    (release,) = [w for w in read_workflows(project.folder) if w.path.name == "release.yml"]
-    (block,) = run_blocks(release)
-    alone = {"jobs": {"check": {"steps": [{"name": block.step, "run": block.text}]}}}
+    ((_, name, text),) = (block for block in blocks(project) if block[0] == "release")
+    alone = {"jobs": {"check": {"steps": [{"name": name, "run": text}]}}}
     (project.folder / "alone.yml").write_text(json.dumps(alone))
     runner = Runner(
         project.folder,
@@ -336,11 +341,5 @@ def test_a_release_has_the_version_of_its_tag(project, files, good):
 
 
 def test_no_block_is_left_out(project):
-    executed = {*WORKFLOWS, "cache-clean", "release"}
-    left = {
-        block.step
-        for workflow in read_workflows(project.folder)
-        for block in run_blocks(workflow)
-        if not workflow.is_action and workflow.path.stem not in executed
-    }
-    assert left == NOT_EXECUTED
+    executed = {*WORKFLOWS, "release"}
+    assert {name for stem, name, _ in blocks(project) if stem not in executed} == NOT_EXECUTED

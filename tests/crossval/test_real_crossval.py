@@ -93,6 +93,21 @@ def test_another_cut_of_the_text_is_seen_with_its_first_difference(check):
     assert parity["ours"] != parity["theirs"]
 
 
+@needs_llama_cpp
+def test_a_damaged_copy_of_a_known_model_fails_before_anything_is_compared(check, damaged):
+    """Both engines would read the same damaged file, and agree."""
+    code, report, failed = check(SMOLLM2, "--tokenizer-only")
+    assert (code, failed) == (0, set())
+    assert report["model"]["original"] == "smollm2-135m"
+
+    def flip(raw):
+        raw[1] ^= 0x80  # the sign of the first block's scale
+
+    code, report, failed = check(damaged("blk.0.attn_v.weight", flip), "--tokenizer-only")
+    assert (code, failed) == (15, {"model"})
+    assert "blk.0.attn_v.weight" in report["model"]["problem"]
+
+
 def test_a_permuted_tensor_is_seen_against_recorded_logits(check, damaged, test_data):
     def permute(raw):
         half = len(raw) // 2

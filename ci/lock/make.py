@@ -1,0 +1,63 @@
+"""Write ``ci/lock``: what the workflows install besides this program, by version and SHA-256.
+
+    python ci/lock/make.py
+
+pip resolves for the machine the workflows run on (x86-64 Linux), whatever machine this runs on.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+LOCKS = {  # Python, extras: the wheel of ik_llama.cpp is for one version of Python
+    "requirements": ("3.12", ("crossval",)),
+    "ik_llama.cpp": ("3.11", ("crossval-ternary",)),
+}
+PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_28_x86_64", "manylinux_2_35_x86_64")
+HEAD = "# Made by ci/lock/make.py for Python {python} on x86-64 Linux: install --require-hashes.\n"
+
+
+def wanted(extras: tuple[str, ...]) -> list[str]:
+    """What has to be there to build and run this program with *extras*."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    found = [*project["build-system"]["requires"], "cmake>=3.26", "ninja>=1.11"]
+    found += project["project"]["dependencies"]
+    for extra in extras:
+        found += project["project"]["optional-dependencies"][extra]
+    return found
+
+
+def resolved(python: str, requirements: list[str]) -> Iterator[str]:
+    """Lines of a lock file: every package with its version and the digest of its wheel."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
+        command += ["--quiet", "--only-binary=:all:", "--target", folder, "--report", str(report)]
+        command += ["--python-version", python]
+        for platform in PLATFORMS:
+            command += ["--platform", platform]
+        subprocess.run([*command, *requirements], check=True)
+        packages = json.loads(report.read_text(encoding="utf-8"))["install"]
+    for package in sorted(packages, key=lambda one: one["metadata"]["name"].lower()):
+        digest = package["download_info"]["archive_info"]["hashes"]["sha256"]
+        about = package["metadata"]
+        yield f"{about['name'].lower()}=={about['version']} --hash=sha256:{digest}\n"
+
+
+for name, (python, extras) in LOCKS.items():
+    lines = [HEAD.format(python=python), *resolved(python, wanted(extras))]
+    (ROOT / f"ci/lock/{name}.txt").write_text("".join(lines), encoding="utf-8")

@@ -1,0 +1,30 @@
+#!/bin/sh
+# Compare a model with REFERENCE (llama.cpp), into reports/, and derive the report's verdict again.
+# Folders with safetensors are converted first: the C++ engines read GGUF files. A model that the
+# engine is not made for is said to be not checked.
+#   compare.sh MODEL
+set -eu
+
+model=$1
+reference=${REFERENCE:-llama.cpp}
+report=reports/$reference/$(echo "$model" | tr / -)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+if [ -d "$model" ]; then
+    bitnet convert --model "$model" --output "$work/model.gguf" --type F32 --no-progress
+    model=$work/model.gguf
+fi
+code=0
+bitnet crossval --model "$model" --reference "$reference" --report-dir "$report" --no-progress \
+    2> "$work/said" || code=$?
+cat "$work/said" >&2
+if [ "$code" -eq 2 ] && grep -q 'cannot be asked about' "$work/said"; then
+    mkdir -p reports
+    echo "NOT CHECKED: $1: $reference does not read such models" |
+        tee -a "${GITHUB_STEP_SUMMARY:-/dev/null}" reports/not-checked.txt
+    exit 0
+fi
+if [ "$code" -ne 0 ]; then
+    exit "$code"
+fi
+bitnet crossval --check "$report/report.json"
