@@ -123,15 +123,17 @@ def _facts(checkpoint):
 
     sha256 = model_digest(checkpoint)
     found = recognise(checkpoint)
-    is_original = found is not None and not found.differences
+    same, problem = "", ""
+    if found is not None:
+        same, problem = ("", found.text) if found.differences else (found.name, "")
     return ModelFacts(
         checkpoint.path.name,
         sha256,
         checkpoint.architecture,
         _origin(checkpoint.path, sha256),
         attestation=attest(checkpoint, trace=False).digest,
-        original=found.name if is_original else "",
-        problem="" if found is None or is_original else found.text,
+        original=same,
+        problem=problem,
     )
 
 
