@@ -146,7 +146,7 @@ def test_the_smoke_test_with_and_without_hub_cache_and_rights(project):
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    down = project.run("parity-smoke", HF_ENDPOINT=nobody)
+    down = project.run("parity-smoke", HF_ENDPOINT=nobody, BITNET_DOWNLOAD_TIMEOUT="1")
     assert FETCH in outcomes(down, "failure"), said(down)
     assert "hint:" in said(down)
 
