@@ -32,7 +32,7 @@ def project(tmp_path, bitnet, monkeypatch):
     with HubServer() as server:
         model = tiny_gguf(tmp_path / "tiny.gguf").read_bytes()
         server.add("org/tiny", "tiny.gguf", model)
-        server.add("org/gated", "gated.gguf", model)
+        server.add("org/gated", "gated.gguf", model + bytes(32))  # other bytes, the same model
         server.repo("org/gated", gated=True)
         server.tokens["hf_good"] = {"org/gated"}
         monkeypatch.setenv("HF_ENDPOINT", server.url)

@@ -169,11 +169,18 @@ def test_the_smoke_test_with_and_without_hub_cache_and_rights(project):
     assert len(project.cache.saved) == 1
 
 
+def pin_the_official_tokenizer(project, bitnet, monkeypatch):
+    """Beside the model; without the mirror's, which has the same bytes."""
+    (project.folder / "bitnet.lock.json").unlink()
+    assert bitnet("download-model", "--id", "org/tiny", "--file", "tiny.gguf").code == 0
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    assert bitnet("tokenizer", "--into", "models", "--source", "official").code == 0
+
+
 def test_a_fork_without_token_leaves_out_what_needs_one_and_checks_the_rest(
     project, bitnet, monkeypatch
 ):
-    monkeypatch.setenv("HF_TOKEN", "hf_good")
-    assert bitnet("tokenizer", "--into", "models", "--source", "official").code == 0
+    pin_the_official_tokenizer(project, bitnet, monkeypatch)
     fork = {"ref": "refs/pull/7/merge", "event": "pull_request"}
     for name in ("parity-smoke", "verify-models"):
         run = project.run(name, **fork)
@@ -200,9 +207,8 @@ def test_a_model_whose_tokenizer_needs_a_token_is_said_to_be_not_checked(
         "bare.gguf",
         tiny_gguf(project.folder.parent / "b", tokenizer=False).read_bytes(),
     )
+    pin_the_official_tokenizer(project, bitnet, monkeypatch)
     assert bitnet("download-model", "--id", "org/bare", "--file", "bare.gguf").code == 0
-    monkeypatch.setenv("HF_TOKEN", "hf_good")
-    assert bitnet("tokenizer", "--into", "models", "--source", "official").code == 0
     run = project.run("verify-models", ref="refs/pull/7/merge", event="pull_request")
     summary = run.summary.read_text()
     assert "- NOT CHECKED: models/org-bare/bare.gguf: its tokenizer needs a token" in summary
@@ -210,8 +216,7 @@ def test_a_model_whose_tokenizer_needs_a_token_is_said_to_be_not_checked(
 
 
 def test_a_token_that_is_refused_is_a_failure_and_no_skipped_step(project, bitnet, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_good")
-    assert bitnet("tokenizer", "--into", "models", "--source", "official").code == 0
+    pin_the_official_tokenizer(project, bitnet, monkeypatch)
     assert project.run("cache-warm", secrets={"HF_TOKEN": "hf_bad"}).failed
 
 
