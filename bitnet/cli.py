@@ -165,19 +165,24 @@ class Program(InvokeProgram):
     def _name_optional_positional(self, words: list[str], end: int) -> None:
         """Write ``doctor network`` as ``doctor --area=network``.
 
-        Invoke gives words only to positional arguments without a default.
+        Invoke gives words only to positional arguments without a default; those come first.
         """
         context = self.parser.contexts.get(words[0]) if words else None
         if context is None:
             return
         optional = [arg for arg in context.positional_args if arg.default is not None]
-        flags = context.flags
+        flags, required = context.flags, len(context.positional_args) - len(optional)
+        may_chain = not required  # else a text that happens to be the name of a command is a text
         for place in range(1, end if optional else 0):
             word, previous = words[place], words[place - 1]
             is_value = previous in flags and flags[previous].takes_value
-            if word in self.parser.contexts:
+            if may_chain and word in self.parser.contexts:
                 return
-            if not word.startswith("-") and not is_value:
+            if word.startswith("-") or is_value:
+                continue
+            if required:
+                required -= 1
+            else:
                 words[place] = f"--{optional[0].name}={word}"
                 return
 

@@ -56,6 +56,7 @@ class Source:
         licence: name of the terms as their owner calls them.
         licence_url: where the terms are.
         gated: the hub wants a token of an account that accepted the terms.
+        family: architecture of a model, as GGUF files name it; empty if unknown.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Source:
     licence: str = ""
     licence_url: str = ""
     gated: bool = False
+    family: str = ""
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -139,6 +141,7 @@ MODELS = {
             "ggml-model-i2_s.gguf",
             licence="MIT",
             licence_url="https://huggingface.co/microsoft/bitnet-b1.58-2B-4T-gguf",
+            family="bitnet-b1.58",
         ),
     )
 }

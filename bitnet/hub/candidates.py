@@ -13,13 +13,25 @@ from bitnet.hub.repository import some_of
 from bitnet.progress import human_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from bitnet.hub.repository import RepoFile
 
-__all__ = ["Candidate", "candidates", "choose", "is_pattern"]
+__all__ = ["Candidate", "candidates", "choose", "is_pattern", "models_in"]
 
 _PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
+# What belongs to a folder with safetensors and is needed to run it.
+_FOLDER_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template*",
+    "*.safetensors.index.json",
+)
 _ENCODING = re.compile(
     r"(?:^|[-._])(?P<name>I2_S|TL[12]|TQ[12]_0|I?Q[1-8](?:_[A-Z0-9]+)*|BF16|F16|F32)(?=[-._]|$)",
     re.IGNORECASE,
@@ -31,7 +43,8 @@ class Candidate:
     """A model in a repository: one file, or all parts of a split one.
 
     Attributes:
-        name: the file, or the parts' common name with ``*`` for the number.
+        name: the file, the parts' common name with ``*`` for the number, or ``*.safetensors`` for
+            a folder.
         files: paths in the repository, in order.
         size: bytes of all files.
         encoding: weight encoding that the name speaks of, empty if it does not.
@@ -75,6 +88,61 @@ def candidates(files: Iterable[RepoFile], pattern: str) -> list[Candidate]:
         )
         for name, group in sorted(groups.items())
     ]
+
+
+def models_in(files: Iterable[RepoFile], pattern: str) -> list[Candidate]:
+    """The models that can be run: GGUF files, and folders with safetensors and ``config.json``.
+
+    A folder is one model, with its tokenizer; any part of a split file means all of them.
+
+    Args:
+        files: everything in the repository.
+        pattern: what the path or name of the weights must match; any when empty.
+    """
+    files = list(files)
+    gguf = [
+        found
+        for found in candidates(files, "")
+        if (pattern or not found.name.rpartition("/")[2].startswith("mmproj"))
+        and (not pattern or any(_matches(file, pattern) for file in (found.name, *found.files)))
+    ]
+    return gguf + [
+        found
+        for found in _folders(files)
+        if not pattern or any(_matches(file, pattern) for file in found.files if _is_weights(file))
+    ]
+
+
+def _folders(files: list[RepoFile]) -> Iterator[Candidate]:
+    """The folders with safetensors that can be run."""
+    by_folder: dict[str, list[RepoFile]] = {}
+    for file in files:
+        by_folder.setdefault(file.path.rpartition("/")[0], []).append(file)
+    for folder, inside in sorted(by_folder.items()):
+        by_name = {file.path.rpartition("/")[2]: file for file in inside}
+        weights = [name for name in by_name if name.endswith(".safetensors")]
+        # Some repositories have the same weights again in the form of their authors.
+        weights = [name for name in weights if name.startswith("model")] or weights
+        if not weights or "config.json" not in by_name:
+            continue
+        named = [name for name in by_name if any(fnmatchcase(name, one) for one in _FOLDER_FILES)]
+        chosen = [by_name[name] for name in sorted({*named, *weights})]
+        yield Candidate(
+            f"{folder}/*.safetensors".lstrip("/"),
+            tuple(file.path for file in chosen),
+            sum(file.size for file in chosen),
+            "safetensors",
+        )
+
+
+def _is_weights(file: str) -> bool:
+    return file.endswith((".gguf", ".safetensors"))
+
+
+def _matches(file: str, pattern: str) -> bool:
+    """Whether *file* is *pattern*, or its path or name matches it."""
+    name = file.rpartition("/")[2]
+    return file == pattern or fnmatchcase(file, pattern) or fnmatchcase(name, pattern)
 
 
 def choose(

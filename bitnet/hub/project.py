@@ -39,6 +39,7 @@ class Project:
         force: fetch again what is already there.
         update: accept files that differ from the lock file.
         verify: read files again instead of trusting what was found before.
+        records: what is provided is written into the lock file.
     """
 
     folder: Path
@@ -48,6 +49,7 @@ class Project:
     force: bool = False
     update: bool = False
     verify: bool = False
+    records: bool = True
 
     @property
     def lock_path(self) -> Path:
@@ -68,6 +70,8 @@ class Project:
 
     def pin(self, entry: Locked) -> None:
         """Write *entry* into the lock file; several processes may do so at once."""
+        if not self.records:
+            return
         known = self._known(entry.key)
         if known is not None and known.sha256 == entry.sha256:
             entry = replace(

@@ -227,6 +227,7 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
         key=f"{source.repo.replace('/', '--')}/{source.revision}/{source.file}",
         command="bitnet sync --update" if project.update else command,
         pinned=pinned is not None,
+        places=(model_path(project, source.repo, source.file, source.revision),),
         announce=lambda: sources.require_token(source),
         changed_hint="" if pinned is not None else _OWN_DIGEST,
     )

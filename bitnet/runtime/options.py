@@ -108,9 +108,9 @@ class ModelOptions:
 
     model: str = option(
         "",
-        "GGUF file or folder with safetensors; default: BITNET_GGUF, else smollm2-135m, which is "
-        "fetched as `download-model --id smollm2-135m` does",
-        metavar="PATH",
+        "GGUF file or folder with safetensors, a name that `models` lists, or hf:ORG/REPO[:FILE]; "
+        "default: BITNET_GGUF, else smollm2-135m, which is fetched into the cache",
+        metavar="PATH|NAME",
     )
     tokenizer: str = option(
         "",
@@ -121,7 +121,9 @@ class ModelOptions:
     pre: str = option(
         "", "pre-tokenizer name to use instead of what the GGUF file says", metavar="NAME"
     )
-    auto_download: bool = option(False, "fetch the tokenizer if the model has none")
+    auto_download: bool = option(
+        False, "fetch the tokenizer if the model has none, and a model that is given by its name"
+    )
     chat_template: str = option(
         "", "file with the chat template to use instead of the model's own", metavar="FILE"
     )

@@ -5,19 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from bitnet import settings
+from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
 
 @task(
     help={
-        "model": "GGUF file, or folder with config.json; else BITNET_GGUF",
+        "model": "GGUF file, folder with config.json, or name of a model; else BITNET_GGUF",
         "output": "file to write; without it the attestation is printed",
         "name": "what to call the model; else its file's name",
         "tokenizer": "tokenizer file or folder for the trace; else the model's own",
         "trace": "run both backends over a few tokens and record what they compute",
     },
-    metavars={"model": "PATH", "output": "FILE", "name": "NAME", "tokenizer": "PATH"},
+    metavars={"model": "PATH|NAME", "output": "FILE", "name": "NAME", "tokenizer": "PATH"},
 )
 def attest(c, model="", output="", name="", tokenizer="", trace=True, show=Output()):
     """Write down what a model is, by content.
@@ -36,7 +37,8 @@ def attest(c, model="", output="", name="", tokenizer="", trace=True, show=Outpu
         raise UsageError(
             "attest needs --model", hint="bitnet attest --model PATH, or set BITNET_GGUF"
         )
-    checkpoint = open_checkpoint(Path(path))
+    path = Context().model(path)
+    checkpoint = open_checkpoint(path)
     try:
         found = resolve_tokenizer(checkpoint, tokenizer or None) if trace else None
     except TokenizerNotFound:

@@ -55,13 +55,21 @@ def chat(
 
     with open_model(model, common) as running:
         instructions = given_text(system, "--system")
-        talk = Conversation(running, wanted, sampling=sampling, system=instructions)
         if sys.stdin.isatty():
-            say(f"{running.path.name} on {running.backend}. /help lists commands.")
-            _talk(talk)
+            talk_on_terminal(running, wanted, sampling, instructions)
             return
+        talk = Conversation(running, wanted, sampling=sampling, system=instructions)
         for line in _lines():
             _answer(talk, line, json_line=common.output.json)
+
+
+def talk_on_terminal(running, wanted, sampling, instructions):
+    """A conversation of the model *running* with the person at this terminal, until it ends."""
+    from bitnet.runtime.conversation import Conversation
+
+    talk = Conversation(running, wanted, sampling=sampling, system=instructions)
+    say(f"{running.path.name} on {running.backend}. /help lists commands.")
+    _talk(talk)
 
 
 def _talk(talk):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 from invoke.exceptions import Exit
 
@@ -15,7 +14,7 @@ from bitnet.terminal import as_json
 
 @task(
     help={
-        "model": "GGUF file, or folder with config.json",
+        "model": "GGUF file, folder with config.json, or name of a model",
         "tokenizer": "tokenizer file or folder to judge; else the one that would be used",
         "approximate_tokenizer": "measure how often this other tokenizer gives the same ids",
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
@@ -38,7 +37,7 @@ def compat_check(
     from bitnet.tokenizer.discover import resolve_tokenizer
     from bitnet.tokenizer.load import load_tokenizer
 
-    path = Path(model)
+    path = common.model(model)
     pre = pre or None
     exact = load_tokenizer(tokenizer) if tokenizer else resolve_tokenizer(path, pre=pre)
     result, stamp, lines = compatibility(path, exact, pre=pre), {}, []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitnet.options import option
+from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.tasks.running import say
 from bitnet.terminal import as_json
@@ -21,7 +22,9 @@ ENCODINGS = (
 class ConvertOptions:
     """What is converted into what."""
 
-    model: str = option("", "GGUF file, or folder with safetensors", metavar="PATH")
+    model: str = option(
+        "", "GGUF file, folder with safetensors, or name of a model", metavar="PATH|NAME"
+    )
     output: str = option("", "the new GGUF file; must not exist", metavar="FILE")
     type: str = option(
         "F16",
@@ -64,7 +67,7 @@ def convert(c, wanted=ConvertOptions(), shown=Output()):
     )
     output = Path(wanted.output)
     refuse_existing(output)
-    plan = plan_conversion(Path(wanted.model), request)
+    plan = plan_conversion(Context().model(wanted.model), request)
     if not shown.json:
         say(f"{wanted.output}: " + "\n".join(plan.lines()))
     if not shown.no_warnings:

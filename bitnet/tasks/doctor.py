@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from invoke.exceptions import Exit
 
 from bitnet import settings
@@ -18,9 +16,9 @@ from bitnet.terminal import as_json
     help={
         "area": "'network' also follows the way to the hub step by step",
         "report": "print a block of Markdown for a bug report",
-        "model": "GGUF file, or folder with config.json, to describe; else BITNET_GGUF",
+        "model": "GGUF file, folder with config.json, or model name to describe; else BITNET_GGUF",
     },
-    metavars={"model": "PATH"},
+    metavars={"model": "PATH|NAME"},
 )
 def doctor(
     c,
@@ -37,7 +35,7 @@ def doctor(
     from bitnet.doctor import examine, markdown, verdict
 
     named = model or settings.gguf()
-    findings = examine(common.cache.root, Path(named) if named else None)
+    findings = examine(common.cache.root, common.model(named) if named else None)
     if area:
         from bitnet.hub.diagnose import diagnose
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.invocation import as_started, word
+from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
 
 @task(
     help={
-        "model": "GGUF file, or folder with config.json",
+        "model": "GGUF file, folder with config.json, or name of a model",
         "tokenizer": "look only at this tokenizer file or folder",
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
     },
@@ -27,7 +28,7 @@ def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
     from bitnet.tokenizer.discover import Search, download_info, not_found
     from bitnet.tokenizer.model_facts import model_facts
 
-    facts = model_facts(Path(model))
+    facts = model_facts(Context().model(model))
     search = Search(facts, Path(tokenizer) if tokenizer else None, pre or None, exhaustive=True)
     search.run()
     fetchable = download_info(facts)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
 
 @task(
     help={
-        "tokenizer": "GGUF file, tokenizer file or folder",
+        "tokenizer": "GGUF file, tokenizer file or folder, or name of a model",
         "into": "folder that receives the files",
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
         "force": "replace files that are there",
@@ -24,7 +25,7 @@ def export_tokenizer(c, tokenizer=None, into="", pre="", force=False, output=Out
     from bitnet.tokenizer.export import export_tokenizer as export
     from bitnet.tokenizer.load import load_spec
 
-    files = export(load_spec(tokenizer, pre=pre or None), Path(into), force=force)
+    files = export(load_spec(Context().model(tokenizer), pre=pre or None), Path(into), force=force)
     if output.json:
         print(as_json({"files": [str(path) for path in files]}))
     else:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from bitnet.errors import UsageError
 from bitnet.options import option
+from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
@@ -45,7 +46,7 @@ class Fix:
 @task(
     positional=["path"],
     required=["output"],
-    help={"path": "GGUF file to copy; it is not changed"},
+    help={"path": "GGUF file, or name of a model, to copy; it is not changed"},
 )
 def fix_gguf(c, path=None, fix=Fix(), shown=Output()):
     """Write a copy of a GGUF file with corrected metadata."""
@@ -54,9 +55,10 @@ def fix_gguf(c, path=None, fix=Fix(), shown=Output()):
     from bitnet.formats.gguf_write import write_copy
     from bitnet.progress import Progress
 
+    source = Context().model(path)
     with Progress(f"writing {fix.output}", mode=shown.progress) as progress:
         changes = write_copy(
-            Path(path), Path(fix.output), changes=fix.changes, on_progress=progress.reach
+            source, Path(fix.output), changes=fix.changes, on_progress=progress.reach
         )
     if shown.json:
         facts = [asdict(change) for change in changes]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from bitnet.errors import UsageError
 from bitnet.runtime.options import AnswerOptions, ModelOptions, PromptOptions, SamplingParams
@@ -41,25 +41,32 @@ def infer(
     and --prompt-file the text is what is piped into the command.
     """
     text = _text(prompt, common.output)
-    sampling = sampling.turn()
     with open_model(model, common) as running:
         if common.output.verbose and running.config.vocab_size > LARGE_VOCABULARY:
             logger.warning(
                 "Large vocabulary (%d) running on CPU - consider GPU acceleration",
                 running.config.vocab_size,
             )
-        answer = running.stream(
-            running.encode_chat(_messages(text, prompt)) if prompt.chat else text,
-            max_tokens=wanted.max_tokens,
-            stop=wanted.stop,
-            sampling=sampling,
-            lookup=wanted.lookup,
-            json_schema=_schema(prompt),
-            regex=prompt.regex or None,
-            logprobs=prompt.logprobs,
+        answer_once(
+            running, replace(prompt, prompt=text, prompt_file=""), wanted, sampling, common.output
         )
-        _show(answer, streams=not common.output.json)
-    if common.output.json:
+
+
+def answer_once(running, prompt, wanted, sampling, output):
+    """Show what the model *running* writes after the text of *prompt*, and the figures of it."""
+    text, sampling = prompt.prompt, sampling.turn()
+    answer = running.stream(
+        running.encode_chat(_messages(text, prompt)) if prompt.chat else text,
+        max_tokens=wanted.max_tokens,
+        stop=wanted.stop,
+        sampling=sampling,
+        lookup=wanted.lookup,
+        json_schema=_schema(prompt),
+        regex=prompt.regex or None,
+        logprobs=prompt.logprobs,
+    )
+    _show(answer, streams=not output.json)
+    if output.json:
         ignored = {"ignored_keys": list(running.ignored_keys)} if running.ignored_keys else {}
         write_json(_facts(answer, ids=prompt.dump_ids) | _drawn(sampling) | ignored)
     elif prompt.dump_ids:

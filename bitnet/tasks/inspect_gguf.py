@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
@@ -9,17 +10,15 @@ from bitnet.terminal import as_json
 @task(
     positional=["path"],
     help={
-        "path": "GGUF file, or any part of a split model",
+        "path": "GGUF file, any part of a split model, or name of a model",
         "full": "count every ternary weight; without it a sample of each tensor is read",
     },
 )
 def inspect_gguf(c, path=None, full=False, output=Output()):
     """Show what is inside a GGUF file, and what is odd about it."""
-    from pathlib import Path
-
     from bitnet.inspect_gguf import inspect_gguf
 
-    found = inspect_gguf(Path(path), full=full)
+    found = inspect_gguf(Context().model(path), full=full)
     if output.json:
         print(as_json(found.as_json()))
         return

@@ -15,10 +15,10 @@ from bitnet.terminal import as_json
         "id": "ORG/REPO on the hub, or a packaged model such as smollm2-135m",
         "file": "file in the repository, or a pattern that means one",
         "rev": "branch, tag or commit",
-        "model": "instead: a model that is here, a GGUF file or a folder",
+        "model": "instead: a model that is here, a GGUF file, a folder, or a name",
     },
     synonyms={"rev": ("ref", "revision")},
-    metavars={"id": "ID", "file": "NAME", "rev": "REV", "model": "PATH"},
+    metavars={"id": "ID", "file": "NAME", "rev": "REV", "model": "PATH|NAME"},
 )
 def plan(
     c,
@@ -35,7 +35,7 @@ def plan(
     """
     if bool(id) == bool(model):
         raise UsageError("plan needs one of --id and --model", hint="bitnet plan --id smollm2-135m")
-    found = _plan_file(Path(model)) if model else _plan_id(id, file, rev, common)
+    found = _plan_file(common.model(model)) if model else _plan_id(id, file, rev, common)
     print(as_json(found.facts()) if common.output.json else "\n".join(found.lines()))
 
 

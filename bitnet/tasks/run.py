@@ -1,0 +1,77 @@
+"""``inv run``."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from bitnet.errors import UsageError
+from bitnet.runtime.options import AnswerOptions, ModelOptions, PromptOptions, SamplingParams
+from bitnet.tasks.chat import talk_on_terminal
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import task
+from bitnet.tasks.infer import answer_once
+from bitnet.tasks.running import given_text, open_model, piped_text
+
+
+@task(
+    positional=["name", "prompt"],
+    help={
+        "name": "name of a model, hf:ORG/REPO[:FILE], or a path; `models` lists the names",
+        "prompt": "text to answer; without it what is piped in, or a conversation",
+        "system": "instructions that come before the conversation",
+    },
+)
+def run(
+    c,
+    name=None,
+    prompt="",
+    system="",
+    wanted=AnswerOptions(max_tokens=1024),
+    model=ModelOptions(),
+    sampling=SamplingParams(),
+    common=Context(),
+):
+    """Run a model by its name; what is missing is fetched.
+
+    Says what is fetched and how large it is before it begins. With a prompt, or a pipe, it answers
+    once: a model with a chat template as a message, another one by continuing the text. Otherwise
+    it talks with you.
+    """
+    if model.model and model.model != name:
+        raise UsageError(
+            f"run got two models, {name} and --model {model.model}", hint="leave --model out"
+        )
+    text = _text(prompt)
+    instructions = given_text(system, "--system")
+    model = replace(model, model=str(common.model(name, fetch=True)))
+    with open_model(model, common) as running:
+        chats = bool(running.tokenizer.chat_template)
+        if text is None and not chats:
+            raise UsageError(
+                f"{name} has no chat template, it only continues a text",
+                hint=f"bitnet run {name} 'Once upon a time'",
+            )
+        if instructions and not chats:
+            raise UsageError(f"{name} has no chat template: --system needs one")
+        if text is None:
+            talk_on_terminal(running, wanted, sampling, instructions)
+            return
+        asked = PromptOptions(prompt=text, chat=chats, system=instructions)
+        answer_once(running, asked, wanted, sampling, common.output)
+
+
+def _text(prompt):
+    """The prompt, or what is piped in; ``None``: there is a person to talk with."""
+    from bitnet.runtime.text import check_prompt
+
+    if not prompt and sys.stdin is not None and sys.stdin.isatty():
+        return None
+    text = given_text(prompt, "the prompt") if prompt else piped_text()
+    if text is None:
+        raise UsageError(
+            "run needs a prompt, a text that is piped into it, or a terminal",
+            hint="bitnet run smollm2-135m 'Why is the sky blue?'",
+        )
+    check_prompt(text)
+    return text

@@ -1,0 +1,200 @@
+"""Models by their name: ``run``, and ``--model`` of every command."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hub_server import Rule
+from tiny_models import tiny_gguf
+
+from bitnet import settings, sources
+from bitnet.hub.package_index import PACKAGED
+from bitnet.progress import human_size
+from bitnet.store import Store
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
+READERS = [
+    ("infer", "--prompt", "a", "--max-tokens", 1, "--model"),
+    ("bench", "--tests", "pp4", "--repetitions", 1, "--model"),
+    ("verify", "--model"),
+    ("attest", "--no-trace", "--model"),
+    ("plan", "--model"),
+    ("inspect-gguf",),
+    ("explain-tokenizer",),
+    ("compat-check",),
+    ("convert", "--output", "made/c.gguf", "--type", "F16", "--model"),
+    ("fix-gguf", "--output", "made/f.gguf", "--set", "general.name:string=x"),
+    ("export-tokenizer", "--into", "made/out"),
+    ("verify-tokenizer", "--against", "hf:org/one"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty working folder."""
+    place = tmp_path / "work"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+@pytest.fixture
+def model(tmp_path):
+    return tiny_gguf(tmp_path / "made.gguf", chat_template=TEMPLATE)
+
+
+@pytest.fixture
+def named(hub, model, folder, monkeypatch):
+    """A hub with a model that the registry knows as ``tiny``."""
+    hub.add("org/one", "tiny.gguf", model.read_bytes())
+    hub.add("org/one", "README.md", b"# one")
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    source = sources.Source("tiny", "org/one", "tiny.gguf", licence="MIT", family="llama")
+    monkeypatch.setitem(sources.MODELS, "tiny", source)
+    return hub
+
+
+@pytest.mark.parametrize(
+    "name", ["tiny", "hf:org/one", "hf:org/one:tiny.gguf", "hf:org/one:*.gguf"]
+)
+def test_run_fetches_what_is_missing_and_writes_nothing_here(named, bitnet, folder, model, name):
+    done = bitnet("run", name, "a", "--max-tokens", 2)
+    assert done.code == 0
+    assert "Fetching org/one: tiny.gguf" in done.err
+    assert human_size(model.stat().st_size) in done.err
+    assert list(folder.iterdir()) == []
+    named.seen.clear()
+    again = bitnet("run", name, "a", "--max-tokens", 2)
+    assert (again.code, again.out) == (0, done.out)
+    assert "Fetching" not in again.err
+    assert named.requests() == []
+    assert bitnet("run", name, "a", "--offline").code == 0
+
+
+def test_what_is_fetched_is_said_before_the_first_byte_of_it(named, bitnet):
+    named.rules.append(Rule(where="cdn", method="GET", status=404))
+    done = bitnet("run", "tiny", "a")
+    assert done.code == 19
+    assert done.err.startswith("Fetching org/one: tiny.gguf (4.9 MB, MIT) from http://127.0.0.1")
+
+
+@pytest.mark.parametrize("words", READERS, ids=lambda words: words[0])
+def test_every_command_takes_a_name_and_does_not_fetch_it(named, bitnet, folder, words):
+    (folder / "made").mkdir()
+    refused = bitnet(*words, "tiny")
+    assert refused.code == 19, refused.err
+    assert "is not on this machine" in refused.err
+    assert "bitnet download-model --id org/one --file 'tiny.gguf'" in refused.err
+    assert named.requests() == []
+    assert bitnet("run", "hf:org/one", "a", "--max-tokens", 1).code == 0
+    named.seen.clear()
+    for name in ("tiny", "hf:org/one", "hf:org/one:tiny.gguf"):
+        for made in ("made/c.gguf", "made/f.gguf"):
+            (folder / made).unlink(missing_ok=True)
+        done = bitnet(*words, name, *(["--force"] if words[0] == "export-tokenizer" else []))
+        assert done.code == 0, done.err
+    assert named.requests() == []
+    assert [path.name for path in folder.iterdir()] == ["made"]
+
+
+def test_auto_download_is_consent_for_a_name(named, bitnet, folder):
+    words = ("infer", "--prompt", "a", "--max-tokens", 1, "--model", "hf:org/one")
+    assert bitnet(*words).code == 19
+    assert bitnet(*words, "--auto-download", "--offline").code == 23
+    assert bitnet(*words, "--auto-download").code == 0
+    assert list(folder.iterdir()) == []
+
+
+def test_a_model_that_was_downloaded_into_the_project_is_not_fetched_again(
+    named, bitnet, folder, monkeypatch, tmp_path
+):
+    assert bitnet("download-model", "--id", "org/one", "--file", "tiny.gguf").code == 0
+    named.seen.clear()
+    words = ("infer", "--prompt", "a", "--max-tokens", 1, "--model", "tiny")
+    assert bitnet(*words).code == 0
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "emptied"))
+    assert bitnet(*words).code == 0  # the project's file is taken in
+    assert named.requests() == []
+
+
+def test_the_lock_file_holds_for_names_too(named, bitnet, folder, model, monkeypatch, tmp_path):
+    assert bitnet("download-model", "--id", "org/one", "--file", "tiny.gguf").code == 0
+    locked = (folder / "bitnet.lock.json").read_bytes()
+    (folder / "models/org-one/tiny.gguf").unlink()
+    named.add("org/one", "tiny.gguf", tiny_gguf(tmp_path / "other.gguf").read_bytes())
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "emptied"))
+    assert bitnet("run", "tiny", "a", "--max-tokens", 1).code == 0
+    entry = json.loads(locked)["files"][0]
+    assert Store(tmp_path / "emptied").find(entry["sha256"]) is not None
+    assert (folder / "bitnet.lock.json").read_bytes() == locked
+
+
+def test_a_path_that_exists_is_a_path(named, bitnet, folder, model):
+    (folder / "tiny").write_bytes(model.read_bytes())
+    assert bitnet("infer", "--model", "tiny", "--prompt", "a", "--max-tokens", 1).code == 0
+    assert named.requests() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "text"),
+    [
+        ("tinny", 19, "did you mean tiny?"),
+        ("hf:org", 2, "write hf:ORG/REPO"),
+        ("hf:org/one:no.gguf", 19, "no.gguf"),
+        ("hf:org/none", 19, "does not exist"),
+        ("models/tiny.gguf", 19, "no such file or folder"),
+    ],
+)
+def test_a_name_that_means_nothing_is_refused(named, bitnet, folder, name, code, text):
+    done = bitnet("run", name, "a")
+    assert done.code == code, done.err
+    assert text in done.err
+    assert list(folder.iterdir()) == []
+
+
+def test_several_models_of_a_repository_are_listed_with_their_sizes(named, bitnet, model):
+    named.add("org/one", "tiny-Q8_0.gguf", model.read_bytes() + bytes(1000))
+    done = bitnet("run", "hf:org/one", "a")
+    assert done.code == 2
+    assert "tiny-Q8_0.gguf" in done.err
+    assert "4.9 MB" in done.err
+    assert "hint: name one: 'hf:org/one:tiny-Q8_0.gguf'" in done.err
+    assert named.sent("cdn") == 0
+    assert bitnet("run", "hf:org/one:*Q8_0*", "a", "--max-tokens", 1).code == 0
+
+
+def test_a_revision_is_part_of_a_name(named, bitnet, tmp_path):
+    old = named.repo("org/one").revisions["main"]
+    named.add("org/one", "tiny.gguf", tiny_gguf(tmp_path / "other.gguf", seed=7).read_bytes())
+    first = bitnet("run", f"hf:org/one@{old}", "a", "--max-tokens", 3, "--json")
+    second = bitnet("run", "hf:org/one", "a", "--max-tokens", 3, "--json")
+    assert (first.code, second.code) == (0, 0)
+    cache = Store(settings.cache_dir())
+    assert len({blob.sha256 for blob in cache.blobs()}) == 2
+
+
+def test_a_model_without_a_template_continues_a_text_and_does_not_chat(
+    named, bitnet, monkeypatch, tmp_path
+):
+    named.add("org/base", "base.gguf", tiny_gguf(tmp_path / "base.gguf").read_bytes())
+    plain = bitnet("run", "hf:org/base", "a", "--max-tokens", 1, "--json")
+    assert plain.code == 0
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    done = bitnet("run", "hf:org/base")
+    assert done.code == 2
+    assert "no chat template" in done.err
+
+
+def test_run_without_prompt_pipe_or_terminal_says_what_it_needs(named, bitnet):
+    assert "needs a prompt" in bitnet("run", "tiny").err
+
+
+def test_the_model_of_no_name_goes_to_the_cache(model, bitnet, folder, monkeypatch):
+    known = PACKAGED["smollm2-135m"]
+    cache = Store(settings.cache_dir())
+    mine = cache.adopt(model, cache.digest_of(model))
+    monkeypatch.setitem(PACKAGED, known.id, replace(known, sha256=mine.sha256, size=mine.size))
+    done = bitnet("infer", "--prompt", "a", "--max-tokens", 1, "--offline")
+    assert done.code == 0, done.err
+    assert list(folder.iterdir()) == []
+    assert (cache.root / "models" / known.id / known.file).read_bytes() == model.read_bytes()
