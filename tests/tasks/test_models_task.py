@@ -1,0 +1,53 @@
+"""The list of models."""
+
+import json
+
+from tiny_models import tiny_gguf
+
+from bitnet.hub import named
+
+
+def rows(bitnet):
+    done = bitnet("models", "--json")
+    assert done.code == 0, done.err
+    return {row["name"]: row for row in json.loads(done.out)}
+
+
+def test_the_registry_is_listed_with_what_is_known_before_fetching(bitnet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = rows(bitnet)
+    assert list(found) == named.names()
+    smol = found["smollm2-135m"]
+    assert (smol["size_bytes"], smol["family"], smol["licence"]) == (
+        98362432,
+        "llama",
+        "Apache-2.0",
+    )
+    assert (smol["here"], smol["path"]) == (False, None)
+    assert found["bitnet-2b-4t"]["runs"] is None  # its size is not known in advance
+    assert "cl100k_base" not in found
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_fetched_is_listed_by_a_name_that_runs(hub, bitnet, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    content = tiny_gguf(tmp_path / "made.gguf").read_bytes()
+    hub.add("org/one", "tiny.gguf", content)
+    hub.add("org/one", "bad.gguf", b"GGUF" + bytes(2000))
+    assert bitnet("run", "hf:org/one:tiny.gguf", "a", "--max-tokens", 1).code == 0
+    assert bitnet("download-model", "--id", "org/one", "--file", "bad.gguf").code == 0
+    found = rows(bitnet)
+    mine = found["hf:org/one:tiny.gguf"]
+    assert (mine["here"], mine["family"], mine["runs"]) == (True, "llama", True)
+    assert mine["size_bytes"] == len(content)
+    damaged = found["hf:org/one:bad.gguf"]
+    assert (damaged["here"], damaged["runs"]) == (True, False)
+    assert damaged["why_not"]
+    assert bitnet("run", mine["name"], "a", "--max-tokens", 1, "--offline").code == 0
+
+
+def test_the_table_has_a_line_for_each(bitnet):
+    lines = bitnet("models").out.splitlines()
+    assert lines[0].split() == ["name", "here", "size", "family", "runs", "here", "licence"]
+    assert [line.split()[0] for line in lines[1:]] == named.names()
