@@ -62,6 +62,23 @@ def sanitize(c, files=""):
         c.run(f"{driver} || setarch -R {driver}")
 
 
+@task()
+def race(c):
+    """Run two models at once under the thread sanitizer."""
+    build = ROOT / "build" / "race"
+    options = f"suppressions={ROOT}/tests/native/race_suppressions.txt exitcode=66"
+    with c.cd(str(ROOT)):
+        c.run(
+            f"cmake -S . -B {build} -DCMAKE_CXX_FLAGS='-fsanitize=thread -g -O1' "
+            f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release"
+        )
+        c.run(f"cmake --build {build} --target _native --parallel 2")
+        c.run(
+            f'LD_PRELOAD=$(c++ -print-file-name=libtsan.so) TSAN_OPTIONS="{options}" '
+            f"BITNET_BACKEND=native setarch -R {sys.executable} tests/native/race.py {build}"
+        )
+
+
 @task(
     help={
         "target": "a row of tests/fuzz/targets.py, such as tokenizer-json or gguf, or models",
@@ -118,7 +135,7 @@ def test_data(c, into="test-data"):
 
 
 namespace = tasks.load()
-for developer_task in (test, lint, types, native, sanitize, fuzz, neon, docs, test_data):
+for developer_task in (test, lint, types, native, sanitize, race, fuzz, neon, docs, test_data):
     namespace.add_task(developer_task)
 
 if cli.started_by_invoke():

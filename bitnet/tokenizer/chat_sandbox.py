@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_CHARS", "MAX_STEPS", "Overrun", "Sandbox"]
 
-MAX_STEPS = 2_000_000  # loop rounds and macro calls of one rendering
+MAX_STEPS = 1_000_000  # of one rendering: a loop's round is one, a call or filter several
+_CALL_STEPS = 10  # a call takes as long as so many rounds
 MAX_CHARS = 64 << 20  # length of any text a template makes
 # Work on a text or list counts as steps too: one for so many characters or items.
 _ITEMS_PER_STEP = 256
@@ -193,7 +194,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls count as steps, and may not ask for enormous texts."""
-        self._step()
+        self._step(_CALL_STEPS)
         function = args[1] if len(args) > 1 else None
         bound = getattr(function, "__self__", None)
         if isinstance(bound, str):

@@ -1,0 +1,61 @@
+"""Two models, their schedulers and the pool they share, in two threads; ``inv race`` starts it.
+
+    python tests/native/race.py FOLDER_OF_THE_INSTRUMENTED_MODULE
+
+Every answer of a model must be the same; races are told by the thread sanitizer.
+"""
+
+import importlib.util
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROUNDS = 8
+
+
+def instrument(folder):
+    """Make the module in *folder* the one that ``bitnet`` runs."""
+    import bitnet
+
+    (path,) = Path(folder).glob("_native.*.so")
+    spec = importlib.util.spec_from_file_location("bitnet._native", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["bitnet._native"] = bitnet._native = module
+    spec.loader.exec_module(module)
+
+
+def main():
+    """Write with both models at once, alone and in batches."""
+    instrument(sys.argv[1])
+    sys.path.insert(0, str(HERE.parent))
+    from tiny_models import tiny_gguf
+
+    import bitnet
+
+    answers = ([], [])
+
+    def write(path, found):
+        with bitnet.load(path) as model:
+            found.extend(model.generate("hello world", max_tokens=12) for _ in range(ROUNDS))
+
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"{name}.gguf" for name in "ab"]
+        for path in paths:
+            tiny_gguf(path)
+        threads = [
+            threading.Thread(target=write, args=pair) for pair in zip(paths, answers, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    texts = {text for found in answers for text in found}
+    assert all(len(found) == ROUNDS for found in answers), "a thread failed"
+    assert len(texts) == 1, texts
+    print(f"{2 * ROUNDS} answers, all the same")
+
+
+if __name__ == "__main__":
+    main()
