@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bitnet.hub.repository import RepoFile
 
-__all__ = ["Candidate", "candidates", "choose", "is_pattern", "models_in"]
+__all__ = ["Candidate", "candidates", "choose", "is_pattern", "models_in", "selected"]
 
 _PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
 # What belongs to a folder with safetensors and is needed to run it.
@@ -87,6 +87,16 @@ def candidates(files: Iterable[RepoFile], pattern: str) -> list[Candidate]:
             _encoding(name),
         )
         for name, group in sorted(groups.items())
+    ]
+
+
+def selected(files: Iterable[RepoFile], include: list[str], exclude: list[str]) -> list[str]:
+    """Paths that match one of *include* (any path if it is empty) and none of *exclude*."""
+    return [
+        file.path
+        for file in files
+        if (not include or any(_matches(file.path, glob) for glob in include))
+        and not any(_matches(file.path, glob) for glob in exclude)
     ]
 
 

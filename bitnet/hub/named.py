@@ -30,6 +30,7 @@ from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.packaged import provide_packaged
 from bitnet.hub.provision import provide_model
 from bitnet.hub.repository import RepoFile, list_files
+from bitnet.invocation import word
 from bitnet.progress import human_size
 from bitnet.sources import Source
 
@@ -73,10 +74,10 @@ class NamedModel:
     def command(self) -> str:
         """What fetches it."""
         if self.packaged:
-            return f"bitnet download-model --id {self.packaged}"
-        revision = "" if self.revision == "main" else f" --rev {self.revision}"
-        file = f" --file '{self.file}'" if self.file else ""
-        return f"bitnet download-model --id {self.repo}{revision}{file}"
+            return f"bitnet download-model --id {word(self.packaged)}"
+        more = "" if self.revision == "main" else f" --rev {word(self.revision)}"
+        more += f" --file {word(self.file)}" if self.file else ""
+        return f"bitnet download-model --id {word(self.repo)}{more}"
 
     def folder(self, cache: Path) -> Path:
         """Where *cache* has links to its files."""

@@ -8,7 +8,7 @@ from bitnet import settings
 from bitnet.errors import UsageError
 from bitnet.options import option
 
-__all__ = ["FetchOptions"]
+__all__ = ["FetchOptions", "FileSelection"]
 
 
 @dataclass(frozen=True)
@@ -104,3 +104,16 @@ class FetchOptions:
                 hint="for example HF_ENDPOINT=https://hub.example.org",
             )
         return address
+
+
+@dataclass(frozen=True)
+class FileSelection:
+    """Which files of a repository; none of the two: the model that can be run."""
+
+    include: list[str] = option(
+        [], "fetch every file whose path or name matches; may be repeated", metavar="GLOB"
+    )
+    exclude: list[str] = option([], "but not those that match this", metavar="GLOB")
+
+    def __bool__(self) -> bool:
+        return bool(self.include or self.exclude)

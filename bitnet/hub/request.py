@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet import sources
-from bitnet.errors import Offline, UsageError
+from bitnet.errors import NotFound, Offline, UsageError
 from bitnet.files import path_of
 from bitnet.hub import lockfile
-from bitnet.hub.candidates import candidates, choose, is_pattern
+from bitnet.hub.candidates import candidates, choose, is_pattern, models_in, selected
 from bitnet.hub.mirrors import with_mirror
+from bitnet.hub.options import FileSelection
 from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.packaged import provide_packaged
 from bitnet.hub.provision import model_path, provide_model
-from bitnet.hub.repository import list_files
+from bitnet.hub.repository import list_files, some_of
 from bitnet.sources import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+    from bitnet.hub.candidates import Candidate
     from bitnet.hub.project import Project, Provided
+
+    Pick = Callable[[str, list[Candidate]], Candidate | None]
 
 __all__ = ["ModelRequest", "provide", "resolve"]
 
@@ -39,6 +43,7 @@ class ModelRequest:
         revision: branch, tag or commit.
         sha256: digest the file must have, or empty.
         out: folder for the file.
+        select: files to take, instead of a model.
     """
 
     id: str
@@ -46,10 +51,15 @@ class ModelRequest:
     revision: str = "main"
     sha256: str = ""
     out: Path | None = None
+    select: FileSelection = field(default_factory=FileSelection)
 
 
 def provide(
-    request: ModelRequest, project: Project, *, fits: Callable[[int], bool | None]
+    request: ModelRequest,
+    project: Project,
+    *,
+    fits: Callable[[int], bool | None],
+    pick: Pick = lambda _repo, _found: None,
 ) -> list[Provided]:
     """The files of *request* in their places.
 
@@ -59,27 +69,44 @@ def provide(
     """
     if request.sha256 and not _SHA256.fullmatch(request.sha256):
         raise UsageError(f"--sha256 expects 64 hexadecimal digits, got {request.sha256!r}")
+    if request.select and (request.file or request.id in PACKAGED):
+        raise UsageError(
+            "--include and --exclude choose files of a repository, without --file",
+            hint="leave --file out, or leave --include and --exclude out",
+        )
     packaged = PACKAGED.get(request.id)
     if packaged is not None:
         _refuse_other(request, packaged.file, packaged.version, packaged.sha256)
         target = request.out / packaged.file if request.out else None
         return [provide_packaged(packaged, project, target=target)]
-    wanted = resolve(request, project, fits=fits)
+    wanted = resolve(request, project, fits=fits, pick=pick)
     if request.sha256 and len(wanted) > 1:
         raise UsageError(f"--sha256 is of one file, {request.file!r} means {len(wanted)}")
     digest = request.sha256.lower() or None
+    # Parts of one model go side by side; other files keep their folders.
+    is_split = all(source.file.endswith(".gguf") for source in wanted) and not request.select
+    flat = is_split or len(wanted) == 1
     return [
         provide_model(
             replace(source, sha256=digest or source.sha256),
             project,
-            target=request.out / path_of(source.file).name if request.out else None,
+            target=request.out / _below(source.file, flat=flat) if request.out else None,
         )
         for source in wanted
     ]
 
 
+def _below(file: str, *, flat: bool) -> Path:
+    """Where *file* goes in the folder of --out."""
+    return Path(path_of(file).name) if flat else path_of(file)
+
+
 def resolve(
-    request: ModelRequest, project: Project, *, fits: Callable[[int], bool | None]
+    request: ModelRequest,
+    project: Project,
+    *,
+    fits: Callable[[int], bool | None],
+    pick: Pick = lambda _repo, _found: None,
 ) -> list[Source]:
     """The files on the hub that *request* means: one, or all parts of a split model.
 
@@ -98,7 +125,7 @@ def resolve(
             f"--id expects ORG/REPO or a known name, got {request.id!r}",
             hint=f"known names: {names}",
         )
-    file = request.file or (known.file if known else "")
+    file = request.file or (known.file if known and not request.select else "")
     base = known or Source(repo, repo)
     if not is_pattern(file):
         return [replace(base, file=file, revision=request.revision)]
@@ -109,8 +136,18 @@ def resolve(
             hint=_known_files(project, repo) or "name the file: --file FILE",
         )
     files = list_files(repo, request.revision, options)
-    chosen = choose(repo, candidates(files, file), file, fits=fits, files=files)
-    return [replace(base, file=path, revision=request.revision) for path in chosen.files]
+    if request.select:
+        paths = selected(files, request.select.include, request.select.exclude)
+    else:
+        found = candidates(files, file) if file else models_in(files, "")
+        chosen = pick(repo, found) if len(found) > 1 else None
+        paths = list((chosen or choose(repo, found, file, fits=fits, files=files)).files)
+    if not paths:
+        raise NotFound(
+            f"no file of {repo} is left by --include and --exclude",
+            hint=f"it has {some_of(entry.path for entry in files)}",
+        )
+    return [replace(base, file=path, revision=request.revision) for path in paths]
 
 
 def _known_files(project: Project, repo: str) -> str:

