@@ -147,5 +147,5 @@ def _settings() -> list[Finding]:
         found.append(Finding("ok", setting.names[0], text))
     if not any(finding.failed for finding in found):
         found.append(Finding("ok", "network", "switched off" if settings.offline() else "allowed"))
-        found.append(Finding("ok", "access token", "set" if settings.hf_token() else "not set"))
+        found.append(Finding("ok", "access token", "set" if settings.access_token() else "not set"))
     return found

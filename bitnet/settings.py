@@ -354,6 +354,18 @@ def expanded(path: Path) -> Path:
         return path
 
 
+def access_token() -> str | None:
+    """The hub's access token: ``HF_TOKEN``, else what ``hf auth login`` wrote below ``HF_HOME``."""
+    token = hf_token()
+    if token is None:
+        try:
+            text = (expanded(hf_home()) / "token").read_text(encoding="ascii").strip()
+        except (OSError, ValueError):
+            return None
+        token = text if text and text.isprintable() and " " not in text else None
+    return token
+
+
 def child_environment(**changes: str) -> dict[str, str]:
     """The environment for a program we start: ours without secrets, with *changes*."""
     secrets = {name for setting in ALL if setting.secret for name in setting.names}

@@ -184,7 +184,7 @@ def require_token(source: Source) -> None:
     Raises:
         TokenMissing: with the steps that lead to a token.
     """
-    if not source.gated or settings.hf_token():
+    if not source.gated or settings.access_token():
         return
     which = "official source" if source.name == "official" else f"source {source.name}"
     open_copy = (

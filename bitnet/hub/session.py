@@ -201,7 +201,7 @@ class HubSession:
                 f"offline: {shown(url)} is not on disk and the network is switched off",
                 hint="unset BITNET_OFFLINE and HF_HUB_OFFLINE, and leave --offline away",
             )
-        secret = settings.hf_token() if token and not self._token_refused else None
+        secret = settings.access_token() if token and not self._token_refused else None
         here, with_token = url, False
         for _ in range(MAX_REDIRECTS):
             with_token = secret is not None and self._is_the_hub(here)

@@ -209,3 +209,15 @@ def test_the_token_shows_nowhere(hub, bitnet, monkeypatch):
     done = bitnet("tokenizer", "--source", "official", "-v", "-v", "--json")
     assert done.code == 11
     assert "hf_secret_value" not in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    ("written", "code"), [(b"hf_good\n", 0), (b"", 11), (b"two words", 11), (b"\xff\xfe", 11)]
+)
+def test_the_token_of_hf_auth_login_is_used(hub, bitnet, tmp_path, monkeypatch, written, code):
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf/token").write_bytes(written)
+    assert bitnet("tokenizer", "--source", "official").code == code
+    assert any("Authorization" in seen.headers for seen in hub.requests("hub")) == (code == 0)
+    assert not any("Authorization" in seen.headers for seen in hub.requests("cdn"))
