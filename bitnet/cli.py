@@ -15,6 +15,7 @@ import signal
 import sys
 import textwrap
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invoke.exceptions import Exit, ParseError, UnexpectedExit, UnknownFileType
@@ -23,7 +24,7 @@ from invoke.program import Program as InvokeProgram
 import bitnet
 from bitnet import settings, terminal
 from bitnet.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
-from bitnet.invocation import as_started
+from bitnet.invocation import as_started, word
 from bitnet.tasks import load
 from bitnet.tasks.declare import Option, Task
 
@@ -37,6 +38,8 @@ __all__ = ["Program", "main", "started_by_invoke"]
 HELP_COLUMN = 28  # where the help of an option starts
 
 _HELP = ("--help", "-h")
+# Letters that other engines' programs have for options.
+_LETTERS = {"-m": "--model", "-n": "--max-tokens", "-o": "--output", "-p": "--prompt"}
 
 
 class Program(InvokeProgram):
@@ -149,6 +152,8 @@ class Program(InvokeProgram):
         if before:
             before[0] = words[0] = before[0].replace("_", "-")
         self.parser = self._make_parser()
+        self._obey_plain_words(words)
+        before = words[: words.index("--")] if "--" in words else words
         if any(word in _HELP for word in before) and before[0] in self.parser.contexts:
             self.print_task_help(before[0])
             raise Exit
@@ -161,6 +166,22 @@ class Program(InvokeProgram):
                         f"{context.name} takes nothing after ' -- ', got {self.core.remainder!r}",
                         hint="write every option before the ' -- ', or leave it out",
                     )
+
+    def _obey_plain_words(self, words: list[str]) -> None:
+        """Do what ``help``, ``help infer``, ``list`` and ``cache list`` obviously mean."""
+        known = self.parser.contexts
+        if not words or words[0] in known:
+            return
+        if ".".join(words[:2]) in known:
+            words[:2] = [".".join(words[:2])]
+        elif words[0] == "help" and words[1:2] and words[1] in known:
+            words[:] = [words[1], "--help"]
+        elif words == ["help"]:
+            self.print_help()
+            raise Exit
+        elif words == ["list"]:
+            self.list_tasks()
+            raise Exit
 
     def _name_optional_positional(self, words: list[str], end: int) -> None:
         """Write ``doctor network`` as ``doctor --area=network``.
@@ -224,7 +245,9 @@ class Program(InvokeProgram):
             if named and context is not None:
                 known = [*context.flags, *context.flags.aliases, *context.inverse_flags]
             where = f"{context.name} has no option" if named and context else "no such option:"
-            return UsageError(f"{where} {token}", hint=_nearest(token, known) or usage)
+            likely = _LETTERS.get(token.partition("=")[0], "")
+            near = f"did you mean {likely}?" if likely in known else _nearest(token, known)
+            return UsageError(f"{where} {token}", hint=near or usage)
         if not named or context is None:
             return UsageError(
                 f"no command {token!r}",
@@ -241,7 +264,7 @@ class Program(InvokeProgram):
             return UsageError(f"{flag} is given twice", hint=usage)
         return UsageError(
             f"{context.name}: unexpected argument {token!r}",
-            hint=f"a value with spaces needs quotes; see: {usage}",
+            hint=_meant(token, context) or f"a value with spaces needs quotes; see: {usage}",
         )
 
     # --- texts -------------------------------------------------------------------------------
@@ -302,26 +325,34 @@ def _help_lines(name: str, text: str) -> list[str]:
     return [f"  {name:<{HELP_COLUMN - 2}}{first}".rstrip(), *(" " * HELP_COLUMN + r for r in rest)]
 
 
-def _nearest(word: str, known: list[str]) -> str:
+def _meant(token: str, context: ParserContext) -> str:
+    """The command with *token* as the value it probably is: of a model, or a prompt."""
+    is_file = token.endswith(".gguf") or Path(token).exists()
+    wanted = ("--model", "--prompt") if is_file else ("--prompt", "--model")
+    flag = next((name for name in wanted if name in context.flags), "")
+    return f"bitnet {context.name} {flag} {word(token)}" if flag else ""
+
+
+def _nearest(given: str, known: list[str]) -> str:
     bare = {name.lstrip("-"): name for name in known}  # the dashes that all have say nothing
-    close = difflib.get_close_matches(word.lstrip("-"), bare, n=3, cutoff=0.6)
+    close = difflib.get_close_matches(given.lstrip("-"), bare, n=3, cutoff=0.6)
     found = [bare[name] for name in close]
     return f"did you mean {' or '.join(found)}?" if found else ""
 
 
 def _flag_without_value(words: list[str], context: ParserContext) -> str:
     """The option in *words* that is followed by nothing it could take as its value."""
-    for word, following in zip(words, [*words[1:], None], strict=True):
+    for each, following in zip(words, [*words[1:], None], strict=True):
         if (
-            word in context.flags
-            and context.flags[word].takes_value
+            each in context.flags
+            and context.flags[each].takes_value
             and (
                 following is None
                 or following in context.flags
                 or following in context.inverse_flags
             )
         ):
-            return word
+            return each
     return "an option"
 
 

@@ -27,6 +27,13 @@ T = TypeVar("T")
 MAX_CONNECTIONS = 64
 MAX_THREADS = 1024  # more only take time to start, and hold each other up
 
+BACKENDS = ("auto", "native", "reference")
+DRILL_ENTRY = re.compile(  # of a fault drill, see bitnet.hub.faults
+    r"(?P<kind>(?:timeout|reset)(?![^@:])|(?:html|[45]\d\d)(?!@))"
+    r"(?:@(?P<size>\d+)(?P<unit>[kmg]?)b?)?(?::(?P<times>\d+))?",
+    re.IGNORECASE,
+)
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _LOGIN = re.compile(r"//[^/?#]*@")
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -84,6 +91,23 @@ def _threads(text: str) -> int:
     if not 0 <= value <= MAX_THREADS:
         raise ValueError(f"expected a whole number, 0 to {MAX_THREADS}")
     return value
+
+
+def _backend(text: str) -> str:
+    if text.lower() not in BACKENDS:
+        raise ValueError(f"expected one of {', '.join(BACKENDS)}")
+    return text.lower()
+
+
+def _drill(text: str) -> str:
+    entries = [] if _is_switch(text) else text.strip().split(",")
+    if not all(DRILL_ENTRY.fullmatch(entry.strip()) for entry in entries):
+        raise ValueError("expected 1, or a list such as timeout:2,503,reset@1MB,429:3,html")
+    return text
+
+
+def _is_switch(text: str) -> bool:
+    return text.strip().lower() in _TRUE | _FALSE
 
 
 def _layout(text: str) -> str:
@@ -226,7 +250,7 @@ hub_hosts: Setting[tuple[str, ...]] = Setting(
 )
 simulate_network_error = Setting(
     "BITNET_SIMULATE_NETWORK_ERROR",
-    parse=str,
+    parse=_drill,
     default="",
     help="fault drill: 1, or a list such as timeout:2,503,reset@1MB,429:3",
 )
@@ -270,7 +294,7 @@ api_key = Setting(
 gguf = Setting("BITNET_GGUF", parse=Path, default=None, help="model used when --model is not given")
 backend = Setting(
     "BITNET_BACKEND",
-    parse=str.lower,
+    parse=_backend,
     default="auto",
     help="auto, native (an error if the compiled module is missing) or reference (NumPy)",
 )
@@ -309,6 +333,16 @@ step_summary = Setting(
 no_color = Setting(
     "NO_COLOR", parse=bool, default=False, help="any value: no colours on the terminal"
 )
+
+
+def check() -> None:
+    """Refuse an environment in which one of the variables cannot be what it says.
+
+    Raises:
+        UsageError: names the first of them.
+    """
+    for setting in ALL:
+        setting()
 
 
 def as_set(setting: Setting[Any]) -> str | None:

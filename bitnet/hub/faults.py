@@ -13,13 +13,13 @@ The faults are made in the transport: what retries, resumes and explains is the 
 from __future__ import annotations
 
 import io
-import re
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import UsageError
 from bitnet.hub.http import requests, urllib3
+from bitnet.settings import DRILL_ENTRY
 
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response
@@ -27,11 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Fault", "FaultyTransport", "parse_faults"]
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
-_ENTRY = re.compile(
-    r"(?P<kind>timeout|reset|html|[45]\d\d)"
-    r"(?:@(?P<size>\d+)(?P<unit>[kmg]?)b?)?(?::(?P<times>\d+))?",
-    re.IGNORECASE,
-)
 _PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></html>"
 
 
@@ -56,8 +51,8 @@ def parse_faults(text: str) -> tuple[list[Fault], bool]:
         return [Fault("reset")], True
     faults: list[Fault] = []
     for entry in text.split(","):
-        match = _ENTRY.fullmatch(entry.strip())
-        if match is None or (match["size"] and match["kind"].lower() not in ("reset", "timeout")):
+        match = DRILL_ENTRY.fullmatch(entry.strip())
+        if match is None:
             raise UsageError(
                 f"environment variable BITNET_SIMULATE_NETWORK_ERROR: cannot read {entry!r}",
                 hint="use 1, or a list such as timeout:2,503,reset@1MB,429:3,html",

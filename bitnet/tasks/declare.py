@@ -26,7 +26,7 @@ from invoke.exceptions import ParseError
 from invoke.parser.argument import Argument
 from invoke.tasks import Task as InvokeTask
 
-from bitnet import logs, terminal
+from bitnet import logs, settings, terminal
 from bitnet.errors import UsageError
 from bitnet.options import option
 
@@ -107,16 +107,23 @@ class Option(Argument):
         """
         if self.positional and isinstance(value, str) and value.startswith("-") and value != "-":
             raise ParseError(f"No idea what {value!r} is!")
+        if cast and self.takes_value and self.kind is not list and self.raw_value is not None:
+            raise UsageError(f"{self._said()} is given twice", hint="leave one of them out")
         if cast and self.type in _WORDS and not self.incrementable:
             value = self._number(value)
             self.raw_value = self._value = value
             return
         if cast and self.choices and value not in self.choices:
-            shown = self.names[0].upper() if self.positional else f"--{self.names[0]}"
-            raise UsageError(f"{shown} expects one of {', '.join(self.choices)}, got {value!r}")
+            raise UsageError(
+                f"{self._said()} expects one of {', '.join(self.choices)}, got {value!r}"
+            )
         if isinstance(value, str) and not (self.positional or self.metavar.startswith(_PATHS)):
             value = terminal.argument(value)
         super().set_value(value, cast)
+
+    def _said(self) -> str:
+        """The option as a message calls it."""
+        return self.names[0].upper() if self.positional else f"--{self.names[0]}"
 
     def _number(self, text: str) -> int | float:
         try:
@@ -164,6 +171,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         metavars: Mapping[str, str] | None = None,
         required: Iterable[str] = (),
         remainder: bool = False,
+        checks_settings: bool = True,
         positional: Iterable[str] = (),
         **rest: Any,
     ) -> None:
@@ -173,6 +181,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         self.metavars = dict(metavars or {})
         self.required = tuple(required)
         self.takes_remainder = remainder
+        self.checks_settings = checks_settings
 
     @property
     def groups(self) -> dict[str, Any]:
@@ -222,6 +231,8 @@ class Task(InvokeTask):  # type: ignore[type-arg]
             if given is not default:
                 kwargs[name] = given
         output = next((found for found in map(_output_of, kwargs.values()) if found), Output())
+        if self.checks_settings:
+            settings.check()
         logs.configure(output.verbose, warnings=not output.no_warnings)
         return super().__call__(*args, **kwargs)
 
@@ -232,7 +243,8 @@ def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
     Args:
         declaration: ``help`` (text per parameter, required for each), ``choices``,
             ``synonyms`` (other long names per parameter), ``metavars``, ``required``,
-            ``positional``, ``remainder`` (text after `` -- `` is wanted), ``name``
+            ``positional``, ``remainder`` (text after `` -- `` is wanted), ``checks_settings``
+            (off: the command itself reports variables with impossible values), ``name``
             (``cache.list`` makes a group), ``aliases``.
     """
     return lambda body: Task(body, **declaration)

@@ -19,6 +19,7 @@ from bitnet.terminal import as_json
         "model": "GGUF file, folder with config.json, or model name to describe; else BITNET_GGUF",
     },
     metavars={"model": "PATH|NAME"},
+    checks_settings=False,
 )
 def doctor(
     c,
