@@ -39,7 +39,7 @@ HELP_COLUMN = 28  # where the help of an option starts
 
 _HELP = ("--help", "-h")
 # Letters that other engines' programs have for options.
-_LETTERS = {"-m": "--model", "-n": "--max-tokens", "-o": "--output", "-p": "--prompt"}
+_LETTERS = {"-m": "--model", "-n": "--max-tokens", "-o": "--output"}
 
 
 class Program(InvokeProgram):

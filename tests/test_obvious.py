@@ -21,7 +21,7 @@ def test_help_and_list_are_what_they_say(bitnet):
         (("infer", "hello"), "bitnet infer --prompt hello"),
         (("infer", "hello world"), "bitnet infer --prompt 'hello world'"),
         (("infer", "-m", "a.gguf"), "did you mean --model?"),
-        (("infer", "-p", "a"), "did you mean --prompt?"),
+        (("infer", "-p", "a"), "bitnet infer --prompt a"),
         (("verify", "a.gguf"), "bitnet verify --model a.gguf"),
         (("verify", "my models/a.gguf"), "bitnet verify --model 'my models/a.gguf'"),
         (("plan", "a.gguf"), "bitnet plan --model a.gguf"),

@@ -55,7 +55,7 @@ def linear_steps(steps: tuple[Step, ...], source: str) -> tuple[Step, ...]:
             raise Unsupported(
                 f"the tokenizer {source} has a pattern with {reason}, which only the native engine"
                 " can bound",
-                hint="install a C++ compiler, then: pip install --force-reinstall bitnet-xtask",
+                hint="install a C++ compiler, then this again from its sources: pip install .",
             )
         out.append(step)
     return tuple(out)
