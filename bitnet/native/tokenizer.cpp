@@ -50,8 +50,9 @@ TokenizerEngine::TokenizerEngine(const char* data, size_t size)
 
 std::unique_ptr<TokenizerEngine::Worker> TokenizerEngine::borrow() {
     {
-        const std::lock_guard<std::mutex> lock(mutex_);
-        if (!idle_.empty()) {
+        // Never waits: in a forked child the lock may be held by a thread that is not there.
+        const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+        if (lock.owns_lock() && !idle_.empty()) {
             auto worker = std::move(idle_.back());
             idle_.pop_back();
             return worker;
@@ -61,8 +62,8 @@ std::unique_ptr<TokenizerEngine::Worker> TokenizerEngine::borrow() {
 }
 
 void TokenizerEngine::give_back(std::unique_ptr<Worker> worker) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (idle_.size() < kIdleWorkers) idle_.push_back(std::move(worker));
+    const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (lock.owns_lock() && idle_.size() < kIdleWorkers) idle_.push_back(std::move(worker));
 }
 
 bool TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out) {

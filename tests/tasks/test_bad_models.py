@@ -13,6 +13,8 @@ MODEL = {
     "fix-gguf": ("fix-gguf", "--set-pre", "llama-bpe", "--output", "new.gguf"),
     "explain-tokenizer": ("explain-tokenizer",),
     "compat-check": ("compat-check",),
+    "serve": ("serve", "--model"),
+    "batch": ("batch", "--input", "rows.jsonl", "--output", "answers.jsonl", "--model"),
 }
 BAD = {
     "missing": (None, 19, "no such file or folder: {}"),
@@ -31,6 +33,7 @@ BAD = {
 @pytest.mark.parametrize("kind", BAD)
 def test_every_command_says_the_same_about_what_is_not_a_model(bitnet, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     content, code, text = BAD[kind]
     if content == "folder":
         (tmp_path / "bad.gguf").mkdir()
