@@ -104,7 +104,7 @@ WORDS = [
     (["fix-gguf", NAME, "--set", "general.name=Ünï", "--output", "û.gguf"], 0),
     (["cache.list", "--cache-dir", "cäche"], 0),
     (["plan", "--model", NAME], 0),
-    (["ci-init", "--into", "."], 0),
+    (["ci-init", "--into", ".", "--from", f"git+https://example.org/a/b@{'0' * 40}"], 0),
     (["infer", "--model", NAME, "--prompt", "é日", "--dump-ids", "--json", "--max-tokens=1"], 0),
     (["no-such-command-é"], 2),
 ]

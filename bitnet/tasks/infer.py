@@ -42,7 +42,8 @@ def infer(
     """
     text = _text(prompt, common.output)
     with open_model(model, common) as running:
-        if common.output.verbose and running.config.vocab_size > LARGE_VOCABULARY:
+        told = common.output.verbose and not common.output.no_warnings
+        if told and running.config.vocab_size > LARGE_VOCABULARY:
             logger.warning(
                 "Large vocabulary (%d) running on CPU - consider GPU acceleration",
                 running.config.vocab_size,

@@ -8,6 +8,7 @@ import pytest
 from builders import Tensor, write_gguf
 from tiny_models import TOKENS, in_encoding, letters, tiny
 
+from bitnet.families.family import of_gguf
 from bitnet.formats import gguf_checkpoint as checkpoints
 
 needs_llama_cpp = pytest.mark.skipif(
@@ -116,7 +117,8 @@ def test_our_reading_rope_in_the_other_style_never_passes(bitnet, tmp_path, monk
     assert bitnet(*words).code == 0
     # The float64 pass is kept by file and code; only the code's behaviour changes here.
     words = (*words, "--cache-dir", tmp_path / "other")
-    monkeypatch.setattr(checkpoints, "_INTERLEAVED", frozenset())
+    in_halves = replace(of_gguf("llama"), gguf_rope_style="half")
+    monkeypatch.setattr(checkpoints, "of_gguf", lambda _architecture: in_halves)
     done = bitnet(*words, "--json", "--allow-missing")
     report = json.loads(done.out)
     # Random weights predict nothing, so nobody can say which of the two is wrong.

@@ -3,9 +3,11 @@
 import importlib.util
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
+from bitnet.families.family import of_gguf
 from bitnet.formats import gguf_checkpoint as checkpoints
 from bitnet.formats.gguf import GGUF
 
@@ -77,7 +79,8 @@ def test_we_agree_with_llama_cpp_and_are_closer_to_exact_arithmetic(check, model
 
 @needs_llama_cpp
 def test_rope_in_the_other_style_is_our_fault(check, monkeypatch):
-    monkeypatch.setattr(checkpoints, "_INTERLEAVED", frozenset())
+    in_halves = replace(of_gguf("llama"), gguf_rope_style="half")
+    monkeypatch.setattr(checkpoints, "of_gguf", lambda _architecture: in_halves)
     code, report, failed = check(SMOLLM2, "--greedy", 0)
     assert code == 15
     assert {"reference", "logits"} <= failed

@@ -38,7 +38,7 @@ def test_inspect_gguf_gives_json(model, capsys):
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (["inspect-gguf", "none.gguf"], 19, "os error 2"),
+        (["inspect-gguf", "none.gguf"], 19, "no such file or folder: none.gguf"),
         (["inspect-gguf"], 2, "needs PATH"),
         (["fix-gguf", "m.gguf", "--set-pre", "x"], 2, "needs --output"),
         (["fix-gguf", "m.gguf", "--output", "o.gguf"], 2, "nothing to change"),
