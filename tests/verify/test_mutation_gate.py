@@ -27,8 +27,8 @@ CONTAINERS = {
     "safetensors": ("llama", "F32", write_folder),
     "ternary GGUF": ("bitnet-b1.58", "I2_S", write_model),
 }
-# What each stage catches of all damages; may only grow. ranges was recorded as 31, 30 and 30: one
-# damage of each container is no longer caught there, and which one is not known (alone is the same).
+# What each stage catches of all damages; may only grow. ranges was first written down one higher
+# (31, 30 and 30), which the tree of that time does not reproduce either: 30 for the first of them.
 RECORDED = {
     "llama GGUF": {"file": 10, "ranges": 30, "numbers": 8, "alone": 42},
     "safetensors": {"file": 9, "ranges": 29, "numbers": 8, "alone": 40},
