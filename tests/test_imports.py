@@ -16,6 +16,7 @@ LAYERS = [
     ["errors", "invocation"],
     [
         "settings",
+        "cores",
         "progress",
         "options",
         "logs",
@@ -51,6 +52,7 @@ LAYERS = [
 ]
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
 WITHIN_LAYER = {
+    ("cores", "settings"),
     ("logs", "settings"),
     ("native", "settings"),
     ("options", "settings"),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from bitnet import native
 from bitnet.bench.machine import describe_machine
 from bitnet.bench.report import Measured, Report, Spread
+from bitnet.cores import thread_count
 from bitnet.errors import BenchmarkError, InferenceError, UsageError
-from bitnet.kernels.native import thread_count
 from bitnet.runtime.engine import GenerationParams
 from bitnet.runtime.text import peak_memory
 

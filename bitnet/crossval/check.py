@@ -9,13 +9,13 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+from bitnet.cores import thread_count
 from bitnet.crossval.bounds import bounds_for
 from bitnet.crossval.records import to_json
 from bitnet.crossval.references import EngineFailed, Question
 from bitnet.crossval.run import SCHEMA_VERSION, rows_of
 from bitnet.errors import ReferenceUnavailable
 from bitnet.findings import Finding
-from bitnet.kernels.native import thread_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

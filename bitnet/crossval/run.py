@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import bitnet
 from bitnet import native
+from bitnet.cores import thread_count
 from bitnet.crossval.answers import Answered, answered
 from bitnet.crossval.asking import PROMPTS, asked_of, our_trace
 from bitnet.crossval.bounds import bounds_for
@@ -34,7 +35,6 @@ from bitnet.crossval.tokens import texts_for, tokenizer_parity
 from bitnet.crossval.trace import Trace
 from bitnet.errors import ReferenceUnavailable
 from bitnet.files import digest_of
-from bitnet.kernels.native import thread_count
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import registry
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet import native, settings
+from bitnet.cores import thread_count, usable_cores
 from bitnet.errors import Unsupported
-from bitnet.kernels.cores import usable_cores
 from bitnet.kernels.native_graph import GATES, CompiledProgram
 from bitnet.kernels.ops import Activation, Array, Ops
 from bitnet.kernels.packing import Matrix, prepare_matrix
@@ -33,16 +33,11 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Program, Segment
     from bitnet.quants.weight import Weight
 
-__all__ = ["NativeOps", "thread_count"]
+__all__ = ["NativeOps"]
 
 logger = logging.getLogger(__name__)
 
 _PAGE = 64  # positions; kKeyBlock in native/kernels.hpp
-
-
-def thread_count() -> int:
-    """Compute threads to use: ``BITNET_THREADS``, else the cores this process may use."""
-    return settings.threads() or usable_cores()
 
 
 @cache

@@ -8,9 +8,10 @@ import pytest
 from tiny_models import FAMILIES, in_encoding, tiny
 
 from bitnet import native
+from bitnet.cores import thread_count
 from bitnet.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.kernels import native as native_ops
-from bitnet.kernels.native import NativeOps, thread_count
+from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.select import select
 from bitnet.models.load import load_model

@@ -12,8 +12,8 @@ import tokenizers
 from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.compiled import meta_of
+from bitnet.tokenizer.engines import portable_engine
 from bitnet.tokenizer.from_files import spec_from_tokenizer_model
-from bitnet.tokenizer.tokenizer import _Portable
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 SPACE = "\u2581"
@@ -92,7 +92,7 @@ def _document(rng, decoder):
 
 
 def _engines(spec):
-    return Tokenizer.from_spec(spec), Tokenizer(_Portable(spec), meta_of(spec))
+    return Tokenizer.from_spec(spec), Tokenizer(portable_engine(spec), meta_of(spec))
 
 
 def _streamed(tokenizer, ids, skip):

@@ -12,10 +12,17 @@ import os
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from bitnet import settings
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["usable_cores"]
+__all__ = ["thread_count", "usable_cores"]
+
+
+def thread_count() -> int:
+    """Compute threads to use: ``BITNET_THREADS``, else the cores this process may use."""
+    return settings.threads() or usable_cores()
 
 
 def usable_cores(root: Path = Path("/")) -> int:

@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from bitnet.kernels import cores
-from bitnet.kernels.cores import usable_cores
-from bitnet.kernels.native import thread_count
+from bitnet import cores
+from bitnet.cores import thread_count, usable_cores
 
 V2 = "30 23 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
 V1 = "33 25 0:29 {root} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
