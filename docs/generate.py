@@ -77,7 +77,12 @@ def exit_codes() -> str:
     """What every exit code means."""
     table = _table(["Code", "Meaning"], [[str(code), text] for code, text in EXIT_CODES.items()])
     intro = "The same for every command; `inv exit-codes --json` prints them for programs."
-    return f"# Exit codes\n\n{NOTICE}\n\n{intro}\n\n{table}\n"
+    models = """\
+What is not a model at all (a page, random bytes, an empty file) ends with 13 wherever a model is
+taken, `verify` included; nothing at the path, or a folder without a model, ends with 19. A damaged
+model gets its verdict from `verify`, 15, and is refused with 13 elsewhere. Among the models of
+`health` both are one that failed, 15."""
+    return f"# Exit codes\n\n{NOTICE}\n\n{intro}\n\n{table}\n\n{models}\n"
 
 
 def models() -> str:

@@ -7,7 +7,7 @@ from hf_folders import tiny_folder
 from tiny_models import tiny_gguf
 
 from bitnet import plan
-from bitnet.errors import NotFound, Unsupported
+from bitnet.errors import NotFound
 from bitnet.plan import Machine, Origin
 from bitnet.plan_folder import plan_path
 from bitnet.tokenizer.export import export_tokenizer
@@ -52,13 +52,13 @@ def test_memory_that_is_too_small_is_found(folder):
 
 def test_a_folder_with_a_gguf_file_names_it(tmp_path):
     path = tiny_gguf(tmp_path / "m.gguf")
-    with pytest.raises(Unsupported, match="a folder with 1 GGUF file") as caught:
+    with pytest.raises(NotFound, match="a folder with 1 GGUF file") as caught:
         plan_path(tmp_path, Origin(), machine=ROOMY)
     assert f"--model {path}" in caught.value.hint
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(Unsupported, match="no GGUF files"):
+    with pytest.raises(NotFound, match="no model in"):
         plan_path(tmp_path, Origin(), machine=ROOMY)
     shutil.rmtree(tmp_path)
     with pytest.raises(NotFound, match="no such file or folder"):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.weight import Weight
 
-__all__ = ["CONTAINERS", "Container", "I2SLayout", "open_checkpoint"]
+__all__ = ["CONTAINERS", "Container", "I2SLayout", "container_of", "open_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def open_checkpoint(
         raise UsageError(f"--i2-s-layout is {i2_s_layout!r}, expected x86 or arm")
     path = Path(path)
     started = time.perf_counter()
-    checkpoint = _container(path).open(path, ignore_keys)
+    checkpoint = container_of(path).open(path, ignore_keys)
     checkpoint = replace(checkpoint, opened_s=time.perf_counter() - started)
     for key, value in checkpoint.ignored.items():
         logger.warning("%s: the key %s = %.80r is ignored", path.name, key, value)
@@ -81,10 +81,18 @@ def open_checkpoint(
     return checkpoint
 
 
-def _container(path: Path) -> Container:
+def container_of(path: Path) -> Container:
+    """The container that *path* is, by its first bytes; it may still be a damaged one.
+
+    Raises:
+        NotFound: nothing is there, or the folder holds no model.
+        InvalidFormat: an empty file, or something else than a model.
+    """
     try:
         if not path.exists():
             raise not_a_model.missing(path)
+        if path.is_file() and not path.stat().st_size:
+            raise not_a_model.empty(path.name)
         for container in CONTAINERS.values():
             if container.recognises(path):
                 return container

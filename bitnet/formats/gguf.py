@@ -308,8 +308,9 @@ def _version(view: memoryview, total: int, label: str) -> int:
     if len(view) < 8:
         if total > len(view):
             raise NeedMoreBytes(24)
-        ending = f"ends after {len(view)} bytes" if view else "is empty"
-        raise InvalidFormat(f"{label} {ending}", hint=_REFETCH)
+        if not view:
+            raise not_a_model.empty(label)
+        raise InvalidFormat(f"{label} ends after {len(view)} bytes", hint=_REFETCH)
     version = int.from_bytes(view[4:8], "little")
     if version in (2, 3):
         return version

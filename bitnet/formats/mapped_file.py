@@ -48,8 +48,8 @@ class MappedFile(mmap.mmap):
         """Map the file *path*.
 
         Raises:
-            InvalidFormat: it is a folder, not a regular file, or empty.
-            NotFound: there is none.
+            InvalidFormat: it is not a regular file, or empty.
+            NotFound: there is none, or it is a folder.
             PermissionDenied: it may not be read.
         """
         try:
@@ -59,10 +59,7 @@ class MappedFile(mmap.mmap):
             if not stat.S_ISREG(status.st_mode):
                 raise InvalidFormat(f"{path} is not a regular file")
             if not status.st_size:
-                raise InvalidFormat(
-                    f"{path.name} is empty",
-                    hint="the file is incomplete or damaged: fetch it again",
-                )
+                raise not_a_model.empty(path.name)
             file = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         except FileNotFoundError:
             raise not_a_model.missing(path) from None
@@ -74,7 +71,7 @@ class MappedFile(mmap.mmap):
         except (OSError, ValueError) as error:  # ValueError: it is empty by now
             os.close(file)
             if isinstance(error, ValueError):
-                raise InvalidFormat(f"{path.name} is empty") from error
+                raise not_a_model.empty(path.name) from error
             raise from_os_error(error, path) from error
         mapped.path = path
         mapped._file = file

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitnet.errors import BitnetError, InvalidFormat, NotFound, Unsupported
+from bitnet.errors import InvalidFormat, NotFound
 from bitnet.invocation import word
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["folder_without_model", "missing", "other_kind"]
+__all__ = ["empty", "folder_without_model", "known_kind", "missing", "other_kind"]
 
-_FETCH = "bitnet download-model --id smollm2-135m"
+_FETCH = "check the path, or fetch a model: bitnet download-model --id smollm2-135m"
 _KINDS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
     (b"PK\x03\x04", "a zip archive or a PyTorch checkpoint", "convert it to GGUF first"),
@@ -25,28 +25,40 @@ _KINDS = (
 
 def missing(path: Path) -> NotFound:
     """Nothing is at *path*."""
-    return NotFound(
-        f"no such file or folder: {path}", hint=f"check the path, or fetch a model: {_FETCH}"
-    )
+    return NotFound(f"no such file or folder: {path}", hint=_FETCH)
 
 
-def folder_without_model(path: Path) -> BitnetError:
+def empty(label: str) -> InvalidFormat:
+    """The file *label* has no bytes."""
+    return InvalidFormat(f"{label} is empty", hint="fetch the file again")
+
+
+def folder_without_model(path: Path) -> NotFound:
     """*path* is a folder, and no single model can be taken from it."""
-    found = sorted(path.glob("*.gguf"))
-    example = f": --model {word(found[0])}" if found else ""
-    return Unsupported(
-        f"{path} is a folder with {len(found) or 'no'} GGUF file{'s' * (len(found) != 1)}, "
+    found = sorted(file for file in path.glob("*.gguf") if file.is_file())
+    if not found:
+        return NotFound(
+            f"no model in {path}: neither *.gguf nor *.safetensors with config.json", hint=_FETCH
+        )
+    return NotFound(
+        f"{path} is a folder with {len(found)} GGUF file{'s' * (len(found) != 1)}, "
         "expected a GGUF file, or a folder with config.json and *.safetensors",
-        hint=f"name the file itself{example}, or the folder that holds config.json",
+        hint=f"name the file itself: --model {word(found[0])}",
     )
+
+
+def known_kind(head: bytes) -> tuple[str, str] | None:
+    """What a file that begins with *head* is, and what helps; ``None`` if that is not known."""
+    start = head.lstrip()
+    return next(((what, hint) for magic, what, hint in _KINDS if start.startswith(magic)), None)
 
 
 def other_kind(head: bytes, label: str) -> InvalidFormat:
     """The file *label*, which begins with *head*, is something else; what, where that is known."""
     neither = f"{label} is neither a GGUF file nor safetensors"
-    for start, what, hint in _KINDS:
-        if head.lstrip().startswith(start):
-            return InvalidFormat(f"{neither} but {what}", hint=hint)
+    if known := known_kind(head):
+        what, hint = known
+        return InvalidFormat(f"{neither} but {what}", hint=hint)
     return InvalidFormat(
         f"{neither}: it starts with {head[:4]!r}",
         hint="fetch it again, or pass a .gguf file or a folder with config.json and *.safetensors",

@@ -9,7 +9,7 @@ from invoke.exceptions import Exit
 from bitnet.invocation import word
 from bitnet.options import CacheOptions
 from bitnet.tasks.declare import Output, task
-from bitnet.tasks.verify import attestation_beside, examine, pin_of
+from bitnet.tasks.verify import attestation_beside, examine, pin_of, report_of
 from bitnet.terminal import as_json
 
 
@@ -25,19 +25,23 @@ def health(c, model_dir="models", allow_mock=False, cache=CacheOptions(), output
 
     Ends with exit code 15 when one failed; `inv verify` shows the checks of a single one.
     """
-    from bitnet.errors import VerificationFailed
+    from bitnet.errors import BitnetError, VerificationFailed
+    from bitnet.findings import Finding
     from bitnet.tokenizer.needs import find_models
 
     reports = []
     for model in find_models(Path(model_dir)):
-        report = examine(
-            model,
-            output,
-            show=False,
-            allow_mock=allow_mock,
-            pin=pin_of(model, cache.root),
-            against=attestation_beside(model),
-        )
+        try:
+            report = examine(
+                model,
+                output,
+                show=False,
+                allow_mock=allow_mock,
+                pin=pin_of(model, cache.root),
+                against=attestation_beside(model),
+            )
+        except BitnetError as error:  # among models, what is not one is a failure like others
+            report = report_of(model, [Finding.of("file", error)])
         reports.append(report)
         if not output.json:
             print(f"Validating: {model}: {_line(report)}", flush=True)

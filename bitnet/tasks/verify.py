@@ -44,9 +44,10 @@ def verify(
     """Check a model, its tokenizer and one pass of it.
 
     One verdict for each check: file, identity, metadata, tensors, weights, family, tokenizer,
-    vocabulary, template, stop ids, one forward pass. Ends with exit code 15 when one failed. A
-    model that nothing identifies (no attestation, no digest, none that this version knows) is
-    UNPINNED at best.
+    vocabulary, template, stop ids, one forward pass. Ends with exit code 15 when one failed; what
+    is not a model at all ends with the exit code that it has everywhere, 13 or 19. A model that
+    nothing identifies (no attestation, no digest, none that this version knows) is UNPINNED at
+    best.
     """
     from bitnet.errors import UsageError, VerificationFailed
 
@@ -77,14 +78,22 @@ def verify(
 
 def examine(path, output, *, show=True, **options):
     """The checks of *path* as JSON values, printed as they are made unless --json was given."""
-    from bitnet.findings import passed, render
-    from bitnet.verify import verdict, verify_model
+    from bitnet.findings import render
+    from bitnet.verify import verify_model
 
     checks = []
     for check in verify_model(path, **options):
         checks.append(check)
         if show and not output.json:
             print(*render([check]), sep="\n", flush=True)
+    return report_of(path, checks)
+
+
+def report_of(path, checks):
+    """What *checks* say of the model at *path*, as JSON values."""
+    from bitnet.findings import passed
+    from bitnet.verify import verdict
+
     return {
         "model": str(path),
         "passed": passed(checks),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InvalidFormat, TokenizerNotFound
+from bitnet.formats import not_a_model
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.lazy import LazySequence
 from bitnet.tokenizer.merges import parse_merges
@@ -105,12 +106,21 @@ def spec_from_tokenizer_model(
     if looks_like_ranks(data):
         return spec_from_ranks(path, pre=pre)
     if data[:1] != b"\n":  # tag of a piece, the first field of every SentencePiece model
-        raise InvalidFormat(
-            f"{path} is neither a SentencePiece model nor a tiktoken rank file:"
-            f" it begins with {data[:32]!r}",
-            hint="fetch the file again, or name a tokenizer.json with --tokenizer FILE",
-        )
+        raise _other_kind(path, data[:32])
     return _sentencepiece(path, data)
+
+
+def _other_kind(path: Path, head: bytes) -> InvalidFormat:
+    if path.suffix == ".gguf":  # meant as a model
+        return not_a_model.other_kind(head, path.name)
+    neither = f"{path} is neither a SentencePiece model nor a tiktoken rank file"
+    if known := not_a_model.known_kind(head):
+        what, hint = known
+        return InvalidFormat(f"{neither} but {what}", hint=hint)
+    return InvalidFormat(
+        f"{neither}: it begins with {head!r}",
+        hint="fetch the file again, or name a tokenizer.json with --tokenizer FILE",
+    )
 
 
 def _sentencepiece(path: Path, data: bytes) -> TokenizerSpec:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bitnet import __version__
 from bitnet.errors import TokenizerNotFound
+from bitnet.formats import not_a_model
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.invocation import word
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_folder
@@ -59,16 +60,19 @@ def load_spec(path: str | os.PathLike[str], *, pre: str | None = None) -> Tokeni
         pre: pre-tokenizer name, where the file does not say or says it wrongly.
 
     Raises:
-        TokenizerNotFound: nothing is there, or not enough to rebuild a tokenizer exactly.
+        NotFound: nothing is there.
+        TokenizerNotFound: not enough is there to rebuild a tokenizer exactly.
         InvalidFormat: the file is damaged.
         Unsupported: a kind of tokenizer that is not known.
     """
     path = Path(path)
     if not path.exists():
+        if path.suffix == ".gguf":
+            raise not_a_model.missing(path)
         raise TokenizerNotFound(
             f'No tokenizer found at "{path}". Expected tokenizer.json, tokenizer.model or a GGUF '
             "file with an embedded tokenizer",
-            hint="bitnet tokenizer --source mirror --into models/",
+            hint="check the path; LLaMA-3's is fetched by: bitnet tokenizer --source mirror",
         )
     if path.is_dir():
         models = sorted(path.glob("*.gguf"))

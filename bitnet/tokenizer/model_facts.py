@@ -82,9 +82,8 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
     """Facts of a GGUF file or of a folder with ``config.json``, or of either when it is open.
 
     Raises:
-        NotFound: nothing is there.
-        InvalidFormat: the file is damaged.
-        Unsupported: neither GGUF nor a folder with ``config.json``.
+        NotFound: nothing is there, or it is a folder without ``config.json``.
+        InvalidFormat: the file is damaged, or not a model.
     """
     if isinstance(model, Checkpoint):
         if model.gguf is not None:
@@ -127,9 +126,6 @@ def _fillers(tokens: Sequence[str]) -> int:
 def _folder_facts(folder: Path) -> ModelFacts:
     config_path = folder / "config.json"
     if not config_path.exists():
-        only = sorted(folder.glob("*.gguf"))
-        if len(only) == 1:
-            return model_facts(only[0])
         raise not_a_model.folder_without_model(folder)
     try:
         config = json.loads(config_path.read_text(encoding="utf-8"))

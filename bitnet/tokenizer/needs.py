@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.errors import NotFound, from_os_error
 from bitnet.formats import not_a_model
+from bitnet.invocation import word
 from bitnet.tokenizer.discover import Search
 from bitnet.tokenizer.model_facts import model_facts
 
@@ -48,7 +49,10 @@ def find_models(folder: Path) -> list[Path]:
     try:
         if not folder.is_dir():
             if folder.exists():
-                raise NotFound(f"{folder} is a file, expected a folder", hint="name its folder")
+                raise NotFound(
+                    f"{folder} is a file, expected a folder",
+                    hint=f"name its folder: {word(folder.parent)}",
+                )
             raise not_a_model.missing(folder)
         files = [path for path in folder.rglob("*.gguf") if path.is_file()]
         weights = {path.parent for path in folder.rglob("*.safetensors")}
@@ -57,10 +61,7 @@ def find_models(folder: Path) -> list[Path]:
     found = [path for path in files if not _LATER_PART.fullmatch(path.name)]
     found += [path for path in weights if (path / "config.json").is_file()]
     if not found:
-        raise NotFound(
-            f"no model in {folder}: neither *.gguf nor *.safetensors with config.json",
-            hint="bitnet download-model --id smollm2-135m",
-        )
+        raise not_a_model.folder_without_model(folder)
     return sorted(found)
 
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.errors import BitnetError, TokenizerNotFound, from_os_error
 from bitnet.files import sha256_of
 from bitnet.findings import Finding
-from bitnet.formats import not_a_model
-from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.containers import container_of, open_checkpoint
 from bitnet.formats.gguf_audit import audit
 from bitnet.formats.gguf_ternary import code_counts
 from bitnet.formats.mapped_file import MappedFile, mapped_files
@@ -124,12 +123,15 @@ def verify_model(
         pin: the digest the file must have, where one is known.
         against: what the model must be, byte by byte.
 
+    A damaged model gets its verdict; what is not a model at all is refused, as everywhere.
+
     Raises:
-        NotFound: nothing is at *path*.
+        NotFound: nothing is at *path*, or a folder without a model.
+        InvalidFormat: it is empty, or something else than a model.
+        PermissionDenied: it may not be read.
     """
     path = Path(path)
-    if not path.exists():
-        raise not_a_model.missing(path)
+    container_of(path)
     return _Examination(
         path, tokenizer, pre=pre, allow_mock=allow_mock, pin=pin, against=against
     ).run()

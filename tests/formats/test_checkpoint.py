@@ -281,6 +281,6 @@ def test_another_kind_of_file_is_not_a_model(tmp_path, content):
         open_checkpoint(tmp_path / "model.gguf")
 
 
-def test_an_empty_folder_is_unsupported(tmp_path):
-    with pytest.raises(Unsupported):
+def test_an_empty_folder_holds_no_model(tmp_path):
+    with pytest.raises(NotFound, match="no model in"):
         open_checkpoint(tmp_path)

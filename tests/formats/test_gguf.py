@@ -189,7 +189,7 @@ def test_other_files_are_refused_by_name(tmp_path, head, error, text):
 def test_missing_empty_and_odd_paths_have_their_own_texts(tmp_path):
     with pytest.raises(NotFound, match="no such file or folder"):
         GGUF.open(tmp_path / "none.gguf")
-    with pytest.raises(Unsupported, match="is a folder"):
+    with pytest.raises(NotFound, match="no model in"):
         GGUF.open(tmp_path)
     empty = tmp_path / "empty.gguf"
     empty.touch()

@@ -11,7 +11,7 @@ import waiting
 from tiny_models import tiny_gguf
 
 from bitnet import native
-from bitnet.errors import IntegrityError, InvalidFormat, NotFound, Unsupported
+from bitnet.errors import IntegrityError, InvalidFormat, NotFound
 from bitnet.formats.mapped_file import MappedFile, mapped_files, unchanged
 
 needs_native = pytest.mark.skipif(
@@ -139,7 +139,7 @@ def test_a_bus_error_elsewhere_goes_where_it_went(path, handler):
 def test_what_is_no_file_to_map_is_refused(tmp_path, path):
     cut_off = tmp_path / "empty"
     cut_off.touch()
-    for name, error in ((tmp_path, Unsupported), (cut_off, InvalidFormat), ("none", NotFound)):
+    for name, error in ((tmp_path, NotFound), (cut_off, InvalidFormat), ("none", NotFound)):
         with pytest.raises(error):
             MappedFile.open(tmp_path / name)
 

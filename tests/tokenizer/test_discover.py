@@ -8,7 +8,7 @@ from builders import Tensor, write_gguf
 from tokenizers import Tokenizer as Library
 from tokenizers.models import BPE
 
-from bitnet.errors import TokenizerNotFound, Unsupported, VocabMismatch
+from bitnet.errors import NotFound, TokenizerNotFound, VocabMismatch
 from bitnet.tokenizer.discover import Search, TokenizerDiscovery, resolve_tokenizer
 from bitnet.tokenizer.model_facts import model_facts
 from bitnet.tokenizer.strategy import TokenizerStrategy
@@ -272,7 +272,7 @@ def test_a_safetensors_folder_is_a_model_too(folder):
 
 
 def test_a_folder_without_a_model_is_refused(folder):
-    with pytest.raises(Unsupported, match=r"a folder with no GGUF files, expected a GGUF file"):
+    with pytest.raises(NotFound, match=r"no model in .*: neither \*\.gguf nor"):
         model_facts(folder)
 
 

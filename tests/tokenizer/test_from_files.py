@@ -318,7 +318,7 @@ def test_damaged_ranks_are_refused(damage, tmp_path):
 def test_a_file_that_is_neither_is_refused_by_its_first_bytes(tmp_path):
     path = tmp_path / "tokenizer.model"
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(InvalidFormat, match="git-lfs"):
+    with pytest.raises(InvalidFormat, match="a Git LFS pointer"):
         spec_from_tokenizer_model(path)
 
 

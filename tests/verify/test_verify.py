@@ -9,9 +9,10 @@ import pytest
 from builders import Tensor, i2_s, write_gguf
 from tiny_models import VOCAB, letters, tiny, tiny_gguf
 
-from bitnet.errors import NotFound
+from bitnet.errors import InvalidFormat, NotFound
 from bitnet.findings import passed
-from bitnet.formats.gguf import GGUF
+from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.quants import types
 from bitnet.quants.registry import quantize
 from bitnet.verify import Pin, verify_model
@@ -95,13 +96,26 @@ def test_a_truncated_file_fails_and_the_rest_is_skipped(model, cut):
 
 
 CORPUS = sorted((Path(__file__).parents[1] / "fuzz/corpus/gguf").iterdir())
+NOT_GGUF = [path for path in CORPUS if not MAGIC.startswith(path.read_bytes()[: len(MAGIC)])]
 
 
 def test_no_damaged_file_ends_in_anything_but_verdicts():
-    for path in CORPUS:
+    damaged = [path for path in CORPUS if path not in NOT_GGUF]
+    assert len(damaged) > 100
+    for path in damaged:
         checks = list(verify_model(path))
         assert [check.subject for check in checks] == NAMES, path
         assert not passed(checks), path
+
+
+@pytest.mark.parametrize("path", NOT_GGUF, ids=lambda path: path.name)
+def test_what_is_not_a_model_is_refused_as_it_is_elsewhere(path):
+    with pytest.raises(InvalidFormat) as elsewhere:
+        open_checkpoint(path)
+    with pytest.raises(InvalidFormat) as refused:
+        verify_model(path)
+    assert str(refused.value) == str(elsewhere.value)
+    assert refused.value.hint == elsewhere.value.hint
 
 
 def test_a_file_that_cannot_be_opened_is_a_failed_check(model, monkeypatch):
