@@ -39,7 +39,7 @@ __all__ = ["RemoteTokenizer", "parse", "provide"]
 logger = logging.getLogger(__name__)
 
 # What holds a vocabulary, in the order in which a folder's files are believed.
-MAIN_FILES = ("tokenizer.model", "tokenizer.json", "vocab.json", "vocab.txt")
+MAIN_FILES = ("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt")
 # What may say more about it.
 SIDE_FILES = (
     "merges.txt",

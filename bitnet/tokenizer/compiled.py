@@ -82,7 +82,9 @@ def _vocabulary(spec: TokenizerSpec) -> _Vocabulary:
     for id, (text, kind) in enumerate(zip(spec.tokens, types, strict=True)):
         token = added.get(id)
         spelling = spell_bytes(text) if spec.byte_level else None
-        in_model = bool(text) and (kind in (1, _USER_TYPE, _UNUSED_TYPE) if own else True)
+        in_model = bool(text) and id not in spec.outside
+        if own:
+            in_model = in_model and kind in (1, _USER_TYPE, _UNUSED_TYPE)
         if spec.byte_level:
             in_model = in_model and spelling is not None
             if spelling is not None and len(spelling) == 1:

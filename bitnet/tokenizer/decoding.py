@@ -46,12 +46,18 @@ class Spellings(Protocol):
 
 
 class _Bytes:
-    """Byte-level tokens; added tokens are their text, or (*respell*) what ByteLevel makes of it."""
+    """Byte-level tokens; added tokens are their text, or (*respell*) what ByteLevel makes of it.
 
-    def __init__(self, spellings: Spellings, texts: dict[int, str], *, respell: bool) -> None:
+    Tokens on both sides of one that is not shown share no character where they are *apart*.
+    """
+
+    def __init__(
+        self, spellings: Spellings, texts: dict[int, str], options: dict[str, Any]
+    ) -> None:
         self._spellings = spellings
         self._texts = texts
-        self._respell = respell
+        self._respell: bool = options["respell"]
+        self._apart: bool = options["apart"]
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def piece(self, id: int) -> bytes:
@@ -65,7 +71,7 @@ class _Bytes:
         return self._decoder.decode(self.piece(id))
 
     def leave_out(self) -> str:
-        return ""
+        return self.finish() if self._apart else ""
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -225,7 +231,7 @@ class Decoder:
         """A new decoding."""
         kind, options = self._steps[0]
         if kind == "Bytes":
-            return _Bytes(self._spellings, self._texts, respell=options["respell"])
+            return _Bytes(self._spellings, self._texts, options)
         if kind == "SentencePiece":
             return _SentencePiece(self._spellings, options)
         return _Steps(self._spellings, self._steps, self._texts)

@@ -171,14 +171,22 @@ def _embedded(model: ModelFacts) -> Iterator[Path]:
 
 def _beside(model: ModelFacts) -> Iterator[Path]:
     if model.path.is_dir():
-        # A folder with both holds the original in tokenizer.model.
-        yield from (model.path / "tokenizer.model", model.path / "tokenizer.json")
-        yield from (path for path in (model.path / "vocab.json",) if path.exists())
+        # A folder with several holds the original in tokenizer.model or tekken.json.
+        yield model.path / "tokenizer.model"
+        yield from _if_there(model.path / "tekken.json")
+        yield model.path / "tokenizer.json"
+        yield from _if_there(model.path / "vocab.json")
         return
     folder = model.path.parent
     yield folder / "tokenizer.json"
     yield folder / "tokenizer.model"
+    yield from _if_there(folder / "tekken.json")
     yield folder / f"{model.path.stem}.tokenizer.json"
+
+
+def _if_there(path: Path) -> Iterator[Path]:
+    if path.exists():
+        yield path
 
 
 def _parent(model: ModelFacts) -> Iterator[Path]:
@@ -198,7 +206,8 @@ def _hub_cache(model: ModelFacts) -> Iterator[Path]:
         return
     cache = settings.hf_hub_cache() or settings.expanded(settings.hf_home()) / "hub"
     snapshots = cache / f"models--{model.repository.replace('/', '--')}" / "snapshots"
-    yield from sorted(snapshots.glob("*/tokenizer.json"))
+    for name in ("tekken.json", "tokenizer.json"):
+        yield from sorted(snapshots.glob(f"*/{name}"))
 
 
 CHAIN: dict[str, Callable[[ModelFacts], Iterator[Path]]] = {

@@ -17,6 +17,7 @@ from bitnet.tokenizer.sentencepiece_model import parse_model
 from bitnet.tokenizer.side_files import SideFiles, read_bytes, read_json, read_side_files
 from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 from bitnet.tokenizer.stop_ids import END_OF_GENERATION, stop_ids
+from bitnet.tokenizer.tekken import is_tekken, spec_from_tekken
 from bitnet.tokenizer.tiktoken_file import looks_like_ranks, spec_from_ranks
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
@@ -43,8 +44,8 @@ def spec_from_file(path: str | os.PathLike[str], *, pre: str | None = None) -> T
     """The tokenizer in one file, whatever it is called.
 
     Args:
-        path: a ``tokenizer.json``, SentencePiece model, tiktoken rank file, ``vocab.json`` (with
-            ``merges.txt`` beside it) or ``vocab.txt``.
+        path: a ``tokenizer.json``, ``tekken.json``, SentencePiece model, tiktoken rank file,
+            ``vocab.json`` (with ``merges.txt`` beside it) or ``vocab.txt``.
         pre: overrides how a byte-level vocabulary cuts text, where the file does not say.
 
     Raises:
@@ -56,7 +57,10 @@ def spec_from_file(path: str | os.PathLike[str], *, pre: str | None = None) -> T
     if path.name in ("vocab.json", "merges.txt"):
         return spec_from_vocab_merges(path.parent, pre=pre)
     if data[:64].lstrip()[:1] == b"{":
-        return spec_from_tokenizer_json(path)
+        document = read_json(path)
+        if is_tekken(document):
+            return spec_from_tekken(path, document, pre=pre)
+        return spec_from_tokenizer_json(path, document)
     if path.suffix == ".txt" and not looks_like_ranks(data):
         return spec_from_vocab_txt(path)
     return spec_from_tokenizer_model(path, pre=pre)
@@ -65,8 +69,8 @@ def spec_from_file(path: str | os.PathLike[str], *, pre: str | None = None) -> T
 def spec_from_folder(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
     """The tokenizer of a model folder.
 
-    ``tokenizer.model`` comes before ``tokenizer.json``; then ``vocab.json`` with ``merges.txt``,
-    then ``vocab.txt``.
+    The original comes before what was made of it: ``tokenizer.model`` and ``tekken.json`` before
+    ``tokenizer.json``; then ``vocab.json`` with ``merges.txt``, then ``vocab.txt``.
 
     Raises:
         TokenizerNotFound: none of them is there.
@@ -74,6 +78,8 @@ def spec_from_folder(path: str | os.PathLike[str], *, pre: str | None = None) ->
     folder = Path(path)
     if (folder / "tokenizer.model").is_file():
         spec = spec_from_tokenizer_model(folder / "tokenizer.model", pre=pre)
+    elif (folder / "tekken.json").is_file():
+        spec = spec_from_file(folder / "tekken.json", pre=pre)
     elif (folder / "tokenizer.json").is_file():
         spec = spec_from_tokenizer_json(folder / "tokenizer.json")
     elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
@@ -85,6 +91,7 @@ def spec_from_folder(path: str | os.PathLike[str], *, pre: str | None = None) ->
             "No compatible tokenizer found. Looked for:\n"
             " - tokenizer.model (SentencePiece)\n"
             " - tokenizer.json (HuggingFace format)\n"
+            " - tekken.json (Mistral)\n"
             f"in {folder}",
             hint="put one of them there, or name a file with --tokenizer FILE",
         )

@@ -144,7 +144,7 @@ def _merges(fields: Fields, tokens: Sequence[str]) -> LazySequence[tuple[int, in
             hint="name the model's own tokenizer.json with --tokenizer FILE",
         )
     # A tiktoken vocabulary: ids are ranks, so the merges follow from the tokens.
-    found = merges_from_ranks(tokens, fields.normal_ids())
+    found = merges_from_ranks(tokens, fields.normal_ids(), fields.source)
     return LazySequence(len(found), lambda: found)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
-__all__ = ["check_spec", "over_budget"]
+__all__ = ["beyond", "check_spec", "over_budget"]
 
 # Of one regular expression: bytes, constructs inside each other, instructions, the n of {n}.
 PATTERN_BYTES, PATTERN_DEPTH, PATTERN_PROGRAM, PATTERN_REPEAT = 16_384, 32, 20_000, 1_000
@@ -25,6 +25,7 @@ PATTERN_BYTES, PATTERN_DEPTH, PATTERN_PROGRAM, PATTERN_REPEAT = 16_384, 32, 20_0
 BASE_STEPS, STEPS_PER_BYTE = 20_000, 150
 STEPS = 64  # normalizers and pre-tokenizers of one tokenizer
 TOKENS, MERGES = (1 << 21) - 2, (1 << 22) - 2
+RANK_WORK = 1 << 26  # sum of squared token lengths where merges are derived from ranks
 TOKEN_BYTES = 4_096
 ADDED_TOKEN_BYTES = 512
 UNIGRAM_PIECE_BYTES = 2_048  # 512 characters, the most that sentencepiece trains
@@ -42,6 +43,13 @@ def over_budget(source: str, reason: object) -> Unsupported:
     return Unsupported(
         f"the tokenizer {source} was stopped: {reason}",
         hint=f"send a shorter text, or {_ELSE}",
+    )
+
+
+def beyond(source: str, what: str, most: float) -> Unsupported:
+    """The error for a tokenizer that asks for more than a bound."""
+    return Unsupported(
+        f"the tokenizer {source} has {what}, at most {most:,} are supported", hint=_ELSE
     )
 
 
@@ -144,10 +152,7 @@ def _growth(step: Step) -> float:
 
 def _within(spec: TokenizerSpec, what: str, found: float, most: int) -> None:
     if found > most:
-        raise Unsupported(
-            f"the tokenizer {spec.source} has {found:,.0f} {what}, at most {most:,} are supported",
-            hint=_ELSE,
-        )
+        raise beyond(spec.source, f"{found:,.0f} {what}", most)
 
 
 def _damaged(spec: TokenizerSpec, what: str) -> InvalidFormat:

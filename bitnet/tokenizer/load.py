@@ -34,7 +34,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 # Of a folder, in the order in which they are believed.
-TOKENIZER_FILES = ("tokenizer.model", "tokenizer.json", "vocab.json", "vocab.txt")
+TOKENIZER_FILES = (
+    *("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt"),
+)
 
 
 def load_tokenizer(path: str | os.PathLike[str], *, pre: str | None = None) -> Tokenizer:
@@ -54,9 +56,9 @@ def load_spec(path: str | os.PathLike[str], *, pre: str | None = None) -> Tokeni
     """What the tokenizer in *path* is.
 
     Args:
-        path: GGUF file, ``tokenizer.json``, ``tokenizer.model`` (SentencePiece or tiktoken
-            ranks), ``vocab.json`` with ``merges.txt`` beside it, ``vocab.txt``, or a folder with
-            one of these or with a single GGUF file.
+        path: GGUF file, ``tokenizer.json``, ``tekken.json``, ``tokenizer.model`` (SentencePiece
+            or tiktoken ranks), ``vocab.json`` with ``merges.txt`` beside it, ``vocab.txt``, or a
+            folder with one of these or with a single GGUF file.
         pre: pre-tokenizer name, where the file does not say or says it wrongly.
 
     Raises:

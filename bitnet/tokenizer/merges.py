@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bitnet.errors import InvalidFormat
+from bitnet.tokenizer.lazy import LazySequence
+from bitnet.tokenizer.limits import MERGES, RANK_WORK, beyond
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["merges_from_ranks", "pair_merges", "parse_merges"]
+__all__ = ["LazyRankMerges", "merges_from_ranks", "pair_merges", "parse_merges"]
 
 
 def parse_merges(lines: Sequence[str], tokens: Sequence[str]) -> list[tuple[int, int]]:
@@ -52,7 +54,9 @@ def token_ids(tokens: Sequence[str]) -> dict[str, int]:
     return dict(zip(reversed(texts), range(len(texts) - 1, -1, -1), strict=True))
 
 
-def merges_from_ranks(tokens: Sequence[str], ids: Iterable[int]) -> list[tuple[int, int]]:
+def merges_from_ranks(
+    tokens: Sequence[str], ids: Iterable[int], source: str
+) -> list[tuple[int, int]]:
     """Merges that make a BPE behave like tiktoken on the same ranks.
 
     tiktoken joins the neighbours whose joined text has the lowest rank, whatever the halves are;
@@ -61,9 +65,16 @@ def merges_from_ranks(tokens: Sequence[str], ids: Iterable[int]) -> list[tuple[i
     Args:
         tokens: texts by id, byte-level spelling.
         ids: ids of the ordinary tokens, in order of rank.
+        source: where they come from, for people.
+
+    Raises:
+        Unsupported: finding them would take more than the bound, or they are too many.
     """
     known = {tokens[id]: id for id in ids}
-    merges = []
+    work = sum(len(text) * len(text) for text in known)
+    if work > RANK_WORK:
+        raise beyond(source, f"tokens of {work:,} squared bytes", RANK_WORK)
+    merges: list[tuple[int, int]] = []
     for text in known:
         pairs = [
             (known[text[:cut]], known[text[cut:]])
@@ -71,4 +82,16 @@ def merges_from_ranks(tokens: Sequence[str], ids: Iterable[int]) -> list[tuple[i
             if text[:cut] in known and text[cut:] in known
         ]
         merges.extend(sorted(pairs))
+        if len(merges) > MERGES:
+            raise beyond(source, f"{len(merges):,} merges or more", MERGES)
     return merges
+
+
+class LazyRankMerges(LazySequence[tuple[int, int]]):
+    """:func:`merges_from_ranks` on first use; their number is only known then."""
+
+    def __init__(self, tokens: Sequence[str], ids: Sequence[int], source: str) -> None:
+        super().__init__(0, lambda: merges_from_ranks(tokens, ids, source))
+
+    def __len__(self) -> int:
+        return len(self._all())

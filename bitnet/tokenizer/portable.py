@@ -175,7 +175,9 @@ def _model(spec: TokenizerSpec) -> Any:
     from tokenizers import models
 
     unknown = None if spec.unknown_id is None else spec.tokens[spec.unknown_id]
-    vocabulary = {text: id for id, text in enumerate(spec.tokens) if text}
+    vocabulary = {
+        text: id for id, text in enumerate(spec.tokens) if text and id not in spec.outside
+    }
     if spec.model == "wordpiece":
         return models.WordPiece(
             vocabulary,

@@ -73,6 +73,8 @@ class TokenizerSpec:
             user-defined, 5 unused, 6 byte); empty when the source has none.
         added: tokens cut out of the text first, longest match first. One that is looked for in
             raw and in normalized text is listed twice.
+        outside: ids of added tokens that the model's own vocabulary lacks: ordinary text never
+            becomes one of them.
         normalizer: steps applied to the text between added tokens, in order.
         pre_tokenizer: steps that cut normalized text into pieces encoded one by one, in order.
         decoder: steps that make text of the tokens of ids, in order, as ``tokenizer.json`` has
@@ -107,6 +109,7 @@ class TokenizerSpec:
     scores: Sequence[float] = ()
     token_types: Sequence[int] = ()
     added: tuple[AddedToken, ...] = ()
+    outside: frozenset[int] = frozenset()
     normalizer: tuple[Step, ...] = ()
     pre_tokenizer: tuple[Step, ...] = ()
     decoder: tuple[Step, ...] = ()
@@ -151,7 +154,7 @@ class TokenizerSpec:
     def decoding(self) -> tuple[Step, ...]:
         """The decoding steps: *decoder*, or what the kind of tokenizer implies."""
         if self.byte_level and [step.type for step in self.decoder] in ([], ["ByteLevel"]):
-            return (Step("Bytes", {"respell": bool(self.decoder)}),)
+            return (Step("Bytes", {"respell": bool(self.decoder), "apart": False}),)
         if self.decoder:
             return self.decoder
         if self.model in ("spm", "unigram"):

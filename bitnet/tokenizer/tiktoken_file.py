@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from bitnet.errors import InvalidFormat, TokenizerNotFound
 from bitnet.tokenizer.byte_alphabet import byte_spelling
 from bitnet.tokenizer.fingerprints import spec_key
-from bitnet.tokenizer.lazy import LazySequence
-from bitnet.tokenizer.merges import merges_from_ranks
+from bitnet.tokenizer.merges import LazyRankMerges
 from bitnet.tokenizer.pretokenizers import pre_tokenizer
 from bitnet.tokenizer.side_files import SideFiles, read_bytes, read_side_files
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
@@ -168,7 +167,7 @@ def spec_from_ranks(path: str | os.PathLike[str], *, pre: str | None = None) -> 
     size = max([*ranks, *special], default=-1) + 1
     _check_holes(ranks, special, path)
     tokens = [ranks.get(id) or special.get(id, "") for id in range(size)]
-    merges = _LazyMerges(tokens, sorted(ranks))
+    merges = LazyRankMerges(tokens, sorted(ranks), str(path))
     kind = pre_tokenizer(name)
     spec = TokenizerSpec(
         model="bpe",
@@ -198,6 +197,7 @@ def _with_special(
     return replace(
         spec,
         added=added,
+        outside=frozenset(token.id for token in added),
         bos_id=bos,
         eos_id=eos,
         add_bos=bos is not None and side.adds("bos") is not False,
@@ -234,13 +234,3 @@ def _check_holes(ranks: dict[int, str], special: dict[int, str], path: Path) -> 
             f"{path} has {len(ranks):,} ranks up to {last:,}: some are missing",
             hint="fetch the file again",
         )
-
-
-class _LazyMerges(LazySequence[tuple[int, int]]):
-    """Merges derived from ranks on first use; their number is only known then."""
-
-    def __init__(self, tokens: list[str], ranks: list[int]) -> None:
-        super().__init__(0, lambda: merges_from_ranks(tokens, ranks))
-
-    def __len__(self) -> int:
-        return len(self._all())

@@ -30,8 +30,12 @@ if TYPE_CHECKING:
 __all__ = ["spec_from_tokenizer_json"]
 
 
-def spec_from_tokenizer_json(path: str | os.PathLike[str]) -> TokenizerSpec:
+def spec_from_tokenizer_json(path: str | os.PathLike[str], document: Any = None) -> TokenizerSpec:
     """The tokenizer in a ``tokenizer.json``, with what the files beside it add.
+
+    Args:
+        path: the file.
+        document: its content, where it has been read already.
 
     Raises:
         InvalidFormat: not JSON, or not a tokenizer.
@@ -39,7 +43,7 @@ def spec_from_tokenizer_json(path: str | os.PathLike[str]) -> TokenizerSpec:
         BitnetError: the file cannot be read.
     """
     path = Path(path)
-    data = read_json(path)
+    data = read_json(path) if document is None else document
     side = read_side_files(path.parent)
     try:
         spec = _spec(data, side, str(path))

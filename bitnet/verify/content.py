@@ -180,6 +180,7 @@ def _of_folder(folder: Path) -> Content:
     for name, key in (
         ("chat_template.jinja", f"{_TEMPLATES}.jinja"),
         ("tokenizer.model", "tokenizer.model"),
+        ("tekken.json", "tokenizer.tekken"),
     ):
         if (folder / name).is_file():
             values[key] = hashlib.sha256(_read(folder / name)).hexdigest()

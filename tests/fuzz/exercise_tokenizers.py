@@ -3,6 +3,7 @@
 Only a :class:`BitnetError` may come out, and where both engines give ids they are the same.
 """
 
+import json
 import tempfile
 from contextlib import suppress
 from dataclasses import replace
@@ -10,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
+import tekken_files
 from pydantic import ValidationError
 from small_specs import byte_level
 
@@ -17,7 +19,7 @@ from bitnet.errors import BitnetError
 from bitnet.server import faults, openai, shapes
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.chat import ChatTemplate
-from bitnet.tokenizer.from_files import spec_from_tokenizer_model
+from bitnet.tokenizer.from_files import spec_from_file, spec_from_tokenizer_model
 from bitnet.tokenizer.portable import PortableEngine
 from bitnet.tokenizer.tiktoken_file import spec_from_ranks
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
@@ -51,6 +53,13 @@ def sentencepiece(data):
 def tiktoken(data):
     """A tiktoken rank file of these bytes."""
     _run(_opened(data, "a.tiktoken", lambda path: spec_from_ranks(path, pre="llama-bpe")))
+
+
+def tekken(data):
+    """A ``tekken.json`` of these bytes, or of the tokens that their lines are."""
+    if not data.startswith(b"{"):
+        data = json.dumps(tekken_files.document(joined=data.split(b"\n"), spare=0)).encode()
+    _run(_opened(data, "tekken.json", spec_from_file))
 
 
 def chat_template(data):

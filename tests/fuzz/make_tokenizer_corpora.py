@@ -8,6 +8,7 @@ from pathlib import Path
 from bitnet.tokenizer.sentencepiece_model import model_from_spec, write_model
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import tekken_files
 from charsmaps import charsmap
 from small_specs import byte_level, pieces
 
@@ -93,6 +94,22 @@ def tiktoken():
     yield "holes", b"".join(lines[::2])
 
 
+def tekken():
+    """Name and bytes of every seed of ``tekken``."""
+    for version in ("v3", "v7", "v11", "v13"):
+        yield version, _compact(tekken_files.document(version, spare=1))
+    few = tekken_files.document(count=20, spare=len(tekken_files.JOINED) + 2)
+    few["vocab"] = few["vocab"][:258]
+    yield "few", _compact(few)
+    yield "joined", "\n".join(tekken_files.JOINED).encode()
+    yield "runs", b"\n".join(b"a" * length for length in (2, 3, 4, 5, 7, 60, 128))
+    yield "crossing", b"bc\ncd\nab\nabc\nbcd\nabcd\n12\n  \n   \ncdab"
+
+
+def _compact(document):
+    return json.dumps(document, separators=(",", ":")).encode()
+
+
 def chat_template():
     """Name and bytes of every seed of ``chat-template``."""
     loop = "{% for m in messages %}<|{{ m['role'] }}|>{{ m.content | trim }}{% endfor %}"
@@ -134,6 +151,7 @@ SEEDS = {
     "tokenizer-json": tokenizer_json,
     "sentencepiece": sentencepiece,
     "tiktoken": tiktoken,
+    "tekken": tekken,
     "chat-template": chat_template,
     "server-body": server_body,
 }

@@ -35,6 +35,7 @@ TARGETS = {
     "tokenizer-json": Target("exercise_tokenizers", "tokenizer_json"),
     "sentencepiece": Target("exercise_tokenizers", "sentencepiece"),
     "tiktoken": Target("exercise_tokenizers", "tiktoken"),
+    "tekken": Target("exercise_tokenizers", "tekken", 32_768),
     "chat-template": Target("exercise_tokenizers", "chat_template"),
     "server-body": Target("exercise_tokenizers", "server_body"),
 }

@@ -3,12 +3,13 @@
 import json
 
 import pytest
+from tekken_files import write
 
 from bitnet.errors import InvalidFormat, NotFound, Offline, UsageError
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.remote_tokenizer import MAIN_FILES, RemoteTokenizer, parse, provide
-from bitnet.tokenizer.load import TOKENIZER_FILES
+from bitnet.tokenizer.load import TOKENIZER_FILES, load_tokenizer
 
 CONTENT = json.dumps({"model": {"type": "BPE"}}).encode()
 REPO = "org/words"
@@ -67,6 +68,14 @@ def test_a_mistyped_path_opens_no_connection(tmp_path, monkeypatch):
 def test_what_is_no_address_of_a_tokenizer_is_refused(text):
     with pytest.raises(UsageError, match="--tokenizer is"):
         parse(text)
+
+
+def test_of_a_repository_of_mistral_the_original_is_fetched(project, hub, tmp_path):
+    hub.add("mistral/words", "tokenizer.json", CONTENT)
+    hub.add("mistral/words", "tekken.json", write(tmp_path / "any.json").read_bytes())
+    path = provide(parse("mistral/words"), project, check=load_tokenizer)
+    assert load_tokenizer(path).pre == "tekken"
+    assert [entry.name for entry in path.parent.glob("*.json")] == ["tekken.json"]
 
 
 def test_a_repository_is_fetched_once_with_what_belongs_to_it(project, hub):

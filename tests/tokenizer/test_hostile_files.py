@@ -1,5 +1,6 @@
 """Tokenizer files made to do harm: both engines refuse them with a reason, or agree."""
 
+import base64
 import contextlib
 import json
 import math
@@ -15,6 +16,7 @@ from bitnet.tokenizer import Tokenizer, compiled
 from bitnet.tokenizer.byte_alphabet import byte_spelling
 from bitnet.tokenizer.portable import PortableEngine
 from bitnet.tokenizer.spec import AddedToken, Step
+from bitnet.tokenizer.tiktoken_file import spec_from_ranks
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
 
 needs_native = pytest.mark.skipif(native.module() is None, reason="the native module is missing")
@@ -350,3 +352,22 @@ def test_a_tokenizer_json_of_any_other_shape_is_refused_or_runs(kind, engine, tm
                 tokenizer.decode(tokenizer.encode("ab<s> xé"))
             tried += 1
     assert tried > 700
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [bytes([65 + n]) * 4000 for n in range(5)],  # each is compared with all of its beginnings
+        [b"a" * n for n in range(1, 3000)],  # every cut of every token is a merge
+    ],
+    ids=["long", "nested"],
+)
+def test_ranks_whose_merges_take_long_to_find_are_refused(texts, tmp_path):
+    path = tmp_path / "a.tiktoken"
+    texts = [bytes([n]) for n in range(256) if bytes([n]) not in texts] + texts
+    lines = [base64.b64encode(text) + b" %d\n" % rank for rank, text in enumerate(texts)]
+    path.write_bytes(b"".join(lines))
+    tokenizer = spec_from_ranks(path, pre="gpt-2")
+    for engine in (Tokenizer.from_spec, PortableEngine):
+        with pytest.raises(Unsupported, match="squared bytes, at most"):
+            engine(tokenizer)

@@ -1,0 +1,180 @@
+"""Mistral's ``tekken.json``: ids and texts as the ``mistral-common`` package has them."""
+
+import json
+import random
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from tekken_files import AUDIO, IMAGE, NAMES, document, special, write
+
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.tokenizer import Tokenizer, load_tokenizer, resolve_tokenizer
+from bitnet.tokenizer.agreement import PROBES
+from bitnet.tokenizer.compiled import meta_of
+from bitnet.tokenizer.load import load_spec
+from bitnet.tokenizer.tokenizer import _Portable
+
+VERSIONS = {
+    "v3": {},
+    "v3 with pictures": {"multimodal": IMAGE},
+    "v7": {"special_tokens": special(NAMES[:22])},
+    "v11": {"image": IMAGE},
+    "v13": {"audio": AUDIO, "special_tokens": special(control=False)},
+    "v15": {"image": IMAGE},
+}
+TEXTS = (
+    *PROBES,
+    "",
+    "aaaaaaaaaaaaa",
+    "the thing\r\n/ 字字 ##",
+    "<s>[INST] a [/INST]</s><SPECIAL_27>",
+    "\ud7ff\U0010ffff",
+)
+
+
+@pytest.fixture(scope="module")
+def tekken():
+    pytest.importorskip("mistral_common", reason="pip install mistral-common")
+    return import_module("mistral_common.tokens.tokenizers.tekken")
+
+
+def _engines(path):
+    spec = load_spec(path)
+    return Tokenizer.from_spec(spec), Tokenizer(_Portable(spec), meta_of(spec))
+
+
+def _same_as(oracle, tokenizer, tekken, texts, rounds):
+    assert (tokenizer.vocab_size, tokenizer.bos_id) == (oracle.n_words, oracle.bos_id)
+    assert tokenizer.eos_id == oracle.eos_id
+    assert tokenizer.special_ids == oracle.special_ids
+    for text in texts:
+        wanted = oracle.encode(text, bos=True, eos=False)
+        assert tokenizer.encode(text, parse_special=False) == wanted
+    rng = random.Random(0)
+    keep, leave_out = tekken.SpecialTokenPolicy.KEEP, tekken.SpecialTokenPolicy.IGNORE
+    for _ in range(rounds):
+        pools = (oracle.num_special_tokens, oracle.num_special_tokens + 256, oracle.n_words)
+        ids = [rng.randrange(rng.choice(pools)) for _ in range(12)]
+        for skip, policy in ((False, keep), (True, leave_out)):
+            wanted = oracle.decode(ids, policy)
+            assert tokenizer.decode(ids, skip_special=skip) == wanted
+            stream = tokenizer.stream(skip_special=skip)
+            assert "".join(map(stream.push, ids)) + stream.finish() == wanted
+        assert b"".join(map(tokenizer.token_bytes, ids)) == b"".join(
+            oracle.id_to_byte_piece(id, keep) for id in ids
+        )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_gives_the_ids_and_texts_of_the_original(version, tekken, tmp_path):
+    path = write(tmp_path / "tekken.json", version.split()[0], **VERSIONS[version])
+    oracle = tekken.Tekkenizer.from_file(path)
+    for tokenizer in _engines(path):
+        _same_as(oracle, tokenizer, tekken, TEXTS, 200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["tekken_240718.json", "tekken_240911.json"])
+def test_the_published_files_give_the_ids_and_texts_of_the_original(name, tekken):
+    path = Path(tekken.__file__).parents[2] / "data" / name
+    oracle = tekken.Tekkenizer.from_file(path)
+    for tokenizer in _engines(path):
+        _same_as(oracle, tokenizer, tekken, TEXTS, 500)
+
+
+def test_special_tokens_in_a_text_are_read_where_they_are_asked_for(tmp_path):
+    path = write(tmp_path / "tekken.json", "v11")
+    for tokenizer in _engines(path):
+        ids = tokenizer.encode("[INST]##[AUDIO]<SPECIAL_29>", add_special=False)
+        assert ids == [3, 25, 22, 29]  # "##" is both
+        plain = tokenizer.encode("##", add_special=False, parse_special=False)
+        assert plain[0] >= 30
+        assert tokenizer.decode(plain) == "##"
+
+
+def test_a_folder_is_read_by_its_tekken_file_before_what_was_made_of_it(tmp_path):
+    write(tmp_path / "tekken.json")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "mistral", "vocab_size": 301}')
+    for tokenizer in (load_tokenizer(tmp_path), resolve_tokenizer(tmp_path)):
+        assert tokenizer.source.endswith("tekken.json")
+        assert tokenizer.pre == "tekken"
+
+
+def test_files_beside_it_add_a_chat_template_and_ends(tmp_path):
+    path = write(tmp_path / "tekken.json")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [2, 9]}')
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.chat_template == "{{ messages }}"
+    assert tokenizer.stop_ids == {2, 9}
+
+
+def _with(**config):
+    found = document()
+    found["config"] |= config
+    return found
+
+
+def _token(at, **entry):
+    found = document()
+    found["vocab"][at] |= entry
+    return found
+
+
+def _special(at, **entry):
+    found = document("v11")
+    found["special_tokens"][at] |= entry
+    return found
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (_with(version="v99"), "version 'v99'"),
+        (_with(version=None), "version None"),
+        (_with(pattern=r"\p{L}+|\s+"), "pattern that is not a known one"),
+    ],
+)
+def test_what_cannot_be_proven_is_refused(found, why, tmp_path):
+    path = tmp_path / "tekken.json"
+    path.write_text(json.dumps(found))
+    with pytest.raises(Unsupported, match=why) as refused:
+        load_spec(path)
+    assert "--tokenizer FILE" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        (_with(default_vocab_size=10**6), "272|byte tokens where"),
+        (_with(default_vocab_size="many"), "default_vocab_size is 'many'"),
+        (_with(default_vocab_size=200), "byte tokens where 170 are expected"),
+        (_with(default_num_special_tokens=5), "20 special tokens, and room for 5"),
+        (_with(default_num_special_tokens=-1), "default_num_special_tokens is -1"),
+        (_token(258, rank=300), "the byte token of rank 258"),
+        (_token(3, token_bytes="BA=="), "the byte token of rank 3"),
+        (_token(258, token_bytes="!!!!"), "the byte token of rank 258"),
+        (_token(258, token_bytes=""), "the byte token of rank 258"),
+        (_token(258, token_bytes=7), "TypeError"),
+        (_token(258, token_bytes="aGU="), "there twice"),
+        (_special(4, rank=7), "not in the order of their ids"),
+        (_special(4, token_str="<s>"), "the same twice"),
+        (_special(4, token_str=None), "no texts"),
+        (document("v13", special_tokens=None), "version v13 without special_tokens"),
+        (document(special_tokens=3), "TypeError"),
+        (document(vocab={}), "is no tekken.json"),
+    ],
+)
+def test_a_damaged_file_is_refused_with_its_reason(found, why, tmp_path):
+    path = tmp_path / "tekken.json"
+    path.write_text(json.dumps(found))
+    with pytest.raises(InvalidFormat, match=why):
+        load_spec(path)
+
+
+def test_another_pattern_is_taken_where_the_user_says_which_it_is(tmp_path):
+    path = tmp_path / "tekken.json"
+    path.write_text(json.dumps(_with(pattern="nobody knows")))
+    assert load_tokenizer(path, pre="tekken").pre == "tekken"
