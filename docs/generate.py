@@ -148,6 +148,12 @@ def _family(family: Family) -> str:
         facts.append(
             "Tensors: " + ", ".join(f"`{a}` is `{b}`" for a, b in family.tensors.items()) + "."
         )
+    if family.rope_parameters:
+        facts.append(
+            "Below `rope_parameters`, whatever the kind of scaling: "
+            + ", ".join(f"`{key}` ({note})" for key, note in family.rope_parameters.items())
+            + "."
+        )
     for where, rules in (("`config.json`", family.config_keys), ("GGUF", family.gguf_keys)):
         if rules:
             facts += [f"Keys of its own in {where}:", _rules(rules)]

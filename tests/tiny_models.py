@@ -33,6 +33,7 @@ KEYS = {
     "attention.sliding_window": 0,
 }
 FAMILIES = (
+    "arcee",
     "bitnet",
     "bitnet-b1.58",
     "ernie4_5",
@@ -43,10 +44,12 @@ FAMILIES = (
     "granite",
     "helium",
     "llama",
+    "mistral3",
     "olmo2",
     "phi3",
     "qwen2",
     "qwen3",
+    "seed_oss",
     "smollm3",
 )
 
@@ -55,6 +58,9 @@ def metadata(architecture, **more):
     keys = KEYS | more
     if architecture in ("gemma2", "gemma3"):
         keys["attention.sliding_window"] = 4
+    if architecture == "mistral3":  # queries grow within the context
+        own_keys = {"attention.temperature_scale": 0.3, "rope.scaling.original_context_length": 8}
+        keys = own_keys | keys
     own = {f"{architecture}.{key}": value for key, value in keys.items()}
     return {"general.architecture": architecture} | own
 

@@ -22,6 +22,7 @@ __all__ = ["differences", "is_dynamic"]
 
 _WINDOWS = {"gemma2", "gemma3"}  # architectures whose windows llama.cpp reads
 _NO_ARCHITECTURE = {"bitnet-b1.58", "bitnet-25"}
+_LAYERS_WITH_WINDOWS = 64  # of exaone4: llama.cpp tells the model with windows by this number
 _EVERY_TENSOR = {"llama"}  # architectures of which it reads all biases, and rope_freqs.weight
 _BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_qkv.bias")  # read of all of them
 # Models of so many layers scale scores by another width; no key says so.
@@ -74,6 +75,14 @@ def _rounding(jobs: Sequence[Job]) -> Iterator[Finding]:
 
 
 def _windows(config: TransformerConfig) -> Iterator[Finding]:
+    if config.architecture == "exaone4":
+        if any(config.windows) != (config.n_layers == _LAYERS_WITH_WINDOWS):
+            yield _by(
+                "llama.cpp",
+                "gives exaone4 models windows, and layers that do not rotate, where they have "
+                f"{_LAYERS_WITH_WINDOWS} layers, whatever their keys say; here {config.n_layers}",
+            )
+        return
     windows = {window for window in config.windows if 0 < window < config.context_length}
     if windows and config.architecture not in _WINDOWS:
         yield _by(

@@ -57,6 +57,7 @@ class Family:
         activation: of the gate, as ``config.json`` calls it.
         defaults: what transformers assumes where ``config.json`` is silent.
         config_keys: of ``config.json``, beside those that every family treats alike.
+        rope_parameters: of ``rope_parameters``, beside those of the kind of scaling.
         gguf_keys: of GGUF files, beside those that every family treats alike.
         tensors: names of parts of a layer that differ from the usual ones.
         biases: parts that have biases, by the key that says so; those below ``""`` always do.
@@ -78,6 +79,7 @@ class Family:
     in_gguf: bool = True
     defaults: Mapping[str, Any] = field(default_factory=dict)
     config_keys: Mapping[str, Rule] = field(default_factory=dict)
+    rope_parameters: Mapping[str, str] = field(default_factory=dict)
     gguf_keys: Mapping[str, Rule] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from bitnet.families.family import Family
 
-__all__ = ["PARAMETERS", "from_parameters"]
+__all__ = ["PARAMETERS", "from_parameters", "magnitude"]
 
 # Of each kind of scaling, beside the base and the kind itself.
 PARAMETERS: dict[str, dict[str, str]] = {
@@ -83,10 +83,8 @@ def from_parameters(
             "rope_parameters.full_attention.truncate", False, model=model, kind=family.title
         )
     dims = _rotated(config, given, family, model)
-    known = _EVERYWHERE | PARAMETERS[kind].keys()
-    rest = {
-        key: value for key, value in given.items() if key not in {*known, "partial_rotary_factor"}
-    }
+    known = {*_EVERYWHERE, *PARAMETERS[kind], *family.rope_parameters, "partial_rotary_factor"}
+    rest = {key: value for key, value in given.items() if key not in known}
     check(rest, {}, model=model, kind=family.title, below="rope_parameters.")
     base = float(given.get("rope_theta") or config.get("rope_theta") or 10000.0)
     keys = {"rope.freq_base": base, "rope.dimension_count": dims, **local}
@@ -167,10 +165,10 @@ def _yarn(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     original = _original(config, given)
     factor = float(given.get("factor") or config["max_position_embeddings"] / original)
-    implied = _magnitude(factor)
+    implied = magnitude(factor)
     wanted = given.get("attention_factor")
     if wanted is None and given.get("mscale") and given.get("mscale_all_dim"):
-        wanted = _magnitude(factor, given["mscale"]) / _magnitude(factor, given["mscale_all_dim"])
+        wanted = magnitude(factor, given["mscale"]) / magnitude(factor, given["mscale_all_dim"])
     scale = implied if wanted is None else float(wanted)
     fast, slow = given.get("beta_fast") or 32, given.get("beta_slow") or 1
     if fast < slow:
@@ -197,7 +195,8 @@ def _yarn(
     }
 
 
-def _magnitude(factor: float, scale: float = 1.0) -> float:
+def magnitude(factor: float, scale: float = 1.0) -> float:
+    """How much larger yarn by *factor* makes what it rotates."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 

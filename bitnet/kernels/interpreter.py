@@ -19,6 +19,7 @@ from bitnet.kernels.program import (
     Rotate,
     Select,
     Split,
+    Temper,
 )
 
 if TYPE_CHECKING:
@@ -120,6 +121,12 @@ class _Run:
         self.registers[it.x] = turned.reshape(x.shape)
 
     @execute.register
+    def _(self, it: Temper) -> None:
+        x = self.registers[it.x]
+        factors = [it.factor(position) for position in self._positions()]
+        self.registers[it.x] = x * np.array(factors, dtype=x.dtype)[:, None]
+
+    @execute.register
     def _(self, it: Attend) -> None:
         q, k, v = (
             self.registers[name].reshape(len(self.registers[name]), -1, self.program.head_dim)
@@ -164,6 +171,12 @@ class _Run:
     @execute.register
     def _(self, it: Mark) -> None:
         pass
+
+    def _positions(self) -> Iterator[int]:
+        """The position of every row."""
+        for segment in self.segments:
+            start = segment.cache.length
+            yield from range(start, start + len(segment.tokens))
 
     def _turns(self, rotation: Rotation) -> tuple[Array, float]:
         """Angles of every row, ``(T, pairs)``, and the factor; the same array within a pass."""

@@ -19,6 +19,7 @@ from bitnet.kernels.program import (
     Rotate,
     Select,
     Split,
+    Temper,
     layers_by_window,
 )
 
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GATES", "CompiledProgram"]
 
-GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu_squared": 2}
+GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu_squared": 2, "relu": 3}
 
 
 class CompiledProgram:
@@ -144,6 +145,10 @@ class CompiledProgram:
     @_add.register
     def _(self, it: Rotate) -> None:
         self._graph.rotate(self._registers[it.x], self._rotations[it.rotation])
+
+    @_add.register
+    def _(self, it: Temper) -> None:
+        self._graph.temper(self._registers[it.x], it.scale, it.length)
 
     @_add.register
     def _(self, it: Attend) -> None:

@@ -7,6 +7,7 @@ means, with the operations of any backend; a backend may compile the list instea
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -36,12 +37,13 @@ __all__ = [
     "Segment",
     "Select",
     "Split",
+    "Temper",
     "layers_by_window",
 ]
 
 
 Array: TypeAlias = "NDArray[np.floating[Any]]"
-Activation = Literal["silu", "gelu_tanh", "relu_squared"]
+Activation = Literal["silu", "gelu_tanh", "relu_squared", "relu"]
 
 
 class Cache(Protocol):
@@ -154,6 +156,22 @@ class Rotate:
 
 
 @dataclass(frozen=True)
+class Temper:
+    """Rows of *x* behind the first *length* positions are scaled, more with each such stretch.
+
+    ``x *= 1 + scale * log(1 + position // length)``.
+    """
+
+    x: str
+    scale: float
+    length: int
+
+    def factor(self, position: int) -> float:
+        """On the row at *position*."""
+        return 1.0 + self.scale * math.log(1 + position // self.length)
+
+
+@dataclass(frozen=True)
 class Attend:
     """*k* and *v* go into the caches of *layer*; *out* is what the queries *q* see there."""
 
@@ -169,7 +187,7 @@ class Attend:
 
 @dataclass(frozen=True)
 class Gate:
-    """``out = activation(gate) * up``; *out* is neither of them."""
+    """``out = activation(gate) * up``; *out* is neither of them, which may be one register."""
 
     out: str
     gate: str
@@ -201,7 +219,7 @@ class Mark:
 
 
 Instruction: TypeAlias = (
-    Embed | Norm | Linear | Split | Rotate | Attend | Gate | Add | Select | Mark
+    Embed | Norm | Linear | Split | Rotate | Temper | Attend | Gate | Add | Select | Mark
 )
 
 

@@ -205,4 +205,13 @@ def _relu_squared(x: Array) -> Array:
     return positive * positive
 
 
-_ACTIVATIONS = {"silu": _silu, "gelu_tanh": _gelu_tanh, "relu_squared": _relu_squared}
+def _relu(x: Array) -> Array:
+    return np.maximum(x, 0)
+
+
+_ACTIVATIONS = {
+    "silu": _silu,
+    "gelu_tanh": _gelu_tanh,
+    "relu_squared": _relu_squared,
+    "relu": _relu,
+}

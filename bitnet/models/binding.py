@@ -62,7 +62,7 @@ def _expect_block(expected: _Expected, config: TransformerConfig, block: str) ->
     dim, heads = config.dim, config.n_heads * config.head_dim
     kv = config.n_kv_heads * config.head_dim
     expected.norm(f"{block}.attn_norm", dim, wanted=config.pre_norms)
-    expected.norm(f"{block}.ffn_norm", dim, wanted=config.pre_norms)
+    expected.norm(f"{block}.{config.ffn_norm}", dim, wanted=config.pre_norms)
     if config.fused:
         expected.linear(f"{block}.attn_qkv", heads + 2 * kv, dim, bias=config.qkv_bias)
         expected.linear(f"{block}.ffn_up", 2 * config.ffn_dim, dim)
@@ -70,7 +70,8 @@ def _expect_block(expected: _Expected, config: TransformerConfig, block: str) ->
         expected.linear(f"{block}.attn_q", heads, dim, bias=config.qkv_bias)
         expected.linear(f"{block}.attn_k", kv, dim, bias=config.qkv_bias)
         expected.linear(f"{block}.attn_v", kv, dim, bias=config.qkv_bias)
-        expected.linear(f"{block}.ffn_gate", config.ffn_dim, dim)
+        if config.gated:
+            expected.linear(f"{block}.ffn_gate", config.ffn_dim, dim)
         expected.linear(f"{block}.ffn_up", config.ffn_dim, dim)
     expected.linear(f"{block}.attn_output", dim, heads)
     expected.linear(f"{block}.ffn_down", dim, config.ffn_dim)

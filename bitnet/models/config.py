@@ -39,10 +39,12 @@ class TransformerConfig:
         windows: per layer, positions a query sees; 0: all.
         local_rope: of layers with a window, where it differs (Gemma 3).
         activation: of the gate.
+        gated: the feed-forward network has a gate; else what goes up is its own (Arcee).
         attention_softcap: 0: none.
         final_softcap: on logits; 0: none.
         embedding_scale: factor on embeddings.
         fused: query, key and value in one matrix, gate and up in another (Phi-3).
+        ffn_norm: name of the norm before the feed-forward network.
         qkv_bias: biases the family must have; others may still have them.
         qk_norm: RMS norms on each query and key head.
         wide_qk_norm: one RMS norm on all of the query and one on all of the key (OLMo 2).
@@ -50,6 +52,8 @@ class TransformerConfig:
         rotated: per layer, whether queries and keys are rotated; empty: all are.
         residual_scale: factor on what attention and feed-forward add (Granite).
         logit_scale: factor on logits (Granite).
+        temperature: how much queries grow with their position (Ministral 3); 0: they do not.
+        temperature_length: positions after which they grow again.
         sub_norms: RMS norms before the output projections (BitNet).
         post_norms: RMS norms after attention and feed-forward (Gemma).
     """
@@ -69,10 +73,12 @@ class TransformerConfig:
     windows: tuple[int, ...]
     local_rope: Rope | None = None
     activation: Activation = "silu"
+    gated: bool = True
     attention_softcap: float = 0.0
     final_softcap: float = 0.0
     embedding_scale: float = 1.0
     fused: bool = False
+    ffn_norm: str = "ffn_norm"
     qkv_bias: bool = False
     qk_norm: bool = False
     wide_qk_norm: bool = False
@@ -80,6 +86,8 @@ class TransformerConfig:
     rotated: tuple[bool, ...] = ()
     residual_scale: float = 1.0
     logit_scale: float = 1.0
+    temperature: float = 0.0
+    temperature_length: int = 1
     sub_norms: bool = False
     post_norms: bool = False
 
@@ -99,6 +107,7 @@ class TransformerConfig:
             (not self.rope.dims % 2, "an odd number of rotated elements"),
             (self.rope.base > 1, "a rope base of at most 1"),
             (self.rope.original_context >= 2, "an original context below 2"),
+            (self.temperature_length >= 1, "queries that grow after no positions"),
         ):
             if not holds:
                 raise InvalidFormat(

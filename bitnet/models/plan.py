@@ -22,6 +22,7 @@ from bitnet.kernels.program import (
     Rotate,
     Select,
     Split,
+    Temper,
 )
 
 if TYPE_CHECKING:
@@ -87,6 +88,8 @@ class _Writer:
         if not config.rotated or config.rotated[layer]:
             yield Rotate("q", rotation)
             yield Rotate("k", rotation)
+        if config.temperature:
+            yield Temper("q", config.temperature, config.temperature_length)
         for part in "qkv":
             yield Mark(f"{part.upper()}cur-{layer}", part)
         yield Attend(
@@ -104,28 +107,34 @@ class _Writer:
             yield Select(("x", "mixed"))
         yield from self._norm("mixed", f"{block}.attn_sub_norm")
         yield self._linear(("h",), "mixed", (f"{block}.attn_output",))
-        yield from self._norm("h", f"{block}.post_attention_norm")
+        if config.post_norms:
+            yield Norm("h", "h", f"{block}.post_attention_norm.weight")
         yield Mark(f"attn_out-{layer}", "h")
         yield Add("x", "h")
 
     def _feed_forward(self, layer: int, block: str) -> Iterator[Instruction]:
-        source = "h" if self._config.pre_norms else "x"
-        if self._config.pre_norms:
-            yield Norm("h", "x", f"{block}.ffn_norm.weight")
+        config = self._config
+        source = "h" if config.pre_norms else "x"
+        if config.pre_norms:
+            yield Norm("h", "x", f"{block}.{config.ffn_norm}.weight")
         yield Mark(f"ffn_norm-{layer}", source)
-        if self._config.fused:
+        if config.fused:
             yield self._linear(("gate_up",), source, (f"{block}.ffn_up",))
             yield Split(("gate", "up"), "gate_up")
-        else:
+        elif config.gated:
             names = (f"{block}.ffn_gate", f"{block}.ffn_up")
             yield self._linear(("gate", "up"), source, names)
-        yield Mark(f"ffn_gate-{layer}", "gate")
+        else:
+            yield self._linear(("up",), source, (f"{block}.ffn_up",))
+        if config.gated:
+            yield Mark(f"ffn_gate-{layer}", "gate")
         yield Mark(f"ffn_up-{layer}", "up")
-        yield Gate("act", "gate", "up", self._config.activation)
+        yield Gate("act", "gate" if config.gated else "up", "up", config.activation)
         yield Mark(f"ffn_act-{layer}", "act")
         yield from self._norm("act", f"{block}.ffn_sub_norm")
         yield self._linear(("h",), "act", (f"{block}.ffn_down",))
-        yield from self._norm("h", f"{block}.post_ffw_norm")
+        if config.post_norms:
+            yield Norm("h", "h", f"{block}.post_ffw_norm.weight")
         yield Mark(f"ffn_out-{layer}", "h")
         yield Add("x", "h")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.families.rope_keys import magnitude
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,8 +91,8 @@ class Rope:
         return frequencies * (1 - interpolated) + frequencies / self.factor * interpolated
 
     def _implied_attention_factor(self) -> float:
-        if self.scaling == "yarn" and self.factor > 1:
-            return 0.1 * math.log(self.factor) + 1
+        if self.scaling == "yarn":
+            return magnitude(self.factor)
         if self.scaling == "longrope" and self.factor > 1:
             return math.sqrt(1 + math.log(self.factor) / math.log(self.original_context))
         return 1.0
@@ -137,6 +138,9 @@ def rope_from(checkpoint: Checkpoint, head_dim: int) -> Rope:
         divisors=checkpoint.numbers("rope_freqs.weight", pairs) if short is None else short,
         long_divisors=long,
     )
-    implied = rope.frequencies(1)[1] if scaling == "yarn" else 1.0
     given = checkpoint.number("rope.scaling.attn_factor", 1.0)
+    implied = 1.0
+    if scaling == "yarn":
+        divided_by = checkpoint.number("rope.scaling.yarn_log_multiplier", 0.0)
+        implied = rope.frequencies(1)[1] / magnitude(factor, divided_by)
     return replace(rope, attention_factor=given * implied)

@@ -24,6 +24,9 @@ MAX_RELATIVE_DIFFERENCE = 5e-3
 
 CASES = {
     "ernie4_5": ("ernie4_5", {}),
+    "arcee": ("arcee", {}),
+    "exaone4": ("exaone4", {"block_count": 5, "attention.sliding_window": 0}),
+    "exaone4-windows": ("exaone4", {"block_count": 64, "attention.sliding_window": 6}),
     "gemma": ("gemma", {}),
     "granite": (
         "granite",
@@ -34,7 +37,18 @@ CASES = {
             "logit_scale": 5.0,
         },
     ),
+    "mistral3": ("mistral3", {}),
+    "mistral3-yarn": (
+        "mistral3",
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.yarn_log_multiplier": 1.0,
+            "rope.scaling.original_context_length": 16,
+        },
+    ),
     "olmo2": ("olmo2", {}),
+    "seed-oss": ("seed_oss", {}),
     "smollm3": ("smollm3", {"block_count": 5}),
     "linear-as-in-2023": ("llama", {"rope.scale_linear": 4.0}),
     "linear-without-a-type": ("llama", {"rope.scaling.factor": 4.0}),

@@ -137,6 +137,7 @@ def test_gates():
         "silu": [x / (1 + math.exp(-x)) for x in gate[0]],
         "gelu_tanh": [gelu(x) for x in gate[0]],
         "relu_squared": [0, 0.25, 9],
+        "relu": [0, 0.5, 3],
     }
     for name, values in expected.items():
         np.testing.assert_allclose(OPS.gate(gate, up, name), [values * up[0]])

@@ -39,6 +39,19 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+MINISTRAL3 = {
+    "rope_type": "yarn",
+    "type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
 CASES = {
     "llama": ("Llama", {}),
     "llama-tied": ("Llama", {"tie_word_embeddings": True}),
@@ -97,6 +110,27 @@ CASES = {
         },
     ),
     "granite-biases": ("Granite", {"residual_multiplier": 0.5, "attention_bias": True}),
+    "arcee": ("Arcee", {}),
+    "arcee-biases": ("Arcee", {"head_dim": 32, "attention_bias": True, "mlp_bias": True}),
+    "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": MINISTRAL3}),
+    "ministral3-window": (
+        "Ministral3",
+        {
+            "head_dim": 16,
+            "sliding_window": 5,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 8,
+                "llama_4_scaling_beta": 0.3,
+            },
+        },
+    ),
+    "seed-oss": ("SeedOss", {"head_dim": 32}),
+    "seed-oss-other-biases": (
+        "SeedOss",
+        {"head_dim": 16, "attention_bias": False, "attention_out_bias": True, "mlp_bias": True},
+    ),
     "gemma3-linear-rope": (
         "Gemma3",
         {

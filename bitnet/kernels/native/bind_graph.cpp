@@ -84,6 +84,12 @@ public:
         graph_.rotate(x, rotation);
     }
 
+    void temper(int x, double scale, int64_t length) {
+        require(std::isfinite(scale) && length > 0, "a temperature of no sense");
+        width(x);
+        graph_.temper(x, scale, length);
+    }
+
     void attend(int out, int q, int k, int v, int64_t table, int64_t place, float scale, int64_t window,
                 float softcap) {
         require(table >= 0 && table < int64_t(layers_.size()), "no such table");
@@ -100,7 +106,7 @@ public:
 
     void gate(int out, int g, int up, int kind) {
         require(width(out) == width(g) && width(out) == width(up) && out != g && out != up, "widths differ");
-        require(kind >= 0 && kind <= int(Gate::relu2), "unknown gate");
+        require(kind >= 0 && kind <= int(Gate::relu), "unknown gate");
         graph_.gate(out, g, up, Gate(kind));
     }
 
@@ -220,6 +226,7 @@ void bind_graph(nb::module_& m) {
         .def("linear", &BoundGraph::linear, "x"_a, "outs"_a, "matrices"_a, "biases"_a)
         .def("split", &BoundGraph::split, "x"_a, "outs"_a)
         .def("rotate", &BoundGraph::rotate, "x"_a, "rotation"_a)
+        .def("temper", &BoundGraph::temper, "x"_a, "scale"_a, "length"_a)
         .def("attend", &BoundGraph::attend, "out"_a, "q"_a, "k"_a, "v"_a, "table"_a, "place"_a, "scale"_a,
              "window"_a, "softcap"_a)
         .def("gate", &BoundGraph::gate, "out"_a, "gate"_a, "up"_a, "kind"_a)

@@ -122,7 +122,7 @@ void bind_rope(const Floats& x, const Floats& cos, const Floats& sin, bool half,
 }
 
 void bind_gate(int kind, const Floats& g, const Floats& up, const OutFloats& out) {
-    require(kind >= 0 && kind <= int(Gate::relu2), "unknown gate");
+    require(kind >= 0 && kind <= int(Gate::relu), "unknown gate");
     require(g.size() == up.size() && g.size() == out.size(), "gate, up and out must have one size");
     const Computing computing;
     gate(Gate(kind), g.data(), up.data(), int64_t(g.size()), out.data());
@@ -202,7 +202,7 @@ void bind_kernels(nb::module_& m) {
     m.def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "half"_a,
           "out"_a.noconvert());
     m.def("gate", &bind_gate, "kind"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(),
-          "act(gate) * up; kind 0 silu, 1 gelu (tanh form), 2 squared relu");
+          "act(gate) * up; kind 0 silu, 1 gelu (tanh form), 2 squared relu, 3 relu");
     m.def("attention", &bind_attention, "q"_a.noconvert(), "pages"_a.noconvert(), "start"_a, "scale"_a,
           "window"_a, "softcap"_a, "out"_a.noconvert(),
           "Causal attention over f16 keys (kv_heads, head_dim, 64) and values (kv_heads, 64, head_dim).");

@@ -217,11 +217,13 @@ void gate(Gate kind, const float* __restrict g, const float* __restrict up, int6
             const float u2 = 1.5957691216f * (g[i] + 0.044715f * g[i] * g[i] * g[i]);
             out[i] = g[i] / (1.0f + exp_fast(-u2)) * up[i];
         }
-    } else {
+    } else if (kind == Gate::relu2) {
         for (int64_t i = 0; i < n; ++i) {
             const float r = g[i] < 0.0f ? 0.0f : g[i];
             out[i] = r * r * up[i];
         }
+    } else {
+        for (int64_t i = 0; i < n; ++i) out[i] = (g[i] < 0.0f ? 0.0f : g[i]) * up[i];
     }
 }
 

@@ -1,6 +1,7 @@
 #include "graph.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "ops.hpp"
@@ -130,6 +131,16 @@ void Graph::rotate(int x, int rotation) {
             active().rope(a, 0, 1);
         },
         [] { count_call(Op::rope); });
+}
+
+void Graph::temper(int x, double scale, int64_t length) {
+    add_row([=](int64_t row) {
+        const int64_t times = pass_->of_row[size_t(row)].position / length;
+        if (times == 0) return;
+        const float by = float(1.0 + scale * std::log(double(1 + times)));
+        float* to = at(x, row);
+        for (int64_t i = 0; i < width(x); ++i) to[i] *= by;
+    });
 }
 
 void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, int64_t window,

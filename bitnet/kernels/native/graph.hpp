@@ -46,6 +46,7 @@ public:
                 const std::vector<const float*>& biases);
     void split(int x, const std::vector<int>& outs);
     void rotate(int x, int rotation);
+    void temper(int x, double scale, int64_t length);  // x *= 1 + scale * log(1 + position / length)
     // Keys and values are the *place*-th of the pages of *table*; layers of a table have one window.
     void attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, int64_t window, float softcap);
     void gate(int out, int gate, int up, Gate kind);

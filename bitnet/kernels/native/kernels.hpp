@@ -96,7 +96,7 @@ struct PartialAttention {
     static int64_t floats(int64_t rows, int64_t dim) { return rows * (dim + 2); }
 };
 
-enum class Gate : int { silu, gelu_tanh, relu2 };
+enum class Gate : int { silu, gelu_tanh, relu2, relu };
 
 struct RopeArgs {
     const float* x = nullptr;               // (tokens, heads, head_dim)

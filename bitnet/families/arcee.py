@@ -1,0 +1,25 @@
+"""Arcee: Llama without a gate; what goes up is squared where it is positive."""
+
+from __future__ import annotations
+
+from bitnet.families.family import ATTENTION, Family, register
+from bitnet.families.rules import neutral, read
+
+register(
+    Family(
+        title="Arcee (AFM)",
+        architecture="arcee",
+        model_types=("arcee",),
+        activation="relu2",
+        gguf_rope_style="interleaved",
+        defaults={"rms_norm_eps": 1e-5, "max_position_embeddings": 4096},
+        config_keys={
+            "attention_bias": read("biases around attention"),
+            "mlp_bias": read("biases in the feed-forward network"),
+        },
+        gguf_keys={"attention.sliding_window": neutral(0)},
+        biases={"attention_bias": ATTENTION, "mlp_bias": ("ffn_up", "ffn_down")},
+        # relu(up) * up is the square of relu(up).
+        block={"gated": False, "activation": "relu"},
+    )
+)

@@ -1,0 +1,76 @@
+"""Ministral 3: Llama with yarn, whose queries grow with every original context behind them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from bitnet.families.family import Family, register
+from bitnet.families.rules import read, refusal
+from bitnet.families.windows import everywhere
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.families.family import Keys
+
+
+def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+    rope = config.get("rope_scaling") or config["rope_parameters"]
+    if (rope.get("rope_type") or rope.get("type")) == "dynamic":
+        raise refusal(
+            "rope_parameters.rope_type",
+            "dynamic",
+            model="config.json",
+            kind="Ministral 3",
+            why="the context it grows from and the one queries grow from have one key in GGUF",
+        )
+    original = rope["original_max_position_embeddings"]
+    return everywhere(config) | {
+        "attention.temperature_scale": float(rope["llama_4_scaling_beta"]),
+        "rope.scaling.original_context_length": int(original),
+    }
+
+
+def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "temperature": keys.number("attention.temperature_scale", 0.0),
+        "temperature_length": fields["rope"].original_context,
+    }
+
+
+register(
+    Family(
+        title="Ministral 3",
+        architecture="mistral3",
+        model_types=("ministral3",),
+        activation="silu",
+        gguf_rope_style="interleaved",
+        defaults={
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 262144,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+        config_keys={"sliding_window": read("positions a query sees")},
+        rope_parameters={
+            "llama_4_scaling_beta": "how much queries grow",
+            "original_max_position_embeddings": "positions after which they grow again",
+            "max_position_embeddings": "not followed",
+        },
+        gguf_keys={
+            "attention.temperature_scale": read("how much queries grow"),
+            "rope.scaling.yarn_log_multiplier": read("`mscale_all_dim` of `yarn`"),
+        },
+        translate=_translate,
+        configure=_configure,
+    )
+)
