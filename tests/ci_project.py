@@ -1,6 +1,14 @@
 """A project with the templates in it, and a stand-in for the program that CI builds there."""
 
+import importlib.util
+
 from bitnet.ci.templates import EVERY, plan_files, write_files
+
+TINY = "models/org-tiny/tiny.gguf"  # what the tests pin
+PASSED = f"- passed: {TINY}"
+WITHOUT_ENGINE = f"- NOT CHECKED: {TINY}: "
+HAS_ENGINE = importlib.util.find_spec("xllamacpp") is not None
+COMPARED = PASSED if HAS_ENGINE else WITHOUT_ENGINE  # a sound model in the summary of parity-smoke
 
 BACKEND = '''"""Builds a wheel with one module, and needs nothing for it."""
 import zipfile

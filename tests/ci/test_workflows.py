@@ -4,7 +4,6 @@ What is simulated is listed in ``workflow_runner``. Two blocks are not executed:
 containers, and building a source package needs a package index.
 """
 
-import importlib.util
 import itertools
 import json
 import os
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ci_project import write_project
+from ci_project import COMPARED, HAS_ENGINE, PASSED, TINY, WITHOUT_ENGINE, write_project
 from hub_server import HubServer
 from tiny_models import tiny_gguf
 from workflow_runner import CacheStore, Runner
@@ -159,7 +158,7 @@ def test_the_smoke_test_with_and_without_hub_cache_and_rights(project):
     assert outcomes(miss, "skipped") == [RESTORED]
     assert len(project.cache.saved) == 1
     assert miss.steps[-1].output.count("attempt") >= 3  # the drill
-    assert "- passed: models/org-tiny/tiny.gguf" in miss.summary.read_text()
+    assert COMPARED in miss.summary.read_text()
 
     assert succeeded(project.run("parity-smoke", HF_ENDPOINT=nobody))
     hit = project.run("parity-smoke", **fork)
@@ -182,21 +181,22 @@ def test_a_fork_without_token_leaves_out_what_needs_one_and_checks_the_rest(
 ):
     pin_the_official_tokenizer(project, bitnet, monkeypatch)
     fork = {"ref": "refs/pull/7/merge", "event": "pull_request"}
-    for name in ("parity-smoke", "verify-models"):
+    for name, outcome in (("parity-smoke", COMPARED), ("verify-models", PASSED)):
         run = project.run(name, **fork)
         assert succeeded(run)
         assert "::notice::pinned files need an access token" in said(run)
         summary = run.summary.read_text()
         assert "### NOT CHECKED: these files need a token" in summary
         assert f"- {OFFICIAL}/tokenizer.json" in summary
-        assert "- passed: models/org-tiny/tiny.gguf" in summary
+        assert outcome in summary
     assert project.cache.saved == []
 
     own = project.run("parity-smoke", secrets={"HF_TOKEN": "hf_good"})
     assert succeeded(own)
     assert len(project.cache.saved) == 1
     assert "hf_good" not in said(own)
-    assert "NOT CHECKED" not in own.summary.read_text()
+    assert "need a token" not in own.summary.read_text()
+    assert COMPARED in own.summary.read_text()
 
 
 def test_a_model_whose_tokenizer_needs_a_token_is_said_to_be_not_checked(
@@ -212,7 +212,7 @@ def test_a_model_whose_tokenizer_needs_a_token_is_said_to_be_not_checked(
     run = project.run("verify-models", ref="refs/pull/7/merge", event="pull_request")
     summary = run.summary.read_text()
     assert "- NOT CHECKED: models/org-bare/bare.gguf: its tokenizer needs a token" in summary
-    assert "- passed: models/org-tiny/tiny.gguf" in summary
+    assert PASSED in summary
 
 
 def test_a_token_that_is_refused_is_a_failure_and_no_skipped_step(project, bitnet, monkeypatch):
@@ -283,32 +283,53 @@ def test_a_damaged_model_fails_the_job_and_stops_no_other(project, hub):
     wrong = {"file": "broken.gguf", "sha256": broken.sha256, "size": 104, "commit": None}
     content["files"].append(model | wrong | {"path": "models/a/broken.gguf"})
     lock.write_text(json.dumps(content))
-    for name, step in (
-        ("parity-smoke", "Run parity smoke test"),
-        ("verify-models", "Verify every model and tokenizer"),
+    for name, step, outcome in (
+        ("parity-smoke", "Run parity smoke test", COMPARED),
+        ("verify-models", "Verify every model and tokenizer", PASSED),
     ):
         runner = project.run(name)
         assert outcomes(runner, "failure") == [step], said(runner)
         summary = runner.summary.read_text()
         assert "FAILED, exit code" in summary
-        assert "- passed: models/org-tiny/tiny.gguf" in summary
+        assert outcome in summary
 
 
-def test_the_weekly_comparison_says_what_the_reference_says_or_fails(project):
+@pytest.fixture
+def without_engines(tmp_path):
+    """The environment of a machine that has no engine to compare with."""
+    code = "import sys\nsys.modules.update(xllamacpp=None, ik_llama_cpp=None)\n"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": str(tmp_path)}
+
+
+def test_without_an_engine_the_summary_says_what_was_checked_and_what_not(project, without_engines):
+    run = project.run("parity-smoke", **without_engines)
+    assert succeeded(run)
+    (line,) = (one for one in run.summary.read_text().splitlines() if TINY in one)
+    assert line.startswith(WITHOUT_ENGINE)
+    assert "nothing was compared" in line
+    assert line.endswith("; checked: the file, its tokenizer, a run of it")
+    assert "passed" not in run.steps[-3].output
+
+    run = project.run("crossval", **without_engines)
+    assert outcomes(run, "failure") == ["Compare with the reference engine"], said(run)
+    (file,) = (project.folder / "reports").rglob("report.json")
+    assert json.loads(file.read_text())["verdict"]["status"] == "not run"
+    assert f"- FAILED, exit code 22: {TINY}" in run.summary.read_text()
+
+
+@pytest.mark.skipif(not HAS_ENGINE, reason="the extra `crossval` is not installed")
+def test_the_weekly_comparison_says_what_the_reference_says(project):
     runner = project.run("crossval")
     (file,) = (project.folder / "reports").rglob("report.json")
     report = json.loads(file.read_text())
     assert runner.artifacts == ["crossval-llama.cpp"]
-    if importlib.util.find_spec("xllamacpp") is None:
-        assert outcomes(runner, "failure") == ["Compare with the reference engine"], said(runner)
-        assert report["verdict"]["status"] == "not run"
-        return
     assert succeeded(runner)
     assert report["verdict"]["status"] == "passed"
     assert report["summary"]["positions"] > 100
     summary = runner.summary.read_text()
     assert "# Cross-validation: passed" in summary
-    assert "- passed: models/org-tiny/tiny.gguf" in summary
+    assert PASSED in summary
 
 
 def blocks(project):

@@ -1,5 +1,6 @@
 """``verify``, ``health`` and the scripts that call them: what they print and how they end."""
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -130,10 +131,54 @@ def test_a_folder_without_models_is_not_healthy(bitnet):
     assert bitnet("health", "--model-dir", "none").code == 19
 
 
-def test_the_smoke_test_runs_the_model(model):
+@pytest.mark.skipif(
+    importlib.util.find_spec("xllamacpp") is None, reason="the extra `crossval` is not installed"
+)
+def test_the_smoke_test_runs_the_model_and_compares_it(model):
     done = script("parity_smoke.sh", model)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"parity smoke test passed: {model}\n")
+
+
+def test_the_smoke_test_does_not_pass_a_model_that_nothing_was_compared_with(
+    model, tmp_path, monkeypatch
+):
+    hidden = "import sys\nsys.modules.update(xllamacpp=None, ik_llama_cpp=None)\n"
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    done = script("parity_smoke.sh", model)
+    assert done.returncode == 0, done.stderr
+    assert "passed" not in done.stdout
+    *_, left, checked = done.stdout.splitlines()
+    assert left.startswith("NOT CHECKED: reference, answers, ")
+    assert checked == "CHECKED: the file, its tokenizer, a run of it"
+
+
+def test_a_model_is_left_out_for_its_missing_tokenizer_and_never_for_its_damage(
+    model, broken, tmp_path, monkeypatch
+):
+    bare = tiny_gguf(model.with_name("bare.gguf"), tokenizer=False)
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("SKIPPED", "org/gated/tokenizer.json")
+    done = script("each-model.sh", "bitnet", "verify", "--model")
+    assert done.returncode == 15, done.stderr
+    assert summary.read_text().splitlines() == [
+        f"- NOT CHECKED: models/{bare.name}: its tokenizer needs a token: org/gated/tokenizer.json",
+        f"- FAILED, exit code 15: models/{broken.name}",
+        f"- passed: models/{model.name}",
+    ]
+
+
+def test_a_command_that_leaves_something_out_passes_no_model(model, tmp_path, monkeypatch):
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    tiny_gguf(model, tokenizer=False)
+    words = ("each-model.sh", "bitnet", "verify", "--allow-mock", "--model")
+    done = script(*words)
+    assert done.returncode == 0, done.stderr
+    told = "tokenizer, vocabulary, template, stop ids; looks sound"
+    assert summary.read_text().startswith(f"- NOT CHECKED: models/tiny.gguf: {told}")
 
 
 @pytest.mark.parametrize(("which", "code"), [("broken", 15), ("absent", 19)])
