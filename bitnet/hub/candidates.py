@@ -55,6 +55,12 @@ class Candidate:
     size: int
     encoding: str
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether no part of a split file is missing among *files*."""
+        part = _PART.fullmatch(self.files[0])
+        return part is None or int(part["count"]) == len(self.files)
+
     def line(self, fits: bool | None) -> str:
         """The candidate for people; *fits*: whether it can be run here, ``None`` if unknown."""
         memory = {True: "fits in RAM", False: "does not fit in RAM", None: "RAM unknown"}[fits]

@@ -37,7 +37,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-__all__ = ["NAME", "VERSION", "Locked", "find", "read", "record", "relative", "write"]
+__all__ = [
+    "NAME",
+    "VERSION",
+    "Locked",
+    "find",
+    "parse",
+    "read",
+    "record",
+    "relative",
+    "text_of_entries",
+    "write",
+]
 
 NAME = "bitnet.lock.json"
 VERSION = 1
@@ -94,6 +105,16 @@ def read(path: Path) -> list[Locked]:
         raise from_os_error(error, path) from error
     except UnicodeDecodeError as error:
         raise InvalidFormat(f"{path} is not UTF-8 text", hint=_restore(path)) from error
+    return parse(text, path)
+
+
+def parse(text: str, path: Path) -> list[Locked]:
+    """The entries of the lock file with this *text*; *path* is what messages call it.
+
+    Raises:
+        InvalidFormat: it is damaged, with the place of the damage.
+        Unsupported: it has another schema version.
+    """
     try:
         document = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -114,10 +135,14 @@ def read(path: Path) -> list[Locked]:
 
 def write(path: Path, entries: Iterable[Locked]) -> None:
     """Write *entries* to *path*, sorted, in one step: a reader sees the old or the new file."""
+    write_text(path, text_of_entries(entries))
+
+
+def text_of_entries(entries: Iterable[Locked]) -> str:
+    """The text of a lock file with *entries*."""
     ordered = sorted(entries, key=lambda entry: entry.key)
     document = {"version": VERSION, "files": [asdict(entry) for entry in ordered]}
-    text = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
-    write_text(path, text)
+    return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def find(entries: Iterable[Locked], entry: tuple[str, str, str, str]) -> Locked | None:

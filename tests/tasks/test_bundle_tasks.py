@@ -1,0 +1,393 @@
+"""``bundle.export`` and ``bundle.import``: one file that carries models to another machine."""
+
+import hashlib
+import io
+import json
+import os
+import socket
+import tarfile
+
+import pytest
+from hf_folders import tiny_folder, tokenizer_folder
+from tiny_models import TOKENS, tiny_gguf
+
+from bitnet import settings, sources
+from bitnet.store import Store
+from bitnet.store.bundle import MANIFEST
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
+MIRROR = "baseten/Meta-Llama-3-tokenizer"
+ASK = ("a", "--max-tokens", 1, "--offline")
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Moves to a machine: a working folder and a cache of that name."""
+
+    def go(name):
+        folder = tmp_path / name / "work"
+        folder.mkdir(parents=True, exist_ok=True)
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / name / "cache"))
+        return folder
+
+    return go
+
+
+@pytest.fixture
+def model(hub, tmp_path, monkeypatch):
+    """A model on a hub, which the registry knows as ``tiny``; the tokenizer of the mirror too."""
+    path = tiny_gguf(tmp_path / "made.gguf", chat_template=TEMPLATE)
+    hub.add("org/one", "tiny.gguf", path.read_bytes())
+    vocab = {f"t{number}": number for number in range(128_256)}
+    hub.add(MIRROR, "tokenizer.json", json.dumps({"model": {"vocab": vocab}}).encode())
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    source = sources.Source("tiny", "org/one", "tiny.gguf", licence="MIT", family="llama")
+    monkeypatch.setitem(sources.MODELS, "tiny", source)
+    return path
+
+
+@pytest.fixture
+def bundle(model, machine, bitnet, tmp_path):
+    """A bundle of a project with a model."""
+    machine("here")
+    assert bitnet("download-model", "--id", "org/one", "--file", "tiny.gguf").code == 0
+    path = tmp_path / "carried.tar"
+    done = bitnet("bundle.export", "--output", path)
+    assert done.code == 0, done.err
+    return path
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def bomb(*args, **options):
+        raise AssertionError("a socket was made")
+
+    monkeypatch.setattr(socket, "socket", bomb)
+    monkeypatch.setattr(socket, "getaddrinfo", bomb)
+
+
+def digests_in(cache):
+    return {blob.sha256 for blob in Store(cache).blobs()}
+
+
+def everything(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+# --- there and back ------------------------------------------------------------------------------
+
+
+def test_a_name_means_on_the_other_machine_what_it_meant_here(
+    bundle, model, machine, bitnet, no_network
+):
+    folder = machine("there")
+    done = bitnet("bundle", "import", bundle)
+    assert done.code == 0, done.err
+    assert "bitnet run tiny --offline" in done.err
+    assert list(folder.iterdir()) == []  # only the cache was written
+    for name in ("tiny", "hf:org/one", "hf:org/one:tiny.gguf"):
+        assert bitnet("run", name, *ASK).code == 0
+    listed = {row["name"]: row for row in json.loads(bitnet("models", "--json").out)}
+    assert listed["tiny"]["here"]
+    attested = json.loads(bitnet("verify", "--model", "tiny", "--json").out)
+    assert attested["pinned"]
+
+
+def test_a_project_gets_its_lock_file_and_its_files(bundle, model, machine, bitnet, no_network):
+    here = machine("here")
+    folder = machine("there")
+    done = bitnet("bundle.import", bundle, "--into", ".", "--json")
+    assert done.code == 0, done.err
+    facts = json.loads(done.out)
+    assert (folder / "models/org-one/tiny.gguf").read_bytes() == model.read_bytes()
+    assert (folder / "models/org-one/tiny.gguf.attestation.json").is_file()
+    locked = "bitnet.lock.json"
+    assert json.loads((folder / locked).read_text()) == json.loads((here / locked).read_text())
+    assert {one["fresh"] for one in facts["files"]} == {True}
+    assert bitnet("sync", "--offline").code == 0
+    assert bitnet("sync", "--check").code == 0
+    again = json.loads(bitnet("bundle.import", bundle, "--into", ".", "--json").out)
+    assert {one["fresh"] for one in again["files"]} == {False}
+
+
+def test_the_same_files_make_the_same_bundle_bit_by_bit(bundle, machine, bitnet, tmp_path):
+    machine("there")
+    assert bitnet("bundle.import", bundle, "--into", ".").code == 0
+    again = tmp_path / "again.tar"
+    made = json.loads(bitnet("bundle.export", "--output", again, "--json").out)
+    assert again.read_bytes() == bundle.read_bytes()
+    assert made["sha256"] == hashlib.sha256(bundle.read_bytes()).hexdigest()
+    assert made["size"] == bundle.stat().st_size
+
+
+def test_any_tar_lists_it_and_nothing_of_the_machine_is_in_it(bundle, tmp_path):
+    with tarfile.open(bundle) as archive:
+        members = archive.getmembers()
+    assert members[0].name == MANIFEST
+    assert {(one.mtime, one.uid, one.gid, one.uname, one.type) for one in members} == {
+        (0, 0, 0, "", tarfile.REGTYPE)
+    }
+    assert os.fsencode(tmp_path) not in bundle.read_bytes()
+
+
+def test_models_and_tokenizers_are_chosen_by_name(hub, model, machine, bitnet, tmp_path):
+    made = tmp_path / "made"
+    tiny_folder(made, "llama")
+    tokenizer_folder(made, TOKENS)
+    for path in made.iterdir():
+        hub.add("org/whole", path.name, path.read_bytes())
+    machine("here")
+    assert bitnet("run", "hf:org/whole", "a", "--max-tokens", 1).code == 0
+    assert bitnet("run", "tiny", "a", "--max-tokens", 1).code == 0
+    assert bitnet("tokenizer").code == 0
+    path = tmp_path / "three.tar"
+    words = ("--model", "hf:org/whole", "--model", "tiny", "--tokenizer", "mirror")
+    done = bitnet("bundle.export", "--output", path, *words)
+    assert done.code == 0, done.err
+    machine("there")
+    hub.close()
+    assert bitnet("bundle.import", path).code == 0
+    for name in ("hf:org/whole", "tiny"):
+        done = bitnet("run", name, *ASK)
+        assert done.code == 0, done.err
+    assert bitnet("tokenizer", "--into", "models", "--offline").code == 0
+    cached = settings.cache_dir() / "tokenizers/llama3-128k/tokenizer.json"
+    assert cached.is_file()
+
+
+def test_a_tokenizer_that_a_model_needs_goes_along(hub, model, machine, bitnet, tmp_path):
+    bare = tiny_gguf(tmp_path / "bare.gguf", tokenizer=False)
+    hub.add("org/bare", "bare.gguf", bare.read_bytes())
+    machine("here")
+    assert bitnet("download-model", "--id", "org/bare", "--file", "bare.gguf").code == 0
+    done = bitnet("bundle.export", "--output", tmp_path / "bare.tar")
+    assert done.code == 19  # it could not be run there either
+    assert "No compatible tokenizer" in done.err
+    assert not (tmp_path / "bare.tar").exists()
+
+
+def test_what_is_not_here_is_refused_with_what_fetches_it(hub, model, machine, bitnet, tmp_path):
+    machine("here")
+    hub.seen.clear()
+    path = tmp_path / "none.tar"
+    for words, hint in (
+        (("--model", "tiny"), "bitnet download-model --id org/one --file tiny.gguf"),
+        (("--model", "smollm2-135m"), "bitnet download-model --id smollm2-135m"),
+        (("--tokenizer", "mirror"), "bitnet tokenizer --source mirror"),
+        ((), "bitnet models"),
+    ):
+        done = bitnet("bundle.export", "--output", path, *words)
+        assert done.code == 19, done.err
+        assert hint in done.err
+    assert bitnet("bundle.export", "--output", path, "--model", model).code == 2
+    assert bitnet("bundle.export", "--output", path, "--tokenizer", "no").code == 2
+    assert not path.exists()
+    assert hub.requests() == []
+
+
+def test_a_bundle_that_is_there_is_replaced_only_when_forced(bundle, machine, bitnet):
+    machine("here")
+    before = bundle.read_bytes()
+    assert bitnet("bundle.export", "--output", bundle).code == 2
+    bundle.write_bytes(b"mine")
+    assert bitnet("bundle.export", "--output", bundle, "--force").code == 0
+    assert bundle.read_bytes() == before
+
+
+def test_a_file_that_was_changed_does_not_get_into_a_bundle(bundle, machine, bitnet, tmp_path):
+    machine("here")
+    (blob,) = Store(settings.cache_dir()).blobs()
+    blob.path.chmod(0o644)
+    with blob.path.open("r+b") as file:
+        file.write(b"edit")
+    done = bitnet("bundle.export", "--output", tmp_path / "second.tar")
+    assert done.code in (13, 19), done.err
+    assert not (tmp_path / "second.tar").exists()
+
+
+def test_a_name_that_is_another_file_here_stays_it(hub, bundle, machine, bitnet, tmp_path):
+    other = tiny_gguf(tmp_path / "other.gguf", seed=7)
+    hub.add("org/one", "tiny.gguf", other.read_bytes())
+    machine("there")
+    assert bitnet("run", "tiny", "a", "--max-tokens", 1).code == 0
+    url = Store(settings.cache_dir()).names.find("org/one", "main", "tiny.gguf")
+    done = bitnet("bundle.import", bundle)
+    assert (done.code, "stays it without --force" in done.err) == (0, True)
+    names = Store(settings.cache_dir()).names
+    assert names.find("org/one", "main", "tiny.gguf") == url
+    assert bitnet("bundle.import", bundle, "--force").code == 0
+    assert names.find("org/one", "main", "tiny.gguf").sha256 != url.sha256
+
+
+def test_another_lock_file_stays(bundle, machine, bitnet):
+    folder = machine("there")
+    locked = folder / "bitnet.lock.json"
+    entry = {"kind": "model", "repo": "org/x", "revision": "main", "file": "x.gguf"}
+    entry |= {"commit": None, "sha256": "0" * 64, "size": 1}
+    locked.write_text(json.dumps({"version": 1, "files": [entry]}))
+    before = locked.read_bytes()
+    done = bitnet("bundle.import", bundle, "--into", ".")
+    assert (done.code, locked.read_bytes()) == (2, before)
+    assert digests_in(settings.cache_dir()) == set()
+
+
+# --- hostile -------------------------------------------------------------------------------------
+
+
+def _parts(bundle):
+    """Members of a bundle: name and content."""
+    with tarfile.open(bundle) as archive:
+        return [(one.name, archive.extractfile(one).read()) for one in archive.getmembers()]
+
+
+def _packed(parts, change=lambda entry: None):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for name, content in parts:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            change(entry)
+            archive.addfile(entry, io.BytesIO(content))
+    return out.getvalue()
+
+
+def _rewritten(bundle, change):
+    """*bundle* with another list: *change* alters it."""
+    (name, text), *rest = _parts(bundle)
+    document = json.loads(text)
+    change(document)
+    text = (json.dumps(document, indent=1, sort_keys=True) + "\n").encode()
+    return _packed([(name, text), *rest])
+
+
+def _named(**facts):
+    return lambda document: document["names"][0].update(facts)
+
+
+def _member(index, **facts):
+    return lambda document: document["members"][index].update(facts)
+
+
+def _linked(kind):
+    def change(entry):
+        if entry.name.startswith("sha256/"):
+            entry.type, entry.linkname = kind, "/etc/passwd"
+
+    return change
+
+
+HOSTILE = {
+    "empty": lambda path: b"",
+    "no tar": lambda path: b"GGUF" * 1000,
+    "another tar": lambda path: _packed([("a", b"b")]),
+    "cut": lambda path: path.read_bytes()[:-20_000],
+    "cut in the list": lambda path: path.read_bytes()[:700],
+    "longer": lambda path: path.read_bytes() + b"x" * 10_240,
+    "a wrong byte": lambda path: path.read_bytes()[:-100_000] + b"?" + path.read_bytes()[-99_999:],
+    "something at the end": lambda path: path.read_bytes()[:-1] + b"x",
+    "a symbolic link": lambda path: _packed(_parts(path), _linked(tarfile.SYMTYPE)),
+    "a hard link": lambda path: _packed(_parts(path), _linked(tarfile.LNKTYPE)),
+    "a device": lambda path: _packed(_parts(path), _linked(tarfile.CHRTYPE)),
+    "a member twice": lambda path: _packed([*_parts(path), _parts(path)[-1]]),
+    "another order": lambda path: _packed([_parts(path)[0], *_parts(path)[:0:-1]]),
+    "an absolute path": lambda path: _packed([*_parts(path), ("/tmp/evil", b"x")]),
+    "a path upwards": lambda path: _packed([*_parts(path)[:-1], ("../../evil", b"x")]),
+    "a member upwards": lambda path: _rewritten(path, _member(-1, name="sha256/../../../evil")),
+    "a huge member": lambda path: _rewritten(path, _member(-1, size=1 << 60)),
+    "a negative size": lambda path: _rewritten(path, _member(-1, size=-1)),
+    "members twice in the list": lambda path: _rewritten(
+        path, lambda document: document["members"].append(document["members"][-1])
+    ),
+    "a digest that is none": lambda path: _rewritten(path, _member(-1, sha256="../x")),
+    "a file upwards": lambda path: _rewritten(path, _named(file="../../../evil")),
+    "an absolute file": lambda path: _rewritten(path, _named(file="/etc/evil")),
+    "a repository upwards": lambda path: _rewritten(path, _named(repo="../..")),
+    "a key upwards": lambda path: _rewritten(path, _named(kind="tokenizer", key="../../evil")),
+    "a name that steers": lambda path: _rewritten(path, _named(file="\x1b[2Jx")),
+    "a kind that is none": lambda path: _rewritten(path, _named(kind="version")),
+    "a name without a file": lambda path: _rewritten(path, _named(sha256="0" * 64)),
+    "names that are none": lambda path: _rewritten(
+        path, lambda document: document.update(names=[{"repo": 1}])
+    ),
+    "a model upwards": lambda path: _rewritten(
+        path,
+        lambda document: document.update(
+            models=[{"repo": "a/b", "revision": "main", "asked": "", "files": ["../../evil"]}]
+        ),
+    ),
+    "a list that is none": lambda path: _packed([(MANIFEST, b"[1, 2]")]),
+    "a deep list": lambda path: _packed([(MANIFEST, b"[" * 100_000)]),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_nothing_is_kept_of_a_bundle_that_is_not_what_it_says(
+    bundle, machine, bitnet, tmp_path, kind
+):
+    content = HOSTILE[kind](bundle)
+    path = tmp_path / "hostile.tar"
+    path.write_bytes(content)
+    folder = machine("there")
+    before = set(everything(tmp_path))
+    done = bitnet("bundle.import", path, "--into", ".")
+    assert done.code == 13, done.err
+    assert "Traceback" not in done.err
+    assert "\x1b" not in done.err
+    assert list(folder.iterdir()) == []
+    cache = settings.cache_dir()
+    left = {item for item in everything(tmp_path) if item not in before}
+    assert all(item.name == "CACHEDIR.TAG" or item.suffix == ".lock" for item in left), left
+    assert digests_in(cache) == set()
+    assert bitnet("bundle.import", bundle).code == 0
+
+
+def test_a_sound_file_under_a_wrong_digest_is_refused(bundle, machine, bitnet, tmp_path):
+    """The list and the name agree; only the bytes do not."""
+    parts = _parts(bundle)
+    name, content = parts[-1]
+    parts[-1] = (name, content[:-1] + bytes([content[-1] ^ 1]))
+    path = tmp_path / "hostile.tar"
+    path.write_bytes(_packed(parts))
+    machine("there")
+    done = bitnet("bundle.import", path)
+    assert (done.code, name[7:] in done.err) == (13, True)
+    assert digests_in(settings.cache_dir()) == set()
+
+
+def test_a_version_that_is_not_known_is_said(bundle, machine, bitnet, tmp_path):
+    path = tmp_path / "next.tar"
+    path.write_bytes(_rewritten(bundle, lambda document: document.update(version=2)))
+    machine("there")
+    assert bitnet("bundle.import", path).code == 20
+    assert bitnet("bundle.import", tmp_path / "none.tar").code == 19
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
+    bundle, machine, bitnet, monkeypatch
+):
+    from bitnet.store import bundle as module
+
+    machine("there")
+    monkeypatch.setattr(module, "free_space", lambda folder: 1000)
+    done = bitnet("bundle.import", bundle)
+    assert (done.code, "--cache-dir" in done.err) == (10, True)
+    assert "clean-cache" not in done.err
+    assert digests_in(settings.cache_dir()) == set()
+
+
+def test_a_wrong_attestation_is_refused(bundle, machine, bitnet, tmp_path):
+    parts = _parts(bundle)
+    at = next(i for i, (name, _) in enumerate(parts) if name.startswith("attestations/"))
+    text = b"{}"
+    manifest = json.loads(parts[0][1])
+    for member in manifest["members"]:
+        if member["name"] == parts[at][0]:
+            member.update(sha256=hashlib.sha256(text).hexdigest(), size=len(text))
+    parts[0] = (MANIFEST, (json.dumps(manifest, indent=1, sort_keys=True) + "\n").encode())
+    parts[at] = (parts[at][0], text)
+    path = tmp_path / "hostile.tar"
+    path.write_bytes(_packed(parts))
+    machine("there")
+    assert bitnet("bundle.import", path).code == 13
+    assert digests_in(settings.cache_dir()) == set()
