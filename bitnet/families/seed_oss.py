@@ -26,7 +26,7 @@ register(
         gguf_keys={"attention.sliding_window": neutral(0)},
         tensors={"post_attention_layernorm": "post_attention_norm"},
         biases={"attention_bias": QKV, "attention_out_bias": ("attn_output",), "mlp_bias": MLP},
-        # Its files call the norm before the feed-forward network so; there is none behind attention.
+        # Its files call the norm before the feed-forward network so; none is behind attention.
         block={"ffn_norm": "post_attention_norm"},
     )
 )
