@@ -302,12 +302,4 @@ const char* Scanner::space(const char* p, const char* end) const {
     return at == end || last == p ? at : last;
 }
 
-size_t Scanner::safe_cut(std::string_view text, size_t from, size_t to) {
-    const auto letter = [&](size_t i) { return ((text[i] | 0x20) >= 'a') && ((text[i] | 0x20) <= 'z'); };
-    for (size_t i = std::max<size_t>(from, 1); i + 1 < to; ++i) {
-        if (text[i] == ' ' && letter(i - 1) && letter(i + 1)) return i;
-    }
-    return 0;
-}
-
 }  // namespace bitnet

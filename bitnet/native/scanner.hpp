@@ -20,10 +20,6 @@ public:
     // (an apostrophe before a letter outside of ASCII, some of which are small letters in disguise).
     const char* next(const char* p, const char* end) const;
 
-    // A place in [from, to) of text at which every match ends, whatever lies beyond on either side;
-    // 0 when there is none.
-    static size_t safe_cut(std::string_view text, size_t from, size_t to);
-
 private:
     enum class Kind : uint8_t { kNone, kGpt2, kWords, kCasedWords };
     enum class Contractions : uint8_t { kNone, kAsWritten, kAnyCase };

@@ -17,6 +17,14 @@ AddedMatcher matcher(const std::vector<AddedToken>& tokens, Wanted wanted) {
     return AddedMatcher(std::move(chosen));
 }
 
+// Moves the spans from first on, of a part that begins at `by`.
+void shift(Spans* spans, size_t first, size_t by) {
+    for (size_t i = first; spans != nullptr && i < spans->size(); ++i) {
+        (*spans)[i].begin += by;
+        (*spans)[i].end += by;
+    }
+}
+
 }  // namespace
 
 TokenizerEngine::TokenizerEngine(const char* data, size_t size)
@@ -66,7 +74,7 @@ void TokenizerEngine::give_back(std::unique_ptr<Worker> worker) {
     if (lock.owns_lock() && idle_.size() < kIdleWorkers) idle_.push_back(std::move(worker));
 }
 
-bool TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out) {
+bool TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out, bool goes_on) {
     auto worker = borrow();
     worker->budget = Budget(text.size());
     bool exact = true;
@@ -77,54 +85,67 @@ bool TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out
             [&](size_t begin, size_t end) {
                 if (!exact) return;
                 const std::string_view stretch = text.substr(begin, end - begin);
+                const bool rest = goes_on && begin == 0;
                 if (normalizer_.empty()) {
-                    encode_stretch(*worker, stretch, begin == 0, out);
+                    encode_stretch(*worker, stretch, begin == 0 && !rest, rest, out, nullptr);
                     return;
                 }
                 normal.assign(stretch);
-                exact = normalize(normalizer_, normal);
-                if (exact) encode_stretch(*worker, normal, begin == 0, out);
+                exact = normalize(normalizer_, normal, rest);
+                if (!exact) return;
+                encode_stretch(*worker, normal, begin == 0 && !rest, rest, out, nullptr);
             },
-            [&](uint32_t id) { out.push_back(id); });
+            [&](uint32_t id, size_t, size_t) { out.push_back(id); });
     give_back(std::move(worker));
     if (!exact) out.clear();
     return exact;
 }
 
-void TokenizerEngine::encode_normalized(std::string_view text, bool at_start, Ids& out) {
+void TokenizerEngine::encode_normalized(std::string_view text, bool at_start, Ids& out, Spans* spans) {
     auto worker = borrow();
     worker->budget = Budget(text.size());
-    encode_stretch(*worker, text, at_start, out);
+    encode_stretch(*worker, text, at_start, false, out, spans);
     give_back(std::move(worker));
 }
 
 // A stretch between tokens found in raw text, normalized.
 void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, bool at_start,
-                                     Ids& out) {
+                                     bool goes_on, Ids& out, Spans* spans) {
     std::string normal;
+    Origin origin;  // of normal
+    const size_t known = spans != nullptr ? spans->size() : 0;
     if (is_sentencepiece()) {
-        normal = normalize_sentencepiece(file_, charsmap_, untouched_, text);
+        normal = normalize_sentencepiece(file_, charsmap_, untouched_, text, !goes_on,
+                                         spans != nullptr ? &origin : nullptr);
         text = normal;
-        if (model() == ModelKind::kUnigram) {
-            encode_unigram(file_, lowest_score_, text, worker.budget, out);
-            return;
-        }
     }
-    normalized_.split(
-        text,
-        [&](size_t begin, size_t end) {
-            encode_pieces(worker, text.substr(begin, end - begin), at_start && begin == 0, out);
-        },
-        [&](uint32_t id) { out.push_back(id); });
+    if (model() == ModelKind::kUnigram) {
+        encode_unigram(file_, lowest_score_, text, worker.budget, out, spans);
+    } else {
+        normalized_.split(
+            text,
+            [&](size_t begin, size_t end) {
+                const size_t first = spans != nullptr ? spans->size() : 0;
+                encode_pieces(worker, text.substr(begin, end - begin), at_start && begin == 0, out, spans);
+                shift(spans, first, begin);
+            },
+            [&](uint32_t id, size_t begin, size_t end) {
+                out.push_back(id);
+                if (spans != nullptr) spans->push_back({begin, end});
+            });
+    }
+    for (size_t i = known; spans != nullptr && i < spans->size(); ++i) {
+        (*spans)[i] = source_of(origin, (*spans)[i]);
+    }
 }
 
-void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, bool at_start,
-                                    Ids& out) {
+void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, bool at_start, Ids& out,
+                                    Spans* spans) {
     if (worker.pre.empty()) {
-        encode_model(worker, text, out);
+        encode_model(worker, text, out, spans);
         return;
     }
-    if (model() == ModelKind::kBpe && worker.pre.scans()) {
+    if (model() == ModelKind::kBpe && worker.pre.scans() && spans == nullptr) {
         const char* const end = text.data() + text.size();
         for (const char *p = text.data(), *stop = p; p != end; p = stop) {
             stop = worker.pre.scan(text.data(), p, end, worker.budget);
@@ -136,23 +157,36 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, bool 
     Cut& cut = worker.cut;
     cut.text = text;
     cut.pieces.assign(1, {0, text.size()});
+    cut.traced = spans != nullptr;
+    cut.origin.clear();
     worker.pre.run(cut, at_start, worker.budget);
     for (const Cut::Piece& piece : cut.pieces) {
-        encode_model(worker, cut.text.substr(piece.begin, piece.end - piece.begin), out);
+        const size_t first = spans != nullptr ? spans->size() : 0;
+        encode_model(worker, cut.text.substr(piece.begin, piece.end - piece.begin), out, spans);
+        shift(spans, first, piece.begin);
+        for (size_t i = first; spans != nullptr && i < spans->size(); ++i) {
+            (*spans)[i] = source_of(cut.origin, (*spans)[i]);
+        }
     }
 }
 
-void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& out) {
+void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans) {
     switch (model()) {
         case ModelKind::kBpe:
+            if (spans != nullptr) {
+                worker.bpe.trace(piece, out, *spans);
+                break;
+            }
             worker.bpe.add(piece.data(), piece.data() + piece.size(), piece.data() + piece.size(), out);
             worker.bpe.flush(out);
             break;
-        case ModelKind::kSpm: encode_spm(file_, piece, worker.budget, out); break;
+        case ModelKind::kSpm: encode_spm(file_, piece, worker.budget, out, spans); break;
         case ModelKind::kUnigram:
-            encode_unigram(file_, lowest_score_, piece, worker.budget, out);
+            encode_unigram(file_, lowest_score_, piece, worker.budget, out, spans);
             break;
-        case ModelKind::kWordPiece: encode_wordpiece(file_, piece, worker.budget, out); break;
+        case ModelKind::kWordPiece:
+            encode_wordpiece(file_, piece, worker.budget, out, spans);
+            break;
     }
 }
 

@@ -21,10 +21,12 @@ public:
 
     // Safe to call from several threads. Throws OverBudget, and std::invalid_argument for a fault of
     // the character map that only this text shows. False, and nothing in out: the text needs a normalization
-    // that only complete Unicode tables can do.
-    bool encode(std::string_view text, bool parse_special, Ids& out);
-    // The same for a stretch between added tokens whose normalization is done.
-    void encode_normalized(std::string_view text, bool at_start, Ids& out);
+    // that only complete Unicode tables can do. goes_on: the text is the rest of one that was cut
+    // where a cut changes no ids, so nothing is put before it.
+    bool encode(std::string_view text, bool parse_special, Ids& out, bool goes_on = false);
+    // The same for a stretch between added tokens whose normalization is done. Spans, in bytes of
+    // text, are filled in when asked for.
+    void encode_normalized(std::string_view text, bool at_start, Ids& out, Spans* spans = nullptr);
 
     const TokenizerFile& file() const { return file_; }
 
@@ -38,9 +40,10 @@ private:
     };
     std::unique_ptr<Worker> borrow();
     void give_back(std::unique_ptr<Worker> worker);
-    void encode_stretch(Worker& worker, std::string_view text, bool at_start, Ids& out);
-    void encode_pieces(Worker& worker, std::string_view text, bool at_start, Ids& out);
-    void encode_model(Worker& worker, std::string_view piece, Ids& out);
+    void encode_stretch(Worker& worker, std::string_view text, bool at_start, bool goes_on, Ids& out,
+                        Spans* spans);
+    void encode_pieces(Worker& worker, std::string_view text, bool at_start, Ids& out, Spans* spans);
+    void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
     ModelKind model() const { return static_cast<ModelKind>(file_.config.model); }
     bool is_sentencepiece() const {
         return model() == ModelKind::kSpm || model() == ModelKind::kUnigram;

@@ -1,6 +1,7 @@
 // Tokens that are cut out of a text before anything else runs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -31,7 +32,7 @@ public:
 
     const AddedToken* longest(std::string_view text, size_t at) const;
 
-    // Calls on_text(begin, end) and on_token(id) from left to right.
+    // Calls on_text(begin, end) and on_token(id, begin, end) from left to right.
     template <typename OnText, typename OnToken>
     void split(std::string_view text, OnText on_text, OnToken on_token) const {
         size_t done = 0;
@@ -45,9 +46,11 @@ public:
             size_t begin = at, end = at + token->text.size();
             at = end;
             if (!widen(text, *token, spaces, &begin, &end)) continue;
+            begin = std::max(begin, done);
+            end = std::max(end, done);
             if (begin > done) on_text(done, begin);
-            on_token(token->id);
-            done = end > done ? end : done;
+            on_token(token->id, begin, end);
+            done = end;
         }
         if (done < text.size()) on_text(done, text.size());
     }

@@ -13,6 +13,8 @@
 #include "scanner.hpp"
 #include "released.hpp"
 #include "tokenizer.hpp"
+#include "tokenizer_many.hpp"
+#include "unicode.hpp"
 
 namespace nb = nanobind;
 
@@ -41,26 +43,44 @@ public:
         for (PyObject* number : made_) Py_XDECREF(number);
     }
 
-    nb::object list(const Ids& ids, uint32_t n_tokens) {
-        if (made_.size() < n_tokens) made_.resize(n_tokens, nullptr);
-        PyObject* list = PyList_New(static_cast<Py_ssize_t>(ids.size()));
-        if (list == nullptr) throw nb::python_error();
-        for (size_t i = 0; i < ids.size(); ++i) {
-            const bool known = ids[i] < made_.size();
-            PyObject* number = known ? made_[ids[i]] : nullptr;
-            if (number == nullptr) number = PyLong_FromUnsignedLong(ids[i]);
-            if (number == nullptr) {
-                Py_DECREF(list);
-                throw nb::python_error();
-            }
-            if (known) {
-                made_[ids[i]] = number;
-                Py_INCREF(number);
-            }
-            PyList_SET_ITEM(list, static_cast<Py_ssize_t>(i), number);
+    // A list that ids are put into, then taken as Python's.
+    class List {
+    public:
+        List(Numbers& numbers, uint32_t n_tokens) : made_(numbers.made_) {
+            if (made_.size() < n_tokens) made_.resize(n_tokens, nullptr);
         }
-        return nb::steal(list);
-    }
+        List(const List&) = delete;
+        List& operator=(const List&) = delete;
+        ~List() {
+            for (PyObject* item : items_) Py_DECREF(item);
+        }
+        void add(const Ids& ids) {
+            items_.reserve(items_.size() + ids.size());
+            for (const uint32_t id : ids) {
+                const bool known = id < made_.size();
+                PyObject* number = known ? made_[id] : nullptr;
+                if (number == nullptr) number = PyLong_FromUnsignedLong(id);
+                if (number == nullptr) throw nb::python_error();
+                if (known) {
+                    made_[id] = number;
+                    Py_INCREF(number);
+                }
+                items_.push_back(number);
+            }
+        }
+        nb::object take() {
+            PyObject* list = PyList_New(static_cast<Py_ssize_t>(items_.size()));
+            if (list == nullptr) throw nb::python_error();
+            Py_ssize_t at = 0;
+            for (PyObject* item : items_) PyList_SET_ITEM(list, at++, item);
+            items_.clear();
+            return nb::steal(list);
+        }
+
+    private:
+        std::vector<PyObject*>& made_;
+        std::vector<PyObject*> items_;  // ours until they are taken
+    };
 
 private:
     std::vector<PyObject*> made_;  // by id
@@ -94,7 +114,79 @@ public:
             const Released released;
             exact = engine_->encode(input, parse_special, ids);
         }
-        return exact ? numbers_.list(ids, size()) : nb::none();
+        return exact ? list(ids) : nb::none();
+    }
+
+    // Lists of ids, or None, one for each text; but for the first, parts that go on belong to the
+    // text before.
+    nb::list encode_many(nb::list texts, nb::bytes goes_on, bool parse_special, size_t threads) {
+        if (goes_on.size() != texts.size()) throw nb::value_error("a flag for each text");
+        std::vector<nb::object> kept;  // whatever happens to the list meanwhile
+        std::vector<ManyParts::Part> parts;
+        for (size_t i = 0; i < goes_on.size(); ++i) {
+            kept.push_back(nb::cast<nb::str>(texts[i]));
+            parts.push_back({utf8(kept.back()), goes_on.c_str()[i] != 0});
+        }
+        nb::list out;
+        ManyParts many(*engine_, std::move(parts), parse_special, threads);
+        Numbers::List ids(numbers_, size());
+        bool exact = true;
+        size_t done = 0;
+        for (bool more = true; done < many.size();) {
+            {
+                const Released released;
+                more = more && many.help();
+                if (!more) many.wait(done);
+            }
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();
+            // This thread makes Python's lists while the others go on.
+            for (; done < many.size() && many.is_done(done); ++done) {
+                const ManyParts::Encoded part = many.take(done);
+                exact = exact && part.exact;
+                ids.add(part.ids);
+                if (done + 1 < many.size() && many.goes_on(done + 1)) continue;
+                nb::object whole = ids.take();
+                out.append(exact ? whole : nb::none());
+                exact = true;
+            }
+        }
+        return out;
+    }
+
+    nb::object count(nb::str text, bool parse_special, bool goes_on) {
+        const std::string_view input = utf8(text);
+        Ids ids;
+        bool exact = false;
+        {
+            const Released released;
+            exact = engine_->encode(input, parse_special, ids, goes_on);
+        }
+        return exact ? nb::cast(ids.size()) : nb::none();
+    }
+
+    // (id, first character, behind its last character) of each id of a stretch.
+    nb::list spans(nb::str text, bool at_start) {
+        const std::string_view input = utf8(text);
+        Ids ids;
+        Spans spans;
+        std::vector<size_t> characters;  // up to each byte, the one it belongs to included
+        {
+            const Released released;
+            engine_->encode_normalized(input, at_start, ids, &spans);
+            characters.reserve(input.size());
+            size_t count = 0;
+            for (const char c : input) characters.push_back(count += !unicode::continues(c));
+        }
+        nb::list out;
+        for (size_t i = 0; i < ids.size(); ++i) {
+            const Span span = spans[i];
+            const size_t first = span.begin < input.size() ? characters[span.begin] - 1
+                                 : input.empty()           ? 0
+                                                           : characters.back();
+            const size_t stop = span.end > span.begin ? characters[span.end - 1] : first;
+            out.append(nb::make_tuple(ids[i], first, stop));
+        }
+        return out;
     }
 
     nb::object encode_normalized(nb::str text, bool at_start) {
@@ -104,7 +196,7 @@ public:
             const Released released;
             engine_->encode_normalized(input, at_start, ids);
         }
-        return numbers_.list(ids, size());
+        return list(ids);
     }
 
     nb::bytes token_spelling(uint32_t id) const {
@@ -132,6 +224,11 @@ public:
     uint32_t size() const { return engine_->file().n_tokens; }
 
 private:
+    nb::object list(const Ids& ids) {
+        Numbers::List made(numbers_, size());
+        made.add(ids);
+        return made.take();
+    }
     void check(uint32_t id) const {
         if (id >= engine_->file().n_tokens) throw nb::index_error("token id out of range");
     }
@@ -215,6 +312,13 @@ void bind_tokenizer(nb::module_& m) {
         .def(nb::init<nb::handle>(), nb::arg("buffer"))
         .def("encode", &PyTokenizer::encode, nb::arg("text"), nb::arg("parse_special"),
              "Ids, or None when the text needs a normalization that is not built in.")
+        .def("encode_many", &PyTokenizer::encode_many, nb::arg("texts"), nb::arg("goes_on"),
+             nb::arg("parse_special"), nb::arg("threads"),
+             "As encode, of many texts at once; a text that goes on is a part of the one before.")
+        .def("count", &PyTokenizer::count, nb::arg("text"), nb::arg("parse_special"),
+             nb::arg("goes_on"), "How many ids encode gives.")
+        .def("spans", &PyTokenizer::spans, nb::arg("text"), nb::arg("at_start"),
+             "Ids as encode_normalized gives them, with the characters each stands for.")
         .def("encode_normalized", &PyTokenizer::encode_normalized, nb::arg("text"),
              nb::arg("at_start"), "Ids of a normalized stretch between added tokens.")
         .def("token_spelling", &PyTokenizer::token_spelling, nb::arg("id"),

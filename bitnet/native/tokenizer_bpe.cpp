@@ -129,14 +129,40 @@ void Bpe::merge(std::string_view piece) {
     }
 }
 
+// Joining ids joins their spellings, so those of the first ids say where a later one ends.
+void Bpe::trace(std::string_view piece, Ids& out, Spans& spans) {
+    resolve(piece);
+    const Ids found = ids_;
+    out.insert(out.end(), found.begin(), found.end());
+    if (found.size() == 1) {
+        spans.push_back({0, piece.size()});
+        return;
+    }
+    Spans units;
+    ids_.clear();
+    start(piece, &units);
+    size_t next = 0;
+    for (const uint32_t id : found) {
+        const size_t first = next;
+        for (size_t size = 0; size < file_.token(id).size() && next < ids_.size(); ++next) {
+            size += file_.token(ids_[next]).size();
+        }
+        spans.push_back(next > first ? Span{units[first].begin, units[next - 1].end} : Span{0, 0});
+    }
+}
+
 // The tokens of single bytes or characters.
-void Bpe::start(std::string_view piece) {
+void Bpe::start(std::string_view piece, Spans* spans) {
+    const auto add = [&](uint32_t id, size_t begin, size_t end) {
+        ids_.push_back(id);
+        if (spans != nullptr) spans->push_back({begin, end});
+    };
     const uint32_t flags = file_.config.flags, unknown = file_.config.unknown_id;
     if (flags & kByteLevel) {
-        for (const char c : piece) {
-            const uint32_t id = file_.byte_id(static_cast<unsigned char>(c));
-            if (id != kNoId) ids_.push_back(id);
-            else if (unknown != kNoId) ids_.push_back(unknown);
+        for (size_t i = 0; i < piece.size(); ++i) {
+            const uint32_t id = file_.byte_id(static_cast<unsigned char>(piece[i]));
+            if (id != kNoId) add(id, i, i + 1);
+            else if (unknown != kNoId) add(unknown, i, i + 1);
         }
         return;
     }
@@ -145,7 +171,7 @@ void Bpe::start(std::string_view piece) {
         n = unicode::length(piece, i);
         const uint32_t id = file_.find(piece.data() + i, n);
         if (id != kNoId) {
-            ids_.push_back(id);
+            add(id, i, i + n);
             after_unknown = false;
             continue;
         }
@@ -155,11 +181,12 @@ void Bpe::start(std::string_view piece) {
         }
         if (bytes) {
             for (size_t k = 0; k < n; ++k) {
-                ids_.push_back(file_.byte_id(static_cast<unsigned char>(piece[i + k])));
+                add(file_.byte_id(static_cast<unsigned char>(piece[i + k])), i + k, i + k + 1);
             }
             after_unknown = false;
         } else if (unknown != kNoId) {
-            if (!after_unknown || !(flags & kFuseUnknown)) ids_.push_back(unknown);
+            if (!after_unknown || !(flags & kFuseUnknown)) add(unknown, i, i + n);
+            else if (spans != nullptr) spans->back().end = i + n;
             after_unknown = true;
         }
     }

@@ -17,7 +17,7 @@
 
 namespace bitnet {
 
-constexpr uint32_t kTokenizerVersion = 2;
+constexpr uint32_t kTokenizerVersion = 3;
 constexpr uint32_t kNoId = 0xFFFFFFFF;
 
 enum class Section : uint32_t {

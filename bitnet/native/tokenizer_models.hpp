@@ -9,10 +9,12 @@
 
 #include "tokenizer_added.hpp"
 #include "tokenizer_file.hpp"
+#include "tokenizer_steps.hpp"
 
 namespace bitnet {
 
 using Ids = std::vector<uint32_t>;
+using Spans = std::vector<Span>;  // of ids: the bytes of the text each stands for
 
 // Ids of pieces of text met before: of up to 8 * kWords bytes and kIds ids, two to a set.
 template <size_t kWords, size_t kIds, size_t kSets>
@@ -47,6 +49,8 @@ public:
     // by, in order, and all of them with flush().
     void add(const char* begin, const char* end, const char* limit, Ids& out);
     void flush(Ids& out);
+    // The same for one piece alone, with the bytes that each id stands for.
+    void trace(std::string_view piece, Ids& out, Spans& spans);
     // Whether merging the spelling of a token gives that token alone.
     bool merges_whole(uint32_t id);
 
@@ -74,7 +78,7 @@ private:
     };
     void resolve(std::string_view piece);
     void merge(std::string_view piece);
-    void start(std::string_view piece);
+    void start(std::string_view piece, Spans* spans = nullptr);
     void merge_few();
     void merge_many();
 
@@ -89,16 +93,19 @@ private:
 };
 
 // SentencePiece BPE: merges by score of the result, highest and leftmost first.
-void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out);
+// Of all of these, spans may be null.
+void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out,
+                Spans* spans = nullptr);
 
 // SentencePiece Unigram: the segmentation with the best sum of scores.
 // `lowest` is the lowest score of a normal piece; what has no piece costs more.
 float lowest_score(const TokenizerFile& file);
 void encode_unigram(const TokenizerFile& file, float lowest, std::string_view text, Budget& budget,
-                    Ids& out);
+                    Ids& out, Spans* spans = nullptr);
 
 // Longest token first; a word that cannot be covered is unknown as a whole.
-void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out);
+void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out,
+                      Spans* spans = nullptr);
 
 // SentencePiece's precompiled character map: a double-array trie (darts-clone) and the texts its
 // values point to. Every entry is checked when it is read, so what it makes of UTF-8 is UTF-8.
@@ -117,7 +124,9 @@ private:
 };
 
 // SentencePiece's normalization: character map, spaces, U+2581. The map leaves some tokens alone.
+// prefix: a space is put first, where the tokenizer wants it; origin may be null.
 std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& map,
-                                    const AddedMatcher& untouched, std::string_view text);
+                                    const AddedMatcher& untouched, std::string_view text,
+                                    bool prefix, Origin* origin = nullptr);
 
 }  // namespace bitnet

@@ -14,15 +14,24 @@ namespace {
 constexpr char kSpaceSymbol[] = "\xE2\x96\x81";  // U+2581
 constexpr float kUnknownPenalty = 10.0f;
 
-void add_piece(const TokenizerFile& file, std::string_view piece, bool& after_unknown, Ids& out) {
+// Ids of a piece that begins at `at` in the text.
+void add_piece(const TokenizerFile& file, std::string_view piece, size_t at, bool& after_unknown,
+               Ids& out, Spans* spans) {
+    const auto add = [&](uint32_t id, size_t begin, size_t end) {
+        out.push_back(id);
+        if (spans != nullptr) spans->push_back({begin, end});
+    };
     const uint32_t id = file.find(piece.data(), piece.size());
     if (id != kNoId) {
-        out.push_back(id);
+        add(id, at, at + piece.size());
         after_unknown = false;
     } else if (file.config.flags & kByteFallback) {
-        for (const char c : piece) out.push_back(file.byte_id(static_cast<unsigned char>(c)));
+        for (size_t i = 0; i < piece.size(); ++i) {
+            add(file.byte_id(static_cast<unsigned char>(piece[i])), at + i, at + i + 1);
+        }
     } else if (file.config.unknown_id != kNoId) {
-        if (!after_unknown) out.push_back(file.config.unknown_id);
+        if (!after_unknown) add(file.config.unknown_id, at, at + piece.size());
+        else if (spans != nullptr) spans->back().end = at + piece.size();
         after_unknown = true;
     }
 }
@@ -94,23 +103,32 @@ size_t CharsMap::replace(std::string_view text, size_t at, std::string& out) con
 }
 
 std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& map,
-                                    const AddedMatcher& untouched, std::string_view text) {
+                                    const AddedMatcher& untouched, std::string_view text,
+                                    bool prefix, Origin* origin) {
     const uint32_t flags = file.config.flags;
     std::string replaced;
     replaced.reserve(text.size() + text.size() / 8);
     const bool trim = (flags & kRemoveExtraWhitespaces) != 0;
     bool after_space = true;
     std::string chunk;
-    const auto add = [&](std::string_view part) {
-        while (trim && after_space && !part.empty() && part[0] == ' ') part.remove_prefix(1);
+    Origin from;  // of replaced
+    // Takes in what the text in [begin, end) becomes; byte by byte the same where `same`.
+    const auto add = [&](std::string_view part, size_t begin, size_t end, bool same) {
+        while (trim && after_space && !part.empty() && part[0] == ' ') {
+            part.remove_prefix(1);
+            if (same) ++begin;
+        }
         if (part.empty()) return;
         replaced.append(part);
         after_space = part.back() == ' ';
+        for (size_t i = 0; origin != nullptr && i < part.size(); ++i) {
+            from.push_back(same ? Span{begin + i, begin + i + 1} : Span{begin, end});
+        }
     };
     if (map.empty()) {
         for (size_t i = 0, n = 0; i < text.size(); i += n) {
             n = trim ? unicode::length(text, i) : text.size();
-            add(text.substr(i, n));
+            add(text.substr(i, n), i, i + n, true);
         }
     } else {
         const size_t most = limits::kGrowthBase + limits::kGrowth * text.size();
@@ -118,30 +136,37 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& m
             if (replaced.size() > most) throw OverBudget("a normalizer that makes the text too long");
             const AddedToken* kept = untouched.longest(text, i);
             if (kept != nullptr) {
-                add(kept->text);
+                add(kept->text, i, i + kept->text.size(), true);
                 i += kept->text.size();
                 continue;
             }
             chunk.clear();
-            i += map.replace(text, i, chunk);
-            add(chunk);
+            const size_t n = map.replace(text, i, chunk);
+            add(chunk, i, i + n, false);
+            i += n;
         }
     }
     if (text.empty()) return {};  // a text that vanishes still gets its prefix
     std::string out;
     out.reserve(replaced.size() + replaced.size() / 2 + 3);
-    if (flags & kAddSpacePrefix) out += kSpaceSymbol;
-    for (const char c : replaced) {
-        if (c == ' ') out += kSpaceSymbol;
-        else out += c;
+    if (flags & kAddSpacePrefix && prefix) {
+        out += kSpaceSymbol;
+        if (origin != nullptr) origin->assign(out.size(), {0, 0});  // stands for nothing
+    }
+    for (size_t i = 0; i < replaced.size(); ++i) {
+        if (replaced[i] == ' ') out += kSpaceSymbol;
+        else out += replaced[i];
+        if (origin != nullptr) origin->resize(out.size(), from[i]);
     }
     while (trim && out.size() >= 3 && out.compare(out.size() - 3, 3, kSpaceSymbol) == 0) {
         out.resize(out.size() - 3);
+        if (origin != nullptr) origin->resize(out.size());
     }
     return out;
 }
 
-void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out) {
+void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget, Ids& out,
+                Spans* spans) {
     struct Symbol {
         size_t begin, size;
         int64_t previous, next;
@@ -199,7 +224,8 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
             stack.pop_back();
             const auto found = unused.find(piece);
             if (found == unused.end()) {
-                add_piece(file, piece, after_unknown, out);
+                add_piece(file, piece, static_cast<size_t>(piece.data() - text.data()), after_unknown,
+                          out, spans);
             } else {
                 stack.push_back(piece.substr(found->second));
                 stack.push_back(piece.substr(0, found->second));
@@ -220,7 +246,7 @@ float lowest_score(const TokenizerFile& file) {
 }
 
 void encode_unigram(const TokenizerFile& file, float lowest, std::string_view text, Budget& budget,
-                    Ids& out) {
+                    Ids& out, Spans* spans) {
     struct Node {
         float score = 0.0f;
         int64_t start = -1;
@@ -265,11 +291,13 @@ void encode_unigram(const TokenizerFile& file, float lowest, std::string_view te
     }
     bool after_unknown = false;
     for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
-        add_piece(file, *piece, after_unknown, out);
+        add_piece(file, *piece, static_cast<size_t>(piece->data() - text.data()), after_unknown, out,
+                  spans);
     }
 }
 
-void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out) {
+void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& budget, Ids& out,
+                      Spans* spans) {
     const size_t before = out.size();
     size_t chars = 0;
     for (size_t i = 0; i < word.size(); i += unicode::length(word, i)) ++chars;
@@ -288,6 +316,7 @@ void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& 
             const uint32_t id = file.find(text.data(), text.size());
             if (id != kNoId) {
                 out.push_back(id);
+                if (spans != nullptr) spans->push_back({start, stop});
                 start = stop;
                 covered = true;
                 break;
@@ -297,8 +326,11 @@ void encode_wordpiece(const TokenizerFile& file, std::string_view word, Budget& 
         }
     }
     if (covered) return;
+    if (spans != nullptr) spans->resize(spans->size() - (out.size() - before));
     out.resize(before);
-    if (file.config.unknown_id != kNoId) out.push_back(file.config.unknown_id);
+    if (file.config.unknown_id == kNoId) return;
+    out.push_back(file.config.unknown_id);
+    if (spans != nullptr) spans->push_back({0, word.size()});
 }
 
 }  // namespace bitnet

@@ -110,7 +110,7 @@ std::vector<TokenizerStep> read_steps(std::string_view bytes) {
     return steps;
 }
 
-bool normalize(const std::vector<TokenizerStep>& steps, std::string& text) {
+bool normalize(const std::vector<TokenizerStep>& steps, std::string& text, bool goes_on) {
     for (const TokenizerStep& step : steps) {
         switch (step.kind) {
             case StepKind::kNfc:
@@ -132,13 +132,18 @@ bool normalize(const std::vector<TokenizerStep>& steps, std::string& text) {
                 if (step.a & kBertLowercase) lower_ascii(text);
                 break;
             case StepKind::kPrepend:
-                if (!text.empty()) text.insert(0, step.text);
+                if (!text.empty() && !goes_on) text.insert(0, step.text);
                 break;
             case StepKind::kReplace: replace_all(text, step.text, step.other); break;
             default: break;
         }
     }
     return true;
+}
+
+void follow(const Origin& first, Origin& then) {
+    if (first.empty()) return;
+    for (Span& span : then) span = source_of(first, span);
 }
 
 PreTokenizer::PreTokenizer(const std::vector<TokenizerStep>& steps) : steps_(steps) {
@@ -178,16 +183,30 @@ void PreTokenizer::prefix(Cut& cut, const TokenizerStep& step, bool first) {
     std::string out;
     out.reserve(cut.text.size() * 2);
     pieces_.clear();
+    Origin origin;
     for (const Cut::Piece& piece : cut.pieces) {
-        std::string text(cut.text.substr(piece.begin, piece.end - piece.begin));
+        const std::string_view original = cut.text.substr(piece.begin, piece.end - piece.begin);
+        std::string text(original);
         if (meta) replace_all(text, " ", step.text);
         const bool wanted =
             step.a == kAlways || (step.a == kFirst && first && piece.begin == 0);
         const size_t begin = out.size();
         if (wanted && text.compare(0, step.text.size(), step.text) != 0) out += step.text;
+        if (cut.traced) {
+            // What is put before a piece comes from its first character, as the library has it.
+            const size_t before = out.size() - begin;
+            const size_t width = original.empty() ? 0 : unicode::length(original, 0);
+            origin.insert(origin.end(), before, {piece.begin, piece.begin + width});
+            for (size_t i = piece.begin; i < piece.end; ++i) {
+                const bool longer = meta && cut.text[i] == ' ';
+                origin.insert(origin.end(), longer ? step.text.size() : 1, {i, i + 1});
+            }
+        }
         out += text;
         pieces_.push_back({begin, out.size()});
     }
+    follow(cut.origin, origin);
+    cut.origin = std::move(origin);
     cut.own = std::move(out);
     cut.text = cut.own;
     cut.pieces.swap(pieces_);

@@ -31,18 +31,34 @@ struct TokenizerStep {
 // Throws std::invalid_argument when the bytes are no list of steps.
 std::vector<TokenizerStep> read_steps(std::string_view bytes);
 
-// False: the step may change this text in a way only the full Unicode tables know.
-bool normalize(const std::vector<TokenizerStep>& steps, std::string& text);
+// False: the step may change this text in a way only the full Unicode tables know. goes_on: nothing
+// is put before the text.
+bool normalize(const std::vector<TokenizerStep>& steps, std::string& text, bool goes_on = false);
+
+// A stretch of a text, in bytes.
+struct Span {
+    size_t begin, end;
+};
+// Where each byte of a changed text comes from; empty for a text that was not changed.
+using Origin = std::vector<Span>;
 
 // A text and the pieces it was cut into.
 struct Cut {
-    struct Piece {
-        size_t begin, end;
-    };
+    using Piece = Span;
     std::string own;        // set when a step had to change the text
     std::string_view text;
     std::vector<Piece> pieces;
+    bool traced = false;    // whether to fill in origin
+    Origin origin;          // of text
 };
+
+// What a stretch of a changed text comes from.
+inline Span source_of(const Origin& origin, Span span) {
+    if (origin.empty() || span.begin >= span.end) return span;
+    return {origin[span.begin].begin, origin[span.end - 1].end};
+}
+// Makes then, the origin of a second change, that of both.
+void follow(const Origin& first, Origin& then);
 
 // Runs pre-tokenizer steps; every worker has its own, since matching needs scratch memory.
 class PreTokenizer {

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
         load_tokenizer,
     )
     from bitnet.tokenizer.strategy import TokenizerStrategy
-    from bitnet.tokenizer.tokenizer import Tokenizer, TokenStream
+    from bitnet.tokenizer.tokenizer import Tokenizer, TokenSpan, TokenStream
 
 __all__ = [
+    "TokenSpan",
     "TokenStream",
     "Tokenizer",
     "TokenizerDiscovery",
@@ -42,6 +43,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "TokenSpan": "tokenizer",
     "TokenStream": "tokenizer",
     "Tokenizer": "tokenizer",
     "TokenizerDiscovery": "discover",

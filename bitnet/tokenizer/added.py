@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from tokenizers.pre_tokenizers import PreTokenizer
 
@@ -45,7 +45,14 @@ class AddedTokens:
             text: raw or normalized text, depending on the stage.
             parse_special: recognise special tokens too; other added tokens always are.
         """
-        return (self._all if parse_special else self._ordinary).split(text)
+        parts = self.cut(text, parse_special=parse_special)
+        return [text[start:stop] if id is None else id for id, start, stop in parts]
+
+    def cut(
+        self, text: str, *, parse_special: bool = True
+    ) -> Iterator[tuple[int | None, int, int]]:
+        """As :meth:`split`, in characters: id or ``None``, first, behind the last."""
+        return (self._all if parse_special else self._ordinary).cut(text)
 
 
 class _Matcher:
@@ -58,13 +65,10 @@ class _Matcher:
         texts = sorted(self._by_text, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
 
-    def split(self, text: str) -> list[int | str]:
-        if self._pattern is None:
-            return [text] if text else []
-        parts: list[int | str] = []
+    def cut(self, text: str) -> Iterator[tuple[int | None, int, int]]:
         done = 0
         runs = _Runs(text)
-        for match in self._pattern.finditer(text):
+        for match in self._pattern.finditer(text) if self._pattern is not None else ():
             token = self._by_text[match.group()]
             start, stop = match.span()
             if token.single_word and not _is_whole_word(text, start, stop):
@@ -75,12 +79,11 @@ class _Matcher:
                 stop = runs.stop(stop)
             start = max(start, done)
             if done < start:
-                parts.append(text[done:start])
-            parts.append(token.id)
+                yield None, done, start
             done = max(stop, done)
+            yield token.id, start, done
         if done < len(text):
-            parts.append(text[done:])
-        return parts
+            yield None, done, len(text)
 
 
 class _Runs:

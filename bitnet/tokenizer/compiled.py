@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet import native, settings
 from bitnet.files import keep
 from bitnet.tokenizer.byte_alphabet import spell_bytes
+from bitnet.tokenizer.cuts import cut_pattern
 from bitnet.tokenizer.limits import check_spec
 from bitnet.tokenizer.steps import NotNative, pack_steps
 
@@ -154,6 +155,7 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
         "stop_ids": sorted(spec.stop_ids),
         "special_ids": sorted(special),
         "steps": [[step.type, step.options] for step in spec.normalizer],
+        "cut": cut_pattern(spec),
         "decoder": [[step.type, step.options] for step in spec.decoding],
         "respelled": [
             [token.id, token.text]
@@ -242,7 +244,7 @@ def read_meta(engine: Any) -> dict[str, Any]:
             and all(type(one) is kind for one, kind in zip(value, kinds, strict=True))
         )
 
-    texts = ("pre", "source", "fingerprint", "model")
+    texts = ("pre", "source", "fingerprint", "model", "cut")
     flags = ("byte_level", "byte_fallback")
     lists = ("steps", "decoder", "respelled", "added")
     good = (

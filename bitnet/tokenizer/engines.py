@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bitnet import native
+from bitnet.cores import thread_count
 from bitnet.errors import InvalidFormat
 from bitnet.tokenizer.byte_alphabet import byte_spelling, spell_bytes
 from bitnet.tokenizer.compiled import is_verbatim
+from bitnet.tokenizer.cuts import cut_pattern, parts_of
 from bitnet.tokenizer.decoding import Spellings
 from bitnet.tokenizer.limits import over_budget
-from bitnet.tokenizer.spec import SPACE_SYMBOL
+from bitnet.tokenizer.offsets import aligner, moved
+from bitnet.tokenizer.spec import SPACE_SYMBOL, Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from bitnet.tokenizer.offsets import Origin
     from bitnet.tokenizer.spec import TokenizerSpec
 
 __all__ = ["Engine", "native_engine", "portable_engine"]
 
 _VERBATIM, _BYTE = 2, 4  # token flags of the compiled file
 _BYTE_TYPE = 6  # GGUF token type
+# Characters: a text this long is encoded in parts of this size, on several threads.
+_LONG, _PART = 1 << 17, 1 << 16
 
 
 class Engine(Spellings, Protocol):
@@ -30,8 +37,19 @@ class Engine(Spellings, Protocol):
 
     name: str
 
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
-        """Ids of *text*, nothing added around it."""
+    cut: re.Pattern[str] | None  # see bitnet.tokenizer.cuts
+
+    def encode(self, text: str, *, parse_special: bool, goes_on: bool = False) -> list[int]:
+        """Ids of *text*, nothing added around it; *goes_on*: it is what follows a cut."""
+
+    def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
+        """Ids of each of *texts*."""
+
+    def count(self, text: str, *, parse_special: bool, goes_on: bool) -> int:
+        """How many ids ``encode`` gives."""
+
+    def spans(self, text: str, *, parse_special: bool) -> list[tuple[int, int, int]]:
+        """Ids of *text*, each with its first character and the one behind its last."""
 
     def id_of(self, text: str) -> int | None:
         """The id of the token that is written *text*."""
@@ -67,16 +85,67 @@ class _Native:
         self._steps = meta["steps"]
         self._added: list[tuple[int, str, dict[str, bool]]] = meta["added"]
         self.spelling = engine.token_spelling
+        self.cut = re.compile(meta["cut"]) if meta["cut"] else None
 
     def __len__(self) -> int:
         return len(self._engine)
 
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool, goes_on: bool = False) -> list[int]:
+        if goes_on or len(text) >= _LONG:
+            return self._many([text], parse_special=parse_special, goes_on=goes_on)[0]
         with self._bounded():
             ids = self._engine.encode(text, parse_special)
             if ids is None:
                 return self._normalized(text, parse_special=parse_special)
             return cast("list[int]", ids)
+
+    def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
+        return self._many(texts, parse_special=parse_special)
+
+    def _many(
+        self, texts: Sequence[str], *, parse_special: bool, goes_on: bool = False
+    ) -> list[list[int]]:
+        """Ids of *texts*, long ones in parts, on as many threads as a pass of the model takes."""
+        parts: list[str] = []
+        flags = bytearray()
+        threads = thread_count()
+        for text in texts:
+            own = parts_of(text, self.cut if threads > 1 else None, _PART)
+            for i, part in enumerate(own):
+                parts.append(part)
+                flags.append(i > 0 or goes_on)
+        with self._bounded():
+            found = self._engine.encode_many(parts, bytes(flags), parse_special, threads)
+            return [
+                self._normalized(text, parse_special=parse_special, goes_on=goes_on)
+                if ids is None
+                else ids
+                for text, ids in zip(texts, found, strict=True)
+            ]
+
+    def count(self, text: str, *, parse_special: bool, goes_on: bool) -> int:
+        with self._bounded():
+            found = self._engine.count(text, parse_special, goes_on)
+        if found is None:
+            return len(self.encode(text, parse_special=parse_special, goes_on=goes_on))
+        return cast("int", found)
+
+    def spans(self, text: str, *, parse_special: bool) -> list[tuple[int, int, int]]:
+        found: list[tuple[int, int, int]] = []
+        text.encode()  # raises what encoding raises for half of a surrogate pair
+        for id, start, stop in self._raw_tokens.cut(text, parse_special=parse_special):
+            if id is not None:
+                found.append((id, start, stop))
+                continue
+            with self._bounded():
+                normal, origin = self._aligned(text[start:stop])
+                spans = self._engine.spans(normal, start == 0)
+            found.extend(moved(spans, origin, start))
+        return found
+
+    @cached_property
+    def _aligned(self) -> Callable[[str], tuple[str, Origin]]:
+        return aligner(self._source, self._normalizer_steps(goes_on=False))
 
     @contextmanager
     def _bounded(self) -> Iterator[None]:
@@ -84,6 +153,8 @@ class _Native:
             yield
         except self._over_budget as error:
             raise over_budget(self._source, error) from None
+        except UnicodeEncodeError:
+            raise  # half of a surrogate pair
         except ValueError as error:
             raise InvalidFormat(
                 f"the tokenizer {self._source} is damaged: {error}",
@@ -109,13 +180,20 @@ class _Native:
         spelled = text if self._byte_level else text.replace(" ", SPACE_SYMBOL)
         return cast("int | None", self._engine.find(spelled.encode()))
 
-    @cached_property
-    def _normalizer(self) -> Any:
-        from bitnet.tokenizer.library import library_for
-        from bitnet.tokenizer.spec import Step
-
+    def _normalizer_steps(self, *, goes_on: bool) -> list[Step]:
         steps = (Step(kind, options) for kind, options in self._steps)
-        return library_for(self._source, steps).normalizer
+        return [step for step in steps if not (goes_on and step.type == "Prepend")]
+
+    @cached_property
+    def _normalizers(self) -> tuple[Any, Any]:
+        """The library's normalizer for the beginning of a text, and for what goes on."""
+        from bitnet.tokenizer.library import library_for
+
+        first, rest = (
+            library_for(self._source, self._normalizer_steps(goes_on=goes_on)).normalizer
+            for goes_on in (False, True)
+        )
+        return first, rest
 
     @cached_property
     def _raw_tokens(self) -> Any:
@@ -124,7 +202,7 @@ class _Native:
 
         return AddedTokens(AddedToken(id, text, **flags) for id, text, flags in self._added)
 
-    def _normalized(self, text: str, *, parse_special: bool) -> list[int]:
+    def _normalized(self, text: str, *, parse_special: bool, goes_on: bool = False) -> list[int]:
         """The same as ``encode``, with the library's normalizer between the two native halves."""
         from bitnet.tokenizer.library import fenced
 
@@ -132,10 +210,12 @@ class _Native:
         for i, part in enumerate(self._raw_tokens.split(text, parse_special=parse_special)):
             if isinstance(part, int):
                 ids.append(part)
-            else:
-                with fenced(f"the tokenizer {self._source}"):
-                    normal = self._normalizer.normalize_str(part)
-                ids.extend(self._engine.encode_normalized(normal, i == 0))
+                continue
+            rest = goes_on and i == 0
+            normalizer = self._normalizers[rest]
+            with fenced(f"the tokenizer {self._source}"):
+                normal = part if normalizer is None else normalizer.normalize_str(part)
+            ids.extend(self._engine.encode_normalized(normal, i == 0 and not rest))
         return ids
 
 
@@ -149,14 +229,27 @@ class _Portable:
 
         self._spec = spec
         self._engine = PortableEngine(spec)
+        pattern = cut_pattern(spec)
+        self.cut = re.compile(pattern) if pattern else None
         self._added = {token.id: token.text for token in spec.added}
         self._bytes = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
     def __len__(self) -> int:
         return len(self._spec.tokens)
 
-    def encode(self, text: str, *, parse_special: bool) -> list[int]:
-        return self._engine.encode(text, parse_special=parse_special)
+    def encode(self, text: str, *, parse_special: bool, goes_on: bool = False) -> list[int]:
+        text.encode()  # raises what the other engine raises for half of a surrogate pair
+        return self._engine.encode(text, parse_special=parse_special, goes_on=goes_on)
+
+    def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
+        return [self.encode(text, parse_special=parse_special) for text in texts]
+
+    def count(self, text: str, *, parse_special: bool, goes_on: bool) -> int:
+        return len(self.encode(text, parse_special=parse_special, goes_on=goes_on))
+
+    def spans(self, text: str, *, parse_special: bool) -> list[tuple[int, int, int]]:
+        text.encode()
+        return self._engine.spans(text, parse_special=parse_special)
 
     def _type(self, id: int) -> int:
         return self._spec.token_types[id] if self._spec.token_types else 1

@@ -15,6 +15,7 @@ from bitnet.tokenizer.added import AddedTokens
 from bitnet.tokenizer.library import fenced, library_for
 from bitnet.tokenizer.library_patterns import linear_steps
 from bitnet.tokenizer.limits import check_spec
+from bitnet.tokenizer.offsets import aligner, moved
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.sentencepiece import SentencePiece
 from bitnet.tokenizer.spec import Step
@@ -31,7 +32,8 @@ __all__ = ["PortableEngine"]
 
 
 class _Pieces(Protocol):
-    def encode(self, text: str, *, at_start: bool) -> list[int]: ...
+    def encode(self, text: str, *, at_start: bool, goes_on: bool) -> list[int]: ...
+    def spans(self, text: str, *, at_start: bool) -> Iterable[tuple[int, int, int]]: ...
 
 
 class PortableEngine:
@@ -52,12 +54,13 @@ class PortableEngine:
         own = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
         self._pieces = _Own(spec) if own else _Library(spec)
 
-    def encode(self, text: str, *, parse_special: bool = True) -> list[int]:
+    def encode(self, text: str, *, parse_special: bool = True, goes_on: bool = False) -> list[int]:
         """Ids of *text*, no BOS or EOS added.
 
         Args:
             text: any text; lone surrogates become U+FFFD.
             parse_special: recognise special tokens in it; other added tokens always are.
+            goes_on: it is what follows a cut (:mod:`bitnet.tokenizer.cuts`).
         """
         text = _without_surrogates(text)
         ids: list[int] = []
@@ -65,7 +68,9 @@ class PortableEngine:
             if isinstance(part, int):
                 ids.append(part)
             else:
-                ids.extend(self._pieces.encode(part, at_start=i == 0))
+                rest = goes_on and i == 0
+                first = i == 0 and not rest
+                ids.extend(self._pieces.encode(part, at_start=first, goes_on=rest))
         return ids
 
     def encode_ordinary(self, text: str, *, at_start: bool = True) -> list[int]:
@@ -75,7 +80,18 @@ class PortableEngine:
             text: holds no token that is cut out of raw text.
             at_start: nothing came before it.
         """
-        return self._pieces.encode(text, at_start=at_start)
+        return self._pieces.encode(text, at_start=at_start, goes_on=False)
+
+    def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
+        """Ids of *text*, each with its first character and the one behind its last."""
+        found: list[tuple[int, int, int]] = []
+        for id, start, stop in self._added.cut(text, parse_special=parse_special):
+            if id is not None:
+                found.append((id, start, stop))
+                continue
+            own = self._pieces.spans(text[start:stop], at_start=start == 0)
+            found.extend(moved(own, None, start))
+        return found
 
 
 def _without_surrogates(text: str) -> str:
@@ -92,8 +108,11 @@ class _Own:
     def __init__(self, spec: TokenizerSpec) -> None:
         self._model = SentencePiece(spec)
 
-    def encode(self, text: str, *, at_start: bool) -> list[int]:  # noqa: ARG002
-        return self._model.encode(text)
+    def encode(self, text: str, *, at_start: bool, goes_on: bool) -> list[int]:  # noqa: ARG002
+        return self._model.encode(text, goes_on=goes_on)
+
+    def spans(self, text: str, *, at_start: bool) -> list[tuple[int, int, int]]:  # noqa: ARG002
+        return self._model.spans(text)
 
 
 class _Library:
@@ -104,24 +123,39 @@ class _Library:
         prepends = any(step.options.get("prepend_scheme") == "first" for step in _flat(spec))
         self._later = _build(spec, first=False) if prepends else self._first
         self._normalizer = self._first.normalizer
+        rest = [step for step in spec.normalizer if step.type != "Prepend"]
+        self._rest = library_for(spec.source, rest).normalizer
+        self._aligned = aligner(spec.source, spec.normalizer)
         self._first.normalizer = self._later.normalizer = None
         self._added = AddedTokens(spec.added, normalized=True)
         self._source = spec.source
         self._threes = spec.pre_tokenizer == PRE_TOKENIZERS["superbpe"].steps
 
-    def encode(self, text: str, *, at_start: bool) -> list[int]:
+    def encode(self, text: str, *, at_start: bool, goes_on: bool) -> list[int]:
+        normalizer = self._rest if goes_on else self._normalizer
         with fenced(f"the tokenizer {self._source}"):
-            if self._normalizer is not None:
-                text = self._normalizer.normalize_str(text)
-            ids: list[int] = []
-            for i, part in enumerate(self._added.split(text)):
-                if isinstance(part, int):
-                    ids.append(part)
-                    continue
-                library = self._first if at_start and i == 0 else self._later
-                for stretch in _in_threes(part) if self._threes else (part,):
-                    ids.extend(library.encode(stretch, add_special_tokens=False).ids)
-        return ids
+            if normalizer is not None:
+                text = normalizer.normalize_str(text)
+            return [id for id, *_ in self._encoded(text, at_start=at_start)]
+
+    def spans(self, text: str, *, at_start: bool) -> Iterator[tuple[int, int, int]]:
+        normal, origin = self._aligned(text)
+        with fenced(f"the tokenizer {self._source}"):
+            yield from moved(self._encoded(normal, at_start=at_start), origin, 0)
+
+    def _encoded(self, text: str, *, at_start: bool) -> Iterator[tuple[int, int, int]]:
+        """Ids and characters of a normalized text."""
+        for id, start, stop in self._added.cut(text):
+            if id is not None:
+                yield id, start, stop
+                continue
+            library = self._first if at_start and start == 0 else self._later
+            part = text[start:stop]
+            for stretch in _in_threes(part) if self._threes else (part,):
+                found = library.encode(stretch, add_special_tokens=False)
+                for one, (first, last) in zip(found.ids, found.offsets, strict=True):
+                    yield one, start + first, start + last
+                start += len(stretch)
 
 
 def _in_threes(text: str) -> Iterator[str]:

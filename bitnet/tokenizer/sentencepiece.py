@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import heapq
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bitnet.errors import InvalidFormat
 from bitnet.tokenizer.added import AddedTokens
 from bitnet.tokenizer.charsmap import CharsMap
 from bitnet.tokenizer.limits import GROWTH, GROWTH_BASE, over_budget
+from bitnet.tokenizer.offsets import moved
 from bitnet.tokenizer.spec import AddedToken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from bitnet.tokenizer.spec import TokenizerSpec
 
@@ -55,73 +56,120 @@ class SentencePiece:
         if spec.model == "unigram":
             self._prepare_unigram()
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of *text*, which holds no token cut out of raw text."""
-        normalized = self.normalize(text)
-        if self._spec.model == "unigram":
-            return self._with_unknown(self._best_path(normalized))
-        ids: list[int] = []
-        for part in self._user.split(normalized):
-            if isinstance(part, int):
-                ids.append(part)
-            else:
-                ids.extend(self._with_unknown(self._merge(part)))
-        return ids
+    def encode(self, text: str, *, goes_on: bool = False) -> list[int]:
+        """Ids of *text*, which holds no token cut out of raw text.
 
-    def normalize(self, text: str) -> str:
+        Args:
+            text: between such tokens.
+            goes_on: it is what follows a cut (:mod:`bitnet.tokenizer.cuts`).
+        """
+        return [id for id, *_ in self._encoded(self.normalize(text, prefix=not goes_on))]
+
+    def spans(self, text: str) -> list[tuple[int, int, int]]:
+        """Ids of *text*, each with its first character and the one behind its last."""
+        normal, origin = self._aligned(text)
+        return list(moved(self._encoded(normal), origin, 0))
+
+    def _encoded(self, text: str) -> Iterator[tuple[int, int, int]]:
+        """Ids and characters of a normalized text."""
+        if self._spec.model == "unigram":
+            yield from self._with_unknown(self._best_path(text), 0)
+            return
+        for id, start, stop in self._user.cut(text):
+            if id is not None:
+                yield id, start, stop
+            else:
+                yield from self._with_unknown(self._merge(text[start:stop]), start)
+
+    def normalize(self, text: str, *, prefix: bool = True) -> str:
         """*text* as the model sees it: replaced by the table, spaces as U+2581, prefix added."""
+        return self._aligned(text, prefix=prefix)[0]
+
+    def _aligned(self, text: str, *, prefix: bool = True) -> tuple[str, list[tuple[int, int]]]:
+        """The normalized text, and which characters of *text* each of its own comes from."""
         if not text:
-            return ""
+            return "", []
         spec = self._spec
-        chunks = self._chunks(text, self._charsmap) if self._charsmap is not None else text
+        chunks: Iterable[_Chunk] = (
+            [_Chunk(text, 0, len(text), True)]
+            if self._charsmap is None and not spec.remove_extra_whitespaces
+            else self._chunks(text, self._charsmap)
+        )
         if spec.remove_extra_whitespaces:
             chunks = _single_spaces(chunks)
-        text = "".join(chunks)
-        if spec.add_space_prefix:
-            text = " " + text
-        text = text.replace(" ", _SPACE)
-        return text.rstrip(_SPACE) if spec.remove_extra_whitespaces else text
-
-    def _chunks(self, text: str, table: CharsMap) -> list[str]:
-        """The table's longest entries replaced, left to right; user-defined pieces untouched."""
+        origin: list[tuple[int, int]] = []
         out: list[str] = []
+        if spec.add_space_prefix and prefix:
+            out.append(" ")
+            origin.append((0, 0))  # stands for nothing
+        for chunk in chunks:
+            out.append(chunk.text)
+            if chunk.same:
+                origin.extend((i, i + 1) for i in range(chunk.start, chunk.stop))
+            else:
+                origin.extend([(chunk.start, chunk.stop)] * len(chunk.text))
+        text = "".join(out).replace(" ", _SPACE)
+        if spec.remove_extra_whitespaces:
+            text = text.rstrip(_SPACE)
+        return text, origin
+
+    def _chunks(self, text: str, table: CharsMap | None) -> list[_Chunk]:
+        """The table's longest entries replaced, left to right; user-defined pieces untouched."""
+        if table is None:
+            return [_Chunk(character, i, i + 1, True) for i, character in enumerate(text)]
+        out: list[_Chunk] = []
         left = GROWTH_BASE + GROWTH * len(text.encode("utf-8", "replace"))
-        for part in self._protected.split(text):
-            if isinstance(part, int):
-                out.append(self._spec.tokens[part])
+        for id, start, stop in self._protected.cut(text):
+            if id is not None:
+                kept = self._spec.tokens[id]
+                out.append(_Chunk(kept, start, stop, len(kept) == stop - start))
                 continue
-            data = part.encode("utf-8", "replace")
-            at = 0
+            data = text[start:stop].encode("utf-8", "replace")
+            at, place = 0, start
             while at < len(data):
                 found = table.longest(data, at)
                 if found is not None and found[0] > 0:
-                    out.append(table.replacement(found[1]))
+                    replacement = table.replacement(found[1])
+                    behind = place + len(data[at : at + found[0]].decode("utf-8", "replace"))
+                    out.append(_Chunk(replacement, place, behind, False))
                     at += found[0]
-                    left -= len(out[-1])
+                    place = behind
+                    left -= len(replacement)
                     if left < 0:
                         raise over_budget(
                             self._spec.source, "a normalizer that makes the text too long"
                         )
                 else:
                     width = _width(data[at])
-                    out.append(data[at : at + width].decode())
+                    out.append(_Chunk(data[at : at + width].decode(), place, place + 1, True))
                     at += width
+                    place += 1
         return out
 
-    def _with_unknown(self, pieces: list[str]) -> list[int]:
-        """Ids of *pieces*; those without an id as bytes, or a run of them as one unknown id."""
-        ids: list[int] = []
+    def _with_unknown(self, pieces: list[str], start: int) -> list[tuple[int, int, int]]:
+        """Ids of *pieces* and their characters, the first being *start*.
+
+        Pieces without an id become bytes, or a run of them one unknown id.
+        """
+        found: list[tuple[int, int, int]] = []
         after_unknown = False
         for piece in pieces:
             id = self._pieces.get(piece)
+            stop = start + len(piece)
             if id is not None:
-                ids.append(id)
+                found.append((id, start, stop))
             elif self._bytes is not None:
-                ids.extend(self._bytes[byte] for byte in piece.encode("utf-8", "replace"))
-            elif self._spec.unknown_id is not None and not after_unknown:
-                ids.append(self._spec.unknown_id)
+                found.extend(
+                    (self._bytes[byte], at, at + 1)
+                    for at, character in enumerate(piece, start)
+                    for byte in character.encode("utf-8", "replace")
+                )
+            elif self._spec.unknown_id is not None:
+                begin = found.pop()[1] if after_unknown else start
+                found.append((self._spec.unknown_id, begin, stop))
             after_unknown = id is None
-        return ids
+            start = stop
+        return found
 
     def _merge(self, text: str) -> list[str]:
         """Best-scored neighbours joined first, the left ones of equal score first."""
@@ -235,14 +283,24 @@ def _user_defined(spec: TokenizerSpec) -> AddedTokens:
     )
 
 
-def _single_spaces(chunks: Iterable[str]) -> list[str]:
+class _Chunk(NamedTuple):
+    """What the characters of a text from *start* to *stop* become, one for one where *same*."""
+
+    text: str
+    start: int
+    stop: int
+    same: bool
+
+
+def _single_spaces(chunks: Iterable[_Chunk]) -> list[_Chunk]:
     """*chunks* without the spaces at their start that follow a space, or the start of the text."""
-    out: list[str] = []
+    out: list[_Chunk] = []
     after_space = True
     for chunk in chunks:
-        rest = chunk.lstrip(" ") if after_space else chunk
+        rest = chunk.text.lstrip(" ") if after_space else chunk.text
         if rest:
-            out.append(rest)
+            less = len(chunk.text) - len(rest) if chunk.same else 0
+            out.append(chunk._replace(text=rest, start=chunk.start + less))
             after_space = rest.endswith(" ")
     return out
 

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 import operator
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet.errors import InvalidFormat, UsageError
 from bitnet.tokenizer.compiled import find_compiled, open_compiled, read_meta
+from bitnet.tokenizer.counting import count_ids
 from bitnet.tokenizer.decoding import Decoder
 from bitnet.tokenizer.engines import native_engine, portable_engine
 from bitnet.tokenizer.spec import SPACE_SYMBOL
 from bitnet.tokenizer.steps import NotNative
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    import os
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import BinaryIO
 
     from bitnet.tokenizer.decoding import Chain
     from bitnet.tokenizer.engines import Engine
     from bitnet.tokenizer.spec import TokenizerSpec
 
-__all__ = ["TokenStream", "Tokenizer"]
+__all__ = ["TokenSpan", "TokenStream", "Tokenizer"]
 
 logger = logging.getLogger(__name__)
 
@@ -125,20 +129,81 @@ class Tokenizer:
         Raises:
             UsageError: *text* holds half of a surrogate pair.
         """
-        try:
-            text.encode() if not text.isascii() else None
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"the text cannot be written as UTF-8: character {error.start} is "
-                f"U+{ord(text[error.start]):04X}, half of a surrogate pair",
-                hint="decode the input as UTF-8, or with errors='replace'",
-            ) from None
-        ids = self._engine.encode(text, parse_special=parse_special)
+        with _utf8():
+            ids = self._engine.encode(text, parse_special=parse_special)
+        return self._within_affixes(ids) if add_special else ids
+
+    def encode_batch(
+        self, texts: Iterable[str], *, add_special: bool = True, parse_special: bool = True
+    ) -> list[list[int]]:
+        """Ids of each of *texts*, as :meth:`encode` gives them one by one.
+
+        The native engine takes ``BITNET_THREADS`` threads for it.
+
+        Raises:
+            UsageError: a text holds half of a surrogate pair.
+        """
+        with _utf8():
+            found = self._engine.encode_batch(list(texts), parse_special=parse_special)
+        return [self._within_affixes(ids) for ids in found] if add_special else found
+
+    def count(
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+    ) -> int:
+        """``len(encode(text))``, of files of any size.
+
+        A file is read and encoded in parts of about a megabyte, where the tokenizer is known to cut
+        the text anyway; what it has to see as a whole (Unigram, expressions of its own) is held in
+        memory.
+
+        Args:
+            source: a text, the path of a UTF-8 file, or one that is open for reading bytes.
+            add_special: count BOS and EOS as :meth:`encode` adds them.
+            parse_special: read text that spells a special token as that token.
+
+        Raises:
+            UsageError: not UTF-8.
+            NotFound: there is no such file.
+        """
+        affixes = (self._prefix, self._suffix) if add_special else ((), ())
+        with _utf8():
+            return count_ids(self._engine, source, parse_special=parse_special, affixes=affixes)
+
+    def spans(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[TokenSpan]:
+        """Ids of *text* with the characters each stands for: ``text[span.start:span.stop]``.
+
+        They are the offsets of the ``tokenizers`` library, before a post-processor trims them: a
+        token that is a part of a character stands for all of it, BOS and EOS for nothing. Slower
+        than :meth:`encode`, which gives the same ids.
+
+        Raises:
+            UsageError: *text* holds half of a surrogate pair.
+        """
+        with _utf8():
+            found = self._engine.spans(text, parse_special=parse_special)
+        spans = [TokenSpan(*span) for span in found]
         if not add_special:
-            return ids
-        prefix, suffix = self._prefix, self._suffix
-        if prefix and ids[: len(prefix)] != prefix:
-            ids = prefix + ids
+            return spans
+        ids = [span.id for span in spans]
+        whole = self._within_affixes(ids)
+        before = len(self._prefix) if self._adds_prefix(ids) else 0
+        first = [TokenSpan(id, 0, 0) for id in whole[:before]]
+        end = len(text)
+        return [*first, *spans, *(TokenSpan(id, end, end) for id in whole[before + len(ids) :])]
+
+    def _adds_prefix(self, ids: list[int]) -> bool:
+        return bool(self._prefix) and ids[: len(self._prefix)] != self._prefix
+
+    def _within_affixes(self, ids: list[int]) -> list[int]:
+        suffix = self._suffix
+        if self._adds_prefix(ids):
+            ids = self._prefix + ids
         if suffix and ids[-len(suffix) :] != suffix:
             ids = ids + suffix
         return ids
@@ -208,6 +273,26 @@ class Tokenizer:
 
     def __reduce__(self) -> str:
         raise TypeError("a Tokenizer cannot be pickled; make it again from its source")
+
+
+class TokenSpan(NamedTuple):
+    """A token of a text: *id*, its first character and the one behind its last."""
+
+    id: int
+    start: int
+    stop: int
+
+
+@contextmanager
+def _utf8() -> Iterator[None]:
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"the text cannot be written as UTF-8: character {error.start} is "
+            f"U+{ord(error.object[error.start]):04X}, half of a surrogate pair",
+            hint="decode the input as UTF-8, or with errors='replace'",
+        ) from None
 
 
 class TokenStream:

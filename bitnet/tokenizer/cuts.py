@@ -1,0 +1,205 @@
+r"""Where a text can be cut so that its parts give the ids of the whole.
+
+A cut lies between two characters. It changes nothing when, whatever the rest of the text is,
+
+- no added token is found across it, and none that takes in spaces or looks for borders of words
+  meets it;
+- the normalizer does to the two sides what it does to the whole. All those in ``_LOCAL`` look at a
+  character and the marks behind it, and no cut lies before a mark;
+- the pre-tokenizer ends a piece there. The expressions that have scanners (GPT-2's, LLaMA-3's,
+  o200k's and their kin) have no look-behind and one look-ahead, ``\s+(?!\S)``. Letters end
+  before a space, and a space before a letter begins a piece, as no white space precedes it; a
+  single line break before something visible ends a piece, since only ``[\r\n/]*`` and ``\s`` take
+  it in; letters end before a mark of punctuation. BERT's pre-tokenizer cuts at all of these;
+- or, without a pre-tokenizer, no token has the two characters side by side inside it. What merging
+  makes is a token, so nothing is ever joined across, and joins on one side do not depend on the
+  other. This is not so for Unigram, whose sums are rounded along the text.
+
+What comes behind the first cut goes on: nothing is put before it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from bitnet import native
+from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+from bitnet.tokenizer.spec import SPACE_SYMBOL
+from bitnet.tokenizer.steps import GPT2_PATTERN
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+
+__all__ = ["cut_pattern", "last_cut", "parts_of"]
+
+_LOCAL = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer")
+# Letters that stay letters in every normal form, and no marks.
+_LETTERS = (
+    r"A-Za-z\u0410-\u044f\u05d0-\u05ea\u0621-\u063a\u0905-\u0928"
+    r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
+)
+_MARKS = "，。！？、；："
+_SCANNED = ("gpt-2", "llama3", "qwen2", "gpt-4o", "tekken", "qwen35")
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Cuts between a character of *left* and one of *right*, both classes of an expression."""
+
+    left: str
+    right: str
+    before: str = ""  # what must precede the character on the left
+    ahead: str = ""  # and follow the one on the right
+
+    @property
+    def pattern(self) -> str:
+        ahead = f"[{self.ahead}]" if self.ahead else ""
+        return f"(?<={self.before}[{self.left}])(?=[{self.right}]{ahead})"
+
+    def allows(self, tokens: Iterable[AddedToken]) -> bool:
+        """Whether no added token can be found across a cut, or changed by it."""
+        across = re.compile(f"[{self.left}][{self.right}]")
+        near = re.compile(f"[{self.left}{self.right}{self.ahead}]")
+        for token in tokens:
+            text = token.text.replace(SPACE_SYMBOL, " ")
+            if across.search(token.text) or across.search(text):
+                return False
+            picky = token.lstrip or token.rstrip or token.single_word
+            if picky and text and (near.match(text[0]) or near.match(text[-1])):
+                return False
+            if token.lstrip and self.left == r"\n":
+                return False
+        return True
+
+
+_RULES = (
+    _Rule(_LETTERS, " ", ahead=_LETTERS),
+    _Rule(r"\n", f"!-.0-~{_LETTERS}", before=r"\S"),
+    _Rule(_LETTERS, _MARKS),
+)
+
+
+@cache
+def _scanned() -> frozenset[str]:
+    """Expressions known to have a scanner."""
+    steps = (step for name in _SCANNED for step in PRE_TOKENIZERS[name].steps)
+    patterns = (step.options.get("pattern") for step in steps)
+    own = {pattern["Regex"] for pattern in patterns if isinstance(pattern, dict)}
+    return frozenset({GPT2_PATTERN, *own})
+
+
+def _is_scanned(step: Step) -> bool:
+    pattern = step.options.get("pattern")
+    text = pattern.get("Regex") if isinstance(pattern, dict) else None
+    if not isinstance(text, str) or step.options.get("invert"):
+        return False
+    if str(step.options.get("behavior", "")).lower() != "isolated":
+        return False
+    module = native.module()
+    return text in _scanned() or (module is not None and module.scan_all(text, "") is not None)
+
+
+def _ends_pieces(steps: Sequence[Step]) -> bool:
+    """Whether the pre-tokenizer ends a piece at every cut, and each step before does no harm."""
+    for step in steps:
+        if step.type in ("BertPreTokenizer", "WhitespaceSplit"):
+            return True
+        if step.type == "ByteLevel":
+            return bool(step.options.get("use_regex", True)) and not step.options.get(
+                "add_prefix_space", True
+            )
+        if step.type == "Split" and _is_scanned(step):
+            return True
+        if step.type != "Digits":
+            return False
+    return False
+
+
+def _spaced(steps: Sequence[Step], *, alone: bool) -> bool:
+    """Whether the normalizer does no more than write U+2581 for the space and put something first.
+
+    Unless *alone*, a step behind it relies on finding no space.
+    """
+    if not alone and all(step.type == "Prepend" for step in steps):
+        return False
+    for step in steps:
+        to_symbol = (
+            step.type == "Replace"
+            and step.options.get("pattern") == {"String": " "}
+            and step.options.get("content") == SPACE_SYMBOL
+        )
+        if not to_symbol and step.type != "Prepend":
+            return False
+    return True
+
+
+def cut_pattern(spec: TokenizerSpec) -> str:
+    """The expression that matches, between two characters, every place known to be a cut.
+
+    Empty where none is known.
+    """
+    rules = [rule for rule in _RULES if rule.allows(spec.added)]
+    if spec.model in ("bpe", "wordpiece") and _ends_pieces(spec.pre_tokenizer):
+        if not all(step.type in _LOCAL for step in spec.normalizer):
+            return ""
+        if spec.normalizer and any(token.normalized for token in spec.added):
+            return ""  # these look otherwise than the rules expect
+        if any(step.type == "WhitespaceSplit" for step in spec.pre_tokenizer):
+            rules = [rule for rule in rules if rule.right != _MARKS]
+    elif _merges_alone(spec):
+        rules = [rule for rule in rules if not _inside(rule, spec)]
+    else:
+        return ""
+    return "|".join(rule.pattern for rule in rules)
+
+
+def _merges_alone(spec: TokenizerSpec) -> bool:
+    """Whether merging has the whole text before it, with spaces written as U+2581."""
+    # Gemma's splits at spaces, of which its normalizer leaves none.
+    idle = {"pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+    if any(step.type != "Split" or step.options != idle for step in spec.pre_tokenizer):
+        return False
+    has_bytes = spec.byte_fallback and {f"<0x{byte:02X}>" for byte in range(256)} <= {*spec.tokens}
+    if spec.byte_level or not has_bytes:  # else what is unknown on both sides is one token
+        return False
+    if spec.model == "spm":
+        unused = 5  # a GGUF type: what such a token is made of depends on the text
+        plain = not (spec.normalizer or spec.charsmap or spec.remove_extra_whitespaces)
+        return plain and unused not in spec.token_types
+    return spec.model == "bpe" and _spaced(spec.normalizer, alone=not spec.pre_tokenizer)
+
+
+def _inside(rule: _Rule, spec: TokenizerSpec) -> bool:
+    """Whether some token has a cut of *rule* inside it."""
+    across = re.compile(f"[{rule.left}][{rule.right}]")
+    texts = "\x00".join(spec.tokens)
+    # A text that holds U+2581 itself is merged as one with a space.
+    return across.search(texts.replace(SPACE_SYMBOL, " ")) is not None
+
+
+def last_cut(pattern: re.Pattern[str], text: str) -> int:
+    """The last cut in *text*, 0 when there is none."""
+    window = 4096
+    while True:
+        start = max(len(text) - window, 0)
+        found = [match.start() for match in pattern.finditer(text, start)]
+        if found or not start:
+            return found[-1] if found else 0
+        window *= 8
+
+
+def parts_of(text: str, pattern: re.Pattern[str] | None, size: int) -> Iterator[str]:
+    """*text* in parts of at least *size* characters, the last one apart."""
+    done = 0
+    while pattern is not None and len(text) - done > 2 * size:
+        found = pattern.search(text, done + size)
+        if found is None:
+            break
+        yield text[done : found.start()]
+        done = found.start()
+    yield text[done:]

@@ -1,0 +1,108 @@
+"""Characters that ids stand for: the library's own offsets, and the same from both engines."""
+
+import json
+import random
+
+import pytest
+import tokenizers
+from vocabularies import PACKED, SMALL, spec, text
+
+from bitnet import native
+from bitnet.tokenizer import Tokenizer, TokenSpan
+
+NEEDS_NATIVE = pytest.mark.skipif(native.module() is None, reason="no native module")
+OF_LIBRARY = ("llama", "gemma", "wordpiece")
+
+
+@pytest.fixture(params=["native", "reference"])
+def _backend(request, monkeypatch):
+    if request.param == "native" and native.module() is None:
+        pytest.skip("no native module")
+    monkeypatch.setenv("BITNET_BACKEND", request.param)
+
+
+@pytest.mark.usefixtures("_backend")
+@pytest.mark.parametrize("name", OF_LIBRARY)
+def test_offsets_are_those_of_the_library(name, tmp_path):
+    ours = Tokenizer.from_spec(spec(name, tmp_path))
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    rng = random.Random(17)
+    for _ in range(300):
+        whole = text(rng)
+        _same(ours, library, whole)
+
+
+def _same(ours, library, whole):
+    found = ours.spans(whole, add_special=False)
+    wanted = library.encode(whole, add_special_tokens=False)
+    assert [span.id for span in found] == wanted.ids, whole
+    assert [(span.start, span.stop) for span in found] == wanted.offsets, whole
+
+
+@NEEDS_NATIVE
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama3", "phi3"])
+def test_offsets_of_real_files_are_those_of_the_library(test_data, name):
+    path = test_data / "tokenizers" / name / "tokenizer.json"
+    ours = Tokenizer.from_spec(spec_of(path))
+    assert ours.engine == "native"
+    library = tokenizers.Tokenizer.from_file(str(path))
+    rng = random.Random(19)
+    for _ in range(1500):
+        _same(ours, library, text(rng))
+
+
+def spec_of(path):
+    from bitnet.tokenizer.load import load_spec
+
+    return load_spec(path)
+
+
+def test_steps_that_put_text_in_are_aligned_as_the_library_does(tmp_path):
+    content = json.loads(json.dumps(_bytes_model()))
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(content))
+    ours = Tokenizer.from_spec(spec_of(path))
+    library = tokenizers.Tokenizer.from_file(str(path))
+    rng = random.Random(23)
+    for _ in range(300):
+        _same(ours, library, text(rng))
+
+
+def _bytes_model():
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokens = {character: id for id, character in enumerate(alphabet)}
+    tokens["Ġt"] = 256
+    level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False}
+    return {
+        "added_tokens": [],
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": level | {"use_regex": True},
+        "model": {"type": "BPE", "vocab": tokens, "merges": ["Ġ t"]},
+    }
+
+
+@NEEDS_NATIVE
+@pytest.mark.parametrize("name", [*PACKED, *SMALL])
+def test_both_engines_give_the_same_spans_and_the_ids_of_encode(name, tmp_path, monkeypatch):
+    found = spec(name, tmp_path)
+    both = []
+    for backend in ("native", "reference"):
+        monkeypatch.setenv("BITNET_BACKEND", backend)
+        both.append(Tokenizer.from_spec(found))
+    assert [one.engine for one in both] == ["native", "portable"]
+    rng = random.Random(29)
+    for _ in range(150):
+        whole = text(rng)
+        for options in ({}, {"add_special": False}, {"parse_special": False}):
+            spans = both[0].spans(whole, **options)
+            assert spans == both[1].spans(whole, **options), whole
+            assert [span.id for span in spans] == both[0].encode(whole, **options)
+            assert all(0 <= span.start <= span.stop <= len(whole) for span in spans)
+
+
+def test_what_is_put_around_a_text_stands_for_nothing(tmp_path):
+    tokenizer = Tokenizer.from_spec(spec("spm", tmp_path))
+    spans = tokenizer.spans("the fox")
+    assert spans[0] == TokenSpan(tokenizer.bos_id, 0, 0)
+    assert "".join("the fox"[span.start : span.stop] for span in spans) == "the fox"
