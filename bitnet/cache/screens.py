@@ -1,20 +1,21 @@
 """Screens of output heads: written when a head is first screened, read when it is again.
 
-``<cache>/screens/<fingerprint>.screen``: eight letters, a version and a checksum of what follows.
-The fingerprint covers every byte of the head, so a model file that was changed never meets the
-screen of another. A file that does not pass is made again; a cache that cannot be written is only
-slower.
+``<cache>/screens/<fingerprint>.screen``: eight letters, a version and a digest of what follows. The
+fingerprint is a digest of every byte of the head, so a model file that was changed never meets the
+screen of another, not even by design. A file that does not pass is made again; a cache that cannot
+be written is only slower.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from bitnet import native, settings
+from bitnet import settings
 from bitnet.files import keep
 
 if TYPE_CHECKING:
@@ -23,15 +24,29 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["problem_of", "read_screen", "screen_path", "write_screen"]
+__all__ = ["digest_of", "problem_of", "read_screen", "screen_path", "write_screen"]
 
 logger = logging.getLogger(__name__)
 
 _MAGIC = b"BNSCREEN"
-_VERSION = 2
-_HEADER = struct.Struct("<8sQ16s32x")
-_PIECE_BYTES = 8 << 20  # read at once by one thread
-_READERS = 4
+_VERSION = 3
+_HEADER = struct.Struct("<8sQ32s16x")
+_PIECE_BYTES = 8 << 20  # read or digested at once by one thread
+_THREADS = min(4, os.cpu_count() or 1)
+
+
+def digest_of(content: NDArray[np.uint8]) -> bytes:
+    """SHA-256 of the SHA-256 digests of pieces of *content*, which several threads work out."""
+    pieces = range(0, len(content), _PIECE_BYTES)
+
+    def digest(begin: int) -> bytes:
+        return hashlib.sha256(content[begin : begin + _PIECE_BYTES].data).digest()
+
+    whole = hashlib.sha256(len(content).to_bytes(8, "little"))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for piece in pool.map(digest, pieces):
+            whole.update(piece)
+    return whole.digest()
 
 
 def screen_path(fingerprint: str) -> Path:
@@ -48,7 +63,7 @@ def read_screen(path: Path, out: NDArray[np.uint8]) -> bool:
             problem = _header_problem(header) or _size_problem(size, out.nbytes)
             if not problem:
                 _read_pieces(file.fileno(), out)
-                problem = _checksum_problem(header, out)
+                problem = _digest_problem(header, out)
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -60,10 +75,7 @@ def read_screen(path: Path, out: NDArray[np.uint8]) -> bool:
 
 def write_screen(path: Path, content: NDArray[np.uint8]) -> None:
     """Put *content*, bytes, at *path* in one step; without room or permission nothing happens."""
-    module = native.module()
-    if module is None:
-        return
-    header = _HEADER.pack(_MAGIC, _VERSION, module.content_hash(content))
+    header = _HEADER.pack(_MAGIC, _VERSION, digest_of(content))
     if problem := keep(path, header, content.data):
         logger.debug("screen of the output head not kept: %s", problem)
 
@@ -82,7 +94,7 @@ def problem_of(path: Path) -> str:
     problem = _header_problem(header)
     if problem or size <= _HEADER.size:
         return problem or "it ends after its header"
-    return _checksum_problem(header, np.memmap(path, np.uint8, "r", offset=_HEADER.size))
+    return _digest_problem(header, np.memmap(path, np.uint8, "r", offset=_HEADER.size))
 
 
 def _read_pieces(file: int, out: NDArray[np.uint8]) -> None:
@@ -98,7 +110,7 @@ def _read_pieces(file: int, out: NDArray[np.uint8]) -> None:
             begin += count
 
     if hasattr(os, "preadv"):
-        with ThreadPoolExecutor(min(_READERS, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(_THREADS) as pool:
             list(pool.map(read, range(0, len(view), _PIECE_BYTES)))
         return
     with open(file, "rb", buffering=0, closefd=False) as plain:
@@ -123,8 +135,5 @@ def _size_problem(found: int, expected: int) -> str:
     return "" if found == expected else f"{found:,} bytes, expected {expected:,}"
 
 
-def _checksum_problem(header: bytes, content: NDArray[np.uint8]) -> str:
-    module = native.module()
-    if module is None or module.content_hash(content) == _HEADER.unpack(header)[2]:
-        return ""
-    return "the checksum does not fit"
+def _digest_problem(header: bytes, content: NDArray[np.uint8]) -> str:
+    return "" if digest_of(content) == _HEADER.unpack(header)[2] else "the digest does not fit"

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["reference_bounds", "unpack_copy"]
+__all__ = ["BLOCK", "TILE_ROWS", "reference_bounds", "unpack_copy"]
 
-_ROWS = 16  # of a tile
-_BLOCK = 64  # columns of a block
-_BLOCK_BYTES = _ROWS * _BLOCK * 5 // 8
+TILE_ROWS = 16
+BLOCK = 64  # columns
+_BLOCK_BYTES = TILE_ROWS * BLOCK * 5 // 8
 _MIDDLE = 15.5  # of the codes 0 .. 31
 _FINER = 32  # how much finer the second codes of block 0 are
 _GROUP = 4  # blocks whose sixth bits lie together
@@ -36,16 +36,18 @@ def unpack_copy(
         norms of the differences to the true ones, ``(rows, blocks)``.
     """
     columns = len(arrays["order"])
-    blocks = -(-columns // _BLOCK) + 1
-    head = -(-blocks * _ROWS // 64) * 64
+    blocks = -(-columns // BLOCK) + 1
+    head = -(-blocks * TILE_ROWS // 64) * 64
     tiles = arrays["tiles"].reshape(-1, head + blocks * _BLOCK_BYTES)
-    counts = tiles[:, : blocks * _ROWS].reshape(-1, blocks, _ROWS)
-    packed = tiles[:, head:].reshape(-1, blocks, 2, 5, _ROWS, 4)  # two halves: bits, four nibbles
+    counts = tiles[:, : blocks * TILE_ROWS].reshape(-1, blocks, TILE_ROWS)
+    packed = tiles[:, head:].reshape(
+        -1, blocks, 2, 5, TILE_ROWS, 4
+    )  # two halves: bits, four nibbles
     group = np.arange(8)
     high = packed[:, :, :, 0, None] >> group[:, None, None] & 1  # (tiles, blocks, 2, 8, 16, 4)
     low = packed[:, :, :, 1 + group // 2] >> (4 * (group % 2))[:, None, None] & 15
     codes = (
-        (low + 16 * high).transpose(0, 4, 1, 2, 3, 5).reshape(len(tiles) * _ROWS, blocks, _BLOCK)
+        (low + 16 * high).transpose(0, 4, 1, 2, 3, 5).reshape(len(tiles) * TILE_ROWS, blocks, BLOCK)
     )
     step = arrays["step"].astype(np.float64)[:, None, None]
     values = step * (codes - _MIDDLE)
@@ -74,7 +76,7 @@ def _sixth_bits(
     octets = lines[:, begin : begin + groups * _GROUP * 8].reshape(rows, -1, 1, 8)[:, :blocks]
     bits = (octets >> np.arange(8)[:, None] & 1).astype(np.uint8)  # (rows, blocks, bit, byte)
     norms: NDArray[np.float64] = lines[:, 4 : 4 + blocks] * unit
-    return bits.reshape(rows, blocks, _BLOCK), norms
+    return bits.reshape(rows, blocks, BLOCK), norms
 
 
 def reference_bounds(
@@ -98,5 +100,5 @@ def reference_bounds(
     values, norms = unpack_copy(arrays, rows, sixth=sixth)
     x = np.zeros(values.shape[1])
     x[: len(hidden)] = hidden[arrays["order"]] * arrays["factors"].astype(np.float64)
-    lengths = np.sqrt((x.reshape(-1, _BLOCK) ** 2).sum(axis=1))
+    lengths = np.sqrt((x.reshape(-1, BLOCK) ** 2).sum(axis=1))
     return values @ x, norms @ lengths

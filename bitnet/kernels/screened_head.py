@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.cache.screens import read_screen, screen_path, write_screen
+from bitnet.cache.screens import digest_of, read_screen, screen_path, write_screen
 from bitnet.errors import Unsupported
 from bitnet.kernels.file_pages import give_back_pages, open_again
 from bitnet.kernels.native import NativeOps
+from bitnet.kernels.screen_premises import FACTOR_BITS, broken_premise, sampled_tiles
+from bitnet.kernels.screen_reference import TILE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,8 +39,6 @@ logger = logging.getLogger(__name__)
 
 ENCODINGS = ("F16", "BF16", "F32")  # their kernels take the activations as they are
 SAMPLED_ROWS = 2048  # rows that tell how large the weights of a column are
-FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
-TILE_ROWS = 16
 SLICE_BYTES = 32 << 20  # of the head that are in memory beside the copy
 SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enough
 
@@ -137,10 +137,10 @@ class ScreenedHead:
         if matrix.data.nbytes >= SMALLEST:
             path = screen_path(_fingerprint(ops.module, matrix, importance))
             if read_screen(path, memory):
-                try:
+                problem = broken_premise(ops, matrix, arrays, sampled_tiles(matrix.rows))
+                if not problem:
                     return cls(ops.module, matrix, arrays)
-                except ValueError as error:
-                    logger.debug("%s cannot be used, made again: %s", path, error)
+                logger.warning("%s cannot be used, made again: %s", path, problem)
         arrays["order"][:], arrays["factors"][:] = _columns(ops, matrix, importance)
         head = cls(ops.module, matrix, arrays)
         if not _build(ops.module, head._screen, matrix):
@@ -249,7 +249,7 @@ def _fingerprint(module: Any, matrix: Matrix, importance: Array | None) -> str:
     if importance is not None:
         digest.update(np.ascontiguousarray(importance, dtype=np.float32).tobytes())
     for _, _, piece in _slices(module, matrix):
-        digest.update(module.content_hash(piece))
+        digest.update(digest_of(piece))
     return digest.hexdigest()[:32]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +11,21 @@ import pytest
 
 from bitnet import native
 from bitnet.cache import entries, verify
-from bitnet.cache.screens import problem_of, read_screen, screen_path, write_screen
+from bitnet.cache.screens import (
+    _PIECE_BYTES as PIECE,
+)
+from bitnet.cache.screens import (
+    digest_of,
+    problem_of,
+    read_screen,
+    screen_path,
+    write_screen,
+)
 from bitnet.kernels import screened_head
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
+from bitnet.kernels.screen_premises import broken_premise, sampled_tiles
+from bitnet.kernels.screen_reference import TILE_ROWS
 from bitnet.kernels.screened_head import ScreenedHead, Wanted
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
@@ -87,26 +99,29 @@ def test_a_folder_that_cannot_be_made_fails_nothing(cache):
     assert cache.read_bytes() == b"a file"
 
 
-@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, (1 << 20) + 1])
-def test_content_hashes_tell_every_byte_and_the_length_apart(size):
-    data = CONTENT[:size].copy()
-    hash_of = native.module().content_hash
-    seen = {hash_of(data), hash_of(np.append(data, np.uint8(0)))}
-    for at in {0, size // 2, size - 1} if size else ():
+@pytest.mark.parametrize("size", [0, 1, 2 * PIECE, 2 * PIECE + 1])
+def test_digests_tell_every_byte_the_order_and_the_length_apart(size):
+    data = np.resize(CONTENT, size)
+    seen = {digest_of(data), digest_of(np.append(data, np.uint8(0)))}
+    places = {0, size // 2, size - 1} if size else set()
+    for at in places:
         data[at] ^= 0x80
-        seen.add(hash_of(data))
-    assert len(seen) == (2 + len({0, size // 2, size - 1}) if size else 2)
+        seen.add(digest_of(data))
+    if size >= 2 * PIECE:
+        seen.add(digest_of(np.roll(data, PIECE)))
+    assert len(seen) == 2 + len(places) + (size >= 2 * PIECE)
 
 
-def test_signs_that_change_together_change_a_content_hash():
-    data = CONTENT[:4096].copy()
-    before = native.module().content_hash(data)
-    data[7::64] ^= 0x80
-    assert native.module().content_hash(data) != before
+def test_a_digest_is_that_of_the_digests_of_pieces():
+    data = np.resize(CONTENT, PIECE + 5)
+    parts = b"".join(hashlib.sha256(data[at : at + PIECE]).digest() for at in (0, PIECE))
+    expected = hashlib.sha256(len(data).to_bytes(8, "little") + parts).digest()
+    assert digest_of(data) == expected
 
 
-def head(seed):
-    values = np.random.default_rng(seed).standard_normal((ROWS, COLUMNS)).astype(np.float16)
+def head(seed, size=1.0):
+    normal = np.random.default_rng(seed).standard_normal((ROWS, COLUMNS))
+    values = np.clip(normal * size, -65504, 65504).astype(np.float16)
     data = values.view(np.uint8).reshape(-1)
     ops = NativeOps(threads=2)
     weight = Weight("output.weight", (ROWS, COLUMNS), types.by_name("F16"), data)
@@ -158,3 +173,71 @@ def test_small_heads_are_not_kept(cache):
     ops, matrix = head(0)
     ScreenedHead.build(ops, matrix)
     assert not list(cache.rglob("*.screen"))
+
+
+def spoiled(arrays, name):
+    """Arrays of a copy that are as before but for a premise of its bounds."""
+    units = arrays["sixth"].reshape(len(arrays["step"]), -1)[:, :4]
+    if name == "order":
+        arrays["order"][1] = arrays["order"][0]
+    elif name == "factors":
+        arrays["factors"][3] *= np.float32(1.5)
+    elif name == "huge factor":
+        arrays["factors"][3] = np.float32(2.0**40)
+    elif name == "factors swapped":
+        arrays["factors"][:] = 2 * arrays["factors"]
+    elif name == "codes":
+        arrays["tiles"].reshape(-1, TILE_ROWS)[20::64] ^= 0xFF
+    elif name == "negative unit of six bits":
+        units[5] = np.array([-1.0], dtype=np.float32).view(np.uint8)
+    elif name == "lower unit of six bits":
+        units[:] = (units.copy().view(np.float32) * np.float32(0.5)).view(np.uint8)
+    else:
+        array, value = name.split()
+        if value == "lower":
+            arrays[array][:] *= np.float32(0.5)
+        else:
+            arrays[array][7] = np.float32(value)
+
+
+@pytest.mark.usefixtures("small_heads_too")
+@pytest.mark.parametrize(
+    "name",
+    ["order", "factors", "huge factor", "factors swapped", "codes"]
+    + ["negative unit of six bits", "lower unit of six bits"]
+    + [f"step {value}" for value in ("nan", "inf", "-1", "lower")]
+    + [f"residual {value}" for value in ("nan", "inf", "-1", "lower")]
+    + [f"norm {value}" for value in ("nan", "inf", "-1", "0", "1e30", "lower")],
+)
+def test_a_kept_copy_without_a_premise_of_its_bounds_is_made_again(cache, caplog, name):
+    ops, matrix = head(0)
+    built = ScreenedHead.build(ops, matrix).arrays
+    (path,) = cache.rglob("*.screen")
+    memory, arrays = screened_head._memory(ops.module, matrix)
+    assert read_screen(path, memory)
+    spoiled(arrays, name)
+    write_screen(path, memory)  # with the digest of what it now has
+    assert not problem_of(path)
+    again = ScreenedHead.build(ops, matrix).arrays
+    assert "cannot be used, made again" in caplog.text
+    for each, array in built.items():
+        assert np.array_equal(array, again[each]), each
+
+
+@pytest.mark.parametrize("level", native.module().kernel_levels() if native.module() else [])
+@pytest.mark.parametrize("size", [0.0, 1e-40, 1e-6, 1.0, 2e4])
+def test_a_copy_that_was_just_made_breaks_no_premise(level, size):
+    ops, matrix = head(1, size)
+    before = ops.module.kernel_level()
+    ops.module.set_kernel_level(level)
+    try:
+        arrays = ScreenedHead.build(ops, matrix).arrays
+    finally:
+        ops.module.set_kernel_level(before)
+    tiles = range(len(arrays["norm"]) // TILE_ROWS)
+    assert broken_premise(ops, matrix, arrays, tiles) == ""
+
+
+def test_other_rows_are_compared_each_time():
+    assert len({tuple(sampled_tiles(1 << 20)) for _ in range(20)}) == 20
+    assert sorted(sampled_tiles(33)) == [0, 1, 2]

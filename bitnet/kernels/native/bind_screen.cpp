@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "bind_arrays.hpp"
-#include "content_hash.hpp"
 #include "ops.hpp"
 #include "screen.hpp"
 
@@ -111,15 +110,6 @@ void bind_rows(const Screen& s, const Array<const float>& x, const Array<const i
     linear_rows(s.m, x.data(), ids.data(), int64_t(ids.size()), out.data());
 }
 
-nb::bytes bind_hash(const Array<const uint8_t>& data) {
-    ContentHash found;
-    {
-        const Computing computing;
-        found = content_hash(data.data(), int64_t(data.size()));
-    }
-    return nb::bytes(reinterpret_cast<const char*>(&found), sizeof(found));
-}
-
 nb::tuple bind_sizes(int64_t rows, int64_t cols) {
     require(rows > 0 && cols > 0 && cols <= kScreenColumns, "rows and cols are out of range");
     const int64_t padded = screen_tiles(rows) * kScreenRows;
@@ -129,7 +119,6 @@ nb::tuple bind_sizes(int64_t rows, int64_t cols) {
 }  // namespace
 
 void bind_screen(nb::module_& m) {
-    m.def("content_hash", &bind_hash, "data"_a.noconvert(), "16 bytes that tell contents apart.");
     m.def("screen_sizes", &bind_sizes, "rows"_a, "cols"_a, "Bytes of the tiles and of the sixth bits, rows of whole tiles.");
     m.attr("SCREEN_COLUMNS") = kScreenColumns;
     nb::class_<Screen>(m, "Screen", "An output head and the copy that bounds its logits.")
