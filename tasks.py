@@ -98,13 +98,27 @@ def fuzz(c, target, minutes=10):
         return
     found = ROOT / "build" / "fuzz" / target
     found.mkdir(parents=True, exist_ok=True)
+    # A chat template at its bound of steps takes a second, and ten or more when it is traced.
     folders = f"{found} {ROOT / 'tests' / 'fuzz' / 'corpus' / target}"
     with c.cd(str(found)):
         c.run(
             f"{sys.executable} {ROOT / 'tests' / 'fuzz' / 'fuzz.py'} {shlex.quote(target)} "
-            f"-max_total_time={60 * int(minutes)} -timeout=20 -rss_limit_mb=4096 {folders}",
+            f"-max_total_time={60 * int(minutes)} -timeout=60 -rss_limit_mb=4096 {folders}",
             pty=False,
         )
+
+
+@task(name="same-bits", help={"compiler": "another one than builds the module"})
+def same_bits(c, compiler="clang++"):
+    """Build the kernels with another compiler and compare the bits of their results."""
+    build = ROOT / "build" / "same-bits"
+    with c.cd(str(ROOT)):
+        c.run(
+            f"cmake -S . -B {build} -DCMAKE_CXX_COMPILER={shlex.quote(compiler)} "
+            f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release"
+        )
+        c.run(f"cmake --build {build} --target kernels_driver --parallel 2")
+        c.run(f"{build}/kernels_driver")
 
 
 @task()
@@ -135,7 +149,9 @@ def test_data(c, into="test-data"):
 
 
 namespace = tasks.load()
-for developer_task in (test, lint, types, native, sanitize, race, fuzz, neon, docs, test_data):
+for developer_task in (
+    test, lint, types, native, sanitize, race, fuzz, same_bits, neon, docs, test_data
+):  # fmt: skip
     namespace.add_task(developer_task)
 
 if cli.started_by_invoke():

@@ -185,20 +185,52 @@ def test_a_kernel_that_computes_wrongly_is_replaced_and_named(caplog):
     ops = NativeOps()
     matrix = ops.prepare(weight)
     expected = ops.linear(x, matrix)
+    name = module.kernel_types()[matrix.kind]
     try:
-        module.plant_wrong_kernel(matrix.kind)
+        assert module.plant_wrong_kernel(f"linear {name}")
         assert (ops.linear(x, matrix) == 1).all()
         native_ops._self_test.cache_clear()
         with caplog.at_level("WARNING"):
             ops = NativeOps()
-        name = module.kernel_types()[matrix.kind]
         assert f"for {level} give wrong results" in caplog.text
-        assert f"linear {name} decode, linear {name} prefill" in caplog.text
+        assert f"linear {name}" in caplog.text
         before = ops.counters().get(f"linear/{name}/scalar/decode", 0)
         np.testing.assert_allclose(ops.linear(x, matrix), expected, rtol=1e-5, atol=1e-6)
         assert ops.counters()[f"linear/{name}/scalar/decode"] == before + 1
     finally:
         module.set_kernel_level(level)
+
+
+PLANTED = {
+    "dequantize": "dequantize",
+    "gather": "gather",
+    "screen tile": "screen of the head",
+    "screen sixth": "screen of the head",
+    "screen pack": "screen of the head",
+}
+
+
+@pytest.mark.parametrize("level", native.module().kernel_levels() if native.module() else [])
+def test_every_kernel_that_is_wrong_is_found_and_replaced(level):
+    module = native.module()
+    before = module.kernel_level()
+    try:
+        module.set_kernel_level(level)
+        assert module.kernel_self_test() == []
+        for planted, found in PLANTED.items():
+            assert module.plant_wrong_kernel(planted)
+            assert module.kernel_self_test() == [found]
+            assert module.kernel_self_test() == []
+        for name in module.kernel_types():
+            if f"{name}_R16" in module.kernel_types():
+                continue  # in rows: the scalar kernel everywhere
+            for half in ("decode", "prefill"):
+                assert module.plant_wrong_kernel(f"linear {name} {half}")
+                assert module.kernel_self_test() == [f"linear {name}"]
+                assert not module.has_kernel(module.kernel_types().index(name))
+        assert not module.plant_wrong_kernel("linear of no type")
+    finally:
+        module.set_kernel_level(before)
 
 
 def test_threads_come_from_the_environment_or_the_cores_of_this_process(monkeypatch):

@@ -14,6 +14,7 @@ GATES = {
     0: lambda g: g / (1 + np.exp(-g)),
     1: lambda g: g / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))),
     2: lambda g: np.maximum(g, 0) ** 2,
+    3: lambda g: np.maximum(g, 0),
 }
 
 
@@ -222,3 +223,24 @@ def test_attention_refuses_a_cache_that_is_too_short():
     k = np.zeros((64, 1, 16), dtype=np.float16)
     with pytest.raises(ValueError, match="every position"):
         attend(q, k, k, 63, scale=1.0, window=0, softcap=0.0)
+
+
+def test_turns_are_sines_and_cosines_to_the_last_bit_but_for_ties():
+    draw = np.random.default_rng(3)
+    near = draw.integers(-(1 << 20), 1 << 20, 20_000) * (np.pi / 2)
+    angles = np.concatenate(
+        [
+            draw.uniform(-1.6e6, 1.6e6, 20_000),
+            draw.uniform(-10, 10, 20_000),
+            near,
+            np.nextafter(near, 0),
+            [0.0, 1e-300, np.pi],
+        ]
+    )
+    for scale in (1.0, 1.1386294361119891):
+        cos, sin = (np.empty(len(angles), dtype=np.float32) for _ in range(2))
+        NATIVE.turns(angles, scale, cos, sin)
+        for got, exact in ((cos, np.cos(angles) * scale), (sin, np.sin(angles) * scale)):
+            expected = exact.astype(np.float32)
+            assert (np.abs(got - expected) <= np.spacing(np.abs(expected))).all()
+            assert np.count_nonzero(got != expected) < 10

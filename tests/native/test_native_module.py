@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import subprocess
 import sys
 import sysconfig
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -109,3 +111,17 @@ def test_a_sub_interpreter_is_refused_with_the_reason():
     first, second = done.stdout.splitlines()
     assert first == second
     assert "this is a sub-interpreter" in first
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler is installed")
+def test_kernels_are_not_compiled_with_flags_that_change_results(tmp_path):
+    sources = Path(__file__).parents[2] / "bitnet" / "kernels" / "native"
+    for flags, succeeds in (([], True), (["-ffast-math"], False)):
+        done = subprocess.run(
+            ["c++", "-std=c++17", "-fsyntax-only", *flags, str(sources / "scalar.cpp")],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (done.returncode == 0) is succeeds, done.stderr
+        assert ("-ffast-math and /fp:fast change results" in done.stderr) is not succeeds

@@ -6,13 +6,12 @@
 #include <vector>
 
 #include "counters.hpp"
+#include "dispatch.hpp"
+#include "elementary.hpp"
 #include "ops.hpp"
 #include "split.hpp"
 
 namespace bitnet {
-namespace detail {
-const Kernels& active();  // dispatch.cpp
-}
 using detail::active;
 
 namespace {
@@ -41,7 +40,7 @@ void merge(const PartialAttention& into, const PartialAttention& from, int64_t r
             continue;
         }
         const float top = from.top[r] > into.top[r] ? from.top[r] : into.top[r];
-        const float a = std::exp(into.top[r] - top), b = std::exp(from.top[r] - top);
+        const float a = exp_or_zero(into.top[r] - top), b = exp_or_zero(from.top[r] - top);
         for (int64_t d = 0; d < dim; ++d) acc[d] = acc[d] * a + more[d] * b;
         into.sum[r] = into.sum[r] * a + from.sum[r] * b;
         into.top[r] = top;

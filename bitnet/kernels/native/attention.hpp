@@ -107,12 +107,6 @@ inline float add_product(float a, float b, float c) {
 #endif
 }
 
-// e^x for a weight of the softmax: exactly 0 below e^-87, NaN stays.
-inline float exp_or_zero(float x) {
-    const float e = exp_fast(x);
-    return x < -87.0f ? 0.0f : e;
-}
-
 // One query head: what it has seen so far and which keys of the page at hand it sees.
 struct QueryRow {
     const float* q;

@@ -2,6 +2,7 @@
 #define BITNET_F16C
 #include "attention.hpp"
 #include "float_ops.hpp"
+#include "float_rows.hpp"
 #include "simd_x86.hpp"
 
 namespace bitnet {
@@ -70,6 +71,7 @@ const Kernels& avx512_kernels() {
         k.quantize_block = quantize_block_x86, k.quantize_ternary = quantize_ternary, k.dequantize = dequantize;
         k.rms_norm = rms_norm, k.layer_norm = layer_norm, k.rope = rope, k.gate = gate, k.softcap = softcap;
         k.attend = attend, k.store_position = store_position;
+        k.gather = gather_rows_x86, k.screen = screen_avx512_kernels();
         return k;
     }();
     return table;

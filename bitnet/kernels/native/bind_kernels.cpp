@@ -56,11 +56,6 @@ void bind_embed(int type, const Bytes& weight, int64_t rows, int64_t cols, float
     embed(checked, weight.data(), rows, cols, scale, ids.data(), int64_t(ids.size()), out.data());
 }
 
-void bind_plant_wrong_kernel(int type) {
-    require(type >= 0 && type < kTypes, "unknown weight type");
-    plant_wrong_kernel(Type(type));
-}
-
 bool bind_has_kernel(int type) {
     require(type >= 0 && type < kTypes, "unknown weight type");
     return has_kernel(Type(type));
@@ -183,8 +178,8 @@ void bind_kernels(nb::module_& m) {
     m.def("set_kernel_level", &set_level, "name"_a, "Use another of kernel_levels(); False if it is none.");
     m.def("has_kernel", &bind_has_kernel, "type"_a, "Whether the level in use has a kernel of its own for a type.");
     m.def("kernel_self_test", &self_test, "Compare with scalar; names of the kernels that were replaced.");
-    m.def("plant_wrong_kernel", &bind_plant_wrong_kernel, "type"_a,
-          "For tests of kernel_self_test: the product of a type is wrong until set_kernel_level.");
+    m.def("plant_wrong_kernel", &plant_wrong_kernel, "what"_a,
+          "For tests of kernel_self_test: a kernel is wrong until set_kernel_level; False if there is none of that name.");
     m.def("kernel_counters", &counters, "Calls of each kernel since the process began.");
     m.def("threads", &threads, "Compute threads.");
     m.def("set_threads", &set_threads, "count"_a, "Change the number of compute threads.");

@@ -8,6 +8,13 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__FAST_MATH__) || defined(_M_FP_FAST)
+#error "-ffast-math and /fp:fast change results: build without them"
+#endif
+#if defined(_MSC_VER) && !defined(__clang__)
+#pragma fp_contract(off)
+#endif
+
 namespace bitnet {
 
 enum class Type : int {

@@ -3,11 +3,9 @@
 #include <atomic>
 #include <cstring>
 
-namespace bitnet {
-namespace detail {
-const Kernels& active();  // dispatch.cpp
-}
+#include "dispatch.hpp"
 
+namespace bitnet {
 namespace {
 
 constexpr const char* kLevelNames[] = {"scalar", "avx2", "avx512_vnni", "neon_dotprod"};

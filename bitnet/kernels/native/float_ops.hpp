@@ -12,6 +12,7 @@
 #include <arm_neon.h>
 #endif
 
+#include "elementary.hpp"
 #include "kernels.hpp"
 
 namespace bitnet {
@@ -51,9 +52,6 @@ inline float max_abs(const float* x, int64_t n) {
     for (int j = 1; j < kLanes; ++j) lane[0] = lane[0] > lane[j] ? lane[0] : lane[j];
     return bits_to_float(lane[0]);
 }
-
-// Nearest integer, halves to even, for |x| < 2^22: the addition shifts the fraction out.
-inline float round_half_even(float x) { return (x + 12582912.0f) - 12582912.0f; }
 
 // int8 of x * s for |x * s| <= 127.5; returns the sum.
 inline int32_t round_to_int8(const float* x, int n, float s, int8_t* q) {
@@ -178,27 +176,6 @@ void rope(const RopeArgs& a, int64_t t0, int64_t t1) {
             for (int64_t i = a.rotated; i < a.head_dim; ++i) out[i] = x[i];
         }
     }
-}
-
-// e^x within 2 ulp (Cephes' polynomial), with |x| clamped to 87, where floats are normal; NaN stays.
-// The clamp is on the bits: around a comparison of floats GCC computes the clamped result too, with
-// subnormals.
-inline float exp_fast(float x) {
-    const uint32_t bits = float_to_bits(x), magnitude = bits & 0x7fffffff;
-    const uint32_t clamped = magnitude < 0x42ae0000 || magnitude > 0x7f800000 ? magnitude : 0x42ae0000;
-    x = bits_to_float((bits & 0x80000000) | clamped);
-    const float n = round_half_even(x * 1.44269504f);
-    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-    float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    // 2^n from the low bits of the rounding constant plus n.
-    const uint32_t exponent = (float_to_bits(n + 12582912.0f) - 0x4b400000u + 127u) << 23;
-    return p * bits_to_float(exponent);
 }
 
 void softcap(const float* x, int64_t n, float cap, float* out) {

@@ -10,14 +10,11 @@
 #include <unistd.h>
 #endif
 
+#include "dispatch.hpp"
 #include "ops.hpp"
 #include "thread_pool.hpp"
 
 namespace bitnet {
-namespace detail {
-const Kernels& active();  // dispatch.cpp
-}
-
 namespace {
 
 template <class T>
@@ -48,17 +45,6 @@ inline void transpose_8x8(const uint8_t* const* rows, int64_t column, uint8_t* o
 }
 #endif
 
-void transpose_halves(const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
-    int64_t c = 0;
-#if defined(BITNET_X86)
-    for (; c + 8 <= cols; c += 8) {
-        transpose_8x8(rows, c, tile + 32 * c);
-        transpose_8x8(rows + 8, c, tile + 32 * c + 16);
-    }
-#endif
-    transpose<uint16_t>(rows, c, cols, tile);
-}
-
 // The products of *count* rows (at most 16) with all tokens of *a*, y (tokens, count).
 void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, float* y) {
     thread_local std::vector<uint8_t> room;
@@ -66,8 +52,7 @@ void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, fl
     for (int64_t r = 0; r < kTileRows; ++r) all[r] = rows[std::min(r, count - 1)];
     room.resize(size_t(kTileRows * a.row_bytes + 64));
     uint8_t* tile = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64) % 64;
-    if (a.type == Type::F32) transpose<uint32_t>(all, 0, a.cols, tile);
-    else transpose_halves(all, a.cols, tile);
+    detail::active().gather(a.type, all, a.cols, tile);
     LinearArgs tile_args = a;
     tile_args.type = tiled(a.type);
     tile_args.weight = tile;
@@ -88,6 +73,23 @@ bool read_file(int file, int64_t offset, int64_t count, uint8_t* out) {
 }
 
 }  // namespace
+
+void gather_rows(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
+    if (type == Type::F32) transpose<uint32_t>(rows, 0, cols, tile);
+    else transpose<uint16_t>(rows, 0, cols, tile);
+}
+
+#if defined(BITNET_X86)
+void gather_rows_x86(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
+    if (type == Type::F32) return gather_rows(type, rows, cols, tile);
+    int64_t c = 0;
+    for (; c + 8 <= cols; c += 8) {
+        transpose_8x8(rows, c, tile + 32 * c);
+        transpose_8x8(rows + 8, c, tile + 32 * c + 16);
+    }
+    transpose<uint16_t>(rows, c, cols, tile);
+}
+#endif
 
 void linear_float_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
     std::vector<float> y(size_t(a.tokens * kTileRows));

@@ -9,6 +9,12 @@ namespace bitnet {
 // A LinearKernel for F32, F16 and BF16.
 void linear_float_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch);
 
+// 16 rows of floats, each where its pointer says, as a tile: `Kernels::gather`.
+void gather_rows(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
+#if defined(BITNET_X86)
+void gather_rows_x86(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
+#endif
+
 // Where rows lie: in memory and, where *file* is a descriptor, *offset* bytes into that file too.
 struct FloatRows {
     Type type = Type::F16;

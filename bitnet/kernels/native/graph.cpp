@@ -4,13 +4,11 @@
 #include <cmath>
 #include <cstring>
 
+#include "dispatch.hpp"
 #include "ops.hpp"
 #include "split.hpp"
 
 namespace bitnet {
-namespace detail {
-const Kernels& active();  // dispatch.cpp
-}
 using detail::active;
 
 Graph::Graph(std::vector<int64_t> widths, int64_t kv_heads, int64_t head_dim, float eps)

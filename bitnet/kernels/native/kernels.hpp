@@ -24,6 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "screen.hpp"
 #include "tiles.hpp"
 
 namespace bitnet {
@@ -128,6 +129,9 @@ struct Kernels {
     // One position's key and value, (kv_heads, head_dim) each, into place *slot* of a layer's page.
     void (*store_position)(const float* k, const float* v, int64_t kv_heads, int64_t head_dim, int64_t slot,
                            uint16_t* page);
+    // 16 rows of *cols* floats of a type in rows, each where its pointer says, as a tile.
+    void (*gather)(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
+    ScreenKernels screen;
 };
 
 // The entries of the ternary encodings, from files of their own; rows start at a multiple of 16.

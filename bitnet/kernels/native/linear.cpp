@@ -1,14 +1,12 @@
 #include "linear.hpp"
 
 #include "counters.hpp"
+#include "dispatch.hpp"
 #include "float_rows.hpp"
 #include "ops.hpp"
 #include "split.hpp"
 
 namespace bitnet {
-namespace detail {
-const Kernels& active();  // dispatch.cpp
-}
 using detail::active;
 
 namespace {

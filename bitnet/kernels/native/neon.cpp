@@ -100,6 +100,7 @@ const Kernels& neon_kernels() {
         k.quantize_block = quantize_block, k.quantize_ternary = quantize_ternary, k.dequantize = dequantize;
         k.rms_norm = rms_norm, k.layer_norm = layer_norm, k.rope = rope, k.gate = gate, k.softcap = softcap;
         k.attend = attend, k.store_position = store_position;
+        k.screen = screen_neon_kernels();
         return k;
     }();
     return table;

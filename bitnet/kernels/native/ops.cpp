@@ -5,13 +5,12 @@
 #include <cmath>
 
 #include "counters.hpp"
+#include "dispatch.hpp"
+#include "elementary.hpp"
 #include "split.hpp"
 #include "ternary_layout.hpp"
 
 namespace bitnet {
-namespace detail {
-const Kernels& active();  // dispatch.cpp
-}
 using detail::active;
 
 int64_t row_bytes(Type type, int64_t cols) {
@@ -74,8 +73,10 @@ void softcap(const float* x, int64_t n, float cap, float* out) {
 
 void turns(const double* angles, int64_t n, double scale, float* cos, float* sin) {
     for (int64_t i = 0; i < n; ++i) {
-        cos[i] = float(std::cos(angles[i]) * scale);
-        sin[i] = float(std::sin(angles[i]) * scale);
+        double sine, cosine;
+        sine_and_cosine(angles[i], sine, cosine);
+        cos[i] = float(cosine * scale);
+        sin[i] = float(sine * scale);
     }
 }
 

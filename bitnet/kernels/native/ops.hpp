@@ -19,8 +19,9 @@ bool has_kernel(Type type);
 // Kernels of the chosen level that differ from the scalar ones and were replaced by them.
 std::vector<std::string> self_test();
 
-// For tests of the self-test: the product of *type* gives wrong results until set_level.
-void plant_wrong_kernel(Type type);
+// For tests of the self-test: the kernel "linear F16_R16", "linear Q8_0_R16 prefill", "dequantize", "gather",
+// "screen tile", "screen sixth" or "screen pack" is wrong until set_level; false for other names.
+bool plant_wrong_kernel(const std::string& what);
 
 // Bytes of a weight row, 0 when *cols* is not a whole number of blocks.
 int64_t row_bytes(Type type, int64_t cols);

@@ -3,6 +3,7 @@
 
 #include "attention.hpp"
 #include "float_ops.hpp"
+#include "float_rows.hpp"
 #include "kernels.hpp"
 
 namespace bitnet {
@@ -68,7 +69,8 @@ const Kernels& scalar_kernels() {
                       kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock},
                      {kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock,
                       kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock},
-                     quantize_block, quantize_ternary, dequantize, rms_norm, layer_norm, rope, gate, softcap, attend, store_position};
+                     quantize_block, quantize_ternary, dequantize, rms_norm, layer_norm, rope, gate, softcap, attend, store_position,
+                     gather_rows, screen_scalar_kernels()};
         add_scalar_ternary(k);
         return k;
     }();

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "dispatch.hpp"
 #include "float_rows.hpp"
 #include "kernels.hpp"
 #include "ops.hpp"
@@ -13,25 +14,12 @@
 #include "thread_pool.hpp"
 
 namespace bitnet {
-namespace detail {
-const Kernels& active();  // dispatch.cpp
-}
-
 namespace {
 
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr int64_t kRowsAhead = 6;  // whose sixth bits are on their way
 
-const ScreenKernels& kernels() {
-#if defined(BITNET_X86)
-    const std::string name = level();
-    if (name == "avx512_vnni") return screen_avx512_kernels();
-    if (name == "avx2") return screen_avx2_kernels();
-#elif defined(BITNET_ARM)
-    if (level() == "neon_dotprod") return screen_neon_kernels();
-#endif
-    return screen_scalar_kernels();
-}
+const ScreenKernels& kernels() { return detail::active().screen; }
 
 // Ranges of [0, n), several per thread.
 template <class F>
@@ -137,16 +125,19 @@ void refine(const ScreenedMatrix& m, const ScreenInput& x, const std::vector<int
     });
 }
 
+// Pieces are the same for any number of threads, and added in their order.
 double tail_below(const Screened& s, float threshold) {
-    std::atomic<double> total{0.0};
-    split(int64_t(s.highest.size()), [&](int64_t t0, int64_t t1) {
-        double sum = 0.0;
-        for (int64_t r = t0 * kScreenRows; r < t1 * kScreenRows; ++r)
-            if (s.upper[size_t(r)] < threshold) sum += std::exp(double(s.upper[size_t(r)]) - double(threshold));
-        double before = total.load();
-        while (!total.compare_exchange_weak(before, before + sum)) {}
+    constexpr int64_t kPiece = 64;  // tiles
+    const auto tiles = int64_t(s.highest.size()), pieces = (tiles + kPiece - 1) / kPiece;
+    std::vector<double> sums(static_cast<size_t>(pieces));
+    parallel_for(pieces, [&](int64_t piece) {
+        const int64_t end = std::min(tiles, (piece + 1) * kPiece) * kScreenRows;
+        for (int64_t r = piece * kPiece * kScreenRows; r < end; ++r)
+            if (s.upper[size_t(r)] < threshold) sums[size_t(piece)] += std::exp(double(s.upper[size_t(r)]) - double(threshold));
     });
-    return total.load() * (1.0 + 1e-9);
+    double total = 0.0;
+    for (const double sum : sums) total += sum;
+    return total * (1.0 + 1e-9);
 }
 
 ScreenResult choose(const ScreenedMatrix& m, const ScreenQuery& query, const ScreenInput& x, Screened& s) {
