@@ -8,15 +8,17 @@ configuration; its weights come from a seed, so that it is found again from a fe
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 import transformers
+from configurations import KINDS, Case, cases
 from engine_logits import distance, llama_cpp
 from hf_folders import tokenizer_folder
-from hypothesis import strategies as st
 from tiny_models import TOKENS
 
 from bitnet.convert import Request, convert
@@ -28,204 +30,35 @@ from bitnet.runtime.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from collections import Counter
+    from collections.abc import Mapping
     from pathlib import Path
+
+__all__ = ["KINDS", "Case", "as_json", "cases", "check", "load", "report"]
 
 # Both compute in float32 and differ in the order of sums only; llama.cpp's cache holds float16.
 SAME_FLOATS, SAME_HALVES = 1e-3, 1e-2
+# In float64, where frequencies of float32 now and then round an activation to the next int8.
+SAME_ROUNDED = 2e-2
 # Of the range of the logits, in float32: keys of a GGUF file are float32.
 READ_BACK = 1e-4
 
 transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity(transformers.logging.CRITICAL)
 torch.set_num_threads(1)
-
-KINDS = ("Llama", "Mistral", "Phi3", "Qwen2", "Qwen3", "Gemma2", "Gemma3")
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model.
-
-    Attributes:
-        kind: of transformers.
-        options: of its configuration.
-        length: tokens of the prompt.
-        seed: of its weights and of the prompt.
-    """
-
-    kind: str
-    options: dict[str, Any] = field(hash=False)
-    length: int = 20
-    seed: int = 0
-
-    @classmethod
-    def load(cls, path: Path) -> Case:
-        """The case in a file."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))
-
-    def as_json(self) -> str:
-        """What :meth:`load` reads."""
-        return json.dumps(asdict(self), indent=2, sort_keys=True) + "\n"
+with patch.object(torch, "compile", lambda function: function):  # as they are written
+    from transformers.integrations.bitnet import AutoBitLinear, BitLinear, pack_weights
+    from transformers.quantizers.quantizers_utils import should_convert_module
 
 
-@st.composite
-def cases(draw: st.DrawFn, kind: str) -> Case:
-    """A case of *kind*."""
-    heads = draw(st.sampled_from([2, 4]))
-    head_dim = draw(st.sampled_from([16, 32]))
-    layers = draw(st.integers(1, 4)) if kind != "Gemma3" else draw(st.sampled_from([2, 7]))
-    context = draw(st.sampled_from([32, 64, 128]))
-    options: dict[str, Any] = {
-        "vocab_size": 96,
-        "hidden_size": heads * head_dim if kind == "Phi3" else draw(st.sampled_from([48, 64])),
-        "intermediate_size": draw(st.sampled_from([64, 96])),
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": draw(st.sampled_from([1, heads // 2, heads])),
-        "max_position_embeddings": context,
-        "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-5, 1e-3])),
-        "tie_word_embeddings": draw(st.booleans()),
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    if kind not in ("Phi3", "Qwen2"):
-        options["head_dim"] = head_dim
-    else:
-        options["hidden_size"] = heads * head_dim
-    options |= draw(_OWN[kind](layers))
-    pairs = head_dim // 2
-    rope = draw(rope_parameters(kind, context, pairs))
-    if rope is not None:
-        options["rope_parameters"] = rope
-    if draw(st.integers(0, 9)) == 0:
-        options["hidden_act"] = draw(st.sampled_from(["gelu", "relu", "silu", "gelu_pytorch_tanh"]))
-    return Case(kind, options, draw(st.sampled_from([9, 20, 31])), draw(st.integers(0, 99)))
+def load(path: Path) -> Case:
+    """The case in a file."""
+    said = json.loads(path.read_text(encoding="utf-8"))
+    return Case(**(said | {"without": tuple(said.get("without", ()))}))
 
 
-def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[Any]:
-    """``rope_parameters``, or ``None`` for what the family assumes."""
-    base = st.sampled_from([500.0, 1e4, 1e6])
-    original = st.sampled_from([16, 24, context])
-    factor = st.sampled_from([2.0, 4.0, 8.5])
-    divisors = st.floats(1.0, 6.0, width=16)
-    maybe = st.one_of(st.none(), st.sampled_from([0.5, 1.0, 1.7]))
-    kinds = [
-        st.builds(lambda theta: {"rope_type": "default", "rope_theta": theta}, base),
-        st.fixed_dictionaries(
-            {"rope_type": st.just("linear"), "rope_theta": base, "factor": factor}
-        ),
-        st.fixed_dictionaries(
-            {"rope_type": st.just("dynamic"), "rope_theta": base, "factor": factor}
-        ),
-        st.fixed_dictionaries(
-            {
-                "rope_type": st.just("yarn"),
-                "rope_theta": base,
-                "factor": factor,
-                "original_max_position_embeddings": original,
-            },
-            optional={
-                "attention_factor": maybe,
-                "beta_fast": st.sampled_from([4, 32]),
-                "beta_slow": st.sampled_from([0.5, 1]),
-                "truncate": st.booleans(),
-                "mscale": st.sampled_from([0.7, 1.0]),
-                "mscale_all_dim": st.sampled_from([0.5, 1.0]),
-            },
-        ),
-        st.fixed_dictionaries(
-            {
-                "rope_type": st.just("llama3"),
-                "rope_theta": base,
-                "factor": factor,
-                "low_freq_factor": st.just(1.0),
-                "high_freq_factor": st.sampled_from([2.0, 4.0]),
-                "original_max_position_embeddings": original,
-            }
-        ),
-    ]
-    if kind in ("Phi3", "Llama"):
-        kinds.append(
-            st.fixed_dictionaries(
-                {
-                    "rope_type": st.just("longrope"),
-                    "rope_theta": base,
-                    "short_factor": st.lists(divisors, min_size=pairs, max_size=pairs),
-                    "long_factor": st.lists(divisors, min_size=pairs, max_size=pairs),
-                    "original_max_position_embeddings": st.sampled_from([16, 24]),
-                },
-                optional={"attention_factor": maybe, "factor": factor},
-            )
-        )
-    if kind == "Gemma3":
-        local = st.builds(lambda theta: {"rope_type": "default", "rope_theta": theta}, base)
-        full = st.one_of(kinds[:2])
-        layered = st.fixed_dictionaries({"full_attention": full, "sliding_attention": local})
-        return st.one_of(st.none(), layered)
-    if kind != "Phi3":
-        kinds.append(
-            st.builds(
-                lambda theta, part: {
-                    "rope_type": "default",
-                    "rope_theta": theta,
-                    "partial_rotary_factor": part,
-                },
-                base,
-                st.sampled_from([0.5, 1.0]),
-            )
-        )
-    return st.one_of(st.none(), *kinds)
-
-
-def _optional(**options: Any) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({}, optional=options)
-
-
-def _layer_types(layers: int) -> st.SearchStrategy[list[str]]:
-    kinds = st.sampled_from(["sliding_attention", "full_attention"])
-    return st.lists(kinds, min_size=layers, max_size=layers)
-
-
-def _gemma(layers: int, **more: Any) -> st.SearchStrategy[dict[str, Any]]:
-    return st.builds(
-        dict.__or__,
-        st.fixed_dictionaries({"sliding_window": st.sampled_from([4, 11, 64])}),
-        _optional(
-            query_pre_attn_scalar=st.sampled_from([16, 24, 32]),
-            layer_types=_layer_types(layers),
-            attention_bias=st.booleans(),
-            **more,
-        ),
-    )
-
-
-_CAPS = st.one_of(st.none(), st.sampled_from([2.0, 30.0]))
-_OWN = {
-    "Llama": lambda _layers: _optional(attention_bias=st.booleans(), mlp_bias=st.booleans()),
-    "Mistral": lambda _layers: st.fixed_dictionaries(
-        {"sliding_window": st.sampled_from([None, 5, 64])}
-    ),
-    "Phi3": lambda _layers: _optional(sliding_window=st.sampled_from([None, 5, 64])),
-    "Qwen2": lambda layers: _optional(
-        use_sliding_window=st.booleans(),
-        sliding_window=st.sampled_from([5, 64]),
-        max_window_layers=st.integers(0, layers),
-    ),
-    "Qwen3": lambda layers: _optional(
-        attention_bias=st.booleans(),
-        use_sliding_window=st.booleans(),
-        sliding_window=st.sampled_from([5, 64]),
-        max_window_layers=st.integers(0, layers),
-    ),
-    "Gemma2": lambda layers: _gemma(
-        layers, attn_logit_softcapping=_CAPS, final_logit_softcapping=_CAPS
-    ),
-    "Gemma3": lambda layers: _gemma(
-        layers,
-        final_logit_softcapping=_CAPS,
-        use_bidirectional_attention=st.sampled_from([False, False, False, True]),
-    ),
-}
+def as_json(case: Case) -> str:
+    """What :func:`load` reads."""
+    return json.dumps(asdict(case), indent=2, sort_keys=True) + "\n"
 
 
 def make(case: Case, folder: Path) -> np.ndarray | None:
@@ -241,15 +74,97 @@ def make(case: Case, folder: Path) -> np.ndarray | None:
                 # Initial norms of one and biases of zero would hide a mix-up.
                 spread = 0.2 if "norm" in name or name.endswith("bias") else 0.1
                 parameter.add_(torch.randn_like(parameter) * spread)
-            found = model(torch.tensor([prompt(case)]), use_cache=False).logits[0].numpy()
+        model.save_pretrained(folder, safe_serialization=True)
+        if case.quantization is not None:
+            model = ternary(model, case.quantization, folder)
+        elif case.changes or case.without:
+            model = reopened(case, folder)
+        found = None if model is None else logits(model, case)
     except (ValueError, KeyError, TypeError, RuntimeError, IndexError, ZeroDivisionError):
+        return None
+    except (AttributeError, OSError, ImportError):  # of what transformers does not find in a config
         return None
     except Exception as error:
         if type(error).__module__.startswith(("huggingface_hub", "transformers")):
             return None
         raise
-    model.save_pretrained(folder, safe_serialization=True)
-    return found if np.isfinite(found).all() else None
+    return found if found is not None and np.isfinite(found).all() else None
+
+
+def logits(model: Any, case: Case) -> np.ndarray:
+    """What *model* says of the prompt; in float64 where activations are rounded to int8."""
+    with torch.no_grad(), ExitStack() as stack:
+        if case.quantization is not None:
+            model = model.double()
+            stack.enter_context(patch.object(torch.Tensor, "float", torch.Tensor.double))
+            stack.enter_context(patch.object(torch, "float32", torch.float64))
+        return model(torch.tensor([prompt(case)]), use_cache=False).logits[0].numpy()
+
+
+def reopened(case: Case, folder: Path) -> Any:
+    """What transformers makes of the folder once config.json is changed; ``None``: no model."""
+    path = folder / "config.json"
+    said = json.loads(path.read_text(encoding="utf-8"))
+    said = {key: value for key, value in said.items() if key not in case.without} | case.changes
+    path.write_text(json.dumps(said), encoding="utf-8")
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(
+        folder,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        output_loading_info=True,
+        local_files_only=True,
+    )
+    whole = not told["missing_keys"] and not told["mismatched_keys"]
+    return model.eval() if whole else None
+
+
+def ternary(model: Any, said: Mapping[str, Any], folder: Path) -> Any:
+    """*model* with transformers' own BitNet layers, and *folder* with what they keep.
+
+    ``None`` for layers with norms of their own, and for a packed head that is the embedding.
+    """
+    from safetensors.torch import save_file
+
+    kept = said.get("modules_to_not_convert")
+    patterns = ["lm_head"] if kept is None else kept
+    auto = said.get("linear_class", "bitlinear") == "autobitlinear"
+    online = auto and said.get("quantization_mode", "offline") == "online"
+    for parameter in model.parameters():  # convert keeps embeddings as float16
+        parameter.data = parameter.data.half().float()
+    stored = dict(model.state_dict())
+    if model.config.tie_word_embeddings:
+        del stored["lm_head.weight"]
+        if not online and should_convert_module("lm_head", patterns):
+            return None
+    if said.get("use_rms_norm"):
+        return None
+    for name, module in list(model.named_modules()):
+        if not isinstance(module, torch.nn.Linear) or not should_convert_module(name, patterns):
+            continue
+        size = (module.in_features, module.out_features, module.bias is not None)
+        layer = (
+            AutoBitLinear(*size, online_quant=online)
+            if auto
+            else BitLinear(*size, dtype=torch.float64)
+        )
+        if online:
+            layer.weight = module.weight
+        else:
+            codes = (module.weight / module.weight.abs().mean()).round().clamp(-1, 1).detach()
+            packed = pack_weights(codes.clone())
+            layer.weight = torch.nn.Parameter(codes) if auto else packed
+            layer.weight_scale = torch.tensor([0.25 if auto else 4.0])
+            stored |= {f"{name}.weight": packed, f"{name}.weight_scale": layer.weight_scale}
+        layer.bias = module.bias
+        model.set_submodule(name, layer)
+    save_file({name: tensor.clone() for name, tensor in stored.items()}, folder / WEIGHTS)
+    path = folder / "config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | {"quantization_config": dict(said)}
+    path.write_text(json.dumps(config), encoding="utf-8")
+    return model
+
+
+WEIGHTS = "model.safetensors"
 
 
 def prompt(case: Case) -> list[int]:
@@ -257,10 +172,10 @@ def prompt(case: Case) -> list[int]:
     return np.random.default_rng(case.seed).integers(3, 60, case.length).tolist()
 
 
-def ours(path: Path, ids: list[int]) -> np.ndarray:
+def ours(path: Path, ids: list[int], dtype: type = np.float32) -> np.ndarray:
     """Our logits, of the prompt as it is."""
-    model = load_model(open_checkpoint(path), ops=ReferenceOps())
-    return model.forward(ids, KVCache(model.config, len(ids), dtype=np.float32), all_positions=True)
+    model = load_model(open_checkpoint(path), ops=ReferenceOps(dtype=dtype))
+    return model.forward(ids, KVCache(model.config, len(ids), dtype=dtype), all_positions=True)
 
 
 def check(case: Case, folder: Path, *, engine: bool) -> str:
@@ -278,19 +193,22 @@ def check(case: Case, folder: Path, *, engine: bool) -> str:
     expected = make(case, model)
     if expected is None:
         return "not a model"
+    rounded = case.quantization is not None
+    dtype = np.float64 if rounded else np.float32
     try:
-        found = ours(model, ids)
+        found = ours(model, ids, dtype)
     except (Unsupported, InvalidFormat):
         return "refused"
     apart = distance(expected, found)
-    assert apart < SAME_FLOATS, f"{apart:.2g} from transformers"
+    assert apart < (SAME_ROUNDED if rounded else SAME_FLOATS), f"{apart:.2g} from transformers"
     try:
-        done = convert(tokenizer_folder(model, TOKENS), file, Request("F32"))
+        done = convert(tokenizer_folder(model, TOKENS), file, Request("I2_S" if rounded else "F32"))
     except Unsupported:
         return "exact, not converted"
-    apart = distance(found, ours(file, ids))
-    assert apart < READ_BACK, f"{apart:.2g} from the folder when the file is read back"
     named = {one.subject for one in done.warnings}
+    apart = distance(found, ours(file, ids, dtype))
+    bound = SAME_ROUNDED if rounded else READ_BACK
+    assert apart < bound, f"{apart:.2g} from the folder when the file is read back"
     if not engine or "llama.cpp" in named:
         return "exact, llama.cpp named" if named else "exact"
     theirs = llama_cpp(file, [ids], folder)

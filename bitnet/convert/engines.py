@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from bitnet.families.family import of_gguf
 from bitnet.findings import Finding
 
 if TYPE_CHECKING:
@@ -21,10 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["differences", "is_dynamic"]
 
 _WINDOWS = {"gemma2", "gemma3"}  # architectures whose windows llama.cpp reads
-_NO_ARCHITECTURE = {"bitnet-b1.58", "bitnet-25"}
 _LAYERS_WITH_WINDOWS = 64  # of exaone4: llama.cpp tells the model with windows by this number
-_EVERY_TENSOR = {"llama"}  # architectures of which it reads all biases, and rope_freqs.weight
-_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_qkv.bias")  # read of all of them
+_NO_TIED_HEAD = {"olmo2"}
 # Models of so many layers scale scores by another width; no key says so.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
@@ -41,15 +40,17 @@ def differences(
             "dynamic rope scaling",
         )
     targets = {job.target.name for job in jobs}
-    if checkpoint.architecture in _NO_ARCHITECTURE:
+    family = of_gguf(checkpoint.architecture)
+    if family is None or family.llama_cpp is None:
         yield _by("llama.cpp", f"does not load the architecture {checkpoint.architecture}")
         return
     if "I2_S" in targets:
         yield _by("llama.cpp", "does not load I2_S")
     yield from _windows(config)
     yield from _scale(config)
+    yield from _caps(config)
     yield from _rope(config)
-    yield from _tensors(checkpoint)
+    yield from _tensors(checkpoint, config, family.llama_cpp)
 
 
 def is_dynamic(checkpoint: Checkpoint) -> bool:
@@ -105,6 +106,15 @@ def _scale(config: TransformerConfig) -> Iterator[Finding]:
         )
 
 
+def _caps(config: TransformerConfig) -> Iterator[Finding]:
+    if config.architecture == "gemma2" and 0 in (config.attention_softcap, config.final_softcap):
+        which = "scores" if config.attention_softcap == 0 else "logits"
+        yield _by(
+            "llama.cpp",
+            f"divides the {which} of gemma2 models by their soft cap, and this one has none",
+        )
+
+
 def _rope(config: TransformerConfig) -> Iterator[Finding]:
     original = config.rope.original_context
     if config.rope.long_divisors is not None and original < config.context_length:
@@ -115,15 +125,25 @@ def _rope(config: TransformerConfig) -> Iterator[Finding]:
         )
 
 
-def _tensors(checkpoint: Checkpoint) -> Iterator[Finding]:
+def _tensors(
+    checkpoint: Checkpoint, config: TransformerConfig, loaded: tuple[str, ...]
+) -> Iterator[Finding]:
+    kind = checkpoint.architecture
     strange = next(
-        (
-            name
-            for name in checkpoint.weights
-            if name == "rope_freqs.weight"
-            or (name.endswith(".bias") and not name.endswith(_BIASES))
-        ),
+        (name for name in checkpoint.weights if _is_optional(name) and not name.endswith(loaded)),
         None,
     )
-    if strange and checkpoint.architecture not in _EVERY_TENSOR:
-        yield _by("llama.cpp", f"does not load {checkpoint.architecture} models with {strange}")
+    if strange:
+        yield _by(
+            "llama.cpp",
+            f"has no {strange} in {kind} models: it refuses the file or computes without it",
+        )
+    if kind in _NO_TIED_HEAD and "output.weight" not in checkpoint.weights:
+        yield _by("llama.cpp", f"does not load {kind} models whose head is the embedding")
+    if config.wide_qk_norm and config.n_heads * config.head_dim != config.dim:
+        yield _by("llama.cpp", f"does not load {kind} models whose heads have another width in all")
+
+
+def _is_optional(name: str) -> bool:
+    """Whether only some models of a family have the tensor *name*."""
+    return name == "output.weight" or name.startswith("rope_f") or name.endswith(".bias")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitnet.families.family import ATTENTION, Family, register
+from bitnet.families.family import ATTENTION, LLAMA_CPP, Family, register
 from bitnet.families.rules import neutral, read
 
 register(
@@ -19,6 +19,7 @@ register(
         },
         gguf_keys={"attention.sliding_window": neutral(0)},
         biases={"attention_bias": ATTENTION, "mlp_bias": ("ffn_up", "ffn_down")},
+        llama_cpp=(*LLAMA_CPP, "rope_freqs.weight"),
         # relu(up) * up is the square of relu(up).
         block={"gated": False, "activation": "relu"},
     )

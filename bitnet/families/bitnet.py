@@ -20,6 +20,7 @@ register(
         },
         config_keys={"attention_bias": read("biases around attention")},
         gguf_keys={"attention.sliding_window": neutral(0)},
+        llama_cpp=None,
         biases={"attention_bias": ATTENTION},
         block={"sub_norms": True, "activation": "relu_squared"},
     )
@@ -30,6 +31,7 @@ register(
         architecture="bitnet",
         model_types=(),
         activation="silu",
+        llama_cpp=(),
         gguf_keys={"attention.sliding_window": neutral(0)},
         block={"sub_norms": True},
     )

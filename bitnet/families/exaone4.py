@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.family import Family, register
+from bitnet.families.family import LLAMA_CPP, Family, register
 from bitnet.families.rules import read
 from bitnet.families.windows import alternating
 
@@ -52,6 +52,7 @@ register(
             "post_attention_layernorm": "post_attention_norm",
             "post_feedforward_layernorm": "post_ffw_norm",
         },
+        llama_cpp=(*LLAMA_CPP, "rope_freqs.weight"),
         translate=_translate,
         block={"pre_norms": False, "post_norms": True, "qk_norm": True, "period": 4},
         configure=_configure,

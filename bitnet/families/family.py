@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ATTENTION",
+    "LLAMA_CPP",
     "MLP",
     "QKV",
     "Family",
@@ -28,6 +29,9 @@ __all__ = [
 QKV = ("attn_q", "attn_k", "attn_v")
 ATTENTION = (*QKV, "attn_output")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
+
+#: What llama.cpp loads of most families beside what all of them have.
+LLAMA_CPP = ("output.weight", *(f"{part}.bias" for part in (*QKV, "attn_qkv")))
 
 
 class Keys(Protocol):
@@ -66,6 +70,8 @@ class Family:
         norms_from_zero: ``config.json``'s container stores what norms add to one.
         rope_style: pairs of rotated elements in a folder's weights.
         gguf_rope_style: the same in a GGUF file, for which converters move rows.
+        llama_cpp: tensors that llama.cpp loads for this architecture beside those all models have,
+            by the end of their names; ``None``: it does not know the architecture.
         translate: more GGUF keys from a ``config.json``.
         block: fields of the transformer's configuration that always hold.
         configure: more of these fields, from the keys and the fields so far.
@@ -88,6 +94,7 @@ class Family:
     norms_from_zero: bool = False
     rope_style: Literal["interleaved", "half"] = "half"
     gguf_rope_style: Literal["interleaved", "half"] = "half"
+    llama_cpp: tuple[str, ...] | None = LLAMA_CPP
     translate: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=lambda _config: {})
     block: Mapping[str, Any] = field(default_factory=dict)
     configure: Callable[[Keys, Mapping[str, Any]], dict[str, Any]] = field(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.family import ATTENTION, Family, register
+from bitnet.families.family import ATTENTION, LLAMA_CPP, Family, register
 from bitnet.families.rules import neutral, read
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ register(
         config_keys={"attention_bias": read("biases around attention")},
         gguf_keys={"attention.sliding_window": neutral(0)},
         biases={"attention_bias": ATTENTION},
+        llama_cpp=tuple(name for name in LLAMA_CPP if name != "output.weight"),
         norms_from_zero=True,
         block={"activation": "gelu_tanh"},
         configure=_configure,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.family import ATTENTION, Family, register
+from bitnet.families.family import ATTENTION, LLAMA_CPP, Family, register
 from bitnet.families.rules import neutral, read
 from bitnet.families.windows import alternating
 
@@ -87,6 +87,7 @@ register(
         },
         tensors=NORMS,
         biases={"attention_bias": ATTENTION},
+        llama_cpp=tuple(name for name in LLAMA_CPP if name != "output.weight"),
         norms_from_zero=True,
         translate=lambda config: alternating(2)(config) | caps(config),
         block={"activation": "gelu_tanh", "post_norms": True, "window": 4096, "period": 2},

@@ -62,6 +62,7 @@ register(
             "logit_scale": read("logits are divided by it"),
         },
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+        llama_cpp=("output.weight", ".bias", "rope_freqs.weight"),
         translate=_translate,
         configure=_configure,
     )

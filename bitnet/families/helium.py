@@ -25,6 +25,7 @@ register(
             "mlp_bias": read("biases in the feed-forward network"),
         },
         gguf_keys={"attention.sliding_window": neutral(0)},
+        llama_cpp=None,
         biases={"attention_bias": QKV, "mlp_bias": MLP},
     )
 )

@@ -18,5 +18,6 @@ register(
             "mlp_bias": read("biases in the feed-forward network"),
         },
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
+        llama_cpp=("output.weight", ".bias", "rope_freqs.weight"),
     )
 )

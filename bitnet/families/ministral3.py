@@ -70,6 +70,7 @@ register(
             "attention.temperature_scale": read("how much queries grow"),
             "rope.scaling.yarn_log_multiplier": read("`mscale_all_dim` of `yarn`"),
         },
+        llama_cpp=("output.weight", ".bias", "rope_freqs.weight"),
         translate=_translate,
         configure=_configure,
     )

@@ -5,7 +5,7 @@ Long contexts come as two lists of divisors of the frequencies.
 
 from __future__ import annotations
 
-from bitnet.families.family import Family, register
+from bitnet.families.family import LLAMA_CPP, Family, register
 from bitnet.families.rules import read
 from bitnet.families.windows import everywhere
 
@@ -26,6 +26,7 @@ register(
             "partial_rotary_factor": read("part of a head that is rotated"),
         },
         partial_rotation=True,
+        llama_cpp=(*LLAMA_CPP, "rope_factors_long.weight", "rope_factors_short.weight"),
         translate=everywhere,
         block={"fused": True},
     )

@@ -83,10 +83,22 @@ class BitLinear:
             return registry.quantize(name, registry.dequantize(plain), registry.PACKED_U8)
         if scale is None:
             raise InvalidFormat(f"{name}: packed ternary weights without a weight_scale")
-        factor = _number(f"{name.removesuffix('weight')}scale", scale)
         shape = (4 * plain.shape[0], plain.shape[1])
-        factor = factor if self.multiplies else 1 / factor
-        return Weight(name, shape, registry.PACKED_U8, plain.data, factor)
+        return Weight(name, shape, registry.PACKED_U8, plain.data, self.factor(name, scale))
+
+    @property
+    def scales_biases(self) -> bool:
+        """Whether the scale of packed weights counts for their bias, too (``AutoBitLinear``)."""
+        return self.multiplies and not self.online
+
+    def factor(self, name: str, scale: Tensor) -> float:
+        """What the *scale* beside the tensor *name* multiplies with.
+
+        Raises:
+            InvalidFormat: it is not a positive number.
+        """
+        factor = _number(f"{name.rpartition('.')[0]}.scale", scale)
+        return factor if self.multiplies else 1 / factor
 
 
 def _number(name: str, tensor: Tensor) -> float:

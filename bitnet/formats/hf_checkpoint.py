@@ -85,9 +85,24 @@ def _renamed(
     """Tensors by GGUF name, and the names they had."""
     names = {config_json.gguf_name(name, said.family): name for name in found}
     names.pop("", None)
-    if said.tied:
-        names.pop("output.weight", None)
+    head, embedding = (names.get(name) for name in ("output.weight", "token_embd.weight"))
+    if said.tied and head:
+        if embedding is None:
+            names["token_embd.weight"] = names.pop("output.weight")
+        elif _same(found[head], found[embedding]):
+            del names["output.weight"]
+        else:
+            logger.warning(
+                "config.json says that the head is the embedding, and lm_head.weight is another "
+                "matrix: it counts, as in transformers"
+            )
     return {name: found[before] for name, before in names.items()}, names
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and np.array_equal(
+        one.data, other.data
+    )
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], said: Description, folder: Path) -> None:
@@ -129,6 +144,10 @@ def _weight(
     if matrix and bits is not None and bits.converts(module.removesuffix(".weight")):
         scale = tensors.get(f"{name.removesuffix('weight')}scale")
         return bits.weight(name, weight, scale)
+    if name.endswith(".bias") and bits is not None and bits.scales_biases:
+        scale = tensors.get(f"{name.removesuffix('bias')}scale")
+        if scale is not None:
+            return _floats(name, registry.dequantize(weight) * np.float32(bits.factor(name, scale)))
     if tensor.dtype == "U8" and matrix:
         raise Unsupported(
             f"{name}: packed weights, and quantization_config does not say that they are BitNet's",

@@ -120,8 +120,22 @@ def test_the_file_inside_a_folder_opens_the_folder(tmp_path):
 
 
 def test_a_tied_head_is_left_out(tmp_path):
+    both = {"lm_head.weight": np.ones((2, 8)), "model.embed_tokens.weight": np.ones((2, 8))}
+    path = folder(tmp_path, both, tie_word_embeddings=True)
+    assert list(open_checkpoint(path).weights) == ["token_embd.weight"]
+
+
+def test_the_head_of_a_tied_model_is_its_embedding_where_that_is_left_out(tmp_path):
     path = folder(tmp_path, {"lm_head.weight": np.ones((2, 8))}, tie_word_embeddings=True)
-    assert not open_checkpoint(path).weights
+    assert list(open_checkpoint(path).weights) == ["token_embd.weight"]
+
+
+def test_a_head_of_its_own_counts_whatever_the_configuration_says(tmp_path, caplog):
+    both = {"lm_head.weight": np.ones((2, 8)), "model.embed_tokens.weight": np.zeros((2, 8))}
+    path = folder(tmp_path, both, tie_word_embeddings=True)
+    with caplog.at_level("WARNING", logger="bitnet"):
+        assert set(open_checkpoint(path).weights) == {"token_embd.weight", "output.weight"}
+    assert "is another matrix" in caplog.text
 
 
 def test_rotary_buffers_and_vision_towers_are_left_out(tmp_path):

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from differential import KINDS, cases, check, report  # noqa: E402 - from the folder of the tests
+from differential import KINDS, as_json, cases, check, report  # noqa: E402 - from the folder of the tests
 
 FOUND = ROOT / "models" / "found"
 ROUND = 20  # examples of a family before the next one's turn
@@ -70,7 +70,7 @@ def main():
         wrong = wrong_case(kind, outcomes)
         if wrong:
             case, why = wrong
-            text = case.as_json()
+            text = as_json(case)
             path = FOUND / f"{kind.lower()}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

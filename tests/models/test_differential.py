@@ -14,7 +14,7 @@ REASON = "transformers is not installed: pip install 'bitnet-xtask[parity]'"
 pytest.importorskip("torch", reason=REASON)
 pytest.importorskip("transformers", reason=REASON)
 
-from differential import KINDS, Case, cases, check, report  # noqa: E402 - needs torch
+from differential import KINDS, cases, check, load, report  # noqa: E402 - needs torch
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,4 +50,4 @@ def test_every_configuration_is_exact_or_refused(kind, data):
 
 @pytest.mark.parametrize("file", sorted(FOUND.glob("*.json")), ids=lambda file: file.stem)
 def test_what_was_found_once_is_right(file, tmp_path):
-    check(Case.load(file), tmp_path, engine=ENGINE)
+    check(load(file), tmp_path, engine=ENGINE)

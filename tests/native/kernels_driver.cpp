@@ -228,7 +228,8 @@ void run_rows(Results& results, int64_t rows, int64_t cols) {
         bitnet::layer_norm(x.get(), w.get(), bias, rows, cols, 1e-5f, out.get());
         add("layer_norm");
     }
-    for (const bitnet::Gate kind : {bitnet::Gate::silu, bitnet::Gate::gelu_tanh, bitnet::Gate::relu2}) {
+    for (const bitnet::Gate kind : {bitnet::Gate::silu, bitnet::Gate::gelu_tanh, bitnet::Gate::relu2,
+                                    bitnet::Gate::relu}) {
         bitnet::gate(kind, x.get(), x.get(), rows * cols, out.get());
         add("gate");
     }
