@@ -4,6 +4,7 @@
     <cache>/store/                                     every fetched file once: bitnet.store
     <cache>/tokenizers/<key>/tokenizer.json            a link into the store; key: llama3-128k ...
     <cache>/tokenizers/compiled/<sha256>.tok           memory-mapped form, rebuilt when missing
+    <cache>/tokenizers/compiled/digests/               of tokenizer files, computed once
     <cache>/models/                                    as earlier versions had it
     <cache>/screens/<hash of the head>.screen          what spares reading a head, rebuilt as well
     <cache>/measurements/<what>-<hash>.json            what is faster on this machine, likewise

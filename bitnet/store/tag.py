@@ -17,7 +17,8 @@ __all__ = ["AREAS", "TAG", "has_tag", "is_marked", "make_cache"]
 AREAS = ("tokenizers", "models", "store", "screens", "measurements", "reports")
 # Names below these folders that only this program gives.
 _OUR_NAMES = re.compile(
-    r"tokenizers/(compiled/[0-9a-f]{64}\.tok|([\w.]+-\d+k|url-[0-9a-f]{16}|hub-.+@.+|cl100k_base)/.+)"
+    r"tokenizers/(compiled/([0-9a-f]{64}\.tok|digests/[0-9a-f]{32}\.json)"
+    r"|([\w.]+-\d+k|url-[0-9a-f]{16}|hub-.+@.+|cl100k_base)/.+)"
     r"|models/package--[^/]+/.+"
     r"|screens/[0-9a-f]{32}\.screen"
     r"|measurements/.+-[0-9a-f]{16}\.json"

@@ -34,6 +34,8 @@ class Verified:
         mtime_ns: when it was last changed.
         inode: its number on its file system.
         placed: we put it there; else it was only read.
+        ctime_ns: when anything about it last changed, which nobody can set back; 0 when that was
+            only a moment before.
     """
 
     path: str
@@ -42,6 +44,7 @@ class Verified:
     mtime_ns: int
     inode: int
     placed: bool = False
+    ctime_ns: int = 0
 
     @property
     def is_unchanged(self) -> bool:
@@ -52,6 +55,15 @@ class Verified:
             return False
         found = status.st_size, status.st_mtime_ns, status.st_ino
         return found == (self.size, self.mtime_ns, self.inode)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether, besides, nothing was done to it, not even a link made or a time set."""
+        try:
+            changed = os.stat(self.path).st_ctime_ns  # noqa: PTH116
+        except (OSError, ValueError):
+            return False
+        return self.is_unchanged and self.ctime_ns == changed > 0
 
 
 class VerifiedFiles:
@@ -99,7 +111,9 @@ class VerifiedFiles:
         known = self.record_of(path)
         placed = placed or (known is not None and known.placed and known.sha256 == sha256)
         state = status.st_size, status.st_mtime_ns, status.st_ino
-        record = Verified(place, sha256, *state, placed)
+        settled = 0 <= status.st_ctime <= time.time() - SETTLED_S
+        changed = status.st_ctime_ns if settled else 0
+        record = Verified(place, sha256, *state, placed, changed)
         if known != record:
             keep(self.file_for(path), json.dumps(asdict(record)).encode())
 
@@ -129,7 +143,7 @@ def _read(path: Path) -> Verified | None:
         record = Verified(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
-    numbers = (record.size, record.mtime_ns, record.inode)
+    numbers = (record.size, record.mtime_ns, record.inode, record.ctime_ns)
     texts = (record.path, record.sha256)
     sound = all(type(n) is int for n in numbers) and all(isinstance(t, str) for t in texts)
     return record if sound else None

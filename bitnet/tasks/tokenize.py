@@ -29,6 +29,7 @@ _PLAIN = "\x1b[0m"
         "add_special": "put BOS and EOS around the text where the model wants them",
         "parse_special": "read text that spells a special token as that token",
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
+        "verify": "read the tokenizer's file again instead of trusting size, times and inode",
     },
     positional=["tokenizer", "text"],
     metavars={"file": "FILE", "pre": "NAME"},
@@ -43,6 +44,7 @@ def tokenize(
     add_special=True,
     parse_special=True,
     pre="",
+    verify=False,
     output=Output(),
 ):
     """Show the token ids of a text.
@@ -57,7 +59,7 @@ def tokenize(
         raise UsageError("a text and --file are two texts", hint="leave one of them out")
     if count and pieces:
         raise UsageError("--count prints no pieces", hint="leave --count or --pieces out")
-    loaded = load_tokenizer(Context().model(tokenizer), pre=pre or None)
+    loaded = load_tokenizer(Context().model(tokenizer), pre=pre or None, verify=verify)
     options = {"add_special": add_special, "parse_special": parse_special}
     source = terminal.argument(text) if text else _source(file)
     if count:

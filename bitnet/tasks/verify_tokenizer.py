@@ -32,8 +32,8 @@ def verify_tokenizer(c, tokenizer=None, against="", corpus="", pre="", output=Ou
     from bitnet.tokenizer.probes import corpus_texts
 
     common = Context()
-    ours = load_tokenizer(common.model(tokenizer), pre=pre or None)
-    other = load_tokenizer(common.model(against))
+    ours = load_tokenizer(common.model(tokenizer), pre=pre or None, verify=True)
+    other = load_tokenizer(common.model(against), verify=True)
     encoders = [partial(entry.encode, add_special=False) for entry in (ours, other)]
     found = measure_agreement(*encoders, texts=corpus_texts(Path(corpus) if corpus else None))
     if output.json:

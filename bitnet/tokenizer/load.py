@@ -6,19 +6,25 @@ import hashlib
 import logging
 import mmap
 import os
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bitnet import __version__
+from bitnet import __version__, settings
 from bitnet.errors import TokenizerNotFound
 from bitnet.formats import not_a_model
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.invocation import word
+from bitnet.store import verified
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.side_files import read_side_files
 from bitnet.tokenizer.spec import TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
 
 __all__ = [
     "detect_architecture_from_gguf",
@@ -39,12 +45,21 @@ TOKENIZER_FILES = (
 )
 
 
-def load_tokenizer(path: str | os.PathLike[str], *, pre: str | None = None) -> Tokenizer:
+def load_tokenizer(
+    path: str | os.PathLike[str], *, pre: str | None = None, verify: bool = False
+) -> Tokenizer:
     """The tokenizer in *path*, ready to use; see :func:`load_spec`.
 
-    Files take long to read; their compiled form is found by a hash of everything they hold.
+    Files take long to read; their compiled form is found by a hash of everything they hold. The
+    hash of a file is computed once: it is trusted while size, inode and both times of the file stay
+    as they were, of which no program can set back the time of the last change.
+
+    Args:
+        path: as of :func:`load_spec`.
+        pre: as of :func:`load_spec`.
+        verify: read the files again all the same.
     """
-    key = _content_key(Path(path), pre)
+    key = _content_key(Path(path), pre, verify=verify)
     found = Tokenizer.from_cache(key, source=str(path)) if key else None
     if found is not None:
         return found
@@ -147,7 +162,7 @@ def mock_tokenizer() -> Tokenizer:
     )
 
 
-def _content_key(path: Path, pre: str | None) -> str:
+def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
     """Hash of all a tokenizer file says, with the files beside it; empty for GGUF files."""
     if path.is_dir():
         found = (path / name for name in TOKENIZER_FILES if (path / name).is_file())
@@ -160,18 +175,33 @@ def _content_key(path: Path, pre: str | None) -> str:
     parts = [path, path.with_name("merges.txt")] if path.name == "vocab.json" else [path]
     try:
         for part in parts:
-            with (
-                part.open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-            ):
-                if content[: len(MAGIC)] == MAGIC:
+            with part.open("rb") as file:
+                if file.read(len(MAGIC)) in (MAGIC, b""):
                     return ""
-                digest.update(len(content).to_bytes(8, "little"))
-                digest.update(content)
+                digest.update(bytes.fromhex(_digest(part, file, verify=verify)))
     except (OSError, ValueError):
         return ""  # unreadable or empty: loading says what is wrong
     digest.update(read_side_files(path.parent).raw)
     return digest.hexdigest()
+
+
+def _digest(path: Path, file: BinaryIO, *, verify: bool) -> str:
+    """SHA-256 of *path*, open as *file*, from the record of an earlier time if there is one."""
+    records = verified.VerifiedFiles(settings.cache_dir() / "tokenizers" / "compiled" / "digests")
+    record = None if verify else records.record_of(path)
+    if record is not None and record.is_untouched:
+        return record.sha256
+    before = os.fstat(file.fileno())
+    settled = before.st_ctime <= time.time() - verified.SETTLED_S
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        digest = hashlib.sha256(content).hexdigest()
+    after = path.stat()
+    same = ("st_ino", "st_dev", "st_size", "st_mtime_ns", "st_ctime_ns")
+    if settled and all(getattr(before, name) == getattr(after, name) for name in same):
+        records.remember(path, digest)
+    else:
+        records.forget(path)
+    return digest
 
 
 def _embedded_spec(model: str | os.PathLike[str] | GGUF, pre: str | None) -> TokenizerSpec:

@@ -1,6 +1,9 @@
 """Opening a tokenizer file, cold and from its compiled form."""
 
+import hashlib
 import json
+import mmap
+import os
 import shutil
 
 import pytest
@@ -8,6 +11,7 @@ from builders import vocabulary, write_gguf
 
 from bitnet import settings
 from bitnet.errors import InvalidFormat, TokenizerNotFound
+from bitnet.store import verified
 from bitnet.tokenizer import (
     detect_architecture_from_gguf,
     extract_merges,
@@ -65,6 +69,86 @@ def test_the_same_content_elsewhere_names_its_own_place(tmp_path):
     (tmp_path / "copy").mkdir()
     other = shutil.copy(path, tmp_path / "copy" / "tokenizer.json")
     assert load_tokenizer(other).source == str(other)
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """Names of the files whose digest is computed; a file counts as settled at once."""
+    monkeypatch.setattr(verified, "SETTLED_S", -10.0)
+    computed = []
+    real = hashlib.sha256
+
+    def sha256(data=b""):
+        if isinstance(data, mmap.mmap):
+            computed.append(len(data))
+        return real(data)
+
+    monkeypatch.setattr("bitnet.tokenizer.load.hashlib.sha256", sha256)
+    return computed
+
+
+def test_a_file_that_was_not_touched_is_hashed_once(tmp_path, read):
+    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    first = load_tokenizer(path)
+    assert load_tokenizer(path).fingerprint == first.fingerprint
+    assert len(read) == 1
+    load_tokenizer(path, verify=True)
+    assert len(read) == 2
+
+
+def _until_its_times_differ(path, change):
+    """What file systems count in ticks of some milliseconds."""
+    before = path.stat().st_ctime_ns
+    change()
+    while path.stat().st_ctime_ns == before:
+        change()
+
+
+@pytest.mark.parametrize("how", ["in place", "set back", "replaced", "linked"])
+def test_a_file_of_the_same_size_is_hashed_again(how, tmp_path, read):
+    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    assert load_tokenizer(path).encode("ab") == [2]
+    status = path.stat()
+    content = path.read_text().replace('["a", "b"]', '["b", "a"]').replace('"ab"', '"ba"')
+    assert len(content) == status.st_size
+
+    def change():
+        if how == "replaced":
+            fresh = tmp_path / "fresh"
+            fresh.write_text(content)
+            os.utime(fresh, ns=(status.st_atime_ns, status.st_mtime_ns))
+            fresh.replace(path)
+        else:
+            path.write_text(content)
+            if how in ("set back", "linked"):
+                os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+            if how == "linked":
+                (tmp_path / "link").unlink(missing_ok=True)
+                (tmp_path / "link").hardlink_to(path)
+
+    _until_its_times_differ(path, change)
+    again = load_tokenizer(path)
+    assert len(read) == 2
+    assert (again.encode("ab"), again.encode("ba")) == ([0, 1], [2])
+
+
+def test_a_file_that_changed_a_moment_ago_is_not_trusted(tmp_path, read, monkeypatch):
+    monkeypatch.setattr(verified, "SETTLED_S", 3.0)
+    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    os.utime(path, (1e9, 1e9))  # its contents are old, it says
+    for times in (1, 2, 3):
+        load_tokenizer(path)
+        assert len(read) == times
+
+
+def test_a_damaged_record_is_none(tmp_path, read):
+    path = word_level(tmp_path / "tokenizer.json", ["ab"])
+    load_tokenizer(path)
+    (record,) = (settings.cache_dir() / "tokenizers/compiled/digests").iterdir()
+    for damage in ("", "{}", record.read_text().replace("ctime_ns", "other"), "[1]"):
+        record.write_text(damage)
+        assert load_tokenizer(path).encode("ab") == [2]
+    assert len(read) == 5
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty"])
