@@ -126,6 +126,7 @@ def measure(
         "size_bytes": _size(path),
         "architecture": model.config.architecture,
         "context": engine.context,
+        **({"ignored_keys": list(model.ignored_keys)} if model.ignored_keys else {}),
     }
     _check_context(engine, plan.tests)
     model.close()

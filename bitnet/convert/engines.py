@@ -24,6 +24,8 @@ __all__ = ["differences", "is_dynamic"]
 _WINDOWS = {"gemma2", "gemma3"}  # architectures whose windows llama.cpp reads
 _LAYERS_WITH_WINDOWS = 64  # of exaone4: llama.cpp tells the model with windows by this number
 _NO_TIED_HEAD = {"olmo2"}
+# Architectures whose heads it expects to be as wide, all together, as the model.
+_HEADS_OF_WIDTH = {"bitnet", "exaone4", "olmo2", "phi3", "qwen2"}
 # Models of so many layers scale scores by another width; no key says so.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
@@ -77,7 +79,8 @@ def _rounding(jobs: Sequence[Job]) -> Iterator[Finding]:
 
 def _windows(config: TransformerConfig) -> Iterator[Finding]:
     if config.architecture == "exaone4":
-        if any(config.windows) != (config.n_layers == _LAYERS_WITH_WINDOWS):
+        windowed = any(config.windows) or not all(config.rotated)
+        if windowed != (config.n_layers == _LAYERS_WITH_WINDOWS):
             yield _by(
                 "llama.cpp",
                 "gives exaone4 models windows, and layers that do not rotate, where they have "
@@ -140,8 +143,12 @@ def _tensors(
         )
     if kind in _NO_TIED_HEAD and "output.weight" not in checkpoint.weights:
         yield _by("llama.cpp", f"does not load {kind} models whose head is the embedding")
-    if config.wide_qk_norm and config.n_heads * config.head_dim != config.dim:
-        yield _by("llama.cpp", f"does not load {kind} models whose heads have another width in all")
+    if kind in _HEADS_OF_WIDTH and config.n_heads * config.head_dim != config.dim:
+        yield _by(
+            "llama.cpp",
+            f"does not load {kind} models whose heads, {config.n_heads} of {config.head_dim}, are "
+            f"not {config.dim} wide together",
+        )
 
 
 def _is_optional(name: str) -> bool:

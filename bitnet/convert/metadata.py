@@ -67,7 +67,7 @@ def _all_keys(checkpoint: Checkpoint, request: Request) -> dict[str, bytes]:
     raw = {
         key: value
         for key, value in raw_values(gguf).items()
-        if not key.startswith(("split.", "general.alignment"))
+        if not key.startswith(("split.", "general.alignment")) and key not in checkpoint.ignored
     } | encoded
     if request.no_tokenizer or request.tokenizer:
         kept = {key: value for key, value in raw.items() if not key.startswith("tokenizer.")}

@@ -31,6 +31,7 @@ class Request:
         pre: name of the pre-tokenizer, where it cannot be told.
         allow_lossy: write also what loses something.
         i2_s_layout: the processor that wrote the I2_S weights of the source.
+        ignore_keys: keys of the source to treat as if they were not there; the file has none.
     """
 
     type: str
@@ -39,6 +40,7 @@ class Request:
     pre: str | None = None
     allow_lossy: bool = False
     i2_s_layout: I2SLayout = "x86"
+    ignore_keys: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.type not in ENCODINGS:

@@ -41,12 +41,16 @@ def _silent(_done: int, _total: int) -> None:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written: the file, its size, every tensor, and who computes it differently."""
+    """What was written: the file, its size, every tensor, and who computes it differently.
+
+    Keys of the source that were ignored are not in the file.
+    """
 
     output: Path
     size_bytes: int
     tensors: tuple[Converted, ...]
     warnings: tuple[Finding, ...] = ()
+    ignored_keys: tuple[str, ...] = ()
 
     @property
     def exact(self) -> bool:
@@ -59,6 +63,7 @@ class Conversion:
             "output": str(self.output),
             "size_bytes": self.size_bytes,
             "exact": self.exact,
+            "ignored_keys": list(self.ignored_keys),
             "warnings": [{"engine": one.subject, "text": one.text} for one in self.warnings],
             "tensors": [asdict(tensor) for tensor in self.tensors],
         }
@@ -140,7 +145,9 @@ class Plan:
         tensors = [_new(one) for one in self.jobs]
         with unchanged(read):
             write_new(output, self.metadata, tensors, check=check, on_progress=on_progress)
-        return Conversion(output, output.stat().st_size, tuple(converted), self.warnings)
+        ignored = tuple(sorted(self.checkpoint.ignored))
+        size = output.stat().st_size
+        return Conversion(output, size, tuple(converted), self.warnings, ignored)
 
 
 def plan_conversion(source: Path, request: Request) -> Plan:
@@ -155,7 +162,9 @@ def plan_conversion(source: Path, request: Request) -> Plan:
         InvalidFormat: *source* is damaged or incomplete.
         TokenizerNotFound: *source* has no tokenizer.
     """
-    checkpoint = open_checkpoint(source, i2_s_layout=request.i2_s_layout)
+    checkpoint = open_checkpoint(
+        source, i2_s_layout=request.i2_s_layout, ignore_keys=request.ignore_keys
+    )
     config = config_from(checkpoint)
     required, _ = expected_tensors(config)
     missing = [name for name in required if name not in checkpoint.weights]

@@ -71,6 +71,7 @@ class ModelFacts:
         attestation: digest of what it is by content, empty where that is not known.
         original: the pinned model it has the content of, empty where it is none.
         problem: how it differs from the pinned model that it claims to be.
+        ignored_keys: of its keys, those that were treated as if they were not there.
     """
 
     file: str
@@ -80,6 +81,7 @@ class ModelFacts:
     attestation: str = ""
     original: str = ""
     problem: str = ""
+    ignored_keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -177,9 +177,11 @@ def _model(evidence: Evidence) -> Finding:
         said = f"SHA-256 {model.sha256[:16]}..., the reference ran {recorded[:16]}..."
         return Finding("failed", "model", said)
     said = "the file is the one that the reference ran"
-    return Finding(
-        "ok", "model", f"it has the content of {model.original}" if model.original else said
-    )
+    if model.original:
+        said = f"it has the content of {model.original}"
+    if model.ignored_keys:
+        said += f"; computed here as if it had no {', '.join(model.ignored_keys)}"
+    return Finding("ok", "model", said)
 
 
 def _answers(evidence: Evidence) -> Finding:

@@ -1,6 +1,6 @@
 """Exaone 4: norms after attention and feed-forward, none before; layers that see all do not rotate.
 
-Where no layer has a window, all of them rotate.
+Without ``sliding_window`` all of them rotate.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     return alternating(4, "sliding_window_pattern")(config)
 
 
-def _configure(_keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
-    windows = fields["windows"]
-    return {"rotated": tuple(bool(window) or not any(windows) for window in windows)}
+def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
+    everywhere = not keys.integer("attention.sliding_window", 0)
+    return {"rotated": tuple(everywhere or bool(window) for window in fields["windows"])}
 
 
 register(

@@ -138,8 +138,9 @@ def _add_plain_routes(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     def model_facts() -> dict[str, Any]:
-        engine = service.worker.model.engine
-        return {
+        engine, ignored = service.worker.model.engine, service.worker.model.ignored_keys
+        said = {"ignored_keys": list(ignored)} if ignored else {}
+        return said | {
             "id": service.name,
             "object": "model",
             "created": service.created,

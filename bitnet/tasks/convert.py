@@ -40,6 +40,11 @@ class ConvertOptions:
     i2_s_layout: str = option(
         "x86", "processor that wrote the I2_S weights of the model", choices=("x86", "arm")
     )
+    ignore_key: list[str] = option(
+        [],
+        "key of the model to treat as if it were not there; may be repeated; the new file does not have it",
+        metavar="KEY",
+    )
     cost: bool = option(
         True, "run source and file on a text at the end, and say how far apart they are"
     )
@@ -64,6 +69,7 @@ def convert(c, wanted=ConvertOptions(), shown=Output()):
         pre=wanted.pre or None,
         allow_lossy=wanted.allow_lossy,
         i2_s_layout=wanted.i2_s_layout,
+        ignore_keys=tuple(wanted.ignore_key),
     )
     output = Path(wanted.output)
     refuse_existing(output)

@@ -134,6 +134,7 @@ def _facts(checkpoint):
         attestation=attest(checkpoint, trace=False).digest,
         original=same,
         problem=problem,
+        ignored_keys=tuple(sorted(checkpoint.ignored)),
     )
 
 

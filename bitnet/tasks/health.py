@@ -16,11 +16,19 @@ from bitnet.terminal import as_json
 @task(
     help={
         "model_dir": "folder with models; looked through with everything below it",
+        "ignore_key": "key of the model to treat as if it were not there; may be repeated",
         "allow_mock": "a model without a tokenizer does not fail, and is reported as NOT CHECKED",
     },
-    metavars={"model_dir": "DIR"},
+    metavars={"model_dir": "DIR", "ignore_key": "KEY"},
 )
-def health(c, model_dir="models", allow_mock=False, cache=CacheOptions(), output=Output()):
+def health(
+    c,
+    model_dir="models",
+    ignore_key=[],  # noqa: B006
+    allow_mock=False,
+    cache=CacheOptions(),
+    output=Output(),
+):
     """Verify every model in a folder: one line each.
 
     Ends with exit code 15 when one failed; `inv verify` shows the checks of a single one.
@@ -39,6 +47,7 @@ def health(c, model_dir="models", allow_mock=False, cache=CacheOptions(), output
                 allow_mock=allow_mock,
                 pin=pin_of(model, cache.root),
                 against=attestation_beside(model),
+                ignore_keys=ignore_key,
             )
         except BitnetError as error:  # among models, what is not one is a failure like others
             report = report_of(model, [Finding.of("file", error)])

@@ -20,6 +20,7 @@ from bitnet.terminal import as_json
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
         "against": "what it must be: an attestation, an original, or a known model's name",
         "sha256": "digest the file must have",
+        "ignore_key": "key of the model to treat as if it were not there; may be repeated",
         "allow_mock": "a model without a tokenizer does not fail, and is reported as NOT CHECKED",
     },
     metavars={
@@ -28,6 +29,7 @@ from bitnet.terminal import as_json
         "pre": "NAME",
         "against": "FILE|NAME",
         "sha256": "DIGEST",
+        "ignore_key": "KEY",
     },
 )
 def verify(
@@ -37,6 +39,7 @@ def verify(
     pre="",
     against=None,
     sha256=None,
+    ignore_key=[],  # noqa: B006
     allow_mock=False,
     cache=CacheOptions(),
     output=Output(),
@@ -66,6 +69,7 @@ def verify(
         allow_mock=allow_mock,
         pin=pin,
         against=_given(against) if against is not None else attestation_beside(path),
+        ignore_keys=ignore_key,
     )
     if output.json:
         print(as_json(report))
@@ -86,15 +90,16 @@ def examine(path, output, *, show=True, **options):
         checks.append(check)
         if show and not output.json:
             print(*render([check]), sep="\n", flush=True)
-    return report_of(path, checks)
+    return report_of(path, checks, ignored=options["ignore_keys"])
 
 
-def report_of(path, checks):
+def report_of(path, checks, ignored=()):
     """What *checks* say of the model at *path*, as JSON values."""
     from bitnet.findings import passed
     from bitnet.verify import verdict
 
-    return {
+    said = {"ignored_keys": list(ignored)} if ignored else {}
+    return said | {
         "model": str(path),
         "passed": passed(checks),
         "pinned": any(one.subject == "identity" and one.severity == "ok" for one in checks),

@@ -41,7 +41,7 @@ from bitnet.verify.weights import code_anomalies, weight_anomalies
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from bitnet.findings import Severity
     from bitnet.formats.checkpoint import Checkpoint
@@ -112,6 +112,7 @@ def verify_model(
     allow_mock: bool = False,
     pin: Pin | None = None,
     against: Attestation | None = None,
+    ignore_keys: Collection[str] = (),
 ) -> Iterator[Finding]:
     """Check the model at *path* and its tokenizer; one verdict after the other, as they are known.
 
@@ -122,6 +123,7 @@ def verify_model(
         allow_mock: a missing tokenizer is a warning, unless ``BITNET_STRICT_TOKENIZERS=1``.
         pin: the digest the file must have, where one is known.
         against: what the model must be, byte by byte.
+        ignore_keys: keys of the model to treat as if they were not there.
 
     A damaged model gets its verdict; what is not a model at all is refused, as everywhere.
 
@@ -133,7 +135,13 @@ def verify_model(
     path = Path(path)
     container_of(path)
     return _Examination(
-        path, tokenizer, pre=pre, allow_mock=allow_mock, pin=pin, against=against
+        path,
+        tokenizer,
+        pre=pre,
+        allow_mock=allow_mock,
+        pin=pin,
+        against=against,
+        ignore_keys=ignore_keys,
     ).run()
 
 
@@ -149,6 +157,7 @@ class _Examination:
         allow_mock: bool,
         pin: Pin | None,
         against: Attestation | None,
+        ignore_keys: Collection[str],
     ) -> None:
         self.path = path
         self.explicit = Path(explicit) if explicit else None
@@ -156,6 +165,7 @@ class _Examination:
         self.allow_mock = allow_mock
         self.pin = pin
         self.against = against
+        self.ignore_keys = ignore_keys
         self.trace: Mapping[str, Any] | None = None  # of the same content
         self.checkpoint: Checkpoint | None = None
         self._files: list[MappedFile] = []
@@ -195,7 +205,7 @@ class _Examination:
             yield Finding(found.status, name, found.text, found.hint, duration_s=took)
 
     def _file(self) -> _Found:
-        self.checkpoint = open_checkpoint(self.path)
+        self.checkpoint = open_checkpoint(self.path, ignore_keys=self.ignore_keys)
         self._files = mapped_files(weight.data for weight in self.checkpoint.weights.values())
         size = sum(weight.data.nbytes for weight in self.checkpoint.weights.values())
         return _Found(f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete")
@@ -253,6 +263,7 @@ class _Examination:
         if not checkpoint.weights:
             return _Found(f"{checkpoint.architecture or 'no'} architecture, vocabulary only")
         self.config = config_from(checkpoint)
+        warnings += [f"ignored: {key} = {it!r:.80}" for key, it in checkpoint.ignored.items()]
         if warnings:
             return _Found(_listed(warnings), "warning", hint)
         config = self.config
