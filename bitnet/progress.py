@@ -180,9 +180,9 @@ class Progress:
 
 
 def _width(stream: TextIO) -> dict[str, Any]:
-    """How wide tqdm may draw: as wide as the terminal, 80 columns where it does not say."""
+    """How wide tqdm may draw: as wide as the terminal; 80 columns where that does not say."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError, AttributeError):
         columns = 0
-    return {"dynamic_ncols": True} if columns > 0 else {"ncols": 80}
+    return {"dynamic_ncols": True} if columns > 0 else {"ncols": 80, "nrows": 24}

@@ -34,6 +34,7 @@ DRILL_ENTRY = re.compile(  # of a fault drill, see bitnet.hub.faults
     re.IGNORECASE,
 )
 
+_RATE = re.compile(r"(?P<count>[0-9]{1,15}(\.[0-9]+)?)(?P<unit>[kmg]?)(b?(/s)?)", re.IGNORECASE)
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _LOGIN = re.compile(r"//[^/?#]*@")
 _FALSE = frozenset({"0", "false", "no", "off", ""})
@@ -67,6 +68,18 @@ def _connections(text: str) -> int:
     if value > MAX_CONNECTIONS:
         raise ValueError(f"expected a whole number, 0 to {MAX_CONNECTIONS}")
     return value
+
+
+def parse_rate(text: str) -> float:
+    """Bytes per second in *text*, such as ``500k``, ``10M`` or ``1.5MB/s``; 0: no limit.
+
+    Raises:
+        ValueError: it is not a rate.
+    """
+    match = _RATE.fullmatch(text.strip())
+    if match is None:
+        raise ValueError("expected bytes per second, such as 500k or 10M; 0: no limit")
+    return float(match["count"]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[match["unit"].lower()]
 
 
 def _hosts(text: str) -> tuple[str, ...]:
@@ -193,6 +206,12 @@ hf_token = Setting(
     help="access token for gated models; sent to the hub's own host only",
     secret=True,
 )
+hf_token_path = Setting(
+    "HF_TOKEN_PATH",
+    parse=Path,
+    default=None,
+    help="file with the access token, when HF_TOKEN is not set; else token below HF_HOME",
+)
 hf_endpoint = Setting(
     "HF_ENDPOINT",
     parse=lambda text: text.rstrip("/"),
@@ -241,6 +260,12 @@ connections = Setting(
     parse=_connections,
     default=0,
     help="parallel connections; 0: one, and 4 above 64 MB where one is slow and ranges work",
+)
+limit_rate = Setting(
+    "BITNET_LIMIT_RATE",
+    parse=parse_rate,
+    default=0.0,
+    help="bytes per second of all connections together, such as 500k or 10M; 0: no limit",
 )
 hub_hosts: Setting[tuple[str, ...]] = Setting(
     "BITNET_HUB_HOSTS",
@@ -389,11 +414,15 @@ def expanded(path: Path) -> Path:
 
 
 def access_token() -> str | None:
-    """The hub's access token: ``HF_TOKEN``, else what ``hf auth login`` wrote below ``HF_HOME``."""
+    """The hub's access token: ``HF_TOKEN``, else what ``hf auth login`` wrote.
+
+    That is in the file ``HF_TOKEN_PATH``, or ``token`` below ``HF_HOME``.
+    """
     token = hf_token()
     if token is None:
         try:
-            text = (expanded(hf_home()) / "token").read_text(encoding="ascii").strip()
+            path = hf_token_path() or hf_home() / "token"
+            text = expanded(path).read_text(encoding="ascii").strip()
         except (OSError, ValueError):
             return None
         token = text if text and text.isprintable() and " " not in text else None

@@ -49,6 +49,7 @@ __all__ = ["Fetched", "download", "fetch", "require_folder"]
 logger = logging.getLogger(__name__)
 
 LOCK_REPORT_S = 1.0
+FACTS_ATTEMPTS = 3  # before another server is asked
 ROUNDS = 3  # a file that is replaced, or deleted under us, this often is not fetched
 HEADROOM_BYTES = 16_000_000  # what a disk keeps free for everything else
 
@@ -64,6 +65,7 @@ class Fetched:
         etag: strong ETag, where the server was asked and gave one.
         commit: commit of the repository, likewise.
         cached: it was there already; nothing was transferred.
+        unchecked: nothing says what it should be.
     """
 
     path: Path
@@ -72,6 +74,7 @@ class Fetched:
     etag: str | None
     commit: str | None
     cached: bool
+    unchecked: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class _Order:
     check: Callable[[Path], None] | None
     force: bool
     changed_hint: str
+    mirrors: tuple[str, ...] = ()
 
 
 def download(
@@ -181,6 +185,7 @@ def fetch(
     progress: Mode = "auto",
     changed_hint: str = "",
     beside: Path | None = None,
+    mirrors: tuple[str, ...] = (),
 ) -> Fetched:
     """The file at *url* in *store*; transferred only if no file there has its digest.
 
@@ -196,6 +201,7 @@ def fetch(
         progress: how to show progress, see :class:`bitnet.progress.Progress`.
         changed_hint: what helps when the server has another file than the one that is wanted.
         beside: a file that may be the one; then nothing is transferred.
+        mirrors: further addresses of it, which are used where its digest is known.
 
     Raises:
         Offline: it is not in the store and the network is switched off.
@@ -209,7 +215,7 @@ def fetch(
         PermissionDenied: the store cannot be written.
         CacheBusy: another process has been fetching it for too long.
     """
-    order = _Order(url, name, sha256, size, check, force, changed_hint)
+    order = _Order(url, name, sha256, size, check, force, changed_hint, mirrors)
     try:
         fresh = False
         if sha256 is not None and not force and (blob := store.find(sha256)) is not None:
@@ -228,6 +234,7 @@ def fetch(
                 logger.warning("%s changed on the server, starting over", name)
             except _Damaged as damage:
                 logger.warning("%s: %s, starting over", name, damage)
+                order = replace(order, mirrors=())
             fresh = True
     except OSError as error:
         raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
@@ -344,7 +351,9 @@ def _transfer(
             logger.info("%s: resuming at %s", order.name, human_size(partial.resumed))
             bar.begin_at(partial.resumed, facts.size)
         report = _reporter(bar, lock, session.clock)
-        digest = Transfer(session, facts, partial, name=file, report=report).run()
+        known = facts.sha256 is not None
+        mirrors = [url for url in order.mirrors if known and url != facts.url]
+        digest = Transfer(session, facts, partial, name=file, report=report, mirrors=mirrors).run()
     except Replaced:
         partial.discard()
         raise
@@ -359,7 +368,8 @@ def _transfer(
         raise
     try:
         size = partial.done.total
-        _verify(order, facts, digest, size, resumed=bool(partial.resumed))
+        mixed = bool(partial.resumed or order.mirrors)
+        _verify(order, facts, digest, size, mixed=mixed)
         if order.check is not None:
             order.check(partial.path)
         blob = store.publish(partial, digest)
@@ -379,7 +389,7 @@ def _facts(order: _Order, session: HubSession) -> FileFacts:
     Raises:
         UpstreamChanged: it is another one.
     """
-    facts = head(order.url, session=session)
+    facts = _asked(order, session)
     for name, wanted, found in (
         ("SHA-256", order.sha256, facts.sha256),
         ("size", order.size, facts.size),
@@ -397,11 +407,21 @@ def _facts(order: _Order, session: HubSession) -> FileFacts:
     )
 
 
-def _verify(order: _Order, facts: FileFacts, digest: str, size: int, *, resumed: bool) -> None:
+def _asked(order: _Order, session: HubSession) -> FileFacts:
+    """What the first server that answers says."""
+    *others, last = (order.url, *order.mirrors)
+    for url in others:
+        with suppress(NetworkError):
+            return head(url, session=session, attempts=FACTS_ATTEMPTS)
+        logger.warning("%s does not answer, another server is asked", shown(url))
+    return head(last, session=session)
+
+
+def _verify(order: _Order, facts: FileFacts, digest: str, size: int, *, mixed: bool) -> None:
     """Refuse bytes that are not the file.
 
     Raises:
-        _Damaged: they are not, and some come from an earlier run.
+        _Damaged: they are not, and some come from an earlier run, or from a mirror.
         HashMismatch: they are not.
         InvalidFormat: there are none.
     """
@@ -411,8 +431,9 @@ def _verify(order: _Order, facts: FileFacts, digest: str, size: int, *, resumed:
         wrong = f"{size:,} bytes came, expected {order.size:,}"
     elif wanted is not None and digest != wanted:
         wrong = f"SHA-256 {digest}, expected {wanted}"
-    if wrong and resumed:
-        raise _Damaged(f"what an earlier run left is damaged ({wrong})")
+    if wrong and mixed:
+        what = "what a mirror sent" if order.mirrors else "what an earlier run left"
+        raise _Damaged(f"{what} is damaged ({wrong})")
     if not size:
         kind = "tokenizer " if "tokenizer" in order.name else ""
         raise InvalidFormat(

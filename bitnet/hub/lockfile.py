@@ -150,19 +150,22 @@ def find(entries: Iterable[Locked], entry: tuple[str, str, str, str]) -> Locked 
     return next((known for known in entries if known.key == entry), None)
 
 
-def record(path: Path, entry: Locked) -> bool:
-    """Put *entry* into the lock file at *path*, replacing the one with its key.
+def record(path: Path, *entries: Locked) -> bool:
+    """Put *entries* into the lock file at *path*, replacing those with their keys.
 
     Call it with the lock of the file held when several processes may write.
 
     Returns:
         Whether the file changed.
     """
-    entries = read(path)
-    if entry in entries:
+    before = known = read(path)
+    for entry in entries:
+        if entry not in known:
+            others = [_displaced(one, entry) for one in known if one.key != entry.key]
+            known = [one for one in others if one is not None] + [entry]
+    if known == before:
         return False
-    others = [_displaced(known, entry) for known in entries if known.key != entry.key]
-    write(path, [known for known in others if known is not None] + [entry])
+    write(path, known)
     return True
 
 

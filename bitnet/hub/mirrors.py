@@ -5,7 +5,8 @@
     "meta-llama/Meta-Llama-3-8B" = "https://models.example.org/approved"
 
 A server named here must speak the hub's protocol. ``--base-url`` wins over the file, a repository
-over ``default``, and ``default`` over ``HF_ENDPOINT``.
+over ``default``, and ``default`` over ``HF_ENDPOINT``. A list of addresses means several servers:
+the first is the hub, and all of them send parts of large files.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ NAME = "bitnet.toml"
 
 
 def mirrors(folder: Path) -> dict[str, str]:
-    """The table in *folder*'s ``bitnet.toml``; empty if there is none.
+    """The table in *folder*'s ``bitnet.toml``, several addresses with commas between them.
 
     Raises:
         UsageError: the file is not TOML, or an address is none.
@@ -49,13 +50,17 @@ def mirrors(folder: Path) -> dict[str, str]:
     table = document.get("mirrors", {})
     if not isinstance(table, dict):
         raise UsageError(f"{path}: 'mirrors' is not a table", hint="write it as [mirrors]")
-    for repo, address in table.items():
-        if not isinstance(address, str) or not address.startswith(("http://", "https://")):
-            raise UsageError(
-                f"{path}: mirror of {repo!r} is {address!r}, expected an address",
-                hint=f'"{repo}" = "https://hub.example.org"',
-            )
-    return table
+    found: dict[str, str] = {}
+    for repo, value in table.items():
+        addresses = value if isinstance(value, list) else [value]
+        for address in addresses:
+            if not isinstance(address, str) or not address.startswith(("http://", "https://")):
+                raise UsageError(
+                    f"{path}: mirror of {repo!r} is {address!r}, expected an address",
+                    hint=f'"{repo}" = "https://hub.example.org"',
+                )
+        found[repo] = ",".join(addresses)
+    return found
 
 
 def with_mirror(options: FetchOptions, repo: str, folder: Path) -> FetchOptions:

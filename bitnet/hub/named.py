@@ -28,7 +28,7 @@ from bitnet.hub.candidates import candidates, choose, models_in
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.packaged import provide_packaged
-from bitnet.hub.provision import provide_model
+from bitnet.hub.provision import provide_models
 from bitnet.hub.repository import RepoFile, list_files
 from bitnet.invocation import word
 from bitnet.progress import human_size
@@ -167,11 +167,13 @@ def provide(
         f"Fetching {model.repo}: {_shown([file.path for file in chosen])} "
         f"({size}{', ' if licence else ''}{licence}) from {project.options.endpoint}"
     )
+    wanted: list[tuple[Source, Path | None]] = []
     for file in chosen:
         source = _source(model, file.path)
         if project.pinned(("model", source.repo, source.revision, source.file)) is None:
             source = replace(source, sha256=file.sha256, size=file.size)
-        provide_model(source, project, target=_target(model, project, file.path))
+        wanted.append((source, _target(model, project, file.path)))
+    provide_models(wanted, project)
     paths = [file.path for file in chosen]
     remember(model, project, paths)
     return _opened(model, project, paths)
@@ -192,9 +194,9 @@ def _from_hub(model: NamedModel, project: Project, fits: Fits) -> Path:
     files = files_here(model, project, fits)
     if not files:
         project.require_connection(model.folder(project.cache), model.command)
-    for file in files:
-        source = _source(model, file)
-        provide_model(source, project, target=_target(model, project, file))
+    provide_models(
+        [(_source(model, file), _target(model, project, file)) for file in files], project
+    )
     return _opened(model, project, files)
 
 

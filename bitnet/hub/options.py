@@ -25,7 +25,12 @@ class FetchOptions:
     timeout: float | None = option(
         None, "seconds without progress before giving up; default: BITNET_DOWNLOAD_TIMEOUT, or 300"
     )
-    base_url: str = option("", "address of the hub or a mirror; default: HF_ENDPOINT")
+    base_url: str = option(
+        "", "address of the hub or a mirror, or several with commas; default: HF_ENDPOINT"
+    )
+    limit_rate: str = option(
+        "", "bytes per second in all, such as 500k or 10M; default: BITNET_LIMIT_RATE"
+    )
     stall_timeout: float | None = option(None, "instead of BITNET_STALL_TIMEOUT", hidden=True)
     lock_timeout: float | None = option(None, "instead of BITNET_LOCK_TIMEOUT", hidden=True)
     retry_after_max: float | None = option(None, "instead of BITNET_RETRY_AFTER_MAX", hidden=True)
@@ -53,7 +58,12 @@ class FetchOptions:
             if value is not None and not value >= 0:
                 flag = name.replace("_", "-")
                 raise UsageError(f"--{flag} expects 0 or more seconds, got {value}")
-        if self.base_url and not self.base_url.startswith(("http://", "https://")):
+        if self.limit_rate:
+            try:
+                settings.parse_rate(self.limit_rate)
+            except ValueError as error:
+                raise UsageError(f"--limit-rate is {self.limit_rate!r}: {error}") from None
+        if not all(map(_is_address, self.base_url.split(",") if self.base_url else ())):
             raise UsageError(
                 f"--base-url expects an address, got {self.base_url!r}",
                 hint="for example --base-url=https://hub.example.org",
@@ -91,19 +101,38 @@ class FetchOptions:
         return self.connections if self.connections is not None else settings.connections()
 
     @property
+    def rate(self) -> float:
+        """Bytes per second of all connections together; 0: no limit."""
+        return settings.parse_rate(self.limit_rate) if self.limit_rate else settings.limit_rate()
+
+    @property
     def endpoint(self) -> str:
-        """Address of the hub, without a slash at the end.
+        """Address of the hub, without a slash at the end; the first where there are several.
 
         Raises:
             UsageError: ``HF_ENDPOINT`` is no HTTP address.
         """
-        address = (self.base_url or settings.hf_endpoint()).rstrip("/")
-        if not address.startswith(("http://", "https://")):
+        return self._addresses[0]
+
+    @property
+    def mirrors(self) -> tuple[str, ...]:
+        """The further addresses: they send parts of files, and get no access token."""
+        return self._addresses[1:]
+
+    @property
+    def _addresses(self) -> tuple[str, ...]:
+        text = self.base_url or settings.hf_endpoint()
+        found = tuple(address.strip().rstrip("/") for address in text.split(","))
+        if not all(map(_is_address, found)):
             raise UsageError(
-                f"environment variable HF_ENDPOINT is {address!r}: not an address",
+                f"environment variable HF_ENDPOINT is {text!r}: not an address",
                 hint="for example HF_ENDPOINT=https://hub.example.org",
             )
-        return address
+        return found
+
+
+def _is_address(text: str) -> bool:
+    return text.strip().startswith(("http://", "https://"))
 
 
 @dataclass(frozen=True)

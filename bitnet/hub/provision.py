@@ -8,7 +8,8 @@ in the project.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -17,25 +18,33 @@ from bitnet import sources
 from bitnet.errors import BitnetError, UsageError
 from bitnet.files import path_of
 from bitnet.hub import lockfile
+from bitnet.hub.download import Fetched
 from bitnet.hub.lockfile import Locked
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.origin import Origin
+from bitnet.hub.placing import common_folder, place_all
 from bitnet.hub.project import Provided
-from bitnet.hub.provide import HubFile, Want, provide
+from bitnet.hub.provide import HubFile, Want, obtain, provide
 from bitnet.hub.repository import file_url, model_facts
+from bitnet.hub.together import at_once
 from bitnet.invocation import word
 from bitnet.store import Blob
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from bitnet.hub.download import Fetched
     from bitnet.hub.project import Project
     from bitnet.sources import Source
 
     VocabularyCheck = Callable[[Path, int], None]
 
-__all__ = ["model_path", "provide_model", "provide_tokenizer", "tokenizer_entry"]
+__all__ = [
+    "model_path",
+    "provide_model",
+    "provide_models",
+    "provide_tokenizer",
+    "tokenizer_entry",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -194,6 +203,16 @@ def _at(entries: list[Locked], path: Path, project: Project) -> Locked | None:
     return next((entry for entry in entries if where is not None and entry.path == where), None)
 
 
+@dataclass(frozen=True)
+class _Order:
+    """A model file that is wanted, and where."""
+
+    source: Source
+    path: Path
+    pinned: Locked | None
+    want: Want
+
+
 def provide_model(source: Source, project: Project, *, target: Path | None = None) -> Provided:
     """The model file of *source* at *target*, or below ``models``.
 
@@ -206,6 +225,51 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
         UsageError: *source* and the lock file name different digests, or another file is at
             *target*, which was not put there by us.
     """
+    return provide_models([(source, target)], project)[0]
+
+
+def provide_models(
+    wanted: Sequence[tuple[Source, Path | None]], project: Project
+) -> list[Provided]:
+    """Model files, each as by :func:`provide_model`: all of them, or none.
+
+    Several are fetched at once, within the limits of *project*. They get their places when all
+    have come, and then their entries in the lock file.
+
+    Raises:
+        BitnetError: the first of what went wrong; what came is kept in the store.
+    """
+    orders = [_order(source, target, project) for source, target in wanted]
+    places = [order.path for order in orders]
+    folder = common_folder(places) if len(places) > 1 else None
+    got = at_once([partial(_obtained, order, project, folder) for order in orders], project.limits)
+    checked = [(one, order) for one, order in zip(got, orders, strict=True) if not one.unchecked]
+    place_all(
+        [(one, o.path, _is_pinned_to(o.pinned, o.path, project)) for one, o in checked], project
+    )
+    sources = [_described(order, one, project) for order, one in zip(orders, got, strict=True)]
+    project.pin(
+        *(
+            _locked("model", source, one, lockfile.relative(order.path, project.folder))
+            for source, one, order in zip(sources, got, orders, strict=True)
+            if not one.unchecked
+        )
+    )
+    return [
+        Provided(
+            order.path,
+            one.sha256,
+            one.size,
+            one.commit or (order.pinned.commit if order.pinned is not None else None),
+            one.cached,
+            source.licence_line,
+        )
+        for source, one, order in zip(sources, got, orders, strict=True)
+    ]
+
+
+def _order(source: Source, target: Path | None, project: Project) -> _Order:
+    """What is wanted, once nothing speaks against it."""
     file_url(source.repo, source.revision, source.file, project.options)  # refuses bad names
     path = target or model_path(project, source.repo, source.file, source.revision)
     pinned = project.pinned(("model", source.repo, source.revision, source.file))
@@ -231,20 +295,28 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
         announce=lambda: sources.require_token(source),
         changed_hint="" if pinned is not None else _OWN_DIGEST,
     )
-    if not wanted and project.options.is_offline and not project.update and path.exists():
+    return _Order(source, path, pinned, want)
+
+
+def _obtained(order: _Order, project: Project, folder: Path | None) -> Fetched:
+    """The file of *order*: at its place, in the store, or just fetched."""
+    want, path, source = order.want, order.path, order.source
+    if not want.sha256 and project.options.is_offline and not project.update and path.exists():
         known = project.store.names.find(source.repo, source.revision, source.file)
         if not project.force and (known is None or not project.store.is_intact(path, known.sha256)):
             logger.warning(
                 "%s is used unchecked: its digest is not known, and we are offline", path
             )
             found = Origin.of(path)
-            return Provided(path, found.sha256, found.size, None, True, source.licence_line)
-    got = provide(want, project, path, ours=_is_pinned_to(pinned, path, project))
-    if not got.cached or pinned is None:
-        source = _with_licence(source, project)
-    project.pin(_locked("model", source, got, lockfile.relative(path, project.folder)))
-    commit = got.commit or (pinned.commit if pinned is not None else None)
-    return Provided(path, got.sha256, got.size, commit, got.cached, source.licence_line)
+            return Fetched(path, found.sha256, found.size, None, None, True, unchecked=True)
+    return obtain(want, project, path, folder=folder)
+
+
+def _described(order: _Order, got: Fetched, project: Project) -> Source:
+    """The source of *order* with its licence, as far as that is known."""
+    if got.unchecked or (got.cached and order.pinned is not None):
+        return order.source
+    return _with_licence(order.source, project)
 
 
 _OWN_DIGEST = (
@@ -271,6 +343,7 @@ def _with_licence(source: Source, project: Project) -> Source:
     if source.licence or project.options.is_offline:
         return source
     options = with_mirror(project.options, source.repo, project.folder)
+    options = replace(options, retries=min(options.retries or 3, 3))  # it is only for people
     try:
         facts = model_facts(source.repo, source.revision, options)
     except BitnetError as error:

@@ -82,9 +82,19 @@ def file_url(repo: str, revision: str, file: str, options: FetchOptions | None =
 
 
 def head(
-    url: str, options: FetchOptions | None = None, *, session: HubSession | None = None
+    url: str,
+    options: FetchOptions | None = None,
+    *,
+    session: HubSession | None = None,
+    attempts: int | None = None,
 ) -> FileFacts:
     """What the server says about the file at *url*, without its bytes.
+
+    Args:
+        url: address of the file.
+        options: how to fetch.
+        session: connections to use; otherwise one of its own.
+        attempts: most of them, where another server can be asked.
 
     Raises:
         Offline: the network is switched off.
@@ -116,7 +126,7 @@ def head(
 
     def attempt(session: HubSession) -> FileFacts:
         try:
-            return session.retrying(shown(url), lambda: ask(session))
+            return session.retrying(shown(url), lambda: ask(session), attempts=attempts)
         except NotFound as error:
             raise _with_candidates(error, url, session) from None
 

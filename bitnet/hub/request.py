@@ -16,7 +16,7 @@ from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.options import FileSelection
 from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.packaged import provide_packaged
-from bitnet.hub.provision import model_path, provide_model
+from bitnet.hub.provision import model_path, provide_models
 from bitnet.hub.repository import list_files, some_of
 from bitnet.sources import Source
 
@@ -65,7 +65,7 @@ def provide(
 
     Raises:
         UsageError: the request fits several models, or does not make sense.
-        BitnetError: as :func:`~bitnet.hub.provision.provide_model`.
+        BitnetError: as :func:`~bitnet.hub.provision.provide_models`.
     """
     if request.sha256 and not _SHA256.fullmatch(request.sha256):
         raise UsageError(f"--sha256 expects 64 hexadecimal digits, got {request.sha256!r}")
@@ -86,14 +86,16 @@ def provide(
     # Parts of one model go side by side; other files keep their folders.
     is_split = all(source.file.endswith(".gguf") for source in wanted) and not request.select
     flat = is_split or len(wanted) == 1
-    return [
-        provide_model(
-            replace(source, sha256=digest or source.sha256),
-            project,
-            target=request.out / _below(source.file, flat=flat) if request.out else None,
-        )
-        for source in wanted
-    ]
+    return provide_models(
+        [
+            (
+                replace(source, sha256=digest or source.sha256),
+                request.out / _below(source.file, flat=flat) if request.out else None,
+            )
+            for source in wanted
+        ],
+        project,
+    )
 
 
 def _below(file: str, *, flat: bool) -> Path:

@@ -30,6 +30,7 @@ from bitnet.errors import (
 from bitnet.hub import replies
 from bitnet.hub.faults import FaultyTransport
 from bitnet.hub.http import requests, urllib3
+from bitnet.hub.limits import Limits
 from bitnet.hub.options import FetchOptions
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ class HubSession:
         sleep: waits so many seconds.
         now: seconds since the epoch, for ``Retry-After`` dates.
         jitter: a number from 0 to 1, anew each time.
+        limits: shared with others; else its own.
 
     Raises:
         UsageError: the fault drill in the environment cannot be read.
@@ -125,8 +127,12 @@ class HubSession:
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.time,
         jitter: Callable[[], float] = random.random,
+        limits: Limits | None = None,
     ) -> None:
         self.options = options if options is not None else FetchOptions()
+        rate, count = self.options.rate, self.options.at_once
+        own = Limits(rate=rate, connections=count, clock=clock, sleep=sleep)
+        self.limits = limits if limits is not None else own
         self.clock, self.sleep, self.now, self.jitter = clock, sleep, now, jitter
         self._requests = requests.Session()
         self._requests.headers = requests.structures.CaseInsensitiveDict(
@@ -334,8 +340,8 @@ class HubSession:
         except (ValueError, OverflowError):
             return None
 
-    def retrying(self, what: str, attempt: Callable[[], T]) -> T:
-        """What *attempt* gives back, tried again while its failures may pass.
+    def retrying(self, what: str, attempt: Callable[[], T], *, attempts: int | None = None) -> T:
+        """What *attempt* gives back, tried again, *attempts* times at most, where that may help.
 
         Raises:
             BitnetError: the last failure, when there were too many.
@@ -345,6 +351,7 @@ class HubSession:
             try:
                 return attempt()
             except Transient as broken:  # noqa: PERF203
+                broken.attempts = min(filter(None, (attempts, broken.attempts)), default=None)
                 patience.failed(what, broken)
 
     def json(self, url: str, what: str) -> tuple[Any, Mapping[str, str]]:

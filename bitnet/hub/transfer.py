@@ -1,24 +1,31 @@
-"""Bytes from a server into a partial file: by one connection or several, until all are there."""
+"""Bytes from one server or several into a partial file, until all are there.
+
+Several connections fetch pieces. A server that fails is left out while another one goes on, and the
+piece that is slowest at the end is shared out (:mod:`bitnet.hub.pieces`).
+"""
 
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import dataclass
 from http.client import IncompleteRead
 from typing import TYPE_CHECKING
 
-from bitnet.errors import NetworkError, from_os_error
+from bitnet.errors import BitnetError, NetworkError, NoSpace, PermissionDenied, from_os_error
 from bitnet.hub.http import urllib3
+from bitnet.hub.limits import Stopped
+from bitnet.hub.pieces import Piece, Pieces
 from bitnet.hub.replies import as_count, content_range, refuse_pages
 from bitnet.hub.repository import FileFacts, strong_etag
 from bitnet.hub.session import HubSession, Patience, Transient, failed, shown
 from bitnet.hub.trailing_hash import TrailingHash
+from bitnet.progress import human_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import requests
 
@@ -35,19 +42,29 @@ FAST_BYTES_PER_S = 100e6  # one connection at this speed gains nothing from comp
 PIECE_BYTES = 16 << 20
 NOTE_BYTES = 4 << 20  # of parallel parts, between two notes: what a kill costs at most
 READ_BYTES = 1 << 20
+LARGE_BYTES = 50_000_000_000
+LARGEST_REQUEST = 32_000_000_000  # a file server may refuse to send more in one reply
 STALL_BYTES_PER_S = 100
+SERVER_ATTEMPTS = 3  # before a server is left out, where there is another one
+IDLE_S = 0.2
 
 
 class Replaced(Exception):  # never leaves the package
     """The server has another version of the file than it announced."""
 
 
-class _Stopped(Exception):
-    """Another thread has failed; this one ends."""
-
-
 class _NoRanges(Exception):
     """The server does not send the part that was asked for."""
+
+
+@dataclass
+class _Server:
+    """A server that has the file."""
+
+    url: str
+    patience: Patience
+    failures: int = 0
+    is_left_out: bool = False
 
 
 class Transfer:
@@ -59,6 +76,7 @@ class Transfer:
         partial: where the bytes go; may hold some already.
         name: what to call it in messages.
         report: told the number of bytes that are written, and the whole size.
+        mirrors: further addresses of the file, whose digest is known; no token is sent there.
     """
 
     def __init__(
@@ -69,14 +87,18 @@ class Transfer:
         *,
         name: str,
         report: Callable[[int, int | None], None],
+        mirrors: Sequence[str] = (),
     ) -> None:
         self._session = session
         self._facts = facts
         self._partial = partial
         self._name = name
         self._report = report
-        self._patience = Patience(session)
+        self._limits = session.limits
+        self._servers = [_Server(url, Patience(session)) for url in (facts.url, *mirrors)]
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._pieces = Pieces((), 1, session.clock)
         self._stop = threading.Event()
         self._unnoted = 0
         self._ranges = True  # ask for parts
@@ -93,30 +115,47 @@ class Transfer:
             NetworkError: attempts or time are used up.
             NoSpace: the disk is full.
         """
+        if self.size is not None and self.size > LARGE_BYTES:
+            logger.warning(
+                "%s has %s: above 50 GB the hub sends a file in parts only, and its own programs "
+                "refuse it without their other protocol; it is asked for in parts. Where the hub "
+                "refuses those, a mirror may have it: --base-url=URL",
+                self._name,
+                human_size(self.size),
+            )
         try:
-            with self._lock:
-                self._advance()
-            if self._wants_company() and self._is_slow_alone():
-                try:
-                    self._fetch_together()
-                except _NoRanges:
-                    self._start_over("no parts from this server")
-            while not self._complete:
-                self._attempt(*self._next_gap())
-            return self._hash.finish()
+            with self._limits.telling(self._halt):
+                return self._all()
         finally:
             self._hash.stop()
+
+    def _all(self) -> str:
+        with self._lock:
+            self._advance()
+        if self._wants_company() and self._is_slow_alone():
+            try:
+                self._fetch_together()
+            except _NoRanges:
+                self._start_over("no parts from this server")
+        while not self._complete:
+            self._attempt(self._next_gap(), self._servers[0])
+        return self._hash.finish()
 
     @property
     def _complete(self) -> bool:
         return self.size is not None and self._partial.done.total >= self.size
 
-    def _next_gap(self) -> tuple[int, int | None]:
+    def _ending(self) -> bool:
+        """Whether every thread shall end."""
+        return self._stop.is_set() or self._limits.is_stopped
+
+    def _next_gap(self) -> Piece:
         """The first missing part; its end is ``None`` where it is the end of the file."""
         if self.size is None:
-            return self._partial.done.frontier, None
+            return Piece(self._partial.done.frontier, None)
         start, stop = self._partial.done.missing(self.size)[0]
-        return start, None if stop == self.size else stop
+        last = min(stop, start + LARGEST_REQUEST)
+        return Piece(start, None if last == self.size else last)
 
     # --- several connections -----------------------------------------------------------------
 
@@ -126,18 +165,21 @@ class Transfer:
         if self.size is None or asked == 1 or not self._facts.accepts_ranges:
             return False
         missing = self.size - self._partial.done.total
-        return missing > 2 * PROBE_BYTES and (asked > 1 or self.size > PARALLEL_FROM_BYTES)
+        many = asked > 1 or len(self._servers) > 1 or self.size > PARALLEL_FROM_BYTES
+        return missing > 2 * PROBE_BYTES and many
 
     def _is_slow_alone(self) -> bool:
         """Fetch one part alone, and say whether more connections can be of use.
 
         It also binds the version, so that every other connection asks for the same one.
         """
-        start, stop = self._next_gap()
-        stop = min(stop or start + PROBE_BYTES, start + PROBE_BYTES)
+        if len(self._servers) > 1:
+            return True
+        gap = self._next_gap()
+        start, stop = gap.at, min(gap.stop or gap.at + PROBE_BYTES, gap.at + PROBE_BYTES)
         begun = self._session.clock()
         while gaps := self._partial.done.missing(stop):
-            self._attempt(gaps[0][0], stop)
+            self._attempt(Piece(gaps[0][0], stop), self._servers[0])
             if not self._ranges:
                 return False
         speed = (stop - start) / max(self._session.clock() - begun, 1e-9)
@@ -147,18 +189,17 @@ class Transfer:
     def _fetch_together(self) -> None:
         """Fetch the gaps in pieces, by several threads, in the order of the file."""
         assert self.size is not None
-        count = self._session.options.at_once or AUTOMATIC_CONNECTIONS
+        asked = self._session.options.at_once or AUTOMATIC_CONNECTIONS
+        count = max(asked, len(self._servers))
         missing = self._partial.done.missing(self.size)
         total = sum(stop - start for start, stop in missing)
         length = max(1 << 20, min(PIECE_BYTES, total // (4 * count)))
-        pieces: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        for start, stop in missing:
-            for at in range(start, stop, length):
-                pieces.put((at, min(at + length, stop)))
+        self._pieces = Pieces(missing, length, self._session.clock)
         self._partial.scatter()
         self._together = True
         with ThreadPoolExecutor(count, thread_name_prefix="download") as pool:
-            workers = [pool.submit(self._work, pieces) for _ in range(count)]
+            servers = [self._servers[number % len(self._servers)] for number in range(count)]
+            workers = [pool.submit(self._work, server) for server in servers]
             try:
                 wait(workers, return_when=FIRST_EXCEPTION)
             finally:
@@ -166,9 +207,10 @@ class Transfer:
                     self._halt()
         self._together = False
         errors = [error for worker in workers if (error := worker.exception()) is not None]
-        errors.sort(key=lambda error: isinstance(error, _Stopped))
-        if errors:
+        errors.sort(key=lambda error: isinstance(error, Stopped))
+        if errors and not self._complete:
             raise errors[0]
+        self._stop.clear()
 
     def _halt(self) -> None:
         """Make every thread end soon, also one that waits for bytes."""
@@ -178,36 +220,79 @@ class Transfer:
                 with suppress(Exception):
                     response.raw.shutdown()
 
-    def _work(self, pieces: queue.SimpleQueue[tuple[int, int]]) -> None:
-        with suppress(queue.Empty):
-            while True:
-                start, stop = pieces.get_nowait()
-                at: int | None = start
-                while at is not None:
-                    self._attempt(at, stop)
-                    with self._lock:
-                        gaps = self._partial.done.missing(stop)
-                    at = next((max(a, start) for a, b in gaps if b > start), None)
+    def _work(self, server: _Server) -> None:
+        rate = 0.0
+        while (piece := self._next_piece(server, rate)) is not None:
+            try:
+                while piece.left and not server.is_left_out:
+                    self._attempt(piece, server)
+            finally:
+                with self._changed:
+                    rate = self._pieces.rate_of(piece)
+                    self._pieces.end(piece)
+                    self._changed.notify_all()
+        if self._complete:
+            self._halt()  # also those that wait for bytes that have come by another way
+
+    def _next_piece(self, server: _Server, rate: float) -> Piece | None:
+        """What *server* is to send next; ``None``: nothing, for good."""
+        with self._changed:
+            while not (self._complete or self._ending() or server.is_left_out):
+                piece = self._pieces.take(rate)
+                if piece is not None:
+                    return piece
+                self._changed.wait(IDLE_S)
+        return None
+
+    def _leave_out(self, server: _Server, error: BitnetError) -> None:
+        """Go on without *server*.
+
+        Raises:
+            BitnetError: there is no other one.
+        """
+        with self._lock:
+            others = [one for one in self._servers if one is not server and not one.is_left_out]
+            if not (others and self._together):
+                raise error
+            known, server.is_left_out = server.is_left_out, True
+        if not known:
+            logger.warning("%s goes on without %s: %s", self._name, shown(server.url), error)
 
     # --- one request -------------------------------------------------------------------------
 
-    def _attempt(self, start: int, stop: int | None) -> None:
-        """Fetch from *start* to *stop* or the end, as far as it goes this time."""
+    def _attempt(self, piece: Piece, server: _Server) -> None:
+        """Fetch *piece* from *server*, as far as it goes this time."""
         try:
-            self._fetch(start, stop)
+            self._fetch(piece, server)
         except _NoRanges:
+            if self._together and len(self._servers) > 1:
+                self._leave_out(server, NetworkError("it does not send the parts asked for"))
+                return
             if self._together:
                 raise
             if not self._ranges:
                 raise NetworkError(
-                    f"{shown(self._facts.url)}: a part of the file came unasked"
+                    f"{shown(server.url)}: a part of the file came unasked"
                 ) from None
             self._start_over("the server cannot continue")
+        except Replaced:
+            if server is self._servers[0] or not self._together:
+                raise
+            self._leave_out(server, NetworkError("it has another file"))
+        except BitnetError as error:
+            if isinstance(error, NoSpace | PermissionDenied):
+                raise
+            self._leave_out(server, error)
         except Transient as broken:
-            if self._stop.is_set():
-                raise _Stopped from None
-            stopped = self._stop.is_set if self._together else None
-            self._patience.failed(self._name, broken, stopped=stopped)
+            if self._ending():
+                raise Stopped from None
+            server.failures += 1
+            if self._together and server.failures >= SERVER_ATTEMPTS:
+                with suppress(BitnetError):
+                    self._leave_out(server, broken.error)
+                    return
+            stopped = self._ending if self._together else None
+            server.patience.failed(self._name, broken, stopped=stopped)
 
     def _start_over(self, reason: str) -> None:
         logger.info("%s: %s, starting over", self._name, reason)
@@ -217,26 +302,29 @@ class Transfer:
         self._partial.restart()
         self._hash = TrailingHash(self._partial.path)
 
-    def _fetch(self, start: int, stop: int | None) -> None:
-        """Ask for *start* to *stop* or the end, and write what comes."""
-        if self._stop.is_set():
-            raise _Stopped
+    def _fetch(self, piece: Piece, server: _Server) -> None:
+        """Ask for *piece*, and write what comes."""
+        if self._ending():
+            raise Stopped
         headers = {}
+        start, stop = piece.at, piece.stop
         if self._ranges and (start or stop is not None):
             headers["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
             if self._partial.sent_etag and not self._facts.sha256:
                 headers["If-Range"] = f'"{self._partial.sent_etag}"'
-        url = self._facts.url
-        with self._session.open(url, headers=headers, also=(416,)) as response:
-            with self._lock:
-                self._open.add(response)
-            try:
-                refuse_pages(response, shown(url))
-                start, end = self._checked(response, start, stop, asked=bool(headers))
-                self._receive(response, start, end)
-            finally:
+        with self._limits.connection(self._ending) as waited:
+            if waited:
+                server.patience.gained(0)  # our own limit is not the server's silence
+            with self._session.open(server.url, headers=headers, also=(416,)) as response:
                 with self._lock:
-                    self._open.discard(response)
+                    self._open.add(response)
+                try:
+                    refuse_pages(response, shown(server.url))
+                    piece.at, end = self._checked(response, start, stop, asked=bool(headers))
+                    self._receive(response, piece, end, server)
+                finally:
+                    with self._lock:
+                        self._open.discard(response)
 
     def _checked(
         self, response: requests.Response, start: int, stop: int | None, *, asked: bool
@@ -276,48 +364,63 @@ class Transfer:
             self._partial.bind(etag)
         return start, end
 
-    def _receive(self, response: requests.Response, start: int, end: int | None) -> None:
-        """Write the body of *response* from *start* on; it has to reach *end* if that is known."""
-        session = self._session
-        at = start
-        since, at_since = session.clock(), at
-        while end is None or at < end:
+    def _receive(
+        self, response: requests.Response, piece: Piece, end: int | None, server: _Server
+    ) -> None:
+        """Write the body of *response*; it has to reach *end* if that is known.
+
+        It may end before when the tail of *piece* is fetched by another connection.
+        """
+        session, limits = self._session, self._limits
+        start = piece.at
+        since, at_since = session.clock(), start
+        while end is None or piece.at < end:
+            if limits.is_stopped:
+                raise Stopped
+            if self._together and piece.stop is not None:
+                end = min(end or piece.stop, piece.stop)
             try:
-                count = READ_BYTES if end is None else min(READ_BYTES, end - at)
-                chunk = response.raw.read1(count, decode_content=False)
+                count = READ_BYTES if end is None else min(READ_BYTES, end - piece.at)
+                if count <= 0:
+                    break
+                chunk = response.raw.read1(limits.share(count), decode_content=False)
             except urllib3.exceptions.ReadTimeoutError:
-                raise Transient(failed(self._facts.url, "timeout")) from None
+                raise Transient(failed(server.url, "timeout")) from None
             except (urllib3.exceptions.HTTPError, OSError) as error:
                 if any(isinstance(arg, IncompleteRead) for arg in error.args):
                     break  # said below, with the numbers
-                raise Transient(failed(self._facts.url, "the connection broke")) from None
+                raise Transient(failed(server.url, "the connection broke")) from None
             if not chunk:
                 break
-            self._store(at, chunk)
-            at += len(chunk)
+            self._store(piece, chunk, server)
+            since += limits.pay(len(chunk), self._ending)
             waited = session.clock() - since
             if waited >= session.options.stall_s:
-                if at - at_since < STALL_BYTES_PER_S * waited:
-                    raise Transient(failed(self._facts.url, "stalled"))
-                since, at_since = session.clock(), at
+                if piece.at - at_since < STALL_BYTES_PER_S * waited:
+                    raise Transient(failed(server.url, "stalled"))
+                since, at_since = session.clock(), piece.at
+        at = piece.at
+        if self._together and piece.stop is not None and end is not None:
+            end = min(end, piece.stop)
         if end is not None and at < end:
             raise Transient(
-                failed(self._facts.url, f"truncated: {at - start:,} of {end - start:,} bytes came")
+                failed(server.url, f"truncated: {at - start:,} of {end - start:,} bytes came")
             )
         if end is None:
             if self.size is not None and at < self.size:
-                raise Transient(failed(self._facts.url, f"truncated after {at:,} bytes"))
+                raise Transient(failed(server.url, f"truncated after {at:,} bytes"))
             self.size = at
 
-    def _store(self, at: int, chunk: bytes) -> None:
+    def _store(self, piece: Piece, chunk: bytes, server: _Server) -> None:
         """Write *chunk*, and count it once it is written."""
-        partial = self._partial
+        partial, at = self._partial, piece.at
         try:
             partial.write(at, chunk)
         except OSError as error:
             raise from_os_error(error, partial.path, in_cache=True) from error
         with self._lock:
             partial.done.add(at, at + len(chunk))
+            piece.at = at + len(chunk)
             self._unnoted += len(chunk)
             if self._unnoted >= NOTE_BYTES and not partial.is_contiguous:
                 self._unnoted = 0
@@ -325,7 +428,8 @@ class Transfer:
                     partial.note()
             self._advance()
         partial.flush_behind()
-        self._patience.gained(len(chunk))
+        server.failures = 0
+        server.patience.gained(len(chunk))
 
     def _advance(self) -> None:
         self._hash.advance(self._partial.done.frontier)

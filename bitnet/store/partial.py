@@ -39,6 +39,7 @@ logger = logging.getLogger(__name__)
 _FLUSH_BYTES = 16 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _FORGOTTEN_S = 14 * 24 * 3600.0
+_SWEPT_TIMES = 100
 _ABANDONED_S = 900.0  # silence after which a process that cannot be asked counts as gone
 
 
@@ -160,8 +161,7 @@ class Partial:
         for path in left:
             _delete(path)
         if taken is None:
-            fd = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
-            taken = cls(own, version, fd)
+            taken = cls(own, version, _created(own))
             taken.note()
         return taken
 
@@ -388,6 +388,15 @@ def _usable(paths: list[Path], version: Version) -> list[tuple[Path, Sidecar]]:
                 found.append((count, path, sidecar))
     found.sort(key=lambda entry: entry[0], reverse=True)
     return [(path, sidecar) for _, path, sidecar in found]
+
+
+def _created(path: Path) -> int:
+    """The new file *path*, open; another process may be sweeping its folder, which is empty."""
+    for _ in range(_SWEPT_TIMES):
+        with suppress(FileNotFoundError):
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
 
 
 def _parts(sidecar: Sidecar, length: int) -> list[tuple[int, int]]:

@@ -50,10 +50,12 @@ class Context:
             update: accept files that differ from the lock file.
             verify: read files again instead of trusting what was found before.
         """
+        from bitnet.hub.limits import Limits
         from bitnet.hub.project import Project
 
-        output = self.output.progress
-        return Project(folder, self.cache.root, self.fetch, output, force, update, verify)
+        output, fetch = self.output.progress, self.fetch
+        limits = Limits(rate=fetch.rate, connections=fetch.at_once)
+        return Project(folder, self.cache.root, fetch, output, force, update, verify, limits=limits)
 
     def model(self, named: str | Path, *, fetch: bool = False) -> Path:
         """The file or folder that ``--model`` means, everywhere.

@@ -267,7 +267,7 @@ def prepared(scenario, hub, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "full disk"])
-@pytest.mark.parametrize("scenario", ["hub", "url", "wheel", "bundle", "export"])
+@pytest.mark.parametrize("scenario", ["hub", "url", "wheel", "folder", "bundle", "export"])
 def test_whatever_call_it_ends_at_bytes_and_disk_use_are_right(tmp_path, scenario, fault):
     with HubServer() as hub:
         facts = prepared(scenario, hub, tmp_path)

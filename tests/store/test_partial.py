@@ -151,3 +151,20 @@ def test_nothing_is_left_of_what_cannot_be_told_from_another_version(tmp_path):
     partial.leave()
     assert not (tmp_path / "k").exists()
     assert locks.Owner.me().is_me
+
+
+def test_a_folder_that_is_swept_in_between_is_made_again(tmp_path, monkeypatch):
+    real, swept = os.open, []
+
+    def after_a_sweep(path, *rest):
+        if not swept and str(path).startswith(str(tmp_path / "version")):
+            swept.append(path)
+            sweep(tmp_path)
+        return real(path, *rest)
+
+    monkeypatch.setattr(os, "open", after_a_sweep)
+    partial = begin(tmp_path / "version")
+    write(partial, 100)
+    partial.publish(tmp_path / "done")
+    assert swept
+    assert (tmp_path / "done").read_bytes() == b"x" * 100

@@ -1,0 +1,115 @@
+"""Limits that all transfers of a command share."""
+
+import threading
+
+import pytest
+from hub_server import Rule
+
+from bitnet import settings
+from bitnet.errors import UsageError
+from bitnet.hub.download import download
+from bitnet.hub.limits import Limits, Stopped
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.repository import file_url
+from bitnet.settings import parse_rate
+
+CONTENT = bytes(range(256)) * 24_000
+
+
+def test_bytes_over_a_clock_never_exceed_the_rate(clock):
+    limits = Limits(rate=1000.0, clock=clock, sleep=clock.sleep)
+    begun, came = clock(), 0
+    for count in (100, 125, 1, 125, 60):
+        limits.pay(count)
+        came += count
+        assert came <= 1000.0 * (clock() - begun) + 1e-6
+    assert clock() - begun == pytest.approx(came / 1000.0)
+
+
+def test_a_pause_is_not_saved_up(clock):
+    limits = Limits(rate=1000.0, clock=clock, sleep=clock.sleep)
+    limits.pay(500)
+    clock.sleep(100.0)
+    begun = clock()
+    limits.pay(500)
+    assert clock() - begun == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_all_connections_of_a_download_share_the_rate(hub, session, clock, tmp_path, connections):
+    hub.add("org/model", "model.gguf", CONTENT)
+    begun = clock()
+    with session(connections=connections, limit_rate="1M") as one:
+        url = file_url("org/model", "main", "model.gguf", one.options)
+        download(url, tmp_path / "model.gguf", session=one, progress="none")
+    assert (tmp_path / "model.gguf").read_bytes() == CONTENT
+    assert len(CONTENT) / 1e6 <= clock() - begun + 1e-6
+
+
+def test_a_limit_is_no_stall(hub, session, clock, tmp_path):
+    """At ten bytes a second everything is slower than what counts as silence."""
+    hub.add("org/model", "model.gguf", CONTENT[:2000])
+    with session(limit_rate="10", stall_timeout=30.0) as one:
+        url = file_url("org/model", "main", "model.gguf", one.options)
+        download(url, tmp_path / "model.gguf", session=one, progress="none")
+    assert (tmp_path / "model.gguf").read_bytes() == CONTENT[:2000]
+    assert len(hub.requests("cdn", "GET")) == 1
+
+
+def test_no_more_connections_are_open_than_allowed():
+    limits = Limits(connections=2)
+    both, most, now = threading.Barrier(2, timeout=60), [0], [0]
+    lock = threading.Lock()
+
+    def use():
+        with limits.connection():
+            with lock:
+                now[0] += 1
+                most[0] = max(most[0], now[0])
+            both.wait()
+            with lock:
+                now[0] -= 1
+
+    threads = [threading.Thread(target=use) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert most[0] == 2
+
+
+def test_whoever_waits_is_told_when_it_is_over():
+    limits = Limits(connections=1)
+    with limits.connection():
+        limits.stop()
+        with pytest.raises(Stopped), limits.connection():
+            pass
+    with pytest.raises(Stopped):
+        limits.sleep(1000.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("500", 500), ("500k", 5e5), ("10M", 1e7), ("1.5MB", 1.5e6), ("2g/s", 2e9), ("0", 0)],
+)
+def test_a_rate_is_read_as_people_write_it(text, rate, monkeypatch):
+    assert parse_rate(text) == rate
+    assert FetchOptions(limit_rate=text).rate == rate
+    monkeypatch.setenv("BITNET_LIMIT_RATE", text)
+    assert FetchOptions().rate == settings.limit_rate() == rate
+
+
+@pytest.mark.parametrize("text", ["fast", "-1", "1e3", "10 M", "1T", "k", "9" * 400, "٣"])
+def test_what_is_no_rate_is_refused(text):
+    with pytest.raises(UsageError, match="limit-rate"):
+        FetchOptions(limit_rate=text)
+
+
+def test_the_limit_holds_for_a_retry_too(hub, session, clock, tmp_path):
+    hub.add("org/model", "model.gguf", CONTENT)
+    hub.rules.append(Rule(where="cdn", method="GET", times=1, truncate_at=1_000_000))
+    begun = clock()
+    with session(limit_rate="1M") as one:
+        url = file_url("org/model", "main", "model.gguf", one.options)
+        download(url, tmp_path / "model.gguf", session=one, progress="none")
+    assert clock() - begun >= len(CONTENT) / 1e6

@@ -1,0 +1,219 @@
+"""Several files of a repository at once: all of them are seen, or none."""
+
+import contextlib
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import threading
+
+import pytest
+from hub_server import HubServer, Rule
+from waiting import PATIENCE_S, until
+
+from bitnet.errors import NetworkError, NotFound, UsageError
+from bitnet.hub import lockfile, together
+from bitnet.hub.limits import Limits
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.project import Project
+from bitnet.hub.request import ModelRequest, provide
+from bitnet.hub.together import at_once
+
+FILES = {
+    "config.json": b"{}" * 200,
+    "model-00001-of-00003.safetensors": bytes(range(256)) * 8000,
+    "model-00002-of-00003.safetensors": bytes(range(255, -1, -1)) * 8000,
+    "model-00003-of-00003.safetensors": bytes(range(255, -1, -1)) * 4000,
+    "model.safetensors.index.json": b"{}",
+    "tokenizer.json": b"[]" * 300,
+}
+ASKED = ModelRequest("org/whole")
+
+
+@pytest.fixture
+def project(hub, tmp_path):
+    for name, content in FILES.items():
+        hub.add("org/whole", name, content)
+    (tmp_path / "work").mkdir()
+    options = FetchOptions(base_url=hub.url, retries=1)
+    return Project(tmp_path / "work", tmp_path / "cache", options, "none")
+
+
+def fits(size):
+    return True
+
+
+def seen(project):
+    folder = project.folder / "models/org-whole"
+    return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.exists() else {}
+
+
+def test_files_come_at_the_same_time(hub, project):
+    """None of the three large ones ends before all of them have begun."""
+    hub.rules.append(Rule(where="cdn", method="GET", stall_at=1000, times=3))
+
+    def fetch():
+        with contextlib.suppress(NetworkError):
+            provide(ASKED, project, fits=fits)
+
+    fetching = threading.Thread(target=fetch)
+    fetching.start()
+    until(lambda: hub.stalled == 3)
+    assert seen(project) == {}  # and none is seen before all are there
+    hub.close()
+    fetching.join(PATIENCE_S)
+
+
+def test_all_files_are_seen_and_pinned_at_once(project):
+    got = provide(ASKED, project, fits=fits)
+    assert seen(project) == FILES
+    assert [entry.path.name for entry in got] == sorted(FILES)
+    assert [entry.file for entry in lockfile.read(project.lock_path)] == sorted(FILES)
+    assert all(entry.cached for entry in provide(ASKED, project, fits=fits))
+
+
+def test_when_one_fails_none_is_seen_and_the_others_are_kept(hub, project):
+    hub.rules.append(Rule(where="hub", method="GET", path="tokenizer.json", status=404))
+    with pytest.raises(NotFound):
+        provide(ASKED, project, fits=fits)
+    assert seen(project) == {}
+    assert lockfile.read(project.lock_path) == []
+    assert [path.name for path in project.folder.joinpath("models").iterdir()] == []
+    hub.rules.clear()
+    provide(ASKED, project, fits=fits)
+    assert seen(project) == FILES
+    large = sum(len(content) for content in FILES.values() if len(content) >= 1000)
+    assert hub.sent("cdn") <= large
+
+
+def test_a_folder_that_is_there_gets_its_entry_last(project, monkeypatch):
+    folder = project.folder / "models/org-whole"
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    from bitnet.store import Store
+
+    placed, real = [], Store.place
+    monkeypatch.setattr(
+        Store, "place", lambda self, blob, path: (placed.append(path.name), real(self, blob, path))
+    )
+    provide(ASKED, project, fits=fits)
+    assert placed[-1] == "config.json"
+    assert seen(project) == {**FILES, "notes.txt": b"mine"}
+
+
+def test_a_users_file_in_the_folder_stops_everything(project):
+    folder = project.folder / "models/org-whole"
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_text("mine")
+    with pytest.raises(UsageError, match="it stays"):
+        provide(ASKED, project, fits=fits)
+    assert seen(project) == {"tokenizer.json": b"mine"}
+
+
+def test_connections_of_all_files_together_are_limited(hub, project):
+    from dataclasses import replace
+
+    one = replace(project, limits=Limits(connections=1))
+    provide(ASKED, one, fits=fits)
+    assert seen(project) == FILES
+
+
+def test_the_first_failure_is_the_one_that_is_told():
+    limits = Limits()
+    waits = threading.Event()
+
+    def fail():
+        waits.wait(PATIENCE_S)
+        raise NotFound("this one")
+
+    def wait():
+        waits.set()
+        limits.sleep(PATIENCE_S)
+
+    with pytest.raises(NotFound, match="this one"):
+        at_once([wait, fail, wait], limits)
+    assert not limits.is_stopped
+    assert at_once([lambda: 1, lambda: 2], limits) == [1, 2]
+    assert at_once([], limits) == []
+    assert together.FILES_AT_ONCE > 1
+
+
+def written(folder):
+    """Bytes that are on their way in *folder*."""
+    with contextlib.suppress(FileNotFoundError):
+        files = list(folder.glob("*/model-*.partial.*"))
+        sizes = {path: path.stat().st_size for path in files if path.suffix != ".json"}
+        return sum(size for size in sizes.values() if size == 500_000)
+    return 0
+
+
+FETCH = """
+import sys
+from bitnet.cli import main
+sys.argv = ["bitnet", "download-model", "--id", "org/whole"]
+main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a terminal of POSIX systems")
+def test_every_file_has_a_bar_of_its_own(tmp_path):
+    with HubServer() as hub:
+        for name, content in FILES.items():
+            hub.add("org/whole", name, content)
+        ours, theirs = pty.openpty()
+        environment = os.environ | {"HF_ENDPOINT": hub.url, "BITNET_CACHE_DIR": str(tmp_path / "c")}
+        process = subprocess.Popen(
+            [sys.executable, "-c", FETCH],
+            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=theirs,
+        )  # fmt: skip
+        os.close(theirs)
+        shown = io.BytesIO()
+        while True:
+            try:
+                chunk = os.read(ours, 65536)
+            except OSError:
+                break
+            if not chunk:
+                break
+            shown.write(chunk)
+        process.communicate(timeout=PATIENCE_S)
+        os.close(ours)
+    text = shown.getvalue().decode()
+    assert process.returncode == 0, text
+    bars = set(re.findall(r"(model-0000\d-of-00003\.safetensors): +\d+%", text))
+    assert bars == {name for name in FILES if name.startswith("model-")}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX systems")
+def test_ctrl_c_ends_all_files_and_keeps_what_came(tmp_path):
+    import signal
+
+    with HubServer() as hub:
+        for name, content in FILES.items():
+            hub.add("org/whole", name, content)
+        hub.rules.append(Rule(where="cdn", method="GET", path="", stall_at=500_000, times=3))
+        environment = os.environ | {
+            "HF_ENDPOINT": hub.url,
+            "BITNET_CACHE_DIR": str(tmp_path / "c"),
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-c", FETCH],
+            cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )  # fmt: skip
+        partial = tmp_path / "c/store/partial"
+        until(lambda: written(partial) == 3 * 500_000, process)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 130, said
+        assert said.count("are kept, the same command continues there") == 3
+        assert not (tmp_path / "models/org-whole").exists()
+        hub.rules.clear()
+        again = subprocess.run(
+            [sys.executable, "-c", FETCH],
+            cwd=tmp_path, env=environment, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert again.returncode == 0, again.stderr
+        assert hub.sent("cdn") <= sum(map(len, FILES.values()))
