@@ -109,12 +109,12 @@ class Bitnet:
 
     def run(self, kind, count):
         """Seconds to read *count* tokens at once (``pp``) or one by one (``tg``)."""
-        from bitnet.runtime.engine import GenerationParams
+        from bitnet.runtime.request import Request
 
         self.engine.reset()
         ids = prompt(count if kind == "pp" else 1)
         start = time.perf_counter()
-        wanted = GenerationParams(max_tokens=1 if kind == "pp" else count)
+        wanted = Request(max_tokens=1 if kind == "pp" else count)
         pieces = sum(1 for _ in self.engine.generate(ids, wanted))
         seconds = time.perf_counter() - start
         if pieces != wanted.max_tokens:

@@ -115,11 +115,14 @@ class Program(InvokeProgram):
     def _report(self, error: BitnetError) -> int:
         hint = as_started(error.hint)
         shown = f"\nhint: {hint}" if hint else ""
-        terminal.print_if_possible(f"Error: {as_started(error.message)}{shown}", sys.stderr)
+        message = error.message
+        if isinstance(error, UsageError) and error.field:  # a field is an option here
+            message = message.replace(error.field, f"--{error.field.replace('_', '-')}", 1)
+        terminal.print_if_possible(f"Error: {as_started(message)}{shown}", sys.stderr)
         if "--json" in self.argv:
             facts = {
                 "type": type(error).__name__,
-                "message": error.message,
+                "message": message,
                 "hint": hint,
                 "exit_code": error.exit_code,
             }

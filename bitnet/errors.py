@@ -80,9 +80,16 @@ class BitnetError(Exception):
 
 
 class UsageError(BitnetError):
-    """The command line or a setting is wrong; nothing was done."""
+    """The command line, a request or a setting is wrong; nothing was done.
+
+    *field* is the name of the value that is wrong, as the message has it.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, *, hint: str = "", field: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
 
 
 class NoSpace(BitnetError):

@@ -6,16 +6,17 @@ options from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet import settings
+from bitnet.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["CacheOptions", "option"]
+__all__ = ["CacheOptions", "check_bounds", "option"]
 
 
 def option(
@@ -28,6 +29,7 @@ def option(
     count: bool = False,
     metavar: str = "",
     hidden: bool = False,
+    bounds: tuple[float, float | None] | None = None,
 ) -> Any:
     """A dataclass field that is a command-line option; read by :mod:`bitnet.tasks.declare`.
 
@@ -40,6 +42,7 @@ def option(
         count: the option takes no value and counts how often it is given.
         metavar: what help shows for the value.
         hidden: accepted and not shown, since a setting says the same.
+        bounds: lowest and highest value, which :func:`check_bounds` keeps to.
     """
     metadata = {
         "help": help,
@@ -49,10 +52,31 @@ def option(
         "count": count,
         "metavar": metavar,
         "hidden": hidden,
+        "bounds": bounds,
     }
     if isinstance(default, list):
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def check_bounds(record: Any) -> None:
+    """Accept a dataclass whose numbers are within their bounds.
+
+    Raises:
+        UsageError: one is not, or is no number at all; it names the field.
+    """
+    for entry in fields(record):
+        bounds, value = entry.metadata.get("bounds"), getattr(record, entry.name)
+        if not bounds or value is None:
+            continue
+        low, high = bounds
+        if not low <= value <= (float("inf") if high is None else high):  # NaN is in no range
+            most = "at least" if high is None else ""
+            end = "" if high is None else f" to {high:,}" if type(high) is int else f" to {high:g}"
+            raise UsageError(
+                f"{entry.name} is {value}, expected {most}{' ' * bool(most)}{low:g}{end}",
+                field=entry.name,
+            )
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from collections import defaultdict
 import numpy as np
 from tiny_models import VOCAB
 
-from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.engine import Engine
 from bitnet.runtime.kv_cache import PAGE
+from bitnet.runtime.request import Request
 from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
 
@@ -16,7 +17,7 @@ def prompt(length, seed=0):
 
 
 def params(count=6, **more):
-    return GenerationParams(max_tokens=count, **{"sampling": sampled(9)} | more)
+    return Request(max_tokens=count, **{"sampling": sampled(9)} | more)
 
 
 def sampled(seed, **more):

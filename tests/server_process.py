@@ -9,10 +9,11 @@ import uvicorn
 from waiting import PATIENCE_S
 
 from bitnet.runtime.language_model import load
-from bitnet.server.app import Service, create_app
+from bitnet.server.app import create_app
 from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics
 from bitnet.server.narration import Narrator
+from bitnet.server.service import Service
 from bitnet.server.worker import Worker
 
 

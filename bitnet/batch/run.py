@@ -5,17 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import BitnetError, UsageError
-from bitnet.runtime.generation import GenerationParams
-from bitnet.runtime.scheduler import Scheduler
-from bitnet.runtime.text import AnswerText, check_prompt
+from bitnet.runtime.answer import Answer
+from bitnet.runtime.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from bitnet.batch.rows import Row
-    from bitnet.runtime.generation import Piece
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.scheduler import Sequence
+    from bitnet.runtime.sequence import Sequence
 
 __all__ = ["answers"]
 
@@ -33,68 +31,37 @@ def answers(
         max_tokens: tokens to write at most, where a row does not say.
         max_batch: answers written at the same time.
     """
-    engine = model.engine
-    scheduler = Scheduler(engine.model, context=engine.context, max_batch=max_batch)
-    waiting = iter(rows)
-    running: dict[Sequence, _Answer] = {}
+    scheduler = model.scheduler(max_batch=max_batch)
+    waiting, default = iter(rows), Request(max_tokens=max_tokens)
+    running: dict[Sequence, tuple[Row, Answer]] = {}
     while True:
         while len(running) < max_batch and (row := next(waiting, None)) is not None:
             try:
-                answer = _Answer(row, model, max_tokens)
-                running[scheduler.submit(answer.ids, answer.params)] = answer
+                if row.problem:
+                    raise UsageError(row.problem)
+                sequence = scheduler.submit(*model.prepare(row.request(default)))
             except BitnetError as error:  # noqa: PERF203 - each row has its own
                 yield row, {"error": error.message}
+            else:
+                running[sequence] = row, Answer(model.tokenizer, sequence)
         if not running:
             return
         for sequence, piece in scheduler.step():
-            found = running.get(sequence)
-            if found is None or not found.takes(piece):
+            if sequence not in running:
                 continue
-            del running[sequence]
-            scheduler.cancel(sequence)  # it may have been ended by a stop string
-            yield found.row, found.facts(sequence)
+            row, answer = running[sequence]
+            if answer.take(piece).finish_reason:
+                del running[sequence]
+                scheduler.cancel(sequence)  # a stop text may have ended it
+                yield row, _facts(answer)
 
 
-class _Answer:
-    """A row while it is written."""
-
-    def __init__(self, row: Row, model: LanguageModel, max_tokens: int) -> None:
-        if row.problem:
-            raise UsageError(row.problem)
-        self.row = row
-        self.ids = _ids(row, model)
-        self.params = GenerationParams(
-            max_tokens=row.facts.get("max_tokens", max_tokens),
-            stop_ids=model.tokenizer.stop_ids,
-            sampling=row.sampling,
-        )
-        self._text = AnswerText(model.tokenizer, self.ids, row.stops)
-        self._parts: list[str] = []
-        self._finish: str | None = None
-        self._tokens = 0
-
-    def takes(self, piece: Piece) -> bool:
-        """Add *piece*; whether the answer is complete."""
-        self._tokens += piece.token is not None
-        if piece.token is not None and piece.finish_reason != "stop":
-            self._parts.append(self._text.push(piece.token))
-        self._finish = "stop" if self._text.stopped else piece.finish_reason
-        return self._finish is not None
-
-    def facts(self, sequence: Sequence) -> dict[str, Any]:
-        """The complete answer."""
-        if sequence.error is not None:
-            return {"error": sequence.error.message}
-        return {
-            "text": "".join(self._parts) + self._text.finish(),
-            "finish_reason": self._finish,
-            "prompt_tokens": len(self.ids),
-            "tokens": self._tokens,
-        }
-
-
-def _ids(row: Row, model: LanguageModel) -> list[int]:
-    if "messages" in row.facts:
-        return model.encode_chat(row.facts["messages"])
-    check_prompt(row.facts["prompt"])
-    return model.tokenizer.encode(row.facts["prompt"])
+def _facts(answer: Answer) -> dict[str, Any]:
+    if answer.error is not None:
+        return {"error": getattr(answer.error, "message", str(answer.error))}
+    return {
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": len(answer.prompt_ids),
+        "tokens": answer.stats.tokens,
+    }

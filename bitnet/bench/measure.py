@@ -13,8 +13,8 @@ from bitnet.bench.machine import describe_machine
 from bitnet.bench.report import Measured, Report, Spread
 from bitnet.cores import thread_count
 from bitnet.errors import BenchmarkError, InferenceError, UsageError
-from bitnet.runtime.engine import GenerationParams
-from bitnet.runtime.text import peak_memory
+from bitnet.runtime.answer import peak_memory
+from bitnet.runtime.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -193,14 +193,14 @@ def _use_threads(count: int) -> None:
 def _prefill_s(engine: Engine, ids: Sequence[int], tokens: int) -> float:
     engine.reset()
     started = time.perf_counter()
-    for _ in engine.generate(ids[:tokens], GenerationParams(max_tokens=1)):
+    for _ in engine.generate(ids[:tokens], Request(max_tokens=1)):
         pass
     return time.perf_counter() - started
 
 
 def _decode_s(engine: Engine, ids: Sequence[int], tokens: int) -> float:
     engine.reset()
-    pieces = engine.generate(ids[:1], GenerationParams(max_tokens=tokens + 1))
+    pieces = engine.generate(ids[:1], Request(max_tokens=tokens + 1))
     next(pieces)
     started = time.perf_counter()
     count = sum(1 for _ in pieces)

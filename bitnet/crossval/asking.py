@@ -9,7 +9,7 @@ import bitnet
 from bitnet.crossval.answers import steps_of
 from bitnet.crossval.trace import PromptTrace, Trace, positions_from, spread
 from bitnet.errors import BitnetError
-from bitnet.runtime.engine import GenerationParams
+from bitnet.runtime.request import Request
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -123,7 +123,7 @@ def _our_prompt(model: LanguageModel, text: str, ids: tuple[int, ...], steps: in
     try:
         positions = tuple(positions_from(model.logits(ids)))
         if steps:
-            params = GenerationParams(max_tokens=steps, logprobs=2)
+            params = Request(max_tokens=steps, logprobs=2)
             for piece in model.engine.generate(ids, params):
                 assert piece.token is not None  # it is not cancelled
                 tokens.append(piece.token)

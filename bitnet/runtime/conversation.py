@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from bitnet.runtime.text import check_prompt
+from bitnet.runtime.request import check_prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bitnet.runtime.generation import FinishReason
+    from bitnet.runtime.answer import Stats
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.options import AnswerOptions, SamplingParams
-    from bitnet.runtime.text import Stats
+    from bitnet.runtime.piece import FinishReason
+    from bitnet.runtime.request import Request
 
 __all__ = ["Conversation"]
 
@@ -27,15 +28,10 @@ class Conversation:
         finish_reason: of the last answer; ``None`` too where it was cut short from outside.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        wanted: AnswerOptions,
-        *,
-        sampling: SamplingParams,
-        system: str = "",
-    ) -> None:
-        """An empty conversation with *model*; each answer draws with the seed after the last one's.
+    def __init__(self, model: LanguageModel, wanted: Request, *, system: str = "") -> None:
+        """An empty conversation with *model*, whose answers are as *wanted*.
+
+        Each answer draws with the seed after the last one's.
 
         Raises:
             Unsupported: the model has no chat template.
@@ -45,8 +41,7 @@ class Conversation:
         self.stats: Stats | None = None
         self.finish_reason: FinishReason | None = None
         self._model = model
-        self._wanted = wanted
-        self._sampling = sampling.turn()
+        self._wanted = wanted.choice(0)
         self._asked = 0
         model.encode_chat([{"role": "user", "content": "-"}])
 
@@ -70,13 +65,8 @@ class Conversation:
         answer = None
         self._asked += 1
         try:
-            answer = self._model.stream(
-                self._model.encode_chat(self.messages),
-                max_tokens=self._wanted.max_tokens,
-                stop=self._wanted.stop,
-                sampling=self._sampling.turn(self._asked - 1),
-                lookup=self._wanted.lookup,
-            )
+            asked = replace(self._wanted.choice(self._asked - 1), messages=self.messages)
+            answer = self._model.answer(asked)
             yield from answer
         finally:
             self.finish_reason = answer.finish_reason if answer is not None else None

@@ -10,8 +10,8 @@ import numpy as np
 
 from bitnet.errors import InferenceError
 from bitnet.forks import renew_in_child
-from bitnet.runtime.generation import FinishReason, GenerationParams, Piece
-from bitnet.runtime.scheduler import PREFILL_CHUNK, Scheduler
+from bitnet.runtime.piece import Piece
+from bitnet.runtime.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
     from bitnet.models.transformer import Model
     from bitnet.runtime import sequence
+    from bitnet.runtime.request import Request
 
-__all__ = ["PREFILL_CHUNK", "Engine", "FinishReason", "GenerationParams", "Piece"]
+__all__ = ["Engine"]
 
 
 class Engine:
@@ -60,7 +61,6 @@ class Engine:
             self.model,
             context=context,
             max_batch=1,
-            prefill_chunk=PREFILL_CHUNK,
             cache_dtype=self._cache_dtype,
         )
         self._pieces: dict[sequence.Sequence, deque[Piece]] = {}
@@ -69,7 +69,7 @@ class Engine:
     def generate(
         self,
         ids: Sequence[int],
-        params: GenerationParams | None = None,
+        request: Request | None = None,
         *,
         cancel: Callable[[], bool] = lambda: False,
     ) -> Generator[Piece]:
@@ -77,7 +77,7 @@ class Engine:
 
         Args:
             ids: the prompt.
-            params: what to generate.
+            request: what is wanted.
             cancel: asked before every pass of the model; true ends the generation.
 
         Raises:
@@ -85,11 +85,9 @@ class Engine:
             InferenceError: *ids* is longer than the context, the weights give no numbers, or memory
                 runs out.
         """
-        return self.run(self.start(ids, params), cancel=cancel)
+        return self.run(self.start(ids, request), cancel=cancel)
 
-    def start(
-        self, ids: Sequence[int], params: GenerationParams | None = None
-    ) -> sequence.Sequence:
+    def start(self, ids: Sequence[int], request: Request | None = None) -> sequence.Sequence:
         """The continuation of *ids* before it is run; :meth:`run` gives its pieces.
 
         Raises:
@@ -97,7 +95,7 @@ class Engine:
             InferenceError: as :meth:`generate`.
         """
         with self._lock:
-            return self._scheduler.prepare(ids, params)
+            return self._scheduler.prepare(ids, request)
 
     def run(
         self, sequence: sequence.Sequence, *, cancel: Callable[[], bool] = lambda: False

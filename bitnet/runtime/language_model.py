@@ -13,9 +13,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from bitnet.errors import InferenceError, UsageError
 from bitnet.formats.checkpoint import Checkpoint
@@ -24,11 +25,11 @@ from bitnet.invocation import word
 from bitnet.kernels.select import select
 from bitnet.models.exact_head import ExactHead
 from bitnet.models.load import load_model
+from bitnet.runtime.answer import Answer, Stats
 from bitnet.runtime.engine import Engine
-from bitnet.runtime.generation import GenerationParams
-from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.request import Request, check_messages, check_prompt
+from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars
-from bitnet.runtime.text import Generation, Stats, check_prompt
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
 from bitnet.tokenizer.discover import fits
 from bitnet.tokenizer.model_facts import model_facts
@@ -39,35 +40,25 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
-    from typing_extensions import Unpack
 
     from bitnet.models.config import TransformerConfig
+    from bitnet.models.transformer import Model
     from bitnet.runtime.structured import CompiledGrammar
 
-__all__ = ["LanguageModel", "StreamOptions", "load"]
-
-
-class StreamOptions(TypedDict, total=False):
-    """What :meth:`LanguageModel.stream` takes besides the prompt."""
-
-    max_tokens: int
-    stop: str | Sequence[str]
-    sampling: SamplingParams | None
-    lookup: int
-    json_schema: str | bool | Mapping[str, Any] | None
-    regex: str | None
-    logprobs: int | None
+__all__ = ["LanguageModel", "load"]
 
 
 class LanguageModel:
     """A model ready to write; :func:`load` makes it.
 
-    Answers are written one at a time; several threads may ask for them. What a prompt shares with
+    :meth:`scheduler` runs several answers together. Those of :meth:`answer`, :meth:`stream` and
+    the like are written one at a time, whichever threads ask for them; what a prompt shares with
     the one before is not computed again.
 
     Attributes:
         path: where it came from.
         tokenizer: text to ids and back.
+        context: positions a sequence may reach.
         config: what kind of transformer it is.
         backend: what computes it, with its instruction set.
         load_s: seconds it took to load.
@@ -75,19 +66,26 @@ class LanguageModel:
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, *, path: Path, load_s: float = 0.0
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        *,
+        path: Path,
+        context: int | None = None,
+        load_s: float = 0.0,
     ) -> None:
-        self._engine: Engine | None = engine
+        self._engine: Engine | None = Engine(model, context=context)
         self.path = path
         self.tokenizer = tokenizer
-        self.config: TransformerConfig = engine.model.config
-        self.backend: str = engine.model.ops.name
+        self.context = self._engine.context
+        self.config: TransformerConfig = model.config
+        self.backend: str = model.ops.name
         self.load_s = load_s
         self.ignored_keys: tuple[str, ...] = ()
 
     @property
     def engine(self) -> Engine:
-        """What runs ids.
+        """Runs one sequence at a time, for this object's own answers.
 
         Raises:
             InferenceError: the model is closed.
@@ -96,32 +94,60 @@ class LanguageModel:
             raise InferenceError(f"the model {self.path} is closed", hint="load it again")
         return self._engine
 
-    def stream(
-        self,
-        prompt: str | Sequence[int],
-        *,
-        max_tokens: int = 128,
-        stop: str | Sequence[str] = (),
-        sampling: SamplingParams | None = None,
-        lookup: int = 0,
-        json_schema: str | bool | Mapping[str, Any] | None = None,
-        regex: str | None = None,
-        logprobs: int | None = None,
-    ) -> Generation:
+    @property
+    def model(self) -> Model:
+        """The transformer.
+
+        Raises:
+            InferenceError: the model is closed.
+        """
+        return self.engine.model
+
+    def scheduler(self, *, max_batch: int = 8, kv_budget_bytes: int | None = None) -> Scheduler:
+        """Runs several sequences together, in one thread; the arguments are those of its class."""
+        return Scheduler(
+            self.model, context=self.context, max_batch=max_batch, kv_budget_bytes=kv_budget_bytes
+        )
+
+    def prepare(self, request: Request) -> tuple[list[int], Request]:
+        """Ids of what *request* asks, and the request with this model's stop ids and grammar.
+
+        Raises:
+            UsageError: the prompt is empty, the template does not accept the conversation, or the
+                schema or the regular expression is wrong.
+            Unsupported: no chat template; or a schema or a regular expression, and llguidance is
+                not installed.
+        """
+        messages = request.messages
+        ids = self._encoded(request.prompt) if messages is None else self._conversation(request)
+        grammar = request.grammar or self._grammar(request)
+        stop_ids = request.stop_ids or self.tokenizer.stop_ids
+        return ids, replace(request, grammar=grammar, stop_ids=stop_ids)
+
+    def answer(self, request: Request) -> Answer:
+        """The answer to *request*; iterate over it for the text as it is written.
+
+        Raises:
+            UsageError: as :meth:`prepare`.
+            InferenceError: the prompt does not fit the context.
+            Unsupported: as :meth:`prepare`.
+        """
+        stats = Stats(backend=self.backend, load_s=self.load_s)
+        started = time.perf_counter()
+        ids, request = self.prepare(request)
+        stats.tokenize_s = time.perf_counter() - started
+        engine = self.engine
+        return Answer(self.tokenizer, engine.start(ids, request), run=engine.run, stats=stats)
+
+    def stream(self, prompt: str | Sequence[int], **options: Any) -> Answer:
         """The continuation of *prompt*; iterate over it for the text as it is written.
 
         Args:
             prompt: text, or ids as the tokenizer or :meth:`encode_chat` gives them.
-            max_tokens: tokens at most, at least one.
-            stop: text, or texts, that end the answer and are no part of it.
-            sampling: how tokens are chosen; the most likely one when not given.
-            lookup: tokens at most to draft in a pass from what was written before, up to 15; 0:
-                none. It changes the speed and never the answer.
-            json_schema: the answer is JSON that follows it, as a mapping or as text; one that
+            options: fields of a :class:`bitnet.runtime.request.Request`: ``max_tokens`` (128),
+                ``stop``, ``sampling``, ``lookup``, ``json_schema``, ``regex``, ``logprobs``,
+                ``min_tokens``; ``None`` stands for the default. An answer under a grammar that
                 ``max_tokens`` cuts short is not whole.
-            regex: the whole answer matches it; no look-around, no back-references.
-            logprobs: how many alternatives to report with each token in ``Generation.logprobs``;
-                ``None``: no log-probabilities.
 
         Raises:
             UsageError: the prompt is empty, a value is out of its range, or the schema or the
@@ -129,26 +155,14 @@ class LanguageModel:
             InferenceError: the prompt does not fit the context.
             Unsupported: a schema or a regular expression, and llguidance is not installed.
         """
-        stats = Stats(backend=self.backend, load_s=self.load_s)
-        started = time.perf_counter()
-        ids = self._encoded(prompt)
-        stats.tokenize_s = time.perf_counter() - started
-        params = GenerationParams(
-            max_tokens=max_tokens,
-            stop_ids=self.tokenizer.stop_ids,
-            sampling=sampling or SamplingParams(),
-            logprobs=logprobs,
-            lookup=lookup,
-            grammar=self._grammar(json_schema, regex),
-        )
-        stops = [stop] if isinstance(stop, str) else stop
-        return Generation(self.engine, self.tokenizer, ids, params, stops, stats)
+        given = {name: value for name, value in options.items() if value is not None}
+        return self.answer(Request(prompt=prompt, **given))
 
-    def generate(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> str:
+    def generate(self, prompt: str | Sequence[int], **options: Any) -> str:
         """The continuation of *prompt* as one text; *options* are those of :meth:`stream`."""
         return "".join(self.stream(prompt, **options))
 
-    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[StreamOptions]) -> str:
+    def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
         """The answer to a conversation; see :meth:`encode_chat` and :meth:`stream`."""
         return self.generate(self.encode_chat(messages), **options)
 
@@ -171,14 +185,33 @@ class LanguageModel:
             Unsupported: the model has no chat template.
             UsageError: its template does not accept this conversation.
         """
+        return self._conversation(Request(messages=messages))
+
+    def _conversation(self, request: Request) -> list[int]:
         from bitnet.tokenizer.chat import chat_template
 
+        messages = request.messages or ()
         if not all(isinstance(message, Mapping) for message in messages):
             raise UsageError(
                 "a conversation is a list of messages, each a mapping",
                 hint="model.chat([{'role': 'user', 'content': 'Hello'}])",
             )
-        text = chat_template(self.tokenizer).render([dict(message) for message in messages])
+        check_messages(messages)
+
+        def rendered(tools: Sequence[Mapping[str, Any]] | None) -> str:
+            return chat_template(self.tokenizer).render(
+                [dict(message) for message in messages],
+                tools=tools,
+                variables=request.template_variables,
+            )
+
+        text = rendered(request.tools)
+        if request.tools and text == rendered(None):
+            raise UsageError(
+                "tools: the model's chat template has no place for them",
+                hint="choose a model that knows tools, or leave them out",
+                field="tools",
+            )
         # The template writes BOS itself where the model wants it.
         return self.tokenizer.encode(text, add_special=False)
 
@@ -204,14 +237,10 @@ class LanguageModel:
     def __repr__(self) -> str:
         return f"<LanguageModel {self.path}: {self.config.architecture}, {self.backend}>"
 
-    def _grammar(
-        self, json_schema: str | bool | Mapping[str, Any] | None, regex: str | None
-    ) -> CompiledGrammar | None:
-        if json_schema is not None and regex is not None:
-            raise UsageError("a JSON schema and a regex are both given", hint="leave one out")
-        if json_schema is not None:
-            return self.grammars.json_schema(json_schema)
-        return None if regex is None else self.grammars.regex(regex)
+    def _grammar(self, request: Request) -> CompiledGrammar | None:
+        if request.json_schema is not None:
+            return self.grammars.json_schema(request.json_schema)
+        return None if request.regex is None else self.grammars.regex(request.regex)
 
     def _encoded(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
@@ -273,11 +302,9 @@ def load(
         else:
             explicit = Path(tokenizer) if tokenizer is not None else None
             tokenizer = resolve_tokenizer(checkpoint, explicit, pre=pre, allow_mock=allow_mock)
-        engine = Engine(
-            load_model(checkpoint, ops=select(threads=threads), exact_head=exact_head),
-            context=context,
-        )
-    loaded = LanguageModel(engine, tokenizer, path=path, load_s=time.perf_counter() - started)
+        transformer = load_model(checkpoint, ops=select(threads=threads), exact_head=exact_head)
+        load_s = time.perf_counter() - started
+        loaded = LanguageModel(transformer, tokenizer, path=path, context=context, load_s=load_s)
     loaded.ignored_keys = tuple(sorted(checkpoint.ignored))
     return loaded
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from bitnet import settings
 from bitnet.errors import UsageError
-from bitnet.options import option
+from bitnet.options import check_bounds, option
 
-__all__ = ["AnswerOptions", "ModelOptions", "PromptOptions", "SamplingParams"]
+__all__ = ["ModelOptions", "PromptOptions", "SamplingParams"]
 
 DEFAULT_SEED = 42
 MAX_BIAS = 1e9
@@ -27,19 +28,29 @@ class SamplingParams:
     """
 
     temperature: float = option(
-        0.0, "randomness; 0: always the most likely token", synonyms=("temp",)
+        0.0, "randomness; 0: always the most likely token", synonyms=("temp",), bounds=(0.0, 100.0)
     )
-    top_k: int = option(0, "choose among this many most likely tokens; 0: all")
-    top_p: float = option(1.0, "choose among the likeliest tokens that make up this probability")
-    min_p: float = option(0.0, "leave out tokens less likely than this share of the likeliest")
+    top_k: int = option(0, "choose among this many most likely tokens; 0: all", bounds=(0, 2**31))
+    top_p: float = option(
+        1.0, "choose among the likeliest tokens that make up this probability", bounds=(0.0, 1.0)
+    )
+    min_p: float = option(
+        0.0, "leave out tokens less likely than this share of the likeliest", bounds=(0.0, 1.0)
+    )
     repetition_penalty: float = option(
-        1.0, "make tokens seen before less likely; 1: off", synonyms=("repeat-penalty",)
+        1.0, "make tokens seen before less likely; 1: off", synonyms=("repeat-penalty",),
+        bounds=(1e-3, 100.0),
+    )  # fmt: skip
+    frequency_penalty: float = option(
+        0.0, "subtract this per time a token was generated", bounds=(-100.0, 100.0)
     )
-    frequency_penalty: float = option(0.0, "subtract this per time a token was generated")
-    presence_penalty: float = option(0.0, "subtract this once a token was generated")
+    presence_penalty: float = option(
+        0.0, "subtract this once a token was generated", bounds=(-100.0, 100.0)
+    )
     seed: int | None = option(
-        None, "seed of the random draws; else BITNET_SEED, else another one each time"
-    )
+        None, "seed of the random draws; else BITNET_SEED, else another one each time",
+        bounds=(0, 2**64),
+    )  # fmt: skip
     logit_bias: Mapping[int, float] = option(
         [],
         "add this to the logit of a token id, -inf forbids it; may be given several times",
@@ -47,30 +58,14 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        if not isinstance(self.logit_bias, dict):
-            object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        ranges = (
-            ("temperature", 0.0, 100.0),
-            ("top_k", 0, 2**31),
-            ("top_p", 0.0, 1.0),
-            ("min_p", 0.0, 1.0),
-            ("repetition_penalty", 1e-3, 100.0),
-            ("frequency_penalty", -100.0, 100.0),
-            ("presence_penalty", -100.0, 100.0),
-            ("seed", 0, 2**64),
-        )
-        for name, low, high in ranges:
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                shown = f"{high:,}" if isinstance(high, int) else f"{high:g}"
-                raise UsageError(
-                    f"--{name.replace('_', '-')} is {value}, expected {low:g} to {shown}"
-                )
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        check_bounds(self)
         for token, bias in self.logit_bias.items():
             if token < 0 or not bias <= MAX_BIAS:
                 raise UsageError(
-                    f"--logit-bias is {token}={bias}, expected an id from 0 on and a bias up to "
-                    f"{MAX_BIAS:g}"
+                    f"logit_bias is {token}={bias}, expected an id from 0 on and a bias up to "
+                    f"{MAX_BIAS:g}",
+                    field="logit_bias",
                 )
 
     def actual_seed(self) -> int:
@@ -85,21 +80,28 @@ class SamplingParams:
         return replace(self, seed=(self.actual_seed() + number) % 2**64)
 
 
-def _biases(entries: Mapping[int, float] | Iterable[str]) -> dict[int, float]:
-    """Biases from ``ID=BIAS`` texts, or as they are."""
-    if isinstance(entries, Mapping):
-        return dict(entries)
+def _biases(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
+    """Biases from ``ID=BIAS`` texts, or from a mapping whose ids may be texts, as in JSON."""
+    given = entries.items() if isinstance(entries, Mapping) else _split(entries)
     biases = {}
-    for entry in entries:
-        token, _, bias = entry.partition("=")
+    for token, bias in given:
         try:
+            if not re.fullmatch(r"-?[0-9]{1,19}", str(token)):
+                raise ValueError
             biases[int(token)] = float(bias)
-        except ValueError:
+        except (ValueError, TypeError):  # noqa: PERF203 - it names the entry
+            shown = f"{token}={bias}".removesuffix("=")[:60]
             raise UsageError(
-                f"--logit-bias is {entry!r}, expected a token id and a number",
+                f"logit_bias is {shown!r}, expected a token id and a number",
                 hint="for example: --logit-bias 42=-inf",
+                field="logit_bias",
             ) from None
     return biases
+
+
+def _split(entries: Iterable[str]) -> list[tuple[str, str]]:
+    parts = (entry.partition("=") for entry in entries)
+    return [(token, bias) for token, _, bias in parts]
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,9 @@ class PromptOptions:
     )
     regex: str = option("", "regular expression that the whole answer has to match")
     logprobs: int | None = option(
-        None, "with --json: log-probabilities of the tokens and of this many alternatives"
-    )
+        None, "with --json: log-probabilities of the tokens and of this many alternatives",
+        bounds=(0, MAX_LOGPROBS),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check what a type cannot say.
@@ -190,35 +193,10 @@ class PromptOptions:
         Raises:
             UsageError: options contradict each other.
         """
+        check_bounds(self)
         if self.prompt is not None and self.prompt_file:
             raise UsageError("--prompt and --prompt-file are both given", hint="leave one out")
         if self.system and not self.chat:
             raise UsageError("--system needs --chat", hint="add --chat")
         if self.json_schema and self.regex:
             raise UsageError("--json-schema and --regex are both given", hint="leave one out")
-        if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:
-            raise UsageError(f"--logprobs is {self.logprobs}, expected 0 to {MAX_LOGPROBS}")
-
-
-@dataclass(frozen=True)
-class AnswerOptions:
-    """When an answer ends, and how fast it gets there."""
-
-    max_tokens: int = option(
-        128, "tokens to write at most", synonyms=("max-new-tokens", "n-predict"), short="n"
-    )
-    stop: list[str] = option([], "text that ends the answer; may be given several times")
-    lookup: int = option(
-        0, "draft up to this many tokens from the text so far; faster, never another answer"
-    )
-
-    def __post_init__(self) -> None:
-        """Check what a type cannot say.
-
-        Raises:
-            UsageError: a number is out of range.
-        """
-        if self.max_tokens < 1:
-            raise UsageError(f"--max-tokens is {self.max_tokens}, expected at least 1")
-        if not 0 <= self.lookup <= MAX_LOOKUP:
-            raise UsageError(f"--lookup is {self.lookup}, expected 0 to {MAX_LOOKUP}")

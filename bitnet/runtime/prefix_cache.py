@@ -97,19 +97,19 @@ class PrefixCache:
                 best, longest = lease, shared
         return best, longest
 
-    def lease(self, ids: list[int], positions: int) -> Lease | None:
+    def lease(self, ids: list[int], positions: int, *, reuse: bool = True) -> Lease | None:
         """A cache for *ids* that may grow to *positions*, ``None`` while there is no room.
 
-        It holds what it can of the beginning of *ids* already.
+        It holds what it can of the beginning of *ids* already, unless nothing is to be reused.
         """
-        lease = self._leased(ids, positions)
+        lease = self._leased(ids, positions, reuse=reuse)
         if lease:
             lease.cache.keep(len(ids) - 1)  # the same prompt, or one that ends differently
         return lease
 
-    def _leased(self, ids: list[int], positions: int) -> Lease | None:
+    def _leased(self, ids: list[int], positions: int, *, reuse: bool) -> Lease | None:
         needed = self.cost(positions)
-        source, shared = self.best(ids)
+        source, shared = self.best(ids) if reuse else (None, 0)
         idle = source if source and not source.busy else None
         if idle and (idle.cache.length == shared or not self._fits(needed)):
             return self._taken_over(idle, ids, positions, shared)

@@ -1,9 +1,15 @@
 """Continuous batching: several sequences, one pass of the model at a time.
 
-Every pass runs the next token of each sequence that is writing, and beside them a bounded number of
-tokens of prompts, so that a long prompt holds up the others for a bounded time. Sequences join and
-leave between passes, in the order they came. What a sequence writes depends on nothing but itself:
-its sampler is its own, and the model's results for a token are the same whatever is in the batch.
+A sequence is waiting, then running, then finished. Each step admits, plans and runs:
+
+- admit: waiting sequences start running in the order they came, while fewer than ``max_batch`` run
+  and their keys and values have room;
+- plan: every sequence that decodes takes part with its last token and its drafts; beside them go
+  prompts, a prefill chunk in all, so that a long prompt holds up the others for a bounded time;
+- run: one pass of the model; each sequence samples from its own logits and may finish.
+
+What a sequence writes depends on nothing but itself: its sampler is its own, and the model's
+results for a token are the same whatever is in the batch.
 
 Single-threaded: whoever has requests from several threads hands them over between steps.
 """
@@ -14,16 +20,16 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitnet.errors import InferenceError, UsageError
 from bitnet.models.transformer import Segment
 from bitnet.runtime import screening
-from bitnet.runtime.generation import GenerationParams, Piece
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.prefix_cache import Lease, PrefixCache, common_prefix
+from bitnet.runtime.request import Request
 from bitnet.runtime.sequence import Sequence
 
 if TYPE_CHECKING:
@@ -32,6 +38,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike
 
     from bitnet.models.transformer import Model
+    from bitnet.runtime.piece import Piece
 
 __all__ = ["PREFILL_CHUNK", "Scheduler", "Sequence"]
 
@@ -99,9 +106,9 @@ class Scheduler:
                 f"a context of {context:,} positions, the model was made for {limit:,}",
                 hint=f"--context {limit}",
             )
-        for name, value in (("--max-batch", max_batch), ("prefill_chunk", prefill_chunk)):
+        for name, value in (("max_batch", max_batch), ("prefill_chunk", prefill_chunk)):
             if value < 1:
-                raise UsageError(f"{name} is {value}, expected at least 1")
+                raise UsageError(f"{name} is {value}, expected at least 1", field=name)
         self.model = model
         self.context = limit if context is None else context
         self.max_batch = max_batch
@@ -116,64 +123,8 @@ class Scheduler:
             step=prefill_chunk,
             regime=model.config.regime,
         )
-        self._queue: deque[Sequence] = deque()
+        self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []
-
-    @property
-    def busy(self) -> bool:
-        """Whether :meth:`step` has something to do."""
-        return bool(self._queue or self._running)
-
-    @property
-    def queued(self) -> int:
-        """Sequences that wait for room."""
-        return len(self._queue)
-
-    @property
-    def running(self) -> int:
-        """Sequences that take part in passes."""
-        return len(self._running)
-
-    @property
-    def kv_bytes(self) -> int:
-        """Memory that counts as taken, by sequences that run and by caches kept."""
-        return self._caches.size_bytes
-
-    def submit(self, ids: abc.Sequence[int], params: GenerationParams | None = None) -> Sequence:
-        """Queue the continuation of *ids*.
-
-        Raises:
-            UsageError: *ids* is empty, or an id or a biased id is outside the vocabulary.
-            InferenceError: *ids* is longer than the context, or the memory for it and for the most
-                it may write will never suffice.
-        """
-        sequence = self.prepare(ids, params)
-        self.queue(sequence)
-        return sequence
-
-    def prepare(self, ids: abc.Sequence[int], params: GenerationParams | None = None) -> Sequence:
-        """The continuation of *ids*, not queued yet.
-
-        Raises:
-            UsageError: as :meth:`submit`.
-            InferenceError: as :meth:`submit`.
-        """
-        params = params or GenerationParams()
-        self.check(ids)
-        size = self.model.config.vocab_size
-        outside = [token for token in params.sampling.logit_bias if not 0 <= token < size]
-        if outside:
-            raise UsageError(
-                f"logit bias for token id {outside[0]}, the vocabulary has {size:,}",
-                hint="use the model's own tokenizer",
-            )
-        sequence = Sequence(ids, params)
-        self._check_budget(sequence)
-        return sequence
-
-    def queue(self, sequence: Sequence) -> None:
-        """Let *sequence*, which :meth:`prepare` gave, take part as soon as there is room."""
-        self._queue.append(sequence)
 
     def step(self) -> list[tuple[Sequence, Piece]]:
         """Run the model once; what the sequences have written by that.
@@ -188,6 +139,151 @@ class Scheduler:
             self._leave(sequence)
         return pieces
 
+    def _admit(self) -> list[tuple[Sequence, Piece]]:
+        """Waiting to running, first come, first served, while there is a place and memory."""
+        while self._waiting and len(self._running) < self.max_batch:
+            sequence = self._waiting[0]
+            try:
+                sequence.lease = self._caches.lease(
+                    sequence.ids, self._positions(sequence), reuse=not sequence.request.embed
+                )
+            except MemoryError as error:
+                if self._caches.drop_idle():
+                    continue
+                self._waiting.popleft()
+                return [(sequence, sequence.fail(_no_memory(sequence, error)))]
+            if sequence.lease is None:
+                break
+            self._running.append(self._waiting.popleft())
+            sequence.reused = sequence.lease.cache.length
+            logger.debug("%d sequences run, %d wait", len(self._running), len(self._waiting))
+        return []
+
+    def _plan(self) -> list[_Part]:
+        """What the next pass runs: the last token of all that decode, drafts, a prefill chunk."""
+        for sequence in self._running:
+            self._start_over_beyond_border(sequence)
+        decoding = [sequence for sequence in self._running if sequence.decodes]
+        spare = max(0, DECODE_ROWS - len(decoding))
+        parts = []
+        for sequence in decoding:
+            draft = sequence.draft(min(spare, self.context - len(sequence.ids)))
+            reach, regime = _lease(sequence).cache.reach, self.model.config.regime
+            while draft and regime(max(reach, len(sequence.ids) + len(draft))) != regime(
+                max(reach, len(sequence.ids))
+            ):
+                draft.pop()  # it would be rotated in another way than the token before
+            spare -= len(draft)
+            parts.append(_part(sequence, [sequence.ids[-1], *draft], draft))
+        return parts + self._prefills(self._chunk() if decoding else self.prefill_chunk)
+
+    def _prefills(self, room: int) -> list[_Part]:
+        """The beginning of the prompts that are not in a cache yet, first come, first served."""
+        parts: list[_Part] = []
+        for sequence in self._running:
+            if sequence.decodes:
+                continue
+            if not (sequence.passes or sequence.request.embed):
+                # Also without room: with a window, what can be copied now is soon let go of.
+                sequence.reused = self._caches.improve(_lease(sequence))
+                if _should_wait(sequence, [part.sequence for part in parts]):
+                    continue
+            if not room:
+                continue
+            start = _lease(sequence).cache.length
+            chunk = sequence.ids[start : start + room]
+            room -= len(chunk)
+            parts.append(_part(sequence, chunk, []))
+        return parts
+
+    def _run(self, parts: list[_Part]) -> list[tuple[Sequence, Piece]]:
+        """One pass, and what follows from its logits."""
+        lengths = [part.segment.cache.length for part in parts]
+        started = time.perf_counter()
+        try:
+            results = self._pass(parts)
+        except BaseException as error:
+            for part, length in zip(parts, lengths, strict=True):
+                _lease(part.sequence).cache.truncate(length)
+            if isinstance(error, MemoryError):
+                return self._without_memory(parts, error)
+            if not isinstance(error, Exception):
+                raise
+            return self._one_by_one(parts, error)
+        self._observe(parts, time.perf_counter() - started)
+        pieces = []
+        for part, rows in zip(parts, results, strict=True):
+            sequence = part.sequence
+            sequence.passes += 1
+            sequence.screen_given_up = self.model.gave_up_screen
+            if part.segment.wanted == "none":
+                continue
+            if sequence.request.embed:
+                pieces += [(sequence, piece) for piece in sequence.add_hidden(rows)]
+                continue
+            written = sequence.advance(rows, part.draft, context=self.context)
+            if part.draft:
+                # The last token has not been run, and what was drafted in vain has to go.
+                _lease(sequence).cache.truncate(len(sequence.ids) - 1)
+            pieces += [(sequence, piece) for piece in written]
+        return pieces
+
+    @property
+    def busy(self) -> bool:
+        """Whether :meth:`step` has something to do."""
+        return bool(self._waiting or self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that wait for room."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """Sequences that take part in passes."""
+        return len(self._running)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory that counts as taken, by sequences that run and by caches kept."""
+        return self._caches.size_bytes
+
+    def submit(self, ids: abc.Sequence[int], request: Request | None = None) -> Sequence:
+        """Queue the continuation of *ids*.
+
+        Raises:
+            UsageError: *ids* is empty, or an id or a biased id is outside the vocabulary.
+            InferenceError: *ids* is longer than the context, or the memory for it and for the most
+                it may write will never suffice.
+        """
+        sequence = self.prepare(ids, request)
+        self.queue(sequence)
+        return sequence
+
+    def prepare(self, ids: abc.Sequence[int], request: Request | None = None) -> Sequence:
+        """The continuation of *ids*, not queued yet.
+
+        Raises:
+            UsageError: as :meth:`submit`.
+            InferenceError: as :meth:`submit`.
+        """
+        request = request or Request()
+        self.check(ids)
+        size = self.model.config.vocab_size
+        outside = [token for token in request.sampling.logit_bias if not 0 <= token < size]
+        if outside:
+            raise UsageError(
+                f"logit bias for token id {outside[0]}, the vocabulary has {size:,}",
+                hint="use the model's own tokenizer",
+            )
+        sequence = Sequence(ids, request)
+        self._check_budget(sequence)
+        return sequence
+
+    def queue(self, sequence: Sequence) -> None:
+        """Let *sequence*, which :meth:`prepare` gave, take part as soon as there is room."""
+        self._waiting.append(sequence)
+
     def cancel(self, sequence: Sequence) -> None:
         """End *sequence* wherever it stands; one that has ended stays as it is."""
         if sequence.finish_reason:
@@ -195,8 +291,8 @@ class Scheduler:
         sequence.finish_reason = "cancelled"
         if sequence in self._running:
             self._leave(sequence)
-        elif sequence in self._queue:
-            self._queue.remove(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
 
     def reusable(self, ids: abc.Sequence[int]) -> int:
         """How many ids at the start of *ids* need not be run again."""
@@ -243,49 +339,13 @@ class Scheduler:
         budget, needed = self._caches.budget_bytes, self._caches.cost(self._positions(sequence))
         if budget is not None and needed > budget:
             raise InferenceError(
-                f"{sequence.prompt_tokens:,} tokens of prompt and {sequence.params.max_tokens:,} "
+                f"{sequence.prompt_tokens:,} tokens of prompt and {sequence.request.max_tokens:,} "
                 f"of answer take {needed:,} bytes of keys and values, the budget is {budget:,}",
                 hint="shorten the prompt or lower --max-tokens",
             )
 
     def _positions(self, sequence: Sequence) -> int:
         return min(self.context, sequence.positions)
-
-    def _admit(self) -> list[tuple[Sequence, Piece]]:
-        """Let those in who have room, in their order."""
-        while self._queue and len(self._running) < self.max_batch:
-            sequence = self._queue[0]
-            try:
-                sequence.lease = self._caches.lease(sequence.ids, self._positions(sequence))
-            except MemoryError as error:
-                if self._caches.drop_idle():
-                    continue
-                self._queue.popleft()
-                return [(sequence, sequence.fail(_no_memory(sequence, error)))]
-            if sequence.lease is None:
-                break
-            self._running.append(self._queue.popleft())
-            sequence.reused = sequence.lease.cache.length
-            logger.debug("%d sequences run, %d wait", len(self._running), len(self._queue))
-        return []
-
-    def _plan(self) -> list[_Part]:
-        """What the next pass runs."""
-        for sequence in self._running:
-            self._start_over_beyond_border(sequence)
-        decoding = [sequence for sequence in self._running if sequence.waiting == 1]
-        spare = max(0, DECODE_ROWS - len(decoding))
-        parts = []
-        for sequence in decoding:
-            draft = sequence.draft(min(spare, self.context - len(sequence.ids)))
-            reach, regime = _lease(sequence).cache.reach, self.model.config.regime
-            while draft and regime(max(reach, len(sequence.ids) + len(draft))) != regime(
-                max(reach, len(sequence.ids))
-            ):
-                draft.pop()  # it would be rotated in another way than the token before
-            spare -= len(draft)
-            parts.append(_part(sequence, [sequence.ids[-1], *draft], draft))
-        return parts + self._prefills(self._chunk() if decoding else self.prefill_chunk)
 
     def _start_over_beyond_border(self, sequence: Sequence) -> None:
         """Run an answer that leaves the original context anew, as a prompt of its length is run.
@@ -308,54 +368,24 @@ class Scheduler:
         affordable = int(self.max_stall_s / self._prefill_token_s)
         return min(self.prefill_chunk, max(SMALLEST_CHUNK, affordable))
 
-    def _prefills(self, room: int) -> list[_Part]:
-        """The beginning of the prompts that are not in a cache yet, first come, first served."""
-        parts: list[_Part] = []
-        for sequence in self._running:
-            if sequence.waiting == 1:
-                continue
-            if not sequence.passes:
-                # Also without room: with a window, what can be copied now is soon let go of.
-                sequence.reused = self._caches.improve(_lease(sequence))
-                if _should_wait(sequence, [part.sequence for part in parts]):
-                    continue
-            if not room:
-                continue
-            start = _lease(sequence).cache.length
-            chunk = sequence.ids[start : start + room]
-            room -= len(chunk)
-            parts.append(_part(sequence, chunk, []))
-        return parts
+    def _pass(self, parts: list[_Part]) -> list[Any]:
+        """Logits after the wanted tokens of each part; hidden states where a vector is wanted."""
+        segments = [part.segment for part in parts]
+        if not any(part.sequence.request.embed for part in parts):
+            wanted = [part.sequence.wanted(part.draft) for part in parts]
+            return list(screening.run(self.model, segments, wanted))
+        results: list[Any] = self.model.hidden(segments)
+        for at, part in enumerate(parts):
+            if len(results[at]) and not part.sequence.request.embed:
+                results[at] = list(self.model.head(results[at]))
+        return results
 
-    def _run(self, parts: list[_Part]) -> list[tuple[Sequence, Piece]]:
-        """One pass, and what follows from its logits."""
-        lengths = [part.segment.cache.length for part in parts]
-        started = time.perf_counter()
-        try:
-            logits = screening.run(
-                self.model,
-                [part.segment for part in parts],
-                [part.sequence.wanted(part.draft) for part in parts],
-            )
-        except BaseException as error:
-            for part, length in zip(parts, lengths, strict=True):
-                _lease(part.sequence).cache.truncate(length)
-            if not isinstance(error, MemoryError):
-                raise
-            return self._without_memory(parts, error)
-        self._observe(parts, time.perf_counter() - started)
-        pieces = []
-        for part, rows in zip(parts, logits, strict=True):
-            sequence = part.sequence
-            sequence.passes += 1
-            if part.segment.wanted == "none":
-                continue
-            written = sequence.advance(rows, part.draft, context=self.context)
-            if part.draft:
-                # The last token has not been run, and what was drafted in vain has to go.
-                _lease(sequence).cache.truncate(len(sequence.ids) - 1)
-            pieces += [(sequence, piece) for piece in written]
-        return pieces
+    def _one_by_one(self, parts: list[_Part], error: Exception) -> list[tuple[Sequence, Piece]]:
+        """The pass again for each sequence alone: one that fails leaves the others as they are."""
+        if len(parts) > 1:
+            return [piece for part in parts for piece in self._run([part])]
+        sequence = parts[0].sequence
+        return [(sequence, sequence.fail(error))]
 
     def _observe(self, parts: list[_Part], passed_s: float) -> None:
         """Learn what a token of a prompt costs; those that write beside it are counted in."""
@@ -382,6 +412,8 @@ class Scheduler:
 
 def _part(sequence: Sequence, tokens: list[int], draft: list[int]) -> _Part:
     cache = _lease(sequence).cache
+    if sequence.request.embed:
+        return _Part(sequence, Segment(tokens, cache, "all"), draft)
     complete = cache.length + len(tokens) - len(draft) == len(sequence.ids)
     if not complete:
         return _Part(sequence, Segment(tokens, cache, "none"), draft)

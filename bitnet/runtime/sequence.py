@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import BitnetError
-from bitnet.runtime.generation import FinishReason, GenerationParams, Piece
+import numpy as np
+
+from bitnet.errors import InferenceError
 from bitnet.runtime.lookup import Lookup
+from bitnet.runtime.piece import FinishReason, Piece
 from bitnet.runtime.sampling import Sampled, Sampler
 from bitnet.runtime.screening import Logits, ScreenedLogits
 
 if TYPE_CHECKING:
     from collections import abc
 
+    from numpy.typing import NDArray
+
     from bitnet.kernels.screened_head import Wanted
     from bitnet.runtime.prefix_cache import Lease
+    from bitnet.runtime.request import Request
 
 __all__ = ["Sequence"]
 
@@ -25,38 +30,47 @@ class Sequence:
     Attributes:
         ids: prompt and answer so far; the cache holds a beginning of them.
         prompt_tokens: how many of them are the prompt.
-        params: what to generate.
+        request: what is wanted.
         reused: ids of the prompt that a cache had already.
         passes: passes of the model it took part in.
         drafted: tokens drafted by lookup.
         accepted: how many of them the model would have written as well.
         screened: tokens chosen without the whole output head.
         rescored: shares of its rows that were computed for them, added up.
+        screen_given_up: screening did not pay for this model, so it was stopped.
         finish_reason: ``None`` until it has ended.
         error: what went wrong if the reason is ``error``.
+        embedding: the sum of the hidden states so far, ``(dim,)``, where a vector is wanted.
     """
 
-    def __init__(self, prompt: abc.Iterable[int], params: GenerationParams) -> None:
+    def __init__(self, prompt: abc.Iterable[int], request: Request) -> None:
         self.ids = list(prompt)
         self.prompt_tokens = len(self.ids)
-        self.params = params
+        self.request = request
         self.reused = 0
         self.passes = 0
         self.drafted = 0
         self.accepted = 0
         self.screened = 0
         self.rescored = 0.0
+        self.screen_given_up = False
         self.finish_reason: FinishReason | None = None
-        self.error: BitnetError | None = None
+        self.error: Exception | None = None
+        self.embedding: NDArray[np.float64] | None = None
         self.lease: Lease | None = None
-        self._sampler = Sampler(params.sampling, self.ids)
-        self._matcher = params.grammar.start() if params.grammar else None
-        self._lookup = Lookup(params.lookup) if params.lookup else None
+        self._sampler = Sampler(request.sampling, self.ids)
+        self._matcher = request.grammar.start() if request.grammar else None
+        self._lookup = Lookup(request.lookup) if request.lookup else None
 
     @property
     def positions(self) -> int:
         """Positions of a cache that it may come to need, were the context without end."""
-        return self.prompt_tokens + self.params.max_tokens - 1
+        return self.prompt_tokens + (0 if self.request.embed else self.request.max_tokens - 1)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its next pass is its last id alone; otherwise it still reads its prompt."""
+        return self.left == 1 and not self.request.embed
 
     @property
     def tokens(self) -> int:
@@ -64,22 +78,22 @@ class Sequence:
         return len(self.ids) - self.prompt_tokens
 
     @property
-    def waiting(self) -> int:
-        """Ids that the cache does not hold; one while decoding."""
+    def left(self) -> int:
+        """Ids that have not been run; one while decoding."""
         return len(self.ids) - (self.lease.cache.length if self.lease else 0)
 
     def draft(self, room: int) -> list[int]:
         """Tokens that may follow, at most *room*."""
         if self._lookup is None:
             return []
-        draft = self._lookup.draft(self.ids, min(room, self.params.max_tokens - self.tokens - 1))
+        draft = self._lookup.draft(self.ids, min(room, self.request.max_tokens - self.tokens - 1))
         if draft and self._matcher:
             draft = draft[: self._matcher.valid(draft)]
         return draft
 
     def wanted(self, draft: list[int]) -> Wanted | None:
         """Which logits choosing what follows needs; ``None``: all of them."""
-        if self.params.logprobs is not None or self._matcher:
+        if self.request.logprobs is not None or self._matcher or self._is_too_short:
             return None
         return self._sampler.wanted(draft)
 
@@ -104,18 +118,35 @@ class Sequence:
                 if self.finish_reason or pieces[-1].token != foreseen:
                     break
                 accepted += 1
-        except BitnetError as error:
+        except Exception as error:  # noqa: BLE001 - it is this sequence's alone
             pieces.append(self.fail(error))
+        except BaseException as error:  # a panic of a compiled library is no Exception
+            if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+                raise
+            pieces.append(self.fail(InferenceError(f"internal error: {type(error).__name__}")))
         self.drafted += len(draft)
         self.accepted += accepted
         if self._lookup and draft:
             self._lookup.report(len(self.ids), drafted=len(draft), accepted=accepted)
         return pieces
 
-    def fail(self, error: BitnetError) -> Piece:
+    def add_hidden(self, states: NDArray[np.floating[Any]]) -> list[Piece]:
+        """Take in *states*, ``(T, dim)``, after ids of its prompt; a last piece after them all."""
+        total: NDArray[np.float64] = states.astype(np.float64).sum(axis=0)
+        self.embedding = total if self.embedding is None else self.embedding + total
+        if self.left:
+            return []
+        self.finish_reason = "stop"
+        return [Piece(None, finish_reason="stop")]
+
+    def fail(self, error: Exception) -> Piece:
         """End with *error*."""
         self.error, self.finish_reason = error, "error"
         return Piece(None, finish_reason="error")
+
+    @property
+    def _is_too_short(self) -> bool:
+        return self.tokens < self.request.min_tokens and bool(self.request.stop_ids)
 
     def _sample(self, logits: Logits) -> Sampled:
         if isinstance(logits, ScreenedLogits):
@@ -126,19 +157,23 @@ class Sequence:
                 return sampled
             logits = logits.full()
         allowed = self._matcher.allowed() if self._matcher else None
-        return self._sampler.sample(logits, top=self.params.logprobs, allowed=allowed)
+        if self._is_too_short:
+            allowed = np.arange(len(logits)) if allowed is None else allowed
+            going_on = np.setdiff1d(allowed, list(self.request.stop_ids))
+            allowed = going_on if len(going_on) else allowed  # a grammar may be complete
+        return self._sampler.sample(logits, top=self.request.logprobs, allowed=allowed)
 
     def _next(self, logits: Logits, context: int) -> list[Piece]:
-        params, matcher = self.params, self._matcher
+        request, matcher = self.request, self._matcher
         sampled = self._sample(logits)
         full = len(self.ids) >= context
         self.ids.append(sampled.token)
-        if sampled.token in params.stop_ids:
+        if sampled.token in request.stop_ids:
             self.finish_reason = "stop"
         else:
             if matcher:
                 matcher.accept(sampled.token)
-            if self.tokens >= params.max_tokens:
+            if self.tokens >= request.max_tokens:
                 self.finish_reason = "length"
             elif full:
                 self.finish_reason = "context"

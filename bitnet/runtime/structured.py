@@ -6,8 +6,11 @@ bytes that the model's own tokenizer gives them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+from collections import OrderedDict
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +29,7 @@ __all__ = ["CompiledGrammar", "GrammarMatcher", "Grammars"]
 
 logger = logging.getLogger(__name__)
 
+MOST_KEPT = 16  # compiled grammars; a large one takes tens of megabytes
 # One way to write whitespace: what may go on forever is where small models get stuck.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -84,16 +88,14 @@ class GrammarMatcher:
 class CompiledGrammar:
     """A grammar for the tokens of one tokenizer; any number of answers may follow it."""
 
-    def __init__(self, library: Any, tokenizer: Any, *, text: str, vocab_size: int) -> None:
-        self._library = library
-        self._tokenizer = tokenizer
-        self._text = text
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        """The grammar that *matcher*, the library's, stands at the beginning of."""
+        self._matcher = matcher
         self._vocab_size = vocab_size
 
     def start(self) -> GrammarMatcher:
-        """The state before the first token of an answer."""
-        matcher = self._library.LLMatcher(self._tokenizer, self._text, log_level=0)
-        return GrammarMatcher(matcher, self._vocab_size)
+        """The state before the first token of an answer; a clone, which takes microseconds."""
+        return GrammarMatcher(self._matcher.deep_copy(), self._vocab_size)
 
 
 class Grammars:
@@ -114,6 +116,7 @@ class Grammars:
             ) from error
         self._library: Any = llguidance
         self._tokenizer = tokenizer
+        self._kept: OrderedDict[bytes, CompiledGrammar] = OrderedDict()  # by digest, oldest first
 
     def json_schema(self, schema: str | bool | Mapping[str, Any]) -> CompiledGrammar:
         """JSON text that follows *schema*, as a mapping or as text.
@@ -157,6 +160,16 @@ class Grammars:
         return self._compiled("regex", self._library.LLMatcher.grammar_from_regex(pattern))
 
     def _compiled(self, kind: str, text: str) -> CompiledGrammar:
+        """The grammar *text*, compiled once for as long as it is kept; any thread may call this."""
+        digest = hashlib.sha256(text.encode()).digest()
+        kept = self._kept.pop(digest, None) or self._compile(kind, text)
+        self._kept[digest] = kept
+        with suppress(KeyError):  # another thread was faster
+            while len(self._kept) > MOST_KEPT:
+                self._kept.popitem(last=False)
+        return kept
+
+    def _compile(self, kind: str, text: str) -> CompiledGrammar:
         check = self._library.LLMatcher.validate_grammar_with_warnings
         wrong, messages = check(text, self._vocabulary)
         if wrong:
@@ -166,8 +179,9 @@ class Grammars:
             )
         for message in messages:
             logger.warning("%s: %s", kind, message)
-        vocab_size = self._tokenizer.vocab_size
-        return CompiledGrammar(self._library, self._vocabulary, text=text, vocab_size=vocab_size)
+        matcher = self._library.LLMatcher(self._vocabulary, text, log_level=0)
+        matcher.compute_bitmask()  # the slowest one, here and not in a pass of the model
+        return CompiledGrammar(matcher, self._tokenizer.vocab_size)
 
     @cached_property
     def _vocabulary(self) -> Any:

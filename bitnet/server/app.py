@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import re
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -26,36 +24,11 @@ from bitnet.server.guard import Guard
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from bitnet.server.metrics import Metrics
-    from bitnet.server.narration import Narrator
-    from bitnet.server.worker import Worker
+    from bitnet.server.service import Service
 
-__all__ = ["Service", "create_app"]
+__all__ = ["create_app"]
 
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Service:
-    """What the routes work with.
-
-    Attributes:
-        worker: runs the model.
-        metrics: counts.
-        narrate: tells what happens.
-        name: of the model, as clients see it.
-        created: when it was loaded, in seconds since the epoch.
-        max_output_tokens: tokens one answer may have.
-        embedding: held by whoever computes vectors.
-    """
-
-    worker: Worker
-    metrics: Metrics
-    narrate: Narrator
-    name: str
-    created: int
-    max_output_tokens: int = 4096
-    embedding: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 def create_app(
@@ -64,7 +37,7 @@ def create_app(
     api_key: str = "",
     max_body: int = 1 << 20,
     local_only: bool = False,
-    cors_origins: Sequence[str] = (),
+    origins: Sequence[str] = (),
 ) -> FastAPI:
     """The application that serves *service*.
 
@@ -73,7 +46,7 @@ def create_app(
         api_key: what clients must send; empty: nothing.
         max_body: bytes a request may have.
         local_only: refuse requests that name another host than this machine.
-        cors_origins: web pages that may call from a browser.
+        origins: of web pages elsewhere that may call from a browser; ``*``: all.
     """
 
     @asynccontextmanager
@@ -97,16 +70,23 @@ def create_app(
     app.include_router(text_routes.router)
     _add_plain_routes(app, service)
     _add_error_handlers(app)
-    if cors_origins:
+    app.add_middleware(
+        Guard,
+        metrics=service.metrics,
+        narrate=service.narrate,
+        api_key=api_key,
+        max_body=max_body,
+        local_only=local_only,
+        origins=origins,
+    )
+    if origins:  # outside of the guard, so that a page can read why it was refused
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(cors_origins),
+            allow_origins=list(origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],
+            expose_headers=["X-Request-ID", "Retry-After"],
         )
-    app.add_middleware(
-        Guard, metrics=service.metrics, api_key=api_key, max_body=max_body, local_only=local_only
-    )
     return app
 
 
@@ -123,8 +103,10 @@ def _add_plain_routes(app: FastAPI, service: Service) -> None:
         return description
 
     @app.get("/health/live", tags=["health"], summary="Whether the process answers")
-    async def live() -> dict[str, str]:
-        return {"status": "alive"}
+    async def live() -> JSONResponse:
+        if service.worker.failure is None:
+            return JSONResponse({"status": "alive"})
+        return JSONResponse({"status": "dead", "reason": "the model's thread has ended"}, 503)
 
     @app.get("/health/ready", tags=["health"], summary="Whether requests are taken")
     async def ready() -> JSONResponse:
@@ -138,15 +120,15 @@ def _add_plain_routes(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     def model_facts() -> dict[str, Any]:
-        engine, ignored = service.worker.model.engine, service.worker.model.ignored_keys
+        ignored = service.model.ignored_keys
         said = {"ignored_keys": list(ignored)} if ignored else {}
         return said | {
             "id": service.name,
             "object": "model",
             "created": service.created,
             "owned_by": "bitnet",
-            "context_length": engine.context,
-            "backend": service.worker.model.backend,
+            "context_length": service.model.context,
+            "backend": service.model.backend,
         }
 
     @app.get("/v1/models", tags=["OpenAI"], summary="The model")
@@ -155,11 +137,7 @@ def _add_plain_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{name:path}", tags=["OpenAI"], summary="The model, by its name")
     async def model(name: str) -> dict[str, Any]:
-        if name != service.name:
-            raise Refused(
-                404, f"there is no model {name[:100]!r}, only {service.name!r}",
-                code="model_not_found", param="model",
-            )  # fmt: skip
+        service.check_name(name)
         return model_facts()
 
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from bitnet.server import openai, streams
-from bitnet.server.faults import Refused
-from bitnet.server.shapes import ChatRequest, ResponseFormat
+from bitnet.server import openai
+from bitnet.server.shapes import ChatRequest
+from bitnet.server.streams import Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bitnet.runtime.generation import Grammar
-    from bitnet.runtime.language_model import LanguageModel
-    from bitnet.server.app import Service
-    from bitnet.server.worker import Delta
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.piece import Piece
+    from bitnet.server.service import Service
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -29,63 +27,29 @@ _KIND = "chat.completion.chunk"
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer in the model's own chat template; ``stream`` sends server-sent events."""
     service: Service = request.app.state.service
-    model = service.worker.model
-    asked = openai.Asked.new("chatcmpl", service.name)
-    jobs = await asyncio.to_thread(_jobs, body, asked, service)
-    if body.stream:
-        return await _streamed(request, service, asked, body, jobs)
-    answers = await streams.collect(request, service, jobs)
-    return JSONResponse(openai.chat_reply(asked, answers, model, logprobs=bool(body.logprobs)))
-
-
-def _jobs(body: ChatRequest, asked: openai.Asked, service: Service) -> list[Any]:
-    worker = service.worker
-    return openai.chat_jobs(
-        body, worker.model, asked,
-        limit=service.max_output_tokens,
-        share=worker.fair_positions,
-        grammar=_grammar(body.response_format, worker.model),
-    )  # fmt: skip
-
-
-def _grammar(wanted: ResponseFormat | None, model: LanguageModel) -> Grammar | None:
-    """What the answer must look like.
-
-    Raises:
-        Refused: the schema is missing.
-        BitnetError: the schema cannot be used, or the extra for it is not installed.
-    """
-    if wanted is None or wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        return model.grammars.json_object()
-    schema = (wanted.json_schema or {}).get("schema")
-    if not isinstance(schema, dict):
-        raise Refused(400, "json_schema needs a schema", param="response_format.json_schema.schema")
-    return model.grammars.json_schema(schema)
-
-
-async def _streamed(
-    request: Request, service: Service, asked: openai.Asked, body: ChatRequest, jobs: list[Any]
-) -> Response:
-    model = service.worker.model
+    service.check_name(body.model)
+    head = openai.reply_head("chatcmpl", service.name)
+    exchange = Exchange(
+        request, openai.chat, body, places=body.n or 1, compiles=openai.compiles(body)
+    )
+    if not body.stream:
+        answers = await exchange.collect()
+        return JSONResponse(openai.chat_reply(head, answers, logprobs=bool(body.logprobs)))
     begun: set[int] = set()
 
-    def chunks(index: int, delta: Delta, answer: openai.Answer) -> Iterator[Any]:
+    def chunks(index: int, piece: Piece, _answer: Answer) -> Iterator[Any]:
         if index not in begun:
             begun.add(index)
-            yield openai.chat_chunk(asked, index, {"role": "assistant", "content": ""})
-        probabilities = None
-        if body.logprobs and answer.pieces and answer.pieces[-1] is delta.piece:
-            probabilities = openai.chat_logprobs(delta.piece, model)
-        if delta.text or probabilities:
-            yield openai.chat_chunk(asked, index, {"content": delta.text}, logprobs=probabilities)
-        if answer.finish:
-            yield openai.chat_chunk(asked, index, {}, finish=answer.finish)
+            yield openai.chat_chunk(head, index, {"role": "assistant", "content": ""})
+        logprobs = openai.chat_logprobs(piece.described) if piece.described else None
+        if piece.text or logprobs:
+            yield openai.chat_chunk(head, index, {"content": piece.text}, logprobs=logprobs)
+        if piece.finish_reason:
+            finish = openai.finish_of(piece.finish_reason)
+            yield openai.chat_chunk(head, index, {}, finish=finish)
 
-    def last(answers: list[openai.Answer]) -> Iterator[Any]:
+    def last(answers: list[Answer]) -> Iterator[Any]:
         if body.stream_options and body.stream_options.include_usage:
-            counts = openai.usage(answers, choices=len(answers))
-            yield openai.usage_chunk(asked, _KIND, counts)
+            yield openai.usage_chunk(head, _KIND, openai.usage(answers, choices=len(answers)))
 
-    return await streams.stream(request, service, jobs, chunks, last)
+    return await exchange.stream(chunks, last)

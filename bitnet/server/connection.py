@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["PatientProtocol"]
 
 HEADER_PATIENCE_S = 10.0  # from the first byte of a request, or from connecting, to its last header
+PROBES_S = (0.0, 0.2, 1.0, 5.0, 30.0)  # after a client has sent its last; one probe cannot fail
 READER_PATIENCE_S = 60.0  # that a client may leave what was sent to it unread
 
 
@@ -36,6 +37,29 @@ class PatientProtocol(H11Protocol):
         super().data_received(data)
         if self._answering:
             self._headers_came()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends nothing more: it has gone, or it waits for its answer.
+
+        Only writing tells the two apart, so it is told to go on waiting; one that has gone resets
+        the connection.
+        """
+        if not self._answering:
+            return False
+        cycle: Any = self.cycle
+        cycle.keep_alive = False
+        for delay_s in PROBES_S:
+            self.loop.call_later(delay_s, self._probe, cycle)
+        return True
+
+    def _probe(self, cycle: Any) -> None:
+        """Write what every client overlooks; where nobody is left, the second one fails."""
+        if cycle is not self.cycle or cycle.response_complete or self.transport.is_closing():
+            return
+        if not cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif cycle.scope.get("state", {}).get("sends_events"):  # a comment, as a chunk
+            self.transport.write(b"3\r\n:\n\n\r\n")
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is answered."""

@@ -9,7 +9,10 @@ from bitnet.errors import BitnetError, Unsupported, UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["Refused", "body_of", "from_error", "from_validation"]
+__all__ = ["GONE", "Refused", "body_of", "from_error", "from_validation"]
+
+
+GONE = 499  # nginx's status for a client that closed the connection
 
 
 class Refused(Exception):
@@ -59,7 +62,7 @@ def from_error(error: Exception) -> Refused:
     if isinstance(error, Refused):
         return error
     if isinstance(error, UsageError | Unsupported):
-        return Refused(400, error.message)
+        return Refused(400, error.message, param=getattr(error, "field", "") or None)
     if isinstance(error, BitnetError):
         return Refused(500, error.message, kind="server_error")
     return Refused(500, f"internal error: {type(error).__name__}", kind="server_error")
@@ -86,6 +89,8 @@ def from_validation(errors: Sequence[Mapping[str, Any]], body: Any, *, is_json: 
             415, "the body is not marked as JSON: send the header Content-Type: application/json"
         )
     said = found["msg"].removeprefix("Value error, ")
+    if kind == "extra_forbidden":
+        said = "this field is not known here, and nothing is ignored"
     if kind == "model_attributes_type":
         said = "expected a JSON object"
     where = ".".join(_fields(place[1:], body, is_missing=kind == "missing"))[:200]

@@ -1,20 +1,23 @@
-"""What stands before every route: size, patience, key, and the host a browser thinks it reads."""
+"""What stands before every route: size, patience, key, and who a browser asks for."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import json
+import re
 import secrets
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
-from bitnet.server.faults import Refused
+from bitnet.server.faults import GONE, Refused
 from bitnet.server.options import is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
+    from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 
     from bitnet.server.metrics import Metrics
+    from bitnet.server.narration import Narrator
 
     Scope = MutableMapping[str, Any]
     Event = MutableMapping[str, Any]
@@ -27,6 +30,8 @@ __all__ = ["MAX_HEADER_BYTES", "Guard"]
 MAX_HEADER_BYTES = 32 * 1024
 BODY_PATIENCE_S = 60.0  # for a whole body
 _OPEN_PATHS = frozenset({"/", "/health/live", "/health/ready"})
+_REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)  # of a client's that is kept
+_JSON = re.compile(rb"application/([\w.+-]+\+)?json(\s*;.*)?", re.ASCII | re.IGNORECASE)
 
 
 class Guard:
@@ -37,33 +42,39 @@ class Guard:
         app: App,
         *,
         metrics: Metrics,
+        narrate: Narrator,
         api_key: str = "",
         max_body: int = 1 << 20,
         local_only: bool = False,
+        origins: Sequence[str] = (),
     ) -> None:
         """Stand before *app*.
 
         Args:
             app: what is guarded.
             metrics: counts requests.
+            narrate: told of requests that are refused.
             api_key: what clients must send as a bearer token; empty: nothing.
             max_body: bytes a request may have.
             local_only: refuse requests whose ``Host`` is not this machine: a page elsewhere whose
                 name resolves to this machine (DNS rebinding) must not read the answers. Probes
                 of HTTP/1.0 name no host; browsers always do.
+            origins: of web pages elsewhere that may call; ``*``: all.
         """
         self._app = app
         self._metrics = metrics
         self._key = api_key.encode()
         self._max_body = max_body
         self._local_only = local_only
+        self._narrate = narrate
+        self._origins = frozenset(origins)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = f"req-{secrets.token_hex(8)}"
+        request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
         if scope["method"] == "HEAD":  # as GET; the server below leaves out the body
             scope = {**scope, "method": "GET"}
@@ -86,7 +97,20 @@ class Guard:
         finally:
             route = scope.get("route")
             path = getattr(route, "path", "other")
-            self._metrics.requests.labels(path, str(status or 499)).inc()
+            self._metrics.requests.labels(path, str(status or GONE)).inc()
+            if status >= 400 and not scope["state"].get("told"):
+                self._tell(scope, request_id, status)
+
+    def _tell(self, scope: Scope, request_id: str, status: int) -> None:
+        """A line for a request that was refused; few of them when there are many."""
+        self._narrate.now_and_then(
+            "request_refused",
+            f"{scope['method']} {scope['path'][:200]}: {status}",
+            "Sorry, I cannot do that! 🙅",
+            level="WARN" if status < 500 else "ERROR",
+            request_id=request_id,
+            status=status,
+        )
 
     def _check(self, scope: Scope) -> None:
         """Refuse what needs no look at the body.
@@ -100,6 +124,7 @@ class Guard:
         size += sum(len(name) + len(value) for name, value in scope["headers"])
         if size > MAX_HEADER_BYTES:
             raise Refused(431, f"a request may have {MAX_HEADER_BYTES:,} bytes of headers")
+        self._check_browser(scope, headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18:
             raise Refused(400, "Content-Length is no number")
@@ -118,6 +143,35 @@ class Guard:
                     kind="authentication_error",
                     code="invalid_api_key",
                 )
+
+    def _check_browser(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Refuse what a page of another origin sends, whatever the framework makes of it.
+
+        A browser sends a POST without asking first if its content type is not JSON's, or missing.
+        """
+        if scope["method"] == "OPTIONS":  # is answered before this, or nowhere
+            return
+        origin = headers.get(b"origin")
+        if origin is not None and not self._is_allowed(origin, headers.get(b"host", b"")):
+            shown = origin[:80].decode("latin-1")
+            raise Refused(
+                403, f"pages of {shown!r} may not call this worker: see --allow-origin",
+                code="origin_not_allowed",
+            )  # fmt: skip
+        if scope["method"] == "POST" and not _JSON.fullmatch(headers.get(b"content-type", b"")):
+            raise Refused(
+                415,
+                "the body is not marked as JSON: send the header Content-Type: application/json",
+            )
+
+    def _is_allowed(self, origin: bytes, host: bytes) -> bool:
+        text = origin.decode("latin-1")
+        if "*" in self._origins or text in self._origins:
+            return True
+        try:
+            return urlsplit(text).netloc == host.decode("latin-1") != ""
+        except ValueError:
+            return False
 
     async def _body(self, receive: Receive) -> Receive:
         """*receive* that gives the whole body first, read here.
@@ -157,6 +211,12 @@ def _without_port(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0] + "]"
     return host.partition(":")[0]
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's own name for the request, or a new one."""
+    given = dict(scope["headers"]).get(b"x-request-id", b"")
+    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
 
 
 def _headers(request_id: str) -> list[tuple[bytes, bytes]]:

@@ -74,7 +74,7 @@ def narrated(
         "model_load_success",
         f"Model {model.path.name} is loaded",
         "All set! My head is full of weights! 🧠",
-        context=model.engine.context,
+        context=model.context,
     )
     return model
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -10,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bitnet.server.worker import Delta, Ticket
+    from bitnet.runtime.answer import Answer
 
 __all__ = ["Metrics"]
 
@@ -52,15 +51,14 @@ class Metrics:
         """Ask *open_jobs* for the number of open answers whenever somebody reads the figures."""
         self._open.set_function(open_jobs)
 
-    def finished(self, ticket: Ticket, delta: Delta) -> None:
-        """Count the answer that *delta* ends."""
-        if delta.piece is not None:
-            self.tokens.inc()
-        self.answers.labels(delta.finish or "error").inc()
-        self.prompt_tokens.inc(len(ticket.job.ids))
-        if ticket.first_at is not None:
-            self.first_token.observe(ticket.first_at - ticket.queued_at)
-        self.duration.observe(time.monotonic() - ticket.queued_at)
+    def finished(self, answer: Answer) -> None:
+        """Count *answer*, which has ended."""
+        stats = answer.stats
+        self.answers.labels(answer.finish_reason or "error").inc()
+        self.prompt_tokens.inc(stats.prompt_tokens)
+        if stats.tokens:
+            self.first_token.observe(stats.prefill_s)
+        self.duration.observe(stats.prefill_s + stats.decode_s)
 
     def text(self) -> bytes:
         """Everything in Prometheus' text format."""

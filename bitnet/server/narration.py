@@ -11,18 +11,21 @@ disk, a closed pipe) loses the event and nothing else.
 from __future__ import annotations
 
 import json
+import logging
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-__all__ = ["ACTIONS", "Level", "Narrator"]
+__all__ = ["ACTIONS", "Level", "Narrator", "log_as_events"]
 
 Level = Literal["INFO", "WARN", "ERROR"]
 
+SPAN_S = 10.0
+MOST_LINES = 20  # of one action in a span
 _UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # JSON leaves these controls as they are
 
 WORKER = "llm-worker-rbee"
@@ -47,7 +50,10 @@ ACTIONS: dict[str, str] = {
     "server_start": SERVER,
     "inference_start": SERVER,
     "inference_complete": SERVER,
+    "inference_cancelled": SERVER,
     "inference_failed": SERVER,
+    "request_refused": SERVER,
+    "worker_failed": WORKER,
     "draining": SERVER,
     "server_stop": SERVER,
 }
@@ -76,6 +82,7 @@ class Narrator:
         self._as_json = as_json
         self._now = now
         self.worker_id = worker_id
+        self._said: dict[str, tuple[float, int, int]] = {}  # begin of a span, lines, left out
 
     def narrate(
         self,
@@ -112,6 +119,23 @@ class Narrator:
         """:meth:`narrate` by the actor that *action* belongs to."""
         self.narrate(ACTIONS[action], action, human, cute, level=level, **fields)
 
+    def now_and_then(
+        self, action: str, human: str, cute: str = "", *, level: Level = "INFO", **fields: Any
+    ) -> None:
+        """As a call of this object; beyond so many lines of *action* in a span they are counted.
+
+        The first line of the next span has the number of those left out.
+        """
+        now = self._now().timestamp()
+        begin, lines, left_out = self._said.get(action, (now, 0, 0))
+        if now - begin >= SPAN_S:
+            begin, lines = now, 0
+        if lines >= MOST_LINES:
+            self._said[action] = begin, lines, left_out + 1
+            return
+        self._said[action] = begin, lines + 1, 0
+        self(action, human, cute, level=level, left_out=left_out or None, **fields)
+
     def plain(self, text: str) -> None:
         """A line without an actor; left out of JSON, where every line is an event."""
         if not self._as_json:
@@ -120,6 +144,36 @@ class Narrator:
     def _line(self, line: str) -> None:
         with suppress(OSError, ValueError):  # ValueError: the stream is closed
             self._write(line)
+
+
+class _Events(logging.Handler):
+    """Hands log records to a narrator."""
+
+    def __init__(self, narrate: Narrator) -> None:
+        super().__init__()
+        self._narrate = narrate
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        level: Level = "INFO"
+        if record.levelno >= logging.WARNING:
+            level = "ERROR" if record.levelno >= logging.ERROR else "WARN"
+        kind = type(error).__name__ if error else None
+        self._narrate.narrate(record.name, "log", record.getMessage(), level=level, error=kind)
+
+
+@contextmanager
+def log_as_events(narrate: Narrator) -> Iterator[None]:
+    """Write log lines as events of *narrate*, by the logger's name, and not as text."""
+    loggers = [logging.getLogger(), logging.getLogger("bitnet")]
+    before = [one.handlers[:] for one in loggers]
+    for one in loggers:
+        one.handlers[:] = [_Events(narrate)]
+    try:
+        yield
+    finally:
+        for one, handlers in zip(loggers, before, strict=True):
+            one.handlers[:] = handlers
 
 
 def _shown(value: object) -> str:

@@ -1,29 +1,30 @@
-"""OpenAI's requests as jobs, and answers in OpenAI's shapes. Nothing here waits or sends."""
+"""OpenAI's requests as sequences, and answers in OpenAI's shapes. Nothing here waits or sends."""
 
 from __future__ import annotations
 
 import base64
+import re
 import secrets
 import time
-from dataclasses import dataclass, field
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, UsageError
-from bitnet.runtime.generation import GenerationParams
-from bitnet.runtime.options import SamplingParams
-from bitnet.runtime.text import TokenLogprob, check_prompt, token_logprob
-from bitnet.server.faults import Refused
-from bitnet.server.worker import Delta, Job
+from bitnet.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.runtime.request import Request
+from bitnet.server.faults import Refused, from_error
+from bitnet.server.shapes import SAMPLING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from bitnet.runtime.generation import Grammar, Piece
-    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.piece import FinishReason, TokenLogprob
+    from bitnet.runtime.sequence import Sequence as Running
+    from bitnet.server.service import Service
     from bitnet.server.shapes import (
         ChatRequest,
         CompletionRequest,
@@ -31,72 +32,24 @@ if TYPE_CHECKING:
         InferenceRequest,
     )
 
-__all__ = ["Answer", "Asked", "chat_jobs", "completion_jobs", "inference_job", "texts_of"]
+__all__ = ["chat", "completions", "embeddings", "inference", "reply_head", "texts_of"]
 
 MAX_PROMPTS = 64
 DEFAULT_TOKENS = 128
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
-_PLAIN = (
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-)
-_FINISH = {"context": "length", "deadline": "length", "cancelled": "stop"}
+MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
+MAX_PROPERTIES = 4096  # of all objects of a schema; time to compile grows with their square
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What the jobs of one request have in common."""
-
-    id: str
-    model: str
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    @classmethod
-    def new(cls, prefix: str, model: str) -> Asked:
-        """A request with an id that no other has."""
-        return cls(f"{prefix}-{secrets.token_hex(12)}", model)
+def reply_head(prefix: str, model: str) -> dict[str, Any]:
+    """What every part of one reply begins with; its id is no other reply's."""
+    created = int(time.time())
+    return {"id": f"{prefix}-{secrets.token_hex(12)}", "created": created, "model": model}
 
 
-@dataclass
-class Answer:
-    """One choice while it is written.
-
-    Attributes:
-        prompt_tokens: ids of its prompt.
-        text: what there is of it.
-        pieces: its tokens, for log-probabilities.
-        tokens: how many ids were generated.
-        cached_tokens: ids of the prompt that an earlier request had computed, known at the end.
-        finish: OpenAI's finish reason once it has ended.
-    """
-
-    prompt_tokens: int
-    text: str = ""
-    pieces: list[Piece] = field(default_factory=list)
-    tokens: int = 0
-    cached_tokens: int = 0
-    finish: str | None = None
-
-    def add(self, delta: Delta) -> None:
-        """Count *delta* in.
-
-        Raises:
-            Refused: it is an error.
-        """
-        if delta.error is not None:
-            raise delta.error
-        self.text += delta.text
-        if delta.piece is not None and delta.piece.token is not None:
-            self.tokens += 1
-            if delta.piece.finish_reason != "stop":
-                self.pieces.append(delta.piece)
-        if delta.finish is not None:
-            self.finish = _FINISH.get(delta.finish, delta.finish)
-            self.cached_tokens = delta.reused
+def finish_of(reason: FinishReason | None) -> str | None:
+    """OpenAI's word for why an answer ended, ours where it has none."""
+    return "length" if reason == "context" else reason
 
 
 def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
@@ -107,105 +60,225 @@ def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
         choices: how many each prompt has.
     """
     firsts = answers[::choices]
-    prompt = sum(answer.prompt_tokens for answer in firsts)
-    written = sum(answer.tokens for answer in answers)
+    prompt = sum(answer.stats.prompt_tokens for answer in firsts)
+    written = sum(answer.stats.tokens for answer in answers)
+    cached = sum(answer.stats.reused_tokens for answer in firsts)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
-        "prompt_tokens_details": {"cached_tokens": sum(one.cached_tokens for one in firsts)},
+        "prompt_tokens_details": {"cached_tokens": cached},
     }
 
 
-def inference_job(
-    request: InferenceRequest, model: LanguageModel, request_id: str, *, limit: int
-) -> Job:
-    """The job of ``/v1/inference``.
+def inference(body: InferenceRequest, service: Service) -> list[Running]:
+    """The answer that ``/v1/inference`` wants.
 
     Raises:
         Refused: something in it cannot be.
     """
-    return _job(
-        request_id, _encoded(request.prompt, model), model,
-        max_tokens=_bounded(request.max_tokens or min(DEFAULT_TOKENS, limit), limit),
-        sampling=_sampling(request, model, temperature=0.0),
-        stops=_stops(request.stop),
+    return _continuations(body, [body.prompt], service, tokens=DEFAULT_TOKENS, temperature=0.0)
+
+
+def completions(body: CompletionRequest, service: Service) -> list[Running]:
+    """The answers that ``/v1/completions`` wants: *n* for each prompt, those of a prompt together.
+
+    Raises:
+        Refused: something in it cannot be.
+    """
+    prompts = texts_of(body.prompt)
+    return _continuations(
+        body, prompts, service,
+        tokens=DEFAULT_COMPLETION_TOKENS, choices=body.n or 1, logprobs=body.logprobs,
     )  # fmt: skip
 
 
-def completion_jobs(
-    request: CompletionRequest, model: LanguageModel, asked: Asked, *, limit: int
-) -> list[Job]:
-    """The jobs of ``/v1/completions``: *n* for each prompt, those of a prompt together.
-
-    Raises:
-        Refused: something in it cannot be.
-    """
-    prompts = texts_of(request.prompt)
-    choices = request.n or 1
-    return [
-        _job(
-            asked.id, _encoded(prompt, model), model,
-            max_tokens=_bounded(request.max_tokens or min(DEFAULT_COMPLETION_TOKENS, limit), limit),
-            sampling=_sampling(request, model, temperature=1.0, choice=choice),
-            stops=_stops(request.stop),
-            logprobs=request.logprobs,
-        )
-        for prompt in prompts
-        for choice in range(choices)
-    ]  # fmt: skip
-
-
-def chat_jobs(
-    request: ChatRequest,
-    model: LanguageModel,
-    asked: Asked,
+def _continuations(
+    body: Any,
+    prompts: Sequence[str | list[int]],
+    service: Service,
     *,
-    limit: int,
-    share: int,
-    grammar: Grammar | None = None,
-) -> list[Job]:
-    """The jobs of ``/v1/chat/completions``, one for each choice.
+    tokens: int,
+    temperature: float = 1.0,
+    choices: int = 1,
+    logprobs: int | None = None,
+) -> list[Running]:
+    tokens = min(tokens, service.max_output_tokens)
+    wanted = _request(body, temperature=temperature, tokens=tokens, logprobs=logprobs)
+    found = []
+    for prompt in prompts:
+        ids, ready = _prepared(body, replace(wanted, prompt=prompt), service)
+        found += service.sequences(ids, ready, tokens=wanted.max_tokens, choices=choices)
+    return found
 
-    Args:
-        request: what was sent.
-        model: what answers.
-        asked: names the answer.
-        limit: tokens an answer may have.
-        share: positions one answer may reserve unasked, so that the others find memory.
-        grammar: what the answer must look like.
+
+def chat(body: ChatRequest, service: Service) -> list[Running]:
+    """The answers that ``/v1/chat/completions`` wants, one for each choice.
+
+    An answer of no given length reserves its share of the memory at most, so that the others find
+    some.
 
     Raises:
         Refused: something in it cannot be.
         BitnetError: the model's chat template does not take the conversation.
     """
-    from bitnet.tokenizer.chat import chat_template
-
-    template = chat_template(model.tokenizer)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    unsaid = -1
+    wanted = replace(
+        _request(body, temperature=1.0, tokens=1, logprobs=logprobs),
+        messages=[message.model_dump(exclude_none=True) for message in body.messages],
+        tools=None if body.tool_choice == "none" else body.tools,
+        template_variables=_template_variables(body.chat_template_kwargs),
+    )
     try:
-        text = template.render(
-            [message.model_dump(exclude_none=True) for message in request.messages],
-            tools=None if request.tool_choice == "none" else request.tools,
-            variables=_template_variables(request.chat_template_kwargs),
-        )
+        ids, ready = _prepared(body, wanted, service)
     except InvalidFormat as error:  # on what the client sent, as the template itself is parsed
         raise Refused(400, error.message, param="messages") from error
-    ids = model.tokenizer.encode(text, add_special=False)  # the template writes BOS itself
-    logprobs = (request.top_logprobs or 0) if request.logprobs else None
-    room = max(1, model.engine.context - len(ids))
-    unasked = min(room, limit, max(DEFAULT_TOKENS, share - len(ids)))
-    wanted = request.max_completion_tokens or request.max_tokens or unasked
-    return [
-        _job(
-            asked.id, ids, model,
-            max_tokens=_bounded(wanted, limit),
-            sampling=_sampling(request, model, temperature=1.0, choice=choice),
-            stops=_stops(request.stop),
-            logprobs=logprobs,
-            grammar=grammar,
+    given = [body.max_completion_tokens, body.max_tokens]
+    tokens = next((one for one in given if one not in (None, unsaid)), None)
+    if tokens is None:
+        room = max(1, service.model.context - len(ids))
+        share = max(DEFAULT_TOKENS, service.worker.fair_positions - len(ids))
+        tokens = min(room, service.max_output_tokens, share)
+    return service.sequences(ids, ready, tokens=tokens, choices=body.n or 1)
+
+
+def embeddings(body: EmbeddingRequest, service: Service) -> list[Running]:
+    """The vectors that ``/v1/embeddings`` wants.
+
+    Raises:
+        Refused: an input is empty, too long or not known.
+    """
+    found = []
+    for text in texts_of(body.input, "input"):
+        ids = text if isinstance(text, list) else service.model.tokenizer.encode(text)
+        context = service.model.context
+        if not 0 < len(ids) <= context or max(ids) >= service.model.config.vocab_size:
+            raise Refused(400, f"each input needs 1 to {context:,} known tokens", param="input")
+        found += service.sequences(ids, Request(embed=True), tokens=1)
+    return found
+
+
+def compiles(body: Any) -> bool:
+    """Whether a grammar has to be made for the answer to *body*."""
+    form = getattr(body, "response_format", None)
+    return bool(_grammar(body)) or (form is not None and form.type != "text")
+
+
+def _request(body: Any, *, temperature: float, tokens: int, logprobs: int | None) -> Request:
+    """What *body* says about an answer, checked; -1 and nothing stand for the default.
+
+    Raises:
+        Refused: a value is out of its range, or two contradict each other.
+    """
+    given = {name: getattr(body, name) for name in SAMPLING} | _grammar(body)
+    if body.repeat_penalty is not None:
+        given["repetition_penalty"] = body.repeat_penalty
+    for name in ("max_tokens", "min_tokens", "stop"):
+        given[name] = getattr(body, name)
+    if (longer := getattr(body, "max_completion_tokens", None)) is not None:
+        given["max_tokens"] = longer
+    try:
+        default = Request(max_tokens=tokens, logprobs=logprobs)
+        default = replace(default, sampling=replace(default.sampling, temperature=temperature))
+        return Request.from_mapping(given, default)
+    except UsageError as error:
+        raise from_error(error) from error
+
+
+def _grammar(body: Any) -> dict[str, Any]:
+    """``json_schema`` or ``regex`` of a request, in any of the forms that servers take them in.
+
+    Raises:
+        Refused: there are two of them, or it is too large.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    for name in ("json_schema", "guided_json", "guided_regex", "guided_choice"):
+        if (value := getattr(body, name)) is not None:
+            kind = {"guided_regex": "regex", "guided_choice": "choice"}.get(name, "json_schema")
+            found[name] = kind, value
+    for name, value in (body.structured_outputs or {}).items():
+        kinds = {"json": "json_schema", "json_object": "any", "regex": "regex", "choice": "choice"}
+        if name not in kinds:
+            name = f"structured_outputs.{name}"[:100]
+            raise Refused(400, f"{name} is not served", param=name)
+        found[f"structured_outputs.{name}"] = kinds[name], value
+    form = getattr(body, "response_format", None)
+    if form is not None and form.type == "json_object":
+        found["response_format"] = "any", True
+    elif form is not None and form.type == "json_schema":
+        schema = (form.json_schema or {}).get("schema")
+        if not isinstance(schema, dict):
+            name = "response_format.json_schema.schema"
+            raise Refused(400, "json_schema needs a schema", param=name)
+        found["response_format"] = "json_schema", schema
+    if len(found) > 1:
+        raise Refused(400, f"{' and '.join(found)} are both given", param=next(iter(found)))
+    for name, (kind, value) in found.items():
+        return _checked_grammar(name, kind, value)
+    return {}
+
+
+def _checked_grammar(name: str, kind: str, value: Any) -> dict[str, Any]:
+    wrong = ""
+    if kind == "any":
+        return {"json_schema": {"type": "object"}} if value else {}
+    if kind == "choice":
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            wrong = "is not a list of texts"
+        elif not value:
+            wrong = "is empty"
+        else:
+            kind, value = "regex", "|".join(_SPECIAL.sub(r"\\\g<0>", one) for one in value)
+    if len(str(value)) > MAX_GRAMMAR or _properties(value) > MAX_PROPERTIES:
+        wrong = (
+            f"is too large: a grammar may have {MAX_GRAMMAR:,} characters and "
+            f"{MAX_PROPERTIES:,} properties"
         )
-        for choice in range(request.n or 1)
-    ]  # fmt: skip
+    if wrong:
+        raise Refused(400, f"{name} {wrong}", param=name)
+    return {kind: value}
+
+
+_SPECIAL = re.compile(r"[][\\.+*?()|{}^$#&~-]")  # of a regular expression
+
+
+def _properties(schema: Any) -> int:
+    """How many properties all objects of *schema* have."""
+    left, count = [schema], 0
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            found = one.get("properties")
+            count += len(found) if isinstance(found, dict) else 0
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return count
+
+
+def _prepared(body: Any, request: Request, service: Service) -> tuple[list[int], Request]:
+    """Ids of the prompt, and *request* for the model.
+
+    Raises:
+        Refused: the prompt is empty or has unknown ids.
+    """
+    size = service.model.config.vocab_size
+    if not isinstance(request.prompt, str) and (not request.prompt or max(request.prompt) >= size):
+        raise Refused(400, f"token ids must be below {size:,}, one at least", param="prompt")
+    outside = [token for token in request.sampling.logit_bias if token >= size]
+    if outside:
+        raise Refused(400, f"'{outside[0]}' is no token id below {size:,}", param="logit_bias")
+    try:
+        ids, ready = service.model.prepare(request)
+    except UsageError as error:
+        refused = from_error(error)
+        if request.messages is None and not refused.param:
+            refused.param = "prompt" if "the prompt" in error.message else None
+        raise refused from error
+    except Unsupported as error:
+        raise from_error(error) from error
+    return ids, replace(ready, stop_ids=frozenset()) if body.ignore_eos else ready
 
 
 def texts_of(given: Any, field: str = "prompt") -> list[str | list[int]]:
@@ -228,17 +301,17 @@ def texts_of(given: Any, field: str = "prompt") -> list[str | list[int]]:
 
 
 def chat_reply(
-    asked: Asked, answers: Sequence[Answer], model: LanguageModel, *, logprobs: bool
+    head: Mapping[str, Any], answers: Sequence[Answer], *, logprobs: bool
 ) -> dict[str, Any]:
     """The whole reply of ``/v1/chat/completions``."""
     counts = usage(answers, choices=len(answers))
-    return _reply(asked, "chat.completion", usage=counts) | {
+    return _reply(head, "chat.completion", usage=counts) | {
         "choices": [
             {
                 "index": index,
                 "message": {"role": "assistant", "content": answer.text, "refusal": None},
-                "logprobs": _chat_logprobs(answer.pieces, model) if logprobs else None,
-                "finish_reason": answer.finish,
+                "logprobs": _chat_logprobs(answer.logprobs) if logprobs else None,
+                "finish_reason": finish_of(answer.finish_reason),
             }
             for index, answer in enumerate(answers)
         ]
@@ -246,7 +319,7 @@ def chat_reply(
 
 
 def chat_chunk(
-    asked: Asked,
+    head: Mapping[str, Any],
     index: int,
     delta: dict[str, Any],
     *,
@@ -255,24 +328,23 @@ def chat_chunk(
 ) -> dict[str, Any]:
     """One event of a streamed chat."""
     choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-    return _reply(asked, "chat.completion.chunk") | {"choices": [choice]}
+    return _reply(head, "chat.completion.chunk") | {"choices": [choice]}
 
 
 def completion_reply(
-    asked: Asked,
+    head: Mapping[str, Any],
     answers: Sequence[Answer],
-    model: LanguageModel,
     *,
     logprobs: bool,
     choices: int,
     echoed: Sequence[str],
 ) -> dict[str, Any]:
     """The whole reply of ``/v1/completions``."""
-    return _reply(asked, "text_completion", usage=usage(answers, choices=choices)) | {
+    return _reply(head, "text_completion", usage=usage(answers, choices=choices)) | {
         "choices": [
             completion_choice(
-                index, echoed[index] + answer.text, answer.finish,
-                _text_logprobs(answer.pieces, model) if logprobs else None,
+                index, echoed[index] + answer.text, finish_of(answer.finish_reason),
+                _text_logprobs(answer.logprobs) if logprobs else None,
             )
             for index, answer in enumerate(answers)
         ]
@@ -287,17 +359,17 @@ def completion_choice(
 
 
 def completion_chunk(
-    asked: Asked, index: int, text: str, finish: str | None, logprobs: Any = None
+    head: Mapping[str, Any], index: int, text: str, finish: str | None, logprobs: Any = None
 ) -> dict[str, Any]:
     """One event of a streamed completion."""
-    return _reply(asked, "text_completion") | {
+    return _reply(head, "text_completion") | {
         "choices": [completion_choice(index, text, finish, logprobs)]
     }
 
 
-def usage_chunk(asked: Asked, kind: str, counts: dict[str, Any]) -> dict[str, Any]:
+def usage_chunk(head: Mapping[str, Any], kind: str, counts: dict[str, Any]) -> dict[str, Any]:
     """The event with the token counts that a stream ends with when it is asked to."""
-    return _reply(asked, kind, usage=counts) | {"choices": []}
+    return _reply(head, kind, usage=counts) | {"choices": []}
 
 
 def embeddings_reply(
@@ -318,96 +390,20 @@ def embeddings_reply(
     return {"object": "list", "data": data, "model": model, "usage": counts}
 
 
-def chat_logprobs(piece: Piece, model: LanguageModel) -> dict[str, Any]:
+def chat_logprobs(token: TokenLogprob) -> dict[str, Any]:
     """Log-probabilities of one streamed token."""
-    return _chat_logprobs([piece], model)
+    return _chat_logprobs([token])
 
 
-def text_logprobs(piece: Piece, model: LanguageModel) -> dict[str, Any]:
+def text_logprobs(token: TokenLogprob) -> dict[str, Any]:
     """As :func:`chat_logprobs`, in the form of ``/v1/completions``."""
-    return _text_logprobs([piece], model)
+    return _text_logprobs([token])
 
 
-def _reply(asked: Asked, kind: str, *, usage: dict[str, Any] | None = None) -> dict[str, Any]:
-    reply = {"id": asked.id, "object": kind, "created": asked.created, "model": asked.model}
-    return reply | ({"usage": usage} if usage is not None else {})
-
-
-def _job(
-    request_id: str,
-    ids: Sequence[int],
-    model: LanguageModel,
-    *,
-    max_tokens: int,
-    sampling: SamplingParams,
-    stops: Sequence[str],
-    logprobs: int | None = None,
-    grammar: Grammar | None = None,
-) -> Job:
-    context = model.engine.context
-    if len(ids) > context:
-        raise Refused(
-            400,
-            f"the prompt has {len(ids):,} tokens, the context holds {context:,}",
-            code="context_length_exceeded",
-        )
-    params = GenerationParams(
-        max_tokens=max_tokens,
-        stop_ids=model.tokenizer.stop_ids,
-        sampling=sampling,
-        logprobs=logprobs,
-        grammar=grammar,
-    )
-    return Job(request_id, ids, params, stops)
-
-
-def _encoded(prompt: str | list[int], model: LanguageModel) -> list[int]:
-    if isinstance(prompt, str):
-        try:
-            check_prompt(prompt)
-        except UsageError as error:
-            raise Refused(400, error.message, param="prompt") from None
-        return model.tokenizer.encode(prompt)
-    size = model.config.vocab_size
-    if not prompt or max(prompt) >= size:
-        raise Refused(400, f"token ids must be below {size:,}, one at least", param="prompt")
-    return prompt
-
-
-def _bounded(wanted: int, limit: int) -> int:
-    if wanted > limit:
-        raise Refused(
-            400,
-            f"{wanted:,} tokens asked for, this worker writes at most {limit:,}",
-            param="max_tokens",
-        )
-    return wanted
-
-
-def _stops(given: str | list[str] | None) -> list[str]:
-    return [given] if isinstance(given, str) else list(given or ())
-
-
-def _sampling(
-    request: Any, model: LanguageModel, *, temperature: float, choice: int = 0
-) -> SamplingParams:
-    """The sampling of one choice; without a seed each answer gets another one."""
-    given = {name: value for name in _PLAIN if (value := getattr(request, name)) is not None}
-    return SamplingParams(
-        temperature=temperature if request.temperature is None else request.temperature,
-        seed=request.seed,
-        logit_bias=_bias(request.logit_bias or {}, model.config.vocab_size),
-        **given,
-    ).turn(choice)
-
-
-def _bias(given: dict[str, float], size: int) -> dict[int, float]:
-    bias = {}
-    for name, value in given.items():
-        if not (name.isascii() and name.isdecimal() and int(name[:20]) < size):
-            raise Refused(400, f"{name[:40]!r} is no token id below {size:,}", param="logit_bias")
-        bias[int(name)] = value
-    return bias
+def _reply(
+    head: Mapping[str, Any], kind: str, *, usage: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {**head, "object": kind, **({"usage": usage} if usage is not None else {})}
 
 
 def _template_variables(given: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -423,10 +419,10 @@ def _template_variables(given: dict[str, Any] | None) -> dict[str, Any] | None:
     return given
 
 
-def _chat_logprobs(pieces: Sequence[Piece], model: LanguageModel) -> dict[str, Any]:
+def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     content = [
         _token_facts(token) | {"top_logprobs": [_token_facts(other) for other in token.top]}
-        for token in _described(pieces, model)
+        for token in tokens
     ]
     return {"content": content, "refusal": None}
 
@@ -435,8 +431,7 @@ def _token_facts(token: TokenLogprob) -> dict[str, Any]:
     return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
-def _text_logprobs(pieces: Sequence[Piece], model: LanguageModel) -> dict[str, Any]:
-    tokens = _described(pieces, model)
+def _text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     lengths = [len(token.text) for token in tokens]
     return {
         "tokens": [token.text for token in tokens],
@@ -444,7 +439,3 @@ def _text_logprobs(pieces: Sequence[Piece], model: LanguageModel) -> dict[str, A
         "top_logprobs": [{one.text: one.logprob for one in token.top} for token in tokens],
         "text_offset": list(accumulate(lengths, initial=0))[:-1],
     }
-
-
-def _described(pieces: Sequence[Piece], model: LanguageModel) -> list[TokenLogprob]:
-    return [token_logprob(model.tokenizer, piece) for piece in pieces if piece.token is not None]

@@ -56,7 +56,11 @@ class ServeOptions:
     max_body: int = option(1 << 20, "bytes a request may have")
     deadline: float = option(600.0, "seconds an answer may take")
     drain: float = option(30.0, "seconds that running answers get once the worker has to stop")
-    cors_origin: list[str] = option([], "web page that may call from a browser; default: none")
+    allow_origin: list[str] = option(
+        [], "origin of web pages that may call from a browser, * for every one; default: none",
+        synonyms=("cors-origin",), metavar="ORIGIN",
+    )  # fmt: skip
+    alias: list[str] = option([], "another name of the model for clients; may be repeated")
     narration: str = option("console", "form of the events on stderr", choices=("console", "json"))
 
     def __post_init__(self) -> None:
@@ -78,11 +82,11 @@ class ServeOptions:
                 raise UsageError(f"--{name} is {getattr(self, name)}, expected a number above 0")
         if self.callback_url and not _is_address(self.callback_url):
             raise UsageError(f"--callback-url expects an address, got {self.callback_url!r}")
-        for origin in self.cors_origin:
+        for origin in self.allow_origin:
             if origin != "*" and (not _is_address(origin) or urlsplit(origin).path):
                 raise UsageError(
-                    f"--cors-origin expects a scheme and a host, got {origin!r}",
-                    hint="--cors-origin https://chat.example.org, or * for every page",
+                    f"--allow-origin expects a scheme and a host, got {origin!r}",
+                    hint="--allow-origin https://chat.example.org, or * for every page",
                 )
 
     def key(self) -> str:

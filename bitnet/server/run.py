@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from bitnet.errors import Interrupted
+from bitnet.errors import InferenceError, Interrupted
 from bitnet.server.address import address_of, listen
-from bitnet.server.app import Service, create_app
+from bitnet.server.app import create_app
 from bitnet.server.connection import PatientProtocol
 from bitnet.server.guard import MAX_HEADER_BYTES
 from bitnet.server.metrics import Metrics
 from bitnet.server.options import is_loopback
+from bitnet.server.service import Service
 from bitnet.server.worker import Worker
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from types import FrameType
 
     from bitnet.runtime.language_model import LanguageModel
@@ -65,6 +67,7 @@ def run(
         UsageError: the worker would be open to everybody.
         BitnetError: another program listens on the address by now.
         Interrupted: a second SIGINT ended it.
+        InferenceError: the thread that runs the model died.
     """
     key = options.key()
     if not key and not is_loopback(options.host):
@@ -79,14 +82,15 @@ def run(
         kv_budget_bytes=options.kv_budget_bytes,
     )
     service = Service(
-        worker, metrics, narrate, model.path.stem, int(time.time()), options.max_output_tokens
-    )
+        worker, metrics, narrate, model_name(model.path), int(time.time()),
+        options.max_output_tokens, tuple(options.alias),
+    )  # fmt: skip
     app = create_app(
         service,
         api_key=key,
         max_body=options.max_body,
         local_only=not key and is_loopback(options.host),
-        cors_origins=options.cors_origin,
+        origins=options.allow_origin,
     )
     server = _Server(_configuration(app, options), worker, narrate, drain_s=options.drain)
     with server.signals():
@@ -94,6 +98,16 @@ def run(
     narrate("server_stop", "The worker has stopped", "Good night! 🌙")
     if server.stopped_at_once:
         raise Interrupted("stopped at once; running answers were cut off")
+    if worker.failure is not None:
+        raise InferenceError(
+            f"the thread that ran the model died: {type(worker.failure).__name__}",
+            hint="start the worker again; what was being written is lost",
+        ) from worker.failure
+
+
+def model_name(path: Path) -> str:
+    """The name of the model at *path* for clients: a file's without ``.gguf``, a folder's whole."""
+    return path.name.removesuffix(".gguf") or path.resolve().name
 
 
 def _serve(
@@ -149,6 +163,7 @@ class _Server(uvicorn.Server):
         self._narrate = narrate
         self._drain_s = drain_s
         self._interrupts = 0
+        self._draining_until: float | None = None  # ``time.monotonic``
 
     @property
     def stopped_at_once(self) -> bool:
@@ -174,14 +189,25 @@ class _Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """Drain on the first signal; end every answer on a second SIGINT, and then let go."""
         self._interrupts += sig == signal.SIGINT
-        if not self.should_exit:
+        if not self.worker.draining:
             self._narrate(
                 "draining",
                 f"Stopping: {self.worker.open_jobs} answers may finish, new requests are refused",
                 "Let me just finish my sentence! 🧹",
             )
         self.worker.drain(0 if self.stopped_at_once else self._drain_s)
-        self.should_exit = True
+        self._draining_until = self._draining_until or time.monotonic() + self._drain_s
+        if self.stopped_at_once:
+            self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop: connections are taken while answers run, to be told of the end."""
+        until = self._draining_until
+        if until is not None and (not self.worker.open_jobs or time.monotonic() > until):
+            self.should_exit = True
+        if self.worker.failure is not None:
+            self.should_exit = True
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Close what is open; whoever is cut off in spite of all patience is no error of ours."""

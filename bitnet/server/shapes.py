@@ -1,21 +1,24 @@
-"""What clients send, as types; FastAPI checks requests by them and documents them.
+"""What clients send, as types; FastAPI checks the form of requests by them and documents them.
 
-Names, ranges and defaults are those of OpenAI's API. Fields that it lacks and other local servers
-have (``top_k``, ``min_p``, ``repetition_penalty``) keep the names used there. Fields that would
-change the answer and are not served are refused; unknown ones are ignored, as every such server
-does.
+Names are those of OpenAI's API, and of vLLM and llama.cpp's server where it lacks them. A field
+that would change the answer is done or refused by its name, and so is every unknown one. Ranges are
+those of :class:`bitnet.runtime.request.Request`, which checks them.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+
+from bitnet.runtime.options import SamplingParams
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
+    "SAMPLING",
     "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",
@@ -23,7 +26,7 @@ __all__ = [
     "InferenceRequest",
     "Message",
     "ResponseFormat",
-    "StreamOptions",
+    "StreamEnd",
     "TokenizeRequest",
 ]
 
@@ -32,6 +35,7 @@ MAX_STOPS = 16
 MAX_MESSAGES = 4096
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+Tokens = Annotated[int, Field(description="tokens to write at most; -1: the default")] | None
 Stops = Annotated[
     str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None,
     Field(description="texts that end the answer and are no part of it"),
@@ -39,55 +43,83 @@ Stops = Annotated[
 
 
 class _Shape(BaseModel):
-    model_config = ConfigDict(extra="ignore", protected_namespaces=(), strict=True)
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), strict=True)
 
 
-class StreamOptions(_Shape):
+class StreamEnd(_Shape):
     """What a stream ends with."""
 
     include_usage: bool = False
+    include_obfuscation: bool | None = None
 
 
-class _Sampling(_Shape):
-    """How tokens are chosen."""
+def _sampling_fields() -> dict[str, Any]:
+    """How tokens are chosen: every field of the parameters, with its help and its bounds."""
+    kinds: dict[str, Any] = {"float": float, "int": int, "int | None": int}
+    found: dict[str, Any] = {}
+    for entry in fields(SamplingParams):
+        kind = kinds.get(str(entry.type), dict[str, float])
+        low, high = entry.metadata["bounds"] or (None, None)
+        bounds = {} if low is None else {"minimum": low, "maximum": high}
+        about = Field(description=entry.metadata["help"], json_schema_extra=bounds)
+        found[entry.name] = (Annotated[kind, about] | None, None)
+    return found
 
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.001, le=100)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-100, le=100)] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-1000, le=1000)]] | None = None
+
+SAMPLING = tuple(entry.name for entry in fields(SamplingParams))
+_Drawn: Any = create_model("_Drawn", __base__=_Shape, **_sampling_fields())
+
+
+class _Sampling(_Drawn):  # type: ignore[misc]
+    """How tokens are chosen, when an answer ends, and what it must look like."""
+
+    model: str | None = None
+    stop: Stops = None
+    max_tokens: Tokens = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    repeat_penalty: float | None = Field(None, description="another name of repetition_penalty")
+    json_schema: dict[str, Any] | bool | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    structured_outputs: dict[str, Any] | None = Field(
+        None, description="json, regex or choice; json_object"
+    )
+
+    unserved: ClassVar[tuple[str, ...]] = ("grammar", "guided_grammar", "reasoning_effort")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unserved(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        for name in cls.unserved:
+            if given.get(name) not in (None, "", [], {}, False):
+                raise ValueError(f"{name} is not served")
+        return {name: value for name, value in given.items() if name not in cls.unserved}
 
 
 class InferenceRequest(_Sampling):
     """The plain form: a text, and how many tokens to write."""
 
     prompt: str
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    stop: Stops = None
     stream: bool = False
 
 
 class _OpenAI(_Sampling):
-    model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: Stops = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: StreamEnd | None = None
+    # What follows changes nothing in the answer.
     user: str | None = None
-
-    unserved: ClassVar[tuple[str, ...]] = ()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_unserved(cls, given: Any) -> Any:
-        for name in cls.unserved if isinstance(given, dict) else ():
-            if given.get(name) not in (None, "", [], {}, False):
-                raise ValueError(f"{name} is not served")
-        return given
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    cache_prompt: bool | None = None
 
     @model_validator(mode="after")
     def _check_stream(self) -> Self:
@@ -100,12 +132,11 @@ class CompletionRequest(_OpenAI):
     """``/v1/completions``."""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
-    unserved: ClassVar[tuple[str, ...]] = ("suffix",)
+    unserved: ClassVar[tuple[str, ...]] = (*_Sampling.unserved, "suffix")
 
     @model_validator(mode="after")
     def _check_choices(self) -> Self:
@@ -131,29 +162,27 @@ class Message(_Shape):
     role: Annotated[str, Field(min_length=1, max_length=64)]
     content: str | list[dict[str, Any]] | None = None
 
-    @model_validator(mode="after")
-    def _check_content(self) -> Self:
-        if self.content is None and self.role != "assistant":
-            raise ValueError("content is missing; only an assistant's message may be without")
-        return self
-
 
 class ChatRequest(_OpenAI):
     """``/v1/chat/completions``."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Tokens = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["none", "auto"] | None = Field(
         None, description="none: the model is not told of the tools; it is never made to call one"
     )
+    parallel_tool_calls: Literal[True] | None = None
+    modalities: list[Literal["text"]] | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    unserved: ClassVar[tuple[str, ...]] = ("functions", "function_call", "audio")
+    unserved: ClassVar[tuple[str, ...]] = (
+        *_Sampling.unserved, "functions", "function_call", "audio", "prediction", "verbosity",
+        "web_search_options",
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> Self:
@@ -183,3 +212,4 @@ class EmbeddingRequest(_Shape):
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    user: str | None = None

@@ -1,4 +1,4 @@
-"""Server-sent events, and noticing that a client has gone."""
+"""Whole answers and server-sent events, and noticing that a client has gone."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi.responses import StreamingResponse
 
-from bitnet.server.faults import Refused, from_error
-from bitnet.server.openai import Answer
+from bitnet.server.faults import GONE, Refused, from_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from fastapi import Request
 
-    from bitnet.server.app import Service
-    from bitnet.server.worker import Delta, Job, Order
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.piece import Piece
+    from bitnet.runtime.sequence import Sequence
+    from bitnet.server.service import Service
+    from bitnet.server.worker import Order
 
-__all__ = ["DONE", "collect", "event", "stream", "unless_gone"]
+__all__ = ["DONE", "Exchange", "event"]
 
 T = TypeVar("T")
 
@@ -31,120 +33,174 @@ def event(facts: Any) -> str:
     return f"data: {json.dumps(facts, ensure_ascii=False, separators=(',', ':'))}\n\n"
 
 
-async def collect(request: Request, service: Service, jobs: list[Job]) -> list[Answer]:
-    """The whole answers to *jobs*; they end early when the client goes away.
+class Exchange:
+    """One request with its answers; what begins is said, and how it ends."""
 
-    Raises:
-        Refused: a job failed, or the queue is full.
-    """
-    order = _submitted(request, service, jobs)
-    answers = [Answer(len(job.ids)) for job in jobs]
+    def __init__(
+        self,
+        request: Request,
+        make: Callable[[Any, Service], list[Sequence]],
+        body: Any,
+        *,
+        places: int = 1,
+        compiles: bool = False,
+    ) -> None:
+        """An exchange that :meth:`collect` or :meth:`stream` carries out.
 
-    async def all_of_it() -> list[Answer]:
-        async for index, delta in order:
-            answers[index].add(delta)
-        return answers
+        Args:
+            request: whose connection it is.
+            make: makes the sequences of *body*, in a thread.
+            body: what was sent.
+            places: places of the queue that they take.
+            compiles: *make* may have to compile a grammar.
+        """
+        self._request = request
+        self._make = make
+        self._body = body
+        self._places = places
+        self._compiles = compiles
+        self._begun = False
+        self._service: Service = request.app.state.service
+        self._order: Order | None = None
 
-    try:
-        done = await unless_gone(request, all_of_it())
-        _completed(request, service, done)
-        return done
-    except Exception as error:
-        _told(request, service, error)
-        raise
-    finally:
-        service.worker.cancel(order)
+    async def collect(self) -> list[Answer]:
+        """The whole answers; they end early when the client goes away.
 
-
-async def stream(
-    request: Request,
-    service: Service,
-    jobs: list[Job],
-    chunks: Callable[[int, Delta, Answer], Iterator[Any]],
-    last: Callable[[list[Answer]], Iterator[Any]],
-) -> StreamingResponse:
-    """The answers to *jobs* as events, sent while they are written.
-
-    Args:
-        request: whose connection it is.
-        service: what runs the jobs.
-        jobs: what to write.
-        chunks: the events of one delta of one answer; the answer has it already.
-        last: the events after the last answer, before ``[DONE]``.
-
-    Raises:
-        Refused: the queue is full, or the first thing that came back is an error.
-    """
-    order = _submitted(request, service, jobs)
-    deltas = order.__aiter__()
-    try:
-        # Wait for the first delta: what fails at once gets an HTTP status instead of an event.
-        first = await unless_gone(request, anext(deltas))
-        if first[1].error is not None:
-            raise first[1].error
-    except BaseException as error:
-        service.worker.cancel(order)
-        if isinstance(error, Exception):
-            _told(request, service, error)
-        raise
-
-    async def events() -> AsyncIterator[str]:
-        answers = [Answer(len(job.ids)) for job in jobs]
+        Raises:
+            Refused: something in the request cannot be, an answer failed, or the queue is full.
+        """
         try:
-            async for index, delta in _with_first(first, deltas):
-                answers[index].add(delta)
-                for chunk in chunks(index, delta, answers[index]):
-                    yield event(chunk)
-            for chunk in last(answers):
-                yield event(chunk)
-            yield DONE
-            _completed(request, service, answers)
-        except Exception as error:  # noqa: BLE001 - the status is sent already
-            _told(request, service, error)
-            yield event(from_error(error).body())
+            return await unless_gone(self._request, self._all())
+        except BaseException as error:
+            self._failed(error)
+            raise
         finally:
-            service.worker.cancel(order)
+            self._cancel()
 
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+    async def stream(
+        self,
+        chunks: Callable[[int, Piece, Answer], Iterator[Any]],
+        last: Callable[[list[Answer]], Iterator[Any]],
+    ) -> StreamingResponse:
+        """The answers as events, sent while they are written.
+
+        Args:
+            chunks: the events of one piece of one answer.
+            last: the events after the last answer, before ``[DONE]``.
+
+        Raises:
+            Refused: as :meth:`collect`, as long as nothing has been sent.
+        """
+        try:
+            # Wait for the first piece: what fails at once gets an HTTP status, not an event.
+            order, pieces, first = await unless_gone(self._request, self._first())
+        except BaseException as error:
+            self._failed(error)
+            self._cancel()
+            raise
+
+        async def events() -> AsyncIterator[str]:
+            try:
+                async for index, piece in _with_first(first, pieces):
+                    _check(order.answers[index], piece)
+                    for chunk in chunks(index, piece, order.answers[index]):
+                        yield event(chunk)
+                for chunk in last(order.answers):
+                    yield event(chunk)
+                yield DONE
+                self._completed(order.answers)
+            except Exception as error:  # noqa: BLE001 - the status is sent already
+                self._failed(error)
+                yield event(from_error(error).body())
+            except BaseException as error:  # the client has gone
+                self._failed(error)
+                raise
+            finally:
+                self._cancel()
+
+        if self._request.scope["http_version"] == "1.1":  # events come as chunks
+            self._request.scope["state"]["sends_events"] = True
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+    async def _all(self) -> list[Answer]:
+        order = await self._submitted()
+        async for index, piece in order:
+            _check(order.answers[index], piece)
+        self._completed(order.answers)
+        return order.answers
+
+    async def _first(self) -> tuple[Order, AsyncIterator[tuple[int, Piece]], tuple[int, Piece]]:
+        order = await self._submitted()
+        pieces = order.__aiter__()
+        index, piece = await anext(pieces)
+        _check(order.answers[index], piece)
+        return order, pieces, (index, piece)
+
+    async def _submitted(self) -> Order:
+        self._order = order = await self._service.worker.submit(
+            lambda: self._make(self._body, self._service), self._places, compiles=self._compiles
+        )
+        count = len(order.answers)
+        self._begun = True
+        self._service.narrate(
+            "inference_start",
+            f"Writing {count} answer{'s'[: count > 1]}",
+            "Here we go! Thinking of something nice to say! 💭",
+            request_id=self._request.state.request_id,
+            prompt_tokens=sum(answer.stats.prompt_tokens for answer in order.answers),
+        )
+        return order
+
+    def _cancel(self) -> None:
+        if self._order is not None:
+            self._service.worker.cancel(self._order)
+
+    def _completed(self, answers: list[Answer]) -> None:
+        tokens = sum(answer.stats.tokens for answer in answers)
+        self._begun = False
+        self._service.narrate(
+            "inference_complete",
+            f"Wrote {tokens} tokens",
+            "All done! Hope you like it! 🎀",
+            request_id=self._request.state.request_id,
+            tokens=tokens,
+            finish=",".join(sorted({str(answer.finish_reason) for answer in answers})),
+        )
+
+    def _failed(self, error: BaseException) -> None:
+        """Say how what has begun ended; what was refused before is said where refusals are."""
+        if not self._begun:
+            return
+        self._begun = False
+        self._request.scope["state"]["told"] = True
+        request_id = self._request.state.request_id
+        narrate = self._service.narrate
+        if not isinstance(error, Exception) or getattr(error, "status", 0) == GONE:
+            message = "The client has gone; its answer is given up"
+            narrate("inference_cancelled", message, "Bye bye! 👋", request_id=request_id)
+            return
+        known = from_error(error)
+        narrate(
+            "inference_failed",
+            f"Inference failed: {known.message}",
+            "Oh no, that did not work! 😿",
+            level="ERROR",
+            request_id=request_id,
+            code=known.code,
+        )
+
+
+def _check(answer: Answer, piece: Piece) -> None:
+    """Raise what has ended *answer* with *piece*."""
+    if piece.finish_reason in ("error", "deadline"):
+        raise from_error(answer.error or RuntimeError("no reason given"))
 
 
 async def _with_first(first: T, others: AsyncIterator[T]) -> AsyncIterator[T]:
     yield first
     async for other in others:
         yield other
-
-
-def _submitted(request: Request, service: Service, jobs: list[Job]) -> Order:
-    order = service.worker.submit(jobs)
-    service.narrate(
-        "inference_start",
-        f"Writing {len(jobs)} answer{'s'[: len(jobs) > 1]}",
-        "Here we go! Thinking of something nice to say! 💭",
-        request_id=request.state.request_id,
-        prompt_tokens=sum(len(job.ids) for job in jobs),
-    )
-    return order
-
-
-def _completed(request: Request, service: Service, answers: list[Answer]) -> None:
-    service.narrate(
-        "inference_complete",
-        f"Wrote {sum(answer.tokens for answer in answers)} tokens",
-        "All done! Hope you like it! 🎀",
-        request_id=request.state.request_id,
-        tokens=sum(answer.tokens for answer in answers),
-    )
-
-
-def _told(request: Request, service: Service, error: Exception) -> None:
-    service.narrate(
-        "inference_failed",
-        f"Inference failed: {from_error(error).message}",
-        "Oh no, that did not work! 😿",
-        level="ERROR",
-        request_id=request.state.request_id,
-    )
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
@@ -164,7 +220,7 @@ async def unless_gone(request: Request, work: Awaitable[T]) -> T:
         await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise Refused(499, "the client closed the connection")
+        raise Refused(GONE, "the client closed the connection")
     finally:
         working.cancel()
         watching.cancel()

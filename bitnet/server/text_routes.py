@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from bitnet.server import openai, streams
-from bitnet.server.embedding import Embedding
+from bitnet.server import openai
 from bitnet.server.faults import Refused
 from bitnet.server.shapes import (
     CompletionRequest,
@@ -18,12 +18,14 @@ from bitnet.server.shapes import (
     InferenceRequest,
     TokenizeRequest,
 )
+from bitnet.server.streams import Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bitnet.server.app import Service
-    from bitnet.server.worker import Delta
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.piece import Piece
+    from bitnet.server.service import Service
 
 router = APIRouter()
 
@@ -32,34 +34,33 @@ router = APIRouter()
 async def inference(body: InferenceRequest, request: Request) -> Response:
     """Continue ``prompt``, the likeliest tokens by default."""
     service: Service = request.app.state.service
-    worker, request_id = service.worker, request.state.request_id
-    job = await asyncio.to_thread(
-        openai.inference_job, body, worker.model, request_id, limit=service.max_output_tokens
-    )
+    service.check_name(body.model)
+    request_id = request.state.request_id
+    exchange = Exchange(request, openai.inference, body, compiles=openai.compiles(body))
     if not body.stream:
-        (answer,) = await streams.collect(request, service, [job])
+        (answer,) = await exchange.collect()
         return JSONResponse(_inference_facts(answer, request_id, service))
 
-    def chunks(_index: int, delta: Delta, _answer: openai.Answer) -> Iterator[Any]:
-        if delta.text:
-            yield {"text": delta.text}
+    def chunks(_index: int, piece: Piece, _answer: Answer) -> Iterator[Any]:
+        if piece.text:
+            yield {"text": piece.text}
 
-    def last(answers: list[openai.Answer]) -> Iterator[Any]:
+    def last(answers: list[Answer]) -> Iterator[Any]:
         yield {**_inference_facts(answers[0], request_id, service), "done": True}
 
-    return await streams.stream(request, service, [job], chunks, last)
+    return await exchange.stream(chunks, last)
 
 
-def _inference_facts(answer: openai.Answer, request_id: str, service: Service) -> dict[str, Any]:
+def _inference_facts(answer: Answer, request_id: str, service: Service) -> dict[str, Any]:
     return {
         "request_id": request_id,
         "worker_id": service.narrate.worker_id,
         "text": answer.text,
-        "tokens": [piece.token for piece in answer.pieces],
-        "tokens_generated": answer.tokens,
-        "prompt_tokens": answer.prompt_tokens,
-        "cached_tokens": answer.cached_tokens,
-        "finish_reason": answer.finish,
+        "tokens": answer.ids,
+        "tokens_generated": answer.stats.tokens,
+        "prompt_tokens": answer.stats.prompt_tokens,
+        "cached_tokens": answer.stats.reused_tokens,
+        "finish_reason": openai.finish_of(answer.finish_reason),
     }
 
 
@@ -67,106 +68,89 @@ def _inference_facts(answer: openai.Answer, request_id: str, service: Service) -
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue ``prompt``; ``stream`` sends server-sent events."""
     service: Service = request.app.state.service
-    model = service.worker.model
-    asked = openai.Asked.new("cmpl", service.name)
-    jobs = await asyncio.to_thread(
-        openai.completion_jobs, body, model, asked, limit=service.max_output_tokens
-    )
+    service.check_name(body.model)
+    head = openai.reply_head("cmpl", service.name)
     choices = body.n or 1
-    echoed = [
-        model.tokenizer.decode(job.ids, skip_special=True) if body.echo else "" for job in jobs
-    ]
+    places = len(openai.texts_of(body.prompt)) * choices
+    exchange = Exchange(
+        request, openai.completions, body, places=places, compiles=openai.compiles(body)
+    )
     has_logprobs = body.logprobs is not None
+
+    def echoed(answer: Answer) -> str:
+        decode = service.model.tokenizer.decode
+        return decode(answer.prompt_ids, skip_special=True) if body.echo else ""
+
     if not body.stream:
-        answers = await streams.collect(request, service, jobs)
+        answers = await exchange.collect()
         return JSONResponse(
             openai.completion_reply(
-                asked, answers, model, logprobs=has_logprobs, choices=choices, echoed=echoed
+                head, answers, logprobs=has_logprobs, choices=choices,
+                echoed=[echoed(answer) for answer in answers],
             )
-        )
+        )  # fmt: skip
+    begun: set[int] = set()
 
-    def chunks(index: int, delta: Delta, answer: openai.Answer) -> Iterator[Any]:
-        probabilities = None
-        if has_logprobs and answer.pieces and answer.pieces[-1] is delta.piece:
-            probabilities = openai.text_logprobs(delta.piece, model)
-        text, echoed[index] = echoed[index] + delta.text, ""
-        if text or probabilities or answer.finish:
-            yield openai.completion_chunk(asked, index, text, answer.finish, probabilities)
+    def chunks(index: int, piece: Piece, answer: Answer) -> Iterator[Any]:
+        logprobs = openai.text_logprobs(piece.described) if piece.described else None
+        text = piece.text if index in begun else echoed(answer) + piece.text
+        begun.add(index)
+        if text or logprobs or piece.finish_reason:
+            finish = openai.finish_of(piece.finish_reason)
+            yield openai.completion_chunk(head, index, text, finish, logprobs)
 
-    def last(answers: list[openai.Answer]) -> Iterator[Any]:
+    def last(answers: list[Answer]) -> Iterator[Any]:
         if body.stream_options and body.stream_options.include_usage:
             counts = openai.usage(answers, choices=choices)
-            yield openai.usage_chunk(asked, "text_completion", counts)
+            yield openai.usage_chunk(head, "text_completion", counts)
 
-    return await streams.stream(request, service, jobs, chunks, last)
+    return await exchange.stream(chunks, last)
 
 
 @router.post("/v1/embeddings", tags=["OpenAI"], summary="Vectors of texts")
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """The mean of the last hidden states of each text, of length one."""
     service: Service = request.app.state.service
-    worker = service.worker
-    model = worker.model
-    if body.dimensions not in (None, model.config.dim):
-        raise Refused(
-            400, f"the vectors of this model have {model.config.dim:,} dimensions",
-            param="dimensions",
-        )  # fmt: skip
-    ids = [
-        text if isinstance(text, list) else model.tokenizer.encode(text)
-        for text in openai.texts_of(body.input, "input")
-    ]
-    for row in ids:
-        if not 0 < len(row) <= model.engine.context or max(row) >= model.config.vocab_size:
-            raise Refused(
-                400, f"each input needs 1 to {model.engine.context:,} known tokens", param="input"
-            )
-    with worker.place():
-        rows = await streams.unless_gone(request, _embedded(service, ids))
-    counted = sum(len(row) for row in ids)
+    service.check_name(body.model)
+    dim = service.model.config.dim
+    if body.dimensions not in (None, dim):
+        raise Refused(400, f"the vectors of this model have {dim:,} dimensions", param="dimensions")
+    answers = await Exchange(request, openai.embeddings, body).collect()
+    if any(answer.finish_reason != "stop" for answer in answers):
+        raise Refused(503, "the worker is stopping", kind="server_error", retry_after_s=5)
+    counted = sum(answer.stats.prompt_tokens for answer in answers)
+    rows = [_vector(answer) for answer in answers]
     return JSONResponse(openai.embeddings_reply(body, rows, service.name, counted))
 
 
-async def _embedded(service: Service, texts: list[list[int]]) -> list[Any]:
-    """A vector for each of *texts*; memory is taken for one text at a time.
-
-    Raises:
-        Refused: it takes too long, or the worker stops.
-    """
-
-    async def one_by_one() -> list[Any]:
-        async with service.embedding:
-            rows = []
-            for ids in texts:
-                running = Embedding(service.worker.model, ids)
-                while running.left:
-                    await service.worker.call(running.step)
-                rows.append(running.vector())
-            return rows
-
-    limit_s = service.worker.deadline_s
-    try:
-        return await asyncio.wait_for(one_by_one(), limit_s)
-    except asyncio.TimeoutError:
-        message = f"the vectors were not ready after {limit_s:g} s"
-        raise Refused(504, message, kind="server_error") from None
+def _vector(answer: Answer) -> Any:
+    """The mean of the hidden states, scaled to length one, ``(dim,)`` float32."""
+    total = answer.sequence.embedding
+    assert total is not None, "a vector that is complete"
+    return (total / (float(np.linalg.norm(total)) or 1.0)).astype(np.float32)
 
 
 @router.post("/tokenize", tags=["worker"], summary="The ids of a text")
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """Ids of ``content``; ``with_pieces`` adds the text of each."""
-    tokenizer = request.app.state.service.worker.model.tokenizer
-    ids = await asyncio.to_thread(
-        tokenizer.encode, body.content, add_special=body.add_special, parse_special=True
-    )
-    if not body.with_pieces:
-        return {"tokens": ids}
-    pieces = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
-    return {"tokens": [{"id": i, "piece": piece} for i, piece in zip(ids, pieces, strict=True)]}
+    worker = request.app.state.service.worker
+    tokenizer = worker.model.tokenizer
+
+    def made() -> list[Any]:
+        ids = tokenizer.encode(body.content, add_special=body.add_special, parse_special=True)
+        if not body.with_pieces:
+            return list(ids)
+        pieces = (tokenizer.token_bytes(token).decode(errors="replace") for token in ids)
+        return [{"id": token, "piece": piece} for token, piece in zip(ids, pieces, strict=True)]
+
+    with worker.place():
+        return {"tokens": await worker.prepared(made)}
 
 
 @router.post("/detokenize", tags=["worker"], summary="The text of ids")
 async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str]:
     """Text of ``tokens``."""
-    tokenizer = request.app.state.service.worker.model.tokenizer
-    return {"content": await asyncio.to_thread(tokenizer.decode, body.tokens)}
+    worker = request.app.state.service.worker
+    with worker.place():
+        made = partial(worker.model.tokenizer.decode, body.tokens)
+        return {"content": await worker.prepared(made)}

@@ -1,7 +1,8 @@
-"""The thread that owns the model: jobs in, deltas of text out.
+"""The thread that owns the model: sequences in, pieces of answers out.
 
 Handlers never touch the model and the thread never touches HTTP. Between them stand an inbox and,
-for each request, an :class:`Order` whose deltas arrive in the handler's event loop.
+for each request, an :class:`Order` whose pieces arrive in the handler's event loop. What takes time
+before an answer begins (templates, tokenizing, grammars) runs in a few threads of its own.
 """
 
 from __future__ import annotations
@@ -12,160 +13,80 @@ import os
 import threading
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, TypeVar
 
-from bitnet.errors import InferenceError, UsageError
-from bitnet.runtime.scheduler import Scheduler
-from bitnet.runtime.text import AnswerText
+from bitnet.errors import UsageError
+from bitnet.runtime.answer import Answer
 from bitnet.server.faults import Refused, from_error
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator
 
-    from bitnet.runtime.generation import GenerationParams, Piece
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.runtime.scheduler import Sequence as Running
+    from bitnet.runtime.piece import Piece
+    from bitnet.runtime.request import Request
+    from bitnet.runtime.scheduler import Scheduler
+    from bitnet.runtime.sequence import Sequence
     from bitnet.server.metrics import Metrics
 
-__all__ = ["Delta", "Job", "Order", "Ticket", "Worker"]
+__all__ = ["Order", "Worker"]
 
 logger = logging.getLogger(__name__)
 
-Finish = Literal["stop", "length", "context", "cancelled", "deadline"]
+T = TypeVar("T")
 
-
-@dataclass(frozen=True)
-class Job:
-    """One answer to write.
-
-    Attributes:
-        request_id: of the request it belongs to.
-        ids: the prompt.
-        params: what to generate.
-        stops: texts that end the answer.
-    """
-
-    request_id: str
-    ids: Sequence[int]
-    params: GenerationParams
-    stops: Sequence[str] = ()
-
-
-@dataclass(frozen=True)
-class Delta:
-    """A part of an answer; the last one has a finish reason or an error.
-
-    Attributes:
-        text: what is certain of the text now, often empty.
-        piece: the token behind it; ``None`` where text that was held back comes out.
-        finish: why the answer ends here.
-        error: why there is no more.
-        reused: ids of the prompt that were not run again, known with the last one.
-    """
-
-    text: str = ""
-    piece: Piece | None = None
-    finish: Finish | None = None
-    error: Refused | None = None
-    reused: int = 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether nothing follows."""
-        return self.finish is not None or self.error is not None
-
-
-@dataclass(eq=False)
-class Ticket:
-    """A job with the worker.
-
-    Attributes:
-        job: what was asked for.
-        index: its place in its :class:`Order`.
-        order: where its deltas go.
-        deadline: ``time.monotonic`` after which the answer is ended.
-        queued_at: when the job was accepted.
-        first_at: when its first token came; ``None`` before.
-    """
-
-    job: Job
-    index: int
-    order: Order
-    deadline: float
-    queued_at: float = field(default_factory=time.monotonic)
-    first_at: float | None = None
-
-    def put(self, delta: Delta) -> None:
-        """Hand *delta* to the handler; called by the worker's thread."""
-        self.order.put(self.index, delta)
+PREPARING = 2  # threads that turn requests into sequences
+COMPILING = 1  # threads that do so where a grammar has to be compiled, which may take seconds
+COMPILE_S = 10.0  # that a client waits for its grammar
 
 
 class Order:
-    """The handler's side of the jobs of one request.
+    """The handler's side of the answers of one request.
 
-    Iterate over it for ``(index, delta)`` of all jobs, as they come, until every job has ended.
+    Iterate over it for ``(index, piece)`` of all answers, as they come, until each has ended.
 
     Attributes:
+        answers: they grow in the worker's thread; an answer that has ended is complete.
         cancelled: nobody wants the rest.
+        deadline: ``time.monotonic`` after which they are ended.
+        places: places of the queue that it still holds.
     """
 
-    def __init__(self, jobs: Sequence[Job], deadline: float) -> None:
-        """Tickets for *jobs*; made in the event loop that reads the deltas."""
+    def __init__(self, answers: list[Answer], deadline: float, places: int) -> None:
+        """Made in the event loop that reads the pieces."""
+        self.answers = answers
         self.cancelled = False
-        self.tickets = [Ticket(job, index, self, deadline) for index, job in enumerate(jobs)]
+        self.deadline = deadline
+        self.places = places
+        self.left = len(answers)  # for the worker's thread
         self._loop = asyncio.get_running_loop()
-        self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
+        self._pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
 
-    async def __aiter__(self) -> AsyncIterator[tuple[int, Delta]]:
-        left = len(self.tickets)
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
+        left = len(self.answers)
         while left:
-            index, delta = await self._deltas.get()
-            yield index, delta
-            left -= delta.is_last
+            index, piece = await self._pieces.get()
+            yield index, piece
+            left -= piece.finish_reason is not None
 
-    def put(self, index: int, delta: Delta) -> None:
-        """Add to the deltas, from any thread."""
+    def put(self, index: int, piece: Piece) -> None:
+        """Hand over a piece of answer *index*, from any thread."""
         try:
-            self._loop.call_soon_threadsafe(self._deltas.put_nowait, (index, delta))
+            self._loop.call_soon_threadsafe(self._pieces.put_nowait, (index, piece))
         except RuntimeError:  # the loop is closed: nobody waits any more
             self.cancelled = True
 
 
-class _Writing:
-    """A job in the scheduler: its text as it grows."""
-
-    def __init__(self, ticket: Ticket, model: LanguageModel) -> None:
-        self.ticket = ticket
-        self._text = AnswerText(model.tokenizer, ticket.job.ids, ticket.job.stops)
-
-    def delta(self, piece: Piece, error: Exception | None) -> Delta:
-        """What *piece* adds; *error* is the reason if it ends the answer with one."""
-        if piece.finish_reason == "error":
-            return Delta(error=from_error(error or RuntimeError("no reason given")))
-        self.ticket.first_at = self.ticket.first_at or time.monotonic()
-        text = ""
-        if piece.token is not None and piece.finish_reason != "stop":
-            text = self._text.push(piece.token)
-            if self._text.stopped:
-                return Delta(text, piece, "stop")
-        if piece.finish_reason is not None:
-            text += self._text.finish()
-        return Delta(text, piece, piece.finish_reason)
-
-    def ended(self, finish: Finish) -> Delta:
-        """The last delta of an answer that is ended from outside."""
-        return Delta(self._text.finish(), None, finish)
-
-
 class Worker:
-    """Runs jobs on one model, several at a time.
+    """Writes answers with one model, several at a time.
 
     Attributes:
         model: what writes.
-        draining: no more jobs are taken.
+        draining: no more requests are taken.
         deadline_s: seconds an answer may take, waiting included.
+        failure: why the thread ended, where it should not have; ``None`` while all is well.
     """
 
     def __init__(
@@ -184,7 +105,7 @@ class Worker:
             model: what writes; nobody else may use it from then on.
             metrics: counts what happens.
             max_batch: answers written at the same time.
-            queue: jobs that may wait.
+            queue: answers that may wait.
             deadline_s: seconds an answer may take, waiting included.
             kv_budget_bytes: memory for keys and values; ``None``: no bound.
 
@@ -193,26 +114,28 @@ class Worker:
         """
         self.model = model
         self.draining = False
+        self.deadline_s = deadline_s
+        self.failure: BaseException | None = None
         self._metrics = metrics
         self._max_batch = max_batch
         self._limit = max_batch + queue
-        self.deadline_s = deadline_s
         self._kv_budget_bytes = kv_budget_bytes
         self._changed = threading.Condition()
-        self._inbox: deque[Ticket] = deque()
-        self._calls: deque[tuple[Callable[[], object], asyncio.Future[object]]] = deque()
-        self._open = 0  # tickets accepted and not answered
-        self._running: dict[Running, _Writing] = {}
+        self._inbox: deque[Order] = deque()
+        self._open = 0  # places taken
+        self._running: dict[Sequence, tuple[Order, int]] = {}
         self._scheduler = self._new_scheduler()
         self._fair_positions = self._share()
         self._stopped = False
         self._ends_at = float("inf")  # ``time.monotonic`` after which every answer ends
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="bitnet-worker", daemon=True)
+        self._preparing = ThreadPoolExecutor(PREPARING, "bitnet-prepare")
+        self._compiling = ThreadPoolExecutor(COMPILING, "bitnet-grammar")
 
     @property
     def open_jobs(self) -> int:
-        """Jobs that wait or are being written."""
+        """Answers that wait or are being written."""
         return self._open
 
     @property
@@ -226,40 +149,82 @@ class Worker:
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread, in this process; after that a forked child is refused jobs."""
+        """Start the thread, in this process; after that a forked child is refused requests."""
         self._process = os.getpid()
         self._thread.start()
 
-    def submit(self, jobs: Sequence[Job]) -> Order:
-        """Accept *jobs*, all or none; called in the event loop that will read the deltas.
+    def prepare(self, ids: list[int], request: Request) -> Sequence:
+        """An answer to *ids* that is not run yet; any thread may call this.
 
         Raises:
-            Refused: the worker stops (503), as many jobs wait as may (429), or there are more of
-                them than ever may (400).
+            UsageError: as :meth:`bitnet.runtime.scheduler.Scheduler.prepare`.
+            InferenceError: as :meth:`bitnet.runtime.scheduler.Scheduler.prepare`.
         """
-        self._check_process()
-        with self._changed:
-            self._take_places(len(jobs))
-            order = Order(jobs, time.monotonic() + self.deadline_s)
-            self._inbox.extend(order.tickets)
-            self._changed.notify()
+        return self._scheduler.prepare(ids, request)
+
+    async def submit(
+        self, make: Callable[[], list[Sequence]], places: int, *, compiles: bool = False
+    ) -> Order:
+        """Accept the sequences that *make* gives, all or none.
+
+        Args:
+            make: called in a thread.
+            places: places of the queue that they take together.
+            compiles: *make* may have to compile a grammar.
+
+        Raises:
+            Refused: the worker stops (503), as many answers wait as may (429), or there are more
+                of them than ever may (400); or as *make*.
+        """
+        deadline = time.monotonic() + self.deadline_s
+        with self.place(places) as kept:
+            tokenizer = self.model.tokenizer
+            answers = await self.prepared(
+                lambda: [Answer(tokenizer, sequence) for sequence in make()], compiles=compiles
+            )
+            order = Order(answers, deadline, places)
+            with self._changed:
+                if self.failure is not None or self._stopped:
+                    raise _stopping()
+                self._inbox.append(order)
+                kept.clear()  # the order has them now
+                self._changed.notify()
         return order
 
+    async def prepared(self, make: Callable[[], T], *, compiles: bool = False) -> T:
+        """What *make* gives, called in a thread; few of them run at the same time.
+
+        Raises:
+            Refused: a grammar takes too long.
+        """
+        pool = self._compiling if compiles else self._preparing
+        making = asyncio.get_running_loop().run_in_executor(pool, make)
+        limit_s = min(COMPILE_S, self.deadline_s) if compiles else self.deadline_s
+        try:
+            return await asyncio.wait_for(making, limit_s)
+        except asyncio.TimeoutError:
+            if compiles:
+                raise Refused(
+                    400, f"the grammar of the answer was not ready after {limit_s:g} s: simplify it"
+                ) from None
+            raise _too_late(limit_s) from None
+
     @contextmanager
-    def place(self) -> Iterator[None]:
-        """Count as an answer that waits, for work that :meth:`call` does.
+    def place(self, count: int = 1) -> Iterator[list[int]]:
+        """Hold places of the queue; those still in the list are given back at the end.
 
         Raises:
             Refused: as :meth:`submit`.
         """
         self._check_process()
         with self._changed:
-            self._take_places(1)
+            self._take_places(count)
+        kept = [count]
         try:
-            yield
+            yield kept
         finally:
             with self._changed:
-                self._open -= 1
+                self._open -= sum(kept)
 
     def cancel(self, order: Order) -> None:
         """End what is left of *order* at the next step."""
@@ -267,23 +232,8 @@ class Worker:
             order.cancelled = True
             self._changed.notify()
 
-    async def call(self, function: Callable[[], object]) -> object:
-        """The result of *function*, run by the thread between two steps.
-
-        Raises:
-            Refused: the worker stops.
-        """
-        future: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._check_process()
-        with self._changed:
-            if self._stopped or time.monotonic() > self._ends_at:
-                raise _stopping()
-            self._calls.append((function, future))
-            self._changed.notify()
-        return await future
-
     def drain(self, within_s: float | None = None) -> None:
-        """Take no more jobs.
+        """Take no more requests.
 
         Args:
             within_s: seconds after which answers end with what there is of them; ``None``: each
@@ -301,6 +251,8 @@ class Worker:
         with self._changed:
             self.draining = self._stopped = True
             self._changed.notify()
+        for pool in (self._preparing, self._compiling):
+            pool.shutdown(wait=False, cancel_futures=True)
         if self._thread.is_alive():
             self._thread.join()
 
@@ -315,7 +267,7 @@ class Worker:
             )
 
     def _take_places(self, count: int) -> None:
-        if self.draining:
+        if self.draining or self.failure is not None:
             raise _stopping()
         if count > self._limit:
             raise Refused(
@@ -333,18 +285,13 @@ class Worker:
         self._open += count
 
     def _new_scheduler(self) -> Scheduler:
-        engine = self.model.engine
-        return Scheduler(
-            engine.model,
-            context=engine.context,
-            max_batch=self._max_batch,
-            kv_budget_bytes=self._kv_budget_bytes,
+        return self.model.scheduler(
+            max_batch=self._max_batch, kv_budget_bytes=self._kv_budget_bytes
         )
 
     def _share(self) -> int:
-        context = self.model.engine.context
         if self._kv_budget_bytes is None:
-            return context
+            return self.model.context
         shortest = self._scheduler.cost(1)
         if shortest > self._kv_budget_bytes:
             raise UsageError(
@@ -354,122 +301,117 @@ class Worker:
             )
         return self._scheduler.affordable(self._kv_budget_bytes // self._max_batch)
 
+    # --- in the thread ---------------------------------------------------------------------------
+
     def _run(self) -> None:
-        while self._take_in():
-            self._step()
-        for writing in list(self._running.values()):
-            self._finish(writing.ticket, writing.ended("cancelled"))
-        for ticket in self._inbox:
-            self._finish(ticket, Delta(finish="cancelled"))
-        for _, future in self._calls:
-            _settle(future, None, _stopping())
+        try:
+            while self._take_in():
+                self._step()
+        except BaseException as error:
+            logger.exception("the thread that runs the model has ended")
+            with self._changed:
+                self.failure = error
+        finally:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        """End whatever is open: as failed if the thread did, else as cancelled."""
+        with self._changed:
+            inbox, self._inbox = self._inbox, deque()
+        left = [*self._running.values()]
+        left += [(order, index) for order in inbox for index in range(len(order.answers))]
+        self._running = {}
+        for order, index in left:
+            if self.failure is None:
+                self._finish(order, index, order.answers[index].end("cancelled"))
+            else:
+                self._fail(order, index, _stopping())
 
     def _step(self) -> None:
         """One pass of the model; if it fails as a whole, its answers do, and the worker goes on."""
         try:
             self._expire()
-            for running, piece in self._scheduler.step() if self._scheduler.busy else ():
-                self._deliver(running, piece)
+            for sequence, piece in self._scheduler.step() if self._scheduler.busy else ():
+                self._deliver(sequence, piece)
         except Exception as error:
             logger.exception("a pass of the model failed")
             failed, self._running = self._running, {}
             self._scheduler = self._new_scheduler()
-            for writing in failed.values():
-                self._finish(writing.ticket, Delta(error=from_error(error)))
+            for order, index in failed.values():
+                self._fail(order, index, error)
 
     def _take_in(self) -> bool:
-        """Wait for work and admit it; false when the worker stops."""
+        """Wait for work and queue it; false when the worker stops."""
         with self._changed:
-            while not (self._inbox or self._calls or self._stopped or self._scheduler.busy):
+            while not (self._inbox or self._stopped or self._scheduler.busy):
                 self._changed.wait()
             if self._stopped:
                 return False
-            arrived, self._inbox = list(self._inbox), deque()
-            calls, self._calls = list(self._calls), deque()
-        for function, future in calls:
-            self._answer(function, future)
-        for ticket in arrived:
-            self._admit(ticket)
+            arrived, self._inbox = self._inbox, deque()
+        for order in arrived:
+            for index, answer in enumerate(order.answers):
+                if order.cancelled:
+                    self._finish(order, index, answer.end("cancelled"))
+                else:
+                    self._running[answer.sequence] = order, index
+                    self._scheduler.queue(answer.sequence)
         return True
-
-    def _admit(self, ticket: Ticket) -> None:
-        if ticket.order.cancelled:
-            self._finish(ticket, Delta(finish="cancelled"))
-            return
-        try:
-            writing = _Writing(ticket, self.model)
-            running = self._scheduler.submit(ticket.job.ids, ticket.job.params)
-        except InferenceError as error:  # it would never fit
-            refused = Refused(400, error.message, code="context_length_exceeded")
-            self._finish(ticket, Delta(error=refused))
-            return
-        except Exception as error:  # noqa: BLE001 - the client is told
-            self._finish(ticket, Delta(error=from_error(error)))
-            return
-        self._running[running] = writing
 
     def _expire(self) -> None:
         """End what nobody wants or what has taken too long."""
         now = time.monotonic()
-        for running, writing in list(self._running.items()):
-            ticket = writing.ticket
-            if ticket.order.cancelled or now > min(ticket.deadline, self._ends_at):
-                self._scheduler.cancel(running)
-                del self._running[running]
-                reason: Finish = "cancelled" if ticket.order.cancelled else "deadline"
-                self._finish(ticket, replace(writing.ended(reason), reused=running.reused))
+        for sequence, (order, index) in list(self._running.items()):
+            late = now > order.deadline
+            if not (order.cancelled or late or now > self._ends_at):
+                continue
+            self._scheduler.cancel(sequence)
+            del self._running[sequence]
+            answer = order.answers[index]
+            if late and not order.cancelled:
+                last = answer.end("deadline", _too_late(self.deadline_s))
+            else:
+                last = answer.end("cancelled")
+            self._finish(order, index, last)
 
-    def _deliver(self, running: Running, piece: Piece) -> None:
-        writing = self._running.get(running)
-        if writing is None:
+    def _deliver(self, sequence: Sequence, piece: Piece) -> None:
+        order, index = self._running.get(sequence, (None, 0))
+        if order is None:
             return
         try:
-            delta = writing.delta(piece, running.error)
+            taken = order.answers[index].take(piece)
         except Exception as error:  # noqa: BLE001 - the client is told
-            delta = Delta(error=from_error(error))
-        if not delta.is_last:
-            if delta.piece is not None:
-                self._metrics.tokens.inc()
-            writing.ticket.put(delta)
+            self._scheduler.cancel(sequence)
+            del self._running[sequence]
+            self._fail(order, index, error)
             return
-        if piece.finish_reason is None:  # a stop string, or an error of ours
-            self._scheduler.cancel(running)
-        del self._running[running]
-        self._finish(writing.ticket, replace(delta, reused=running.reused))
+        if taken.token is not None:
+            self._metrics.tokens.inc()
+        if taken.finish_reason is None:
+            order.put(index, taken)
+            return
+        if piece.finish_reason is None:  # a stop text
+            self._scheduler.cancel(sequence)
+        del self._running[sequence]
+        self._finish(order, index, taken)
 
-    def _finish(self, ticket: Ticket, delta: Delta) -> None:
-        self._metrics.finished(ticket, delta)  # first: who sees the place free sees it counted
+    def _fail(self, order: Order, index: int, error: Exception) -> None:
+        self._finish(order, index, order.answers[index].end("error", from_error(error)))
+
+    def _finish(self, order: Order, index: int, last: Piece) -> None:
+        self._metrics.finished(order.answers[index])  # first: a place that is free is counted
         with self._changed:
-            self._open -= 1
-        ticket.put(delta)
-
-    def _answer(self, function: Callable[[], object], future: asyncio.Future[object]) -> None:
-        if future.cancelled():
-            return
-        try:
-            result = function()
-        except Exception as error:  # noqa: BLE001 - whoever waits is told
-            _settle(future, None, error)
-        else:
-            _settle(future, result, None)
+            order.left -= 1
+            if order.left < order.places:
+                order.places -= 1
+                self._open -= 1
+        order.put(index, last)
 
 
 def _stopping() -> Refused:
     return Refused(503, "the worker is stopping", kind="server_error", retry_after_s=5)
 
 
-def _settle(future: asyncio.Future[object], result: object, error: Exception | None) -> None:
-    """Give *future* its outcome in its own loop."""
-
-    def give() -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    try:
-        future.get_loop().call_soon_threadsafe(give)
-    except RuntimeError:  # the loop is closed
-        logger.debug("nobody waits for a result any more")
+def _too_late(limit_s: float) -> Refused:
+    return Refused(
+        504, f"the answer was not ready after {limit_s:g} s", kind="server_error", code="deadline"
+    )

@@ -10,7 +10,8 @@ from pathlib import Path
 from bitnet import settings
 from bitnet.errors import BitnetError, InferenceError, NotFound, UsageError
 from bitnet.files import write_text
-from bitnet.runtime.options import AnswerOptions, ModelOptions, SamplingParams
+from bitnet.runtime.options import ModelOptions
+from bitnet.runtime.request import Request
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.tasks.running import (
@@ -41,9 +42,8 @@ CUT_OFF = {
 def chat(
     c,
     system="",
-    wanted=AnswerOptions(max_tokens=1024),
+    wanted=Request(max_tokens=1024),
     model=ModelOptions(),
-    sampling=SamplingParams(),
     common=Context(),
 ):
     """Talk with a model, in its own chat template.
@@ -56,18 +56,18 @@ def chat(
     with open_model(model, common) as running:
         instructions = given_text(system, "--system")
         if sys.stdin.isatty():
-            talk_on_terminal(running, wanted, sampling, instructions)
+            talk_on_terminal(running, wanted, instructions)
             return
-        talk = Conversation(running, wanted, sampling=sampling, system=instructions)
+        talk = Conversation(running, wanted, system=instructions)
         for line in _lines():
             _answer(talk, line, json_line=common.output.json)
 
 
-def talk_on_terminal(running, wanted, sampling, instructions):
+def talk_on_terminal(running, wanted, instructions):
     """A conversation of the model *running* with the person at this terminal, until it ends."""
     from bitnet.runtime.conversation import Conversation
 
-    talk = Conversation(running, wanted, sampling=sampling, system=instructions)
+    talk = Conversation(running, wanted, system=instructions)
     say(f"{running.path.name} on {running.backend}. /help lists commands.")
     _talk(talk)
 
@@ -117,7 +117,7 @@ def _lines():
 
 def _answer(talk, line, *, json_line=False):
     """What *line* asks for: a command, or an answer on stdout."""
-    from bitnet.runtime.text import check_prompt
+    from bitnet.runtime.request import check_prompt
 
     check_prompt(line)
     if line.startswith("/"):

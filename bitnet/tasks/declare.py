@@ -256,9 +256,10 @@ def _options_of(group: Any) -> Iterator[Option]:
         value = getattr(group, entry.name)
         if is_dataclass(value):
             yield from _options_of(value)
-        elif entry.metadata:
+        elif "help" in entry.metadata:
             kind = _type_of(entry.type, value)
-            yield Option(entry.name, type=kind, default=_default_of(value), **entry.metadata)
+            known = {name: one for name, one in entry.metadata.items() if name != "bounds"}
+            yield Option(entry.name, type=kind, default=_default_of(value), **known)
 
 
 def _folded(group: Any, given: dict[str, Any]) -> Any:
@@ -270,7 +271,7 @@ def _folded(group: Any, given: dict[str, Any]) -> Any:
             inner = _folded(value, given)
             if inner is not value:
                 changed[entry.name] = inner
-        elif entry.name in given:
+        elif "help" in entry.metadata and entry.name in given:
             changed[entry.name] = given.pop(entry.name)
     return replace(group, **changed) if changed else group
 

@@ -6,7 +6,8 @@ import logging
 from dataclasses import asdict, replace
 
 from bitnet.errors import UsageError
-from bitnet.runtime.options import AnswerOptions, ModelOptions, PromptOptions, SamplingParams
+from bitnet.runtime.options import ModelOptions, PromptOptions
+from bitnet.runtime.request import Request
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.tasks.running import (
@@ -30,9 +31,8 @@ LARGE_VOCABULARY = 128_000
 def infer(
     c,
     prompt=PromptOptions(),
-    wanted=AnswerOptions(),
+    wanted=Request(),
     model=ModelOptions(),
-    sampling=SamplingParams(),
     common=Context(),
 ):
     """Continue a text, or answer a message, with a model.
@@ -48,32 +48,28 @@ def infer(
                 "Large vocabulary (%d) running on CPU - consider GPU acceleration",
                 running.config.vocab_size,
             )
-        answer_once(
-            running, replace(prompt, prompt=text, prompt_file=""), wanted, sampling, common.output
-        )
+        answer_once(running, replace(prompt, prompt=text, prompt_file=""), wanted, common.output)
 
 
-def answer_once(running, prompt, wanted, sampling, output):
+def answer_once(running, prompt, wanted, output):
     """Show what the model *running* writes after the text of *prompt*, and the figures of it."""
-    text, sampling = prompt.prompt, sampling.turn()
-    answer = running.stream(
-        running.encode_chat(_messages(text, prompt)) if prompt.chat else text,
-        max_tokens=wanted.max_tokens,
-        stop=wanted.stop,
-        sampling=sampling,
-        lookup=wanted.lookup,
+    request = replace(
+        wanted.choice(0),
+        prompt=prompt.prompt,
+        messages=_messages(prompt.prompt, prompt) if prompt.chat else None,
         json_schema=_schema(prompt),
         regex=prompt.regex or None,
         logprobs=prompt.logprobs,
     )
+    answer, drawn = running.answer(request), _drawn(request.sampling)
     _show(answer, streams=not output.json)
     if output.json:
         ignored = {"ignored_keys": list(running.ignored_keys)} if running.ignored_keys else {}
-        write_json(_facts(answer, ids=prompt.dump_ids) | _drawn(sampling) | ignored)
+        write_json(_facts(answer, ids=prompt.dump_ids) | drawn | ignored)
     elif prompt.dump_ids:
         say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")
     if prompt.stats:
-        say("\n".join([*_figures(answer), *(f"{k}: {v}" for k, v in _drawn(sampling).items())]))
+        say("\n".join([*_figures(answer, running), *(f"{k}: {v}" for k, v in drawn.items())]))
     say(summary(answer.stats))
 
 
@@ -87,7 +83,7 @@ def _schema(options):
 
 def _text(options, output):
     """The prompt from wherever it comes; wrong ones are refused before a model is loaded."""
-    from bitnet.runtime.text import check_prompt
+    from bitnet.runtime.request import check_prompt
 
     if options.logprobs is not None and not output.json:
         raise UsageError("--logprobs needs --json", hint="add --json")
@@ -151,10 +147,10 @@ def _token(entry):
     return facts | {"logprob": entry.logprob} | ({"top_logprobs": top} if top else {})
 
 
-def _figures(answer):
+def _figures(answer, running):
     """More about *answer*, line by line."""
     stats = answer.stats
-    blocks = stats.passes * answer.engine.model.config.n_layers
+    blocks = stats.passes * running.config.n_layers
     return (
         f"finish reason: {answer.finish_reason}",
         f"load {stats.load_s:.3f} s, prompt {stats.prefill_s:.3f} s, rest {stats.decode_s:.3f} s",

@@ -6,7 +6,8 @@ import sys
 from dataclasses import replace
 
 from bitnet.errors import UsageError
-from bitnet.runtime.options import AnswerOptions, ModelOptions, PromptOptions, SamplingParams
+from bitnet.runtime.options import ModelOptions, PromptOptions
+from bitnet.runtime.request import Request
 from bitnet.tasks.chat import talk_on_terminal
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
@@ -27,9 +28,8 @@ def run(
     name=None,
     prompt="",
     system="",
-    wanted=AnswerOptions(max_tokens=1024),
+    wanted=Request(max_tokens=1024),
     model=ModelOptions(),
-    sampling=SamplingParams(),
     common=Context(),
 ):
     """Run a model by its name; what is missing is fetched.
@@ -55,15 +55,15 @@ def run(
         if instructions and not chats:
             raise UsageError(f"{name} has no chat template: --system needs one")
         if text is None:
-            talk_on_terminal(running, wanted, sampling, instructions)
+            talk_on_terminal(running, wanted, instructions)
             return
         asked = PromptOptions(prompt=text, chat=chats, system=instructions)
-        answer_once(running, asked, wanted, sampling, common.output)
+        answer_once(running, asked, wanted, common.output)
 
 
 def _text(prompt):
     """The prompt, or what is piped in; ``None``: there is a person to talk with."""
-    from bitnet.runtime.text import check_prompt
+    from bitnet.runtime.request import check_prompt
 
     if not prompt and sys.stdin is not None and sys.stdin.isatty():
         return None

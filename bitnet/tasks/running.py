@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.runtime.answer import Stats
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.options import ModelOptions
-    from bitnet.runtime.text import Stats
     from bitnet.tasks.context import Context
     from bitnet.tokenizer import Tokenizer
 

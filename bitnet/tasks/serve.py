@@ -7,8 +7,11 @@ import secrets
 from dataclasses import replace
 from functools import partial
 
+from invoke.exceptions import Exit
+
 from bitnet.errors import BitnetError, Unsupported
 from bitnet.runtime.options import ModelOptions
+from bitnet.server.narration import log_as_events
 from bitnet.server.options import ServeOptions
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
@@ -28,8 +31,22 @@ def serve(
 
     Stop it with Ctrl-C or SIGTERM: answers that run may finish.
     """
-    bind, run, narrated, narrate = _parts(options)
-    model = _for_many(model)
+    parts = _parts(options)
+    if options.narration != "json":
+        _serve(parts, options, _for_many(model), common)
+        return
+    *_, narrate = parts
+    with log_as_events(narrate):
+        try:
+            _serve(parts, options, _for_many(model), common)
+        except BitnetError as error:  # as an event; the program would write it as text
+            code, hint = error.exit_code, error.hint or None
+            narrate("worker_failed", error.message, level="ERROR", hint=hint, exit_code=code)
+            raise Exit(code=code) from error
+
+
+def _serve(parts, options, model, common):
+    bind, run, narrated, narrate = parts
     options.key()
     narrate(
         "startup",
@@ -78,8 +95,6 @@ def _parts(options):
 
 def _tell(options, narrate, fetch, address):
     """Tell whoever wants to know that the worker is ready; it serves whatever comes of it."""
-    from bitnet.hub.callback import call_back
-
     if not options.calls_back:
         narrate(
             "test_mode",
@@ -87,6 +102,8 @@ def _tell(options, narrate, fetch, address):
             "Running in test mode! No callback needed! 🧪",
         )
         return
+    from bitnet.hub.callback import call_back
+
     facts = {"worker_id": narrate.worker_id, "status": "ready", "address": address}
     try:
         call_back(options.callback_url, facts, fetch)

@@ -14,7 +14,8 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants import registry
-from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.engine import Engine
+from bitnet.runtime.request import Request
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "synthetic.py"
 
@@ -48,7 +49,7 @@ def written(script, tmp_path, monkeypatch):
 @pytest.mark.parametrize("kind", ["I2_S", "TQ1_0", "TQ2_0", "F16"])
 def test_the_model_is_complete_and_runs(written, kind):
     model = load_model(written(kind), ops=ReferenceOps())
-    pieces = list(Engine(model, context=16).generate([3, 4, 5], GenerationParams(max_tokens=4)))
+    pieces = list(Engine(model, context=16).generate([3, 4, 5], Request(max_tokens=4)))
     assert len(pieces) == 4
 
 

@@ -22,7 +22,7 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.runtime.engine import Engine
-from bitnet.runtime.generation import GenerationParams
+from bitnet.runtime.request import Request
 
 pytestmark = [
     pytest.mark.slow,
@@ -150,7 +150,7 @@ def test_modules_that_are_not_converted_stay_plain(kept, tmp_path, eager_layers,
 def test_an_answer_that_crosses_the_border_is_what_a_prompt_of_its_length_gives(tmp_path):
     model = make("Phi3", PHI, tmp_path)
     ours = engine(tmp_path)
-    pieces = ours.generate(TOKENS[:12], GenerationParams(max_tokens=12))
+    pieces = ours.generate(TOKENS[:12], Request(max_tokens=12))
     written = [piece.token for piece in pieces if piece.token is not None]
     ids = TOKENS[:12] + written
     for length in range(12, 24):
@@ -161,7 +161,7 @@ def test_an_answer_that_crosses_the_border_is_what_a_prompt_of_its_length_gives(
 def test_dynamic_frequencies_grow_with_every_token_as_in_transformers(tmp_path):
     model = make("Llama", {**dynamic(), "max_position_embeddings": 16}, tmp_path)
     ours = engine(tmp_path, context=40)
-    pieces = ours.generate(TOKENS[:12], GenerationParams(max_tokens=16))
+    pieces = ours.generate(TOKENS[:12], Request(max_tokens=16))
     written = [piece.token for piece in pieces if piece.token is not None]
     ids = torch.tensor([TOKENS[:12]])
     with torch.no_grad():

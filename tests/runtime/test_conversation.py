@@ -6,7 +6,8 @@ from tiny_models import TOKENS, tiny_gguf
 import bitnet
 from bitnet.errors import InferenceError, Unsupported, UsageError
 from bitnet.runtime.conversation import Conversation
-from bitnet.runtime.options import AnswerOptions, SamplingParams
+from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.request import Request
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}"
@@ -23,7 +24,7 @@ def model(tmp_path):
 
 
 def talk_with(model, *, count=4, **options):
-    return Conversation(model, AnswerOptions(max_tokens=count), sampling=ALWAYS_X, **options)
+    return Conversation(model, Request(max_tokens=count, sampling=ALWAYS_X), **options)
 
 
 def test_every_message_sees_those_before(model):
@@ -40,7 +41,7 @@ def test_every_message_sees_those_before(model):
 def test_every_answer_draws_anew_and_a_seed_repeats_all_of_them(model):
     def answers(seed):
         sampling = SamplingParams(temperature=5.0, seed=seed)
-        talk = Conversation(model, AnswerOptions(max_tokens=8), sampling=sampling)
+        talk = Conversation(model, Request(max_tokens=8, sampling=sampling))
         texts = []
         for _ in range(2):
             texts.append("".join(talk.ask("b")))

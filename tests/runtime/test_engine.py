@@ -8,9 +8,9 @@ from tiny_models import VOCAB, tiny
 
 from bitnet.errors import InferenceError, UsageError
 from bitnet.models.load import load_model
-from bitnet.runtime import engine as engine_module
-from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.engine import Engine
 from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.request import Request
 from bitnet.runtime.sampling import SamplingParams
 
 PROMPT = [5, 9, 33, 2]
@@ -36,23 +36,22 @@ def tokens(pieces):
 
 def test_greedy_generation_is_what_recomputing_gives(model):
     engine = Engine(model, cache_dtype=np.float32)
-    pieces = list(engine.generate(PROMPT, GenerationParams(max_tokens=8)))
+    pieces = list(engine.generate(PROMPT, Request(max_tokens=8)))
     assert tokens(pieces) == greedy_by_hand(model, PROMPT, 8)
     assert [piece.finish_reason for piece in pieces] == [None] * 7 + ["length"]
 
 
-def test_a_prompt_longer_than_a_chunk_changes_nothing(model, monkeypatch):
-    whole = list(Engine(model).generate(PROMPT * 5, GenerationParams(max_tokens=5)))
-    monkeypatch.setattr(engine_module, "PREFILL_CHUNK", 3)
-    assert tokens(Engine(model).generate(PROMPT * 5, GenerationParams(max_tokens=5))) == tokens(
-        whole
-    )
+def test_a_prompt_longer_than_a_chunk_changes_nothing(model):
+    whole = list(Engine(model).generate(PROMPT * 5, Request(max_tokens=5)))
+    chunked = Engine(model)
+    chunked._scheduler.prefill_chunk = 3
+    assert tokens(chunked.generate(PROMPT * 5, Request(max_tokens=5))) == tokens(whole)
 
 
 def test_a_stop_id_ends_the_answer(model):
     third = greedy_by_hand(model, PROMPT, 3)[2]
     first = greedy_by_hand(model, PROMPT, 3).index(third)
-    params = GenerationParams(max_tokens=9, stop_ids=frozenset({third}))
+    params = Request(max_tokens=9, stop_ids=frozenset({third}))
     pieces = list(Engine(model).generate(PROMPT, params))
     assert pieces[-1].token == third
     assert pieces[-1].finish_reason == "stop"
@@ -61,13 +60,13 @@ def test_a_stop_id_ends_the_answer(model):
 
 def test_a_full_context_ends_the_answer(model):
     engine = Engine(model, context=6)
-    pieces = list(engine.generate(PROMPT, GenerationParams(max_tokens=50)))
+    pieces = list(engine.generate(PROMPT, Request(max_tokens=50)))
     assert len(pieces) == 3  # two fill the context, the third needs no room
     assert pieces[-1].finish_reason == "context"
 
 
 def test_a_prompt_that_fills_the_context_gives_one_token(model):
-    pieces = list(Engine(model, context=4).generate(PROMPT, GenerationParams(max_tokens=50)))
+    pieces = list(Engine(model, context=4).generate(PROMPT, Request(max_tokens=50)))
     assert [piece.finish_reason for piece in pieces] == ["context"]
 
 
@@ -97,20 +96,20 @@ def test_cancelling_ends_with_a_reason(model):
 def test_an_engine_goes_on_after_a_cancelled_prompt(model):
     engine = Engine(model, cache_dtype=np.float32)
     list(engine.generate(PROMPT, cancel=lambda: True))
-    found = tokens(engine.generate(PROMPT, GenerationParams(max_tokens=4)))
+    found = tokens(engine.generate(PROMPT, Request(max_tokens=4)))
     assert found == greedy_by_hand(model, PROMPT, 4)
 
 
 def test_a_continued_prompt_reuses_what_is_cached(model, monkeypatch):
     engine = Engine(model, cache_dtype=np.float32)
-    answer = tokens(engine.generate(PROMPT, GenerationParams(max_tokens=4)))
+    answer = tokens(engine.generate(PROMPT, Request(max_tokens=4)))
     longer = [*PROMPT, *answer, 7]
     passed = []
     run = model.run
     monkeypatch.setattr(
         model, "run", lambda parts: passed.append(len(parts[0].tokens)) or run(parts)
     )
-    continued = tokens(engine.generate(longer, GenerationParams(max_tokens=3)))
+    continued = tokens(engine.generate(longer, Request(max_tokens=3)))
     monkeypatch.undo()
     assert passed == [2, 1, 1]  # the last token of the answer was never run
     assert continued == greedy_by_hand(model, longer, 3)
@@ -118,17 +117,15 @@ def test_a_continued_prompt_reuses_what_is_cached(model, monkeypatch):
 
 def test_another_prompt_does_not_see_the_last_one(model):
     engine = Engine(model, cache_dtype=np.float32)
-    list(engine.generate(PROMPT, GenerationParams(max_tokens=4)))
+    list(engine.generate(PROMPT, Request(max_tokens=4)))
     other = [5, 9, 1, 1]
-    assert tokens(engine.generate(other, GenerationParams(max_tokens=4))) == greedy_by_hand(
-        model, other, 4
-    )
+    assert tokens(engine.generate(other, Request(max_tokens=4))) == greedy_by_hand(model, other, 4)
 
 
 def test_the_same_seed_repeats_and_another_one_differs(model):
     def run(seed):
         sampling = SamplingParams(temperature=2.0, seed=seed)
-        return tokens(Engine(model).generate(PROMPT, GenerationParams(16, sampling=sampling)))
+        return tokens(Engine(model).generate(PROMPT, Request(16, sampling=sampling)))
 
     assert run(1) == run(1)
     assert run(1) != run(2)
@@ -138,14 +135,14 @@ def test_logits_of_every_position(model):
     engine = Engine(model, cache_dtype=np.float32)
     logits = engine.logits(PROMPT)
     assert logits.shape == (4, VOCAB)
-    piece = next(iter(engine.generate(PROMPT, GenerationParams(logprobs=3))))
+    piece = next(iter(engine.generate(PROMPT, Request(logprobs=3))))
     assert piece.token == logits[-1].argmax()
     assert [token for token, _ in piece.top_logprobs] == np.argsort(-logits[-1])[:3].tolist()
 
 
 def test_no_tokens_to_generate_is_a_usage_error():
-    with pytest.raises(UsageError, match="--max-tokens is 0"):
-        GenerationParams(max_tokens=0)
+    with pytest.raises(UsageError, match="max_tokens is 0"):
+        Request(max_tokens=0)
 
 
 def test_a_cache_in_float16_stays_close(model):
@@ -155,7 +152,7 @@ def test_a_cache_in_float16_stays_close(model):
 
 def test_threads_that_share_an_engine_get_the_answers_of_one(model):
     engine = Engine(model)
-    params = GenerationParams(max_tokens=20)
+    params = Request(max_tokens=20)
     prompts = [[*PROMPT, at] for at in range(6)]
     alone = [tokens(engine.generate(prompt, params)) for prompt in prompts]
     with ThreadPoolExecutor(len(prompts)) as pool:

@@ -23,8 +23,9 @@ from bitnet.models.exact_head import PASSES, Meter
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
-from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.engine import Engine
 from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.request import Request
 from bitnet.runtime.sampling import Sampler
 from bitnet.runtime.screening import ScreenedLogits
 
@@ -195,7 +196,7 @@ def test_answers_are_those_of_the_full_head(
 ) -> None:
     bias = {token: bias for token, bias in SAMPLERS[name].logit_bias.items() if token < 60}
     sampling = replace(SAMPLERS[name], logit_bias=bias)
-    params = GenerationParams(max_tokens=40, sampling=sampling, lookup=lookup)
+    params = Request(max_tokens=40, sampling=sampling, lookup=lookup)
     answers = [
         [piece.token for piece in Engine(model).generate([5, 9, 5, 9, 33, 2], params)]
         for model in models
@@ -218,7 +219,7 @@ def test_a_real_model_writes_what_the_full_head_writes(name: str, test_models: P
         Engine(load_model(as_f16, ops=ops, exact_head=wanted), context=128)
         for wanted in ("off", "on")
     ]
-    params = GenerationParams(max_tokens=60, sampling=SAMPLERS[name])
+    params = Request(max_tokens=60, sampling=SAMPLERS[name])
     full, screened = (
         [piece.token for piece in engine.generate([504, 3575, 282], params)] for engine in engines
     )
@@ -226,7 +227,7 @@ def test_a_real_model_writes_what_the_full_head_writes(name: str, test_models: P
 
 
 def test_log_probabilities_come_from_all_logits(models: tuple[Any, Any]) -> None:
-    params = GenerationParams(max_tokens=5, logprobs=2)
+    params = Request(max_tokens=5, logprobs=2)
     full, screened = (list(Engine(model).generate([5, 9], params)) for model in models)
     assert full == screened
 
@@ -254,7 +255,7 @@ def test_a_screen_that_does_not_pay_is_given_up_and_changes_no_token(
     sampling: SamplingParams,
 ) -> None:
     model = auto_model(monkeypatch)
-    params = GenerationParams(max_tokens=100, sampling=sampling)
+    params = Request(max_tokens=100, sampling=sampling)
     prompt = [5, 9, 5, 9, 33, 2]
     with caplog.at_level("INFO", logger="bitnet"):
         answers = [
@@ -269,7 +270,7 @@ def test_a_screen_that_does_not_pay_is_given_up_and_changes_no_token(
 
 
 def test_a_screen_that_was_asked_for_is_never_given_up(models: tuple[Any, Any]) -> None:
-    params = GenerationParams(max_tokens=100, sampling=SamplingParams(seed=42, temperature=1.0))
+    params = Request(max_tokens=100, sampling=SamplingParams(seed=42, temperature=1.0))
     list(Engine(models[1]).generate([5, 9], params))
     assert models[1].screen is not None
     assert not models[1].gave_up_screen

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet.errors import UsageError
-from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.engine import Engine
 from bitnet.runtime.lookup import LONGEST_PAUSE, Lookup
+from bitnet.runtime.request import Request
 from bitnet.runtime.sampling import SamplingParams
 from bitnet.runtime.scheduler import Scheduler
 
@@ -14,7 +15,7 @@ REPEATING = [9, 4, 7, 7, 3, 9, 4, 7, 7, 3, 9, 4]
 
 
 def tokens(model, ids, **params):
-    return [piece.token for piece in Engine(model).generate(ids, GenerationParams(**params))]
+    return [piece.token for piece in Engine(model).generate(ids, Request(**params))]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +113,8 @@ def test_a_drawn_text_is_the_same_with_drafts_for_any_seed(model):
 
 def test_drafts_save_passes_and_are_counted(model):
     scheduler = Scheduler(model)
-    plain = scheduler.submit(REPEATING, GenerationParams(max_tokens=40))
-    quick = scheduler.submit(REPEATING, GenerationParams(max_tokens=40, lookup=8))
+    plain = scheduler.submit(REPEATING, Request(max_tokens=40))
+    quick = scheduler.submit(REPEATING, Request(max_tokens=40, lookup=8))
     while scheduler.busy:
         scheduler.step()
     assert quick.ids == plain.ids
@@ -127,7 +128,7 @@ def test_drafts_never_go_beyond_the_context_or_the_answer(model):
         engine = Engine(model, context=context)
         wanted = [
             [(piece.token, piece.finish_reason) for piece in engine.generate(REPEATING, params)]
-            for params in (GenerationParams(count), GenerationParams(count, lookup=15))
+            for params in (Request(count), Request(count, lookup=15))
         ]
         assert wanted[0] == wanted[1]
 
@@ -141,5 +142,5 @@ def test_a_stop_id_within_a_draft_ends_the_answer(model):
 
 @pytest.mark.parametrize("lookup", [-1, 16])
 def test_a_length_out_of_range_names_the_option(lookup):
-    with pytest.raises(UsageError, match=rf"--lookup is {lookup}, expected 0 to 15"):
-        GenerationParams(lookup=lookup)
+    with pytest.raises(UsageError, match=rf"lookup is {lookup}, expected 0 to 15"):
+        Request(lookup=lookup)

@@ -21,14 +21,15 @@ import logging, os, sys, threading
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.select import select
 from bitnet.models.load import load_model
-from bitnet.runtime.engine import Engine, GenerationParams
+from bitnet.runtime.engine import Engine
+from bitnet.runtime.request import Request
 
 logging.getLogger("bitnet").setLevel(logging.ERROR)
 PROMPT = [5, 9, 33, 2, 17, 40, 21] * 5
 engine = Engine(load_model(open_checkpoint(sys.argv[1]), ops=select(threads=3)))
 
 def tokens():
-    return [piece.token for piece in engine.generate(PROMPT, GenerationParams(max_tokens=8))]
+    return [piece.token for piece in engine.generate(PROMPT, Request(max_tokens=8))]
 
 def ended(pid):
     _, status = os.waitpid(pid, 0)
@@ -125,7 +126,7 @@ def test_a_graph_that_a_thread_runs_can_be_run_by_a_child(run):
 def test_an_answer_begun_before_a_fork_ends_in_the_child_with_a_reason(run):
     script = """
     from bitnet.errors import InferenceError
-    answer = engine.generate(PROMPT, GenerationParams(max_tokens=8))
+    answer = engine.generate(PROMPT, Request(max_tokens=8))
     first = next(answer)
     if not (pid := os.fork()):
         try:
@@ -236,7 +237,7 @@ def test_a_server_worker_refuses_jobs_in_a_child_that_has_not_its_thread(run):
     from bitnet.server.metrics import Metrics
     from bitnet.server.worker import Job, Worker
     from bitnet.server.faults import Refused
-    job = Job("one", PROMPT, GenerationParams())
+    job = Job("one", PROMPT, Request())
     model = types.SimpleNamespace(engine=engine)
     worker = Worker(model, Metrics(), max_batch=1, queue=1, deadline_s=9)
     worker.start()

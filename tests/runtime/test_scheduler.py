@@ -140,7 +140,7 @@ def test_nobody_overtakes_the_one_that_waits_for_memory(roomy):
     large = scheduler.submit(prompt(60, seed=1), params(6))
     small = scheduler.submit(prompt(2, seed=2), params(2))
     scheduler.step()
-    assert (scheduler.running, scheduler.queued) == (1, 2)
+    assert (scheduler.running, scheduler.waiting) == (1, 2)
     while large.lease is None:
         assert small.lease is None
         scheduler.step()
@@ -151,7 +151,7 @@ def test_what_can_never_fit_is_refused_at_once(roomy):
     with pytest.raises(InferenceError, match=r"60 tokens of prompt and 6 of answer take [\d,]+ b"):
         scheduler.submit(prompt(60), params(6))
     scheduler.submit(prompt(60), params(5))
-    assert scheduler.queued == 1
+    assert scheduler.waiting == 1
 
 
 def test_the_most_a_sequence_takes_is_the_context(roomy):

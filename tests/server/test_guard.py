@@ -1,11 +1,17 @@
 """Who may come in, and with how much."""
 
+import asyncio
 import socket
 
 import pytest
-from waiting import PATIENCE_S
+from waiting import PATIENCE_S, until
 
+from bitnet.server import guard
 from bitnet.server.guard import MAX_HEADER_BYTES
+from bitnet.server.metrics import Metrics
+from bitnet.server.narration import Narrator
+
+JSON = {"Content-Type": "application/json"}
 
 
 def raw(worker, text, *, until=b""):
@@ -41,7 +47,9 @@ def test_a_request_that_is_too_large_is_refused_with_and_without_a_length(servin
     worker = serving(app_options={"max_body": 1000})
     reply = worker.post("/v1/inference", {"prompt": "a" * 2000})
     assert reply.status_code == 413
-    chunked = worker.http.post("/v1/inference", content=iter([b"a" * 600, b"a" * 600]))
+    chunked = worker.http.post(
+        "/v1/inference", content=iter([b"a" * 600, b"a" * 600]), headers=JSON
+    )
     assert chunked.status_code == 413
     assert worker.post("/v1/inference", {"prompt": "a", "max_tokens": 1}).status_code == 200
 
@@ -60,7 +68,7 @@ def test_browsers_of_other_pages_are_refused_unless_allowed(serving):
     ask = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
     closed = serving().http.options("/v1/inference", headers=ask)
     assert "access-control-allow-origin" not in closed.headers
-    open_ = serving(app_options={"cors_origins": ["http://a.example"]})
+    open_ = serving(app_options={"origins": ["http://a.example"]})
     reply = open_.http.options("/v1/inference", headers=ask)
     assert reply.headers["access-control-allow-origin"] == "http://a.example"
     other = open_.http.options("/v1/inference", headers=ask | {"Origin": "http://b.example"})
@@ -108,3 +116,111 @@ def test_the_pages_bring_everything_with_them(worker):
         assert "http://" not in page.text
         assert "https://" not in page.text
         assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "json"])
+def test_a_post_that_is_not_json_reaches_nothing(worker, kind):
+    headers = {"Content-Type": kind} if kind else {}
+    for path in ("/v1/inference", "/v1/chat/completions", "/tokenize", "/nowhere"):
+        reply = worker.http.post(path, content=b'{"prompt": "a"}', headers=headers)
+        assert reply.status_code == 415
+    assert not any("inference_start" in line for line in worker.lines)
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "application/problem+json"])
+def test_json_by_another_name_is_json(worker, kind):
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    reply = worker.http.post("/v1/inference", content=body, headers={"Content-Type": kind})
+    assert reply.status_code == 200
+
+
+def test_a_page_of_another_origin_is_refused_unless_allowed(serving):
+    body = {"prompt": "a", "max_tokens": 1}
+    closed, named, every = (
+        serving(app_options={"origins": origins}) for origins in ([], ["http://a.example"], ["*"])
+    )
+    for origin in ("http://a.example", "null", "http://localhost:1", "http://[", "x"):
+        reply = closed.post("/v1/inference", body, headers={"Origin": origin})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (403, "origin_not_allowed")
+    own = {"Origin": closed.address}
+    assert closed.post("/v1/inference", body, headers=own).status_code == 200
+    good = named.post("/v1/inference", body, headers={"Origin": "http://a.example"})
+    assert good.headers["access-control-allow-origin"] == "http://a.example"
+    assert "X-Request-ID" in good.headers["access-control-expose-headers"]
+    bad = named.post("/v1/inference", body, headers={"Origin": "http://b.example"})
+    assert bad.status_code == 403
+    anyone = every.post("/v1/inference", body, headers={"Origin": "http://b.example"})
+    assert anyone.status_code == 200
+
+
+class Credulous:
+    """A framework that runs the model for whatever it gets."""
+
+    ran = 0
+
+    async def __call__(self, scope, receive, send):
+        self.ran += 1
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([(b"host", b"localhost")], 415),
+        ([(b"host", b"localhost"), (b"content-type", b"text/plain")], 415),
+        ([(b"host", b"h"), (b"content-type", b"application/json"), (b"origin", b"http://e")], 403),
+        ([(b"host", b"h"), (b"content-type", b"application/json"), (b"origin", b"http://h")], 200),
+    ],
+)
+def test_other_pages_are_refused_whatever_the_framework_does(headers, status):
+    app, sent = Credulous(), []
+    narrate = Narrator(lambda _line: None, worker_id="w")
+    guarded = guard.Guard(app, metrics=Metrics(), narrate=narrate)
+    scope = {
+        "type": "http", "method": "POST", "path": "/v1/inference", "raw_path": b"/v1/inference",
+        "query_string": b"", "headers": headers,
+    }  # fmt: skip
+
+    async def receive():
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(event):
+        sent.append(event)
+
+    asyncio.run(guarded(scope, receive, send))
+    assert sent[0]["status"] == status
+    assert app.ran == (status == 200)
+
+
+def test_the_official_javascript_client_may_call_from_a_page(serving):
+    worker = serving(app_options={"origins": ["http://a.example"], "api_key": "k"})
+    asked = "authorization,content-type,x-stainless-lang,x-stainless-retry-count,x-stainless-os"
+    ask = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+    reply = worker.http.options(
+        "/v1/chat/completions", headers=ask | {"Access-Control-Request-Headers": asked}
+    )
+    assert reply.status_code == 200
+    allowed = {name.strip() for name in reply.headers["access-control-allow-headers"].split(",")}
+    assert set(asked.split(",")) <= allowed
+    refused = worker.post("/v1/inference", {"prompt": "a"}, headers={"Origin": "http://a.example"})
+    assert refused.status_code == 401
+    assert refused.headers["access-control-allow-origin"] == "http://a.example"
+
+
+def test_a_refused_request_leaves_a_line_and_a_flood_of_them_few(worker):
+    named = {"X-Request-ID": "mine-7"}
+    reply = worker.post("/v1/inference", {"prompt": ""}, headers=named)
+    assert reply.headers["x-request-id"] == "mine-7"
+    (line,) = until(lambda: [line for line in worker.lines if 'action="request_refused"' in line])
+    assert 'request_id="mine-7"' in line
+    assert 'status="400"' in line
+    for _ in range(60):
+        worker.post("/v1/inference", {"prompt": ""})
+    assert len([line for line in worker.lines if 'action="request_refused"' in line]) <= 20
+
+
+def test_a_senseless_request_id_is_replaced(worker):
+    for given in ("a b", "x" * 200, 'a"b'):
+        reply = worker.http.get("/health/live", headers={"X-Request-ID": given})
+        assert reply.headers["x-request-id"].startswith("req-")

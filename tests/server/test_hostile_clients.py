@@ -3,6 +3,7 @@
 import contextlib
 import json
 import socket
+from dataclasses import replace
 
 import pytest
 from server_process import listening
@@ -10,7 +11,7 @@ from tiny_models import tiny_gguf
 from waiting import PATIENCE_S, until
 
 from bitnet.errors import UsageError
-from bitnet.server import connection, embedding, guard
+from bitnet.server import connection, guard
 from bitnet.server import openai as api
 from bitnet.server.narration import Narrator
 from bitnet.server.shapes import ChatRequest
@@ -147,7 +148,7 @@ def test_no_path_leads_to_a_file(worker, path):
 
 def test_a_model_that_a_request_names_is_not_opened(worker):
     reply = worker.post("/v1/completions", BODY | {"model": "/etc/passwd"})
-    assert reply.json()["model"] == "tiny"
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -166,11 +167,11 @@ def test_an_event_stays_on_its_line_whatever_is_in_it(as_json):
 def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatch, share, expected):
     monkeypatch.setattr(api, "DEFAULT_TOKENS", 8)
     request = ChatRequest(messages=[{"role": "user", "content": "a"}])
-    model = worker.service.worker.model
-    asked = api.Asked.new("x", "tiny")
-    (job,) = api.chat_jobs(request, model, asked, limit=1000, share=share)
-    spare = 11 - len(job.ids)  # the figures above are for a prompt of 11 ids in a context of 64
-    assert job.params.max_tokens == expected + (spare if share else 0)
+    service = replace(worker.service, max_output_tokens=1000)
+    monkeypatch.setattr(service.worker, "_fair_positions", share)
+    (sequence,) = api.chat(request, service)
+    spare = 11 - sequence.prompt_tokens  # the figures above are for a prompt of 11 ids of 64
+    assert sequence.request.max_tokens == expected + (spare if share else 0)
 
 
 def test_the_share_of_an_answer_is_what_fits_as_often_as_answers_are_written(serving):
@@ -196,16 +197,16 @@ def test_memory_that_no_answer_fits_is_refused_from_the_start(serving):
         serving(kv_budget_bytes=1000)
 
 
-def test_vectors_are_computed_part_by_part(worker, monkeypatch):
-    body = {"input": "abcdefghijklmnop"}
-    whole = worker.post("/v1/embeddings", body).json()["data"][0]["embedding"]
-    steps = []
-    step = embedding.Embedding.step
-    monkeypatch.setattr(embedding, "_CHUNK", 4)
-    monkeypatch.setattr(embedding.Embedding, "step", lambda self: steps.append(1) or step(self))
-    parts = worker.post("/v1/embeddings", body).json()["data"][0]["embedding"]
-    assert parts == pytest.approx(whole, abs=1e-4)
-    assert len(steps) >= 4
+def test_vectors_are_computed_part_by_part(worker):
+    body = {"input": ["abcdefghijklmnop", "xyz", "a"]}
+
+    def vectors():
+        return [one["embedding"] for one in worker.post("/v1/embeddings", body).json()["data"]]
+
+    whole = vectors()
+    worker.service.worker._scheduler.prefill_chunk = 4
+    for part, expected in zip(vectors(), whole, strict=True):
+        assert part == pytest.approx(expected, abs=1e-4)
 
 
 def test_vectors_wait_in_the_queue_like_answers(serving):

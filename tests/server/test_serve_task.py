@@ -131,6 +131,7 @@ def test_a_second_interrupt_does_not_wait(started):
     with socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S) as connection:
         connection.sendall(
             b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+            b"Content-Type: application/json\r\n"
             b"Expect: 100-continue\r\n\r\n"
         )
         assert b" 100 " in connection.recv(100)  # the request runs, and its body never comes
@@ -168,8 +169,8 @@ def test_answers_end_with_what_there_is_once_there_is_no_more_time(
         one.join()
     assert [reply.status_code for reply in replies] == [200, 200]
     plain, streamed = sorted((reply.text for reply in replies), key=lambda text: text[:1] != "{")
-    assert json.loads(plain)["finish_reason"] == "length"
-    assert streamed.endswith('"finish_reason":"length","done":true}\n\ndata: [DONE]\n\n')
+    assert json.loads(plain)["finish_reason"] == "cancelled"
+    assert streamed.endswith('"finish_reason":"cancelled","done":true}\n\ndata: [DONE]\n\n')
     assert not any("Traceback" in line for line in worker.lines)
 
 
@@ -196,8 +197,8 @@ def test_a_port_in_use_is_an_error_with_a_hint_before_the_model_is_loaded(starte
     [
         ("--callback-url", "http://"),
         ("--callback-url", "http://pool:99999/"),
-        ("--cors-origin", "chat.example"),
-        ("--cors-origin", "https://chat.example/page"),
+        ("--allow-origin", "chat.example"),
+        ("--allow-origin", "https://chat.example/page"),
     ],
 )
 def test_an_address_that_is_none_is_refused(bitnet, option, value):
@@ -299,3 +300,54 @@ def test_beyond_this_machine_a_key_is_wanted(started):
     assert any("--allow-unauthenticated" in line for line in worker.lines)
     allowed = started("--host", "0.0.0.0", "--allow-unauthenticated").listen()
     assert any(line.startswith("Warning: anybody who reaches") for line in allowed.lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [(("--host", "0.0.0.0", "--allow-unauthenticated"), 0), (("--host", "0.0.0.0"), 2)],
+)
+def test_json_narration_is_json_to_the_last_line(started, words, code):
+    worker = started("-vv", "--narration", "json", *words)
+    if not code:
+        worker.until('"action": "server_start"')
+        worker.process.send_signal(signal.SIGTERM)
+    assert worker.end() == code
+    events = [json.loads(line) for line in worker.lines]
+    assert all({"time", "level", "actor", "action", "human"} <= set(event) for event in events)
+    if code:
+        assert events[-1]["action"] == "worker_failed"
+        assert events[-1]["exit_code"] == code
+    else:
+        assert any(event["human"].startswith("anybody who reaches") for event in events)
+
+
+def test_the_name_of_a_model_is_not_cut_at_a_dot_and_has_aliases(started, model_path, tmp_path):
+    named = tmp_path / "bitnet-b1.58-2B.gguf"
+    named.write_bytes(model_path.read_bytes())
+    worker = started("--alias", "small", "--alias", "gpt-4", path=named).listen()
+    base = f"http://127.0.0.1:{worker.port}/v1"
+    (model,) = httpx.get(f"{base}/models", timeout=PATIENCE_S).json()["data"]
+    assert model["id"] == "bitnet-b1.58-2B"
+    for name in ("bitnet-b1.58-2B", "small", "gpt-4", "other"):
+        body = {"model": name, "prompt": "a", "max_tokens": 1}
+        reply = httpx.post(f"{base}/completions", json=body, timeout=PATIENCE_S)
+        assert reply.status_code == (404 if name == "other" else 200)
+
+
+def test_a_worker_that_drains_takes_connections_to_say_so(started, tmp_path):
+    endless = tiny_gguf(tmp_path / "endless.gguf", **{"llama.context_length": 10**6})
+    worker = started("--max-output-tokens", str(10**6), path=endless).listen()
+    wanted = {"prompt": "ab", "max_tokens": 10**6 - 9, "logit_bias": {"1": -1000}}
+    asking = threading.Thread(target=lambda: worker.post(wanted))
+    asking.start()
+    worker.until('action="inference_start"')
+    worker.process.send_signal(signal.SIGTERM)
+    worker.until('action="draining"')
+    base = f"http://127.0.0.1:{worker.port}"
+    ready = httpx.get(f"{base}/health/ready", timeout=PATIENCE_S)  # a connection of its own
+    assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+    assert worker.post({"prompt": "a"}).status_code == 503
+    worker.process.send_signal(signal.SIGINT)
+    worker.process.send_signal(signal.SIGINT)
+    assert worker.end() == 130
+    asking.join()

@@ -1,5 +1,7 @@
 """Many at once, and what may go wrong with some of them."""
 
+import http.client
+import io
 import json
 import socket
 import time
@@ -11,7 +13,7 @@ from waiting import PATIENCE_S, until
 
 from bitnet.runtime.language_model import load
 from bitnet.runtime.scheduler import Scheduler
-from bitnet.server import metrics
+from bitnet.server import connection
 from bitnet.server import worker as server_worker
 
 LONG = {"prompt": "ab", "max_tokens": 40}
@@ -23,13 +25,13 @@ def figures(worker):
 
 def open_stream(worker, body):
     """A connection on which a streamed answer begins, nothing read yet."""
-    content = json.dumps(body | {"stream": True}).encode()
-    connection = socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S)
-    connection.sendall(
+    content = json.dumps({"stream": True} | body).encode()
+    opened = socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S)
+    opened.sendall(
         b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n" % len(content) + content
     )
-    return connection
+    return opened
 
 
 def test_answers_written_together_are_those_written_alone(serving, model_path):
@@ -99,33 +101,111 @@ def test_a_slow_reader_holds_up_nobody(serving):
         assert worker.post("/v1/inference", LONG).status_code == 200
 
 
-def test_a_half_closed_connection_gets_its_answer_or_frees_its_place(serving):
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_half_closed_connection_gets_its_answer(serving, slow, monkeypatch, streams):
+    monkeypatch.setattr(connection, "PROBES_S", (0.0, 0.05, 0.1))
     worker = serving()
-    with open_stream(worker, LONG) as connection:
-        connection.shutdown(socket.SHUT_WR)
-        until(lambda: "bitnet_answers_total{" in figures(worker))
-        until(lambda: worker.service.worker.open_jobs == 0)
-    assert worker.post("/v1/inference", LONG).status_code == 200
+    content = json.dumps(LONG | {"stream": streams}).encode()
+    with socket.create_connection(("127.0.0.1", worker.port), timeout=PATIENCE_S) as half:
+        half.sendall(
+            b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+        )
+        until(lambda: worker.service.worker.open_jobs == 1)
+        slow(3)
+        half.shutdown(socket.SHUT_WR)
+        got = b""
+        while got.count(b"100 Continue") + got.count(b"\n:\n") < 1:  # a probe
+            got += half.recv(65536)
+        slow()
+        reply = http.client.HTTPResponse(Prefixed(half, got))
+        reply.begin()
+        text = reply.read().decode()
+    assert reply.status == 200
+    last = text if not streams else text.split("\n\n")[-3].removeprefix("data: ")
+    assert json.loads(last)["tokens_generated"] == 40
 
 
-def test_an_answer_ends_at_its_deadline_with_what_there_is(serving, monkeypatch):
+class Prefixed:
+    """A socket some of whose bytes have been read."""
+
+    def __init__(self, inner, got):
+        self.file = io.BufferedReader(Chained(got, inner.makefile("rb", buffering=0)))
+
+    def makefile(self, *_args, **_more):
+        return self.file
+
+
+class Chained(io.RawIOBase):
+    def __init__(self, got, rest):
+        super().__init__()
+        self.got, self.rest = got, rest
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        if not self.got:
+            return self.rest.readinto(buffer)
+        part, self.got = self.got[: len(buffer)], self.got[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_each_answer_that_begins_has_an_end_and_a_client_that_goes_is_no_error(
+    serving, slow, cancelled, streams
+):
+    worker = serving(max_batch=1)
+    going = open_stream(worker, LONG | {"stream": streams})
+    until(lambda: any('action="inference_start"' in line for line in worker.lines))
+    slow(2)
+    going.close()
+    assert cancelled.wait(PATIENCE_S)
+    slow()
+    worker.post("/v1/inference", LONG)
+    worker.post("/v1/inference", LONG | {"stream": True})
+
+    def count(action):
+        return sum(f'action="{action}"' in line for line in worker.lines)
+
+    until(lambda: count("inference_complete") == 2)
+    until(lambda: count("inference_cancelled") == 1)
+    assert count("inference_start") == 3
+    assert not any(line.startswith(("ERROR", "WARN")) for line in worker.lines)
+
+
+@pytest.fixture
+def late(serving, monkeypatch):
+    """A worker for which a thousand seconds go by in the fourth pass."""
     step, passes = Scheduler.step, []
 
     def counted(self):
         passes.append(self)
         return step(self)
 
-    def monotonic():  # a thousand seconds go by in the fourth pass
+    def monotonic():
         return time.monotonic() + (1000 if len(passes) > 3 else 0)
 
     monkeypatch.setattr(Scheduler, "step", counted)
-    for module in (server_worker, metrics):
-        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=monotonic))
-    worker = serving(deadline_s=900)
-    facts = worker.post("/v1/inference", LONG).json()
-    assert facts["finish_reason"] == "length"
-    assert facts["tokens_generated"] == 4
-    assert 'bitnet_answers_total{finish="deadline"} 1.0' in worker.http.get("/metrics").text
+    monkeypatch.setattr(server_worker, "time", SimpleNamespace(monotonic=monotonic))
+    return serving(deadline_s=900)
+
+
+def test_an_answer_beyond_its_deadline_is_a_504(late):
+    reply = late.post("/v1/inference", LONG)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline")
+    assert 'bitnet_answers_total{finish="deadline"} 1.0' in figures(late)
+    (line,) = [line for line in late.lines if 'action="inference_failed"' in line]
+    assert 'code="deadline"' in line
+
+
+def test_a_stream_beyond_its_deadline_ends_with_an_error_event(late):
+    text = late.post("/v1/inference", LONG | {"stream": True}).text
+    *parts, last = [json.loads(line.removeprefix("data: ")) for line in text.split("\n\n") if line]
+    assert len(parts) == 4
+    assert last["error"]["code"] == "deadline"
+    assert "[DONE]" not in text
 
 
 def test_one_failed_pass_fails_its_answers_and_the_worker_goes_on(serving, monkeypatch, caplog):

@@ -12,8 +12,8 @@ from tiny_models import TOKENS, VOCAB, tiny_gguf
 
 import bitnet
 from bitnet.errors import InferenceError, UsageError, VocabMismatch
+from bitnet.runtime.answer import StopStrings
 from bitnet.runtime.options import SamplingParams
-from bitnet.runtime.text import StopStrings
 
 PROMPT = "ab"
 LETTER = TOKENS.index("x")

@@ -1,0 +1,223 @@
+"""What an answer shall be: one record for the command line, an HTTP body and a row of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from bitnet.errors import UsageError
+from bitnet.options import check_bounds, option
+from bitnet.runtime.options import MAX_LOGPROBS, MAX_LOOKUP, SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["Grammar", "Matcher", "Request", "check_messages", "check_prompt"]
+
+
+class Matcher(Protocol):
+    """Where one answer stands in its grammar; ``runtime.structured`` has the real one."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer is complete and nothing may follow it."""
+
+    def allowed(self) -> NDArray[np.intp]:
+        """Ids that may come next, rising; those that end an answer where it may end."""
+
+    def accept(self, token: int) -> None:
+        """Count *token*, one of those allowed, as the next one."""
+
+    def valid(self, tokens: Sequence[int]) -> int:
+        """How many of *tokens*, from the first on, may follow one another."""
+
+
+class Grammar(Protocol):
+    """What every answer has to look like."""
+
+    def start(self) -> Matcher:
+        """The state before the first token of an answer."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One answer that is wanted. A value out of its range is a :class:`UsageError` naming it.
+
+    Attributes:
+        max_tokens: tokens at most.
+        stop: texts that end the answer and are no part of it.
+        lookup: tokens at most to draft in a pass from what was written before. It changes the
+            speed and never the answer.
+        sampling: how tokens are chosen.
+        prompt: text to continue, or its ids.
+        messages: a conversation to answer instead, ``{"role": ..., "content": ...}``, oldest first.
+        tools: functions that the chat template is told of.
+        template_variables: more for the chat template.
+        json_schema: the answer is JSON that follows it, as a mapping or as text.
+        regex: the whole answer matches it.
+        logprobs: how many alternatives to report with each token; ``None``: no log-probabilities.
+        min_tokens: tokens before which no stop id is chosen.
+        embed: no answer but a vector, the mean of the hidden states after each id.
+        stop_ids: token ids that end the answer; a :class:`LanguageModel` fills in its own.
+        grammar: *json_schema* or *regex* for the tokens of one model; a :class:`LanguageModel`
+            fills it in.
+    """
+
+    max_tokens: int = option(
+        128, "tokens to write at most", synonyms=("max-new-tokens", "n-predict"), short="n",
+        bounds=(1, None),
+    )  # fmt: skip
+    stop: list[str] = option([], "text that ends the answer; may be given several times")
+    lookup: int = option(
+        0, "draft up to this many tokens from the text so far; faster, never another answer",
+        bounds=(0, MAX_LOOKUP),
+    )  # fmt: skip
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    prompt: str | Sequence[int] = ""
+    messages: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+    template_variables: Mapping[str, Any] | None = None
+    json_schema: str | bool | Mapping[str, Any] | None = None
+    regex: str | None = None
+    logprobs: int | None = field(default=None, metadata={"bounds": (0, MAX_LOGPROBS)})
+    min_tokens: int = field(default=0, metadata={"bounds": (0, None)})
+    embed: bool = False
+    stop_ids: frozenset[int] = frozenset()
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot say.
+
+        Raises:
+            UsageError: a value is out of its range, or two of them contradict each other.
+        """
+        object.__setattr__(self, "stop", _stops(self.stop))
+        check_bounds(self)
+        if self.json_schema is not None and self.regex is not None:
+            raise UsageError(
+                "json_schema and regex are both given", hint="leave one out", field="json_schema"
+            )
+
+    @classmethod
+    def from_mapping(cls, given: Mapping[str, Any], default: Request | None = None) -> Request:
+        """The request that *given*, a JSON object, describes.
+
+        Args:
+            given: fields of a request and of its sampling by their names; ``None``, and -1 where
+                it means nothing else, stand for what *default* has.
+            default: for all that *given* leaves out.
+
+        Raises:
+            UsageError: an unknown field, or a value of the wrong type or out of its range.
+        """
+        default = default or cls()
+        known = {entry.name: entry for entry in fields(cls) if entry.name in _JSON}
+        drawn = {entry.name: entry for entry in fields(SamplingParams)}
+        own: dict[str, Any] = {}
+        sampling: dict[str, Any] = {}
+        for name, value in given.items():
+            if name not in known and name not in drawn:
+                raise UsageError(f"{name} is not a field of a request", field=name)
+            if value is None or (value == -1 and name in _MINUS_ONE and type(value) is int):
+                continue
+            checked = _checked(name, value, str((known | drawn)[name].type))
+            (own if name in known else sampling)[name] = checked
+        if sampling:
+            own["sampling"] = replace(default.sampling, **sampling)
+        return replace(default, **own)
+
+    def choice(self, number: int) -> Request:
+        """This request as answer *number* of several: each draws differently."""
+        return replace(self, sampling=self.sampling.turn(number))
+
+
+# What a JSON object may say; the rest follows from it.
+_JSON = {
+    *("prompt", "messages", "tools", "json_schema", "regex"),
+    *("max_tokens", "min_tokens", "stop", "lookup"),
+}
+_MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 is other programs' word for the default
+_KINDS = {"int": int, "float": float, "int | None": int, "float | None": float}
+
+
+def _checked(name: str, value: Any, kind: str) -> Any:
+    """*value* of the field *name*, whose annotation is *kind*."""
+    problem = ""
+    if kind in _KINDS:
+        return _number(name, value, _KINDS[kind])
+    if name == "prompt":
+        is_ids = isinstance(value, list) and all(type(one) is int for one in value)
+        problem = "" if isinstance(value, str) or is_ids else "prompt is not a text"
+    elif name == "messages":
+        check_messages(value)
+    elif name == "tools":
+        is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
+        problem = "" if is_list else "tools is not a list of objects"
+    elif name == "regex":
+        problem = "" if isinstance(value, str) else "regex is not a text"
+    elif name == "json_schema":
+        problem = "" if isinstance(value, (str, bool, dict)) else "json_schema is not an object"
+    elif name == "logit_bias":
+        problem = "" if isinstance(value, dict) else "logit_bias is not an object"
+    if problem:
+        raise UsageError(problem, field=name)
+    return value
+
+
+def check_messages(messages: Any) -> None:
+    """Accept a conversation.
+
+    Raises:
+        UsageError: it is not a list of messages, each with a role and content; it says where.
+    """
+    if not isinstance(messages, (list, tuple)) or not all(
+        isinstance(one, Mapping) for one in messages
+    ):
+        raise UsageError("messages is not a list of objects", field="messages")
+    if not messages:
+        raise UsageError("messages is empty", field="messages")
+    for number, one in enumerate(messages):
+        content, where = one.get("content"), f"messages.{number}"
+        problem = ""
+        if not isinstance(one.get("role"), str):
+            problem = "role is not a text"
+        elif content is None and one["role"] != "assistant":
+            problem = "content is missing; only an assistant's message may be without"
+        elif not isinstance(content, str | list | None):
+            problem = "content is neither a text nor a list"
+        if problem:
+            raise UsageError(f"{where}: {problem}", field=where)
+
+
+def _number(name: str, value: Any, wanted: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, wanted)):
+        whole = "whole " if wanted is int else ""
+        raise UsageError(f"{name} is not a {whole}number", field=name)
+    try:
+        return wanted(value)
+    except OverflowError as error:
+        raise UsageError(f"{name}: a number is out of its range: {error}", field=name) from None
+
+
+def _stops(given: Any) -> list[str]:
+    stops = [given] if isinstance(given, str) else given
+    if not isinstance(stops, Sequence) or not all(isinstance(one, str) for one in stops):
+        raise UsageError("stop is neither a text nor a list of texts", field="stop")
+    return list(stops)
+
+
+def check_prompt(text: str) -> None:
+    """Accept what a model can continue.
+
+    Raises:
+        UsageError: *text* is empty or holds a NUL character.
+    """
+    if not text:
+        raise UsageError("the prompt is empty", hint="pass some text: --prompt 'Once upon a time'")
+    if "\0" in text:
+        raise UsageError(
+            f"the prompt has a NUL character at position {text.index(chr(0)):,}",
+            hint="pass text, not a binary file",
+        )

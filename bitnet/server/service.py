@@ -1,0 +1,90 @@
+"""What the routes work with: one model behind a worker, its name, its figures and its events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from bitnet.errors import InferenceError
+from bitnet.server.faults import Refused
+
+if TYPE_CHECKING:
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.request import Request
+    from bitnet.runtime.sequence import Sequence
+    from bitnet.server.metrics import Metrics
+    from bitnet.server.narration import Narrator
+    from bitnet.server.worker import Worker
+
+__all__ = ["Service"]
+
+
+@dataclass(frozen=True)
+class Service:
+    """What the routes work with.
+
+    Attributes:
+        worker: runs the model.
+        metrics: counts.
+        narrate: tells what happens.
+        name: of the model, as clients see it.
+        created: when it was loaded, in seconds since the epoch.
+        max_output_tokens: tokens one answer may have.
+        aliases: other names that clients may use.
+    """
+
+    worker: Worker
+    metrics: Metrics
+    narrate: Narrator
+    name: str
+    created: int
+    max_output_tokens: int = 4096
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> LanguageModel:
+        """What answers."""
+        return self.worker.model
+
+    def check_name(self, name: str | None) -> None:
+        """Accept a request for the model *name*.
+
+        Raises:
+            Refused: there is no such model here (404).
+        """
+        if name is not None and name not in (self.name, *self.aliases):
+            raise Refused(
+                404, f"there is no model {name[:100]!r}, only {self.name!r}",
+                code="model_not_found", param="model",
+            )  # fmt: skip
+
+    def sequences(
+        self, ids: list[int], request: Request, *, tokens: int, choices: int = 1
+    ) -> list[Sequence]:
+        """Answers to *ids*, one for each choice, ready to be run.
+
+        Args:
+            ids: the prompt.
+            request: what is wanted, as the model prepared it.
+            tokens: how many to write at most.
+            choices: how many answers; each draws differently.
+
+        Raises:
+            Refused: too many tokens are asked for, or there is no room for them.
+        """
+        limit, context = self.max_output_tokens, self.model.context
+        if tokens > limit:
+            raise Refused(
+                400, f"{tokens:,} tokens asked for, this worker writes at most {limit:,}",
+                param="max_tokens",
+            )  # fmt: skip
+        if len(ids) > context:
+            raise Refused(
+                400, f"the prompt has {len(ids):,} tokens, the context holds {context:,}",
+                code="context_length_exceeded",
+            )  # fmt: skip
+        request = replace(request, max_tokens=tokens)
+        try:
+            return [self.worker.prepare(ids, request.choice(number)) for number in range(choices)]
+        except InferenceError as error:  # it would never fit the memory
+            raise Refused(400, error.message, code="context_length_exceeded") from error

@@ -1,0 +1,150 @@
+"""Every field that a client sends is done, or refused by its name."""
+
+import json
+import re
+
+import pytest
+from server_process import listening
+from tiny_models import TOKENS, tiny_gguf
+
+from bitnet.runtime.options import SamplingParams
+
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 8, "temperature": 0}
+TEXT = {"prompt": "ab", "max_tokens": 8, "temperature": 0}
+EOS = {str(TOKENS.index("</s>")): 1e6}
+TOOL = {"type": "function", "function": {"name": "zz", "parameters": {"type": "object"}}}
+
+
+def answer(worker, path, body):
+    reply = worker.post(path, body)
+    assert reply.status_code == 200, reply.text
+    (choice,) = reply.json()["choices"]
+    return choice.get("text", (choice.get("message") or {}).get("content"))
+
+
+@pytest.mark.parametrize(
+    "field",
+    ["grammar", "guided_grammar", "reasoning_effort", "no_such_field", "functions", "mirostat",
+     "typical_p", "dry_multiplier", "samplers", "prediction", "thinking", "best"],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/inference"])
+def test_a_field_that_is_not_done_is_refused_by_its_name(worker, path, field):
+    body = CHAT if "chat" in path else TEXT
+    reply = worker.post(path, body | {field: "low"})
+    assert reply.status_code == 400
+    assert field in reply.json()["error"]["message"]
+
+
+def test_what_changes_nothing_is_taken(worker):
+    harmless = {
+        "user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto",
+        "safety_identifier": "s", "prompt_cache_key": "k", "parallel_tool_calls": True,
+        "modalities": ["text"], "cache_prompt": True, "reasoning_effort": None, "functions": [],
+    }  # fmt: skip
+    assert answer(worker, "/v1/chat/completions", CHAT | harmless)
+
+
+def test_minus_one_means_the_default_as_elsewhere(worker):
+    for body in ({"top_k": -1}, {"seed": -1}, {"top_k": -1, "seed": -1}):
+        assert answer(worker, "/v1/completions", TEXT | body)
+    unsaid = worker.post("/v1/chat/completions", CHAT | {"max_tokens": None}).json()
+    minus = worker.post("/v1/chat/completions", CHAT | {"max_tokens": -1}).json()
+    longer = worker.post("/v1/chat/completions", CHAT | {"max_completion_tokens": -1}).json()
+    assert minus["choices"] == unsaid["choices"]
+    assert longer["usage"]["completion_tokens"] == 8  # max_tokens still says so
+    for field in ("top_k", "seed", "max_tokens"):
+        assert worker.post("/v1/completions", TEXT | {field: -2}).json()["error"]["param"] == field
+
+
+def test_every_option_of_sampling_is_documented_with_its_bounds_and_kept_to(worker):
+    shapes = worker.http.get("/openapi.json").json()["components"]["schemas"]
+    for name, low, high in (
+        ("temperature", 0, 100), ("top_p", 0, 1), ("min_p", 0, 1), ("top_k", 0, 2**31),
+        ("repetition_penalty", 0.001, 100), ("frequency_penalty", -100, 100),
+        ("presence_penalty", -100, 100), ("seed", 0, 2**64),
+    ):  # fmt: skip
+        assert name in SamplingParams.__dataclass_fields__
+        stated = json.dumps(shapes["ChatRequest"]["properties"][name])
+        assert f'"minimum": {json.dumps(low)}' in stated.replace(".0,", ",").replace(".0}", "}")
+        reply = worker.post("/v1/completions", TEXT | {name: high * 2 + 1})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, name)
+        assert not re.search("--", reply.json()["error"]["message"])
+
+
+def test_an_answer_has_at_least_min_tokens_and_can_ignore_its_end(worker):
+    ends = TEXT | {"logit_bias": EOS}
+    assert answer(worker, "/v1/completions", ends) == ""
+    reply = worker.post("/v1/completions", ends | {"min_tokens": 3}).json()
+    assert reply["usage"]["completion_tokens"] == 4  # the end comes fourth
+    reply = worker.post("/v1/completions", ends | {"ignore_eos": True}).json()
+    assert reply["usage"]["completion_tokens"] == 8
+    assert reply["choices"][0]["finish_reason"] == "length"
+
+
+def test_repeat_penalty_is_the_repetition_penalty(worker):
+    plain = answer(worker, "/v1/completions", TEXT)
+    one = answer(worker, "/v1/completions", TEXT | {"repeat_penalty": 50.0})
+    other = answer(worker, "/v1/completions", TEXT | {"repetition_penalty": 50.0})
+    assert one == other != plain
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"guided_regex": "q{3}"}, "qqq"),
+        ({"guided_choice": ["xyz", "xyzz"]}, "xyzz?"),
+        ({"structured_outputs": {"regex": "q{3}"}}, "qqq"),
+        ({"structured_outputs": {"choice": ["k", "no"]}}, "k|no"),
+        ({"json_schema": {"const": None}}, "null"),
+        ({"guided_json": {"const": None}}, "null"),
+        ({"guided_json": '{"const": true}'}, "true"),
+        ({"structured_outputs": {"json": {"const": None}}}, "null"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/inference"])
+def test_other_names_of_structured_answers_are_done(worker, path, fields, expected):
+    pytest.importorskip("llguidance")
+    reply = worker.post(path, (CHAT if "chat" in path else TEXT) | fields)
+    assert reply.status_code == 200, reply.text
+    facts = reply.json()
+    text = facts.get("text")
+    if text is None:
+        (choice,) = facts["choices"]
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+    assert re.fullmatch(expected, text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "a", "guided_json": {}}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {"grammar": "x"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"choice": [1]}}, "structured_outputs.choice"),
+        ({"json_schema": {"const": 1}, "response_format": {"type": "json_object"}}, "json_schema"),
+    ],
+)
+def test_structured_answers_that_contradict_are_refused(worker, fields, param):
+    reply = worker.post("/v1/chat/completions", CHAT | fields)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_tools_are_refused_where_the_template_drops_them(tmp_path):
+    template = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
+    path = tiny_gguf(tmp_path / "m.gguf", **{"tokenizer.chat_template": template})
+    with listening(path) as worker:
+        reply = worker.post("/v1/chat/completions", CHAT | {"tools": [TOOL]})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+        kept = CHAT | {"tools": [TOOL], "tool_choice": "none"}
+        assert worker.post("/v1/chat/completions", kept).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT), ("/v1/inference", TEXT),
+     ("/v1/embeddings", {"input": "a"})],
+)  # fmt: skip
+def test_another_models_name_is_not_found(worker, path, body):
+    reply = worker.post(path, body | {"model": "gpt-4"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (404, "model_not_found")
+    assert worker.post(path, body | {"model": "tiny"}).status_code == 200

@@ -1,0 +1,242 @@
+"""What one request does to the others, and what the worker says when something is wrong."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from waiting import PATIENCE_S, until
+
+from bitnet.runtime.sampling import Sampler
+from bitnet.runtime.structured import Grammars
+from bitnet.server import openai as api
+from bitnet.server import worker as server_worker
+
+LONG = {"prompt": "ab", "max_tokens": 40}
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+ANY = CHAT | {"response_format": {"type": "json_object"}}
+
+
+def schema(properties):
+    names = {f"p{number}": {"type": "null"} for number in range(properties)}
+    wanted = {"type": "object", "properties": names}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": wanted}}
+    return CHAT | {"response_format": form}
+
+
+def test_a_grammar_is_compiled_outside_of_the_models_thread_and_once(worker, monkeypatch):
+    pytest.importorskip("llguidance")
+    compiled = []
+    compile_ = Grammars._compile
+
+    def noted(self, kind, text):
+        compiled.append(threading.current_thread().name)
+        return compile_(self, kind, text)
+
+    monkeypatch.setattr(Grammars, "_compile", noted)
+    for count in (1, 3):
+        worker.post("/v1/chat/completions", ANY | {"n": count})
+    (name,) = compiled
+    assert name.startswith("bitnet-grammar")
+
+
+def test_others_are_answered_while_a_grammar_is_compiled(worker, monkeypatch):
+    pytest.importorskip("llguidance")
+    go_on, begun = threading.Event(), threading.Event()
+
+    def slow(self, kind, text):
+        begun.set()
+        assert go_on.wait(PATIENCE_S)
+        raise MemoryError
+
+    monkeypatch.setattr(Grammars, "_compile", slow)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(worker.post, "/v1/chat/completions", ANY)
+        assert begun.wait(PATIENCE_S)
+        assert worker.post("/v1/inference", LONG).json()["tokens_generated"] == 40
+        assert worker.post("/v1/chat/completions", CHAT).status_code == 200
+        go_on.set()
+        assert waiting.result().status_code == 500
+
+
+def test_a_grammar_that_takes_too_long_is_refused_and_one_too_large_at_once(worker, monkeypatch):
+    pytest.importorskip("llguidance")
+    go_on = threading.Event()
+    monkeypatch.setattr(Grammars, "_compile", lambda *_: go_on.wait(PATIENCE_S))
+    monkeypatch.setattr(server_worker, "COMPILE_S", 0.1)
+    reply = worker.post("/v1/chat/completions", ANY)
+    go_on.set()
+    assert reply.status_code == 400
+    assert "was not ready after 0.1 s" in reply.json()["error"]["message"]
+    reply = worker.post("/v1/chat/completions", schema(api.MAX_PROPERTIES + 1))
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
+
+
+def test_a_schema_with_3000_optional_properties_holds_up_nobody(worker):
+    pytest.importorskip("llguidance")
+    reply = worker.post("/v1/chat/completions", schema(3000))
+    assert reply.status_code == 400
+    assert "grammar" in reply.json()["error"]["message"]
+    assert worker.service.worker.open_jobs == 0
+    assert worker.post("/v1/inference", LONG).status_code == 200
+
+
+class Panic(BaseException):
+    """What a compiled library raises when it gives up."""
+
+
+@pytest.mark.parametrize("error", [ValueError("secret"), Panic()])
+def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, slow, monkeypatch, error):
+    worker = serving(max_batch=4)
+    sample = Sampler.sample
+
+    def breaks(self, *args, **more):
+        if self.params.temperature == 7:
+            raise error
+        return sample(self, *args, **more)
+
+    monkeypatch.setattr(Sampler, "sample", breaks)
+    with ThreadPoolExecutor(3) as pool:
+        good = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
+        bad = pool.submit(worker.post, "/v1/inference", LONG | {"temperature": 7.0, "top_k": 0})
+        until(lambda: worker.service.worker.open_jobs == 3)
+        slow()
+        assert bad.result().status_code == 500
+        assert "secret" not in bad.result().text
+        texts = {one.result().json()["text"] for one in good}
+    expected = worker.post("/v1/inference", LONG).json()["text"]
+    assert texts == {expected}
+
+
+def test_a_pass_that_fails_for_one_sequence_is_run_for_the_others(serving, slow, monkeypatch):
+    worker = serving(max_batch=4)
+    model = worker.service.model.model
+    run = type(model).run
+    poison = worker.service.model.tokenizer.encode("zzz", add_special=False)
+
+    def breaks(self, segments):
+        if any(list(segment.tokens)[-3:] == poison for segment in segments):
+            raise RuntimeError("a bad weight")
+        return run(self, segments)
+
+    monkeypatch.setattr(type(model), "run", breaks)
+    with ThreadPoolExecutor(3) as pool:
+        good = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
+        bad = pool.submit(worker.post, "/v1/inference", LONG | {"prompt": "zzz"})
+        until(lambda: worker.service.worker.open_jobs == 3)
+        slow()
+        assert bad.result().status_code == 500
+        assert [one.result().json()["tokens_generated"] for one in good] == [40, 40]
+
+
+def test_a_dead_thread_fails_everything_and_says_so(serving, slow, monkeypatch):
+    worker = serving()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(worker.post, "/v1/inference", LONG)
+        until(lambda: worker.service.worker.open_jobs == 1)
+        monkeypatch.setattr(server_worker.Worker, "_step", lambda self: 1 / 0)
+        slow()
+        assert waiting.result().status_code == 503
+    until(lambda: not worker.service.worker.alive)
+    live = worker.http.get("/health/live")
+    assert (live.status_code, live.json()["status"]) == (503, "dead")
+    assert worker.http.get("/health/ready").status_code == 503
+    assert worker.post("/v1/inference", LONG).status_code == 503
+
+
+DIES = """
+import sys
+from bitnet.server.worker import Worker
+Worker._step = lambda self: 1 / 0
+from bitnet.__main__ import main
+sys.argv[1:] = ["serve", "--model", sys.argv[1], "--port", "0"]
+main()
+"""
+
+
+def test_a_worker_whose_thread_dies_ends_with_a_code(model_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", DIES, str(model_path)], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        port = next(
+            int(found[1])
+            for line in process.stderr
+            if (found := re.search(r"listening on 127\.0\.0\.1:(\d+)", line))
+        )
+        content = json.dumps(LONG).encode()
+        with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as connection:
+            connection.sendall(
+                b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\n"
+                b"Content-Length: %d\r\n\r\n" % len(content) + content
+            )
+            assert b" 503 " in connection.recv(100)
+        assert "the thread that ran the model died" in process.communicate(timeout=PATIENCE_S)[1]
+        assert process.returncode == 16
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_worker_that_drains_says_so_on_new_connections(serving, slow):
+    worker = serving()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(worker.post, "/v1/inference", LONG)
+        until(lambda: worker.service.worker.open_jobs == 1)
+        worker.service.worker.drain()
+        assert worker.http.get("/health/ready").json()["status"] == "draining"
+        slow()
+        assert running.result().status_code == 200
+
+
+def test_texts_are_prepared_in_threads_of_their_own(worker, monkeypatch):
+    names = []
+    tokenizer = type(worker.service.model.tokenizer)
+    encode = tokenizer.encode
+
+    def noted(self, *args, **more):
+        names.append(threading.current_thread().name)
+        return encode(self, *args, **more)
+
+    monkeypatch.setattr(tokenizer, "encode", noted)
+    worker.post("/v1/inference", LONG)
+    worker.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 1})
+    worker.post("/v1/chat/completions", CHAT)
+    worker.post("/v1/embeddings", {"input": ["a", "b"]})
+    worker.post("/tokenize", {"content": "a"})
+    assert len(names) == 7
+    assert {name.rpartition("_")[0] for name in names} == {"bitnet-prepare"}
+
+
+def test_vectors_share_passes_and_memory_with_answers(serving, slow):
+    worker = serving(max_batch=4)
+    inputs = ["abc", "defghi", "j"]
+    passes = []
+    with ThreadPoolExecutor(2) as pool:
+        answer = pool.submit(worker.post, "/v1/inference", LONG)
+        vectors = pool.submit(worker.post, "/v1/embeddings", {"input": inputs})
+        until(lambda: worker.service.worker.open_jobs == 2)
+        scheduler = worker.service.worker._scheduler
+        run = scheduler._run
+        scheduler._run = lambda parts: passes.append(len(parts)) or run(parts)
+        slow()
+        text = answer.result().json()["text"]
+        assert [one["index"] for one in vectors.result().json()["data"]] == [0, 1, 2]
+    assert text == worker.post("/v1/inference", LONG).json()["text"]
+    assert max(passes) == 4  # the answer and three vectors in one pass
+
+
+def test_vectors_keep_to_the_memory_for_keys_and_values(serving, tmp_path):
+    page = 64 * serving().service.worker._scheduler.new_cache().bytes_per_position
+    worker = serving(max_batch=2, kv_budget_bytes=page)
+    seen = []
+    scheduler = worker.service.worker._scheduler
+    step = scheduler.step
+    scheduler.step = lambda: (step(), seen.append(scheduler.kv_bytes))[0]
+    assert worker.post("/v1/embeddings", {"input": ["ab"] * 5}).status_code == 200
+    assert 0 < max(seen) <= page
