@@ -12,8 +12,8 @@ from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer import Tokenizer, load_tokenizer, resolve_tokenizer
 from bitnet.tokenizer.agreement import PROBES
 from bitnet.tokenizer.compiled import meta_of
+from bitnet.tokenizer.engines import portable_engine
 from bitnet.tokenizer.load import load_spec
-from bitnet.tokenizer.tokenizer import _Portable
 
 VERSIONS = {
     "v3": {},
@@ -41,7 +41,7 @@ def tekken():
 
 def _engines(path):
     spec = load_spec(path)
-    return Tokenizer.from_spec(spec), Tokenizer(_Portable(spec), meta_of(spec))
+    return Tokenizer.from_spec(spec), Tokenizer(portable_engine(spec), meta_of(spec))
 
 
 def _same_as(oracle, tokenizer, tekken, texts, rounds):
