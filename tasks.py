@@ -81,7 +81,7 @@ def race(c):
 
 @task(
     help={
-        "target": "a row of tests/fuzz/targets.py, such as tokenizer-json or gguf, or models",
+        "target": "a row of tests/fuzz/targets.py, such as gguf, or models, or configurations",
         "minutes": "how long",
     },
     positional=["target"],
@@ -90,10 +90,11 @@ def fuzz(c, target, minutes=10):
     """Look for inputs that break a reader, guided by coverage (needs atheris).
 
     `models` draws configurations of every family instead, and compares with transformers and
-    llama.cpp (extras parity and crossval).
+    llama.cpp (extras parity and crossval); `configurations` draws those of tokenizer.json, and
+    compares with the tokenizers library.
     """
-    if target == "models":
-        program = ROOT / "tests" / "fuzz" / "fuzz_models.py"
+    if target in ("models", "configurations"):
+        program = ROOT / "tests" / "fuzz" / f"fuzz_{target}.py"
         c.run(f"{sys.executable} {program} --minutes {int(minutes)}", pty=False)
         return
     found = ROOT / "build" / "fuzz" / target

@@ -37,7 +37,9 @@ TokenizerEngine::TokenizerEngine(const char* data, size_t size)
     const auto is = [](uint32_t flag) { return [flag](const AddedToken& t) { return (t.flags & flag) != 0; }; };
     const auto normalized = is(AddedToken::kNormalized), special = is(AddedToken::kSpecial);
     raw_ = matcher(added, [&](const AddedToken& t) { return !normalized(t); });
-    raw_ordinary_ = matcher(added, [&](const AddedToken& t) { return !normalized(t) && !special(t); });
+    if (is_sentencepiece()) {  // finds what it knows in the text of control tokens too
+        raw_ordinary_ = matcher(added, [&](const AddedToken& t) { return !normalized(t) && !special(t); });
+    }
     normalized_ = matcher(added, normalized);
     if (model() == ModelKind::kSpm) untouched_ = matcher(added, normalized);
     if (model() == ModelKind::kUnigram) {
@@ -79,21 +81,21 @@ bool TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out
     worker->budget = Budget(text.size());
     bool exact = true;
     std::string normal;
-    (parse_special ? raw_ : raw_ordinary_)
+    (parse_special || !is_sentencepiece() ? raw_ : raw_ordinary_)
         .split(
-            text,
+            text, parse_special,
             [&](size_t begin, size_t end) {
                 if (!exact) return;
                 const std::string_view stretch = text.substr(begin, end - begin);
                 const bool rest = goes_on && begin == 0;
                 if (normalizer_.empty()) {
-                    encode_stretch(*worker, stretch, begin == 0 && !rest, rest, out, nullptr);
+                    encode_stretch(*worker, stretch, {begin == 0 && !rest, rest, parse_special}, out, nullptr);
                     return;
                 }
                 normal.assign(stretch);
                 exact = normalize(normalizer_, normal, rest);
                 if (!exact) return;
-                encode_stretch(*worker, normal, begin == 0 && !rest, rest, out, nullptr);
+                encode_stretch(*worker, normal, {begin == 0 && !rest, rest, parse_special}, out, nullptr);
             },
             [&](uint32_t id, size_t, size_t) { out.push_back(id); });
     give_back(std::move(worker));
@@ -101,21 +103,22 @@ bool TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out
     return exact;
 }
 
-void TokenizerEngine::encode_normalized(std::string_view text, bool at_start, Ids& out, Spans* spans) {
+void TokenizerEngine::encode_normalized(std::string_view text, bool at_start, bool parse_special,
+                                        Ids& out, Spans* spans) {
     auto worker = borrow();
     worker->budget = Budget(text.size());
-    encode_stretch(*worker, text, at_start, false, out, spans);
+    encode_stretch(*worker, text, {at_start, false, parse_special}, out, spans);
     give_back(std::move(worker));
 }
 
 // A stretch between tokens found in raw text, normalized.
-void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, bool at_start,
-                                     bool goes_on, Ids& out, Spans* spans) {
+void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out,
+                                     Spans* spans) {
     std::string normal;
     Origin origin;  // of normal
     const size_t known = spans != nullptr ? spans->size() : 0;
     if (is_sentencepiece()) {
-        normal = normalize_sentencepiece(file_, charsmap_, untouched_, text, !goes_on,
+        normal = normalize_sentencepiece(file_, charsmap_, untouched_, text, !place.goes_on,
                                          spans != nullptr ? &origin : nullptr);
         text = normal;
     }
@@ -123,10 +126,10 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, bool
         encode_unigram(file_, lowest_score_, text, worker.budget, out, spans);
     } else {
         normalized_.split(
-            text,
+            text, place.parse_special,
             [&](size_t begin, size_t end) {
                 const size_t first = spans != nullptr ? spans->size() : 0;
-                encode_pieces(worker, text.substr(begin, end - begin), at_start && begin == 0, out, spans);
+                encode_pieces(worker, text.substr(begin, end - begin), place.at_start && begin == 0, out, spans);
                 shift(spans, first, begin);
             },
             [&](uint32_t id, size_t begin, size_t end) {

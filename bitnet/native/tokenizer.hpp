@@ -26,7 +26,8 @@ public:
     bool encode(std::string_view text, bool parse_special, Ids& out, bool goes_on = false);
     // The same for a stretch between added tokens whose normalization is done. Spans, in bytes of
     // text, are filled in when asked for.
-    void encode_normalized(std::string_view text, bool at_start, Ids& out, Spans* spans = nullptr);
+    void encode_normalized(std::string_view text, bool at_start, bool parse_special, Ids& out,
+                           Spans* spans = nullptr);
 
     const TokenizerFile& file() const { return file_; }
 
@@ -40,8 +41,11 @@ private:
     };
     std::unique_ptr<Worker> borrow();
     void give_back(std::unique_ptr<Worker> worker);
-    void encode_stretch(Worker& worker, std::string_view text, bool at_start, bool goes_on, Ids& out,
-                        Spans* spans);
+    // Where in the whole text a stretch lies, and whether special tokens are looked for in it.
+    struct Place {
+        bool at_start, goes_on, parse_special;
+    };
+    void encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out, Spans* spans);
     void encode_pieces(Worker& worker, std::string_view text, bool at_start, Ids& out, Spans* spans);
     void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
     ModelKind model() const { return static_cast<ModelKind>(file_.config.model); }

@@ -32,9 +32,10 @@ public:
 
     const AddedToken* longest(std::string_view text, size_t at) const;
 
-    // Calls on_text(begin, end) and on_token(id, begin, end) from left to right.
+    // Calls on_text(begin, end) and on_token(id, begin, end) from left to right. Unless special
+    // tokens are wanted, their matches stay text, and nothing else is found in them.
     template <typename OnText, typename OnToken>
-    void split(std::string_view text, OnText on_text, OnToken on_token) const {
+    void split(std::string_view text, bool special, OnText on_text, OnToken on_token) const {
         size_t done = 0;
         Spaces spaces;
         for (size_t at = first_candidate(text, 0); at < text.size(); at = first_candidate(text, at)) {
@@ -45,11 +46,11 @@ public:
             }
             size_t begin = at, end = at + token->text.size();
             at = end;
+            if (!special && token->flags & AddedToken::kSpecial) continue;
             if (!widen(text, *token, spaces, &begin, &end)) continue;
-            begin = std::max(begin, done);
-            end = std::max(end, done);
+            if (token->flags & AddedToken::kLeft && begin < done) begin = done;
             if (begin > done) on_text(done, begin);
-            on_token(token->id, begin, end);
+            if (begin < end) on_token(token->id, begin, end);  // else it lies in the spaces before
             done = end;
         }
         if (done < text.size()) on_text(done, text.size());

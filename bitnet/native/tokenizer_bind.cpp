@@ -165,14 +165,14 @@ public:
     }
 
     // (id, first character, behind its last character) of each id of a stretch.
-    nb::list spans(nb::str text, bool at_start) {
+    nb::list spans(nb::str text, bool at_start, bool parse_special) {
         const std::string_view input = utf8(text);
         Ids ids;
         Spans spans;
         std::vector<size_t> characters;  // up to each byte, the one it belongs to included
         {
             const Released released;
-            engine_->encode_normalized(input, at_start, ids, &spans);
+            engine_->encode_normalized(input, at_start, parse_special, ids, &spans);
             characters.reserve(input.size());
             size_t count = 0;
             for (const char c : input) characters.push_back(count += !unicode::continues(c));
@@ -189,12 +189,12 @@ public:
         return out;
     }
 
-    nb::object encode_normalized(nb::str text, bool at_start) {
+    nb::object encode_normalized(nb::str text, bool at_start, bool parse_special) {
         const std::string_view input = utf8(text);
         Ids ids;
         {
             const Released released;
-            engine_->encode_normalized(input, at_start, ids);
+            engine_->encode_normalized(input, at_start, parse_special, ids);
         }
         return list(ids);
     }
@@ -318,9 +318,11 @@ void bind_tokenizer(nb::module_& m) {
         .def("count", &PyTokenizer::count, nb::arg("text"), nb::arg("parse_special"),
              nb::arg("goes_on"), "How many ids encode gives.")
         .def("spans", &PyTokenizer::spans, nb::arg("text"), nb::arg("at_start"),
+             nb::arg("parse_special"),
              "Ids as encode_normalized gives them, with the characters each stands for.")
         .def("encode_normalized", &PyTokenizer::encode_normalized, nb::arg("text"),
-             nb::arg("at_start"), "Ids of a normalized stretch between added tokens.")
+             nb::arg("at_start"), nb::arg("parse_special"),
+             "Ids of a normalized stretch between added tokens.")
         .def("token_spelling", &PyTokenizer::token_spelling, nb::arg("id"),
              "Bytes of a byte-level token; of others, and of added tokens, their text.")
         .def("token_flags", &PyTokenizer::token_flags, nb::arg("id"))

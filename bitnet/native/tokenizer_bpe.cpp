@@ -166,13 +166,19 @@ void Bpe::start(std::string_view piece, Spans* spans) {
         }
         return;
     }
-    bool after_unknown = false;
+    // As in the library, an unknown waits for the next known character: bytes overtake it.
+    bool waiting = false;
+    Span unknown_at{};
+    const auto flush = [&] {
+        if (waiting) add(unknown, unknown_at.begin, unknown_at.end);
+        waiting = false;
+    };
     for (size_t i = 0, n = 0; i < piece.size(); i += n) {
         n = unicode::length(piece, i);
         const uint32_t id = file_.find(piece.data() + i, n);
         if (id != kNoId) {
+            flush();
             add(id, i, i + n);
-            after_unknown = false;
             continue;
         }
         bool bytes = (flags & kByteFallback) != 0;
@@ -183,13 +189,14 @@ void Bpe::start(std::string_view piece, Spans* spans) {
             for (size_t k = 0; k < n; ++k) {
                 add(file_.byte_id(static_cast<unsigned char>(piece[i + k])), i + k, i + k + 1);
             }
-            after_unknown = false;
         } else if (unknown != kNoId) {
-            if (!after_unknown || !(flags & kFuseUnknown)) add(unknown, i, i + n);
-            else if (spans != nullptr) spans->back().end = i + n;
-            after_unknown = true;
+            if (!(flags & kFuseUnknown)) flush();
+            if (!waiting) unknown_at.begin = i;
+            unknown_at.end = i + n;
+            waiting = true;
         }
     }
+    flush();
 }
 
 void Bpe::merge_few() {

@@ -31,19 +31,29 @@ class AddedTokens:
     Args:
         tokens: the added tokens of the vocabulary.
         normalized: which stage; tokens of the other one are left out.
+        sentencepiece: of a SentencePiece model.
     """
 
-    def __init__(self, tokens: Iterable[AddedToken], *, normalized: bool = False) -> None:
+    def __init__(
+        self,
+        tokens: Iterable[AddedToken],
+        *,
+        normalized: bool = False,
+        sentencepiece: bool = False,
+    ) -> None:
         chosen = [token for token in tokens if token.normalized is normalized and token.text]
         self._all = _Matcher(chosen)
-        self._ordinary = _Matcher([token for token in chosen if not token.special])
+        self._ordinary = self._all
+        if sentencepiece:  # finds what it knows in the text of control tokens too
+            self._ordinary = _Matcher([token for token in chosen if not token.special])
 
     def split(self, text: str, *, parse_special: bool = True) -> list[int | str]:
         """Ids of the added tokens in *text* and, as they are, the stretches between them.
 
         Args:
             text: raw or normalized text, depending on the stage.
-            parse_special: recognise special tokens too; other added tokens always are.
+            parse_special: recognise special tokens too; other added tokens always are. Where one
+                is not, its text stays in one stretch.
         """
         parts = self.cut(text, parse_special=parse_special)
         return [text[start:stop] if id is None else id for id, start, stop in parts]
@@ -52,7 +62,7 @@ class AddedTokens:
         self, text: str, *, parse_special: bool = True
     ) -> Iterator[tuple[int | None, int, int]]:
         """As :meth:`split`, in characters: id or ``None``, first, behind the last."""
-        return (self._all if parse_special else self._ordinary).cut(text)
+        return (self._all if parse_special else self._ordinary).cut(text, special=parse_special)
 
 
 class _Matcher:
@@ -65,11 +75,13 @@ class _Matcher:
         texts = sorted(self._by_text, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
 
-    def cut(self, text: str) -> Iterator[tuple[int | None, int, int]]:
+    def cut(self, text: str, *, special: bool) -> Iterator[tuple[int | None, int, int]]:
         done = 0
         runs = _Runs(text)
         for match in self._pattern.finditer(text) if self._pattern is not None else ():
             token = self._by_text[match.group()]
+            if token.special and not special:
+                continue
             start, stop = match.span()
             if token.single_word and not _is_whole_word(text, start, stop):
                 continue
@@ -77,11 +89,13 @@ class _Matcher:
                 start = runs.start(start)
             if token.rstrip:
                 stop = runs.stop(stop)
-            start = max(start, done)
+            if token.lstrip:
+                start = max(start, done)
             if done < start:
                 yield None, done, start
-            done = max(stop, done)
-            yield token.id, start, done
+            if start < stop:  # else it lies in the white space of the token before
+                yield token.id, start, stop
+            done = stop
         if done < len(text):
             yield None, done, len(text)
 

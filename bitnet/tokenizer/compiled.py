@@ -56,6 +56,7 @@ _BYTE_LEVEL, _BYTE_FALLBACK, _IGNORE_MERGES, _SPACE_PREFIX, _TRIM, _FUSE = 1, 2,
 _SPECIAL, _VERBATIM, _BYTE, _IN_MODEL, _USER, _UNUSED = 1, 2, 4, 8, 16, 32
 # GGUF token types.
 _CONTROL, _USER_TYPE, _UNUSED_TYPE, _BYTE_TYPE = 3, 4, 5, 6
+_OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # the bytes that UTF-8 has
 _ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 _META = (
     *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "unknown_id"),
@@ -79,7 +80,8 @@ def _vocabulary(spec: TokenizerSpec) -> _Vocabulary:
     spellings: list[bytes] = []
     flags = bytearray(len(spec.tokens))
     byte_ids = array("I", [_NO_ID]) * 256
-    bytes_by_text = {f"<0x{byte:02X}>": byte for byte in range(256)} if spec.byte_fallback else {}
+    fallback = spec.byte_fallback and not spec.byte_level
+    bytes_by_text = {f"<0x{byte:02X}>": byte for byte in range(256)} if fallback else {}
     for id, (text, kind) in enumerate(zip(spec.tokens, types, strict=True)):
         token = added.get(id)
         spelling = spell_bytes(text) if spec.byte_level else None
@@ -148,6 +150,10 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
     prefix, suffix = spec.affixes
     special = {id for id, kind in enumerate(spec.token_types) if kind == _CONTROL}
     special |= {token.id for token in spec.added if token.special}
+    if spec.decoder:  # the library tells special tokens by the texts that it shows
+        texts = {spec.tokens[id] for id in special}
+        shown = {token.id: token.text for token in spec.added}
+        special = {id for id, text in shown.items() if text in texts}
     values: dict[str, Any] = {name: getattr(spec, name) for name in _META}
     return values | {
         "prefix": list(prefix),
@@ -188,8 +194,10 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
     module = native.module()
     if module is None:
         raise NotNative("the native module is not in use")
-    if spec.model in ("spm", "unigram") and (spec.normalizer or spec.pre_tokenizer):
+    if spec.model in ("spm", "unigram") and not spec.is_sentencepiece:
         raise NotNative(f"{spec.model} with steps of its own")
+    if spec.byte_level and spec.model != "bpe":
+        raise NotNative(f"{spec.model} over the spelling of bytes")
     if spec.byte_level and spec.decoding[0].type not in ("Bytes", "ByteLevel"):
         raise NotNative("bytes that are not decoded as bytes")
     check_spec(spec)
@@ -203,6 +211,10 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
 def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
     steps = pack_steps(spec, module)
     vocabulary = _vocabulary(spec)
+    unknown = spec.decoder and (spec.unknown_id is not None or spec.byte_fallback)
+    lacks = _NO_ID in (vocabulary.byte_ids[byte] for byte in _OF_TEXT)
+    if spec.byte_level and unknown and lacks:
+        raise NotNative("bytes without a token of their own")
     offsets = array("I", [0])
     for spelling in vocabulary.spellings:
         offsets.append(offsets[-1] + len(spelling))

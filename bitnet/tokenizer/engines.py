@@ -139,7 +139,7 @@ class _Native:
                 continue
             with self._bounded():
                 normal, origin = self._aligned(text[start:stop])
-                spans = self._engine.spans(normal, start == 0)
+                spans = self._engine.spans(normal, start == 0, parse_special)
             found.extend(moved(spans, origin, start))
         return found
 
@@ -215,7 +215,7 @@ class _Native:
             normalizer = self._normalizers[rest]
             with fenced(f"the tokenizer {self._source}"):
                 normal = part if normalizer is None else normalizer.normalize_str(part)
-            ids.extend(self._engine.encode_normalized(normal, i == 0 and not rest))
+            ids.extend(self._engine.encode_normalized(normal, i == 0 and not rest, parse_special))
         return ids
 
 

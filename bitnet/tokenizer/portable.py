@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from bitnet.errors import Unsupported
 from bitnet.tokenizer.added import AddedTokens
 from bitnet.tokenizer.library import fenced, library_for
 from bitnet.tokenizer.library_patterns import linear_steps
@@ -19,6 +20,7 @@ from bitnet.tokenizer.offsets import aligner, moved
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.sentencepiece import SentencePiece
 from bitnet.tokenizer.spec import Step
+from bitnet.tokenizer.steps import moves_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,9 +33,17 @@ if TYPE_CHECKING:
 __all__ = ["PortableEngine"]
 
 
+class _Place(NamedTuple):
+    """Where in the whole text a stretch lies, and whether special tokens are looked for in it."""
+
+    at_start: bool
+    goes_on: bool
+    special: bool
+
+
 class _Pieces(Protocol):
-    def encode(self, text: str, *, at_start: bool, goes_on: bool) -> list[int]: ...
-    def spans(self, text: str, *, at_start: bool) -> Iterable[tuple[int, int, int]]: ...
+    def encode(self, text: str, place: _Place) -> list[int]: ...
+    def spans(self, text: str, place: _Place) -> Iterable[tuple[int, int, int]]: ...
 
 
 class PortableEngine:
@@ -49,10 +59,9 @@ class PortableEngine:
     def __init__(self, spec: TokenizerSpec) -> None:
         check_spec(spec)
         self.spec = spec
-        self._added = AddedTokens(spec.added)
+        self._added = AddedTokens(spec.added, sentencepiece=spec.is_sentencepiece)
         self._pieces: _Pieces
-        own = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
-        self._pieces = _Own(spec) if own else _Library(spec)
+        self._pieces = _Own(spec) if spec.is_sentencepiece else _Library(spec)
 
     def encode(self, text: str, *, parse_special: bool = True, goes_on: bool = False) -> list[int]:
         """Ids of *text*, no BOS or EOS added.
@@ -69,8 +78,8 @@ class PortableEngine:
                 ids.append(part)
             else:
                 rest = goes_on and i == 0
-                first = i == 0 and not rest
-                ids.extend(self._pieces.encode(part, at_start=first, goes_on=rest))
+                place = _Place(i == 0 and not rest, rest, parse_special)
+                ids.extend(self._pieces.encode(part, place))
         return ids
 
     def encode_ordinary(self, text: str, *, at_start: bool = True) -> list[int]:
@@ -80,7 +89,7 @@ class PortableEngine:
             text: holds no token that is cut out of raw text.
             at_start: nothing came before it.
         """
-        return self._pieces.encode(text, at_start=at_start, goes_on=False)
+        return self._pieces.encode(text, _Place(at_start, goes_on=False, special=True))
 
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
         """Ids of *text*, each with its first character and the one behind its last."""
@@ -89,7 +98,8 @@ class PortableEngine:
             if id is not None:
                 found.append((id, start, stop))
                 continue
-            own = self._pieces.spans(text[start:stop], at_start=start == 0)
+            place = _Place(start == 0, goes_on=False, special=parse_special)
+            own = self._pieces.spans(text[start:stop], place)
             found.extend(moved(own, None, start))
         return found
 
@@ -108,10 +118,10 @@ class _Own:
     def __init__(self, spec: TokenizerSpec) -> None:
         self._model = SentencePiece(spec)
 
-    def encode(self, text: str, *, at_start: bool, goes_on: bool) -> list[int]:  # noqa: ARG002
-        return self._model.encode(text, goes_on=goes_on)
+    def encode(self, text: str, place: _Place) -> list[int]:
+        return self._model.encode(text, goes_on=place.goes_on)
 
-    def spans(self, text: str, *, at_start: bool) -> list[tuple[int, int, int]]:  # noqa: ARG002
+    def spans(self, text: str, place: _Place) -> list[tuple[int, int, int]]:  # noqa: ARG002
         return self._model.spans(text)
 
 
@@ -126,30 +136,47 @@ class _Library:
         rest = [step for step in spec.normalizer if step.type != "Prepend"]
         self._rest = library_for(spec.source, rest).normalizer
         self._aligned = aligner(spec.source, spec.normalizer)
+        self._whole: Tokenizer | None = None
+        if prepends and moves_first(spec):
+            # The library tells what is first by where it was before it was normalized.
+            if any(token.normalized for token in spec.added):
+                raise Unsupported(
+                    f"the tokenizer {spec.source} prepends to what is first, which its normalizers"
+                    " move, and has added tokens in normalized text",
+                    hint="name another tokenizer with --tokenizer FILE",
+                )
+            self._whole = _build(spec, first=True)
         self._first.normalizer = self._later.normalizer = None
         self._added = AddedTokens(spec.added, normalized=True)
         self._source = spec.source
         self._threes = spec.pre_tokenizer == PRE_TOKENIZERS["superbpe"].steps
 
-    def encode(self, text: str, *, at_start: bool, goes_on: bool) -> list[int]:
-        normalizer = self._rest if goes_on else self._normalizer
+    def encode(self, text: str, place: _Place) -> list[int]:
+        normalizer = self._rest if place.goes_on else self._normalizer
         with fenced(f"the tokenizer {self._source}"):
+            if self._whole is not None and place.at_start:
+                return list(self._whole.encode(text, add_special_tokens=False).ids)
             if normalizer is not None:
                 text = normalizer.normalize_str(text)
-            return [id for id, *_ in self._encoded(text, at_start=at_start)]
+            return [id for id, *_ in self._encoded(text, place)]
 
-    def spans(self, text: str, *, at_start: bool) -> Iterator[tuple[int, int, int]]:
-        normal, origin = self._aligned(text)
+    def spans(self, text: str, place: _Place) -> Iterator[tuple[int, int, int]]:
         with fenced(f"the tokenizer {self._source}"):
-            yield from moved(self._encoded(normal, at_start=at_start), origin, 0)
+            if self._whole is not None and place.at_start:
+                found = self._whole.encode(text, add_special_tokens=False)
+                pairs = zip(found.ids, found.offsets, strict=True)
+                yield from ((id, start, stop) for id, (start, stop) in pairs)
+                return
+            normal, origin = self._aligned(text)
+            yield from moved(self._encoded(normal, place), origin, 0)
 
-    def _encoded(self, text: str, *, at_start: bool) -> Iterator[tuple[int, int, int]]:
+    def _encoded(self, text: str, place: _Place) -> Iterator[tuple[int, int, int]]:
         """Ids and characters of a normalized text."""
-        for id, start, stop in self._added.cut(text):
+        for id, start, stop in self._added.cut(text, parse_special=place.special):
             if id is not None:
                 yield id, start, stop
                 continue
-            library = self._first if at_start and start == 0 else self._later
+            library = self._first if place.at_start and start == 0 else self._later
             part = text[start:stop]
             for stretch in _in_threes(part) if self._threes else (part,):
                 found = library.encode(stretch, add_special_tokens=False)
@@ -220,10 +247,8 @@ def _model(spec: TokenizerSpec) -> Any:
             continuing_subword_prefix=spec.continuing_prefix,
         )
     if spec.model == "unigram":
-        # Added tokens have been cut out: what is left of them in a text is no token.
-        hidden = {token.id for token in spec.added} - {spec.unknown_id}
         pieces = [
-            (f"\U0010ffff{id}" if id in hidden or not text else text, float(score))
+            (f"\U0010ffff{id}" if id in spec.outside or not text else text, float(score))
             for id, (text, score) in enumerate(zip(spec.tokens, spec.scores, strict=True))
         ]
         return models.Unigram(pieces, spec.unknown_id, spec.byte_fallback)
@@ -231,7 +256,7 @@ def _model(spec: TokenizerSpec) -> Any:
     return models.BPE(
         vocabulary,
         [(tokens[left], tokens[right]) for left, right in spec.merges],
-        unk_token=None if spec.byte_level else unknown,
+        unk_token=unknown if spec.decoder or not spec.byte_level else None,
         fuse_unk=spec.fuse_unknown,
         byte_fallback=spec.byte_fallback,
         ignore_merges=spec.ignore_merges,

@@ -177,7 +177,8 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
         _OF_LLAMA3,
     ),
     ("dbrx smaug-bpe", replace(_OF_LLAMA3, ignore_merges=False, add_bos=False)),
-    ("chatglm-bpe glm4", _OF_CHATGLM),
+    ("chatglm-bpe", _OF_CHATGLM),
+    ("glm4 glm5", replace(_OF_CHATGLM, ignore_merges=True)),
     ("jais-2", PreTokenizer((_split(_JAIS2), _BYTES))),
     (
         "deepseek-llm",

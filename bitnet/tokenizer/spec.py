@@ -141,6 +141,12 @@ class TokenizerSpec:
         return len(self.tokens)
 
     @property
+    def is_sentencepiece(self) -> bool:
+        """A SentencePiece model that came as one, not as the steps of a ``tokenizer.json``."""
+        steps = self.normalizer or self.pre_tokenizer or self.decoder
+        return self.model in ("spm", "unigram") and not steps
+
+    @property
     def affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """What ``encode(add_special=True)`` puts before and after the ids of a text."""
         first = (self.bos_id,) if self.add_bos and self.bos_id is not None else ()

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
-__all__ = ["NotNative", "pack_steps"]
+__all__ = ["NotNative", "moves_first", "pack_steps"]
 
 # Kinds of steps, see tokenizer_steps.hpp.
 _NORMALIZERS = {"NFC": 1, "NFKC": 2, "NFD": 3, "NFKD": 3, "StripAccents": 3, "Lowercase": 4}
@@ -28,6 +28,9 @@ _ALWAYS = 2
 
 # The expression built into the ByteLevel step.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+# Normalizers after which the first character still comes from the first one.
+_IN_PLACE = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 
 Packed = tuple[int, int, int, str, str]
 
@@ -70,10 +73,12 @@ def _normalizer(step: Step) -> list[Packed]:
     raise NotNative(f"normalizer {step.type}")
 
 
-def _metaspace(options: dict[str, Any]) -> Packed:
+def _metaspace(options: dict[str, Any], *, first: bool) -> Packed:
     scheme = options.get("prepend_scheme")
     if scheme is None:
         scheme = "always" if options.get("add_prefix_space", True) else "never"
+    if scheme == "first" and not first:
+        raise NotNative("what is first may not be known to a step that prepends to it")
     if scheme not in _SCHEMES:
         raise NotNative(f"prepend_scheme {scheme!r}")
     symbol = options.get("replacement", "\u2581")
@@ -82,7 +87,7 @@ def _metaspace(options: dict[str, Any]) -> Packed:
     return _METASPACE, _SCHEMES.index(scheme), bool(options.get("split", True)), symbol, ""
 
 
-def _pre_tokenizer(step: Step) -> list[Packed]:
+def _pre_tokenizer(step: Step, *, first: bool) -> list[Packed]:
     options = step.options
     if step.type == "Split":
         kind, text = _pattern(step, "pattern")
@@ -99,7 +104,7 @@ def _pre_tokenizer(step: Step) -> list[Packed]:
         alone = options.get("individual_digits", False)
         return [(_DIGITS, _ISOLATED if alone else _CONTIGUOUS, 0, "", "")]
     if step.type == "Metaspace":
-        return [_metaspace(options)]
+        return [_metaspace(options, first=first)]
     if step.type == "Punctuation":
         return [(_PUNCTUATION, _behavior(step, "isolated"), 0, "", "")]
     if step.type == "BertPreTokenizer":
@@ -107,6 +112,16 @@ def _pre_tokenizer(step: Step) -> list[Packed]:
     if step.type == "WhitespaceSplit":
         return [(_WHITESPACE_SPLIT, _REMOVED, 0, "", "")]
     raise NotNative(f"pre-tokenizer {step.type}")
+
+
+def moves_first(spec: TokenizerSpec) -> bool:
+    """Whether what is first after normalizing may not be what was first before.
+
+    The ``tokenizers`` library's ``prepend_scheme`` ``first`` goes by the text before.
+    """
+    at_once = spec.pre_tokenizer and spec.pre_tokenizer[0].options.get("prepend_scheme") == "first"
+    in_place = {step.type for step in spec.normalizer} <= _IN_PLACE
+    return bool(spec.normalizer) and not (at_once and in_place)
 
 
 def pack_steps(spec: TokenizerSpec, module: ModuleType) -> bytes:
@@ -120,7 +135,12 @@ def pack_steps(spec: TokenizerSpec, module: ModuleType) -> bytes:
         NotNative: a step that the native engine does not do exactly.
     """
     normalizer = [packed for step in spec.normalizer for packed in _normalizer(step)]
-    cuts = [packed for step in spec.pre_tokenizer for packed in _pre_tokenizer(step)]
+    moves = moves_first(spec)
+    cuts = [
+        packed
+        for at, step in enumerate(spec.pre_tokenizer)
+        for packed in _pre_tokenizer(step, first=at == 0 and not moves)
+    ]
     byte_levels = [step.type == "ByteLevel" for step in spec.pre_tokenizer]
     # Steps behind it would see the spelling of the bytes instead of the text.
     if byte_levels.count(True) != spec.byte_level or (spec.byte_level and not byte_levels[-1]):

@@ -201,12 +201,8 @@ class Tokenizer:
         return bool(self._prefix) and ids[: len(self._prefix)] != self._prefix
 
     def _within_affixes(self, ids: list[int]) -> list[int]:
-        suffix = self._suffix
-        if self._adds_prefix(ids):
-            ids = self._prefix + ids
-        if suffix and ids[-len(suffix) :] != suffix:
-            ids = ids + suffix
-        return ids
+        prefix, suffix = self._prefix if self._adds_prefix(ids) else [], self._suffix
+        return [*prefix, *ids, *(suffix if ids[-len(suffix) :] != suffix else ())]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """The text of *ids*; bytes that are no UTF-8 become U+FFFD.

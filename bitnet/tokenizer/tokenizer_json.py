@@ -71,16 +71,42 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
         vocabulary = {piece: id for id, (piece, _) in reversed(list(enumerate(vocabulary)))}
     tokens = _by_id(vocabulary, added, source)
     normalizer = tuple(_steps(data.get("normalizer"), "normalizers"))
+    _check_normalizer(normalizer, source)
     pre_tokenizer = tuple(_steps(data.get("pre_tokenizer"), "pretokenizers"))
     spec = replace(
         build(model, tokens),
         added=_normalized(added, normalizer, source),
+        outside=_outside(added, vocabulary, source),
         normalizer=normalizer,
         pre_tokenizer=pre_tokenizer,
         decoder=decoder_steps(data.get("decoder")),
         byte_level=any(step.type == "ByteLevel" for step in (*normalizer, *pre_tokenizer)),
     )
     return _with_special(spec, data.get("post_processor"), side)
+
+
+def _outside(
+    added: Sequence[AddedToken], vocabulary: dict[str, int], source: str
+) -> frozenset[int]:
+    """Ids of the added tokens that the model does not know.
+
+    Raises:
+        Unsupported: ids that the ``tokenizers`` library gives to other tokens than the file.
+    """
+    last, known = len(vocabulary) - 1, set(vocabulary.values())
+    outside: dict[str, int] = {}
+    for token in added:
+        own = vocabulary.get(token.text, outside.get(token.text))
+        if own is None:
+            last += 1
+            own = outside[token.text] = last
+        if own != token.id or (token.text in outside and own in known):
+            raise Unsupported(
+                f"{source} has the added token {token.text!r:.60} as {token.id:,}, and its model"
+                f" gives it the id {own:,}",
+                hint="name another tokenizer of the model with --tokenizer FILE",
+            )
+    return frozenset(outside.values())
 
 
 def _by_id(vocabulary: dict[str, int], added: Sequence[AddedToken], source: str) -> list[str]:
@@ -127,12 +153,15 @@ def _bpe(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
 
 def _unigram(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
     scores = [float(score) for _, score in model["vocab"]]
+    unknown = model.get("unk_id")
+    if unknown is not None and not 0 <= unknown < len(scores):
+        raise ValueError(f"unk_id is {unknown}, of {len(scores):,} pieces")
     return TokenizerSpec(
         model="unigram",
         tokens=tokens,
         scores=scores + [0.0] * (len(tokens) - len(scores)),
         byte_fallback=bool(model.get("byte_fallback")),
-        unknown_id=model.get("unk_id"),
+        unknown_id=unknown,
     )
 
 
@@ -161,6 +190,17 @@ def _steps(entry: dict[str, Any] | None, kind: str) -> Iterator[Step]:
     yield Step(entry["type"], {key: value for key, value in entry.items() if key != "type"})
 
 
+def _check_normalizer(steps: Sequence[Step], source: str) -> None:
+    """Refuses what loses the library's count of where its text came from."""
+    for step in steps:
+        texts = [step.options[name] for name in ("prepend", "pattern") if name in step.options]
+        if any(text in ("", {"String": ""}) for text in texts):
+            raise Unsupported(
+                f"{source} has the normalizer {step.type} with an empty text",
+                hint="name another tokenizer of the model with --tokenizer FILE",
+            )
+
+
 def _normalized(
     added: Sequence[AddedToken], normalizer: Sequence[Step], source: str
 ) -> tuple[AddedToken, ...]:
@@ -169,10 +209,17 @@ def _normalized(
         return tuple(added)
     run = library_for(source, normalizer).normalizer
     with fenced(f"the tokenizer {source}"):
-        return tuple(
+        found = [
             replace(token, text=run.normalize_str(token.text)) if token.normalized else token
             for token in added
+        ]
+    texts = [token.text for token in found if token.normalized]
+    if "" in texts or len(set(texts)) < len(texts):
+        raise Unsupported(
+            f"{source} has added tokens that normalization makes empty or the same",
+            hint="name another tokenizer of the model with --tokenizer FILE",
         )
+    return tuple(found)
 
 
 def _with_special(
@@ -235,15 +282,21 @@ def _template(
     kind = processor["type"]
     if kind == "Sequence":
         found = [_template(inner, special) for inner in processor["processors"]]
-        return next((around for around in found if around is not None), None)
+        adding = [around for around in found if around is not None]
+        if len(adding) > 1:
+            raise _odd_template("are several")
+        return adding[0] if adding else None
     if kind in ("BertProcessing", "RobertaProcessing"):
         return (int(processor["cls"][1]),), (int(processor["sep"][1]),)
     if kind != "TemplateProcessing":
         return None
+    items = processor["single"]
+    if sum("Sequence" in item for item in items) != 1:
+        raise _odd_template("does not have the text once")
     before: list[int] = []
     after: list[int] = []
     side = before
-    for item in processor["single"]:
+    for item in items:
         if "Sequence" in item:
             side = after
             continue
@@ -251,3 +304,10 @@ def _template(
         ids = processor["special_tokens"].get(name, {}).get("ids")
         side.extend(ids if ids is not None else [special[name]])
     return tuple(before), tuple(after)
+
+
+def _odd_template(what: str) -> Unsupported:
+    return Unsupported(
+        f"a post-processor that puts tokens around a text {what}",
+        hint="name another tokenizer of the model with --tokenizer FILE",
+    )

@@ -122,7 +122,7 @@ void run(std::string_view content) {
             bitnet::Ids ids;
             try {
                 engine->encode(input.view(), special, ids);
-                engine->encode_normalized(input.view(), special, ids);
+                engine->encode_normalized(input.view(), special, special, ids);
                 ++ran;
             } catch (const bitnet::OverBudget&) {
                 ++stopped;

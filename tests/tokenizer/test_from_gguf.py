@@ -7,6 +7,7 @@ import pytest
 
 from bitnet.errors import InvalidFormat, TokenizerNotFound, Unsupported
 from bitnet.formats.gguf import GGUF
+from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.from_gguf import spec_from_gguf, spec_from_metadata
 from bitnet.tokenizer.portable import PortableEngine
 
@@ -192,6 +193,14 @@ def test_defaults_of_a_byte_level_vocabulary_depend_on_its_pre_tokenizer():
     assert not spec_from_metadata(tiny_bpe(bos_token_id=3)).add_bos
     assert spec_from_metadata(tiny_bpe(pre="tekken", bos_token_id=3)).add_bos
     assert spec_from_metadata(tiny_bpe()).bos_id is None
+
+
+@pytest.mark.parametrize(("pre", "whole"), [("chatglm-bpe", False), ("glm4", True), ("glm5", True)])
+def test_a_piece_of_glm_that_is_a_token_is_taken_before_it_is_merged(pre, whole):
+    spec = spec_from_metadata(tiny_bpe(pre=pre, merges=[]))
+    for tokenizer in (Tokenizer.from_spec(spec), PortableEngine(spec)):
+        assert tokenizer.encode("ab") == ([2] if whole else [0, 1])
+    assert spec.bos_id is None
 
 
 def test_a_space_in_a_token_survives_because_merges_split_at_the_first_space_only():
