@@ -320,9 +320,9 @@ class _Examination:
         return _Found("settings and sizes as models of this family have them, no part twice")
 
     def _vocabulary(self) -> _Found:
-        self._chosen()
         odd = vocabulary_out_of_range(content_of(self._opened()))
         if odd is None:
+            self._chosen()  # without any tokenizer there is nothing to say
             return _Found("the tokenizer is not part of the model; nothing is known of it", "note")
         if odd:
             return _Found(_listed(odd), "warning", _COMPARE)
