@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.cores import thread_count
 from bitnet.crossval.bounds import bounds_for
+from bitnet.crossval.faults import count_faults, identity_faults, row_faults
 from bitnet.crossval.records import to_json
 from bitnet.crossval.references import EngineFailed, Question
 from bitnet.crossval.run import SCHEMA_VERSION, rows_of
@@ -44,9 +45,18 @@ def check_report(report: Report, claimed: dict[str, Any]) -> list[Finding]:
     version = evidence.schema_version
     said = f"version {version} of the form" + ("" if version == SCHEMA_VERSION else ", expected 2")
     found = [Finding.judged("form", version == SCHEMA_VERSION, said), _thresholds(evidence)]
-    wrong = list(_row_faults(evidence))
-    said = "; ".join(wrong[:5]) or f"{len(evidence.rows):,} positions, each once and in its prompt"
-    found.append(Finding.judged("rows", not wrong, said))
+    is_passed = report.verdict.status == "passed"
+    for subject, wrong, right in (
+        ("identity", identity_faults(evidence), "model, tokenizer and engines have their digests"),
+        ("counts", count_faults(evidence), "planned, asked and answered agree"),
+        (
+            "rows",
+            row_faults(evidence, whole=is_passed),
+            f"{len(evidence.rows):,} positions, each once and in its prompt",
+        ),
+    ):
+        told = list(wrong)
+        found.append(Finding.judged(subject, not told, "; ".join(told[:5]) or right))
     status, said = report.verdict.status, f"{report.verdict.status}, as the report says"
     if claimed["verdict"] != derived["verdict"]:
         theirs = claimed["verdict"].get("status") if isinstance(claimed["verdict"], dict) else None
@@ -127,28 +137,12 @@ def _thresholds(evidence: Evidence) -> Finding:
     """The bounds are those of this version, whatever the file says."""
     ours, theirs = evidence.ours.arithmetic, evidence.reference.arithmetic
     if ours is None or theirs is None:
-        return Finding("ok", "thresholds", "none were needed")
+        needed = bool(evidence.rows or evidence.greedy)
+        said = "nothing says how the engines multiply" if needed else "none were needed"
+        return Finding.judged("thresholds", not needed, said)
     right = to_json(evidence.bounds) == to_json(bounds_for(ours, theirs))
     said = "those of this version" if right else "other bounds than this version has"
     return Finding.judged("thresholds", right, said)
-
-
-def _row_faults(evidence: Evidence) -> Iterator[str]:
-    """What about the rows cannot be."""
-    places = [(row.prompt, row.position) for row in evidence.rows]
-    if len(set(places)) < len(places):
-        yield "a position is there twice"
-    wanted = {(at, k) for at, one in enumerate(evidence.prompts) for k in range(len(one.ids))}
-    if set(places) - wanted:
-        yield "a position is outside its prompt"
-    if wanted - set(places) and evidence.reference.state == "answered":
-        yield f"{len(wanted - set(places))} positions of the prompts have no row"
-    for row in evidence.rows:
-        numbers = (row.gap, row.kl, row.max_difference, row.overlap, row.exact_gap)
-        if any(number is not None and number < 0 for number in numbers):
-            yield f"prompt {row.prompt}, position {row.position}: a number below zero"
-        if row.kl == 0 and not row.agrees and row.gap:
-            yield f"prompt {row.prompt}, position {row.position}: other tokens and no divergence"
 
 
 def _differences(row: Row, again: Row | None, *, whole: bool) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
@@ -10,7 +11,8 @@ from jsonschema import Draft202012Validator
 from tiny_models import tiny_gguf
 
 from bitnet.crossval.evidence import Evidence
-from bitnet.crossval.report import Summary, schema
+from bitnet.crossval.report import Summary, read_report, schema
+from bitnet.crossval.report_text import as_markdown
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,29 @@ TAMPERED = {
     "another version": put("schema_version", 1),
     "not counted": put("ours.kernels", {}),
     "not answered": put("reference.state", "missing"),
+    "kinder bounds of an arithmetic that is not named": lambda r: [
+        put("ours.arithmetic", None)(r),
+        put("bounds.mean_kl", 9.0)(r),
+    ],
+    "no digest of the model": put("model.sha256", ""),
+    "no digest of its content": put("model.attestation", ""),
+    "no digest of the tokenizer": put("tokenizer.sha256", "x"),
+    "no engine": put("reference.engine", ""),
+    "no version": put("ours.version", ""),
+    "no time": put("created", "yesterday"),
+    "a number of the prompts": put("plan.prompts", 3),
+    "fewer positions than were run": put("plan.positions_there", 0),
+    "texts that nobody answered": put("plan.texts", 5),
+    "no vocabulary": put("tokenizer.vocab_size", 0),
+    "a token outside the vocabulary": put("prompts.0.ids.0", 64),
+    "tokens of another prompt": lambda r: r["prompts"][0]["tokens"].pop(),
+    "a continuation that is there twice": lambda r: put("greedy.1", r["greedy"][0])(r),
+    "a continuation longer than planned": put("greedy.0.steps", 9),
+    "steps below zero": lambda r: [put("greedy.0.steps", -1)(r), put("greedy.0.agreed", -1)(r)],
+    "no gap": put("rows.0.gap", None),
+    "no float64 pass": put("rows.0.exact", None),
+    "a surprise below zero": put("rows.0.exact_surprise", -1.0),
+    "a cosine of two": put("rows.0.cosine", 2.0),
 }
 
 
@@ -101,6 +126,46 @@ def test_a_report_that_was_changed_does_not_hold(made, check, name):
     done = check(changed(made[0], TAMPERED[name]))
     assert done.code == 15, done.out
     assert "does not hold" in done.err
+
+
+COMMITTED = sorted(
+    (Path(__file__).parents[2] / "benchmarks/results/crossval").glob("*/report.json")
+)
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.parent.name)
+def test_the_reports_of_this_project_hold(path, bitnet):
+    report = json.loads(path.read_text())
+    Draft202012Validator(schema()).validate(report)
+    done = bitnet("crossval", "--check", path)
+    assert done.code == 0, done.err
+    assert "the report holds; its verdict is: passed" in done.out
+    assert report["compute_path"] == "real"
+    assert {"bisection", "greedy"} <= {one["check"] for one in report["verdict"]["findings"]}
+    text = as_markdown(read_report(path)[0])
+    assert path.with_suffix(".md").read_text() == text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("ours.module_sha256", ""),
+        put("reference.library_sha256", ""),
+        put("reference.library", ""),
+        put("reference.arithmetic", None),
+        put("bisections.0.steps.1.error", -1.0),
+        put("bisections.0.least", 0),
+        lambda r: r["ours"]["kernels"].update(dict.fromkeys(r["ours"]["kernels"], -1)),
+    ],
+)
+def test_engines_are_known_by_the_digests_of_their_files(change, check):
+    report = json.loads(COMMITTED[0].read_text())
+    assert check(report).code == 0
+    assert check(changed(report, change)).code == 15
+
+
+def test_there_is_a_report_of_each_model_that_is_measured():
+    assert [path.parent.name for path in COMMITTED] == ["gemma3", "smollm2"]
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,10 @@ def test_no_stage_catches_fewer_damages_than_it_did(
         for stage in (*STAGES, "alone", "against")
     }
     with capsys.disabled():
-        print(f"\n{container}, {backend}: " + ", ".join(f"{s} caught {n} of {ALL}" for s, n in counts.items()))
+        print(
+            f"\n{container}, {backend}: "
+            + ", ".join(f"{s} caught {n} of {ALL}" for s, n in counts.items())
+        )
     assert [name for name, stages in found.items() if "against" not in stages] == []
     fewer = {stage: counts[stage] for stage, n in RECORDED[container].items() if counts[stage] < n}
     assert not fewer, found
