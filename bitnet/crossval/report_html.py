@@ -183,10 +183,10 @@ def _worst(evidence: Evidence) -> str:
                 "none" if row.gap is None else f"{row.gap:.2f}",
                 f"<code>{escape(named(evidence, row.ours))}</code>",
                 f"<code>{escape(named(evidence, row.theirs))}</code>",
-                f"{shape(kind)} {_KINDS[kind]}",
+                f'<span class="mark" title="{_KINDS[kind]}">{shape(kind)} {kind}</span>',
             )
         )
-    head = ("prompt / position", "after", "KL", "gap", "ours", "reference", "")
+    head = ("prompt / position", "after", "KL", "gap", "ours", "reference", "tokens")
     return f'<h2>The worst positions</h2><div class="legend">{_table(head, rows)}</div>'
 
 

@@ -78,13 +78,15 @@ def sync(
 def _check(project, entries, output):
     """Every pinned file of the project is there with its digest; nothing is written."""
     from bitnet.files import digest_of, path_of
-    from bitnet.findings import Finding, render
+    from bitnet.findings import Finding, passed, render
 
     found = []
     for entry in entries:
         name = f"{entry.repo}/{entry.file}"
         if entry.path is None:
-            continue  # it is in the cache, if anywhere: bitnet cache.verify
+            said = "it is pinned for the cache, not for a place in the project"
+            found.append(Finding("skipped", name, said, "bitnet cache.verify"))
+            continue
         path = project.folder / path_of(entry.path)
         if not path.exists():
             found.append(Finding("failed", name, f"{entry.path} is missing", "bitnet sync"))
@@ -99,6 +101,10 @@ def _check(project, entries, output):
         raise VerificationFailed(
             f"{len(wrong)} of {len(found)} pinned files are not what bitnet.lock.json says",
             hint=wrong[0].hint,
+        )
+    if not passed(found):
+        raise VerificationFailed(
+            "NOT CHECKED: bitnet.lock.json pins no file in this project", hint=found[0].hint
         )
 
 

@@ -66,6 +66,26 @@ def test_bundle(bitnet, hub, model, tmp_path, monkeypatch):
     assert all(f"`{field}`" in PAGE.read_text() for field in told["files"][0])
 
 
+def test_crossval_check(bitnet):
+    report = PAGE.parents[2] / "benchmarks/results/crossval/smollm2/report.json"
+    found = json.loads(bitnet("crossval", "--check", report, "--json").out)
+    assert sorted(found) == sorted(documented("crossval"))
+    assert found["holds"] is True
+    assert set(found["findings"][0]) == {"severity", "subject", "text", "hint", "duration_s"}
+
+
+def test_sync(bitnet, hub, model, tmp_path, monkeypatch):
+    hub.add("org/tiny", "tiny.gguf", model.read_bytes())
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.chdir(tmp_path)
+    assert bitnet("download-model", "--id", "org/tiny", "--file", "tiny.gguf").code == 0
+    told = PAGE.read_text().partition("## sync")[2].partition("## ")[0]
+    (pinned,) = json.loads(bitnet("sync", "--json").out)
+    assert all(f"`{field}`" in told for field in pinned)
+    (found,) = json.loads(bitnet("sync", "--check", "--json").out)
+    assert (found["severity"], found["subject"]) == ("ok", "org/tiny/tiny.gguf")
+
+
 def test_a_failure_is_one_document_too(bitnet, model):
     done = bitnet("infer", "--model", model, "--prompt", "", "--json")
     error = json.loads(done.out)["error"]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from hub_server import HubServer
@@ -221,3 +222,15 @@ def test_the_token_of_hf_auth_login_is_used(hub, bitnet, tmp_path, monkeypatch, 
     assert bitnet("tokenizer", "--source", "official").code == code
     assert any("Authorization" in seen.headers for seen in hub.requests("hub")) == (code == 0)
     assert not any("Authorization" in seen.headers for seen in hub.requests("cdn"))
+
+
+def test_pins_that_are_in_no_project_are_not_checked_and_that_is_no_success(
+    bitnet, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    pin = lockfile.Locked("model", "org/tiny", "main", "tiny.gguf", None, "0" * 64, 5, "", None)
+    lockfile.write(Path("bitnet.lock.json"), [pin])
+    done = bitnet("sync", "--check")
+    assert done.code == 15
+    assert "NOT CHECKED: bitnet.lock.json pins no file in this project" in done.err
+    assert "org/tiny/tiny.gguf: it is pinned for the cache" in done.out
