@@ -7,7 +7,9 @@ from hf_folders import save_tensors, tiny_folder, tokenizer_folder
 from jsonschema import Draft202012Validator
 from tiny_models import TOKENS
 
+from bitnet.crossval.references import EngineFailed, Question, Transformers
 from bitnet.crossval.report import schema
+from bitnet.formats.containers import open_checkpoint
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'bitnet-xtask[parity]'")
 pytest.importorskip("transformers", reason="pip install 'bitnet-xtask[parity]'")
@@ -68,9 +70,23 @@ def test_another_tokenizer_is_noticed(bitnet, folder):
     assert "first difference" in done.err
 
 
-def test_weights_that_transformers_would_invent_are_no_reference(bitnet, folder):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+def untie(folder):
+    """Let *folder* promise an output head of its own, which it lacks."""
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
+
+
+def test_weights_that_transformers_would_invent_are_no_reference(folder):
+    asked = Question(open_checkpoint(folder), prompts=(("ab", (3, 4)),))
+    (answer,) = Transformers().trace(asked).prompts
+    assert len(answer.positions) == 2
+    untie(folder)
+    with pytest.raises(EngineFailed, match=r"the folder has no lm_head\.weight \(1 are missing\)"):
+        Transformers().trace(asked)
+
+
+def test_weights_that_are_missing_are_no_model_either(bitnet, folder):
+    untie(folder)
     done = bitnet("crossval", "--model", folder, *ROOM)
-    assert done.code == 13  # nor are they a model: nothing is computed of what is not there
+    assert done.code == 13  # nothing is computed of what is not there
     assert "lm_head.weight is missing" in done.err
