@@ -171,7 +171,7 @@ class Program(InvokeProgram):
                     )
 
     def _obey_plain_words(self, words: list[str]) -> None:
-        """Do what ``help``, ``help infer``, ``list`` and ``cache list`` obviously mean."""
+        """Do what ``help``, ``help infer``, ``list``, ``version`` and ``cache list`` mean."""
         known = self.parser.contexts
         if not words or words[0] in known:
             return
@@ -179,11 +179,11 @@ class Program(InvokeProgram):
             words[:2] = [".".join(words[:2])]
         elif words[0] == "help" and words[1:2] and words[1] in known:
             words[:] = [words[1], "--help"]
-        elif words == ["help"]:
-            self.print_help()
-            raise Exit
-        elif words == ["list"]:
-            self.list_tasks()
+        elif words[0] == "help" and len(words) == 2:
+            words[:1] = []  # which is said not to be a command
+        elif len(words) == 1 and words[0] in ("help", "list", "version"):
+            show = {"help": self.print_help, "list": self.list_tasks, "version": self.print_version}
+            show[words[0]]()
             raise Exit
 
     def _name_optional_positional(self, words: list[str], end: int) -> None:
@@ -242,7 +242,7 @@ class Program(InvokeProgram):
         parts = (word.partition("=") for word in words)
         again = next((flag for flag, _, value in parts if value == token), None)
         if named and context is not None and again in context.flags:
-            return UsageError(f"{again} is given twice", hint=usage)
+            return _twice(again, words, context, usage)
         if token.startswith("-"):
             known = [*self.initial_context.flags, *self.initial_context.flags.aliases]
             if named and context is not None:
@@ -264,7 +264,7 @@ class Program(InvokeProgram):
                 f"{flag} takes no value, got {token!r}", hint=f"write {flag} or leave it out{off}"
             )
         if flag in context.flags:
-            return UsageError(f"{flag} is given twice", hint=usage)
+            return _twice(flag, words, context, usage)
         return UsageError(
             f"{context.name}: unexpected argument {token!r}",
             hint=_meant(token, context) or f"a value with spaces needs quotes; see: {usage}",
@@ -328,10 +328,20 @@ def _help_lines(name: str, text: str) -> list[str]:
     return [f"  {name:<{HELP_COLUMN - 2}}{first}".rstrip(), *(" " * HELP_COLUMN + r for r in rest)]
 
 
+def _twice(flag: str, words: list[str], context: ParserContext, usage: str) -> UsageError:
+    """*flag* has a value already, perhaps by another of its names."""
+    given = {name for each in words if (name := each.partition("=")[0]) in context.flags}
+    same = [name for name in given if context.flags[name] is context.flags[flag]]
+    if len(same) > 1:
+        return UsageError(f"{' and '.join(sorted(same))} are one option, given twice", hint=usage)
+    return UsageError(f"{flag} is given twice", hint=usage)
+
+
 def _meant(token: str, context: ParserContext) -> str:
     """The command with *token* as the value it probably is: of a model, or a prompt."""
     is_file = token.endswith(".gguf") or Path(token).exists()
     wanted = ("--model", "--prompt") if is_file else ("--prompt", "--model")
+    wanted = ("--input", *wanted) if token.endswith(".jsonl") else (*wanted, "--id", "--model-dir")
     flag = next((name for name in wanted if name in context.flags), "")
     return f"bitnet {context.name} {flag} {word(token)}" if flag else ""
 

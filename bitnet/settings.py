@@ -82,6 +82,12 @@ def parse_rate(text: str) -> float:
     return float(match["count"]) * {"": 1, "k": 1e3, "m": 1e6, "g": 1e9}[match["unit"].lower()]
 
 
+def _addresses(text: str) -> str:
+    if not all(re.match(r"https?://[^/]", address.strip()) for address in text.split(",")):
+        raise ValueError("expected an address, such as https://hub.example.org")
+    return text.rstrip("/")
+
+
 def _hosts(text: str) -> tuple[str, ...]:
     return tuple(host.strip().lower() for host in text.split(",") if host.strip())
 
@@ -214,7 +220,7 @@ hf_token_path = Setting(
 )
 hf_endpoint = Setting(
     "HF_ENDPOINT",
-    parse=lambda text: text.rstrip("/"),
+    parse=_addresses,
     default="https://huggingface.co",
     help="address of the hub or of a mirror that speaks its protocol",
 )

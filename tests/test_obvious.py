@@ -2,6 +2,9 @@
 
 import pytest
 
+from bitnet import settings
+from bitnet.tasks import load
+
 
 def error(done):
     return done.err[done.err.index("Error: ") :]
@@ -11,8 +14,10 @@ def test_help_and_list_are_what_they_say(bitnet):
     assert bitnet("help").out == bitnet("--help").out
     assert bitnet("help", "infer").out == bitnet("infer", "--help").out
     assert bitnet("list").out == bitnet("--list").out
+    assert bitnet("version").out == bitnet("--version").out
     assert bitnet("cache", "list").code == 0
-    assert bitnet("help", "nothing").code == 2
+    unknown = bitnet("help", "nothing")
+    assert (unknown.code, "no command 'nothing'" in unknown.err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +30,9 @@ def test_help_and_list_are_what_they_say(bitnet):
         (("verify", "a.gguf"), "bitnet verify --model a.gguf"),
         (("verify", "my models/a.gguf"), "bitnet verify --model 'my models/a.gguf'"),
         (("plan", "a.gguf"), "bitnet plan --model a.gguf"),
+        (("batch", "rows.jsonl"), "bitnet batch --input rows.jsonl"),
+        (("health", "my-models"), "bitnet health --model-dir my-models"),
+        (("download-model", "smollm2-135m"), "bitnet download-model --id smollm2-135m"),
         (("convert", "--force"), "bitnet convert --help"),
     ],
 )
@@ -34,34 +42,55 @@ def test_a_guess_is_answered_with_what_to_type(bitnet, words, hint):
 
 
 @pytest.mark.parametrize(
-    "words", [("--max-tokens", "1", "--max-new-tokens", "3"), ("--model", "a", "--model=a")]
-)
-def test_an_option_given_twice_by_two_names_is_refused(bitnet, words):
-    done = bitnet("infer", "--prompt", "a", *words)
-    assert done.code == 2
-    assert "is given twice" in error(done)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
+    ("words", "said"),
     [
-        ("BITNET_OFFLINE", "maybe"),
-        ("BITNET_BACKEND", "gpu"),
-        ("BITNET_THREADS", "many"),
-        ("BITNET_SIMULATE_NETWORK_ERROR", "sometimes"),
-        ("BITNET_LOG", "loud"),
-        ("BITNET_DOWNLOAD_TIMEOUT", "-1"),
+        (
+            ("--max-tokens", "1", "--max-new-tokens", "3"),
+            "--max-new-tokens and --max-tokens are one option, given twice",
+        ),
+        (("--n-predict=1", "--max-tokens=1"), "--max-tokens and --n-predict are one option, given"),
+        (("--model", "a", "--model=a"), "--model is given twice"),
     ],
 )
-@pytest.mark.parametrize(
-    "words",
-    [("exit-codes",), ("inspect-gguf", "no.gguf"), ("cache.list",), ("doctor",), ("tokenizer",)],
-    ids=lambda words: words[0],
-)
-def test_a_variable_with_nonsense_is_refused_by_every_command(
-    bitnet, monkeypatch, words, name, value
-):
-    monkeypatch.setenv(name, value)
-    done = bitnet(*words)
+def test_an_option_given_twice_also_by_two_names_is_refused(bitnet, words, said):
+    done = bitnet("infer", "--prompt", "a", *words)
     assert done.code == 2
-    assert value in done.out + done.err
+    assert said in error(done)
+
+
+# Values that no variable of such a kind can have; every text is one of the rest.
+NONSENSE = ("nonsense!", "-1")
+ANY_TEXT = {
+    "a path": {"BITNET_CACHE_DIR", "BITNET_GGUF", "GITHUB_STEP_SUMMARY", "HF_HOME", "SPM_MODEL"},
+    "a path, too": {"HF_TOKEN_PATH", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"},
+    "a secret": {"BITNET_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"},
+    "names of hosts": {"BITNET_HUB_HOSTS"},
+    "any value means the same": {"NO_COLOR"},
+}
+REFUSES = sorted(
+    {name for setting in settings.ALL for name in setting.names}.difference(*ANY_TEXT.values())
+)
+
+
+def minimal(name):
+    """A command line of *name* that is understood."""
+    arguments = {entry.name: entry for entry in load()[name].get_arguments()}
+    words = ["x" for entry in arguments.values() if entry.positional and entry.default is None]
+    return (name, *words, *(f"--{each.replace('_', '-')}=x" for each in load()[name].required))
+
+
+@pytest.mark.parametrize("value", NONSENSE)
+@pytest.mark.parametrize("name", REFUSES)
+def test_a_variable_with_nonsense_is_refused_where_it_is_not_read(bitnet, monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    done = bitnet("exit-codes")
+    assert done.code == 2
+    assert f"'{value}'" in done.err
+
+
+@pytest.mark.parametrize("name", sorted(load().task_names))
+def test_every_command_refuses_a_variable_with_nonsense(bitnet, monkeypatch, name):
+    monkeypatch.setenv("BITNET_OFFLINE", "maybe")
+    done = bitnet(*minimal(name))
+    assert done.code == 2
+    assert "environment variable BITNET_OFFLINE is 'maybe'" in done.out + done.err
