@@ -1,8 +1,8 @@
-"""Where the commands of the documentation run: a folder with a model, a hub, and nothing else.
+"""Where the commands of the documentation run: a checkout, and stand-ins for the outside world.
 
-``inv`` is the same program as ``bitnet`` there (outside a checkout Invoke finds no tasks).
-Addresses that stand for the reader's own server become the hub's. A comment above a block says what
-a test has to know::
+Those are a hub and a package index; nothing lies in the checkout that a reader does not have.
+Addresses that stand for the reader's own server become the hub's, and the reader's access token the
+one that the hub knows. A comment above a block says what a test has to know::
 
     <!-- exit 14 -->          the block ends with this exit code
     <!-- not run: REASON -->  it cannot run here
@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from tiny_models import tiny_gguf
+from tiny_packages import wheel
 
 from bitnet.hub.package_index import PACKAGED
 
+ROOT = Path(__file__).parents[1]
+CHECKOUT = ("README.md", "tasks.py", "pyproject.toml", "scripts", ".github")  # what commands come across
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
 OFFICIAL = "meta-llama/Meta-Llama-3-8B"
 OTHERS_ADDRESS = "https://hub.example.org"
@@ -82,43 +84,41 @@ def blocks(page, root):
 
 
 class Sandbox:
-    """A working folder with a cache and a hub of its own; :meth:`run` runs a block in it."""
+    """A checkout with an empty home, on a hub and a package index of its own.
 
-    def __init__(self, folder, hub, test_models=None):
+    Args:
+        folder: holds the checkout, the home and the cache.
+        hub: stands for huggingface.co.
+        index: folder of wheels that stands for the package index; without it there is none.
+        cache: a cache to start with; its files are linked, not copied.
+    """
+
+    def __init__(self, folder, hub, *, index=None, cache=None):
         self.folder = folder / "work"
         self.cache = folder / "cache"
-        (self.folder / "models").mkdir(parents=True)
-        programs = folder / "bin"
-        programs.mkdir()
-        python = Path(sys.executable)
-        (programs / "inv").write_text(f'#!/bin/sh\nexec "{python.parent}/bitnet" "$@"\n')
-        (programs / "inv").chmod(0o755)
         self.hub = hub
-        path = f"{programs}{os.pathsep}{python.parent}{os.pathsep}{os.environ['PATH']}"
-        self.environment = os.environ | {
+        for name in CHECKOUT:
+            copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
+            self.folder.mkdir(parents=True, exist_ok=True)
+            copy(ROOT / name, self.folder / name)
+        if cache is not None:
+            shutil.copytree(cache, self.cache, copy_function=os.link)
+        (folder / "home").mkdir()
+        ours = ("BITNET_", "HF_", "PIP_")
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(ours)
+        } | {
             "PATH": path,
+            "HOME": str(folder / "home"),
             "BITNET_CACHE_DIR": str(self.cache),
             "HF_ENDPOINT": hub.url,
+            "PIP_CONFIG_FILE": os.devnull,
             "PIP_NO_INDEX": "1",
             "BITNET_THREADS": "2",
         }
-        for packaged in PACKAGED.values():
-            if test_models is not None and (test_models / packaged.file).exists():
-                entry = self.cache / packaged.entry
-                entry.parent.mkdir(parents=True)
-                shutil.copyfile(test_models / packaged.file, entry)
-
-    def prepare(self):
-        """What the pages take for granted: a model, its files beside others, something pinned."""
-        tiny_gguf(self.folder / "models/model.gguf", **{"tokenizer.ggml.pre": "qwen2"})
-        for name in ("original", "other"):
-            self.bitnet("export-tokenizer", "models/model.gguf", "--into", name)
-        shutil.copyfile(self.folder / "original/tokenizer.json", self.folder / "tokenizer.json")
-        scripts = Path(__file__).parents[1] / "ci/scripts"
-        shutil.copytree(scripts, self.folder / "scripts")
-        (self.folder / "texts.txt").write_text("Hello world\nSome other text\n")
-        self.bitnet("download-model", "--id", "org/tiny", "--file", "tiny.gguf")
-        return self
+        if index is not None:
+            self.environment["PIP_FIND_LINKS"] = str(index)
 
     def bitnet(self, *words, code=0, **environment):
         """Run one command; it must end with *code*."""
@@ -146,6 +146,16 @@ class Sandbox:
             stderr=subprocess.STDOUT,
             text=True,
         )
+
+
+def package_index(folder, test_models):
+    """*folder* with a wheel of each package that holds one of the *test_models* whole."""
+    folder.mkdir()
+    for model in PACKAGED.values():
+        if len(model.parts) == 1:
+            (part,) = model.parts
+            wheel(folder, part.name, {}, part.version, {part.member: test_models / model.file})
+    return folder
 
 
 def llama_folder(folder, tokenizer):

@@ -26,15 +26,26 @@ TINY = PackagedModel(
 )
 
 
-def wheel(folder, name, files):
-    """A wheel as a build back end would write it."""
+def wheel(folder, name, files, version="1.0", paths=()):
+    """A wheel as a build back end would write it.
+
+    Args:
+        folder: where it goes.
+        name: of the distribution.
+        files: contents by path below the module.
+        version: of the distribution.
+        paths: large files by path in the wheel; they are stored as they are.
+    """
     module = name.replace("-", "_")
-    info = f"{module}-1.0.dist-info"
-    path = folder / f"{module}-1.0-py3-none-any.whl"
+    info = f"{module}-{version}.dist-info"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    path = folder / f"{module}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for member, content in files.items():
             archive.writestr(f"{module}/{member}", content)
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        for member, file in dict(paths).items():
+            archive.write(file, member, zipfile.ZIP_STORED)
+        archive.writestr(f"{info}/METADATA", metadata)
         archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
         archive.writestr(f"{info}/RECORD", "")
     return path

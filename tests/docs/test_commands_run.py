@@ -1,19 +1,19 @@
-"""Every block of commands in the README and below docs/ runs, on a hub of its own."""
+"""Every block of commands in the README and below docs/ runs, from where the README ends."""
 
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from docs_sandbox import MIRROR, OFFICIAL, Sandbox, blocks, llama_folder
+from docs_sandbox import MIRROR, OFFICIAL, ROOT, Sandbox, blocks, llama_folder, package_index
 from hub_server import HubServer
-from tiny_models import tiny_gguf
 
-ROOT = Path(__file__).parents[2]
+from bitnet.hub.package_index import PACKAGED
+
+LLAMA2 = "meta-llama/Llama-2-7b-hf"
+LLAMA32 = "meta-llama/Llama-3.2-1B"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_COMMANDS = [page for page in PAGES if blocks(page, ROOT)]
 
@@ -23,46 +23,52 @@ pytestmark = [
 ]
 
 
-def llama3():
-    vocab = {f"t{number}": number for number in range(128_256)}
-    return json.dumps({"model": {"type": "BPE", "vocab": vocab, "merges": []}}).encode()
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory, test_data, test_models):
+    """What the pages fetch: a hub, and a package index with the models that lie here."""
+    folder = tmp_path_factory.mktemp("outside")
+    own, tokenizers = folder / "own", test_data / "tokenizers"
+    smollm2 = test_models / PACKAGED["smollm2-135m"].file
+    command = [Path(sys.executable).parent / "bitnet", "export-tokenizer", smollm2, "--into", own]
+    subprocess.run(command, check=True, capture_output=True)
+    llama_folder(folder / "llama", tokenizers / "llama3/tokenizer.json")
+    with HubServer() as hub:
+        hub.add("HuggingFaceTB/SmolLM2-135M-Instruct", "tokenizer.json", own / "tokenizer.json")
+        hub.add("openai-community/gpt2", "tokenizer.json", b"{}")  # doctor network asks for it
+        hub.add(MIRROR, "tokenizer.json", tokenizers / "llama3/tokenizer.json")
+        hub.add(OFFICIAL, "tokenizer.json", tokenizers / "llama3/tokenizer.json")
+        hub.add(LLAMA2, "tokenizer.model", tokenizers / "llama2/tokenizer.model")
+        for file in (folder / "llama").iterdir():
+            hub.add(LLAMA32, file.name, file)
+        hub.tokens["hf_good"] = {OFFICIAL, LLAMA2, LLAMA32}
+        for gated in hub.tokens["hf_good"]:
+            hub.repo(gated, gated=True)
+        yield hub, package_index(folder / "index", test_models)
 
 
 @pytest.fixture(scope="module")
-def full_hub(tmp_path_factory):
-    """A hub with what the pages fetch."""
-    path = tiny_gguf(tmp_path_factory.mktemp("hub") / "tiny.gguf")
-    own = path.with_name("own")
-    command = [Path(sys.executable).parent / "bitnet", "export-tokenizer", path, "--into", own]
-    subprocess.run(command, check=True, capture_output=True)
-    with HubServer() as server:
-        server.add("org/repo", "tokenizer.json", (own / "tokenizer.json").read_bytes())
-        server.add("openai-community/gpt2", "tokenizer.json", b"{}")  # doctor network asks for it
-        server.add(MIRROR, "tokenizer.json", llama3())
-        server.add(OFFICIAL, "tokenizer.json", llama3())
-        server.repo(OFFICIAL, gated=True)
-        server.tokens["hf_good"] = {OFFICIAL}
-        server.add("org/tiny", "tiny.gguf", path.read_bytes())
-        server.add("microsoft/bitnet-b1.58-2B-4T-gguf", "ggml-model-i2_s.gguf", path.read_bytes())
-        yield server
+def after_readme(tmp_path_factory, outside):
+    """The cache as the README's first line leaves it, which leaves nothing else."""
+    hub, index = outside
+    sandbox = Sandbox(tmp_path_factory.mktemp("readme"), hub, index=index)
+    (main,) = (block for block in blocks(PAGES[0], ROOT) if block.mark == "main")
+    before = sorted(sandbox.folder.rglob("*"))
+    done = sandbox.run(main.text.rpartition("&& .venv/bin/")[2])
+    assert done.returncode == 0, done.stdout
+    assert sorted(sandbox.folder.rglob("*")) == before
+    return sandbox.cache
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
-def test_every_block_of_a_page_runs(page, tmp_path, full_hub, request):
-    wanted = [block for block in blocks(page, ROOT) if block.is_run_here]
-    models = None
-    if any("smollm2" in block.text or "chat" in block.text for block in wanted):
-        models = request.getfixturevalue("test_models")
-    sandbox = Sandbox(tmp_path, full_hub, models).prepare()
-    if any("Llama-3.2" in block.text for block in wanted):
-        data = request.getfixturevalue("test_data") / "tokenizers"
-        llama_folder(sandbox.folder / "models/Llama-3.2-1B", data / "llama3/tokenizer.json")
-        shutil.copytree(data / "llama2", sandbox.folder / "llama2")
-    if any(block.mark == "main" for block in blocks(page, ROOT)):  # it leaves the model behind
-        sandbox.bitnet("download-model", "--id", "smollm2-135m")
-    for block in wanted:
-        done = sandbox.run(block.text, block.language)
-        assert done.returncode == block.exit_code, f"{block.place}\n{block.text}\n{done.stdout}"
+def test_every_block_of_a_page_runs_after_the_first_line_of_the_readme(
+    page, tmp_path, outside, after_readme
+):
+    hub, index = outside
+    sandbox = Sandbox(tmp_path, hub, index=index, cache=after_readme)
+    for block in blocks(page, ROOT):
+        if block.is_run_here:
+            done = sandbox.run(block.text, block.language)
+            assert done.returncode == block.exit_code, f"{block.place}\n{block.text}\n{done.stdout}"
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)

@@ -75,10 +75,19 @@ def full_hub(tmp_path_factory):
         yield server
 
 
+def prepare(sandbox):
+    """What the guides take for granted: a model, its tokenizer beside others, something pinned."""
+    (sandbox.folder / "models").mkdir()
+    tiny_gguf(sandbox.folder / "models/model.gguf", **{"tokenizer.ggml.pre": "qwen2"})
+    sandbox.bitnet("export-tokenizer", "models/model.gguf", "--into", "original")
+    sandbox.bitnet("download-model", "--id", "org/tiny", "--file", "tiny.gguf")
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="command lines for a POSIX shell")
 def test_every_command_line_of_the_guides_works(tmp_path, full_hub):
-    sandbox = Sandbox(tmp_path, full_hub).prepare()
+    sandbox = Sandbox(tmp_path, full_hub)
+    prepare(sandbox)
     own = (sandbox.folder / "original/tokenizer.json").read_bytes()
     full_hub.add("org/repo", "tokenizer.json", own)
     sandbox.environment["SHA256"] = (

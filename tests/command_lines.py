@@ -1,0 +1,20 @@
+"""Command lines in texts: whether the program understands them."""
+
+import contextlib
+import shlex
+
+from invoke.exceptions import Exit
+
+from bitnet.cli import Program
+
+
+def understood(words, namespace, binary="bitnet"):
+    """Parse *words*, a command with its options; raises what the program would say."""
+    parsed = Program(namespace, binary)
+    parsed.create_config()
+    with contextlib.suppress(Exit):  # something was asked that needs no command
+        parsed.parse_core([binary, *shlex.split(words)])
+        parsed.parse_collection()
+        if parsed.core.unparsed:
+            parsed.parse_tasks()
+            assert len(parsed.tasks) == 1, f"more than a command: {words}"

@@ -1,0 +1,52 @@
+"""Commands inside sentences and tables of the pages: each is one that there is."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+from command_lines import understood
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("*/*.md"), *ROOT.glob("docs/**/*.md")])
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"`(?P<program>inv|bitnet) (?P<words>[^`]+)`")
+# What stands for a number or a word of a list; other capitals are texts, which any option takes.
+FILLED = {"--minutes N": "--minutes 1", "--retries=N": "--retries=1"}
+ANY_COMMAND = {"X", "COMMAND", "X --help"}
+
+
+def _found():
+    for page in PAGES:
+        text = FENCE.sub("", page.read_text(encoding="utf-8"))
+        for match in COMMAND.finditer(text):
+            if match["words"] not in ANY_COMMAND:
+                yield pytest.param(
+                    match["program"], match["words"], id=f"{page.name}: {match['words']}"
+                )
+
+
+FOUND = list(_found())
+
+
+def _namespace(program):
+    """The commands of *program*; ``inv`` in a checkout has those of developers as well."""
+    from bitnet.tasks import load
+
+    if program == "bitnet":
+        return load()
+    spec = importlib.util.spec_from_file_location("tasks_of_the_checkout", ROOT / "tasks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.namespace
+
+
+def test_there_are_some():
+    assert len(FOUND) > 60
+
+
+@pytest.mark.parametrize(("program", "words"), FOUND)
+def test_a_command_in_a_sentence_is_one_that_there_is(program, words):
+    for written, meant in FILLED.items():
+        words = words.replace(written, meant)
+    understood(words, _namespace(program), program)
