@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from docs_sandbox import MIRROR, OFFICIAL, ROOT, Sandbox, blocks, llama_folder, package_index
+from hints import NEED_A_REAL_MODEL, those
 from hub_server import HubServer
 
 from bitnet.hub.package_index import PACKAGED
@@ -69,6 +70,16 @@ def test_every_block_of_a_page_runs_after_the_first_line_of_the_readme(
         if block.is_run_here:
             done = sandbox.run(block.text, block.language)
             assert done.returncode == block.exit_code, f"{block.place}\n{block.text}\n{done.stdout}"
+
+
+@pytest.mark.parametrize("words", those(NEED_A_REAL_MODEL))
+def test_every_hint_about_a_real_model_helps_after_the_first_line_of_the_readme(
+    words, tmp_path, outside, after_readme
+):
+    hub, index = outside
+    sandbox = Sandbox(tmp_path, hub, index=index, cache=after_readme)
+    done = sandbox.run(f"bitnet {words.replace('models/model.gguf', 'smollm2-135m')}")
+    assert done.returncode == 0, f"{words}\n{done.stdout}"
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)

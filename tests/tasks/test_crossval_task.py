@@ -3,10 +3,12 @@
 import importlib.util
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 from hf_folders import tiny_folder, tokenizer_folder
+from hints import NEED_AN_ENGINE, those
 from jsonschema import Draft202012Validator
 from tiny_models import TOKENS, tiny_gguf
 
@@ -197,3 +199,10 @@ def test_an_empty_file_of_prompts_is_refused(bitnet, model, tmp_path):
     done = bitnet("crossval", "--model", model, "--prompts", tmp_path / "empty.txt")
     assert done.code == 2
     assert "has no prompt in it" in done.err
+
+
+@needs_llama_cpp
+@pytest.mark.parametrize("words", those(NEED_AN_ENGINE))
+def test_every_hint_to_compare_does_what_it_says(bitnet, model, words):
+    words = words.replace("models/model.gguf", str(model))
+    assert bitnet(*shlex.split(words), "--prompts", model.with_name("prompts.txt")).code == 0

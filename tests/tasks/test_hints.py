@@ -1,8 +1,4 @@
-"""A hint is pasted into a terminal: every command in one is understood, runs, and helps.
-
-A command in a text begins with ``bitnet`` and ends with the text, or before a comma, a semicolon, a
-bracket or a redirection.
-"""
+"""A hint is pasted into a terminal: every command in one is understood, runs, and helps."""
 
 import ast
 import re
@@ -11,123 +7,74 @@ import shutil
 from pathlib import Path
 
 import pytest
+from command_lines import understood
+from hints import (
+    CLEAN,
+    COMMANDS,
+    DISTINCT,
+    FILLED,
+    NEED_A_REAL_MODEL,
+    NEED_AN_ENGINE,
+    SOURCES,
+    TEXTS,
+    commands,
+    filled,
+    texts,
+    those,
+)
 from hub_server import HubServer
 from tiny_models import tiny_gguf
 
-import bitnet as package
-from bitnet.cli import Program
+from bitnet import settings
 from bitnet.tasks import load
 
-ROOT = Path(package.__file__).parent
-COMMAND = re.compile(
-    r"(?<![\w./-])(?P<program>bitnet|inv) (?P<words>(?:[a-z]|--)(?:\{[^{}]*\}|[^;,()>`\n])*)"
-)
-# Sentences that speak of the program, of its name or of a command, and hint at nothing.
-PROSE = re.compile(r"serve` must send|bitnet (?:from|again|was)\b")
-
-# What stands for something of the reader, or of the moment.
-FILLED = {
-    "{EVERY[0]}": "release",
-    " --from git+https://HOST/OWNER/REPO@COMMIT": "",
-    "{word(first.key)}{models}": "llama3-128k",
-    "{known[0]}": "mirror",
-    "--source {source}": "--source mirror",
-    "bundle.export --output FILE": "bundle.export --output bundle.tar",
-    "{model.id}": "smollm2-135m",
-    "{name}": "verify",
-    "{self.name.replace('_', '-')}": "verify",
-    "{source.repo}": "org/tiny",
-    "{word(self.packaged)}": "smollm2-135m",
-    "{word(self.repo)}{more}": "org/tiny --file tiny.gguf",
-    "{word(source.file)}": "tiny.gguf",
-    "{word(self.explicit)}": "tokenizer.json",
-    "{word(folder)}": "models",
-    "ORG/REPO": "org/tiny",
-    "--file FILE": "--file tiny.gguf",
-    "--compare A --with B": "--compare tokenizer.json --with tokenizer.json",
-    "--against FILE": "--against a.json",
-    "--output FILE": "--output a.json",
-    "--record FILE": "--record trace.json",
-    "--report-dir DIR": "--report-dir reports",
-    "--model-dir DIR": "--model-dir models",
-}
-MODEL = re.compile(
-    r"\{word\([\w.]*(?:path|failed\[0\])\)\}|\b(?:MODEL|ORIGINAL|PATH|F)\b|(?<=--model )FILE"
-)
-# Not run here, and where they are.
-ELSEWHERE = {
-    "plan --id smollm2-135m": "tests/tasks/test_plan_task.py: a package index on loopback",
-    "download-model --id smollm2-135m": "tests/hub/test_packaged.py: a package index on loopback",
-    "run": "tests/tasks/test_run_task.py: a hub on loopback",
-    "ci-init": "tests/tasks/test_ci_tasks.py: an editable install does not say where it is from",
-    "bench": "tests/tasks/test_bench_task.py: takes long with the tests it chooses",
-    "crossval": "tests/tasks/test_crossval_task.py: needs another engine",
-    "clean-cache": "last: what it removes is what others need",
-}
-
-
-def _text(node):
-    if isinstance(node, ast.JoinedStr):
-        return "".join(map(_text, node.values))
-    if isinstance(node, ast.FormattedValue):
-        return f"{{{ast.unparse(node.value)}}}"
-    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
-
-
-def _texts(tree):
-    """Every text in *tree* with its line, but for docstrings and the parts of other texts."""
-    parts = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr):
-            parts |= {id(part) for value in node.values for part in ast.walk(value)} - {id(node)}
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            parts.add(id(node.value))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in parts:
-            yield node.lineno, _text(node)
-
-
-def _commands():
-    """Every command in a text of the program: where it is, its program, its words as written."""
-    for path in sorted(ROOT.rglob("*.py")):
-        for line, text in _texts(ast.parse(path.read_text(encoding="utf-8"))):
-            for match in COMMAND.finditer(text):
-                starts = (match.start(), match.start("words"))
-                if not any(PROSE.match(text, start) for start in starts):
-                    yield (
-                        f"{path.relative_to(ROOT)}:{line}",
-                        match["program"],
-                        match["words"].strip(),
-                    )
-
-
-def _filled(words):
-    for written, meant in FILLED.items():
-        words = words.replace(written, meant)
-    return MODEL.sub("models/model.gguf", words)
-
-
-COMMANDS = [(place, program, words) for place, program, words in _commands()]
-DISTINCT = sorted({_filled(words) for _, _, words in COMMANDS})
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+(?![\w{-])")
+VARIABLE = re.compile(r"\b(?:BITNET|HF|HUGGING)_[A-Z_]*[A-Z]\b")
+EXTRA = re.compile(r"bitnet-xtask\[([\w,-]+)\]")
+# Options of Invoke itself, which have no command, and places for options.
+GENERAL = {"--help", "--list", "--list-format", "--config", "--core-opts", "--options"}
+OTHER_PROGRAM = re.compile(r"\b(?:pip|ensurepip|llama-gguf-split) .*|:root\{.*", re.DOTALL)
+SENTENCES = [
+    (place, OTHER_PROGRAM.sub("", text))
+    for place, text in TEXTS
+    if " " in text and ".html:" not in place  # whose style sheets have variables
+]
 
 
 def test_the_collection_is_not_empty():
-    assert len(COMMANDS) > 60
+    assert len(COMMANDS) > 80
     assert len(DISTINCT) > 30
+    assert {path.suffix for path in SOURCES} == {".py", ".cpp", ".hpp", ".html"}
+
+
+WAYS_TO_WRITE_ONE = """
+raise Error("failed", hint="bitnet first")
+hint = f"look at {path}: bitnet second {word(path)}"
+hint = f"{'bitnet third' if it else ''}, or so"
+say(_TEXT)
+_TEXT = ("in parts: "
+         "bitnet fourth")
+TABLE = {"key": ["nothing", "bitnet fifth"]}
+"""
+
+
+def test_a_command_is_found_however_it_is_written():
+    found = [words.split()[0] for _, _, words in commands(texts(ast.parse(WAYS_TO_WRITE_ONE)))]
+    assert sorted(found) == ["fifth", "first", "fourth", "second", "third"]
+
+
+def test_no_command_is_put_together_where_it_cannot_be_seen():
+    cut_off = re.compile(r"(?<![\w./-])(?:bitnet|inv) (?:$|%[sd]|\{\})")
+    assert [place for place, text in TEXTS if cut_off.search(text)] == []
 
 
 @pytest.mark.parametrize(("place", "program", "words"), COMMANDS, ids=[c[0] for c in COMMANDS])
 def test_a_command_in_a_text_is_one_that_we_understand(place, program, words):
     assert program == "bitnet", "inv works in a checkout only; bitnet is said as it was started"
-    filled = _filled(words)
-    assert not re.search(r"[{}]|\b[A-Z]{2,}\b", filled), f"{filled}: give its words a meaning above"
-    parsed = Program(load(), "bitnet")
-    parsed.create_config()
-    parsed.parse_core(["bitnet", *shlex.split(filled)])
-    parsed.parse_collection()
-    if parsed.core.unparsed:
-        parsed.parse_tasks()
-        assert len(parsed.tasks) == 1, f"more than a command: {words}"
+    meant = filled(words)
+    assert not re.search(r"[{}]|\b[A-Z]{2,}\b", meant), f"{meant}: give its words a meaning"
+    understood(meant, load())
 
 
 @pytest.mark.parametrize(("place", "program", "words"), COMMANDS, ids=[c[0] for c in COMMANDS])
@@ -135,6 +82,29 @@ def test_a_path_in_a_command_is_one_word_of_the_shell(place, program, words):
     for written in re.findall(r"\{(.+?)\}", words):
         is_ours = f"{{{written}}}" in "".join(FILLED)
         assert written.startswith("word(") or is_ours, f"{written} may have blanks in it"
+
+
+def test_every_option_in_a_sentence_is_one_of_a_command():
+    arguments = [entry for name in load().task_names for entry in load()[name].get_arguments()]
+    known = GENERAL | {f"--{name.replace('_', '-')}" for entry in arguments for name in entry.names}
+    known |= {f"--no-{name[2:]}" for name in known}
+    found = {(place, name) for place, text in SENTENCES for name in OPTION.findall(text)}
+    assert len(found) > 100
+    assert {(place, name) for place, name in found if name not in known} == set()
+
+
+def test_every_variable_in_a_text_is_one_that_is_read():
+    known = {name for setting in settings.ALL for name in setting.names}
+    found = {(place, name) for place, text in SENTENCES for name in VARIABLE.findall(text)}
+    assert len(found) > 20
+    assert {(place, name) for place, name in found if name not in known} == set()
+
+
+def test_every_extra_in_a_text_is_one_of_the_package():
+    extras = set(re.findall(r"^([\w-]+) = \[", PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE))
+    found = {extra for _, text in TEXTS for extra in EXTRA.findall(text)}
+    assert found
+    assert found <= extras
 
 
 @pytest.fixture
@@ -159,10 +129,16 @@ def test_every_command_in_a_text_does_what_it_says(bitnet, hub, capsys):
     assert bitnet("export-tokenizer", "models/model.gguf", "--into", ".").code == 0
     assert bitnet("attest", "--model", "models/model.gguf", "--output", "a.json").code == 0
     assert bitnet("download-model", "--id", "org/tiny", "--file", "tiny.gguf").code == 0
+    elsewhere = those(NEED_A_REAL_MODEL + NEED_AN_ENGINE)
+    last = sorted(those(CLEAN), key=lambda words: "--key" not in words)
+    here = [words for words in DISTINCT if words not in elsewhere + last]
+    here.sort(key=lambda words: "--from" not in words)  # the others keep what it says
+    assert len(here) > 25
     failed = {}
-    for words in DISTINCT:
-        known = any(words == name or words.split()[0] == name for name in ELSEWHERE)
-        if not known and (done := bitnet(*shlex.split(words))).code:
+    for words in here:
+        if (done := bitnet(*shlex.split(words))).code:
+            failed[words] = f"{done.code}: {done.err}"
+    for words in last:  # without --yes a person is asked
+        if (done := bitnet(*shlex.split(words), *[] if "--yes" in words else ["--yes"])).code:
             failed[words] = f"{done.code}: {done.err}"
     assert not failed, "\n".join(f"{words} {said}" for words, said in failed.items())
-    assert bitnet("clean-cache", "--yes").code == 0
