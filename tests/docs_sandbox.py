@@ -25,7 +25,13 @@ from tiny_packages import wheel
 from bitnet.hub.package_index import PACKAGED
 
 ROOT = Path(__file__).parents[1]
-CHECKOUT = ("README.md", "tasks.py", "pyproject.toml", "scripts", ".github")  # what commands come across
+CHECKOUT = (
+    "README.md",
+    "tasks.py",
+    "pyproject.toml",
+    "scripts",
+    ".github",
+)  # what commands come across
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
 OFFICIAL = "meta-llama/Meta-Llama-3-8B"
 OTHERS_ADDRESS = "https://hub.example.org"

@@ -22,12 +22,14 @@ MODEL = {
     "plan": ("plan", "--model"),
     "run": ("run", "--prompt", "a"),
     "serve": ("serve", "--model"),
+    "tokenize": ("tokenize", "--file", "rows.jsonl"),
     "verify": ("verify", "--model"),
     "verify-tokenizer": ("verify-tokenizer", "--against", "bad.gguf"),
 }
-# Say it in their own way, below.
-OTHERWISE = {"doctor": "a finding among others", "health": "a model among others"}
+# A finding among others, below; names of what is in the cache, and no paths.
+OTHERWISE = {"doctor", "bundle.export"}
 TAKES_A_MODEL = {"model", "path", "tokenizer"}  # options, and the words without one
+TAKE_A_TOKENIZER = ("export-tokenizer", "tokenize", "verify-tokenizer")
 
 CHECK = "check the path, or fetch a model: bitnet download-model --id smollm2-135m"
 PASS = "fetch it again, or pass a .gguf file or a folder with config.json and *.safetensors"
@@ -74,7 +76,7 @@ def test_every_command_says_the_same_about_what_is_not_a_model(bitnet, bad):
     kind, code, text, hint = bad
     commands = dict(MODEL)
     if kind == "folder":  # these also take a folder with a tokenizer, and say what that holds
-        for name in ("export-tokenizer", "verify-tokenizer"):
+        for name in TAKE_A_TOKENIZER:
             assert bitnet(*commands.pop(name), "bad.gguf").code == code
     answers = {name: bitnet(*words, "bad.gguf") for name, words in commands.items()}
     assert {name: done.code for name, done in answers.items()} == dict.fromkeys(commands, code)
@@ -113,6 +115,6 @@ def test_every_command_that_takes_a_model_is_here():
     taking = {
         name
         for name in namespace.task_names
-        if {"model", "tokenizer", "path"} & {arg.name for arg in namespace[name].get_arguments()}
+        if TAKES_A_MODEL & {arg.name for arg in namespace[name].get_arguments()}
     }
-    assert taking == {*MODEL, "doctor"}
+    assert taking == {*MODEL, *OTHERWISE}
