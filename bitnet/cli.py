@@ -241,7 +241,7 @@ class Program(InvokeProgram):
         named = context is not None and context.name is not None
         parts = (word.partition("=") for word in words)
         again = next((flag for flag, _, value in parts if value == token), None)
-        if named and context is not None and again in context.flags:
+        if named and context is not None and again is not None and again in context.flags:
             return _twice(again, words, context, usage)
         if token.startswith("-"):
             known = [*self.initial_context.flags, *self.initial_context.flags.aliases]
@@ -340,8 +340,9 @@ def _twice(flag: str, words: list[str], context: ParserContext, usage: str) -> U
 def _meant(token: str, context: ParserContext) -> str:
     """The command with *token* as the value it probably is: of a model, or a prompt."""
     is_file = token.endswith(".gguf") or Path(token).exists()
-    wanted = ("--model", "--prompt") if is_file else ("--prompt", "--model")
-    wanted = ("--input", *wanted) if token.endswith(".jsonl") else (*wanted, "--id", "--model-dir")
+    wanted = ["--input"] if token.endswith(".jsonl") else []
+    wanted += ["--model", "--prompt"] if is_file else ["--prompt", "--model"]
+    wanted += ["--id", "--model-dir"]
     flag = next((name for name in wanted if name in context.flags), "")
     return f"bitnet {context.name} {flag} {word(token)}" if flag else ""
 

@@ -100,7 +100,8 @@ def models() -> str:
         "`config.json`, keys mean what transformers makes of them; in a GGUF file, what llama.cpp "
         "does. `--ignore-key KEY` computes as if a key were not there; it may be repeated. Every "
         "command that runs, checks or converts a model takes it, and names the keys under "
-        "`ignored_keys` with `--json`, as `/v1/models` does; `convert` leaves them out of the file. "
+        "`ignored_keys` with `--json`, as `/v1/models` does; `convert` leaves them out of the "
+        "file. "
         "`attest`, `plan` and `doctor` do not take it: they describe the file as it is.",
         "## Families",
         _table(

@@ -42,7 +42,8 @@ class ConvertOptions:
     )
     ignore_key: list[str] = option(
         [],
-        "key of the model to treat as if it were not there; may be repeated; the new file does not have it",
+        "key of the model to treat as if it were not there; may be repeated; the new file does not "
+        "have it",
         metavar="KEY",
     )
     cost: bool = option(
