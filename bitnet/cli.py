@@ -24,7 +24,7 @@ from invoke.program import Program as InvokeProgram
 import bitnet
 from bitnet import settings, terminal
 from bitnet.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
-from bitnet.invocation import as_started, word
+from bitnet.invocation import as_started, harmless, word
 from bitnet.tasks import load
 from bitnet.tasks.declare import Option, Task
 
@@ -118,7 +118,7 @@ class Program(InvokeProgram):
         message = error.message
         if isinstance(error, UsageError) and error.field:  # a field is an option here
             message = message.replace(error.field, f"--{error.field.replace('_', '-')}", 1)
-        terminal.print_if_possible(f"Error: {as_started(message)}{shown}", sys.stderr)
+        terminal.print_if_possible(harmless(f"Error: {as_started(message)}{shown}"), sys.stderr)
         if "--json" in self.argv:
             facts = {
                 "type": type(error).__name__,

@@ -13,11 +13,14 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["as_started", "program", "word"]
+__all__ = ["as_started", "harmless", "program", "word"]
 
 _PROGRAMS = ("bitnet", "inv", "invoke")
 # A command: at the start, after a blank, a bracket or a backtick; a path or `bitnet` alone is none.
 _COMMAND = re.compile(r"(?<![^\s(`'\"])bitnet(?= (?:[a-z]|--)[\w.-]*)")
+
+# C0 and C1 but for tab and line feed, and what changes the direction of what follows.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def program() -> str:
@@ -40,6 +43,11 @@ def _typed(path: str) -> str:
 def word(path: str | os.PathLike[str]) -> str:
     """*path* as one word of a command, whatever is in it."""
     return shlex.quote(os.fspath(path))
+
+
+def harmless(text: str) -> str:
+    """*text* with what steers a terminal written out, but for ends of lines and tabs."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def as_started(text: str) -> str:

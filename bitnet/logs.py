@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import settings
 from bitnet.errors import UsageError
-from bitnet.invocation import as_started
+from bitnet.invocation import as_started, harmless
 
 __all__ = ["configure"]
 
@@ -41,7 +41,7 @@ _FORMATS = {logging.DEBUG: "[DEBUG] %s", logging.INFO: "[INFO] %s"}
 
 class _Format(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = as_started(record.getMessage())
+        text = harmless(as_started(record.getMessage()))
         if record.levelno >= logging.ERROR:
             return f"Error: {text}"
         if record.levelno >= logging.WARNING:

@@ -43,6 +43,7 @@ MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 1 << 30
 _UNKNOWN_SIZE = 2**63 - 1  # of a file of which only a prefix is here
+_MOST_PARTS = 0xFFFF  # split.count is a 16-bit number
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _REFETCH = "the file is incomplete or damaged: fetch it again"
 
@@ -421,22 +422,31 @@ def _part_paths(path: Path) -> list[Path]:
 def _check_split(part: _Part, number: int, count: int) -> None:
     """Compare what a part says about itself with what its name says."""
     said = part.metadata.get("split.count", 0)
+    if type(said) is not int or not 0 <= said <= _MOST_PARTS:
+        raise InvalidFormat(
+            f"{part.label}: split.count is {_shown(said)}, expected a whole number up to"
+            f" {_MOST_PARTS:,}",
+            hint=_REFETCH,
+        )
     if count == 1:
         if said in (0, 1):
             return
         raise InvalidFormat(
             f"{part.label} is one of {said} parts, and is not named like one",
-            hint=f"name the parts model-00001-of-{int(said):05d}.gguf and so on"
-            if isinstance(said, int)
-            else _REFETCH,
+            hint=f"name the parts model-00001-of-{said:05d}.gguf and so on",
         )
     said_number = part.metadata.get("split.no")
     if (said_number, said) != (number, count):
         raise InvalidFormat(
-            f"{part.label} says it is part {said_number} (from 0) of {said}, "
+            f"{part.label} says it is part {_shown(said_number)} (from 0) of {said}, "
             f"its name says {number} of {count}",
             hint="fetch the parts again, and do not rename them",
         )
+
+
+def _shown(value: object) -> str:
+    """A number as it is, and of anything else its kind."""
+    return str(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 
 def _check_split_total(gguf: GGUF, count: int) -> None:
