@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import bitnet
 from bitnet import locks, native, settings
+from bitnet.cache.prune import space_hint
 from bitnet.errors import BitnetError, NoSpace, PermissionDenied, from_os_error
 from bitnet.findings import Finding
 from bitnet.formats.containers import open_checkpoint
@@ -115,7 +116,7 @@ def _cache(root: Path) -> list[Finding]:
         return [*found, Finding.of("cache folder", problem)]
     text = f"{human_size(free)} free"
     if free < SPACE_BYTES:
-        full = NoSpace(f"only {text} in {root}", hint="bitnet clean-cache")
+        full = NoSpace(f"only {text} in {root}", hint=space_hint(root, SPACE_BYTES - free))
         return [*found, Finding.of("disk", full)]
     return [*found, Finding("ok", "disk", text)]
 

@@ -236,8 +236,11 @@ EXIT_CODES: dict[int, str] = {
 }
 
 
-_CACHE_IS_FULL = "free some space: bitnet clean-cache, or choose another disk: --cache-dir DIR"
-_DISK_IS_FULL = "free some space: bitnet clean-cache, or choose another disk"
+_CACHE_IS_FULL = (
+    "free some space (`bitnet clean-cache --dry-run` shows what of the cache can go), "
+    "or choose another disk: --cache-dir DIR"
+)
+_DISK_IS_FULL = "free some space, or choose another disk"
 _CACHE_IS_CLOSED = "choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR"
 _PATH_IS_CLOSED = "get access to it (ls -l shows who has), or choose another one"
 

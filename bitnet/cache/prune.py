@@ -13,13 +13,28 @@ from typing import Any
 
 from bitnet import settings
 from bitnet.cache.entries import Entry, entries, locks_for
-from bitnet.errors import CacheBusy, NotFound, PermissionDenied, UsageError, from_os_error
+from bitnet.errors import (
+    BitnetError,
+    CacheBusy,
+    NotFound,
+    PermissionDenied,
+    UsageError,
+    from_os_error,
+)
 from bitnet.options import option
 from bitnet.progress import human_size
 from bitnet.store import Store, links
 from bitnet.store.tag import AREAS, TAG, has_tag, is_marked
 
-__all__ = ["Plan", "Selection", "parse_age", "plan", "prune", "refuse_unless_cache"]
+__all__ = [
+    "Plan",
+    "Selection",
+    "parse_age",
+    "plan",
+    "prune",
+    "refuse_unless_cache",
+    "space_hint",
+]
 
 _OURS = {*AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"}
 _AGE = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhdw])")
@@ -138,6 +153,25 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Pla
         remove=tuple(entry for entry in chosen if not entry.owner),
         busy=tuple(entry for entry in chosen if entry.owner),
         foreign=foreign,
+    )
+
+
+def space_hint(root: Path, missing: int) -> str:
+    """What helps where *missing* bytes do not fit; ``clean-cache`` only if it frees as many."""
+    with contextlib.suppress(BitnetError):
+        if (frees := plan(root, Selection()).size_bytes) >= missing:
+            return (
+                f"free {human_size(frees)}: bitnet clean-cache, "
+                "or choose another disk: --cache-dir DIR"
+            )
+        if (frees := plan(root, Selection(models=True)).size_bytes) >= missing:
+            return (
+                f"free {human_size(frees)}: bitnet clean-cache --models, "
+                "or choose another disk: --cache-dir DIR"
+            )
+    return (
+        f"delete something else, {human_size(missing)} are missing, "
+        "or choose another disk: --cache-dir DIR"
     )
 
 

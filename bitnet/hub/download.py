@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bitnet import locks, settings
+from bitnet.cache.prune import space_hint
 from bitnet.errors import (
     BitnetError,
     HashMismatch,
@@ -346,7 +347,7 @@ def _transfer(
     file = order.name.rpartition("/")[2]
     partial = Partial.begin(folder, file, facts, alone=lock.is_kernel, fresh=fresh)
     try:
-        _need_space(order, facts, partial)
+        _need_space(order, facts, partial, store)
         if partial.resumed:
             logger.info("%s: resuming at %s", order.name, human_size(partial.resumed))
             bar.begin_at(partial.resumed, facts.size)
@@ -451,7 +452,7 @@ class _Damaged(Exception):
     """What was fetched cannot be used, and fetching it from the beginning may help."""
 
 
-def _need_space(order: _Order, facts: FileFacts, partial: Partial) -> None:
+def _need_space(order: _Order, facts: FileFacts, partial: Partial, store: Store) -> None:
     """Refuse a file whose missing bytes do not fit."""
     if facts.size is None:
         return
@@ -462,7 +463,7 @@ def _need_space(order: _Order, facts: FileFacts, partial: Partial) -> None:
             f"No space left on device (os error {errno.ENOSPC}): {order.name} needs "
             f"{human_size(missing)} more and {human_size(HEADROOM_BYTES)} to spare, "
             f"{human_size(free)} are free in {partial.path.parent}",
-            hint="free some space: bitnet clean-cache, or choose another disk: --cache-dir DIR",
+            hint=space_hint(store.root, missing + HEADROOM_BYTES - free),
         )
 
 

@@ -60,7 +60,7 @@ def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetErro
     if _SPACE.search(text):
         return NoSpace(
             f"No space left on device (os error 28): pip could not write {wanted} to {folder}",
-            hint="free some space: bitnet clean-cache, or choose another disk: --cache-dir DIR",
+            hint="free some space there, or choose another disk: --cache-dir DIR",
         )
     if _HASHES.search(text):
         return HashMismatch(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bitnet import locks
 from bitnet.errors import Offline, PermissionDenied
+from bitnet.files import check_writable
 from bitnet.hub import lockfile
 from bitnet.hub.limits import Limits
 from bitnet.store import Store
@@ -42,6 +43,7 @@ class Project:
         verify: read files again instead of trusting what was found before.
         records: what is provided is written into the lock file.
         limits: what all transfers share.
+        read_only: a cache folder that is read besides.
     """
 
     folder: Path
@@ -53,6 +55,18 @@ class Project:
     verify: bool = False
     records: bool = True
     limits: Limits = field(default_factory=Limits, compare=False, repr=False)
+    read_only: Path | None = None
+
+    def writable(self) -> Project:
+        """The project with a cache that can be written: below ``models`` if its own cannot be."""
+        try:
+            make_cache(self.cache)
+            check_writable(self.cache / "store")
+        except PermissionDenied as error:
+            own = self.folder / "models/.cache"
+            logger.warning("%s; what is fetched is kept in %s", error.message, own)
+            return replace(self, cache=own.absolute(), read_only=self.cache)
+        return self
 
     @property
     def lock_path(self) -> Path:
@@ -62,7 +76,7 @@ class Project:
     @property
     def store(self) -> Store:
         """The store in the cache folder."""
-        return Store(self.cache, rehash=self.verify)
+        return Store(self.cache, rehash=self.verify, beside=self.read_only)
 
     def pinned(self, key: tuple[str, str, str, str]) -> Locked | None:
         """What the lock file says about *key*; nothing when it is to be updated."""

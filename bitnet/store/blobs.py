@@ -43,10 +43,12 @@ class Store:
     Args:
         root: the cache folder; made when something is put into it.
         rehash: read files again instead of trusting what was found before.
+        beside: another cache folder, which is only read.
     """
 
-    def __init__(self, root: Path, *, rehash: bool = False) -> None:
+    def __init__(self, root: Path, *, rehash: bool = False, beside: Path | None = None) -> None:
         self.root = root
+        self.beside = beside
         self.rehash = rehash
         self.folder = root / "store"
         self.verified = VerifiedFiles(self.folder / "verified")
@@ -196,7 +198,8 @@ class Store:
 
     def find_elsewhere(self, sha256: str, places: Iterable[Path] = ()) -> Blob | None:
         """The file with this digest out of other places, or out of Hugging Face's cache."""
-        for place in (*places, *_hugging_face(sha256)):
+        theirs = [Store(self.beside).path_of(sha256)] if self.beside is not None else []
+        for place in (*places, *theirs, *_hugging_face(sha256)):
             if place.is_file() and (blob := self.adopt(place, sha256)) is not None:
                 return blob
         return None

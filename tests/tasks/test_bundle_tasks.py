@@ -37,7 +37,7 @@ def machine(tmp_path, monkeypatch):
 @pytest.fixture
 def model(hub, tmp_path, monkeypatch):
     """A model on a hub, which the registry knows as ``tiny``; the tokenizer of the mirror too."""
-    path = tiny_gguf(tmp_path / "made.gguf", chat_template=TEMPLATE)
+    path = tiny_gguf(tmp_path / "made.gguf", **{"tokenizer.chat_template": TEMPLATE})
     hub.add("org/one", "tiny.gguf", path.read_bytes())
     vocab = {f"t{number}": number for number in range(128_256)}
     hub.add(MIRROR, "tokenizer.json", json.dumps({"model": {"vocab": vocab}}).encode())

@@ -9,7 +9,9 @@ from hub_server import HubServer
 from tiny_models import tiny_gguf
 
 from bitnet import settings
-from bitnet.hub import lockfile
+from bitnet.errors import PermissionDenied
+from bitnet.hub import lockfile, project
+from bitnet.store.tag import make_cache
 
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
 OFFICIAL = "meta-llama/Meta-Llama-3-8B"
@@ -234,3 +236,59 @@ def test_pins_that_are_in_no_project_are_not_checked_and_that_is_no_success(
     assert done.code == 15
     assert "NOT CHECKED: bitnet.lock.json pins no file in this project" in done.err
     assert "org/tiny/tiny.gguf: it is pinned for the cache" in done.out
+
+
+def test_the_token_may_be_in_a_file_of_another_name(hub, bitnet, tmp_path, monkeypatch):
+    (tmp_path / "secret").write_text("hf_good\n")
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "secret"))
+    assert bitnet("tokenizer", "--source", "official").code == 0
+    assert any("Authorization" in seen.headers for seen in hub.requests("hub"))
+
+
+def test_a_model_is_fetched_where_the_cache_is_read_only(hub, bitnet, tmp_path, monkeypatch):
+    """Into a cache below ``models``; what the read-only one has is not fetched."""
+    words = ("download-model", "--id", "org/model", "--file")
+    assert bitnet(*words, "small-Q4_K_M.gguf", "--out", "first").code == 0
+    cache, before = settings.cache_dir(), sorted(settings.cache_dir().rglob("*"))
+    real = project.check_writable
+
+    def refused(folder):
+        if cache in (folder, *folder.parents):
+            raise PermissionDenied(f"Read-only file system (os error 30): {folder}")
+        real(folder)
+
+    monkeypatch.setattr(project, "check_writable", refused)
+    hub.seen.clear()
+    done = bitnet(*words, "small-Q4_K_M.gguf", "--out", "second")
+    assert done.code == 0, done.err
+    assert "what is fetched is kept in models/.cache" in done.err
+    assert hub.sent("cdn") == 0
+    assert bitnet(*words, "big-F16.gguf").code == 0
+    assert (tmp_path / "work/models/org-model/big-F16.gguf").stat().st_size == 5004
+    assert sorted(cache.rglob("*")) == before
+    explicit = bitnet(*words, "x.txt", "--cache-dir", cache)
+    assert explicit.code == 0  # named by the user: used, or refused, never replaced
+
+
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [("tokenizers", "bitnet clean-cache,"), ("models", "clean-cache --models"), ("", "delete")],
+)
+def test_a_full_disk_names_clean_cache_only_where_it_frees_enough(
+    hub, bitnet, monkeypatch, left, said
+):
+    from bitnet.hub import download
+
+    cache = settings.cache_dir()
+    make_cache(cache)
+    if left:
+        folder = cache / left / "key"
+        folder.mkdir(parents=True)
+        (folder / "tokenizer.json").write_bytes(b"x" * 40_000_000)
+    monkeypatch.setattr(download, "free_space", lambda folder: 1000)
+    done = bitnet("download-model", "--id", "org/model", "--file", "big-F16.gguf")
+    assert done.code == 10
+    hint = done.err.partition("hint: ")[2]
+    assert said in hint
+    assert ("clean-cache" in hint) == bool(left)
+    assert "--cache-dir DIR" in hint

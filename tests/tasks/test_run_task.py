@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def model(tmp_path):
-    return tiny_gguf(tmp_path / "made.gguf", chat_template=TEMPLATE)
+    return tiny_gguf(tmp_path / "made.gguf", **{"tokenizer.chat_template": TEMPLATE})
 
 
 @pytest.fixture
