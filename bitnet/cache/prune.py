@@ -24,7 +24,7 @@ from bitnet.errors import (
 from bitnet.options import option
 from bitnet.progress import human_size
 from bitnet.store import Store, links
-from bitnet.store.tag import AREAS, TAG, has_tag, is_marked
+from bitnet.store.tag import has_tag, is_marked, strange_names
 
 __all__ = [
     "Plan",
@@ -36,7 +36,6 @@ __all__ = [
     "space_hint",
 ]
 
-_OURS = {*AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"}
 _AGE = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhdw])")
 _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -209,14 +208,13 @@ def refuse_unless_cache(root: Path) -> None:
             hint="give the cache folder: --cache-dir DIR",
         )
     try:
-        names = {item.name for item in real.iterdir()}
+        strange = strange_names(real)
     except FileNotFoundError:
         return
     except PermissionError as error:
         raise PermissionDenied(f"cannot read {root}: {error.strerror}") from error
     except OSError as error:
         raise from_os_error(error, root, in_cache=True) from error
-    strange = sorted(names - _OURS)
     if strange and not has_tag(real):
         raise UsageError(
             f"{root} does not look like a cache folder of bitnet: it also holds {strange[0]!r}: "

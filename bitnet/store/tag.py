@@ -12,7 +12,7 @@ from bitnet.errors import PermissionDenied, from_os_error
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["AREAS", "TAG", "has_tag", "is_marked", "make_cache"]
+__all__ = ["AREAS", "TAG", "has_tag", "is_marked", "make_cache", "strange_names"]
 
 AREAS = ("tokenizers", "models", "store", "screens", "measurements", "reports")
 # Names below these folders that only this program gives.
@@ -27,6 +27,7 @@ _OUR_NAMES = re.compile(
 )
 
 TAG = "CACHEDIR.TAG"
+_BESIDE = {*AREAS, TAG, "README.md", ".gitignore", ".DS_Store", "Thumbs.db"}
 SIGNATURE = b"Signature: 8a477f597d28d172789f06886806bc55"  # https://bford.info/cachedir/
 _TEXT = SIGNATURE + b"\n# Cache of bitnet; any file in it may be deleted at any time.\n"
 
@@ -69,17 +70,27 @@ def has_tag(folder: Path) -> bool:
 def is_marked(root: Path, path: Path) -> bool:
     """Whether *path* in the cache folder *root* is surely a file that this program made.
 
-    In a folder with our mark every file is, below the folders that a cache has. Without it, a file
-    is that has a name only we give, or lies beside a record of where we fetched it from.
+    In a folder with our mark every file is, below the folders that a cache has, unless there are
+    others beside those: a mark can be copied into a project. Without it, a file is that has a name
+    only we give, or lies beside a record of where we fetched it from.
     """
     inside = path.relative_to(root)
-    if has_tag(root) or _is_default(root):
+    if _is_default(root) or (has_tag(root) and not strange_names(root)):
         return inside.parts[0] in AREAS
     if inside.parts[0] == "store":
         return has_tag(root / "store")
     if _OUR_NAMES.fullmatch(inside.as_posix()):
         return True
     return inside.parts[0] == "tokenizers" and path.with_name(f"{path.name}.origin").is_file()
+
+
+def strange_names(root: Path) -> list[str]:
+    """What lies in *root* and is not of a cache, sorted.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    return sorted({item.name for item in root.iterdir()} - _BESIDE)
 
 
 def _is_default(root: Path) -> bool:

@@ -66,3 +66,29 @@ def test_a_mark_of_another_program_is_not_ours(tmp_path):
     put(tmp_path / "CACHEDIR.TAG", b"Signature: 8a477f597d28d172789f06886806bc55\n# pip\n")
     path = put(tmp_path / "models/mine.gguf")
     assert not is_marked(tmp_path, path)
+
+
+def test_a_mark_that_was_copied_into_a_project_makes_nothing_in_it_ours(tmp_path):
+    make_cache(tmp_path / "cache")
+    project = tmp_path / "project"
+    theirs = [put(project / "models/mine.gguf"), put(project / "reports/2026.pdf")]
+    put(project / "src/main.py")
+    put(project / "CACHEDIR.TAG", (tmp_path / "cache/CACHEDIR.TAG").read_bytes())
+    ours = put(project / "tokenizers/compiled" / f"{'ab' * 32}.tok")
+    prune(plan(project, ALL))
+    assert [path.exists() for path in (*theirs, ours)] == [True, True, False]
+
+
+def test_links_in_a_cache_go_and_what_they_point_at_stays(tmp_path):
+    root = tmp_path / "cache"
+    make_cache(root)
+    mine = put(tmp_path / "home/mine.gguf")
+    (root / "models").mkdir()
+    (root / "models/link.gguf").symlink_to(mine)
+    (root / "models/hard.gguf").hardlink_to(mine)
+    (root / "models/folder").symlink_to(mine.parent)
+    (root / "reports").symlink_to(mine.parent)
+    prune(plan(root, ALL))
+    assert mine.read_bytes() == b"x"
+    assert mine.stat().st_nlink == 1
+    assert not (root / "models/link.gguf").is_symlink()
