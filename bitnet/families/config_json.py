@@ -249,7 +249,8 @@ def _family(config: Mapping[str, Any], outer: Mapping[str, Any]) -> Family:
 def _check(config: Mapping[str, Any], family: Family, model: str) -> None:
     """Refuse what is not computed here."""
     for key in ("hidden_act", "hidden_activation"):
-        if config.get(key) not in (None, family.activation):
+        allowed = family.config_keys.get(key) or neutral(None, family.activation)
+        if not allowed.allows(config.get(key)):
             raise Unsupported(
                 f"{family.title} with activation {config[key]!r}; supported: {family.activation!r}",
                 hint="choose another model",

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from bitnet.families.family import ATTENTION, LLAMA_CPP, Family, register
-from bitnet.families.rules import neutral, read
+from bitnet.families.rules import HARMLESS, neutral, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,12 @@ register(
             "max_position_embeddings": 8192,
             "tie_word_embeddings": True,
         },
-        config_keys={"attention_bias": read("biases around attention")},
+        config_keys={
+            "attention_bias": read("biases around attention"),
+            # What 2B says and never meant.
+            "hidden_act": neutral(None, "gelu_pytorch_tanh", "gelu", note="tanh form either way"),
+            "hidden_activation": HARMLESS,
+        },
         gguf_keys={"attention.sliding_window": neutral(0)},
         biases={"attention_bias": ATTENTION},
         llama_cpp=tuple(name for name in LLAMA_CPP if name != "output.weight"),

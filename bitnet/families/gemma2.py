@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from bitnet.families.family import ATTENTION, LLAMA_CPP, Family, register
-from bitnet.families.rules import neutral, read
+from bitnet.families.rules import HARMLESS, neutral, read
 from bitnet.families.windows import alternating
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ register(
         },
         config_keys={
             "attention_bias": read("biases around attention"),
+            "hidden_act": HARMLESS,  # hidden_activation counts
             "attn_logit_softcapping": read("soft cap on scores"),
             "final_logit_softcapping": read("soft cap on logits"),
             "layer_types": read("which layers have a window"),

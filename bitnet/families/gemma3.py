@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.families.family import ATTENTION, Family, register
 from bitnet.families.gemma2 import DEFAULTS, NORMS, caps, score_scale
-from bitnet.families.rules import read
+from bitnet.families.rules import HARMLESS, read
 from bitnet.families.windows import alternating
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ register(
         defaults=DEFAULTS | {"rope_theta": 1e6, "max_position_embeddings": 131072},
         config_keys={
             "attention_bias": read("biases around attention"),
+            "hidden_act": HARMLESS,  # hidden_activation counts
             "final_logit_softcapping": read("soft cap on logits"),
             "layer_types": read("which layers have a window"),
             "query_pre_attn_scalar": read("scores are divided by its root"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bitnet.families.family import ATTENTION, MLP, Family, register
-from bitnet.families.rules import neutral, read
+from bitnet.families.rules import neutral, read, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 
 
 def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+    for key in ("attention_multiplier", "embedding_multiplier", "residual_multiplier"):
+        if config[key] == 0:
+            raise refusal(
+                key,
+                0,
+                model="config.json",
+                kind="Granite",
+                why="in GGUF zero says that there is none",
+            )
     return {
         "attention.scale": float(config["attention_multiplier"]),
         "embedding_scale": float(config["embedding_multiplier"]),

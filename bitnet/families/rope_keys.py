@@ -175,12 +175,6 @@ def _yarn(
         raise ValueError("beta_fast below beta_slow")
     keys: dict[str, Any] = {"rope.scaling.original_context_length": original}
     whole = bool(given.get("truncate", True))
-    if whole and (fast, slow) == (32, 1):
-        keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
-        if scale != implied:
-            keys["rope.scaling.attn_factor"] = scale / implied
-        return keys, {}
-    # llama.cpp follows no key for other bounds; divisors of the frequencies say them exactly.
     low, high = (
         dims * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(base))
         for turns in (fast, slow)
@@ -188,6 +182,13 @@ def _yarn(
     if whole:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dims - 1)
+    if whole and (fast, slow) == (32, 1) and low <= high:
+        keys |= {"rope.scaling.type": "yarn", "rope.scaling.factor": factor}
+        if scale != implied:
+            keys["rope.scaling.attn_factor"] = scale / implied
+        return keys, {}
+    # llama.cpp follows no key for other bounds, and has its own idea of bounds that crossed;
+    # divisors of the frequencies say them exactly.
     ramp = np.clip((np.arange(dims // 2) - low) / ((high - low) or 0.001), 0, 1)
     divisors = 1 / (1 - ramp + ramp / factor)
     return {"rope.scaling.attn_factor": scale}, {
