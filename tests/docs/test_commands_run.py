@@ -78,7 +78,8 @@ def test_every_hint_about_a_real_model_helps_after_the_first_line_of_the_readme(
 ):
     hub, index = outside
     sandbox = Sandbox(tmp_path, hub, index=index, cache=after_readme)
-    done = sandbox.run(f"bitnet {words.replace('models/model.gguf', 'smollm2-135m')}")
+    command = words.replace("models/model.gguf", "smollm2-135m")
+    done = sandbox.run(f"echo Hello | bitnet {command}")  # what a person would type into `run`
     assert done.returncode == 0, f"{words}\n{done.stdout}"
 
 
