@@ -223,7 +223,7 @@ def _tokenizer(parity: TokenizerParity | None) -> Finding:
         return Finding("skipped", "tokenizer", "the reference has no tokenizer")
     if parity.total < 1:
         return Finding("failed", "tokenizer", "no text was compared")
-    said = f"{parity.equal:,} of {parity.total:,} texts give the same ids"
+    said = f"{parity.equal:,} of {parity.total:,} texts give the same ids; texts of ids not checked"
     if parity.text is not None:
         said += (
             f"; first difference: {parity.text!r}: ours {list(parity.ours)}, "

@@ -25,7 +25,7 @@ from bitnet.terminal import as_json
     metavars={"against": "PATH", "corpus": "FILE", "pre": "NAME"},
 )
 def verify_tokenizer(c, tokenizer=None, against="", corpus="", pre="", output=Output()):
-    """Encode a corpus with two tokenizers and compare the ids."""
+    """Compare the ids and texts of two tokenizers on a corpus."""
     from bitnet.errors import VerificationFailed
     from bitnet.tokenizer.agreement import measure_agreement
     from bitnet.tokenizer.load import load_tokenizer
@@ -35,10 +35,11 @@ def verify_tokenizer(c, tokenizer=None, against="", corpus="", pre="", output=Ou
     ours = load_tokenizer(common.model(tokenizer), pre=pre or None, verify=True)
     other = load_tokenizer(common.model(against), verify=True)
     encoders = [partial(entry.encode, add_special=False) for entry in (ours, other)]
-    found = measure_agreement(*encoders, texts=corpus_texts(Path(corpus) if corpus else None))
+    texts = corpus_texts(Path(corpus) if corpus else None)
+    found = measure_agreement(*encoders, texts=texts, decode=(ours.decode, other.decode))
     if output.json:
         print(as_json(asdict(found)))
-        raise Exit(code=0 if found.ratio == 1 else VerificationFailed.exit_code)
+        raise Exit(code=0 if found.complete else VerificationFailed.exit_code)
     print(found)
     if found.first_difference is not None:
         mine, theirs = (encode(found.first_difference) for encode in encoders)
@@ -47,5 +48,12 @@ def verify_tokenizer(c, tokenizer=None, against="", corpus="", pre="", output=Ou
             f"  {other.source}: {theirs}",
             hint="see which one the model gets: bitnet explain-tokenizer MODEL",
         )
-    if not found.total:
+    if found.first_ids is not None:
+        ids = list(found.first_ids)
+        raise VerificationFailed(
+            f"the same ids, other texts: {ids}\n  {ours.source}: {ours.decode(ids)!r}\n"
+            f"  {other.source}: {other.decode(ids)!r}",
+            hint="see which one the model gets: bitnet explain-tokenizer MODEL",
+        )
+    if not found.complete:
         raise VerificationFailed("no text was compared", hint="give a corpus with a line in it")

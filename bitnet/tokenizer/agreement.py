@@ -1,14 +1,17 @@
-"""How often two tokenizers give the same ids: what ``--approximate-tokenizer`` has to admit."""
+"""How far two tokenizers agree: ids of texts, texts of ids, and the tokens themselves."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["PROBES", "Agreement", "measure_agreement"]
+    from bitnet.tokenizer.tokenizer import Tokenizer
+
+__all__ = ["PROBES", "Agreement", "different_ids", "measure_agreement"]
 
 # Prose, code, numbers, scripts and white space, in about the proportions of real prompts.
 PROBES: tuple[str, ...] = (
@@ -63,19 +66,33 @@ class Agreement:
         equal: texts with equal ids.
         total: texts compared.
         first_difference: the first text with other ids, ``None`` when there is none.
+        decoded_equal: lists of ids that both make the same text of.
+        decoded: lists of ids that were made text; 0 where texts were not compared.
+        first_ids: the first ids that stand for another text, ``None`` when there are none.
     """
 
     equal: int
     total: int
     first_difference: str | None
+    decoded_equal: int = 0
+    decoded: int = 0
+    first_ids: tuple[int, ...] | None = None
 
     @property
     def ratio(self) -> float:
         """Share of texts with equal ids, 0 to 1."""
         return self.equal / self.total if self.total else 0.0
 
+    @property
+    def complete(self) -> bool:
+        """Every text has the same ids, and every list of ids the same text; at least one each."""
+        return self.ratio == 1 and 0 < self.decoded == self.decoded_equal
+
     def __str__(self) -> str:
-        return f"{self.equal} of {self.total} probe texts ({self.ratio:.0%}) give the same ids"
+        ids = f"{self.equal} of {self.total} probe texts ({self.ratio:.0%}) give the same ids"
+        if not self.decoded:
+            return f"{ids}; texts of ids not checked"
+        return f"{ids}, {self.decoded_equal} of {self.decoded} lists of ids the same text"
 
 
 def measure_agreement(
@@ -83,17 +100,37 @@ def measure_agreement(
     other: Callable[[str], Sequence[int]],
     *,
     texts: Sequence[str] = PROBES,
+    decode: tuple[Callable[[list[int]], str], Callable[[list[int]], str]] | None = None,
 ) -> Agreement:
-    """Compares two tokenizers text by text.
+    """Compares two tokenizers text by text, and text by ids where they give the same ids.
 
     Args:
         encode: text to ids.
         other: text to ids, of the other tokenizer.
         texts: what to compare on.
+        decode: ids to text, of both; without them texts are not compared.
     """
-    different = [text for text in texts if list(encode(text)) != list(other(text))]
+    pairs = [(text, list(encode(text)), list(other(text))) for text in texts]
+    different = [text for text, mine, theirs in pairs if mine != theirs]
+    lists = _lists([mine for _, mine, theirs in pairs if mine == theirs]) if decode else []
+    wrong = [ids for ids in lists if decode and decode[0](ids) != decode[1](ids)]
     return Agreement(
         equal=len(texts) - len(different),
         total=len(texts),
         first_difference=different[0] if different else None,
+        decoded_equal=len(lists) - len(wrong),
+        decoded=len(lists),
+        first_ids=tuple(wrong[0]) if wrong else None,
     )
+
+
+def _lists(encoded: list[list[int]]) -> list[list[int]]:
+    """Ids of each text, and of two one behind the other: a text goes on without a beginning."""
+    joined = [one + other for one, other in pairwise(encoded)]
+    return [ids for ids in (*encoded, *joined) if ids]
+
+
+def different_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
+    """Ids that both have and that stand for other bytes, in order."""
+    shared = range(min(one.vocab_size, other.vocab_size))
+    return [id for id in shared if one.spelling(id) != other.spelling(id)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bitnet.errors import BitnetError
+from bitnet.tokenizer.agreement import different_ids
 from bitnet.tokenizer.chat import chat_template
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf
 from bitnet.tokenizer.model_facts import MAX_PADDING, model_facts
@@ -91,7 +92,7 @@ def _embedded(model: GGUF, pre: str | None, findings: list[str]) -> Tokenizer | 
 
 def _first_difference(own: Tokenizer, other: Tokenizer) -> str:
     """How the vocabularies differ, empty when every id stands for the same bytes."""
-    different = [id for id in range(other.vocab_size) if own.spelling(id) != other.spelling(id)]
+    different = different_ids(own, other)
     if not different:
         return ""
     first = different[0]

@@ -26,6 +26,7 @@ from bitnet.files import keep
 from bitnet.tokenizer.byte_alphabet import spell_bytes
 from bitnet.tokenizer.cuts import cut_pattern
 from bitnet.tokenizer.limits import check_spec
+from bitnet.tokenizer.spec import TokenType
 from bitnet.tokenizer.steps import NotNative, pack_steps
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ _NO_ID = 0xFFFFFFFF
 _BYTE_LEVEL, _BYTE_FALLBACK, _IGNORE_MERGES, _SPACE_PREFIX, _TRIM, _FUSE = 1, 2, 4, 8, 16, 64
 # Token flags, see tokenizer_file.hpp.
 _SPECIAL, _VERBATIM, _BYTE, _IN_MODEL, _USER, _UNUSED = 1, 2, 4, 8, 16, 32
-# GGUF token types.
-_CONTROL, _USER_TYPE, _UNUSED_TYPE, _BYTE_TYPE = 3, 4, 5, 6
+_NORMAL, _, _CONTROL, _USER_TYPE, _UNUSED_TYPE, _BYTE_TYPE = map(int, TokenType)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # the bytes that UTF-8 has
 _ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 _META = (
@@ -75,7 +75,7 @@ class _Vocabulary:
 
 def _vocabulary(spec: TokenizerSpec) -> _Vocabulary:
     added = {token.id: token for token in spec.added}
-    types: Sequence[int] = spec.token_types or [1] * len(spec.tokens)
+    types: Sequence[int] = spec.token_types or [_NORMAL] * len(spec.tokens)
     own = spec.model in ("spm", "unigram")
     spellings: list[bytes] = []
     flags = bytearray(len(spec.tokens))
@@ -87,13 +87,13 @@ def _vocabulary(spec: TokenizerSpec) -> _Vocabulary:
         spelling = spell_bytes(text) if spec.byte_level else None
         in_model = bool(text) and id not in spec.outside
         if own:
-            in_model = in_model and kind in (1, _USER_TYPE, _UNUSED_TYPE)
+            in_model = in_model and kind in (_NORMAL, _USER_TYPE, _UNUSED_TYPE)
         if spec.byte_level:
             in_model = in_model and spelling is not None
             if spelling is not None and len(spelling) == 1:
                 byte_ids[spelling[0]] = id
         byte = bytes_by_text.get(text)
-        if byte is not None and (not own or kind in (1, _BYTE_TYPE)):
+        if byte is not None and (not own or kind in (_NORMAL, _BYTE_TYPE)):
             byte_ids[byte] = id
             flags[id] |= _BYTE
         if token is not None or spelling is None:

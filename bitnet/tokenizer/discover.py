@@ -20,6 +20,7 @@ from bitnet.errors import (
 )
 from bitnet.invocation import word
 from bitnet.sources import TokenizerDownloadInfo, for_model
+from bitnet.tokenizer.agreement import different_ids
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
 from bitnet.tokenizer.model_facts import ModelFacts, model_facts
 from bitnet.tokenizer.strategy import Strategy, TokenizerStrategy
@@ -121,7 +122,7 @@ class Search:
             self.refusal = self.refusal or error
             return
         if self.tokenizer is not None:
-            same = _same_vocabulary(self.tokenizer, found)
+            same = not different_ids(self.tokenizer, found)
             verdict = "same vocabulary" if same else "ANOTHER VOCABULARY than the one chosen"
             self._note(place, path, "not needed", f"{self.place} comes first; {verdict}")
             if not same:
@@ -157,11 +158,6 @@ def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
         f"of {model.path.name}",
         hint=f"bitnet explain-tokenizer {word(model.path)}",
     )
-
-
-def _same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
-    shared = min(one.vocab_size, other.vocab_size)
-    return all(one.spelling(id) == other.spelling(id) for id in range(shared))
 
 
 def _embedded(model: ModelFacts) -> Iterator[Path]:

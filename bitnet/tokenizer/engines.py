@@ -16,7 +16,7 @@ from bitnet.tokenizer.cuts import cut_pattern, parts_of
 from bitnet.tokenizer.decoding import Spellings
 from bitnet.tokenizer.limits import over_budget
 from bitnet.tokenizer.offsets import aligner, moved
-from bitnet.tokenizer.spec import SPACE_SYMBOL, Step
+from bitnet.tokenizer.spec import SPACE_SYMBOL, Step, TokenType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Engine", "native_engine", "portable_engine"]
 
 _VERBATIM, _BYTE = 2, 4  # token flags of the compiled file
-_BYTE_TYPE = 6  # GGUF token type
 # Characters: a text this long is encoded in parts of this size, on several threads.
 _LONG, _PART = 1 << 17, 1 << 16
 
@@ -252,7 +251,7 @@ class _Portable:
         return self._engine.spans(text, parse_special=parse_special)
 
     def _type(self, id: int) -> int:
-        return self._spec.token_types[id] if self._spec.token_types else 1
+        return self._spec.token_types[id] if self._spec.token_types else TokenType.NORMAL
 
     def is_verbatim(self, id: int) -> bool:
         return is_verbatim(self._type(id), added=id in self._added)
@@ -260,7 +259,7 @@ class _Portable:
     def is_byte(self, id: int) -> bool:
         spec = self._spec
         own = spec.model in ("spm", "unigram")
-        known = not own or self._type(id) in (1, _BYTE_TYPE)
+        known = not own or self._type(id) in (TokenType.NORMAL, TokenType.BYTE)
         return spec.byte_fallback and known and spec.tokens[id] in self._bytes
 
     def text(self, id: int) -> str:

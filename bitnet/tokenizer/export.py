@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.errors import Unsupported, UsageError, from_os_error
 from bitnet.tokenizer.portable import PortableEngine
 from bitnet.tokenizer.probes import probe_texts
+from bitnet.tokenizer.spec import SPACE_SYMBOL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
 __all__ = ["export_tokenizer", "tokenizer_json"]
-
-_SPACE = "\u2581"
 
 
 def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) -> list[Path]:
@@ -75,7 +74,7 @@ def tokenizer_json(spec: TokenizerSpec) -> dict[str, Any]:
     normalizer = _sentencepiece_normalizer(spec) if own else _steps(spec.normalizer)
     if own and spec.model == "unigram":
         scheme = "always" if spec.add_space_prefix else "never"
-        metaspace = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": scheme}
+        metaspace = {"type": "Metaspace", "replacement": SPACE_SYMBOL, "prepend_scheme": scheme}
         cut = [metaspace | {"split": True}]
     else:
         cut = _steps(spec.pre_tokenizer)
@@ -116,8 +115,8 @@ def _sentencepiece_normalizer(spec: TokenizerSpec) -> list[dict[str, Any]]:
         steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     if spec.model == "spm":
         if spec.add_space_prefix:
-            steps.append({"type": "Prepend", "prepend": _SPACE})
-        steps.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+            steps.append({"type": "Prepend", "prepend": SPACE_SYMBOL})
+        steps.append({"type": "Replace", "pattern": {"String": " "}, "content": SPACE_SYMBOL})
     return steps
 
 
@@ -152,7 +151,7 @@ def _decoder(spec: TokenizerSpec) -> dict[str, Any] | None:
     if spec.model == "wordpiece":
         return {"type": "WordPiece", "prefix": spec.continuing_prefix, "cleanup": True}
     steps: list[dict[str, Any]] = [
-        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "Replace", "pattern": {"String": SPACE_SYMBOL}, "content": " "},
         {"type": "ByteFallback"},
         {"type": "Fuse"},
     ]

@@ -15,7 +15,7 @@ from bitnet.tokenizer.merges import parse_merges
 from bitnet.tokenizer.pretokenizers import pre_tokenizer
 from bitnet.tokenizer.sentencepiece_model import parse_model
 from bitnet.tokenizer.side_files import SideFiles, read_bytes, read_json, read_side_files
-from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec, TokenType
 from bitnet.tokenizer.stop_ids import END_OF_GENERATION, stop_ids
 from bitnet.tokenizer.tekken import is_tekken, spec_from_tekken
 from bitnet.tokenizer.tiktoken_file import looks_like_ranks, spec_from_ranks
@@ -35,7 +35,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
+_UNKNOWN, _CONTROL = TokenType.UNKNOWN, TokenType.CONTROL
+_USER_DEFINED = TokenType.USER_DEFINED
 _USUAL_SPECIAL = END_OF_GENERATION | {"<s>", "<pad>", "<unk>", "<mask>"}
 _GPT2_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "GPT2TokenizerFast", "RobertaTokenizerFast")
 

@@ -16,7 +16,7 @@ from bitnet.tokenizer.gguf_fields import CONTROL, UNKNOWN, USER_DEFINED, Fields
 from bitnet.tokenizer.lazy import LazySequence
 from bitnet.tokenizer.merges import merges_from_ranks, parse_merges
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer, pre_tokenizer
-from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
+from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, Step, TokenizerSpec
 from bitnet.tokenizer.stop_ids import stop_ids
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ __all__ = ["spec_from_gguf", "spec_from_metadata"]
 
 logger = logging.getLogger(__name__)
 
-_WORD_START = "\u2581"
 _UNSUPPORTED = {
     "rwkv": "RWKV's byte trie",
     "plamo2": "PLaMo-2's Aho-Corasick tokenizer",
@@ -269,11 +268,11 @@ def _has_capitals(fields: Fields) -> bool:
 
 
 def _bert_spelling(tokens: Sequence[str]) -> list[str]:
-    if not any(token.startswith(_WORD_START) for token in tokens):
+    if not any(token.startswith(SPACE_SYMBOL) for token in tokens):
         return list(tokens)  # already in BERT's own spelling
     spelled = []
     for token in tokens:
-        if token.startswith(_WORD_START):
+        if token.startswith(SPACE_SYMBOL):
             spelled.append(token[1:])
         elif token.startswith("[") and token.endswith("]"):
             spelled.append(token)
@@ -341,8 +340,8 @@ def _sentencepiece_flags(fields: Fields, token: AddedToken) -> Iterable[AddedTok
     """What the file leaves out: Phi-3's right strip, and how Gemma's runs of spaces are found."""
     if fields.is_phi3 and token.text not in _PHI3_PLAIN:
         return (replace(token, rstrip=True),)
-    spelled = token.text.replace(" ", _WORD_START)
-    if token.special or _WORD_START not in spelled:
+    spelled = token.text.replace(" ", SPACE_SYMBOL)
+    if token.special or SPACE_SYMBOL not in spelled:
         return (token,)
     # Converters write these pieces with spaces. The original is U+2581, found as such in raw text,
     # and again once spaces have become U+2581 too.

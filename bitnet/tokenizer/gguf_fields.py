@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from bitnet.errors import InvalidFormat, TokenizerNotFound
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.lazy import LazySequence
+from bitnet.tokenizer.spec import TokenType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 __all__ = ["BYTE", "CONTROL", "NORMAL", "UNKNOWN", "UNUSED", "USER_DEFINED", "Fields"]
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = map(int, TokenType)
 
 _PREFIX = "tokenizer.ggml."
 _NOT_NORMAL = re.compile(rb"[^\x01]", re.DOTALL)

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.tokenizer.spec import TokenType
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,7 +79,9 @@ def _check_tokens(spec: TokenizerSpec) -> None:
     piece = UNIGRAM_PIECE_BYTES if spec.model == "unigram" else TOKEN_BYTES
     own = (text for id, text in enumerate(tokens) if id not in added)
     _within(spec, "bytes in a token", _longest(own, byte_level=spec.byte_level), piece)
-    user = (tokens[id] for id, kind in enumerate(spec.token_types) if kind == _USER_DEFINED)
+    user = (
+        tokens[id] for id, kind in enumerate(spec.token_types) if kind == TokenType.USER_DEFINED
+    )
     looked_for = chain((token.text for token in spec.added), user)
     _within(spec, "bytes in an added token", _longest(looked_for), ADDED_TOKEN_BYTES)
     for name, values in (("scores", spec.scores), ("token types", spec.token_types)):
@@ -88,9 +91,6 @@ def _check_tokens(spec: TokenizerSpec) -> None:
         raise _damaged(spec, "no scores")
     if not all(-SCORE <= score <= SCORE for score in spec.scores):  # nor is NaN
         raise _damaged(spec, "a score that is not a number of a sensible size")
-
-
-_USER_DEFINED = 4  # GGUF token type
 
 
 def _longest(texts: Any, *, byte_level: bool = False) -> int:

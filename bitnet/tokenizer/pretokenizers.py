@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bitnet.errors import Unsupported
-from bitnet.tokenizer.spec import Step
+from bitnet.tokenizer.spec import SPACE_SYMBOL, Step
 
 __all__ = ["PRE_TOKENIZERS", "PreTokenizer", "pre_tokenizer"]
 
@@ -162,7 +162,7 @@ _OF_BAILING = PreTokenizer((_split(_BAILING), _BYTES))
 # SentencePiece-like text with a merge list: spaces become U+2581, only line breaks cut.
 _OF_SPM_MERGES = PreTokenizer(
     (_split(r"[^\n]+|[\n]+"),),
-    normalizer=(Step("Replace", {"pattern": {"String": " "}, "content": "▁"}),),
+    normalizer=(Step("Replace", {"pattern": {"String": " "}, "content": SPACE_SYMBOL}),),
     byte_level=False,
 )
 

@@ -15,7 +15,7 @@ from bitnet.tokenizer.added import AddedTokens
 from bitnet.tokenizer.charsmap import CharsMap
 from bitnet.tokenizer.limits import GROWTH, GROWTH_BASE, over_budget
 from bitnet.tokenizer.offsets import moved
-from bitnet.tokenizer.spec import AddedToken
+from bitnet.tokenizer.spec import SPACE_SYMBOL, AddedToken, TokenType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SentencePiece"]
 
-_SPACE = "\u2581"
 _UNKNOWN_PENALTY = 10.0
 _FLOAT = struct.Struct("f")
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = map(int, TokenType)
 
 
 def _float32(value: float) -> float:
@@ -108,9 +107,9 @@ class SentencePiece:
                 origin.extend((i, i + 1) for i in range(chunk.start, chunk.stop))
             else:
                 origin.extend([(chunk.start, chunk.stop)] * len(chunk.text))
-        text = "".join(out).replace(" ", _SPACE)
+        text = "".join(out).replace(" ", SPACE_SYMBOL)
         if spec.remove_extra_whitespaces:
-            text = text.rstrip(_SPACE)
+            text = text.rstrip(SPACE_SYMBOL)
         return text, origin
 
     def _chunks(self, text: str, table: CharsMap | None) -> list[_Chunk]:

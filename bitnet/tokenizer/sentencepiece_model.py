@@ -1,7 +1,6 @@
-"""SentencePiece's ``tokenizer.model``: reads and writes the protobuf by hand.
+"""SentencePiece's ``tokenizer.model``: reads the protobuf by hand.
 
-Field numbers are those of ``sentencepiece_model.proto``. Fields that do not change ids are
-skipped when reading.
+Field numbers are those of ``sentencepiece_model.proto``. Fields that do not change ids are skipped.
 """
 
 from __future__ import annotations
@@ -11,17 +10,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.tokenizer.spec import TokenType
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from bitnet.tokenizer.spec import TokenizerSpec
-
-__all__ = ["SentencePieceModel", "model_from_spec", "parse_model", "write_model"]
+__all__ = ["SentencePieceModel", "parse_model"]
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _UNIGRAM, _BPE = 1, 2
-_UNKNOWN = 2  # type of a piece
 _KINDS = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}
 
 
@@ -33,7 +30,7 @@ class SentencePieceModel:
         kind: 1 Unigram, 2 BPE.
         pieces: texts by id.
         scores: float32 by id.
-        types: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte.
+        types: :class:`~bitnet.tokenizer.spec.TokenType` by id.
         byte_fallback: characters without a piece become bytes.
         charsmap: precompiled normalization table, may be empty.
         add_dummy_prefix: a space is put before the text.
@@ -90,7 +87,7 @@ def _parse(data: bytes, source: str) -> SentencePieceModel:
             normalizer.update(_fields(_as_bytes(value)))
     if not pieces:
         raise ValueError("it has no pieces")
-    unknown = [id for id, kind in enumerate(types) if kind == _UNKNOWN]
+    unknown = [id for id, kind in enumerate(types) if kind == TokenType.UNKNOWN]
     if len(unknown) != 1:
         raise ValueError(f"it has {len(unknown)} pieces for what is unknown, expected 1")
     kind = _as_int(trainer.get(3, _UNIGRAM))
@@ -168,65 +165,3 @@ def _as_id(value: int | bytes) -> int:
     """An int32 field; negative numbers are stored as 64-bit two's complement."""
     number = _as_int(value)
     return number - (1 << 64) if number >> 63 else number
-
-
-def write_model(model: SentencePieceModel) -> bytes:
-    """The protobuf bytes of *model*; the ``sentencepiece`` library loads them."""
-    out = bytearray()
-    for piece, score, kind in zip(model.pieces, model.scores, model.types, strict=True):
-        body = _string(1, piece.encode()) + b"\x15" + struct.pack("<f", score)
-        out += _string(1, body + _number(3, kind))
-    trainer = _number(3, model.kind) + _number(35, int(model.byte_fallback))
-    for field, id in ((40, model.unknown_id), (41, model.bos_id), (42, model.eos_id)):
-        trainer += _number(field, id)
-    # The library looks these up by text, and insists on finding them.
-    for field, id in ((45, model.unknown_id), (46, model.bos_id), (47, model.eos_id)):
-        if 0 <= id < len(model.pieces):
-            trainer += _string(field, model.pieces[id].encode())
-    normalizer = _string(1, b"identity" if not model.charsmap else b"user_defined")
-    normalizer += _string(2, model.charsmap)
-    normalizer += _number(3, int(model.add_dummy_prefix))
-    normalizer += _number(4, int(model.remove_extra_whitespaces)) + _number(5, 1)
-    return bytes(out + _string(2, trainer) + _string(3, normalizer))
-
-
-def _encode_varint(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
-
-
-def _number(field: int, value: int) -> bytes:
-    return _encode_varint(field << 3 | _VARINT) + _encode_varint(value)
-
-
-def _string(field: int, value: bytes) -> bytes:
-    return _encode_varint(field << 3 | _BYTES) + _encode_varint(len(value)) + value
-
-
-def model_from_spec(spec: TokenizerSpec) -> SentencePieceModel:
-    """The SentencePiece model behind a specification of model ``spm`` or ``unigram``.
-
-    Raises:
-        Unsupported: the specification is of another kind.
-    """
-    if spec.model not in ("spm", "unigram") or spec.normalizer or spec.pre_tokenizer:
-        raise Unsupported(f"the tokenizer {spec.source} is no SentencePiece model")
-    types = list(spec.token_types) or [1] * len(spec.tokens)
-    return SentencePieceModel(
-        kind=_BPE if spec.model == "spm" else _UNIGRAM,
-        pieces=list(spec.tokens),
-        scores=list(spec.scores),
-        types=types,
-        byte_fallback=spec.byte_fallback,
-        charsmap=spec.charsmap,
-        add_dummy_prefix=spec.add_space_prefix,
-        remove_extra_whitespaces=spec.remove_extra_whitespaces,
-        unknown_id=-1 if spec.unknown_id is None else spec.unknown_id,
-        bos_id=-1 if spec.bos_id is None else spec.bos_id,
-        eos_id=-1 if spec.eos_id is None else spec.eos_id,
-    )

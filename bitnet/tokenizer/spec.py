@@ -7,14 +7,27 @@ one behind ``compiled.py``, the portable one in ``portable.py``) run it. Neither
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["SPACE_SYMBOL", "AddedToken", "Model", "Step", "TokenizerSpec"]
+__all__ = ["SPACE_SYMBOL", "AddedToken", "Model", "Step", "TokenType", "TokenizerSpec"]
 
 SPACE_SYMBOL = "\u2581"  # spells a space in SentencePiece vocabularies
+
+
+class TokenType(IntEnum):
+    """Kinds of tokens as GGUF files and SentencePiece models number them."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
 
 Model = Literal["bpe", "spm", "unigram", "wordpiece"]
 
@@ -69,8 +82,7 @@ class TokenizerSpec:
             bytes. Length = vocabulary size.
         merges: ``bpe`` only: ``(left, right)`` ids in order of priority.
         scores: ``spm`` and ``unigram``: log-probability per token, float32; else empty.
-        token_types: GGUF's token types per id (1 normal, 2 unknown, 3 control, 4
-            user-defined, 5 unused, 6 byte); empty when the source has none.
+        token_types: :class:`TokenType` of every id; empty when the source has none.
         added: tokens cut out of the text first, longest match first. One that is looked for in
             raw and in normalized text is listed twice.
         outside: ids of added tokens that the model's own vocabulary lacks: ordinary text never

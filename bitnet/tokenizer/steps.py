@@ -8,6 +8,8 @@ from __future__ import annotations
 import struct
 from typing import TYPE_CHECKING, Any
 
+from bitnet.tokenizer.spec import SPACE_SYMBOL
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -81,7 +83,7 @@ def _metaspace(options: dict[str, Any], *, first: bool) -> Packed:
         raise NotNative("what is first may not be known to a step that prepends to it")
     if scheme not in _SCHEMES:
         raise NotNative(f"prepend_scheme {scheme!r}")
-    symbol = options.get("replacement", "\u2581")
+    symbol = options.get("replacement", SPACE_SYMBOL)
     if not isinstance(symbol, str) or len(symbol) != 1:
         raise NotNative(f"replacement {symbol!r}")
     return _METASPACE, _SCHEMES.index(scheme), bool(options.get("split", True)), symbol, ""

@@ -16,6 +16,7 @@ from bitnet.tokenizer.gguf_fields import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED,
 from bitnet.tokenizer.portable import PortableEngine
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.probes import probe_texts
+from bitnet.tokenizer.spec import SPACE_SYMBOL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["gguf_keys", "pre_name"]
 
 _GGML = "tokenizer.ggml."
-_SPACE = "\u2581"
 _ADDED_PROBED = 300
 _HINT = "convert with another --tokenizer, or without one: --no-tokenizer"
 
@@ -129,7 +129,7 @@ def _as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
     """
     steps = [(step.type, step.options.get("content")) for step in spec.normalizer]
     prepends = steps[:1] == [("Prepend", None)]
-    plain = steps[prepends:] == [("Replace", _SPACE)] and not spec.ignore_merges
+    plain = steps[prepends:] == [("Replace", SPACE_SYMBOL)] and not spec.ignore_merges
     if spec.model != "bpe" or not spec.byte_fallback or not plain:
         return None
     tokens = list(spec.tokens)

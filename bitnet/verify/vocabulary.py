@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer.spec import TokenType
 from bitnet.verify.attest import pinned
 from bitnet.verify.locate import locate, shared_rows
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["vocabulary_out_of_range"]
 
-NORMAL, CONTROL = 1, 3
+NORMAL, CONTROL = TokenType.NORMAL, TokenType.CONTROL
 FEWEST = 16  # merges that can be said to have an order
 FEW = 4  # exceptions that are damage; more are another way to make a vocabulary
 NEAR = 0.9  # share of the rows of a known list by which another is recognised as it
@@ -78,7 +79,10 @@ def _vocabulary(content: Content) -> _Vocabulary | None:
         and isinstance(entry, dict)
         and isinstance(entry.get("id"), int)
     }
-    special = {id: CONTROL if entry.get("special") else 4 for id, entry in added.items()}
+    special = {
+        id: CONTROL if entry.get("special") else TokenType.USER_DEFINED
+        for id, entry in added.items()
+    }
     texts = _texts(tokens)
     ends = [values.get(f"tokenizer.config.eos_token{part}") for part in ("", ".content")]
     ids = {text: id for id, text in enumerate(texts)}

@@ -5,11 +5,10 @@ import json
 import sys
 from pathlib import Path
 
-from bitnet.tokenizer.sentencepiece_model import model_from_spec, write_model
-
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import tekken_files
 from charsmaps import charsmap
+from sentencepiece_writer import model_from_spec, write_model
 from small_specs import byte_level, pieces
 
 HERE = Path(__file__).parent

@@ -146,6 +146,21 @@ def test_verify_shows_the_first_difference(model, tmp_path, bitnet, corpus):
     assert (facts["equal"], facts["total"], facts["first_difference"]) == (0, 2, "ab")
 
 
+def test_verify_compares_what_the_same_ids_stand_for(model, tmp_path, bitnet, corpus):
+    assert bitnet("export-tokenizer", model, "--into", tmp_path).code == 0
+    other = tmp_path / "tokenizer.json"
+    document = json.loads(other.read_text())
+    other.write_text(json.dumps(document | {"decoder": None}))
+    done = bitnet("verify-tokenizer", model, "--against", other, "--corpus", corpus)
+    assert done.code == 15
+    assert "2 of 2 probe texts (100%) give the same ids, " in done.out
+    assert "the same ids, other texts: [" in done.err
+    done = bitnet("verify-tokenizer", model, "--against", other, "--corpus", corpus, "--json")
+    facts = json.loads(done.out)
+    assert done.code == 15
+    assert 0 < facts["decoded_equal"] < facts["decoded"]
+
+
 def test_an_empty_corpus_verifies_nothing(model, tmp_path, bitnet):
     empty = tmp_path / "empty.txt"
     empty.touch()

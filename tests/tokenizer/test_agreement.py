@@ -18,6 +18,29 @@ def test_a_tokenizer_agrees_with_itself():
     assert found.first_difference is None
 
 
+def test_the_same_ids_may_stand_for_other_texts():
+    def encode(text):
+        return list(text.encode())
+
+    def decode(ids):
+        return bytes(ids).decode("latin-1")
+
+    same = measure_agreement(encode, encode, decode=(decode, decode))
+    assert same.complete
+    assert same.decoded == 2 * len(PROBES) - 1
+    other = measure_agreement(encode, encode, decode=(decode, lambda ids: decode(ids).strip()))
+    assert other.ratio == 1
+    assert not other.complete
+    assert 0 < other.decoded_equal < other.decoded
+    assert decode(other.first_ids).strip() != decode(other.first_ids)
+
+
+def test_texts_that_were_not_compared_are_no_agreement():
+    found = measure_agreement(str.split, str.split)
+    assert not found.complete
+    assert "texts of ids not checked" in str(found)
+
+
 def test_no_texts_are_no_agreement():
     assert measure_agreement(str.split, str.split, texts=[]).ratio == 0.0
 

@@ -6,12 +6,13 @@ import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
+from sentencepiece_writer import model_from_spec, write_model
 
 from bitnet.errors import BitnetError, InvalidFormat, Unsupported
 from bitnet.tokenizer.charsmap import CharsMap
 from bitnet.tokenizer.from_files import spec_from_tokenizer_model
 from bitnet.tokenizer.portable import PortableEngine
-from bitnet.tokenizer.sentencepiece_model import model_from_spec, parse_model, write_model
+from bitnet.tokenizer.sentencepiece_model import parse_model
 from bitnet.tokenizer.tokenizer import Tokenizer
 
 TINY = Path(__file__).parents[1] / "fixtures" / "spm" / "tiny.model"
