@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_models import tiny_gguf
+from hf_folders import tiny_folder, tokenizer_folder
+from tiny_models import TOKENS, tiny_gguf
 
 from bitnet.hub.lockfile import Locked, write
 
@@ -131,9 +132,12 @@ def test_a_folder_without_models_is_not_healthy(bitnet):
     assert bitnet("health", "--model-dir", "none").code == 19
 
 
-@pytest.mark.skipif(
+needs_engine = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="the extra `crossval` is not installed"
 )
+
+
+@needs_engine
 def test_the_smoke_test_runs_the_model_and_compares_it(model):
     done = script("parity_smoke.sh", model)
     assert done.returncode == 0, done.stderr
@@ -213,3 +217,28 @@ def test_the_health_check_looks_at_models_and_cache(model, broken):
     damaged.write_text('{"model": ')
     done = script("tokenizer-health-check.sh")
     assert (done.returncode, "✗ Invalid JSON" in done.stdout) == (13, True)
+
+
+@needs_engine
+def test_the_weekly_comparison_converts_folders_and_says_what_an_engine_does_not_read(
+    tmp_path, monkeypatch
+):
+    folders = tmp_path / "models/folder", tmp_path / "models/torn"
+    for folder in folders:
+        tokenizer_folder(tiny_folder(folder, "llama", tie_word_embeddings=True), TOKENS)
+    weights = folders[1] / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    ternary = tiny_gguf(tmp_path / "models/ternary.gguf", **{"general.architecture": "bitnet"})
+    summary = tmp_path / "summary.md"
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    done = script("each-model.sh", "sh", SCRIPTS / "compare.sh")
+    assert done.returncode == 13, done.stdout
+    assert [line for line in summary.read_text().splitlines() if "models/" in line] == [
+        "- passed: models/folder",
+        f"- NOT CHECKED: models/{ternary.name}: llama.cpp does not read such models",
+        "- FAILED, exit code 13: models/torn",
+    ]
+    report = json.loads(Path("reports/llama.cpp/models-folder/report.json").read_text())
+    assert report["verdict"]["status"] == "passed"
+    assert report["ours"]["arithmetic"] == "float"
+    assert "ternary.gguf" in Path("reports/not-checked.txt").read_text()
