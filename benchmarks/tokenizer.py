@@ -1,10 +1,11 @@
 """How long a tokenizer takes to load and to encode, ours beside the libraries.
 
-    python benchmarks/tokenizer.py DATA [--runs 20] > benchmarks/results/tokenizer.md
+    python benchmarks/tokenizer.py DATA [--runs 20] [--also NAME=tokenizer.json]... [--svg FILE]
 
 DATA is the folder BITNET_TEST_DATA points at. Loading is measured in fresh processes with the
-files in the page cache; "discovery" opens the GGUF file, decides and encodes a first text.
-Encoding is measured in this process, engines taking turns on the same megabyte of text.
+files in the page cache. Encoding is measured in this process with one thread, in CPU time, which
+other work on the machine changes less than the clock: the first call of a fresh tokenizer on a
+megabyte of text, in brackets a second one. Packages that are not installed are named.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import lzma
 import os
 import statistics
 import subprocess
@@ -19,6 +21,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import tokenizer_peers as peers
 
 LLAMA3 = "vocab/ggml-vocab-llama-bpe.gguf"
 MEGABYTE = 1_000_000
@@ -100,45 +104,115 @@ def loading(data, runs):
     ]
 
 
-def text_of(data):
-    """A megabyte of prose, code, numbers and many scripts."""
+def texts_of(data):
+    """A megabyte each of code, of English prose and of many languages (repetitive)."""
+    library = Path(json.__file__).parents[1]
+    code = "".join(path.read_text(errors="ignore") for path in sorted(library.glob("*.py")))
+    prose = lzma.decompress((data / "austen/emma.txt.xz").read_bytes()).decode() * 2
     with gzip.open(data / "expected/llama3.jsonl.gz", "rt") as file:
-        text = " ".join(json.loads(line)["text"] for line in file)
-    text += Path(json.__file__).read_text() * 8
-    while len(text.encode()) < MEGABYTE:
-        text += text
-    return text.encode()[:MEGABYTE].decode("utf-8", "ignore")
+        many = " ".join(json.loads(line)["text"] for line in file) * 10
+    texts = {"code": code, "English": prose, "many languages": many}
+    return {
+        name: text.encode()[:MEGABYTE].decode("utf-8", "ignore") for name, text in texts.items()
+    }
 
 
-def encoding(data, runs):
-    """The table of encoding speeds."""
-    import tokenizers
+def vocabularies(data, more, folder):
+    """``(name, file, packages)``: what is encoded with what."""
+    yield "LLaMA-3", data / "tokenizers/llama3/tokenizer.json", peers.JSON
+    qwen = Path(folder) / "qwen2"
+    command = [sys.executable, "-m", "bitnet", "export-tokenizer"]
+    command += [data / "vocab/ggml-vocab-qwen2.gguf", "--into", qwen]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    yield "Qwen 2", qwen / "tokenizer.json", peers.JSON
+    for entry in more:
+        name, _, path = entry.partition("=")
+        yield name, Path(path), peers.JSON
+    for name in ("cl100k_base", "o200k_base"):
+        path = peers.ranks_file(name, folder)
+        if path is not None:
+            yield name, path, peers.of_openai(name)
+    yield "LLaMA-2", data / "tokenizers/llama2/tokenizer.model", peers.MODEL
 
-    from bitnet.tokenizer import Tokenizer
-    from bitnet.tokenizer.from_files import spec_from_file
 
-    text = text_of(data)
-    lines = [
-        "| 1 MB of text | ours (MB/s) | `tokenizers` (MB/s) | ratio | same ids |",
-        "|---|---|---|---|---|",
+def speeds(load, path, texts):
+    """MB/s of CPU time of the first and of a second call, and the ids, by text."""
+    found = {}
+    for name, text in texts.items():
+        encode = load(path)
+        size, times = len(text.encode()) / 1e6, []
+        for _ in range(2):
+            start = time.process_time()
+            ids = encode(text)
+            times.append(time.process_time() - start)
+        found[name] = (size / times[0], size / times[1], list(ids))
+    return found
+
+
+def encoding(data, more):
+    """The rows of the table: vocabulary, package, and for each text two speeds and the same ids."""
+    texts = texts_of(data)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for vocabulary, path, packages in vocabularies(data, more, folder):
+            wanted = None
+            for package, load in packages.items():
+                try:
+                    found = speeds(load, path, texts)
+                except BaseException as error:
+                    if isinstance(error, KeyboardInterrupt):
+                        raise
+                    rows.append((vocabulary, package, f"{type(error).__name__}: {error}"[:80]))
+                    continue
+                ids = {name: cell[2] for name, cell in found.items()}
+                wanted = wanted or ids
+                cells = {n: (*cell[:2], ids[n] == wanted[n]) for n, cell in found.items()}
+                rows.append((vocabulary, package, cells))
+                print(vocabulary, package, cells, file=sys.stderr, flush=True)
+    return rows
+
+
+def table(rows):
+    """*rows* as Markdown."""
+    names = next(list(row[2]) for row in rows if isinstance(row[2], dict))
+    yield f"| vocabulary | package | {' | '.join(names)} | ids as ours |"
+    yield f"|---|---|{'---:|' * len(names)}---|"
+    for vocabulary, package, cells in rows:
+        if isinstance(cells, str):
+            yield f"| {vocabulary} | {package} |{' |' * len(names)} not run: {cells} |"
+            continue
+        shown = " | ".join(f"{first:.0f} ({again:.0f})" for first, again, _ in cells.values())
+        differ = [name for name, (_, _, same) in cells.items() if not same]
+        same = f"no: {', '.join(differ)}" if differ else "yes"
+        yield f"| {vocabulary} | {package} | {shown} | {same} |"
+
+
+def plot(rows):
+    """Bars of the first call and, lighter, of later ones, on code."""
+    shown = [(v, p, c["code"]) for v, p, c in rows if isinstance(c, dict)]
+    most = max(again for _, _, (_, again, _) in shown)
+    width, left, step = 760, 220, 18
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {step * len(shown) + 40}" '
+        'font-family="sans-serif" font-size="12">',
+        '<text x="10" y="16">MB of code per second of CPU time: first call, and lighter a later '
+        "one</text>",
     ]
-    for name in ("llama3", "phi3"):
-        path = data / f"tokenizers/{name}/tokenizer.json"
-        ours = Tokenizer.from_spec(spec_from_file(path))
-        library = tokenizers.Tokenizer.from_file(str(path))
-        times = ([], [])
-        for _ in range(runs):
-            start = time.perf_counter()
-            ids = ours.encode(text, add_special=False)
-            between = time.perf_counter()
-            expected = library.encode(text, add_special_tokens=False).ids
-            times[0].append(between - start)
-            times[1].append(time.perf_counter() - between)
-        speeds = [len(text.encode()) / 1e6 / statistics.median(samples) for samples in times]
-        same = "yes" if ids == expected else "NO"
-        ratio = speeds[0] / speeds[1]
-        lines.append(f"| {name} | {speeds[0]:.1f} | {speeds[1]:.1f} | {ratio:.1f} | {same} |")
-    return lines
+    for i, (vocabulary, package, (first, again, _)) in enumerate(shown):
+        y = 28 + i * step
+        colour = "#c2410c" if package == "ours" else "#475569"
+        parts.append(
+            f'<text x="{left - 8}" y="{y + 11}" text-anchor="end">{vocabulary}, {package}</text>'
+        )
+        for speed, opacity in ((again, 0.35), (first, 1)):
+            bar = max((width - left - 60) * speed / most, 1)
+            parts.append(
+                f'<rect x="{left}" y="{y}" width="{bar:.0f}" height="13" fill="{colour}" '
+                f'opacity="{opacity}"/>'
+            )
+        end = left + max((width - left - 60) * max(first, again) / most, 1)
+        parts.append(f'<text x="{end + 4:.0f}" y="{y + 11}">{first:.0f} ({again:.0f})</text>')
+    return "\n".join([*parts, "</svg>", ""])
 
 
 def main():
@@ -146,8 +220,12 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", type=Path)
     parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--also", action="append", default=[], metavar="NAME=FILE")
+    parser.add_argument("--svg", type=Path, help="write a plot")
     options = parser.parse_args()
+    os.environ |= {"BITNET_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "0"}
     os.environ["BITNET_CACHE_DIR"] = tempfile.mkdtemp()
+    rows = encoding(options.data, options.also)
     lines = [
         "# Tokenizers: loading and encoding",
         "",
@@ -156,8 +234,12 @@ def main():
         "",
         *loading(options.data, options.runs),
         "",
-        *encoding(options.data, 5),
+        "MB/s of CPU time with one thread, first call (second call):",
+        "",
+        *table(rows),
     ]
+    if options.svg:
+        options.svg.write_text(plot(rows))
     print("\n".join(lines))
 
 

@@ -144,8 +144,12 @@ void TokenizerEngine::encode_stretch(Worker& worker, std::string_view text, Plac
 
 void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, bool at_start, Ids& out,
                                     Spans* spans) {
-    if (worker.pre.empty()) {
-        encode_model(worker, text, out, spans);
+    if (worker.pre.empty() || worker.pre.leaves_whole(text)) {
+        if (spans == nullptr && file_.config.flags & kWordsApart) {
+            encode_parts(worker, text, out);
+        } else {
+            encode_model(worker, text, out, spans);
+        }
         return;
     }
     if (model() == ModelKind::kBpe && worker.pre.scans() && spans == nullptr) {
@@ -171,6 +175,18 @@ void TokenizerEngine::encode_pieces(Worker& worker, std::string_view text, bool 
             (*spans)[i] = source_of(cut.origin, (*spans)[i]);
         }
     }
+}
+
+// Part by part what merging the whole text gives, see kWordsApart: most parts were met before.
+void TokenizerEngine::encode_parts(Worker& worker, std::string_view text, Ids& out) {
+    const char* const end = text.data() + text.size();
+    for (size_t at = 0, stop = 0; at < text.size(); at = stop) {
+        stop = at + 1;
+        while (stop < text.size() && !file_.config.parts(text, stop)) ++stop;
+        if (model() == ModelKind::kBpe) worker.bpe.add(text.data() + at, text.data() + stop, end, out);
+        else encode_model(worker, text.substr(at, stop - at), out, nullptr);
+    }
+    worker.bpe.flush(out);
 }
 
 void TokenizerEngine::encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans) {

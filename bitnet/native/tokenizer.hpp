@@ -47,6 +47,7 @@ private:
     };
     void encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out, Spans* spans);
     void encode_pieces(Worker& worker, std::string_view text, bool at_start, Ids& out, Spans* spans);
+    void encode_parts(Worker& worker, std::string_view text, Ids& out);
     void encode_model(Worker& worker, std::string_view piece, Ids& out, Spans* spans);
     ModelKind model() const { return static_cast<ModelKind>(file_.config.model); }
     bool is_sentencepiece() const {

@@ -39,6 +39,9 @@ AddedMatcher::AddedMatcher(std::vector<AddedToken> tokens) : tokens_(std::move(t
     for (uint32_t i = 0; i < tokens_.size(); ++i) entries.emplace_back(tokens_[i].text, i);
     tables_ = build_trie(std::move(entries));
     trie_ = Trie(tables_);
+    for (int byte = 0; byte < 256; ++byte) {
+        if (trie_.start(static_cast<char>(byte)) != 0) only_start_ = only_start_ == -1 ? byte : -2;
+    }
 }
 
 const AddedToken* AddedMatcher::longest(std::string_view text, size_t at) const {
@@ -52,6 +55,11 @@ const AddedToken* AddedMatcher::longest(std::string_view text, size_t at) const 
 
 size_t AddedMatcher::first_candidate(std::string_view text, size_t at) const {
     if (tokens_.empty()) return text.size();
+    if (only_start_ >= 0) {
+        const void* found = at < text.size() ? std::memchr(text.data() + at, only_start_, text.size() - at) : nullptr;
+        return found == nullptr ? text.size()
+                                : static_cast<size_t>(static_cast<const char*>(found) - text.data());
+    }
     while (at < text.size() && trie_.start(text[at]) == 0) ++at;
     return at;
 }

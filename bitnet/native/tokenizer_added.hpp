@@ -69,6 +69,7 @@ private:
 
     std::vector<AddedToken> tokens_;
     TrieTables tables_;
+    int only_start_ = -1;  // the byte that all of them begin with; negative for none or several
     Trie trie_;  // over the tables, which a move leaves where they are
 };
 

@@ -220,6 +220,14 @@ public:
         const std::string_view bytes = engine_->file().section(id);
         return nb::bytes(bytes.data(), bytes.size());
     }
+    // (id, text, flags) of the tokens that are cut out of a text.
+    nb::list added() const {
+        nb::list out;
+        for (const AddedToken& token : read_added(engine_->file().section(Section::kAdded), size())) {
+            out.append(nb::make_tuple(token.id, nb::str(token.text.data(), token.text.size()), token.flags));
+        }
+        return out;
+    }
     nb::bytes key() const { return nb::bytes(static_cast<const char*>(view_.buf) + 32, 32); }
     uint32_t size() const { return engine_->file().n_tokens; }
 
@@ -245,6 +253,77 @@ nb::bytes build(nb::bytes key, nb::bytes meta, nb::bytes config, nb::bytes offse
                                view(steps), view(charsmap), view(prefix)};
     const std::string file = build_tokenizer(parts);
     return nb::bytes(file.data(), file.size());
+}
+
+// The ids of pairs of texts, as bytes of 32-bit numbers; None when one is not a pair of known texts.
+nb::object pair_ids(nb::list pairs, nb::dict ids) {
+    std::vector<uint32_t> found;
+    found.reserve(2 * pairs.size());
+    const auto look_up = [&](PyObject* text) {
+        PyObject* const id = PyUnicode_CheckExact(text) ? PyDict_GetItemWithError(ids.ptr(), text) : nullptr;
+        const unsigned long value = id != nullptr && PyLong_CheckExact(id) ? PyLong_AsUnsignedLong(id) : kNoId;
+        if (PyErr_Occurred() != nullptr) throw nb::python_error();
+        if (value < kMaxTokens) found.push_back(static_cast<uint32_t>(value));
+        return value < kMaxTokens;
+    };
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(pairs.ptr()); ++i) {
+        PyObject* const pair = PyList_GET_ITEM(pairs.ptr(), i);
+        bool known = false;
+        const bool joined = PyUnicode_CheckExact(pair) != 0;
+        if (joined != (PyUnicode_CheckExact(PyList_GET_ITEM(pairs.ptr(), 0)) != 0)) return nb::none();
+        if (PyList_CheckExact(pair) && PyList_GET_SIZE(pair) == 2) {
+            known = look_up(PyList_GET_ITEM(pair, 0)) && look_up(PyList_GET_ITEM(pair, 1));
+        } else if (joined) {  // both halves in one text, parted by a space
+            const Py_ssize_t size = PyUnicode_GET_LENGTH(pair);
+            const Py_ssize_t at = size > 1 ? PyUnicode_FindChar(pair, ' ', 1, size, 1) : -1;
+            if (at > 0) {
+                const auto left = nb::steal(PyUnicode_Substring(pair, 0, at));
+                const auto right = nb::steal(PyUnicode_Substring(pair, at + 1, size));
+                known = left.is_valid() && right.is_valid() && look_up(left.ptr()) && look_up(right.ptr());
+            }
+        }
+        if (PyErr_Occurred() != nullptr) throw nb::python_error();
+        if (!known) return nb::none();
+    }
+    return nb::bytes(found.data(), found.size() * sizeof(uint32_t));
+}
+
+// What a vocabulary spells: offsets and bytes of all tokens, and those texts by number that are not in
+// the spelling of bytes. alphabet: the byte of a character, or an empty dictionary; as_text: a byte for
+// each token, not 0 for those that spell no bytes.
+nb::object spell(nb::list texts, nb::dict alphabet, nb::bytes as_text) {
+    if (as_text.size() != texts.size()) throw nb::value_error("a flag for each text");
+    std::vector<int16_t> bytes(512, -1);
+    for (const auto [character, byte] : alphabet) {
+        const auto text = nb::cast<nb::str>(character);
+        const Py_UCS4 code = PyUnicode_ReadChar(text.ptr(), 0);
+        if (code < bytes.size()) bytes[code] = nb::cast<int16_t>(byte);
+    }
+    std::string out;
+    std::vector<uint32_t> offsets{0};
+    nb::list plain;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(texts.ptr()); ++i) {
+        PyObject* const text = PyList_GET_ITEM(texts.ptr(), i);
+        if (!PyUnicode_Check(text)) throw nb::value_error("a token that is not a text");
+        const size_t before = out.size();
+        const bool wanted = alphabet.size() > 0 && as_text.c_str()[i] == 0;
+        bool spelled = wanted;
+        const Py_ssize_t size = PyUnicode_GET_LENGTH(text);
+        for (Py_ssize_t k = 0; spelled && k < size; ++k) {
+            const Py_UCS4 code = PyUnicode_READ_CHAR(text, k);
+            spelled = code < bytes.size() && bytes[code] >= 0;
+            if (spelled) out += static_cast<char>(bytes[code]);
+        }
+        if (!spelled) {
+            out.resize(before);
+            out += utf8(text);
+            if (wanted) plain.append(i);
+        }
+        if (out.size() > kNoId) throw nb::value_error("tokens of 4 GiB");
+        offsets.push_back(static_cast<uint32_t>(out.size()));
+    }
+    return nb::make_tuple(nb::bytes(out.data(), out.size()),
+                          nb::bytes(offsets.data(), offsets.size() * sizeof(uint32_t)), plain);
 }
 
 nb::object find_all(const std::string& pattern, nb::str text) {
@@ -328,6 +407,7 @@ void bind_tokenizer(nb::module_& m) {
         .def("token_flags", &PyTokenizer::token_flags, nb::arg("id"))
         .def("find", &PyTokenizer::find, nb::arg("spelling"))
         .def_prop_ro("meta", [](const PyTokenizer& self) { return self.section(Section::kMeta); })
+        .def("added", &PyTokenizer::added, "(id, text, flags) of each added token.")
         .def_prop_ro("key", &PyTokenizer::key)
         .def("__len__", &PyTokenizer::size);
     m.def("build_tokenizer", &build, nb::kw_only(), nb::arg("key"), nb::arg("meta"),
@@ -335,6 +415,10 @@ void bind_tokenizer(nb::module_& m) {
           nb::arg("merges"), nb::arg("scores"), nb::arg("byte_ids"), nb::arg("added"),
           nb::arg("steps"), nb::arg("charsmap"), nb::arg("prefix"),
           "Content of a compiled file; ValueError when the parts do not fit together.");
+    m.def("pair_ids", &pair_ids, nb::arg("pairs"), nb::arg("ids"),
+          "Ids of pairs of texts as 32-bit numbers; None when one is not a pair of known texts.");
+    m.def("spell", &spell, nb::arg("texts"), nb::arg("alphabet"), nb::arg("as_text"),
+          "Bytes of all texts, their offsets, and the numbers of those not in the alphabet.");
     m.def("regex_find_all", &find_all, nb::arg("pattern"), nb::arg("text"),
           "Texts of all matches; ValueError when the pattern is not supported, OverBudget when the"
           " text costs too much.");

@@ -9,6 +9,8 @@ namespace {
 
 // Below this length scanning for the lowest rank beats keeping a heap.
 constexpr size_t kFew = 48;
+// Long pieces are remembered up to this size together, with their ids.
+constexpr size_t kLongBytes = 1 << 20;
 // The first size bytes, up to 8, of what word holds.
 inline uint64_t first_bytes(uint64_t word, size_t size) {
     return size >= 8 ? word : size == 0 ? 0 : word & ~uint64_t{0} >> (64 - 8 * size);
@@ -94,12 +96,30 @@ void Bpe::flush(Ids& out) {
         Pending& one = pending_[i];
         if (one.few != nullptr && Few::get(*one.few, one.short_key, one.size, out)) continue;
         if (one.more != nullptr && More::get(*one.more, one.long_key, one.size, out)) continue;
-        resolve({one.begin, one.size});
+        if (one.few == nullptr && one.more == nullptr) resolve_long({one.begin, one.size});
+        else resolve({one.begin, one.size});
         out.insert(out.end(), ids_.begin(), ids_.end());
         if (one.few != nullptr) Few::put(*one.few, one.short_key, one.size, ids_);
         if (one.more != nullptr) More::put(*one.more, one.long_key, one.size, ids_);
     }
     n_pending_ = 0;
+}
+
+// As resolve, for pieces that take long to merge: tables, runs, scripts without spaces.
+void Bpe::resolve_long(std::string_view piece) {
+    if (piece.size() > kLongBytes / 16) return resolve(piece);
+    std::string key(piece);
+    if (const auto known = long_.find(key); known != long_.end()) {
+        ids_ = known->second;
+        return;
+    }
+    resolve(piece);
+    long_bytes_ += piece.size() + ids_.size() * sizeof(uint32_t);
+    if (long_bytes_ > kLongBytes) {
+        long_.clear();
+        long_bytes_ = piece.size();
+    }
+    long_.emplace(std::move(key), ids_);
 }
 
 // Fills ids_ with those of the piece.
@@ -122,6 +142,7 @@ bool Bpe::merges_whole(uint32_t id) {
 void Bpe::merge(std::string_view piece) {
     start(piece);
     if (ids_.size() < 2) return;
+    if (joins_.empty()) joins_.resize(kJoins);
     if (ids_.size() <= kFew) {
         merge_few();
     } else {
@@ -199,6 +220,18 @@ void Bpe::start(std::string_view piece, Spans* spans) {
     flush();
 }
 
+uint32_t Bpe::join(uint32_t left, uint32_t right, uint32_t* result) {
+    const uint64_t pair = (uint64_t{left} << 32 | right) + 1;
+    Join& known = joins_[hash_pair(left, right) >> 20 & (kJoins - 1)];
+    if (known.pair != pair) {
+        known.result = 0;
+        known.rank = file_.merge(left, right, &known.result);
+        known.pair = pair;
+    }
+    *result = known.result;
+    return known.rank;
+}
+
 void Bpe::merge_few() {
     // Rank and result of joining each id with the next one, the rank in the high half.
     uint64_t joins[kFew];
@@ -207,7 +240,7 @@ void Bpe::merge_few() {
     size_t last = ids_.size() - 1;
     const auto join = [&](size_t i) {
         uint32_t result = 0;
-        const uint64_t rank = file_.merge(ids[i], ids[i + 1], &result);
+        const uint64_t rank = this->join(ids[i], ids[i + 1], &result);
         return rank == kNoId ? kNone : rank << 32 | result;
     };
     for (size_t i = 0; i < last; ++i) joins[i] = join(i);
@@ -239,9 +272,10 @@ void Bpe::merge_many() {
     const auto at = [&](int32_t i) -> Symbol& { return symbols_[static_cast<size_t>(i)]; };
     const auto consider = [&](int32_t left) {
         uint32_t result = kNoId;
-        const uint32_t rank = file_.merge(at(left).id, at(at(left).next).id, &result);
+        const uint32_t halves[2] = {at(left).id, at(at(left).next).id};
+        const uint32_t rank = join(halves[0], halves[1], &result);
         if (rank == kNoId) return;
-        heap_.push_back({rank, left, result});
+        heap_.push_back({rank, left, result, {halves[0], halves[1]}});
         std::push_heap(heap_.begin(), heap_.end(), worse);
     };
     for (int32_t i = 0; i < n; ++i) at(i) = {ids_[static_cast<size_t>(i)], i - 1, i + 1 < n ? i + 1 : -1};
@@ -252,8 +286,7 @@ void Bpe::merge_many() {
         heap_.pop_back();
         Symbol& left = at(top.left);
         if (left.id == kNoId || left.next < 0) continue;  // merged away
-        uint32_t result = kNoId;
-        if (file_.merge(left.id, at(left.next).id, &result) != top.rank) continue;  // out of date
+        if (left.id != top.halves[0] || at(left.next).id != top.halves[1]) continue;  // out of date
         Symbol& right = at(left.next);
         left.id = top.result;
         right.id = kNoId;

@@ -65,6 +65,47 @@ std::vector<uint32_t> vocabulary_slots(const std::vector<uint32_t>& offsets,
     return slots;
 }
 
+// Whether the name of a byte stands inside a longer token: then what is joined is not what is spelled.
+bool joins_byte_names(std::string_view text) {
+    if (text.size() <= 6) return false;
+    for (size_t at = text.find("<0x"); at != std::string_view::npos; at = text.find("<0x", at + 1)) {
+        if (at + 5 < text.size() && text[at + 5] == '>') return true;
+    }
+    return false;
+}
+
+// Fills in where a text comes apart: where no token has both sides of a place inside, nothing is ever
+// joined across, and what is joined on one side does not depend on the other. False when it does all
+// the same: unknown characters on both sides can be one token where not every byte has one, or U+2581
+// has none; or a token is taken apart again as it was made, perhaps elsewhere.
+bool find_parts(const std::vector<uint32_t>& offsets, const TokenizerParts& parts, Config& config) {
+    const auto byte_ids = copy_array<uint32_t>(parts.byte_ids, "odd byte ids");
+    const bool all_bytes = (config.flags & kByteFallback) != 0 && byte_ids.size() == 256 &&
+                           std::find(byte_ids.begin(), byte_ids.end(), kNoId) == byte_ids.end();
+    std::fill(std::begin(config.word_ends), std::end(config.word_ends), ~uint32_t{0});
+    std::fill(&config.strangers[0][0], &config.strangers[0][0] + 128 * 4, all_bytes ? ~uint32_t{0} : 0);
+    const auto ends_word = [&](char byte) -> uint32_t& {
+        return config.word_ends[static_cast<unsigned char>(byte) / 32];
+    };
+    const auto bit = [](char byte) { return uint32_t{1} << static_cast<unsigned char>(byte) % 32; };
+    ends_word(kSpaceSymbol.back()) &= ~bit(kSpaceSymbol.back());  // runs of U+2581 stay in one part
+    bool has_symbol = false;
+    for (size_t id = 0; id + 1 < offsets.size(); ++id) {
+        const auto flags = static_cast<uint8_t>(parts.flags[id]);
+        const std::string_view text = parts.bytes.substr(offsets[id], offsets[id + 1] - offsets[id]);
+        if (flags & kUnused || joins_byte_names(text)) return false;
+        if (!(flags & kInModel)) continue;
+        has_symbol = has_symbol || text == kSpaceSymbol;
+        for (size_t at = 1; at < text.size(); ++at) {
+            const auto before = static_cast<unsigned char>(text[at - 1]);
+            const auto behind = static_cast<unsigned char>(text[at]);
+            if (before < 128 && behind < 128) config.strangers[before][behind / 32] &= ~bit(text[at]);
+            if (text.compare(at, 3, kSpaceSymbol) == 0) ends_word(text[at - 1]) &= ~bit(text[at - 1]);
+        }
+    }
+    return has_symbol && all_bytes && (config.flags & kByteLevel) == 0;
+}
+
 // Of equal spellings the last one counts, as in vocabulary_slots.
 TrieTables piece_trie(const Config& config, const std::vector<uint32_t>& offsets,
                       const TokenizerParts& parts) {
@@ -159,15 +200,18 @@ void TokenizerFile::check_sizes() const {
 
 void TokenizerFile::check_ids() const {
     const auto is_id = [this](uint32_t id) { return id == kNoId || id < n_tokens; };
-    const auto in_slot = [this](uint32_t slot) { return slot == 0 || (slot & 0x1FFFFF) - 1 < n_tokens; };
-    const auto in_merge_slot = [this](uint64_t slot) {
-        return slot == 0 || (slot & 0x3FFFFF) - 1 < n_merges_;
-    };
+    // Without a way out of the loops, several entries are looked at in one instruction.
+    uint32_t wrong_slots = 0, wrong_results = 0;
+    uint64_t wrong_merges = 0;
+    for (size_t i = 0; i < n_slots_; ++i) {
+        wrong_slots |= (slots_[i] != 0) & ((slots_[i] & 0x1FFFFF) - 1 >= n_tokens);
+    }
+    for (size_t i = 0; i < n_merge_slots_; ++i) {
+        wrong_merges |= (merge_slots_[i] != 0) & ((merge_slots_[i] & 0x3FFFFF) - 1 >= n_merges_);
+    }
+    for (size_t i = 0; i < n_merges_; ++i) wrong_results |= merge_results_[i] >= n_tokens;
     const bool good = is_id(config.unknown_id) && std::all_of(byte_ids_, byte_ids_ + 256, is_id) &&
-                      std::all_of(slots_, slots_ + n_slots_, in_slot) &&
-                      std::all_of(merge_slots_, merge_slots_ + n_merge_slots_, in_merge_slot) &&
-                      std::all_of(merge_results_, merge_results_ + n_merges_,
-                                  [this](uint32_t id) { return id < n_tokens; }) &&
+                      (wrong_slots | wrong_merges | wrong_results) == 0 &&
                       pieces_.is_sound(n_tokens);
     if (!good) wrong("a table points outside of the vocabulary");
     const bool falls_back = (config.flags & kByteFallback) != 0 &&
@@ -182,10 +226,13 @@ void TokenizerFile::check_texts() const {
     if (!std::is_sorted(offsets_, offsets_ + n_offsets_) || offsets_[n_offsets_ - 1] != bytes_.size()) {
         wrong("its tokens lie outside of their bytes");
     }
-    const auto is_text = [this](uint32_t id) {  // what decoding takes for text, or for <0xNN>
+    // All tokens are UTF-8 when their bytes as a whole are, and none begins inside a character.
+    const bool whole = (config.flags & kByteLevel) == 0 && unicode::is_utf8(bytes_);
+    const auto is_text = [&](uint32_t id) {  // what decoding takes for text, or for <0xNN>
         const std::string_view text = token(id);
         const bool bytes = (config.flags & kByteLevel) != 0 && !(flags(id) & kVerbatim);
-        return (bytes || unicode::is_utf8(text)) &&
+        const bool cut = whole && !text.empty() && unicode::continues(text[0]);
+        return (bytes || (whole ? !cut : unicode::is_utf8(text))) &&
                (!(flags(id) & kByteToken) || (text.size() == 6 && std::isxdigit(text[3] & 0x7F) &&
                                               std::isxdigit(text[4] & 0x7F)));
     };
@@ -220,6 +267,8 @@ std::string build_tokenizer(const TokenizerParts& parts) {
         config.max_token_bytes = std::max(config.max_token_bytes, offsets[id + 1] - offsets[id]);
     }
 
+    config.flags &= ~uint32_t{kWordsApart};
+    if (find_parts(offsets, parts, config)) config.flags |= kWordsApart;
     if (config.max_token_bytes > limits::kTokenBytes) wrong("a token is too long");
     const TrieTables pieces = piece_trie(config, offsets, parts);
     std::string flags(parts.flags);

@@ -17,7 +17,7 @@
 
 namespace bitnet {
 
-constexpr uint32_t kTokenizerVersion = 3;
+constexpr uint32_t kTokenizerVersion = 4;
 constexpr uint32_t kNoId = 0xFFFFFFFF;
 
 enum class Section : uint32_t {
@@ -44,12 +44,23 @@ struct Config {
     uint32_t unknown_id;
     uint32_t max_chars_per_word;
     uint32_t max_token_bytes;  // of those the model makes; filled in by the builder
+    uint32_t word_ends[8];     // a bit for each byte that no token has before a U+2581; likewise
+    uint32_t strangers[128][4];  // a bit for each pair in ASCII that no token has inside; likewise
+
+    // Whether no token has what is on both sides of text[at] inside.
+    bool parts(std::string_view text, size_t at) const {
+        const auto before = static_cast<unsigned char>(text[at - 1]), behind = static_cast<unsigned char>(text[at]);
+        if (before < 128 && behind < 128) return (strangers[before][behind / 32] >> behind % 32 & 1) != 0;
+        if (behind != 0xE2 || text.compare(at, 3, "\xE2\x96\x81") != 0) return false;
+        return (word_ends[before / 32] >> before % 32 & 1) != 0;
+    }
 };
-static_assert(sizeof(Config) == 20, "the configuration is part of the format");
+static_assert(sizeof(Config) == 2100, "the configuration is part of the format");
 
 enum ConfigFlag : uint32_t {
     kByteLevel = 1, kByteFallback = 2, kIgnoreMerges = 4, kAddSpacePrefix = 8,
-    kRemoveExtraWhitespaces = 16, kFuseUnknown = 64
+    kRemoveExtraWhitespaces = 16, kFuseUnknown = 64,
+    kWordsApart = 128  // parts are merged one by one, see Config::parts; filled in by the builder
 };
 
 enum TokenFlag : uint8_t {
@@ -61,6 +72,8 @@ enum TokenFlag : uint8_t {
     kUnused = 32,      // SentencePiece: an intermediate that is split again
     kWhole = 64        // merging its spelling gives it alone; filled in by the builder
 };
+
+constexpr std::string_view kSpaceSymbol = "\xE2\x96\x81";  // U+2581
 
 // Limits of the packed table entries.
 constexpr uint32_t kMaxTokens = (1u << 21) - 2;

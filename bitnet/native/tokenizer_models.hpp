@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "tokenizer_added.hpp"
@@ -63,7 +64,14 @@ private:
         uint32_t rank;
         int32_t left;
         uint32_t result;
+        uint32_t halves[2];  // ids that were there when it was found
     };
+    // What TokenizerFile::merge said of a pair, kept where it takes no time to find.
+    struct Join {
+        uint64_t pair;  // plus one; 0 for none
+        uint32_t rank, result;
+    };
+    static constexpr size_t kJoins = 1 << 13;
     using Few = PieceCache<2, 3, 1 << 15>;
     using More = PieceCache<8, 15, 1 << 11>;
     struct Pending {
@@ -77,8 +85,10 @@ private:
         };
     };
     void resolve(std::string_view piece);
+    void resolve_long(std::string_view piece);
     void merge(std::string_view piece);
     void start(std::string_view piece, Spans* spans = nullptr);
+    uint32_t join(uint32_t left, uint32_t right, uint32_t* result);
     void merge_few();
     void merge_many();
 
@@ -86,8 +96,11 @@ private:
     Ids ids_;
     std::vector<Symbol> symbols_;
     std::vector<Candidate> heap_;
+    std::vector<Join> joins_;
     Few few_;
     More more_;
+    std::unordered_map<std::string, Ids> long_;  // of pieces that fit into neither
+    size_t long_bytes_ = 0;
     Pending pending_[16];
     size_t n_pending_ = 0;
 };

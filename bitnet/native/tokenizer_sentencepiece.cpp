@@ -11,7 +11,6 @@
 namespace bitnet {
 namespace {
 
-constexpr char kSpaceSymbol[] = "\xE2\x96\x81";  // U+2581
 constexpr float kUnknownPenalty = 10.0f;
 
 // Ids of a piece that begins at `at` in the text.

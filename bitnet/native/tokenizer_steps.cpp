@@ -153,8 +153,12 @@ PreTokenizer::PreTokenizer(const std::vector<TokenizerStep>& steps) : steps_(ste
 }
 
 bool PreTokenizer::scans() const {
-    return steps_.size() == 1 && steps_[0].kind == StepKind::kSplitRegex && steps_[0].b == 0 &&
-           static_cast<Behavior>(steps_[0].a) == Behavior::kIsolated && expressions_[0].scanner.known();
+    // To keep only the matches is the same, as they cover every text.
+    const auto wanted = [](const TokenizerStep& step) {
+        return static_cast<Behavior>(step.a) == (step.b != 0 ? Behavior::kRemoved : Behavior::kIsolated);
+    };
+    return steps_.size() == 1 && steps_[0].kind == StepKind::kSplitRegex && wanted(steps_[0]) &&
+           expressions_[0].scanner.known();
 }
 
 // Where a scanner is not certain: it covers every text, so the match begins at p.

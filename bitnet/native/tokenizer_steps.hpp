@@ -65,6 +65,11 @@ class PreTokenizer {
 public:
     explicit PreTokenizer(const std::vector<TokenizerStep>& steps);
     bool empty() const { return steps_.empty(); }
+    // Whether the only step looks for a text that is not there (a space, where all became U+2581).
+    bool leaves_whole(std::string_view text) const {
+        return steps_.size() == 1 && steps_[0].kind == StepKind::kSplitString && steps_[0].b == 0 &&
+               text.find(steps_[0].text) == std::string_view::npos;
+    }
     // Whether the only step is an expression whose matches, found one by one, are the pieces.
     bool scans() const;
     // The end of the piece that begins at p, of a text in [begin, end).

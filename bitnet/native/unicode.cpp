@@ -99,10 +99,20 @@ bool is_utf8(std::string_view text) {
     const char* p = text.data();
     const char* const end = p + text.size();
     while (p != end) {
+        for (uint64_t eight; end - p >= 8; p += 8) {
+            std::memcpy(&eight, p, sizeof eight);
+            if (eight & 0x8080808080808080ull) break;
+        }
+        if (p == end) break;
         const char* const start = p;
         const auto first = static_cast<unsigned char>(*p);
         if (first < 0x80) {
             ++p;
+            continue;
+        }
+        const size_t left = static_cast<size_t>(end - p);
+        if (first >= 0xE1 && first <= 0xEC && left >= 3 && continues(p[1]) && continues(p[2])) {
+            p += 3;
             continue;
         }
         const size_t size = length(*p);

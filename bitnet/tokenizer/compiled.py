@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import native, settings
 from bitnet.files import keep
-from bitnet.tokenizer.byte_alphabet import spell_bytes
+from bitnet.tokenizer.byte_alphabet import BYTE_TO_CHARACTER, spell_bytes
 from bitnet.tokenizer.cuts import cut_pattern
 from bitnet.tokenizer.limits import check_spec
-from bitnet.tokenizer.spec import TokenType
+from bitnet.tokenizer.merges import token_ids
+from bitnet.tokenizer.spec import AddedToken, TokenType
 from bitnet.tokenizer.steps import NotNative, pack_steps
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
-    from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
+    from bitnet.tokenizer.spec import TokenizerSpec
 
 __all__ = [
     "NotNative",
@@ -44,6 +45,7 @@ __all__ = [
     "load_compiled",
     "meta_of",
     "open_compiled",
+    "read_added",
     "read_meta",
 ]
 
@@ -57,7 +59,7 @@ _BYTE_LEVEL, _BYTE_FALLBACK, _IGNORE_MERGES, _SPACE_PREFIX, _TRIM, _FUSE = 1, 2,
 _SPECIAL, _VERBATIM, _BYTE, _IN_MODEL, _USER, _UNUSED = 1, 2, 4, 8, 16, 32
 _NORMAL, _, _CONTROL, _USER_TYPE, _UNUSED_TYPE, _BYTE_TYPE = map(int, TokenType)
 _OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # the bytes that UTF-8 has
-_ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
+_ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")  # bits of kAdded
 _META = (
     *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "unknown_id"),
     *("model", "byte_level", "byte_fallback"),
@@ -68,47 +70,67 @@ _META = (
 class _Vocabulary:
     """Spellings and flags of all tokens, as the file holds them."""
 
-    spellings: list[bytes]
+    content: bytes
+    offsets: bytes
     flags: bytearray
     byte_ids: array[int]
 
 
-def _vocabulary(spec: TokenizerSpec) -> _Vocabulary:
-    added = {token.id: token for token in spec.added}
-    types: Sequence[int] = spec.token_types or [_NORMAL] * len(spec.tokens)
+def _flags_by_kind(*, own: bool) -> bytes:
+    """Flags of a token that is not an added one, by its GGUF type."""
+    flags = bytearray([0 if own else _IN_MODEL]) * 256
+    for kind in (_NORMAL, _USER_TYPE, _UNUSED_TYPE):
+        flags[kind] |= _IN_MODEL
+    flags[_CONTROL] |= _SPECIAL | _VERBATIM
+    flags[_USER_TYPE] |= _USER
+    flags[_UNUSED_TYPE] |= _UNUSED
+    return bytes(flags)
+
+
+def _vocabulary(spec: TokenizerSpec, module: ModuleType) -> _Vocabulary:
+    """Most tokens are like each other: those are done at once, the others one by one."""
+    tokens = list(spec.tokens)
     own = spec.model in ("spm", "unigram")
-    spellings: list[bytes] = []
-    flags = bytearray(len(spec.tokens))
+    kinds = bytes(
+        kind if 0 <= kind < 256 else 0 for kind in spec.token_types or [_NORMAL] * len(tokens)
+    )
+    flags = bytearray(kinds.translate(_flags_by_kind(own=own)))
+    added = {token.id: token for token in spec.added}
+    as_text = bytearray(len(tokens))
+    for id in added:
+        as_text[id] = 1
+    alphabet = dict(zip(BYTE_TO_CHARACTER, range(256), strict=True)) if spec.byte_level else {}
+    content, offsets, plain = module.spell(tokens, alphabet, bytes(as_text))
+    for id in chain(plain, spec.outside, (id for id, text in enumerate(tokens) if not text)):
+        flags[id] &= ~_IN_MODEL
     byte_ids = array("I", [_NO_ID]) * 256
-    fallback = spec.byte_fallback and not spec.byte_level
-    bytes_by_text = {f"<0x{byte:02X}>": byte for byte in range(256)} if fallback else {}
-    for id, (text, kind) in enumerate(zip(spec.tokens, types, strict=True)):
-        token = added.get(id)
-        spelling = spell_bytes(text) if spec.byte_level else None
-        in_model = bool(text) and id not in spec.outside
-        if own:
-            in_model = in_model and kind in (_NORMAL, _USER_TYPE, _UNUSED_TYPE)
-        if spec.byte_level:
-            in_model = in_model and spelling is not None
-            if spelling is not None and len(spelling) == 1:
+    for id, token in added.items():
+        text = tokens[id]
+        flags[id] |= _SPECIAL if token.special else 0
+        flags[id] |= _VERBATIM if is_verbatim(kinds[id], added=True) else 0
+        if spec.byte_level and (spell_bytes(text) is None or not text.isascii()):
+            flags[id] &= ~_IN_MODEL
+    if spec.byte_level:
+        for id, text in enumerate(tokens):
+            if len(text) == 1 and (spelling := spell_bytes(text)):
                 byte_ids[spelling[0]] = id
-        byte = bytes_by_text.get(text)
-        if byte is not None and (not own or kind in (_NORMAL, _BYTE_TYPE)):
-            byte_ids[byte] = id
-            flags[id] |= _BYTE
-        if token is not None or spelling is None:
-            spelling = text.encode()
-        if token is not None and spec.byte_level:
-            in_model = in_model and text.isascii()
-        flags[id] |= (
-            (_IN_MODEL if in_model else 0)
-            | (_SPECIAL if kind == _CONTROL or (token is not None and token.special) else 0)
-            | (_VERBATIM if is_verbatim(kind, added=token is not None) else 0)
-            | (_USER if kind == _USER_TYPE else 0)
-            | (_UNUSED if kind == _UNUSED_TYPE else 0)
-        )
-        spellings.append(spelling)
-    return _Vocabulary(spellings, flags, byte_ids)
+    if spec.byte_fallback and not spec.byte_level:
+        names = {f"<0x{byte:02X}>": byte for byte in range(256)}
+        for id, text in enumerate(tokens):
+            if text in names and (not own or kinds[id] in (_NORMAL, _BYTE_TYPE)):
+                byte_ids[names[text]] = id
+                flags[id] |= _BYTE
+    return _Vocabulary(content, offsets, flags, byte_ids)
+
+
+def _merges(spec: TokenizerSpec, module: ModuleType) -> bytes:
+    """Ids of the halves of all merges; the module looks them up where they are still texts."""
+    raw = getattr(spec.merges, "raw", None)
+    if raw is not None:
+        packed = module.pair_ids(raw, token_ids(spec.tokens))
+        if packed is not None:
+            return bytes(packed)
+    return array("I", chain.from_iterable(spec.merges)).tobytes()
 
 
 def _added(tokens: Sequence[AddedToken]) -> bytes:
@@ -137,7 +159,7 @@ def _config(spec: TokenizerSpec) -> bytes:
     )
     unknown = _NO_ID if spec.unknown_id is None or spec.byte_level else spec.unknown_id
     model = _MODELS.index(spec.model)
-    return struct.pack("<5I", model, flags, unknown, spec.max_chars_per_word, 0)
+    return struct.pack("<4I2084x", model, flags, unknown, spec.max_chars_per_word)
 
 
 def is_verbatim(kind: int, *, added: bool) -> bool:
@@ -168,10 +190,6 @@ def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
             for token in spec.added
             if spec.decoder and token.text != spec.tokens[token.id]
         ],
-        "added": [
-            [token.id, token.text, {name: getattr(token, name) for name in _ADDED_FLAGS}]
-            for token in spec.added
-        ],
     }
 
 
@@ -200,7 +218,8 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
         raise NotNative(f"{spec.model} over the spelling of bytes")
     if spec.byte_level and spec.decoding[0].type not in ("Bytes", "ByteLevel"):
         raise NotNative("bytes that are not decoded as bytes")
-    check_spec(spec)
+    # Merges that are still texts become ids that exist, or are refused, in _merges.
+    check_spec(spec, merges=getattr(spec.merges, "raw", None) is None)
     try:
         return _content(spec, module)
     except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
@@ -210,22 +229,19 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
 
 def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
     steps = pack_steps(spec, module)
-    vocabulary = _vocabulary(spec)
+    vocabulary = _vocabulary(spec, module)
     unknown = spec.decoder and (spec.unknown_id is not None or spec.byte_fallback)
     lacks = _NO_ID in (vocabulary.byte_ids[byte] for byte in _OF_TEXT)
     if spec.byte_level and unknown and lacks:
         raise NotNative("bytes without a token of their own")
-    offsets = array("I", [0])
-    for spelling in vocabulary.spellings:
-        offsets.append(offsets[-1] + len(spelling))
     content = module.build_tokenizer(
         key=_key(spec.fingerprint),
         meta=json.dumps(meta_of(spec), ensure_ascii=False).encode(),
         config=_config(spec),
-        offsets=offsets.tobytes(),
-        bytes=b"".join(vocabulary.spellings),
+        offsets=vocabulary.offsets,
+        bytes=vocabulary.content,
         flags=bytes(vocabulary.flags),
-        merges=array("I", chain.from_iterable(spec.merges)).tobytes(),
+        merges=_merges(spec, module),
         scores=array("f", spec.scores).tobytes(),
         byte_ids=vocabulary.byte_ids.tobytes(),
         added=_added(spec.added),
@@ -235,6 +251,14 @@ def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
     )
     module.TokenizerEngine(content)  # what cannot be opened is not kept
     return bytes(content)
+
+
+def read_added(engine: Any) -> list[AddedToken]:
+    """The added tokens of a compiled file."""
+    return [
+        AddedToken(id, text, **{name: bool(bits >> i & 1) for i, name in enumerate(_ADDED_FLAGS)})
+        for id, text, bits in engine.added()
+    ]
 
 
 def read_meta(engine: Any) -> dict[str, Any]:
@@ -258,7 +282,7 @@ def read_meta(engine: Any) -> dict[str, Any]:
 
     texts = ("pre", "source", "fingerprint", "model", "cut")
     flags = ("byte_level", "byte_fallback")
-    lists = ("steps", "decoder", "respelled", "added")
+    lists = ("steps", "decoder", "respelled")
     good = (
         isinstance(meta, dict)
         and all(type(meta.get(name)) is str for name in texts)
@@ -270,12 +294,6 @@ def read_meta(engine: Any) -> dict[str, Any]:
         and all(isinstance(meta.get(name), list) for name in lists)
         and all(holds(step, (str, dict)) for name in ("steps", "decoder") for step in meta[name])
         and all(holds(pair, (int, str)) and are_ids(pair[:1]) for pair in meta["respelled"])
-        and all(
-            holds(token, (int, str, dict))
-            and are_ids(token[:1])
-            and token[2].keys() == set(_ADDED_FLAGS)
-            for token in meta["added"]
-        )
     )  # fmt: skip
     if not good:
         raise ValueError("its description is not one of a tokenizer")
@@ -303,14 +321,17 @@ def compiled_path(fingerprint: str) -> Path:
     return settings.cache_dir() / "tokenizers" / "compiled" / f"{fingerprint}.tok"
 
 
-def find_compiled(fingerprint: str) -> Any | None:
-    """The native engine for *fingerprint* from the cache; ``None`` if it is not there and sound."""
+def find_compiled(fingerprint: str) -> tuple[Any, dict[str, Any]] | None:
+    """The native engine for *fingerprint* from the cache, and what :func:`read_meta` says of it.
+
+    ``None`` if it is not there and sound.
+    """
     if not fingerprint or native.module() is None:
         return None
     path = compiled_path(fingerprint)
     try:
         engine = load_compiled(path)
-        read_meta(engine)
+        meta = read_meta(engine)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -319,11 +340,11 @@ def find_compiled(fingerprint: str) -> Any | None:
     if engine.key != _key(fingerprint):
         logger.debug("%s belongs to another tokenizer: written again", path)
         return None
-    return engine
+    return engine, meta
 
 
-def open_compiled(spec: TokenizerSpec) -> Any:
-    """The native engine for *spec*, from the cache where it is there and sound.
+def open_compiled(spec: TokenizerSpec) -> tuple[Any, dict[str, Any]]:
+    """The native engine for *spec* and what is known beside it, as :func:`find_compiled`.
 
     Only ``spec.fingerprint`` is looked at when it is; sequences that load lazily stay unloaded.
 
@@ -339,6 +360,7 @@ def open_compiled(spec: TokenizerSpec) -> Any:
         if problem:
             logger.debug("compiled tokenizer not kept: %s", problem)
     try:
-        return native.module().TokenizerEngine(content)  # type: ignore[union-attr]
+        engine = native.module().TokenizerEngine(content)  # type: ignore[union-attr]
+        return engine, read_meta(engine)
     except ValueError as error:
         raise NotNative(str(error)) from error

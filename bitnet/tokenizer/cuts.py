@@ -44,6 +44,7 @@ _LETTERS = (
     r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
 )
 _MARKS = "，。！？、；："
+_BYTE_NAME = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SCANNED = ("gpt-2", "llama3", "qwen2", "gpt-4o", "tekken", "qwen35")
 
 
@@ -96,9 +97,8 @@ def _scanned() -> frozenset[str]:
 def _is_scanned(step: Step) -> bool:
     pattern = step.options.get("pattern")
     text = pattern.get("Regex") if isinstance(pattern, dict) else None
-    if not isinstance(text, str) or step.options.get("invert"):
-        return False
-    if str(step.options.get("behavior", "")).lower() != "isolated":
+    kept = "removed" if step.options.get("invert") else "isolated"  # the matches cover every text
+    if not isinstance(text, str) or str(step.options.get("behavior", "")).lower() != kept:
         return False
     module = native.module()
     return text in _scanned() or (module is not None and module.scan_all(text, "") is not None)
@@ -167,6 +167,8 @@ def _merges_alone(spec: TokenizerSpec) -> bool:
     has_bytes = spec.byte_fallback and {f"<0x{byte:02X}>" for byte in range(256)} <= {*spec.tokens}
     if spec.byte_level or not has_bytes:  # else what is unknown on both sides is one token
         return False
+    if any("<0x" in text and len(text) > 6 and _BYTE_NAME.search(text) for text in spec.tokens):
+        return False  # bytes that are joined with others are not spelled as the text is
     if spec.model == "spm":
         unused = 5  # a GGUF type: what such a token is made of depends on the text
         plain = not (spec.normalizer or spec.charsmap or spec.remove_extra_whitespaces)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from bitnet import native
 from bitnet.cores import thread_count
 from bitnet.errors import InvalidFormat
+from bitnet.tokenizer.added import AddedTokens
 from bitnet.tokenizer.byte_alphabet import byte_spelling, spell_bytes
-from bitnet.tokenizer.compiled import is_verbatim
+from bitnet.tokenizer.compiled import is_verbatim, read_added
 from bitnet.tokenizer.cuts import cut_pattern, parts_of
 from bitnet.tokenizer.decoding import Spellings
 from bitnet.tokenizer.limits import over_budget
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from bitnet.tokenizer.offsets import Origin
-    from bitnet.tokenizer.spec import TokenizerSpec
+    from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 
 __all__ = ["Engine", "native_engine", "portable_engine"]
 
@@ -82,7 +83,6 @@ class _Native:
         self._source: str = meta["source"]
         self._byte_level = bool(meta["byte_level"])
         self._steps = meta["steps"]
-        self._added: list[tuple[int, str, dict[str, bool]]] = meta["added"]
         self.spelling = engine.token_spelling
         self.cut = re.compile(meta["cut"]) if meta["cut"] else None
 
@@ -173,7 +173,7 @@ class _Native:
         return bool(self._engine.token_flags(id) & _BYTE)
 
     def id_of(self, text: str) -> int | None:
-        found = next((id for id, own, _ in self._added if own == text), None)
+        found = next((token.id for token in self._added if token.text == text), None)
         if found is not None:
             return found
         spelled = text if self._byte_level else text.replace(" ", SPACE_SYMBOL)
@@ -195,11 +195,12 @@ class _Native:
         return first, rest
 
     @cached_property
-    def _raw_tokens(self) -> Any:
-        from bitnet.tokenizer.added import AddedTokens
-        from bitnet.tokenizer.spec import AddedToken
+    def _added(self) -> list[AddedToken]:
+        return read_added(self._engine)
 
-        return AddedTokens(AddedToken(id, text, **flags) for id, text, flags in self._added)
+    @cached_property
+    def _raw_tokens(self) -> AddedTokens:
+        return AddedTokens(self._added)
 
     def _normalized(self, text: str, *, parse_special: bool, goes_on: bool = False) -> list[int]:
         """The same as ``encode``, with the library's normalizer between the two native halves."""

@@ -217,7 +217,7 @@ def spec_from_vocab_merges(
     spec = TokenizerSpec(
         model="bpe",
         tokens=tokens,
-        merges=LazySequence(len(lines), lambda: parse_merges(lines, tokens)),
+        merges=LazySequence(len(lines), lambda: parse_merges(lines, tokens), raw=lines),
         added=added,
         normalizer=kind.normalizer,
         pre_tokenizer=kind.steps,

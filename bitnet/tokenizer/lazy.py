@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -19,9 +19,13 @@ class LazySequence(Sequence[T]):
     Args:
         length: number of elements.
         load: makes them; called at most once.
+        raw: what they are made of, for who can do without them.
     """
 
-    def __init__(self, length: int, load: Callable[[], list[T]]) -> None:
+    def __init__(
+        self, length: int, load: Callable[[], list[T]], *, raw: list[Any] | None = None
+    ) -> None:
+        self.raw = raw
         self._length = length
         self._load: Callable[[], list[T]] | None = load
         self._items: list[T] = []

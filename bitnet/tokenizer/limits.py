@@ -14,7 +14,7 @@ from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.tokenizer.spec import TokenType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from bitnet.tokenizer.spec import Step, TokenizerSpec
 
@@ -54,8 +54,12 @@ def beyond(source: str, what: str, most: float) -> Unsupported:
     )
 
 
-def check_spec(spec: TokenizerSpec) -> None:
+def check_spec(spec: TokenizerSpec, *, merges: bool = True) -> None:
     """Refuses a specification that contradicts itself or asks for more than the bounds.
+
+    Args:
+        spec: what to check.
+        merges: look at the ids of the merges too; else something behind this does.
 
     Raises:
         InvalidFormat: a value of a wrong type, an id outside of the vocabulary, a score that is
@@ -64,7 +68,7 @@ def check_spec(spec: TokenizerSpec) -> None:
     """
     try:
         _check_tokens(spec)
-        _check_ids(spec)
+        _check_ids(spec, spec.merges if merges else ())
         _check_steps(spec)
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise _damaged(spec, f"{type(error).__name__}: {error}") from None
@@ -100,7 +104,7 @@ def _longest(texts: Any, *, byte_level: bool = False) -> int:
     return max((len(text.encode("utf-8", "surrogatepass")) for text in texts), default=0)
 
 
-def _check_ids(spec: TokenizerSpec) -> None:
+def _check_ids(spec: TokenizerSpec, merges: Iterable[tuple[int, int]]) -> None:
     size = len(spec.tokens)
     _within(spec, "merges", len(spec.merges), MERGES)
     ids: Sequence[Any] = [
@@ -108,7 +112,7 @@ def _check_ids(spec: TokenizerSpec) -> None:
         *chain(*spec.affixes, spec.stop_ids),
         *(token.id for token in spec.added),
     ]
-    for id in chain(ids, chain.from_iterable(spec.merges)):
+    for id in chain(ids, chain.from_iterable(merges)):
         if type(id) is not int or not 0 <= id < size:
             raise _damaged(spec, f"the id {id!r} for {size:,} tokens")
     if type(spec.max_chars_per_word) is not int or type(spec.continuing_prefix) is not str:

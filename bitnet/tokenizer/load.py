@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import logging
 import mmap
 import os
 import time
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,11 +21,12 @@ from bitnet.invocation import word
 from bitnet.store import verified
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_folder
 from bitnet.tokenizer.from_gguf import spec_from_gguf
-from bitnet.tokenizer.side_files import read_side_files
+from bitnet.tokenizer.side_files import SIDE_FILES
 from bitnet.tokenizer.spec import TokenizerSpec
 from bitnet.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import BinaryIO
 
 __all__ = [
@@ -38,6 +41,8 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+_SMALL = 1 << 16  # bytes: read sooner than looked up
 
 # Of a folder, in the order in which they are believed.
 TOKENIZER_FILES = (
@@ -63,8 +68,21 @@ def load_tokenizer(
     found = Tokenizer.from_cache(key, source=str(path)) if key else None
     if found is not None:
         return found
-    spec = load_spec(path, pre=pre)
-    return Tokenizer.from_spec(replace(spec, fingerprint=key) if key else spec)
+    with _uncollected():
+        spec = load_spec(path, pre=pre)
+        return Tokenizer.from_spec(replace(spec, fingerprint=key) if key else spec)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """A vocabulary is a million objects without a cycle; looking for some takes long."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def load_spec(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
@@ -179,19 +197,25 @@ def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
                 if file.read(len(MAGIC)) in (MAGIC, b""):
                     return ""
                 digest.update(bytes.fromhex(_digest(part, file, verify=verify)))
+        for name in SIDE_FILES:
+            with suppress(FileNotFoundError), path.with_name(name).open("rb") as file:
+                side = _digest(path.with_name(name), file, verify=verify)
+                digest.update(f"\n{name} {side}".encode())
     except (OSError, ValueError):
         return ""  # unreadable or empty: loading says what is wrong
-    digest.update(read_side_files(path.parent).raw)
     return digest.hexdigest()
 
 
 def _digest(path: Path, file: BinaryIO, *, verify: bool) -> str:
     """SHA-256 of *path*, open as *file*, from the record of an earlier time if there is one."""
+    before = os.fstat(file.fileno())
+    if before.st_size < _SMALL:
+        file.seek(0)
+        return hashlib.sha256(file.read()).hexdigest()
     records = verified.VerifiedFiles(settings.cache_dir() / "tokenizers" / "compiled" / "digests")
     record = None if verify else records.record_of(path)
     if record is not None and record.is_untouched:
         return record.sha256
-    before = os.fstat(file.fileno())
     settled = before.st_ctime <= time.time() - verified.SETTLED_S
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         digest = hashlib.sha256(content).hexdigest()

@@ -12,7 +12,18 @@ from bitnet.tokenizer.spec import AddedToken
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["SideFiles", "read_bytes", "read_json", "read_side_files"]
+__all__ = ["SIDE_FILES", "SideFiles", "read_bytes", "read_json", "read_side_files"]
+
+# Everything that read_side_files may look at.
+SIDE_FILES = (
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
 
 # Named in Hugging Face's files; what a vocabulary calls them when no file says.
 _USUAL = {

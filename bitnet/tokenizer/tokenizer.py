@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet.errors import InvalidFormat, UsageError
-from bitnet.tokenizer.compiled import find_compiled, open_compiled, read_meta
+from bitnet.tokenizer.compiled import find_compiled, open_compiled
 from bitnet.tokenizer.counting import count_ids
 from bitnet.tokenizer.decoding import Decoder
 from bitnet.tokenizer.engines import native_engine, portable_engine
@@ -87,11 +87,11 @@ class Tokenizer:
         from bitnet.tokenizer.compiled import meta_of
 
         try:
-            engine = open_compiled(spec)
+            engine, meta = open_compiled(spec)
         except NotNative as reason:
             logger.debug("%s runs in the portable engine: %s", spec.source, reason)
             return cls(portable_engine(spec), meta_of(spec))
-        return cls._native(engine, spec)
+        return cls._native(engine, meta, spec)
 
     @classmethod
     def from_cache(cls, fingerprint: str, *, source: str) -> Tokenizer | None:
@@ -101,17 +101,17 @@ class Tokenizer:
             fingerprint: what it was built from; see ``TokenizerSpec.fingerprint``.
             source: where it comes from, for people.
         """
-        engine = find_compiled(fingerprint)
-        if engine is None:
+        found = find_compiled(fingerprint)
+        if found is None:
             return None
-        meta = read_meta(engine) | {"source": source}
+        engine, meta = found[0], found[1] | {"source": source}
         return cls(native_engine(engine, meta), meta)
 
     @classmethod
-    def _native(cls, engine: Any, spec: TokenizerSpec) -> Tokenizer:
+    def _native(cls, engine: Any, meta: dict[str, Any], spec: TokenizerSpec) -> Tokenizer:
         # What costs nothing to know is taken from the specification, not from the cache.
         prefix, suffix = map(list, spec.affixes)
-        meta = read_meta(engine) | {"prefix": prefix, "suffix": suffix}
+        meta |= {"prefix": prefix, "suffix": suffix}
         meta |= {name: getattr(spec, name) for name in ("source", "chat_template", "pre")}
         return cls(native_engine(engine, meta), meta)
 

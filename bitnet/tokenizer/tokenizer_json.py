@@ -143,7 +143,7 @@ def _bpe(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
     return TokenizerSpec(
         model="bpe",
         tokens=tokens,
-        merges=LazySequence(len(merges), load),
+        merges=LazySequence(len(merges), load, raw=merges),
         byte_fallback=bool(model.get("byte_fallback")),
         fuse_unknown=bool(model.get("fuse_unk")),
         ignore_merges=bool(model.get("ignore_merges")),

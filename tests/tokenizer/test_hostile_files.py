@@ -261,8 +261,7 @@ DESCRIPTIONS = {
             ("byte_level", None),
             ("chat_template", ["a"]),
             ("steps", [["NFC"]]),
-            ("added", [[0, "x", {}]]),
-            ("added", [[10**6, "x", dict.fromkeys(compiled._ADDED_FLAGS, False)]]),
+            ("cut", ["a"]),
         )
     },
 }

@@ -1,0 +1,113 @@
+"""The tokenizer packages that ours is measured beside: how each is loaded and called.
+
+A row is a package, what it needs of a vocabulary, and a function that gives one that encodes. Those
+that are not installed, or refuse a vocabulary, are left out by name.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+from pathlib import Path
+
+
+def ours(path):
+    """This project's."""
+    from bitnet.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(path, pre="gpt-4o" if "o200k" in Path(path).name else None)
+    return lambda text: tokenizer.encode(text, add_special=False)
+
+
+def _hugging_face(module, name="Tokenizer", loader="from_file", **options):
+    def load(path):
+        kind = getattr(importlib.import_module(module), name)
+        tokenizer = getattr(kind, loader)(str(path))
+        return lambda text: ids_of(tokenizer.encode(text, **options))
+
+    return load
+
+
+def _gigatoken(path):
+    tokenizer = importlib.import_module("gigatoken").Tokenizer(str(path))
+    return lambda text: tokenizer.encode(text)
+
+
+def _kitoken(path):
+    module = importlib.import_module("kitoken")
+    tokenizer = module.Kitoken.from_tokenizers_file(str(path))
+    return lambda text: tokenizer.encode(text, True)
+
+
+def _sentencepiece(path):
+    module = importlib.import_module("sentencepiece")
+    return module.SentencePieceProcessor(model_file=str(path)).encode
+
+
+def _by_name(module, name, get="get_encoding", encode="encode_ordinary"):
+    def load(_path):
+        tokenizer = getattr(importlib.import_module(module), get)(name)
+        return getattr(tokenizer, encode)
+
+    return load
+
+
+def _rs_bpe(name):
+    def load(_path):
+        return getattr(importlib.import_module("rs_bpe").openai, name)().encode
+
+    return load
+
+
+def _tiktoken(name):
+    def load(path):
+        core = importlib.import_module("tiktoken").Encoding
+        lines = (line.split() for line in Path(path).read_bytes().splitlines() if line)
+        import base64
+
+        ranks = {base64.b64decode(text): int(rank) for text, rank in lines}
+        from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+
+        step = PRE_TOKENIZERS["gpt-4o" if name == "o200k_base" else "llama3"].steps[0]
+        pattern = step.options["pattern"]["Regex"]
+        return core(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={}).encode_ordinary
+
+    return load
+
+
+JSON = {
+    "ours": ours,
+    "gigatoken": _gigatoken,
+    "snaptokens": _hugging_face("snaptokens", add_special_tokens=False),
+    "fastokens": _hugging_face("fastokens", add_special_tokens=False),
+    "kitoken": _kitoken,
+    "tokenizers": _hugging_face("tokenizers", add_special_tokens=False),
+}
+MODEL = {"ours": ours, "sentencepiece": _sentencepiece}
+
+
+def of_openai(name):
+    """Packages for one of OpenAI's vocabularies."""
+    return {
+        "ours": ours,
+        "tiktoken": _tiktoken(name),
+        "quicktok": _by_name("quicktok", name),
+        "rs-bpe": _rs_bpe(name),
+        "bpe-openai": _by_name("bpe_openai", name, encode="encode"),
+    }
+
+
+def ranks_file(name, folder):
+    """The tiktoken file of one of OpenAI's vocabularies, out of ``bpe-openai``; else ``None``."""
+    try:
+        package = Path(importlib.import_module("bpe_openai").__file__).parent
+    except ImportError:
+        return None
+    path = Path(folder) / f"{name}.tiktoken"
+    path.write_bytes(gzip.decompress((package / "data" / f"{name}.tiktoken.gz").read_bytes()))
+    return path
+
+
+def ids_of(encoded):
+    """The ids of what a package gives back."""
+    return getattr(encoded, "ids", encoded)
