@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bitnet.families.family import ATTENTION, MLP, Family, register
-from bitnet.families.rules import neutral, read
+from bitnet.families.rules import neutral, read, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,13 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
         step = config["no_rope_layer_interval"]
         given = [(layer + 1) % step != 0 for layer in range(layers)]
     if tuple(map(bool, given)) != usual:
-        raise ValueError("no_rope_layers that are not every fourth layer")
+        raise refusal(
+            "no_rope_layers",
+            list(given),
+            model="config.json",
+            kind="SmolLM3",
+            why="in GGUF, layers that do not rotate are every fourth one",
+        )
     return {}
 
 
