@@ -9,14 +9,18 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import tekken_files
 from pydantic import ValidationError
-from small_specs import byte_level
+from tiny_models import tiny_gguf
 
 from bitnet.errors import BitnetError
+from bitnet.runtime.language_model import load
 from bitnet.server import faults, openai, shapes
+from bitnet.server.metrics import Metrics
+from bitnet.server.narration import Narrator
+from bitnet.server.service import Service
+from bitnet.server.worker import Worker
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.chat import ChatTemplate
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_tokenizer_model
@@ -74,29 +78,30 @@ def chat_template(data):
 
 def server_body(data):
     """A request body of these bytes, for every route that reads one."""
-    model = _served()
-    asked = openai.Asked("id", 0, "name")
-    for shape in (shapes.InferenceRequest, shapes.CompletionRequest, shapes.ChatRequest,
-                  shapes.TokenizeRequest, shapes.EmbeddingRequest):  # fmt: skip
+    service = _served()
+    routes = {
+        shapes.InferenceRequest: openai.inference,
+        shapes.CompletionRequest: openai.completions,
+        shapes.ChatRequest: openai.chat,
+        shapes.EmbeddingRequest: openai.embeddings,
+        shapes.TokenizeRequest: lambda body, _: body,
+        shapes.DetokenizeRequest: lambda body, _: body,
+    }
+    for shape, route in routes.items():
         with suppress(ValidationError, BitnetError, faults.Refused):
-            request = shape.model_validate_json(data)
-            if isinstance(request, shapes.InferenceRequest):
-                openai.inference_job(request, model, "id", limit=64)
-            elif isinstance(request, shapes.CompletionRequest):
-                openai.completion_jobs(request, model, asked, limit=64)
-            elif isinstance(request, shapes.ChatRequest):
-                openai.chat_jobs(request, model, asked, limit=64, share=64)
+            route(shape.model_validate_json(data), service)
 
 
 @cache
 def _served():
+    """A model behind a worker that never runs: what a body asks for is prepared, and left."""
     template = "{% for m in messages %}<s>{{ m.role }}: {{ m.content }}{% endfor %}"
-    tokenizer = Tokenizer.from_spec(byte_level(chat_template=template))
-    return SimpleNamespace(
-        tokenizer=tokenizer,
-        engine=SimpleNamespace(context=4096),
-        config=SimpleNamespace(vocab_size=tokenizer.vocab_size),
-    )
+    with tempfile.TemporaryDirectory() as folder:
+        path = tiny_gguf(Path(folder) / "tiny.gguf", **{"tokenizer.chat_template": template})
+        model = load(path)
+    metrics = Metrics()
+    narrate = Narrator(lambda line: None, worker_id="w1")
+    return Service(Worker(model, metrics), metrics, narrate, "tiny", 0, 64)
 
 
 def _opened(data, name, read):
