@@ -93,7 +93,7 @@ def run(
         origins=options.allow_origin,
     )
     server = _Server(_configuration(app, options), worker, narrate, drain_s=options.drain)
-    with server.signals():
+    with server.signals(), _garbage_as_events(narrate):
         _serve(server, bound, narrate, ready)
     narrate("server_stop", "The worker has stopped", "Good night! 🌙")
     if server.stopped_at_once:
@@ -103,6 +103,25 @@ def run(
             f"the thread that ran the model died: {type(worker.failure).__name__}",
             hint="start the worker again; what was being written is lost",
         ) from worker.failure
+
+
+@contextmanager
+def _garbage_as_events(narrate: Narrator) -> Iterator[None]:
+    """Say of what is not HTTP at all what is said of other refused requests; few lines of many."""
+
+    def told(record: logging.LogRecord) -> bool:
+        if not record.getMessage().startswith("Invalid HTTP request"):
+            return True
+        message, cute = "a client sent something that is not HTTP: 400", "What was that? 🙉"
+        narrate.now_and_then("request_refused", message, cute, level="WARN", status=400)
+        return False
+
+    log = logging.getLogger("uvicorn.error")
+    log.addFilter(told)
+    try:
+        yield
+    finally:
+        log.removeFilter(told)
 
 
 def model_name(path: Path) -> str:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from fastapi import Request
+    from starlette.types import Receive, Scope, Send
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
@@ -107,21 +108,18 @@ class Exchange:
                         yield event(chunk)
                 for chunk in last(order.answers):
                     yield event(chunk)
-                yield DONE
                 self._completed(order.answers)
+                yield DONE
             except Exception as error:  # noqa: BLE001 - the status is sent already
                 self._failed(error)
                 yield event(from_error(error).body())
-            except BaseException as error:  # the client has gone
-                self._failed(error)
-                raise
-            finally:
-                self._cancel()
 
         if self._request.scope["http_version"] == "1.1":  # events come as chunks
             self._request.scope["state"]["sends_events"] = True
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+        response = _Events(events(), media_type="text/event-stream", headers=headers)
+        response.ended = self._gone
+        return response
 
     async def _all(self) -> list[Answer]:
         order = await self._submitted()
@@ -156,6 +154,11 @@ class Exchange:
         if self._order is not None:
             self._service.worker.cancel(self._order)
 
+    def _gone(self) -> None:
+        """End what has not ended by itself: the client has gone."""
+        self._failed(asyncio.CancelledError())
+        self._cancel()
+
     def _completed(self, answers: list[Answer]) -> None:
         tokens = sum(answer.stats.tokens for answer in answers)
         self._begun = False
@@ -189,6 +192,18 @@ class Exchange:
             request_id=request_id,
             code=known.code,
         )
+
+
+class _Events(StreamingResponse):
+    """A stream that says when it is over, also where nothing of it was sent."""
+
+    ended: Callable[[], None]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.ended()
 
 
 def _check(answer: Answer, piece: Piece) -> None:

@@ -341,13 +341,27 @@ def test_a_worker_that_drains_takes_connections_to_say_so(started, tmp_path):
     asking = threading.Thread(target=lambda: worker.post(wanted))
     asking.start()
     worker.until('action="inference_start"')
-    worker.process.send_signal(signal.SIGTERM)
+    worker.process.send_signal(signal.SIGINT)
     worker.until('action="draining"')
     base = f"http://127.0.0.1:{worker.port}"
     ready = httpx.get(f"{base}/health/ready", timeout=PATIENCE_S)  # a connection of its own
     assert (ready.status_code, ready.json()["status"]) == (503, "draining")
     assert worker.post({"prompt": "a"}).status_code == 503
     worker.process.send_signal(signal.SIGINT)
-    worker.process.send_signal(signal.SIGINT)
     assert worker.end() == 130
     asking.join()
+
+
+@pytest.mark.parametrize("narration", ["console", "json"])
+def test_a_flood_of_garbage_leaves_few_lines(started, narration):
+    worker = started("--narration", narration)
+    found = worker.until(r"HTTP server listening on 127\.0\.0\.1:(\d+)")
+    for _ in range(60):
+        with socket.create_connection(("127.0.0.1", int(found[1])), timeout=PATIENCE_S) as one:
+            one.sendall(b"\x00\x01\x02\xff\r\n\r\n")
+            assert b" 400 " in one.recv(1000)
+    worker.process.send_signal(signal.SIGTERM)
+    assert worker.end() == 0
+    assert not any("Invalid HTTP request" in line for line in worker.lines)
+    count = sum("not HTTP" in line for line in worker.lines)
+    assert 0 < count < 60
