@@ -7,7 +7,7 @@ import pytest
 from hub_server import HubServer, Rule
 
 from bitnet.errors import NetworkError, UsageError
-from bitnet.hub import pieces
+from bitnet.hub import pieces, transfer
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
@@ -133,3 +133,18 @@ def test_a_list_in_the_project_file_means_several_servers(hub, other, project):
 def test_an_address_that_is_none_is_refused(text):
     with pytest.raises(UsageError, match="address"):
         FetchOptions(base_url=text)
+
+
+def test_a_file_above_what_the_hub_sends_at_once_is_announced_and_asked_for_in_parts(
+    hub, tmp_path, monkeypatch, caplog
+):
+    hub.add("org/model", "model.gguf", CONTENT)
+    monkeypatch.setattr(transfer, "LARGE_BYTES", 10_000_000)
+    monkeypatch.setattr(transfer, "LARGEST_REQUEST", 3_000_000)
+    project = Project(tmp_path, tmp_path / "cache", FetchOptions(base_url=hub.url, connections=1), "none")
+    assert received(project)
+    (said,) = [text for text in caplog.messages if "above 50 GB" in text]
+    assert "--base-url=URL" in said
+    asked = [request for request in hub.seen if request.where == "cdn" and request.method == "GET"]
+    assert len(asked) >= 4
+    assert all(request.sent <= 3_000_000 for request in asked)
