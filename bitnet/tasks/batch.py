@@ -37,8 +37,9 @@ def batch(
     ):
         if files.done:
             say(f"{files.done} of {files.total} rows are answered already")
-        _answer(files, options, model, common)
+        ignored = _answer(files, options, model, common)
     counts = {"rows": files.total, "answered_before": files.done, "failed": files.failed}
+    counts |= {"ignored_keys": list(ignored)} if ignored else {}
     said = f"{files.total} rows answered, {files.done} of them before, {files.failed} failed"
     print(as_json(counts) if common.output.json else said)
 
@@ -61,20 +62,21 @@ def _check(target, options, model):
 
 
 def _answer(files, options, model, common):
-    """Answer the rows that are left."""
+    """Answer the rows that are left; gives back the keys of the model that were ignored."""
     from bitnet.batch.run import answers
 
     rows = list(files.left())
     if not rows:
-        return
+        return ()
     if options.engine == "ray":
         from bitnet.batch.ray_engine import ray_answers
 
         path = model_path(model, common)
         for row, facts in ray_answers(rows, path, options, threads=model.threads):
             files.write(row, facts)
-        return
+        return ()
     limits = {"max_tokens": options.max_tokens, "max_batch": options.max_batch}
     with open_model(model, common) as running:
         for row, facts in answers(rows, running, **limits):
             files.write(row, facts)
+        return running.ignored_keys

@@ -68,6 +68,15 @@ def test_comparing_tokens_alone_names_the_key(model, bitnet):
     assert document(bitnet(*words).out)["model"]["ignored_keys"] == [KEY]
 
 
+def test_a_batch_names_the_key(model, bitnet, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "ab", "max_tokens": 1}\n')
+    words = ("batch", "--model", model, "--input", rows, "--output", tmp_path / "out.jsonl")
+    done = bitnet(*words, *IGNORED, "--json")
+    assert done.code == 0
+    assert document(done.out)["ignored_keys"] == [KEY]
+
+
 def test_bench_names_the_key(model, bitnet):
     words = ("bench", "--model", model, "--tests", "pp4", "--repetitions", 1, "--json", *IGNORED)
     assert document(bitnet(*words).out)["model"]["ignored_keys"] == [KEY]
