@@ -32,10 +32,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def listening(path, *, name="tiny", app_options=None, lines=None, **worker_options):
+def listening(path, *, name="tiny", app_options=None, lines=None, ignore_keys=(), **worker_options):
     lines = [] if lines is None else lines
     metrics = Metrics()
-    with load(path) as model:
+    with load(path, ignore_keys=ignore_keys) as model:
         worker = Worker(model, metrics, **worker_options)
         narrate = Narrator(lines.append, worker_id="w1")
         service = Service(worker, metrics, narrate, name, int(time.time()), 48)

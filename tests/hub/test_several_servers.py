@@ -141,7 +141,9 @@ def test_a_file_above_what_the_hub_sends_at_once_is_announced_and_asked_for_in_p
     hub.add("org/model", "model.gguf", CONTENT)
     monkeypatch.setattr(transfer, "LARGE_BYTES", 10_000_000)
     monkeypatch.setattr(transfer, "LARGEST_REQUEST", 3_000_000)
-    project = Project(tmp_path, tmp_path / "cache", FetchOptions(base_url=hub.url, connections=1), "none")
+    project = Project(
+        tmp_path, tmp_path / "cache", FetchOptions(base_url=hub.url, connections=1), "none"
+    )
     assert received(project)
     (said,) = [text for text in caplog.messages if "above 50 GB" in text]
     assert "--base-url=URL" in said

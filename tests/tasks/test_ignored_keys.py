@@ -88,3 +88,12 @@ def test_what_writes_text_names_the_key(command, model, bitnet):
     done = bitnet(*words, *IGNORED, "--json")
     assert done.code == 0, done.err
     assert KEY in done.out + done.err
+
+
+def test_a_server_names_the_key(model):
+    pytest.importorskip("fastapi", reason="needs the extra server")
+    from server_process import listening
+
+    with listening(model, ignore_keys=(KEY,)) as running:
+        (said,) = running.http.get("/v1/models").json()["data"]
+    assert said["ignored_keys"] == [KEY]
