@@ -38,7 +38,7 @@ PAGE = b"<!DOCTYPE html><html><body>Welcome to the guest network</body></html>"
 
 @dataclass
 class Rule:
-    """How to misbehave, for requests that match *where*, *method* and *path*, *times* times.
+    """How to misbehave, *times* times, for requests that match *where* to *agent*.
 
     With ``status`` the reply is that status and ``body``; otherwise it is the real one, altered.
     """
@@ -46,6 +46,7 @@ class Rule:
     where: str = ""  # hub, cdn or both
     method: str = ""
     path: str = ""  # part of the path
+    agent: str = ""  # how the User-Agent begins
     times: int = 1_000_000_000
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -188,12 +189,13 @@ class HubServer:
                 if where in ("", seen.where) and method in ("", seen.method)
             ]
 
-    def rule_for(self, where: str, method: str, path: str) -> Rule:
+    def rule_for(self, where: str, method: str, path: str, agent: str) -> Rule:
         """The first rule that matches and has times left; it has one less then."""
         with self.lock:
             for rule in self.rules:
                 fits = rule.where in ("", where) and rule.method in ("", method)
-                if fits and rule.path in path and rule.times > 0:
+                fits = fits and rule.path in path and agent.startswith(rule.agent)
+                if fits and rule.times > 0:
                     rule.times -= 1
                     return rule
         return Rule()
@@ -240,7 +242,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.status, self.count = 0, 0
         with self.hub.lock:
             self.hub.in_flight += 1
-        self.rule = self.hub.rule_for(self.server.where, self.command, self.path)
+        agent = self.headers.get("User-Agent", "")
+        self.rule = self.hub.rule_for(self.server.where, self.command, self.path, agent)
         if self.rule.latency_s:
             time.sleep(self.rule.latency_s)
         try:

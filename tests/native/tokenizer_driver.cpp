@@ -15,6 +15,7 @@
 
 #include "regex.hpp"
 #include "tokenizer.hpp"
+#include "tokenizer_file.hpp"
 
 namespace {
 
@@ -99,7 +100,10 @@ std::string build(const Parts& parts) {
         for (uint32_t i = 0; i < 256; ++i) bytes_ids[i] = i;
     }
     if (parts.model == ModelKind::kSpm || parts.model == ModelKind::kUnigram) flags.back() = 8 | 16;
-    const std::string key(32, 'k'), meta = "{}", config = packed<uint32_t>({uint32_t(parts.model), parts.flags, 0, 100, 0});
+    bitnet::Config settings{};
+    settings.model = uint32_t(parts.model), settings.flags = parts.flags, settings.max_chars_per_word = 100;
+    const std::string key(32, 'k'), meta = "{}";
+    const std::string config(reinterpret_cast<const char*>(&settings), sizeof(settings));
     const std::string offset_bytes = packed(offsets), merge_bytes = packed(parts.merges), score_bytes = packed(scores),
                       id_bytes = packed(bytes_ids);
     return bitnet::build_tokenizer({key, meta, config, offset_bytes, bytes, flags, merge_bytes, score_bytes, id_bytes,
