@@ -233,23 +233,32 @@ def test_a_daemon_thread_inside_a_pass_does_not_disturb_the_exit(run, count):
 @needs_fork
 def test_a_server_worker_refuses_jobs_in_a_child_that_has_not_its_thread(run):
     script = """
-    import types
-    from bitnet.server.metrics import Metrics
-    from bitnet.server.worker import Job, Worker
+    import asyncio, os, sys
+    import bitnet
+    from bitnet.runtime.request import Request
     from bitnet.server.faults import Refused
-    job = Job("one", PROMPT, Request())
-    model = types.SimpleNamespace(engine=engine)
+    from bitnet.server.metrics import Metrics
+    from bitnet.server.worker import Worker
+
+    model = bitnet.load(sys.argv[1])
     worker = Worker(model, Metrics(), max_batch=1, queue=1, deadline_s=9)
+
+    async def one_answer():
+        order = await worker.submit(lambda: [worker.prepare([5, 9], Request(max_tokens=1))], 1)
+        worker.cancel(order)
+
     worker.start()
+    asyncio.run(one_answer())
     if not (pid := os.fork()):
         try:
-            worker.submit([job])
+            asyncio.run(one_answer())
         except Refused as refused:
             print(refused.status, refused, flush=True)
         worker.stop()
         os._exit(0)
-    assert ended(pid) == 0
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
     worker.stop()
     """
-    said = succeeded(run(MODEL, script))
+    said = succeeded(run(script))
     assert said.startswith("503 this process was forked")
