@@ -71,6 +71,7 @@ def started(model_path):
 
 def test_a_worker_says_what_it_does_and_ends_in_order(started):
     worker = started("--worker-id", "w-7").listen()
+    worker.until('action="test_mode"')  # said by a thread that does not outlive the server
     assert worker.post({"prompt": "ab", "max_tokens": 10}).json()["tokens_generated"] == 10
     worker.process.send_signal(signal.SIGTERM)
     assert worker.end() == 0
