@@ -28,7 +28,6 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=10)
     end = time.monotonic() + 60 * parser.parse_args().minutes
-    logging.disable(logging.WARNING)
     outcomes = Counter()
     with tempfile.TemporaryDirectory() as folder:
         while time.monotonic() < end:
@@ -50,4 +49,5 @@ def main():
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)
     sys.exit(main())

@@ -170,7 +170,8 @@ def test_a_killed_parallel_transfer_keeps_all_but_the_last_megabytes(hub, sessio
     hub.seen.clear()
     fetch(hub, session, target, connections=4)
     assert target.read_bytes() == CONTENT
-    assert hub.sent("cdn") <= len(CONTENT) - kept
+    # What the killed process had not yet read of its four connections comes again.
+    assert hub.sent("cdn") <= len(CONTENT) - kept + 4 * 64_000
     assert left_behind(target) == []
 
 

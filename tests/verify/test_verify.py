@@ -119,7 +119,7 @@ def test_what_is_not_a_model_is_refused_as_it_is_elsewhere(path):
 
 
 def test_a_file_that_cannot_be_opened_is_a_failed_check(model, monkeypatch):
-    def refuse(path):
+    def refuse(path, **_):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr("bitnet.verify.open_checkpoint", refuse)
