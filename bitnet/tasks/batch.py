@@ -39,9 +39,9 @@ def batch(
             say(f"{files.done} of {files.total} rows are answered already")
         ignored = _answer(files, options, model, common)
     counts = {"rows": files.total, "answered_before": files.done, "failed": files.failed}
-    counts |= {"ignored_keys": list(ignored)} if ignored else {}
+    ignoring = {"ignored_keys": list(ignored)} if ignored else {}
     said = f"{files.total} rows answered, {files.done} of them before, {files.failed} failed"
-    print(as_json(counts) if common.output.json else said)
+    print(as_json(counts | ignoring) if common.output.json else said)
 
 
 def _check(target, options, model):
