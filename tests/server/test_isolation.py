@@ -219,8 +219,9 @@ def test_vectors_share_passes_and_memory_with_answers(serving, slow):
     passes = []
     with ThreadPoolExecutor(2) as pool:
         answer = pool.submit(worker.post, "/v1/inference", LONG)
+        until(lambda: worker.service.worker._running)
         vectors = pool.submit(worker.post, "/v1/embeddings", {"input": inputs})
-        until(lambda: worker.service.worker.open_jobs == 2)
+        until(lambda: worker.service.worker._inbox)
         scheduler = worker.service.worker._scheduler
         run = scheduler._run
         scheduler._run = lambda parts: passes.append(len(parts)) or run(parts)
