@@ -51,7 +51,7 @@ class Row:
         return row
 
     def request(self, default: Request) -> Request:
-        """What is asked; *default* for all that the row leaves out.
+        """The request of this row; *default* supplies the fields that it leaves out.
 
         Raises:
             UsageError: a field is unknown, missing, of the wrong type or out of its range.

@@ -92,7 +92,7 @@ class BitLinear:
         return self.multiplies and not self.online
 
     def factor(self, name: str, scale: Tensor) -> float:
-        """What the *scale* beside the tensor *name* multiplies with.
+        """The factor by which the *scale* beside the tensor *name* multiplies.
 
         Raises:
             InvalidFormat: it is not a positive number.

@@ -48,7 +48,7 @@ def folder_without_model(path: Path) -> NotFound:
 
 
 def known_kind(head: bytes) -> tuple[str, str] | None:
-    """What a file that begins with *head* is, and what helps; ``None`` if that is not known."""
+    """The kind of a file that begins with *head*, and a hint; ``None`` if it is not known."""
     start = head.lstrip()
     return next(((what, hint) for magic, what, hint in _KINDS if start.startswith(magic)), None)
 

@@ -35,7 +35,7 @@ _KINDS = ("model", "tokenizer", "package")
 
 @dataclass(frozen=True)
 class Imported:
-    """What a bundle brought.
+    """The result of an import.
 
     Attributes:
         names: of its files.

@@ -409,7 +409,7 @@ def _facts(order: _Order, session: HubSession) -> FileFacts:
 
 
 def _asked(order: _Order, session: HubSession) -> FileFacts:
-    """What the first server that answers says."""
+    """The facts about a file from the first server that answers."""
     *others, last = (order.url, *order.mirrors)
     for url in others:
         with suppress(NetworkError):

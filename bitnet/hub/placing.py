@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["common_folder", "place_all"]
 
-_ABANDONED_S = 900.0  # a folder in the making that is this old is nobody's
+_ABANDONED_S = 900.0  # after which a folder still in the making counts as abandoned
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
@@ -107,7 +107,7 @@ def _place_into(todo: list[tuple[Blob, Path]], project: Project) -> None:
 
 
 def _rank(path: Path) -> tuple[bool, bool]:
-    """Highest for what makes a folder a model: a part of one is no model without it."""
+    """Highest for the files without which a folder is only a part of a model."""
     return path.name == "config.json", "-00001-of-" in path.name
 
 
