@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["digest_of", "problem_of", "read_screen", "screen_path", "write_screen"]
+__all__ = ["content_digest", "problem_of", "read_screen", "screen_path", "write_screen"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _PIECE_BYTES = 8 << 20  # read or digested at once by one thread
 _THREADS = min(4, os.cpu_count() or 1)
 
 
-def digest_of(content: NDArray[np.uint8]) -> bytes:
+def content_digest(content: NDArray[np.uint8]) -> bytes:
     """SHA-256 of the SHA-256 digests of pieces of *content*, which several threads work out."""
     pieces = range(0, len(content), _PIECE_BYTES)
 
@@ -75,7 +75,7 @@ def read_screen(path: Path, out: NDArray[np.uint8]) -> bool:
 
 def write_screen(path: Path, content: NDArray[np.uint8]) -> None:
     """Put *content*, bytes, at *path* in one step; without room or permission nothing happens."""
-    header = _HEADER.pack(_MAGIC, _VERSION, digest_of(content))
+    header = _HEADER.pack(_MAGIC, _VERSION, content_digest(content))
     if problem := keep(path, header, content.data):
         logger.debug("screen of the output head not kept: %s", problem)
 
@@ -136,4 +136,4 @@ def _size_problem(found: int, expected: int) -> str:
 
 
 def _digest_problem(header: bytes, content: NDArray[np.uint8]) -> str:
-    return "" if digest_of(content) == _HEADER.unpack(header)[2] else "the digest does not fit"
+    return "" if content_digest(content) == _HEADER.unpack(header)[2] else "the digest does not fit"

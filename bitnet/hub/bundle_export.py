@@ -16,7 +16,7 @@ from bitnet.files import path_of
 from bitnet.hub import lockfile, named
 from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.wheels import notices
-from bitnet.store import Blob, Name
+from bitnet.store import Blob, Name, model_key
 from bitnet.store.bundle import Contents
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class Chosen:
         files = named.files_here(model, self.project, fits)
         for file in files:
             place = model.folder(self.project.cache) / path_of(file)
-            key = f"{model.repo.replace('/', '--')}/{model.revision}/{file}"
-            self._add(Name(model.repo, model.revision, file, None, "", 0, "model", key), place)
+            identity = model.repo, model.revision, file
+            self._add(Name(*identity, None, "", 0, "model", model_key(*identity)), place)
         self._means(model.repo, model.revision, model.file, files)
         return path
 
@@ -107,7 +107,7 @@ class Chosen:
         logger.warning("%s is not in the bundle: where it is from is not known", path)
 
     def add_locked(self, entries: Iterable[Locked]) -> list[Path]:
-        """What a lock file pins; gives back where the project has the models of it.
+        """Add the files that a lock file pins, and return where the project has its models.
 
         Raises:
             NotFound: some of it is not here.
@@ -190,4 +190,4 @@ def _key_of(entry: Locked) -> str:
     if entry.kind == "tokenizer":
         known = (s for s in sources.TOKENIZERS.values() if s.repo == entry.repo)
         return next((source.cache_key for source in known), "")
-    return f"{entry.repo.replace('/', '--')}/{entry.revision}/{entry.file}"
+    return model_key(entry.repo, entry.revision, entry.file)

@@ -28,7 +28,7 @@ from bitnet.hub.provide import HubFile, Want, obtain, provide
 from bitnet.hub.repository import file_url, model_facts
 from bitnet.hub.together import at_once
 from bitnet.invocation import word
-from bitnet.store import Blob
+from bitnet.store import Blob, model_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -288,7 +288,7 @@ def _order(source: Source, target: Path | None, project: Project) -> _Order:
         HubFile(source.repo, source.revision, source.file, _commit(pinned)),
         sha256=wanted,
         size=pinned.size if pinned is not None else source.size,
-        key=f"{source.repo.replace('/', '--')}/{source.revision}/{source.file}",
+        key=model_key(source.repo, source.revision, source.file),
         command="bitnet sync --update" if project.update else command,
         pinned=pinned is not None,
         places=(model_path(project, source.repo, source.file, source.revision),),

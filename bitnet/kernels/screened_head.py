@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.cache.screens import digest_of, read_screen, screen_path, write_screen
+from bitnet.cache.screens import content_digest, read_screen, screen_path, write_screen
 from bitnet.errors import Unsupported
 from bitnet.kernels.file_pages import give_back_pages, open_again
 from bitnet.kernels.native import NativeOps
@@ -249,7 +249,7 @@ def _fingerprint(module: Any, matrix: Matrix, importance: Array | None) -> str:
     if importance is not None:
         digest.update(np.ascontiguousarray(importance, dtype=np.float32).tobytes())
     for _, _, piece in _slices(module, matrix):
-        digest.update(digest_of(piece))
+        digest.update(content_digest(piece))
     return digest.hexdigest()[:32]
 
 

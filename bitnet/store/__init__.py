@@ -15,7 +15,7 @@ in a project, is noticed by them, read, and removed. Deleting anything here cost
 from __future__ import annotations
 
 from bitnet.store.blobs import Blob, Store
-from bitnet.store.names import Name
+from bitnet.store.names import Name, model_key
 from bitnet.store.partial import Partial, Version
 
-__all__ = ["Blob", "Name", "Partial", "Store", "Version"]
+__all__ = ["Blob", "Name", "Partial", "Store", "Version", "model_key"]

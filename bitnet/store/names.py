@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["Name", "Names"]
+__all__ = ["Name", "Names", "model_key"]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -43,6 +43,11 @@ class Name:
     size: int
     kind: str = "model"
     key: str = ""
+
+
+def model_key(repo: str, revision: str, file: str) -> str:
+    """What the cache's listing calls a file of a model's repository."""
+    return f"{repo.replace('/', '--')}/{revision}/{file}"
 
 
 class Names:

@@ -15,7 +15,7 @@ from bitnet.cache.screens import (
     _PIECE_BYTES as PIECE,
 )
 from bitnet.cache.screens import (
-    digest_of,
+    content_digest,
     problem_of,
     read_screen,
     screen_path,
@@ -102,13 +102,13 @@ def test_a_folder_that_cannot_be_made_fails_nothing(cache):
 @pytest.mark.parametrize("size", [0, 1, 2 * PIECE, 2 * PIECE + 1])
 def test_digests_tell_every_byte_the_order_and_the_length_apart(size):
     data = np.resize(CONTENT, size)
-    seen = {digest_of(data), digest_of(np.append(data, np.uint8(0)))}
+    seen = {content_digest(data), content_digest(np.append(data, np.uint8(0)))}
     places = {0, size // 2, size - 1} if size else set()
     for at in places:
         data[at] ^= 0x80
-        seen.add(digest_of(data))
+        seen.add(content_digest(data))
     if size >= 2 * PIECE:
-        seen.add(digest_of(np.roll(data, PIECE)))
+        seen.add(content_digest(np.roll(data, PIECE)))
     assert len(seen) == 2 + len(places) + (size >= 2 * PIECE)
 
 
@@ -116,7 +116,7 @@ def test_a_digest_is_that_of_the_digests_of_pieces():
     data = np.resize(CONTENT, PIECE + 5)
     parts = b"".join(hashlib.sha256(data[at : at + PIECE]).digest() for at in (0, PIECE))
     expected = hashlib.sha256(len(data).to_bytes(8, "little") + parts).digest()
-    assert digest_of(data) == expected
+    assert content_digest(data) == expected
 
 
 def head(seed, size=1.0):

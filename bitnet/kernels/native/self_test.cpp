@@ -343,39 +343,18 @@ std::vector<std::string> self_test() {
             replaced.push_back(std::string("linear ") + kTypeNames[i]);
         }
     }
-    if (!dequantize_agrees(chosen)) {
-        chosen.dequantize = scalar.dequantize;
-        replaced.emplace_back("dequantize");
-    }
-    if (!gather_agrees(chosen)) {
-        chosen.gather = scalar.gather;
-        replaced.emplace_back("gather");
-    }
-    if (!screen_agrees(chosen.screen)) {
-        chosen.screen = scalar.screen;
-        replaced.emplace_back("screen of the head");
-    }
-    if (!row_ops_agree(chosen)) {
-        chosen.rms_norm = scalar.rms_norm;
-        chosen.gate = scalar.gate;
-        chosen.softcap = scalar.softcap;
-        replaced.emplace_back("rms_norm, gate and softcap");
-    }
-    if (!norm_and_rope_agree(chosen)) {
-        chosen.layer_norm = scalar.layer_norm;
-        chosen.rope = scalar.rope;
-        replaced.emplace_back("layer_norm and rope");
-    }
-    if (!rounding_agrees(chosen)) {
-        chosen.quantize_block = scalar.quantize_block;
-        chosen.quantize_ternary = scalar.quantize_ternary;
-        replaced.emplace_back("rounding of activations");
-    }
-    if (!attention_agrees(chosen)) {
-        chosen.attend = scalar.attend;
-        chosen.store_position = scalar.store_position;
-        replaced.emplace_back("attention");
-    }
+    const auto check = [&](bool agrees, const char* name, auto... members) {
+        if (agrees) return;
+        ((chosen.*members = scalar.*members), ...);
+        replaced.emplace_back(name);
+    };
+    check(dequantize_agrees(chosen), "dequantize", &Kernels::dequantize);
+    check(gather_agrees(chosen), "gather", &Kernels::gather);
+    check(screen_agrees(chosen.screen), "screen of the head", &Kernels::screen);
+    check(row_ops_agree(chosen), "rms_norm, gate and softcap", &Kernels::rms_norm, &Kernels::gate, &Kernels::softcap);
+    check(norm_and_rope_agree(chosen), "layer_norm and rope", &Kernels::layer_norm, &Kernels::rope);
+    check(rounding_agrees(chosen), "rounding of activations", &Kernels::quantize_block, &Kernels::quantize_ternary);
+    check(attention_agrees(chosen), "attention", &Kernels::attend, &Kernels::store_position);
     return replaced;
 }
 
