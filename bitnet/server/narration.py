@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import threading
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Literal
@@ -82,6 +83,7 @@ class Narrator:
         self._as_json = as_json
         self._now = now
         self.worker_id = worker_id
+        self._writing = threading.Lock()
         self._said: dict[str, tuple[float, int, int]] = {}  # begin of a span, lines, left out
 
     def narrate(
@@ -142,7 +144,7 @@ class Narrator:
             self._line(f"INFO {text}")
 
     def _line(self, line: str) -> None:
-        with suppress(OSError, ValueError):  # ValueError: the stream is closed
+        with self._writing, suppress(OSError, ValueError):  # ValueError: the stream is closed
             self._write(line)
 
 

@@ -206,24 +206,26 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Drain on the first signal; end every answer on a second SIGINT, and then let go."""
+        """Remember it: whatever it interrupts may hold a lock or be in the middle of a line."""
         self._interrupts += sig == signal.SIGINT
+        self._draining_until = self._draining_until or time.monotonic() + self._drain_s
+
+    def _drain(self, until: float) -> None:
+        """Drain from the first signal on; a second SIGINT ends every answer."""
         if not self.worker.draining:
             self._narrate(
                 "draining",
                 f"Stopping: {self.worker.open_jobs} answers may finish, new requests are refused",
                 "Let me just finish my sentence! 🧹",
             )
-        self.worker.drain(0 if self.stopped_at_once else self._drain_s)
-        self._draining_until = self._draining_until or time.monotonic() + self._drain_s
-        if self.stopped_at_once:
-            self.should_exit = True
+        self.worker.drain(0 if self.stopped_at_once else max(0, until - time.monotonic()))
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop: connections are taken while answers run, to be told of the end."""
-        until = self._draining_until
-        if until is not None and (not self.worker.open_jobs or time.monotonic() > until):
-            self.should_exit = True
+        if (until := self._draining_until) is not None:
+            self._drain(until)
+            over = self.stopped_at_once or time.monotonic() > until
+            self.should_exit = self.should_exit or over or not self.worker.open_jobs
         if self.worker.failure is not None:
             self.should_exit = True
         return await super().on_tick(counter)
@@ -248,6 +250,7 @@ class _Server(uvicorn.Server):
         """Wait for a second SIGINT, then a little for the ends of answers, and no longer."""
         while not self.stopped_at_once:
             await asyncio.sleep(POLL_S)
+        self.worker.drain(0)
         await asyncio.sleep(LAST_WORDS_S)
         self.force_exit = True
 

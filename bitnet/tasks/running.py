@@ -49,7 +49,8 @@ DEFAULT_MODEL = "smollm2-135m"
 def say(text: str) -> None:
     """One line for people, on stderr."""
     with suppress(OSError):  # a result is not lost because nobody hears of its timing
-        print(text, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{text}\n")  # at once: ``print`` lets another thread in before the end
+        sys.stderr.flush()
 
 
 def write(piece: str) -> bool:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 from pathlib import Path
 
@@ -366,3 +367,28 @@ def test_a_flood_of_garbage_leaves_few_lines(started, narration):
     assert not any("Invalid HTTP request" in line for line in worker.lines)
     count = sum("not HTTP" in line for line in worker.lines)
     assert 0 < count < 60
+
+
+def test_lines_of_many_threads_are_whole():
+    program = textwrap.dedent("""
+        import threading
+        from bitnet.tasks.running import say
+
+        def many(name):
+            for number in range(300):
+                say(f"<{name} {number}>")
+
+        threads = [threading.Thread(target=many, args=(name,)) for name in range(8)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join()
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        stderr=subprocess.PIPE, text=True, check=True,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},  # each write goes out as it comes
+    )  # fmt: skip
+    assert sorted(done.stderr.splitlines()) == sorted(
+        f"<{name} {number}>" for name in range(8) for number in range(300)
+    )
