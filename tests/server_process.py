@@ -32,13 +32,22 @@ class Running:
 
 
 @contextlib.contextmanager
-def listening(path, *, name="tiny", app_options=None, lines=None, ignore_keys=(), **worker_options):
+def listening(
+    path,
+    *,
+    name="tiny",
+    app_options=None,
+    lines=None,
+    ignore_keys=(),
+    max_output_tokens=48,
+    **worker_options,
+):
     lines = [] if lines is None else lines
     metrics = Metrics()
     with load(path, ignore_keys=ignore_keys) as model:
         worker = Worker(model, metrics, **worker_options)
         narrate = Narrator(lines.append, worker_id="w1")
-        service = Service(worker, metrics, narrate, name, int(time.time()), 48)
+        service = Service(worker, metrics, narrate, name, int(time.time()), max_output_tokens)
         app = create_app(service, **(app_options or {}))
         server = uvicorn.Server(
             uvicorn.Config(

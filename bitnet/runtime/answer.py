@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.errors import UsageError
 from bitnet.runtime.piece import Piece, TokenLogprob
+from bitnet.runtime.tool_calls import ToolCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.piece import FinishReason
     from bitnet.runtime.sequence import Sequence
+    from bitnet.runtime.tool_calls import CallDelta
     from bitnet.tokenizer import Tokenizer
 
 __all__ = ["Answer", "Stats", "StopStrings", "peak_memory"]
@@ -130,7 +132,8 @@ class Answer:
         prompt_ids: ids the model continues.
         ids: ids generated, without a stop id; those of a stop text are among them.
         logprobs: of every one of *ids*; empty unless asked for.
-        text: everything written so far.
+        text: everything written so far, but calls of functions.
+        calls: functions that it calls, where some were offered.
         finish_reason: why it ended, as a :class:`Piece` says; ``None`` while it runs.
         error: what went wrong if the reason is ``error``.
         stats: what it took.
@@ -162,7 +165,11 @@ class Answer:
         self.stats = stats or Stats()
         self._tokenizer = tokenizer
         self._run = run
+        self.calls: list[ToolCall] = []
         self._stops = StopStrings(sequence.request.stop)
+        rules = sequence.request.calls
+        self._reader = None if rules is None else rules.reader()
+        self._shown = {} if rules is None else rules.shown
         self._at = time.perf_counter()
         # A space that begins the answer is part of it.
         self._stream = tokenizer.stream(skip_special=True)
@@ -183,18 +190,20 @@ class Answer:
             if piece.logprob is not None:
                 described = self._described(piece)
                 self.logprobs.append(described)
-            text = self._stops.push(self._stream.push(piece.token) if self._is_known(piece.token)
-                                    else "")  # fmt: skip
-        taken = self._add(text, "stop" if self._stops.found else piece.finish_reason)
+            text = self._stream.push(piece.token) if self._is_known(piece.token) else ""
+            text = self._stops.push(text + self._shown.get(piece.token, ""))
+        reason: FinishReason | None = "stop" if self._stops.found else piece.finish_reason
+        taken, calls = self._add(text, reason)
         self.stats.tokenize_s += time.perf_counter() - started
-        return replace(piece, text=taken, finish_reason=self.finish_reason, described=described)
+        return replace(piece, text=taken, finish_reason=reason, described=described, calls=calls)
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> Piece:
         """End it from outside; the last piece, with the text that was held back."""
         self.error = error
         piece = Piece(None, finish_reason=reason)
         self._count(piece)
-        return replace(piece, text=self._add("", reason))
+        text, calls = self._add("", reason)
+        return replace(piece, text=text, calls=calls)
 
     def __iter__(self) -> Iterator[str]:
         """The text in pieces; they are never empty.
@@ -217,12 +226,25 @@ class Answer:
                     return
                 self._at = time.perf_counter()  # what the reader does meanwhile is not ours
 
-    def _add(self, text: str, reason: FinishReason | None) -> str:
+    def _add(self, text: str, reason: FinishReason | None) -> tuple[str, tuple[CallDelta, ...]]:
+        """Text and calls that are certain after *text*, the next part of what was written."""
         if reason and not self._stops.found:
             text += self._stops.push(self._stream.finish()) + self._stops.finish()
+        deltas: list[CallDelta] = []
+        if self._reader is not None:
+            text, deltas = self._reader.push(text)
+            if reason:
+                text += self._reader.finish()
+            self._take_calls(deltas)
         self.text += text
         self.finish_reason = reason
-        return text
+        return text, tuple(deltas)
+
+    def _take_calls(self, deltas: list[CallDelta]) -> None:
+        for delta in deltas:
+            if delta.id:
+                self.calls.append(ToolCall(delta.id, delta.name))
+            self.calls[delta.index].arguments += delta.arguments
 
     def _count(self, piece: Piece) -> None:
         """Add what *piece* took to the figures."""

@@ -11,7 +11,6 @@ Close it, or use it as a context manager::
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -26,8 +25,9 @@ from bitnet.kernels.select import select
 from bitnet.models.exact_head import ExactHead
 from bitnet.models.load import load_model
 from bitnet.runtime.answer import Answer, Stats
+from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.engine import Engine
-from bitnet.runtime.request import Request, check_messages, check_prompt
+from bitnet.runtime.request import Request, check_prompt
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
@@ -36,7 +36,7 @@ from bitnet.tokenizer.model_facts import model_facts
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from bitnet.models.config import TransformerConfig
     from bitnet.models.transformer import Model
     from bitnet.runtime.structured import CompiledGrammar
+    from bitnet.runtime.tool_formats import CallFormat
+    from bitnet.runtime.tools import Tools
 
 __all__ = ["LanguageModel", "load"]
 
@@ -118,11 +120,22 @@ class LanguageModel:
             Unsupported: no chat template; or a schema or a regular expression, and llguidance is
                 not installed.
         """
-        messages = request.messages
-        ids = self._encoded(request.prompt) if messages is None else self._conversation(request)
-        grammar = request.grammar or self._grammar(request)
-        stop_ids = request.stop_ids or self.tokenizer.stop_ids
-        return ids, replace(request, grammar=grammar, stop_ids=stop_ids)
+        calls = None
+        if request.messages is None:
+            ids = self._encoded(request.prompt)
+        else:
+            text, tools, form = conversation_text(self.tokenizer, request)
+            # The template writes BOS itself where the model wants it.
+            ids = self.tokenizer.encode(text, add_special=False)
+            if tools is not None:
+                calls = tools.rules(form, self.tokenizer)
+                request = replace(request, grammar=self._calls_grammar(request, tools, form))
+        return ids, replace(
+            request,
+            grammar=request.grammar or self._grammar(request),
+            calls=calls,
+            stop_ids=request.stop_ids or self.tokenizer.stop_ids,
+        )
 
     def answer(self, request: Request) -> Answer:
         """The answer to *request*; iterate over it for the text as it is written.
@@ -185,34 +198,7 @@ class LanguageModel:
             Unsupported: the model has no chat template.
             UsageError: its template does not accept this conversation.
         """
-        return self._conversation(Request(messages=messages))
-
-    def _conversation(self, request: Request) -> list[int]:
-        from bitnet.tokenizer.chat import chat_template
-
-        messages = request.messages or ()
-        if not all(isinstance(message, Mapping) for message in messages):
-            raise UsageError(
-                "a conversation is a list of messages, each a mapping",
-                hint="model.chat([{'role': 'user', 'content': 'Hello'}])",
-            )
-        check_messages(messages)
-
-        def rendered(tools: Sequence[Mapping[str, Any]] | None) -> str:
-            return chat_template(self.tokenizer).render(
-                [dict(message) for message in messages],
-                tools=tools,
-                variables=request.template_variables,
-            )
-
-        text = rendered(request.tools)
-        if request.tools and text == rendered(None):
-            raise UsageError(
-                "tools: the model's chat template has no place for them",
-                hint="choose a model that knows tools, or leave them out",
-                field="tools",
-            )
-        # The template writes BOS itself where the model wants it.
+        text, *_ = conversation_text(self.tokenizer, Request(messages=messages))
         return self.tokenizer.encode(text, add_special=False)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
@@ -236,6 +222,23 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         return f"<LanguageModel {self.path}: {self.config.architecture}, {self.backend}>"
+
+    def _calls_grammar(
+        self, request: Request, tools: Tools, form: CallFormat
+    ) -> CompiledGrammar | None:
+        """Makes the answer calls and nothing else, or calls or what follows a schema.
+
+        Raises:
+            UsageError: a schema is wrong, or the answer has to match a regular expression.
+        """
+        schema = None
+        if not tools.required:
+            if request.regex is not None:
+                raise UsageError("tools and a regular expression are both given", field="tools")
+            if request.json_schema is None:
+                return None
+            schema = self.grammars.checked_schema(request.json_schema)
+        return self.grammars.lark("schema of tools", tools.grammar(form, self.tokenizer, schema))
 
     def _grammar(self, request: Request) -> CompiledGrammar | None:
         if request.json_schema is not None:

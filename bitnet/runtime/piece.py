@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from bitnet.runtime.tool_calls import CallDelta
 
 __all__ = ["FinishReason", "Piece", "TokenLogprob"]
 
@@ -33,7 +36,7 @@ class TokenLogprob:
 class Piece:
     """One generated token, or the end of an answer.
 
-    The scheduler fills in the first four; ``Answer.take`` adds *text* and *described*.
+    The scheduler fills in the first four; ``Answer.take`` adds *text*, *described* and *calls*.
 
     Attributes:
         token: its id; ``None`` in a piece that only says how the answer ended.
@@ -46,6 +49,7 @@ class Piece:
         text: what is certain of the answer's text now, often empty.
         described: the token with its log-probabilities, if it is part of the answer and they were
             asked for.
+        calls: what is certain now of the functions that the answer calls.
     """
 
     token: int | None
@@ -54,3 +58,4 @@ class Piece:
     finish_reason: FinishReason | None = None
     text: str = ""
     described: TokenLogprob | None = None
+    calls: tuple[CallDelta, ...] = ()

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from bitnet.errors import UsageError
 from bitnet.options import check_bounds, option
 from bitnet.runtime.options import MAX_LOGPROBS, MAX_LOOKUP, SamplingParams
+from bitnet.runtime.tools import read_tools
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from bitnet.runtime.tool_calls import CallRules
 
 __all__ = ["Grammar", "Matcher", "Request", "check_messages", "check_prompt"]
 
@@ -53,7 +56,10 @@ class Request:
         sampling: how tokens are chosen.
         prompt: text to continue, or its ids.
         messages: a conversation to answer instead, ``{"role": ..., "content": ...}``, oldest first.
-        tools: functions that the chat template is told of.
+        tools: functions that the model may call in its answer to *messages*, as OpenAI has them.
+        tool_choice: ``none``, ``auto``, ``required``, or ``{"type": "function", "function":
+            {"name": ...}}``; with the last two the answer is a call that follows the schema.
+        parallel_tool_calls: an answer may call several functions.
         template_variables: more for the chat template.
         json_schema: the answer is JSON that follows it, as a mapping or as text.
         regex: the whole answer matches it.
@@ -63,6 +69,7 @@ class Request:
         stop_ids: token ids that end the answer; a :class:`LanguageModel` fills in its own.
         grammar: *json_schema* or *regex* for the tokens of one model; a :class:`LanguageModel`
             fills it in.
+        calls: how calls in the answer are found; a :class:`LanguageModel` fills it in.
     """
 
     max_tokens: int = option(
@@ -78,6 +85,8 @@ class Request:
     prompt: str | Sequence[int] = ""
     messages: Sequence[Mapping[str, Any]] | None = None
     tools: Sequence[Mapping[str, Any]] | None = None
+    tool_choice: str | Mapping[str, Any] | None = None
+    parallel_tool_calls: bool = True
     template_variables: Mapping[str, Any] | None = None
     json_schema: str | bool | Mapping[str, Any] | None = None
     regex: str | None = None
@@ -86,6 +95,7 @@ class Request:
     embed: bool = False
     stop_ids: frozenset[int] = frozenset()
     grammar: Grammar | None = None
+    calls: CallRules | None = None
 
     def __post_init__(self) -> None:
         """Check what a type cannot say.
@@ -95,6 +105,7 @@ class Request:
         """
         object.__setattr__(self, "stop", _stops(self.stop))
         check_bounds(self)
+        read_tools(self.tools, self.tool_choice)
         if self.json_schema is not None and self.regex is not None:
             raise UsageError(
                 "json_schema and regex are both given", hint="leave one out", field="json_schema"
@@ -135,7 +146,8 @@ class Request:
 
 # What a JSON object may say; the rest follows from it.
 _JSON = {
-    *("prompt", "messages", "tools", "json_schema", "regex"),
+    *("prompt", "messages", "json_schema", "regex"),
+    *("tools", "tool_choice", "parallel_tool_calls"),
     *("max_tokens", "min_tokens", "stop", "lookup"),
 }
 _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 is other programs' word for the default
@@ -155,6 +167,8 @@ def _checked(name: str, value: Any, kind: str) -> Any:
     elif name == "tools":
         is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
         problem = "" if is_list else "tools is not a list of objects"
+    elif name == "parallel_tool_calls":
+        problem = "" if isinstance(value, bool) else "parallel_tool_calls is not true or false"
     elif name == "regex":
         problem = "" if isinstance(value, str) else "regex is not a text"
     elif name == "json_schema":

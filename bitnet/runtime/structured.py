@@ -124,6 +124,16 @@ class Grammars:
         Raises:
             UsageError: it is no JSON, no valid schema, or uses what the library does not know.
         """
+        compile_schema = self._library.LLMatcher.grammar_from_json_schema
+        text = json.dumps(self.checked_schema(schema))
+        return self._compiled("JSON schema", compile_schema(text, JSON_STYLE))
+
+    def checked_schema(self, schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
+        """*schema* as an object.
+
+        Raises:
+            UsageError: it is no JSON, or no schema that allows anything.
+        """
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
@@ -142,14 +152,19 @@ class Grammars:
                 "the JSON schema false allows no answer at all",
                 hint="true, or an object, allows some",
             )
-        if schema is True:  # the library takes a style with an object only
-            schema = {}
-        compile_schema = self._library.LLMatcher.grammar_from_json_schema
-        return self._compiled("JSON schema", compile_schema(json.dumps(schema), JSON_STYLE))
+        return {} if schema is True else schema  # the library takes a style with an object only
 
     def json_object(self) -> CompiledGrammar:
         """Any JSON object."""
         return self.json_schema({"type": "object"})
+
+    def lark(self, kind: str, text: str) -> CompiledGrammar:
+        """The grammar *text* in the library's Lark form; *kind* names it in errors.
+
+        Raises:
+            UsageError: a schema in it cannot be used.
+        """
+        return self._compiled(kind, self._library.LLMatcher.grammar_from_lark(text))
 
     def regex(self, pattern: str) -> CompiledGrammar:
         """Text that *pattern* matches as a whole.

@@ -37,15 +37,17 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         return JSONResponse(openai.chat_reply(head, answers, logprobs=bool(body.logprobs)))
     begun: set[int] = set()
 
-    def chunks(index: int, piece: Piece, _answer: Answer) -> Iterator[Any]:
+    def chunks(index: int, piece: Piece, answer: Answer) -> Iterator[Any]:
         if index not in begun:
             begun.add(index)
             yield openai.chat_chunk(head, index, {"role": "assistant", "content": ""})
         logprobs = openai.chat_logprobs(piece.described) if piece.described else None
         if piece.text or logprobs:
             yield openai.chat_chunk(head, index, {"content": piece.text}, logprobs=logprobs)
+        for call in piece.calls:
+            yield openai.chat_chunk(head, index, {"tool_calls": [openai.call_delta(call)]})
         if piece.finish_reason:
-            finish = openai.finish_of(piece.finish_reason)
+            finish = openai.chat_finish(answer)
             yield openai.chat_chunk(head, index, {}, finish=finish)
 
     def last(answers: list[Answer]) -> Iterator[Any]:

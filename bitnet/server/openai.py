@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import FinishReason, TokenLogprob
     from bitnet.runtime.sequence import Sequence as Running
+    from bitnet.runtime.tool_calls import CallDelta
     from bitnet.server.service import Service
     from bitnet.server.shapes import (
         ChatRequest,
@@ -127,7 +128,9 @@ def chat(body: ChatRequest, service: Service) -> list[Running]:
     wanted = replace(
         _request(body, temperature=1.0, tokens=1, logprobs=logprobs),
         messages=[message.model_dump(exclude_none=True) for message in body.messages],
-        tools=None if body.tool_choice == "none" else body.tools,
+        tools=_tools(body),
+        tool_choice=body.tool_choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
         template_variables=_template_variables(body.chat_template_kwargs),
     )
     try:
@@ -162,7 +165,9 @@ def embeddings(body: EmbeddingRequest, service: Service) -> list[Running]:
 def compiles(body: Any) -> bool:
     """Whether a grammar has to be made for the answer to *body*."""
     form = getattr(body, "response_format", None)
-    return bool(_grammar(body)) or (form is not None and form.type != "text")
+    if form is not None and form.type != "text":
+        return True
+    return bool(_grammar(body)) or getattr(body, "tool_choice", None) not in (None, "auto", "none")
 
 
 def _request(body: Any, *, temperature: float, tokens: int, logprobs: int | None) -> Request:
@@ -230,14 +235,28 @@ def _checked_grammar(name: str, kind: str, value: Any) -> dict[str, Any]:
             wrong = "is empty"
         else:
             kind, value = "regex", "|".join(_SPECIAL.sub(r"\\\g<0>", one) for one in value)
-    if len(str(value)) > MAX_GRAMMAR or _properties(value) > MAX_PROPERTIES:
-        wrong = (
-            f"is too large: a grammar may have {MAX_GRAMMAR:,} characters and "
-            f"{MAX_PROPERTIES:,} properties"
-        )
     if wrong:
         raise Refused(400, f"{name} {wrong}", param=name)
+    _check_size(name, value)
     return {kind: value}
+
+
+def _check_size(name: str, value: Any) -> None:
+    if len(str(value)) > MAX_GRAMMAR or _properties(value) > MAX_PROPERTIES:
+        raise Refused(
+            400,
+            f"{name} is too large: a grammar may have {MAX_GRAMMAR:,} characters and "
+            f"{MAX_PROPERTIES:,} properties",
+            param=name,
+        )
+
+
+def _tools(body: ChatRequest) -> list[dict[str, Any]] | None:
+    """The functions that the model is told of."""
+    if body.tool_choice == "none":
+        return None
+    _check_size("tools", body.tools)
+    return body.tools
 
 
 _SPECIAL = re.compile(r"[][\\.+*?()|{}^$#&~-]")  # of a regular expression
@@ -309,13 +328,43 @@ def chat_reply(
         "choices": [
             {
                 "index": index,
-                "message": {"role": "assistant", "content": answer.text, "refusal": None},
+                "message": _message(answer),
                 "logprobs": _chat_logprobs(answer.logprobs) if logprobs else None,
-                "finish_reason": finish_of(answer.finish_reason),
+                "finish_reason": chat_finish(answer),
             }
             for index, answer in enumerate(answers)
         ]
     }
+
+
+def _message(answer: Answer) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    if answer.calls:
+        message["content"] = answer.text or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.calls
+        ]
+    return message
+
+
+def chat_finish(answer: Answer) -> str | None:
+    """As :func:`finish_of`, of an answer that may call functions."""
+    called = answer.calls and answer.finish_reason == "stop"
+    return "tool_calls" if called else finish_of(answer.finish_reason)
+
+
+def call_delta(delta: CallDelta) -> dict[str, Any]:
+    """A part of a call in a streamed chat."""
+    function = {"name": delta.name} if delta.name else {}
+    begun = {"id": delta.id, "type": "function"} if delta.id else {}
+    return {
+        "index": delta.index, **begun, "function": {**function, "arguments": delta.arguments}
+    }  # fmt: skip
 
 
 def chat_chunk(

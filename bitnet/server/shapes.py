@@ -171,10 +171,12 @@ class ChatRequest(_OpenAI):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
-    tool_choice: Literal["none", "auto"] | None = Field(
-        None, description="none: the model is not told of the tools; it is never made to call one"
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = Field(
+        None,
+        description="none: the model is not told of the tools; required, or a function by its "
+        "name: the answer is a call that follows the function's schema",
     )
-    parallel_tool_calls: Literal[True] | None = None
+    parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -129,14 +129,21 @@ def test_structured_answers_that_contradict_are_refused(worker, fields, param):
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
 
 
-def test_tools_are_refused_where_the_template_drops_them(tmp_path):
+def test_tools_are_described_where_the_template_drops_them(tmp_path):
     template = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
-    path = tiny_gguf(tmp_path / "m.gguf", **{"tokenizer.chat_template": template})
+    path = tiny_gguf(
+        tmp_path / "m.gguf",
+        **{"tokenizer.chat_template": template, "llama.context_length": 1024},
+    )
     with listening(path) as worker:
-        reply = worker.post("/v1/chat/completions", CHAT | {"tools": [TOOL]})
-        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
-        kept = CHAT | {"tools": [TOOL], "tool_choice": "none"}
-        assert worker.post("/v1/chat/completions", kept).status_code == 200
+
+        def prompt_tokens(**more):
+            reply = worker.post("/v1/chat/completions", CHAT | more)
+            return reply.json()["usage"]["prompt_tokens"]
+
+        plain = prompt_tokens()
+        assert prompt_tokens(tools=[TOOL]) > plain + 100
+        assert prompt_tokens(tools=[TOOL], tool_choice="none") == plain
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""The text of a conversation for a model, with the functions it may call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import UsageError
+from bitnet.runtime.request import check_messages
+from bitnet.runtime.tool_formats import HERMES, explained, format_of, told, without_branch
+from bitnet.runtime.tools import read_tools
+from bitnet.tokenizer.chat import chat_template
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bitnet.runtime.request import Request
+    from bitnet.runtime.tool_formats import CallFormat
+    from bitnet.runtime.tools import Tools
+    from bitnet.tokenizer import Tokenizer
+
+__all__ = ["conversation_text"]
+
+
+def conversation_text(
+    tokenizer: Tokenizer, request: Request
+) -> tuple[str, Tools | None, CallFormat]:
+    """The messages of *request* in the model's chat template, up to where the answer begins.
+
+    Where the template has no place for tools they are described in the instructions, and calls
+    and results of the conversation are written as text.
+
+    Returns:
+        The text, the functions that may be called (``None``: none) and how calls are written.
+
+    Raises:
+        Unsupported: the model has no chat template, or calls in a form that is not known.
+        UsageError: the template does not accept this conversation.
+    """
+    messages = request.messages or ()
+    if not all(isinstance(message, Mapping) for message in messages):
+        raise UsageError(
+            "a conversation is a list of messages, each a mapping",
+            hint="model.chat([{'role': 'user', 'content': 'Hello'}])",
+        )
+    check_messages(messages)
+    template = chat_template(tokenizer)
+    tools = read_tools(request.tools, request.tool_choice, parallel=request.parallel_tool_calls)
+
+    def rendered(
+        messages: Sequence[Mapping[str, Any]], given: Sequence[Mapping[str, Any]] | None = None
+    ) -> str:
+        return template.render(
+            [dict(message) for message in messages],
+            tools=given,
+            variables=request.template_variables,
+        )
+
+    source = tokenizer.chat_template or ""
+    spoken = any(one["role"] == "tool" or one.get("tool_calls") for one in messages)
+    if tools is None:
+        if spoken and "tool" not in source:
+            form = without_branch(source)
+            return rendered(told(form, messages, "")), None, form
+        return rendered(messages), None, HERMES
+    if "tool" in source:
+        text = rendered(messages, tools.given)
+        if text != rendered(messages):
+            return text, tools, format_of(source)
+    form = without_branch(source)
+    prompt = explained(form, tools.given)
+    try:
+        return rendered(told(form, messages, prompt)), tools, form
+    except UsageError:  # some templates have no place for instructions either
+        return rendered(told(form, messages, prompt, system=False)), tools, form

@@ -1,0 +1,334 @@
+"""Calls of functions in the text of an answer, while it is written."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import string
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bitnet.runtime.tool_formats import NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.runtime.tool_formats import CallFormat
+
+__all__ = ["CallDelta", "CallReader", "CallRules", "ToolCall"]
+
+_IDS = string.ascii_letters + string.digits
+_JSON = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+@dataclass(frozen=True)
+class CallDelta:
+    """A part of a call.
+
+    Attributes:
+        index: which call of the answer.
+        arguments: the next part of its arguments, JSON text.
+        id: of the call, in its first part.
+        name: of the function, in its first part.
+    """
+
+    index: int
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+
+
+@dataclass
+class ToolCall:
+    """A call; *arguments* is JSON text, incomplete where the answer was cut short."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
+class CallRules:
+    """How the calls of one answer are found.
+
+    Attributes:
+        form: how the model writes them.
+        names: functions that may be called.
+        guided: a grammar makes the answer nothing but calls, exactly as *form* has them.
+        parallel: there may be several.
+        shown: control tokens that are read as their text.
+    """
+
+    form: CallFormat
+    names: frozenset[str]
+    guided: bool = False
+    parallel: bool = True
+    shown: Mapping[int, str] = field(default_factory=dict)
+
+    def reader(self) -> CallReader:
+        """What reads one answer."""
+        return CallReader(self)
+
+
+class _Value:
+    """Finds the end of a JSON object or list that comes in parts."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_text = False
+        self._escaped = False
+
+    def end(self, text: str) -> int | None:
+        """The position in *text*, the next part, where the value ends; ``None`` while it does not.
+
+        The first part begins with the value.
+        """
+        for at, character in enumerate(text):
+            if self._in_text:
+                self._in_text = self._escaped or character != '"'
+                self._escaped = character == "\\" and not self._escaped
+            elif character == '"':
+                self._in_text = True
+            else:
+                self._depth += (character in "{[") - (character in "}]")
+                if not self._depth:
+                    return at + 1
+        return None
+
+
+class CallReader:
+    """Takes the text of an answer apart: what is said, and what is called.
+
+    A call in a free answer is told once it is complete, its arguments are an object and its
+    function exists; what is none of these stays text. A guided one is told as it is written.
+    """
+
+    def __init__(self, rules: CallRules) -> None:
+        """Reads one answer."""
+        self._rules = rules
+        self._form = rules.form
+        self._held = ""
+        self._seen = 0  # of a call, how much of what is held is looked at
+        self._at = 0  # where the call's JSON begins in it
+        self._value: _Value | None = None
+        self._calls = 0
+        self._fresh = not self._form.marker  # a call may stand here without a marker before it
+        head = re.escape(self._form.head).replace(re.escape(NAME), r"([\w.-]+)")
+        self._head = re.compile(head if self._form.listed else re.escape(self._form.opening) + head)
+
+    def push(self, text: str) -> tuple[str, list[CallDelta]]:
+        """What is certain after *text*, the next part: text, and parts of calls."""
+        self._held += text
+        if self._rules.guided:
+            return "", self._guided()
+        said: list[str] = []
+        deltas: list[CallDelta] = []
+        while self._held and (self._called if self._value else self._spoken)(said, deltas):
+            pass
+        return "".join(said), deltas
+
+    def finish(self) -> str:
+        """What is left: an incomplete call stays text where the answer is free."""
+        left = self._held
+        if self._fresh and self._calls:
+            left, _ = self._undressed(final=True)
+        self._held = ""
+        return "" if self._rules.guided else left
+
+    def _guided(self) -> list[CallDelta]:
+        found: list[CallDelta] = []
+        while self._held:
+            if self._value is None:
+                begin = self._head.search(self._held)
+                if begin is None:
+                    break
+                found.append(self._begun(begin[1]))
+                self._held, self._value = self._held[begin.end() :], _Value()
+                continue
+            end = self._value.end(self._held)
+            found.append(CallDelta(self._calls - 1, self._held[:end]))
+            self._held = "" if end is None else self._held[end:]
+            if end is not None:
+                self._value = None
+        return found
+
+    def _begun(self, name: str) -> CallDelta:
+        # Mistral's templates want nine letters and digits.
+        call_id = "".join(secrets.choice(_IDS) for _ in range(9))
+        self._calls += 1
+        return CallDelta(self._calls - 1, id=call_id, name=name)
+
+    # --- a free answer ---------------------------------------------------------------------------
+
+    def _spoken(self, said: list[str], _: list[CallDelta]) -> bool:
+        """Find the beginning of a call in what is held; whether there is more to do."""
+        marker = self._form.marker
+        if self._fresh:
+            rest, undecided = self._undressed()
+            if undecided:
+                return False
+            if not marker and rest[0] in "{[":
+                self._begin(len(self._held) - len(rest))
+                return True
+            self._fresh = False
+            self._held = rest if self._calls else self._held
+        if marker:
+            return self._marked(said)
+        said.append(self._held)
+        self._held = ""
+        return False
+
+    def _undressed(self, *, final: bool = False) -> tuple[str, bool]:
+        """What is held without what says nothing; and whether that may go on, unless *final*."""
+        rest, dressing = self._held.lstrip(), sorted(self._form.dressing, key=len, reverse=True)
+        while rest:
+            if not final and any(one != rest and one.startswith(rest) for one in dressing):
+                return rest, True
+            found = next((one for one in dressing if rest.startswith(one)), "")
+            if not found:
+                return rest, False
+            rest = rest[len(found) :].lstrip()
+        return "", True
+
+    def _marked(self, said: list[str]) -> bool:
+        marker = self._form.marker
+        before, found, _ = self._held.partition(marker)
+        if found:
+            said.append(before.rstrip())
+            self._held = self._held[len(said[-1]) :]
+            marked = self._held.index(marker) + len(marker)
+            begin = marked
+            if "[ARGS]" in self._form.head:
+                begin = self._held.find("[ARGS]") + len("[ARGS]")
+                if begin < marked:
+                    return False
+            begin = _SPACE.match(self._held, begin).end()  # type: ignore[union-attr]
+            if begin == len(self._held):
+                return False
+            if self._held[begin] in "{[":
+                self._begin(begin)
+            else:
+                self._give_up(said, marked)
+            return True
+        # What could be the beginning of a marker, with the space before it, is held back.
+        keep = next(n for n in range(len(marker), -1, -1) if before.endswith(marker[:n]))
+        sure = before[: len(before) - keep].rstrip()
+        said.append(sure)
+        self._held = before[len(sure) :]
+        return False
+
+    def _begin(self, at: int) -> None:
+        self._value, self._seen, self._fresh = _Value(), at, False
+        self._at = at
+
+    def _called(self, said: list[str], deltas: list[CallDelta]) -> bool:
+        """Read a call up to its end; whether there is more to do."""
+        assert self._value is not None
+        fresh = self._held[self._seen :]
+        end = self._value.end(fresh)
+        if end is None:
+            self._seen = len(self._held)
+            return False
+        end += self._seen
+        whole, self._value = self._held[:end], None
+        calls = self._read(whole)
+        if calls is None:
+            self._give_up(said, end)
+            return True
+        self._held, self._fresh = self._held[end:], True
+        for name, arguments in calls:
+            if self._rules.parallel or not self._calls:
+                begun = self._begun(name)
+                deltas += [begun, CallDelta(begun.index, arguments)]
+        return True
+
+    def _give_up(self, said: list[str], end: int) -> None:
+        """Take what looked like a call, up to *end*, as text."""
+        said.append(self._held[:end])
+        self._held = self._held[end:]
+
+    def _read(self, text: str) -> list[tuple[str, str]] | None:
+        """Names and arguments of the calls that *text* is; ``None`` where it is none."""
+        if "[ARGS]" in self._form.head:
+            name = text[: self._at].strip().removeprefix(self._form.marker)
+            name = name.partition("[ARGS]")[0].partition("[CALL_ID]")[0].strip()
+            arguments = text[self._at :]
+            found = [(name, arguments)] if _is_object(arguments) else None
+        else:
+            found = _calls_in(text[self._at :])
+        if not found or any(name not in self._rules.names for name, _ in found):
+            return None
+        return found
+
+
+def _calls_in(text: str) -> list[tuple[str, str]] | None:
+    found: list[tuple[str, str]] = []
+    listed = text[0] == "["
+    at = _SPACE.match(text, 1).end() if listed else 0  # type: ignore[union-attr]
+    while True:
+        members = _members(text, at)
+        if members is None:
+            return None
+        values, at = members
+        name = values.get("name", ("", ""))[0]
+        given = [values[key] for key in ("arguments", "parameters") if key in values]
+        value: Any = None
+        raw = ""
+        if given:
+            value, raw = given[0]
+        if isinstance(value, str) and _is_object(value):  # JSON in JSON
+            value, raw = {}, value
+        if value is None:
+            value, raw = {}, "{}"
+        if not isinstance(name, str) or not isinstance(value, dict):
+            return None
+        found.append((name, raw))
+        if not listed:
+            return found
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+        if text[at : at + 1] != ",":
+            return found if text[at : at + 1] == "]" else None
+        at = _SPACE.match(text, at + 1).end()  # type: ignore[union-attr]
+
+
+def _members(text: str, at: int) -> tuple[dict[str, tuple[Any, str]], int] | None:
+    """Members of the object at *at* with their own text, and where it ends; ``None``: no object.
+
+    The text of a member is kept as it is: read and written again, numbers would change.
+    """
+
+    def skip(at: int) -> int:
+        return _SPACE.match(text, at).end()  # type: ignore[union-attr]
+
+    members: dict[str, tuple[Any, str]] = {}
+    try:
+        if text[at] != "{":
+            return None
+        at = skip(at + 1)
+        if text[at] == "}":
+            return members, at + 1
+        while True:
+            key, at = _JSON.raw_decode(text, at)
+            at = skip(at)
+            if not isinstance(key, str) or text[at] != ":":
+                return None
+            begin = skip(at + 1)
+            value, end = _JSON.raw_decode(text, begin)
+            members[key] = value, text[begin:end]
+            at = skip(end)
+            if text[at] == "}":
+                return members, at + 1
+            if text[at] != ",":
+                return None
+            at = skip(at + 1)
+    except (IndexError, ValueError, RecursionError):
+        return None
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,208 @@
+"""How models write that they call a function: one row for each form, by the chat template.
+
+Sources of the forms are the chat templates themselves: NousResearch's Hermes 2 Pro, Qwen 2.5 and 3
+(``<tool_call>``), SmolLM2 1.7B (a list in it), Llama 3.1 and 3.2 (an object with ``parameters``),
+Mistral 7B v0.3 and later (``[TOOL_CALLS]``), Phi-4 mini and Granite 3 (``<|tool_call|>``).
+Gemma 3 has no place for tools; Google's guide has it answer with an object with ``parameters``.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import Unsupported, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+__all__ = ["FORMATS", "CallFormat", "format_of", "without_branch"]
+
+NAME = "\0"  # stands for the function's name in a head
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """The form of calls in an answer.
+
+    Attributes:
+        name: of the form.
+        opening: what begins the calls, as the template writes it.
+        head: a call up to its arguments, with ``NAME`` for the function's name.
+        tail: a call after its arguments.
+        closing: what ends the calls.
+        between: what stands between two calls.
+        listed: all calls stand in one pair of opening and closing; otherwise each has its own.
+        marker: the text that says a call follows; empty: an answer is a call from its beginning.
+        dressing: texts that may stand around calls and say nothing.
+    """
+
+    name: str
+    opening: str = ""
+    head: str = f'{{"name": "{NAME}", "arguments": '
+    tail: str = "}"
+    closing: str = ""
+    between: str = "\n"
+    listed: bool = False
+    marker: str = ""
+    dressing: tuple[str, ...] = ()
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Texts that are single tokens in some vocabularies, and then control tokens in some."""
+        own = (self.marker, *self.dressing, "[ARGS]" if "[ARGS]" in self.head else "")
+        return tuple(one for one in own if one)
+
+
+_FENCES = ("```json", "```tool_code", "```")
+_PARAMETERS = f'{{"name": "{NAME}", "parameters": '
+HERMES = CallFormat(
+    "hermes", "<tool_call>\n", closing="\n</tool_call>", marker="<tool_call>",
+    dressing=("</tool_call>",),
+)  # fmt: skip
+GEMMA = CallFormat("gemma", head=_PARAMETERS, dressing=_FENCES)
+
+#: Forms with a text of the template that tells each, the most telling first.
+FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
+    (
+        ("[TOOL_CALLS]", "[ARGS]"),
+        CallFormat("mistral-named", "[TOOL_CALLS]", f"{NAME}[ARGS]", "", between="",
+                   marker="[TOOL_CALLS]"),
+    ),
+    (
+        ("[TOOL_CALLS] [",),
+        CallFormat("mistral", "[TOOL_CALLS] [", closing="]", between=", ", listed=True,
+                   marker="[TOOL_CALLS]"),
+    ),
+    (
+        ("[TOOL_CALLS]",),
+        CallFormat("mistral", "[TOOL_CALLS][", closing="]", between=", ", listed=True,
+                   marker="[TOOL_CALLS]"),
+    ),
+    (
+        ("<|/tool_call|>",),
+        CallFormat("phi", "<|tool_call|>[", closing="]<|/tool_call|>", between=", ", listed=True,
+                   marker="<|tool_call|>", dressing=("<|/tool_call|>",)),
+    ),
+    (
+        ("<|tool_call|>",),
+        CallFormat("granite", "<|tool_call|>[", closing="]", between=", ", listed=True,
+                   marker="<|tool_call|>"),
+    ),
+    (
+        ("<tool_call>[",),
+        CallFormat("smollm", "<tool_call>[", closing="]</tool_call>", between=", ", listed=True,
+                   marker="<tool_call>", dressing=("</tool_call>",)),
+    ),
+    (("<tool_call>",), HERMES),
+    (
+        ("<|python_tag|>",),
+        CallFormat("llama", head=_PARAMETERS, between="; ",
+                   dressing=("<|python_tag|>", ";", *_FENCES)),
+    ),
+    (
+        ('"parameters": dictionary',),
+        CallFormat("llama", head=_PARAMETERS, between="; ", dressing=(";", *_FENCES)),
+    ),
+    ((), CallFormat("json", dressing=(";", *_FENCES))),
+)  # fmt: skip
+
+# Forms that are not JSON, or not all of it.
+_UNKNOWN = ("<function=", "<start_function_call>", "<|channel|>", "tool▁calls▁begin", "<arg_key>")
+
+
+def format_of(template: str) -> CallFormat:
+    """The form of calls that the chat template *template*, which has a place for tools, asks for.
+
+    Raises:
+        Unsupported: it asks for one that is not known here.
+    """
+    for sign in _UNKNOWN:
+        if sign in template:
+            raise Unsupported(
+                f"tools: the model writes calls with {sign}, which is not read here",
+                hint="choose another model, or leave the tools out",
+            )
+    return next(form for signs, form in FORMATS if all(sign in template for sign in signs))
+
+
+def without_branch(template: str) -> CallFormat:
+    """The form of calls asked of a model whose *template* has no place for tools."""
+    return GEMMA if "<start_of_turn>" in template else HERMES
+
+
+def explained(form: CallFormat, tools: Sequence[Mapping[str, Any]]) -> str:
+    """Words for a model whose template has none about *tools*."""
+    lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
+    example = _written(form, "NAME", '{"ARGUMENT": VALUE}')
+    return (
+        "You may call functions. Each line describes one, as JSON:\n"
+        + "\n".join(lines)
+        + f"\n\nTo call a function, answer with nothing but\n{example}"
+    )
+
+
+def told(
+    form: CallFormat, messages: Sequence[Mapping[str, Any]], prompt: str, *, system: bool = True
+) -> list[dict[str, Any]]:
+    """*messages* for a template that has no place for tools: calls and results become text.
+
+    Args:
+        form: how calls are written.
+        messages: the conversation.
+        prompt: said before it; may be empty.
+        system: say it as the system does; else as the user does.
+    """
+    said = list(_spelled(form, messages))
+    if not prompt:
+        return said
+    role = "system" if system else "user"
+    if not said or said[0]["role"] != role:
+        return [{"role": role, "content": prompt}, *said]
+    own = _text(said[0].get("content"))
+    parts = (own, prompt) if system else (prompt, own)
+    first = said[0] | {"content": "\n\n".join(part for part in parts if part)}
+    return [first, *said[1:]]
+
+
+def _spelled(form: CallFormat, messages: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    results: list[str] = []
+    for message in messages:
+        if message["role"] == "tool":
+            results.append(f"<tool_response>\n{_text(message.get('content'))}\n</tool_response>")
+            continue
+        if results:
+            yield {"role": "user", "content": "\n".join(results)}
+            results = []
+        calls = message.get("tool_calls")
+        if calls is not None and not isinstance(calls, list):
+            raise UsageError("messages: tool_calls is not a list", field="messages")
+        one = {name: value for name, value in message.items() if name != "tool_calls"}
+        if calls:
+            parts = [_text(message.get("content"))]
+            parts += [_written(form, *_call(call)) for call in calls]
+            one["content"] = "\n".join(part for part in parts if part)
+        yield one
+    if results:
+        yield {"role": "user", "content": "\n".join(results)}
+
+
+def _written(form: CallFormat, name: str, arguments: str) -> str:
+    head = form.head.replace(NAME, name)
+    return f"{form.opening}{head}{arguments}{form.tail}{form.closing}"
+
+
+def _call(call: Any) -> tuple[str, str]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise UsageError("messages: a call in tool_calls has no function name", field="messages")
+    arguments = function.get("arguments") or "{}"
+    is_text = isinstance(arguments, str)
+    return function["name"], arguments if is_text else json.dumps(arguments, ensure_ascii=False)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list):
+        return "\n".join(str(one.get("text", "")) for one in content if isinstance(one, dict))
+    return content or ""

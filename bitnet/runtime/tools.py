@@ -1,0 +1,161 @@
+"""Functions that a request offers, and the grammar by which an answer can only call them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import UsageError
+from bitnet.runtime.tool_calls import CallRules
+from bitnet.runtime.tool_formats import NAME
+
+if TYPE_CHECKING:
+    from bitnet.runtime.tool_formats import CallFormat
+    from bitnet.tokenizer import Tokenizer
+
+__all__ = ["Tools", "read_tools"]
+
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What may be called, and whether it has to be.
+
+    Attributes:
+        given: the functions, as the template is told of them.
+        callable: those of them that may be called.
+        required: the answer is a call.
+        parallel: it may be several.
+    """
+
+    given: tuple[Mapping[str, Any], ...]
+    callable: tuple[Mapping[str, Any], ...]
+    required: bool
+    parallel: bool
+
+    def rules(self, form: CallFormat, tokenizer: Tokenizer) -> CallRules:
+        """How calls in an answer of the model with *tokenizer* are found."""
+        names = frozenset(tool["function"]["name"] for tool in self.callable)
+        shown = {token: text for text, token in _control_tokens(form, tokenizer).items()}
+        return CallRules(form, names, self.required, self.parallel, shown)
+
+    def grammar(
+        self, form: CallFormat, tokenizer: Tokenizer, schema: Mapping[str, Any] | bool | None = None
+    ) -> str:
+        """Calls, in the Lark form that the grammar library takes.
+
+        Args:
+            form: how the model writes them.
+            tokenizer: says which parts of them are single control tokens.
+            schema: of an answer that calls nothing, where one may be given.
+        """
+        tokens = _control_tokens(form, tokenizer)
+        heads, rules = [], []
+        for number, tool in enumerate(self.callable):
+            function = tool["function"]
+            head = _literal(form.head.replace(NAME, function["name"]), tokens)
+            heads.append(f"{head} args_{number} {_literal(form.tail, tokens)}")
+            rules.append(f"args_{number}: {_json(function.get('parameters') or _NOTHING)}")
+        opening, closing = _literal(form.opening, tokens), _literal(form.closing, tokens)
+        between = _literal(form.between, tokens)
+        one = "call" if form.listed else "whole"
+        many = f"{one} ({between} {one})*" if self.parallel else one
+        calls = f"{opening} {many} {closing}" if form.listed else many
+        if not form.listed:
+            rules.append(f"whole: {opening} call {closing}")
+        if schema is not None:
+            calls = f"{calls} | answer"
+            rules.append(f"answer: {_json(schema)}")
+        return "\n".join([f"start: {calls}", f"call: {' | '.join(heads)}", *rules])
+
+
+def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | None:
+    """The functions of a request; ``None`` where there are none or none may be called.
+
+    Args:
+        given: ``{"type": "function", "function": {"name": ..., "parameters": SCHEMA}}``.
+        choice: ``none``, ``auto``, ``required`` or
+            ``{"type": "function", "function": {"name": ...}}``.
+        parallel: an answer may call several.
+
+    Raises:
+        UsageError: a value is wrong; names the field.
+    """
+    tools = tuple(given or ())
+    for number, tool in enumerate(tools):
+        _check(tool, f"tools.{number}")
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) < len(names):
+        raise UsageError("tools: two functions have one name", field="tools")
+    if choice in (None, "auto", "none"):
+        return Tools(tools, tools, False, parallel) if tools and choice != "none" else None
+    if choice == "required":
+        named = tools
+    else:
+        wanted = _named(choice)
+        named = tuple(tool for tool in tools if tool["function"]["name"] == wanted)
+        if not named and tools:
+            raise UsageError(
+                f"tool_choice: no function of tools is named {wanted[:64]!r}", field="tool_choice"
+            )
+        parallel = False
+    if not tools:
+        raise UsageError("tool_choice wants a call, and there are no tools", field="tool_choice")
+    return Tools(tools, named, True, parallel)
+
+
+def _named(choice: Any) -> str:
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not isinstance(choice, Mapping) or len(choice) > 2:
+        choice = None
+    if choice is None or choice.get("type") != "function":
+        raise UsageError(
+            "tool_choice is none of none, auto, required and the name of a function",
+            field="tool_choice",
+        )
+    return str(name)
+
+
+def _check(tool: Any, where: str) -> None:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or tool.get("type", "function") != "function":
+        raise UsageError(f"{where}: expected a tool of the type function", field=where)
+    name, schema = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        field = f"{where}.function.name"
+        raise UsageError(f"{field}: expected 1 to 64 letters, digits, and . _ -", field=field)
+    if schema is not None and not isinstance(schema, Mapping):
+        field = f"{where}.function.parameters"
+        raise UsageError(f"{field} is not an object", field=field)
+
+
+def _control_tokens(form: CallFormat, tokenizer: Tokenizer) -> dict[str, int]:
+    """Ids of the texts of *form* that are one control token each."""
+    wanted = {text.encode(): text for text in form.markers}
+    spelled = ((tokenizer.token_bytes(token), token) for token in tokenizer.special_ids)
+    return {wanted[raw]: token for raw, token in spelled if raw in wanted}
+
+
+def _literal(text: str, tokens: Mapping[str, int]) -> str:
+    """*text* as the grammar has it; control tokens are no text there."""
+    for marker, token in tokens.items():
+        before, found, after = text.partition(marker)
+        if found:
+            return " ".join(
+                part for part in (_literal(before, tokens), f"<[{token}]>", _literal(after, tokens))
+                if part
+            )  # fmt: skip
+    return json.dumps(text) if text else ""
+
+
+def _json(schema: Mapping[str, Any] | bool) -> str:
+    from bitnet.runtime.structured import JSON_STYLE  # loads NumPy, which a command line need not
+
+    own = schema if isinstance(schema, Mapping) else {}
+    return f"%json {json.dumps({**own, 'x-guidance': JSON_STYLE})}"

@@ -1,0 +1,217 @@
+"""Calls of functions in the text of answers, in the forms of every family."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tool_models import CITIES, CLOCK, SIGNS, WEATHER, tool_gguf
+
+from bitnet.errors import Unsupported, UsageError
+from bitnet.runtime.language_model import load
+from bitnet.runtime.request import Request
+from bitnet.runtime.tool_calls import CallRules
+from bitnet.runtime.tool_formats import GEMMA, HERMES, format_of
+
+ASK = [{"role": "user", "content": "a"}]
+NAMES = frozenset({"weather", "clock"})
+ROME = '{"city": "rome"}'
+BRACES = '{"city": "} ] \\" {", "n": 1.00}'
+
+
+def form(family):
+    return GEMMA if family == "gemma" else format_of(SIGNS[family])
+
+
+def read(rules, text, cuts=()):
+    """What is said and called in *text*, handed over in parts."""
+    reader = rules.reader()
+    said, calls, begin = "", [], 0
+    for end in [*sorted(cuts), len(text)]:
+        more, deltas = reader.push(text[begin:end])
+        said, begin = said + more, end
+        for delta in deltas:
+            if delta.id:
+                calls.append([delta.name, ""])
+            calls[delta.index][1] += delta.arguments
+    return said + reader.finish(), [tuple(call) for call in calls]
+
+
+def object_of(name, arguments, key="arguments"):
+    return f'{{"name": "{name}", "{key}": {arguments}}}'
+
+
+ONE = object_of("weather", ROME)
+ODD = object_of("weather", BRACES)
+CASES = [
+    ("hermes", f"<tool_call>\n{ONE}\n</tool_call>", "", [("weather", ROME)]),
+    ("hermes", f"<tool_call>{ODD}</tool_call>", "", [("weather", BRACES)]),
+    ("hermes", f"I look.\n<tool_call>\n{ONE}\n</tool_call>\n<tool_call>\n"
+     f"{object_of('clock', '{}')}\n</tool_call>", "I look.", [("weather", ROME), ("clock", "{}")]),
+    ("hermes", f"<tool_call>\n{ONE}\n</tool_call> Done <b> now", "Done <b> now",
+     [("weather", ROME)]),
+    ("hermes", f"a <tool_call>{object_of('other', '{}')}",
+     f"a <tool_call>{object_of('other', '{}')}",
+     []),
+    ("hermes", "a <tool_call>\n{\"name\": ", "a <tool_call>\n{\"name\": ", []),
+    ("hermes", "1 < 2 <tool", "1 < 2 <tool", []),
+    ("hermes", "<tool_call> weather", "<tool_call> weather", []),
+    ("smollm", f"<tool_call>[{ONE}, {ODD}]</tool_call>", "",
+     [("weather", ROME), ("weather", BRACES)]),
+    ("llama", object_of("weather", ROME, "parameters"), "", [("weather", ROME)]),
+    ("llama", f"<|python_tag|>{object_of('weather', ROME, 'parameters')}; {ONE}", "",
+     [("weather", ROME)] * 2),
+    ("llama", f"It is {ONE}", f"It is {ONE}", []),
+    ("llama", '{"answer": 1} and', '{"answer": 1} and', []),
+    ("mistral", f"[TOOL_CALLS] [{ONE}]", "", [("weather", ROME)]),
+    ("mistral", f"[TOOL_CALLS][{ONE},{ODD}]", "", [("weather", ROME), ("weather", BRACES)]),
+    ("mistral-named", f"[TOOL_CALLS]weather[ARGS]{ROME}[TOOL_CALLS]clock[CALL_ID]9[ARGS]{{}}", "",
+     [("weather", ROME), ("clock", "{}")]),
+    ("phi", f"<|tool_call|>[{ONE}]<|/tool_call|>", "", [("weather", ROME)]),
+    ("granite", f"<|tool_call|>[{ONE}]", "", [("weather", ROME)]),
+    ("gemma", f"```json\n{object_of('weather', ROME, 'parameters')}\n```", "", [("weather", ROME)]),
+    ("gemma", f"```tool_code\n[{ONE}]\n```", "", [("weather", ROME)]),
+    ("gemma", "```python\nprint()\n```", "```python\nprint()\n```", []),
+    ("json", json.dumps({"name": "weather", "arguments": ROME}), "", [("weather", ROME)]),
+    ("json", '{"name": "clock"}', "", [("clock", "{}")]),
+    ("json", '{"name": "clock", "arguments": null}', "", [("clock", "{}")]),
+    ("json", '{"name": "clock", "arguments": [1]}', '{"name": "clock", "arguments": [1]}', []),
+    ("json", '{"name": "clock",}', '{"name": "clock",}', []),
+    ("json", "  no call", "  no call", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "text", "said", "calls"), CASES)
+@given(data=st.data())
+def test_calls_are_found_however_the_text_is_cut(family, text, said, calls, data):
+    cuts = data.draw(st.lists(st.integers(0, len(text))))
+    assert read(CallRules(form(family), NAMES), text, cuts) == (said, calls)
+
+
+def test_only_the_first_call_counts_where_one_is_wanted():
+    rules = CallRules(HERMES, NAMES, parallel=False)
+    assert read(rules, f"<tool_call>{ONE}</tool_call><tool_call>{ODD}</tool_call>") == (
+        "", [("weather", ROME)]
+    )  # fmt: skip
+
+
+def test_a_guided_call_is_told_while_it_is_written():
+    reader = CallRules(HERMES, NAMES, guided=True).reader()
+    _, (begun,) = reader.push('<tool_call>\n{"name": "weather", "arguments": ')
+    assert (begun.name, begun.arguments) == ("weather", "")
+    assert [delta.arguments for delta in reader.push('{"city"')[1]] == ['{"city"']
+    assert [delta.arguments for delta in reader.push(': "}"}}\n</')[1]] == [': "}"}']
+
+
+def test_ids_of_calls_are_what_every_template_takes():
+    reader = CallRules(HERMES, NAMES, guided=True).reader()
+    _, deltas = reader.push("".join(f"<tool_call>\n{ONE}\n</tool_call>\n" for _ in range(20)))
+    ids = [delta.id for delta in deltas if delta.id]
+    assert len(set(ids)) == 20
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
+
+
+@pytest.mark.parametrize("sign", ["<function=x>", "<start_function_call>", "<|channel|>"])
+def test_a_form_that_is_not_read_is_refused_by_name(sign):
+    with pytest.raises(Unsupported, match="is not read here"):
+        format_of(f"<tool_call> {sign}")
+
+
+CONTROL = {
+    "hermes": ["<tool_call>", "</tool_call>"],
+    "mistral": ["[TOOL_CALLS]"],
+    "mistral-named": ["[TOOL_CALLS]", "[ARGS]"],
+    "phi": ["<|tool_call|>", "<|/tool_call|>"],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "control"),
+    [*((family, ()) for family in [*SIGNS, "plain"]), *CONTROL.items()],
+)
+def test_a_wanted_call_is_valid_whatever_the_model(tmp_path, family, control):
+    pytest.importorskip("llguidance")
+    with load(tool_gguf(tmp_path / "m.gguf", family, control=control)) as model:
+        wanted = Request(max_tokens=300, messages=ASK, tools=[WEATHER, CLOCK])
+
+        def asked(choice, **more):
+            request = Request(**vars(wanted) | {"tool_choice": choice} | more)
+            answer = model.answer(request)
+            assert "".join(answer) == answer.text == ""
+            return answer
+
+        (call,) = asked("required", parallel_tool_calls=False).calls
+        arguments = json.loads(call.arguments)
+        if call.name == "weather":
+            assert arguments["city"] in CITIES
+        else:
+            assert (call.name, set(arguments)) == ("clock", {"zone", "exact"})
+        answer = asked({"type": "function", "function": {"name": "clock"}})
+        (call,) = answer.calls
+        assert call.name == "clock"
+        assert answer.finish_reason == "stop"
+        assert answer.sequence.request.calls is not None
+        # The same tokens, read as a free answer, are the same call.
+        rules = answer.sequence.request.calls
+        free = CallRules(rules.form, rules.names, shown=rules.shown)
+        text = "".join(
+            rules.shown.get(token, model.tokenizer.token_bytes(token).decode())
+            for token in answer.ids
+        )
+        assert read(free, text) == ("", [(call.name, call.arguments)])
+
+
+def test_a_schema_with_references_guides_a_call(tmp_path):
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "required": ["a"],
+        "additionalProperties": False, "$defs": {"A": {"const": "x"}},
+    }  # fmt: skip
+    given = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    with load(tool_gguf(tmp_path / "m.gguf")) as model:
+        answer = model.answer(
+            Request(max_tokens=300, messages=ASK, tools=[given], tool_choice="required",
+                    parallel_tool_calls=False)
+        )  # fmt: skip
+        list(answer)
+        assert [call.arguments for call in answer.calls] == ['{"a": "x"}']
+
+
+def test_tools_are_described_where_the_template_has_no_place_for_them(tmp_path):
+    with load(tool_gguf(tmp_path / "m.gguf", "plain")) as model:
+
+        def text(*messages, tools=None):
+            ids, _ = model.prepare(Request(messages=messages, tools=tools))
+            return model.tokenizer.decode(ids)
+
+        told = text(*ASK, tools=[WEATHER])
+        assert '"name": "weather"' in told
+        assert "<tool_call>" in told
+        assert "weather" not in text(*ASK)
+        call = {"id": "1", "type": "function",
+                "function": {"name": "weather", "arguments": ROME}}  # fmt: skip
+        answered = text(
+            *ASK, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "rain"}
+        )
+        assert f"<tool_call>\n{ONE}\n</tool_call>" in answered
+        assert "<tool_response>\nrain\n</tool_response>" in answered
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"tools": [{"type": "function"}]}, "tools.0"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
+        ({"tools": [{"function": {"name": "a", "parameters": 1}}]}, "tools.0.function.parameters"),
+        ({"tools": [WEATHER, WEATHER]}, "tools"),
+        ({"tools": [WEATHER], "tool_choice": "some"}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER],
+          "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+    ],
+)  # fmt: skip
+def test_wrong_tools_are_refused_by_their_field(fields, field):
+    with pytest.raises(UsageError) as error:
+        Request(messages=ASK, **fields)
+    assert error.value.field == field

@@ -1,0 +1,135 @@
+"""Tools over HTTP, through the official client and LangChain."""
+
+import json
+
+import openai
+import pytest
+from server_process import listening
+from tool_models import CITIES, CLOCK, WEATHER, tool_gguf
+
+pytest.importorskip("llguidance")
+
+ASK = [{"role": "user", "content": "a"}]
+NAMED = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.fixture
+def worker(tmp_path):
+    with listening(tool_gguf(tmp_path / "m.gguf"), max_output_tokens=400) as worker:
+        yield worker
+
+
+@pytest.fixture
+def client(worker):
+    with openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def wanted():
+    return {
+        "model": "tiny", "messages": ASK, "tools": [WEATHER, CLOCK], "max_tokens": 300,
+        "temperature": 0, "tool_choice": NAMED,
+    }  # fmt: skip
+
+
+def test_a_named_function_is_called_with_valid_arguments(client, wanted):
+    (choice,) = client.chat.completions.create(**wanted).choices
+    (call,) = choice.message.tool_calls
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments)["city"] in CITIES
+    asked = choice.message.model_dump(exclude_none=True)
+    given = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
+    after = client.chat.completions.create(
+        **wanted | {"messages": [*ASK, asked, given], "tool_choice": "none"}
+    )
+    assert after.choices[0].message.tool_calls is None
+
+
+def test_a_streamed_call_is_the_whole_one_in_deltas(client, wanted):
+    whole = client.chat.completions.create(**wanted).choices[0].message.tool_calls[0]
+    chunks = list(client.chat.completions.create(**wanted, stream=True))
+    deltas = [call for one in chunks for call in one.choices[0].delta.tool_calls or ()]
+    assert (deltas[0].function.name, deltas[0].type) == ("weather", "function")
+    assert deltas[0].id
+    assert {delta.index for delta in deltas} == {0}
+    assert len(deltas) > 3  # it is told while it is written
+    assert "".join(delta.function.arguments for delta in deltas) == whole.function.arguments
+    assert not any(one.choices[0].delta.content for one in chunks)
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_the_clients_own_collector_takes_the_stream(client, wanted):
+    with client.chat.completions.stream(**wanted) as stream:
+        final = stream.get_final_completion()
+    (call,) = final.choices[0].message.tool_calls
+    assert json.loads(call.function.arguments)["city"] in CITIES
+
+
+def test_required_calls_one_of_the_functions(client, wanted):
+    reply = client.chat.completions.create(
+        **wanted | {"tool_choice": "required"}, parallel_tool_calls=False
+    )
+    (call,) = reply.choices[0].message.tool_calls
+    assert call.function.name in ("weather", "clock")
+    json.loads(call.function.arguments)
+
+
+def test_a_call_that_is_cut_short_says_length(client, wanted):
+    reply = client.chat.completions.create(**wanted | {"max_tokens": 12})
+    assert reply.choices[0].finish_reason == "length"
+
+
+def test_auto_may_answer_by_a_schema_or_call(client, wanted):
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "no"}}}
+    reply = client.chat.completions.create(
+        **wanted | {"tool_choice": "auto"}, response_format=schema, parallel_tool_calls=False
+    )
+    message = reply.choices[0].message
+    assert message.content == '"no"' or message.tool_calls
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+        ({"tool_choice": "any"}, "tool_choice"),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {
+            "name": "f", "parameters": {"properties": {f"p{n}": {} for n in range(5000)}}}}],
+          "tool_choice": "required"}, "tools"),
+    ],
+)  # fmt: skip
+def test_wrong_tools_are_refused_by_their_field(worker, wanted, fields, param):
+    reply = worker.post("/v1/chat/completions", wanted | fields)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+@pytest.fixture
+def langchain(worker):
+    chat = pytest.importorskip("langchain_openai").ChatOpenAI
+    return chat(
+        model="tiny", base_url=f"{worker.address}/v1", api_key="none", max_retries=0,
+        temperature=0, max_tokens=300,
+    )  # fmt: skip
+
+
+def test_langchain_binds_tools(langchain):
+    bound = langchain.bind_tools([WEATHER, CLOCK], tool_choice="weather")
+    (call,) = bound.invoke("a").tool_calls
+    assert (call["name"], call["args"]["city"] in CITIES) == ("weather", True)
+    streamed = None
+    for chunk in bound.stream("a"):
+        streamed = chunk if streamed is None else streamed + chunk
+    assert [(one["name"], one["args"]) for one in streamed.tool_calls] == [
+        (call["name"], call["args"])
+    ]
+
+
+@pytest.mark.parametrize("method", ["function_calling", "json_schema"])
+def test_langchain_gets_structured_output(langchain, method):
+    schema = {"title": "weather", "description": "x", **WEATHER["function"]["parameters"]}
+    found = langchain.with_structured_output(schema, method=method).invoke("a")
+    assert found["city"] in CITIES
