@@ -10,10 +10,8 @@ import ast
 import codecs
 import difflib
 import os
-import shutil
 import signal
 import sys
-import textwrap
 import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,16 +24,17 @@ from bitnet import settings, terminal
 from bitnet.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.invocation import as_started, harmless, word
 from bitnet.tasks import load
-from bitnet.tasks.declare import Option, Task
+from bitnet.tasks.declare import Task
+from bitnet.usage import command_help, network_help, program_help
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from invoke.collection import Collection
     from invoke.parser.argument import Argument
     from invoke.parser.context import ParserContext
 
 __all__ = ["Program", "main", "started_by_invoke"]
-
-HELP_COLUMN = 28  # where the help of an option starts
 
 _HELP = ("--help", "-h")
 # Letters that other engines' programs have for options.
@@ -179,6 +178,9 @@ class Program(InvokeProgram):
             words[:2] = [".".join(words[:2])]
         elif words[0] == "help" and words[1:2] and words[1] in known:
             words[:] = [words[1], "--help"]
+        elif words == ["help", "network"]:
+            _show(network_help(self.collection))
+            raise Exit
         elif words[0] == "help" and len(words) == 2:
             words[:1] = []  # which is said not to be a command
         elif len(words) == 1 and words[0] in ("help", "list", "version"):
@@ -289,43 +291,24 @@ class Program(InvokeProgram):
         print(f"bitnet {self.version} ({backend_name()}, Python {python})")
 
     def print_help(self) -> None:
-        """Usage, Invoke's own options, then the commands."""
-        print(f"Usage: {self.binary} [--core-opts] <command> [--options] ...\n\nCore options:\n")
-        self.print_columns(self.initial_context.help_tuples())
-        self.list_tasks()
+        """What this is, an example, and the commands by group."""
+        _show(program_help(self.collection))
 
     def print_task_help(self, name: str) -> None:
-        """Usage, what the command does, and every option with its default."""
+        """Usage, what the command does, an example, and every option with its default."""
         command = self.collection[name]
-        if not isinstance(command, Task):
+        if isinstance(command, Task):
+            _show(command_help(name, command))
+        else:
             super().print_task_help(name)
-            return
-        options = [entry for entry in command.get_arguments() if isinstance(entry, Option)]
-        shown = " ".join(["[--options]", *(o.in_usage() for o in options if o.positional)])
-        print(f"Usage: {self.binary} {name} {shown}\n")
-        for line in (command.__doc__ or "").strip().splitlines():
-            print(line.removeprefix("    "))
-        print("\nOptions:")
-        for entry in options:
-            if not entry.hidden:
-                print("\n".join(_help_lines(entry.spelled(), entry.described())))
-        if settings_too := [entry.spelled() for entry in options if entry.hidden]:
-            text = f"Settings that are taken here too: {', '.join(settings_too)}"
-            print("", *textwrap.wrap(text, 100, break_on_hyphens=False), sep="\n")
 
     def task_list_opener(self, extra: str = "") -> str:
         """Heading of the list of commands."""
         return f"Commands{f' ({extra})' if extra else ''}"
 
 
-def _help_lines(name: str, text: str) -> list[str]:
-    """An option and its help; a long name has a line of its own."""
-    width = max(40, min(100, shutil.get_terminal_size().columns)) - HELP_COLUMN
-    lines = textwrap.wrap(text, width, break_on_hyphens=False)
-    if len(name) + 4 > HELP_COLUMN:
-        return [f"  {name}", *(" " * HELP_COLUMN + line for line in lines)]
-    first, *rest = lines or [""]
-    return [f"  {name:<{HELP_COLUMN - 2}}{first}".rstrip(), *(" " * HELP_COLUMN + r for r in rest)]
+def _show(lines: Iterable[str]) -> None:
+    print(as_started("\n".join(lines)))
 
 
 def _twice(flag: str, words: list[str], context: ParserContext, usage: str) -> UsageError:

@@ -17,7 +17,7 @@ __all__ = ["as_started", "harmless", "program", "word"]
 
 _PROGRAMS = ("bitnet", "inv", "invoke")
 # A command: at the start, after a blank, a bracket or a backtick; a path or `bitnet` alone is none.
-_COMMAND = re.compile(r"(?<![^\s(`'\"])bitnet(?= (?:[a-z]|--)[\w.-]*)")
+_COMMAND = re.compile(r"(?<![^\s(`'\"])bitnet(?= (?:[a-z]|--|COMMAND)[\w.-]*)")
 
 # C0 and C1 but for tab and line feed, and what changes the direction of what follows.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitnet import settings
 from bitnet.errors import UsageError
@@ -82,6 +82,8 @@ def check_bounds(record: Any) -> None:
 @dataclass(frozen=True)
 class CacheOptions:
     """Which cache folder a command works on."""
+
+    SECTION: ClassVar = "Cache"
 
     cache_dir: str = option(
         "", "cache folder, instead of BITNET_CACHE_DIR or ~/.cache/bitnet", metavar="DIR"

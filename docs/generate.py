@@ -14,14 +14,22 @@ from bitnet.errors import EXIT_CODES
 from bitnet.families import config_json, gguf_keys, rope_keys
 from bitnet.families.family import Family, families
 from bitnet.tasks import load
-from bitnet.tasks.declare import Option, Task
+from bitnet.tasks.declare import GROUPS, Option, Task
+from bitnet.usage import summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from invoke.collection import Collection
+
     from bitnet.families.rules import Rule
 
 FOLDER = Path(__file__).parent / "reference"
+# Examples that are not run as blocks of the page, and what runs them.
+NOT_RUN = {
+    "ci-lint": "the linters come from a package index; tests/tasks/test_ci_tasks.py has them",
+    "serve": "it serves until it is stopped; tests/server/test_serve_task.py stops it",
+}
 NOTICE = "<!-- Written by `inv docs` from the code; edit the code instead. -->"
 
 
@@ -45,7 +53,7 @@ def commands() -> str:
         "In a checkout `inv COMMAND`, when installed `bitnet COMMAND` or `python -m bitnet "
         "COMMAND`: the same commands, the same options. Results go to stdout, everything else to "
         "stderr.",
-        "\n".join(f"- [`{n}`](#{_anchor(n)}): {_summary(collection[n])}" for n in names),
+        *(_group(group, names, collection) for group in GROUPS),
     ]
     parts += [_command(name, collection[name]) for name in names]
     return "\n\n".join(parts) + "\n"
@@ -189,11 +197,19 @@ def _command(name: str, command: Task) -> str:
     table = _table(["Option", "Meaning"], rows)
     if hidden := [f"`{option.spelled()}`" for option in options if option.hidden]:
         table += f"\n\nSettings that are taken here too: {', '.join(hidden)}."
-    return f"## {name}\n\n{text}\n\n```\ninv {name} {words}\n```\n\n{table}"
+    usage = f"```\ninv {name} {words}\n```"
+    mark = f"<!-- not run: {NOT_RUN[name]} -->\n" if name in NOT_RUN else ""
+    example = f"{mark}```sh\n{command.example.replace('bitnet ', 'inv ')}\n```"
+    return f"## {name}\n\n{text}\n\n{usage}\n\n{example}\n\n{table}"
 
 
-def _summary(command: Task) -> str:
-    return (command.__doc__ or "").strip().splitlines()[0]
+def _group(group: str, names: list[str], collection: Collection) -> str:
+    rows = [
+        f"- [`{name}`](#{_anchor(name)}): {summary(collection[name])}"
+        for name in names
+        if collection[name].group == group
+    ]
+    return "\n".join([f"{group}:", "", *rows])
 
 
 def _anchor(heading: str) -> str:

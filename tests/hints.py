@@ -65,6 +65,7 @@ def _text(node):
 def texts(tree):
     """Every text in *tree* with its line, but for docstrings and the pieces of f-strings.
 
+    Examples of commands are left out too: they are blocks of docs/reference/commands.md, which run.
     Texts inside the braces of an f-string are texts of their own.
     """
     pieces = set()
@@ -73,7 +74,9 @@ def texts(tree):
             pieces |= {id(part) for part in node.values if isinstance(part, ast.Constant)}
         elif isinstance(node, ast.FormattedValue) and node.format_spec is not None:
             pieces.add(id(node.format_spec))
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+        elif (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)) or (
+            isinstance(node, ast.keyword) and node.arg == "example"
+        ):
             pieces.add(id(node.value))
     for node in ast.walk(tree):
         if isinstance(node, ast.JoinedStr | ast.Constant) and id(node) not in pieces:

@@ -15,7 +15,7 @@ from bitnet import errors
 from bitnet.cli import Program
 from bitnet.options import option
 from bitnet.tasks import add, load
-from bitnet.tasks.declare import Option, Output, Task, dataclass, task
+from bitnet.tasks.declare import GROUPS, NETWORK, Option, Output, Task, dataclass, task
 
 CHECKOUT = Path(__file__).parents[1]
 COMMANDS = load()
@@ -275,8 +275,21 @@ def test_every_command_describes_itself_and_all_its_options(name):
 def test_every_command_shows_its_help(bitnet, name):
     done = bitnet(name, "--help")
     assert (done.code, done.err) == (0, "")
+    shared = bitnet("help", "network").out
     for entry in _options(COMMANDS[name]):
-        assert entry.positional or f"--{entry.names[0]}" in done.out or "--[no-]" in done.out
+        shown = shared if entry.hidden and entry.section == NETWORK else done.out
+        assert entry.positional or f"--{entry.names[0]}" in shown or "--[no-]" in shown
+
+
+def test_the_help_of_the_program_has_each_command_once_by_group(bitnet):
+    groups = bitnet("--help").out.split("\n\n")
+    for name in EVERY_COMMAND:
+        command = COMMANDS[name]
+        assert command.group in GROUPS
+        assert re.search(r"^bitnet \S", command.example, re.MULTILINE)
+        (found,) = (one for one in groups if re.search(rf"^  {re.escape(name)}(  |$)", one, re.M))
+        assert found.startswith(f"{command.group}:\n")
+    assert not any("--prompt-for-sudo" in one for one in groups)
 
 
 def _process(*command, cwd):
@@ -290,7 +303,7 @@ def test_inv_in_a_checkout_and_bitnet_elsewhere_say_the_same(tmp_path):
         inv = _process(*here, *words, cwd=CHECKOUT)
         own = _process(*there, *words, cwd=tmp_path)
         assert inv.returncode == own.returncode
-        assert inv.stdout.replace("Usage: inv", "Usage: bitnet") == own.stdout
+        assert inv.stdout.replace("-m invoke", "-m bitnet") == own.stdout
         assert inv.stderr.replace("-m invoke", "-m bitnet") == own.stderr
 
 

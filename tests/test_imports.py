@@ -47,6 +47,7 @@ LAYERS = [
         "inspect_gguf",
     ],
     ["tasks"],
+    ["usage"],
     ["cli"],
     ["__main__"],
 ]

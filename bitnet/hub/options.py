@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from bitnet import settings
 from bitnet.errors import UsageError
@@ -17,6 +18,8 @@ class FetchOptions:
 
     Those that are not shown stand for settings, and win over them.
     """
+
+    SECTION: ClassVar = "Network"
 
     offline: bool = option(False, "never open a connection; everything must come from disk")
     retries: int | None = option(

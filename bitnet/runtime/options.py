@@ -6,7 +6,7 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from bitnet import settings
 from bitnet.errors import UsageError
@@ -26,6 +26,8 @@ class SamplingParams:
 
     ``logit_bias`` maps token ids to what is added to their logits; ``ID=BIAS`` texts will do.
     """
+
+    SECTION: ClassVar = "Sampling"
 
     temperature: float = option(
         0.0, "randomness; 0: always the most likely token", synonyms=("temp",), bounds=(0.0, 100.0)
@@ -108,6 +110,8 @@ def _split(entries: Iterable[str]) -> list[tuple[str, str]]:
 class ModelOptions:
     """Which model to run, with which tokenizer, on what."""
 
+    SECTION: ClassVar = "Model"
+
     model: str = option(
         "",
         "GGUF file or folder with safetensors, a name that `models` lists, or hf:ORG/REPO[:FILE]; "
@@ -166,6 +170,8 @@ class ModelOptions:
 @dataclass(frozen=True)
 class PromptOptions:
     """What to write about, and what to show besides."""
+
+    SECTION: ClassVar = "Text"
 
     prompt: str | None = option(None, "text to continue")
     prompt_file: str = option(

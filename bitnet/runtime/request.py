@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from bitnet.errors import UsageError
 from bitnet.options import check_bounds, option
@@ -71,6 +71,8 @@ class Request:
             fills it in.
         calls: how calls in the answer are found; a :class:`LanguageModel` fills it in.
     """
+
+    SECTION: ClassVar = "Answer"
 
     max_tokens: int = option(
         128, "tokens to write at most", synonyms=("max-new-tokens", "n-predict"), short="n",

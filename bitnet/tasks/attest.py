@@ -11,6 +11,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Check",
+    example="bitnet attest --model smollm2-135m --output smollm2.json",
     help={
         "model": "GGUF file, folder with config.json, or name of a model; else BITNET_GGUF",
         "output": "file to write; without it the attestation is printed",

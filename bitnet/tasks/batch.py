@@ -14,7 +14,12 @@ from bitnet.tasks.running import model_path, open_model, say
 from bitnet.terminal import as_json
 
 
-@task(required=("input", "output"))
+@task(
+    group="Run",
+    example='echo \'{"prompt": "Why is the sky blue?"}\' > prompts.jsonl\n'
+    "bitnet batch --model smollm2-135m --input prompts.jsonl --output answers.jsonl",
+    required=("input", "output"),
+)
 def batch(
     c,
     options=BatchOptions(),

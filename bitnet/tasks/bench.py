@@ -48,7 +48,10 @@ class BenchOptions:
             )
 
 
-@task()
+@task(
+    group="Run",
+    example="bitnet bench --model smollm2-135m --tests pp128,tg32",
+)
 def bench(
     c,
     wanted=BenchOptions(),

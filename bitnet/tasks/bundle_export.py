@@ -15,6 +15,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Models",
+    example="bitnet bundle.export --model smollm2-135m --output smollm2.tar",
     name="bundle.export",
     help={
         "output": "the file to write",

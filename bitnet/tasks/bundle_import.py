@@ -14,6 +14,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Models",
+    example="bitnet bundle.import smollm2.tar",
     name="bundle.import",
     positional=["file"],
     help={

@@ -38,7 +38,11 @@ CUT_OFF = {
 }
 
 
-@task(help={"system": "instructions that come before the conversation"})
+@task(
+    group="Run",
+    example="bitnet chat --model smollm2-135m",
+    help={"system": "instructions that come before the conversation"},
+)
 def chat(
     c,
     system="",

@@ -9,6 +9,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="CI",
+    example="bitnet ci-init",
     name="ci-init",
     help={
         "with_": "a template to write, instead of the usual five; may be repeated",

@@ -12,6 +12,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="CI",
+    example="bitnet ci-lint",
     name="ci-lint",
     help={"project": "root of the project"},
     metavars={"project": "DIR"},

@@ -13,6 +13,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Tokenizers",
+    example="bitnet compat-check smollm2-135m",
     help={
         "model": "GGUF file, folder with config.json, or name of a model",
         "tokenizer": "tokenizer file or folder to judge; else the one that would be used",

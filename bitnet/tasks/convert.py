@@ -51,7 +51,11 @@ class ConvertOptions:
     )
 
 
-@task(required=["model", "output"])
+@task(
+    group="Models",
+    example="bitnet convert --model smollm2-135m --output q8.gguf --type Q8_0 --allow-lossy",
+    required=["model", "output"],
+)
 def convert(c, wanted=ConvertOptions(), shown=Output()):
     """Write a model as a GGUF file in another encoding.
 

@@ -21,7 +21,10 @@ from bitnet.terminal import as_json
 logger = logging.getLogger(__name__)
 
 
-@task()
+@task(
+    group="Check",
+    example="bitnet crossval --model smollm2-135m --reference float64 --report-dir reports",
+)
 def crossval(
     c,
     wanted=CrossvalOptions(),

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from invoke.exceptions import ParseError
 from invoke.parser.argument import Argument
@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
     from bitnet.progress import Mode
 
-__all__ = ["Option", "Output", "Task", "option", "task"]
+__all__ = ["GROUPS", "NETWORK", "Option", "Output", "Task", "option", "task"]
+
+#: The commands of each are together in the help of the program.
+GROUPS = ("Run", "Models", "Tokenizers", "Check", "Cache", "Serve", "CI")
+NETWORK = "Network"  # the section of options that help only names: every download has them
 
 _TYPES: dict[str, type] = {
     "bool": bool,
@@ -53,6 +57,8 @@ _WORDS: dict[type, str] = {int: "a whole number", float: "a number"}
 @dataclass(frozen=True)
 class Output:
     """What a command shows besides its result; every command that has these takes them all."""
+
+    SECTION: ClassVar = "Output"
 
     json: bool = option(False, "print the result as JSON on stdout")
     verbose: int = option(0, "say more on stderr; twice for debug output", short="v", count=True)
@@ -82,11 +88,13 @@ class Option(Argument):
         metavar: str = "",
         positional: bool = False,
         hidden: bool = False,
+        section: str = "Options",
     ) -> None:
         dashed = name.rstrip("_").replace("_", "-")  # with_: a keyword of Python
         self.type = type
         self.choices = choices
         self.hidden = hidden
+        self.section = section
         self.metavar = metavar or ("|".join(choices) if choices else _METAVARS.get(type, ""))
         super().__init__(
             names=(dashed, *synonyms, *((short,) if short else ())),
@@ -173,6 +181,8 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         remainder: bool = False,
         checks_settings: bool = True,
         positional: Iterable[str] = (),
+        group: str = "",
+        example: str = "",
         **rest: Any,
     ) -> None:
         super().__init__(body, positional=tuple(positional), auto_shortflags=False, **rest)
@@ -182,6 +192,8 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         self.required = tuple(required)
         self.takes_remainder = remainder
         self.checks_settings = checks_settings
+        self.group = group
+        self.example = example
 
     @property
     def groups(self) -> dict[str, Any]:
@@ -245,7 +257,8 @@ def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
             ``synonyms`` (other long names per parameter), ``metavars``, ``required``,
             ``positional``, ``remainder`` (text after `` -- `` is wanted), ``checks_settings``
             (off: the command itself reports variables with impossible values), ``name``
-            (``cache.list`` makes a group), ``aliases``.
+            (``cache.list`` makes a namespace), ``aliases``, ``group`` (one of :data:`GROUPS`),
+            ``example`` (lines for a shell, which run where the README ends).
     """
     return lambda body: Task(body, **declaration)
 
@@ -259,7 +272,10 @@ def _options_of(group: Any) -> Iterator[Option]:
         elif "help" in entry.metadata:
             kind = _type_of(entry.type, value)
             known = {name: one for name, one in entry.metadata.items() if name != "bounds"}
-            yield Option(entry.name, type=kind, default=_default_of(value), **known)
+            section = getattr(group, "SECTION", "Options")
+            yield Option(
+                entry.name, type=kind, default=_default_of(value), section=section, **known
+            )
 
 
 def _folded(group: Any, given: dict[str, Any]) -> Any:

@@ -11,6 +11,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Check",
+    example="bitnet doctor",
     positional=["area"],
     choices={"area": ("network",)},
     help={

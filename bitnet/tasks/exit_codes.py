@@ -6,7 +6,10 @@ from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
 
-@task()
+@task(
+    group="Check",
+    example="bitnet exit-codes",
+)
 def exit_codes(c, output=Output()):
     """Print what every exit code means."""
     from bitnet.errors import EXIT_CODES

@@ -14,6 +14,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Tokenizers",
+    example="bitnet explain-tokenizer smollm2-135m",
     help={
         "model": "GGUF file, folder with config.json, or name of a model",
         "tokenizer": "look only at this tokenizer file or folder",

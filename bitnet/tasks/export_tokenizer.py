@@ -10,6 +10,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Tokenizers",
+    example="bitnet export-tokenizer smollm2-135m --into exported",
     help={
         "tokenizer": "GGUF file, tokenizer file or folder, or name of a model",
         "into": "folder that receives the files",

@@ -44,6 +44,8 @@ class Fix:
 
 
 @task(
+    group="Models",
+    example="bitnet fix-gguf smollm2-135m --set general.name=Mine --output fixed.gguf",
     positional=["path"],
     required=["output"],
     help={"path": "GGUF file, or name of a model, to copy; it is not changed"},

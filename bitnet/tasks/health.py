@@ -14,6 +14,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Check",
+    example="bitnet health --model-dir models",
     help={
         "model_dir": "folder with models; looked through with everything below it",
         "ignore_key": "key of the model to treat as if it were not there; may be repeated",

@@ -27,7 +27,10 @@ logger = logging.getLogger(__name__)
 LARGE_VOCABULARY = 128_000
 
 
-@task()
+@task(
+    group="Run",
+    example='bitnet infer --model smollm2-135m --prompt "Once upon a time" --max-tokens 32',
+)
 def infer(
     c,
     prompt=PromptOptions(),

@@ -8,6 +8,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Models",
+    example="bitnet inspect-gguf smollm2-135m",
     positional=["path"],
     help={
         "path": "GGUF file, any part of a split model, or name of a model",

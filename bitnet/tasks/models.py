@@ -9,7 +9,10 @@ from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
 
-@task()
+@task(
+    group="Models",
+    example="bitnet models",
+)
 def models(c, cache=CacheOptions(), output=Output()):
     """List the models that are here, and those to be had.
 

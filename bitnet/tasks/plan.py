@@ -11,6 +11,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Models",
+    example="bitnet plan --model smollm2-135m",
     help={
         "id": "ORG/REPO on the hub, or a packaged model such as smollm2-135m",
         "file": "file in the repository, or a pattern that means one",

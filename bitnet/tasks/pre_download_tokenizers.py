@@ -13,6 +13,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Tokenizers",
+    example="bitnet pre-download-tokenizers --model-dir models",
     help={"model_dir": "folder with models; looked through with everything below it"},
     metavars={"model_dir": "DIR"},
 )

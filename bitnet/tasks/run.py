@@ -16,6 +16,8 @@ from bitnet.tasks.running import given_text, open_model, piped_text
 
 
 @task(
+    group="Run",
+    example='bitnet run smollm2-135m "Why is the sky blue?"',
     positional=["name", "prompt"],
     help={
         "name": "name of a model, hf:ORG/REPO[:FILE], or a path; `models` lists the names",

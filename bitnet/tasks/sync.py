@@ -12,6 +12,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Models",
+    example="bitnet sync",
     help={
         "update": "accept files that have changed on the server, and pin them",
         "verify": "read what is there again instead of trusting size, time and inode",

@@ -20,6 +20,8 @@ _PLAIN = "\x1b[0m"
 
 
 @task(
+    group="Tokenizers",
+    example='bitnet tokenize smollm2-135m "Hello world"',
     help={
         "tokenizer": "GGUF file, tokenizer file or folder, or name of a model",
         "text": "the text; else --file or stdin",

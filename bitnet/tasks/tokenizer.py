@@ -15,6 +15,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Tokenizers",
+    example="bitnet tokenizer --source mirror",
     help={
         "into": "folder that gets tokenizer.json; made if missing",
         "source": "where from: mirror needs no account, official needs HF_TOKEN",

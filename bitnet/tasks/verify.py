@@ -14,6 +14,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Check",
+    example="bitnet verify --model smollm2-135m",
     help={
         "model": "GGUF file, folder with config.json, or name of a model; else BITNET_GGUF",
         "tokenizer": "tokenizer file or folder to judge; else the one that would be used",

@@ -14,6 +14,8 @@ from bitnet.terminal import as_json
 
 
 @task(
+    group="Tokenizers",
+    example="bitnet verify-tokenizer exported/tokenizer.json --against smollm2-135m",
     help={
         "tokenizer": "GGUF file, tokenizer file or folder, or name of a model",
         "against": "the tokenizer to compare with: GGUF file, tokenizer file or folder",

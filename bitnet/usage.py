@@ -1,0 +1,116 @@
+"""The help of the program, of a command and of the options that many commands share."""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from bitnet.tasks.declare import GROUPS, NETWORK, Option, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from invoke.collection import Collection
+
+__all__ = ["command_help", "network_help", "program_help", "summary"]
+
+COLUMN = 28  # where the help of an option starts
+NAMES = 22  # and that of a command
+NARROWEST, WIDEST = 40, 100  # columns
+
+_ABOUT = "Local language models that just work, and prove it."
+_EXAMPLE = 'bitnet run smollm2-135m "Why is the sky blue?"'
+
+
+def program_help(collection: Collection) -> Iterator[str]:
+    """Lines about the program: an example, then the commands by group.
+
+    Args:
+        collection: every command there is; those that are not a :class:`Task` come last.
+    """
+    yield from (_ABOUT, "", "Usage: bitnet COMMAND [--options]", f"Example: {_EXAMPLE}")
+    commands = {name: collection[name] for name in sorted(collection.task_names)}
+    own = {name: one for name, one in commands.items() if isinstance(one, Task)}
+    groups = {group: [n for n, one in own.items() if one.group == group] for group in GROUPS}
+    groups["This checkout"] = [name for name in commands if name not in own]
+    for group, names in groups.items():
+        if names:
+            yield from ("", f"{group}:")
+        for name in names:
+            yield from _entry(name, summary(commands[name]), NAMES)
+    yield ""
+    yield "What a command does and takes: bitnet COMMAND --help"
+    yield "Completion by the tab key: bitnet --print-completion-script=bash (or zsh, fish)"
+
+
+def command_help(name: str, command: Task) -> Iterator[str]:
+    """Lines about *command*: its use, what it does, an example, its options by section."""
+    options = [entry for entry in command.get_arguments() if isinstance(entry, Option)]
+    words = ["[--options]", *(option.in_usage() for option in options if option.positional)]
+    yield from (" ".join([f"Usage: bitnet {name}", *words]), "")
+    for line in (command.__doc__ or "").strip().splitlines():
+        yield line.removeprefix("    ")
+    yield from ("", "Example:", *(f"  {line}" for line in command.example.splitlines()))
+    by_section: dict[str, list[Option]] = {}
+    for option in options:
+        by_section.setdefault(option.section, []).append(option)
+    network = by_section.pop(NETWORK, [])
+    for section, entries in by_section.items():
+        yield from ("", f"{section}:")
+        yield from _options(entries)
+    if network:
+        shown = " ".join(f"--{entry.names[0]}" for entry in network if not entry.hidden)
+        yield from ("", f"{NETWORK}, explained by `bitnet help network`:")
+        yield from _wrapped(shown, 2)
+
+
+def network_help(collection: Collection) -> Iterator[str]:
+    """Lines about the options that every command of *collection* that fetches has."""
+    commands = [collection[name] for name in collection.task_names]
+    shared = {
+        option.names: option
+        for command in commands
+        if isinstance(command, Task)
+        for option in command.get_arguments()
+        if isinstance(option, Option) and option.section == NETWORK
+    }
+    yield from ("Every command that fetches something takes these:", "")
+    yield from _options(shared.values())
+
+
+def summary(command: object) -> str:
+    """The first line of the text of *command*."""
+    return (command.__doc__ or "").strip().partition("\n")[0]
+
+
+def _options(options: Iterable[Option]) -> Iterator[str]:
+    ordered = sorted(options, key=attrgetter("hidden"))
+    for hidden, entries in groupby(ordered, attrgetter("hidden")):
+        if hidden:
+            spelled = ", ".join(entry.spelled() for entry in entries)
+            yield from ("", *_wrapped(f"Settings that are taken here too: {spelled}", 0))
+        else:
+            for entry in entries:
+                yield from _entry(entry.spelled(), entry.described(), COLUMN)
+
+
+def _entry(name: str, text: str, column: int) -> Iterator[str]:
+    """A name and its text; a long name has a line of its own."""
+    lines = _wrapped(text, column)
+    if len(name) + 4 > column:
+        yield f"  {name}"
+    else:
+        first = next(lines, "").strip()
+        yield f"  {name:<{column - 2}}{first}".rstrip()
+    yield from lines
+
+
+def _wrapped(text: str, indent: int) -> Iterator[str]:
+    width = max(NARROWEST, min(WIDEST, shutil.get_terminal_size().columns))
+    margin = " " * indent
+    yield from textwrap.wrap(
+        text, width, initial_indent=margin, subsequent_indent=margin, break_on_hyphens=False
+    )
