@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import heapq
 import struct
+from collections import defaultdict
+from itertools import pairwise
+from operator import add
 from typing import TYPE_CHECKING, NamedTuple
 
 from bitnet.errors import InvalidFormat
@@ -54,6 +57,9 @@ class SentencePiece:
         self._bytes = _byte_ids(spec.tokens, types) if spec.byte_fallback else None
         if spec.model == "unigram":
             self._prepare_unigram()
+        else:
+            self._costs = {piece: -spec.scores[id] for piece, id in self._pieces.items()}
+            self._unused = {piece for piece, id in self._pieces.items() if types[id] == _UNUSED}
 
     def encode(self, text: str, *, goes_on: bool = False) -> list[int]:
         """Ids of *text*, which holds no token cut out of raw text.
@@ -172,39 +178,56 @@ class SentencePiece:
 
     def _merge(self, text: str) -> list[str]:
         """Best-scored neighbours joined first, the left ones of equal score first."""
-        symbols: list[str] = list(text)
-        before = list(range(-1, len(symbols) - 1))
-        after = [*range(1, len(symbols)), -1]
-        heap: list[tuple[float, int, int, int]] = []
+        size = len(text)
+        symbols = list(text)
+        before, after = list(range(-1, size)), list(range(1, size + 1))
+        costs, unused = self._costs, self._unused
         halves: dict[str, tuple[str, str]] = {}
-        pieces, scores, types = self._pieces, self._spec.scores, self._types
-
-        def offer(left: int, right: int) -> None:
-            if left < 0 or right < 0:
-                return
-            joined = symbols[left] + symbols[right]
-            id = pieces.get(joined)
-            if id is None:
-                return
-            heapq.heappush(heap, (-scores[id], left, right, len(joined)))
-            if types[id] == _UNUSED:
-                halves.setdefault(joined, (symbols[left], symbols[right]))
-
-        for i in range(1, len(symbols)):
-            offer(i - 1, i)
-        while heap:
-            _, left, right, size = heapq.heappop(heap)
-            if not symbols[left] or not symbols[right]:
-                continue
-            if len(symbols[left]) + len(symbols[right]) != size:
-                continue
-            symbols[left] += symbols[right]
-            symbols[right] = ""
-            after[left] = after[right]
-            if after[right] >= 0:
-                before[after[right]] = left
-            offer(before[left], left)
-            offer(left, after[left])
+        if unused:
+            for first, second in pairwise(text):
+                if first + second in unused:
+                    halves[first + second] = first, second
+        # What joining the symbol at a place with the next one costs; None: they do not join.
+        cost_at = [*map(costs.get, map(add, text, text[1:])), None]
+        places: defaultdict[float, list[int]] = defaultdict(list)
+        for place, cost in enumerate(cost_at):
+            if cost is not None:
+                places[cost].append(place)
+        waiting = list(places)
+        heapq.heapify(waiting)
+        while waiting:
+            # All of one cost, from the left; pairs that come up and cost no more are late.
+            bound = heapq.heappop(waiting)
+            run = sorted(places.pop(bound), reverse=True)
+            late: list[tuple[float, int]] = []
+            while run or late:
+                if late and not (run and (bound, run[-1]) <= late[0]):
+                    cost, left = heapq.heappop(late)
+                else:
+                    cost, left = bound, run.pop()
+                if cost_at[left] != cost:
+                    continue  # joined already, it or the next one
+                right = after[left]
+                symbols[left] += symbols[right]
+                symbols[right] = ""
+                cost_at[left] = cost_at[right] = None
+                behind = after[left] = after[right]
+                before[behind] = left
+                for one, other in ((before[left], left), (left, behind)):
+                    if one < 0 or other == size:
+                        continue
+                    joined = symbols[one] + symbols[other]
+                    found = cost_at[one] = costs.get(joined)
+                    if found is None:
+                        continue
+                    if joined in unused:
+                        halves.setdefault(joined, (symbols[one], symbols[other]))
+                    if found <= bound:
+                        heapq.heappush(late, (found, one))
+                    else:
+                        if found not in places:
+                            heapq.heappush(waiting, found)
+                        places[found].append(one)
         return self._used([symbol for symbol in symbols if symbol], halves)
 
     def _used(self, pieces: list[str], halves: dict[str, tuple[str, str]]) -> list[str]:

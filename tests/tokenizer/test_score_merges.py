@@ -1,0 +1,83 @@
+"""SentencePiece BPE of the portable engine against its definition, one join at a time."""
+
+import random
+
+import pytest
+from small_specs import pieces
+
+from bitnet.tokenizer.portable import PortableEngine
+
+NORMAL, UNUSED = 1, 5
+LETTERS = "ab\u2581"
+
+
+def plainly(text, scores, unused):
+    """The best-scored neighbours are joined, the left ones of equal score, until none can be."""
+    symbols, halves = list(text), {}
+
+    def offered(at):
+        if 0 <= at < len(symbols) - 1 and symbols[at] + symbols[at + 1] in scores:
+            halves.setdefault(symbols[at] + symbols[at + 1], symbols[at : at + 2])
+            return True
+        return False
+
+    while True:
+        pairs = [at for at in range(len(symbols)) if offered(at)]
+        if not pairs:
+            break
+        best = max(pairs, key=lambda at: (scores[symbols[at] + symbols[at + 1]], -at))
+        symbols[best : best + 2] = [symbols[best] + symbols[best + 1]]
+        offered(best - 1)
+        offered(best)
+    out = []
+    while symbols:
+        piece = symbols.pop(0)
+        if piece in unused and piece in halves:
+            symbols[:0] = halves[piece]
+        else:
+            out.append(piece)
+    return out
+
+
+def vocabulary(rng):
+    """Pieces of a few letters, their scores (equal, falling, rising or any), and their types."""
+    found = dict.fromkeys(LETTERS)
+    for _ in range(rng.randint(1, 25)):
+        one, other = rng.choices([*found], k=2)
+        found[(one + other)[:12]] = None
+    size = len(found)
+    scores = rng.choice(
+        [
+            [-float(i) for i in range(size)],
+            [float(i) for i in range(size)],
+            rng.choices([0.0, -0.0, -1.0], k=size),
+            [rng.random() for _ in range(size)],
+        ]
+    )
+    return list(found), scores, rng.choices([NORMAL, UNUSED], [3, rng.choice([0, 2])], k=size)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_joins_come_in_the_order_of_their_scores(seed):
+    rng = random.Random(seed)
+    for _ in range(150):
+        tokens, scores, types = vocabulary(rng)
+        spec = pieces(
+            "spm", tokens=["<unk>", *tokens], scores=[0.0, *scores], token_types=[2, *types]
+        )
+        by_token = dict(zip(tokens, scores, strict=True))
+        unused = {token for token, kind in zip(tokens, types, strict=True) if kind == UNUSED}
+        engine = PortableEngine(spec)
+        for _ in range(4):
+            text = "".join(rng.choices(LETTERS, k=rng.randint(0, 50)))
+            found = [spec.tokens[id] for id in engine.encode_ordinary(text)]
+            assert found == plainly(text, by_token, unused)
+
+
+@pytest.mark.parametrize("step", [1.0, -1.0])
+def test_long_runs_join_alike_whether_longer_pieces_score_more_or_less(step):
+    runs = ["a" * 2**i for i in range(9)]
+    scores = [step * i for i in range(len(runs))]
+    spec = pieces("spm", tokens=["<unk>", *runs], scores=[0.0, *scores], token_types=[2] + [1] * 9)
+    ids = PortableEngine(spec).encode_ordinary("a" * (1000 * 256 + 64))
+    assert ids == [9] * 1000 + [7]
