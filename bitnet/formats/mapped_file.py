@@ -77,15 +77,18 @@ class MappedFile(mmap.mmap):
         mapped._file = file
         mapped._let_go = []
         mapped._at_the_end(os.close, file)
-        mapped._guard_reads()
+        if (module := native.module()) is not None:
+            mapped._guard = module, module.guard_mapping(mapped)
+            mapped._at_the_end(module.release_mapping, mapped._guard[1])
         return mapped
 
-    def _guard_reads(self) -> None:
-        """Let reads of what is no longer there give zeros; :meth:`check` tells of them."""
-        module = native.module()
-        if module is not None:
-            self._guard = module, module.guard_mapping(self)
-            self._at_the_end(module.release_mapping, self._guard[1])
+    def watch(self) -> None:
+        """Let reads of what is no longer there give zeros; :meth:`check` tells of them.
+
+        It is so from the start, until something else handles such signals: ``faulthandler`` does.
+        """
+        if self._guard:
+            self._guard[0].watch_mappings()
 
     def close(self) -> None:
         """Give the mapping back.
@@ -98,11 +101,12 @@ class MappedFile(mmap.mmap):
             let_go()
 
     def check(self) -> None:
-        """Make sure that the file is what was mapped.
+        """Make sure that the file is what was mapped, and :meth:`watch` over what is read next.
 
         Raises:
             IntegrityError: it has been cut off or written to since.
         """
+        self.watch()
         try:
             now = os.fstat(self._file)
         except OSError as error:
@@ -159,6 +163,8 @@ def unchanged(arrays: Iterable[NDArray[np.uint8]]) -> Iterator[None]:
         IntegrityError: one of them changed; what was made of it is worth nothing.
     """
     files = mapped_files(arrays)
+    for file in files:
+        file.watch()
     try:
         yield
     finally:

@@ -91,6 +91,44 @@ def test_reads_behind_the_new_end_give_zeros_and_are_told(path):
         mapped.check()  # although it looks as before
 
 
+TAKEN = """
+    import faulthandler, os, signal, sys
+    from pathlib import Path
+    import numpy as np
+    from bitnet.errors import IntegrityError
+    from bitnet.formats.mapped_file import MappedFile, unchanged
+
+    path = Path(sys.argv[1])
+    mapped = MappedFile.open(path)
+    array = np.frombuffer(memoryview(mapped), dtype=np.uint8)
+    for _ in range(40):
+        if sys.argv[2] == "faulthandler": faulthandler.disable(); faulthandler.enable()
+        else: signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        mapped.check()
+    faulthandler.enable()
+    try:
+        with unchanged([array]):
+            os.truncate(path, 5000)
+            sys.exit(int(array[1 << 14]) or None)
+    except IntegrityError as error:
+        print(error.message)
+"""
+
+
+@needs_native
+@pytest.mark.parametrize("handler", ["faulthandler", "SIG_DFL"])
+def test_a_handler_that_comes_later_does_not_end_the_guard(path, handler):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(TAKEN), str(path), handler],
+        capture_output=True,
+        text=True,
+        timeout=waiting.PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "changed while it was in use" in done.stdout
+
+
 @needs_native
 def test_a_closed_file_is_not_guarded_any_more(path):
     module = native.module()
@@ -104,17 +142,24 @@ def test_a_closed_file_is_not_guarded_any_more(path):
 
 
 @needs_native
+@pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN", "handle", "faulthandler"])
-def test_a_bus_error_elsewhere_goes_where_it_went(path, handler):
+def test_a_bus_error_elsewhere_goes_where_it_went(path, handler, again):
+    """Also where the handler came after the file (*again*)."""
     script = f"""
         import faulthandler, mmap, os, signal, sys
         from pathlib import Path
         from bitnet.formats.mapped_file import MappedFile
         def handle(number, frame): os._exit(7)
+        if {again}:
+            guarded = MappedFile.open(Path(sys.argv[1]))
+            if "{handler}" == "SIG_DFL": signal.signal(signal.SIGBUS, lambda *_: None)
+            guarded.check()
         if "{handler}" == "faulthandler": faulthandler.enable()
         elif "{handler}" == "handle": signal.signal(signal.SIGBUS, handle)
         else: signal.signal(signal.SIGBUS, signal.{handler if handler.isupper() else "SIG_DFL"})
-        guarded = MappedFile.open(Path(sys.argv[1]))
+        if {again}: guarded.check()
+        else: guarded = MappedFile.open(Path(sys.argv[1]))
         if "{handler}" in ("handle", "SIG_IGN"):
             os.kill(os.getpid(), signal.SIGBUS)
             os._exit(8)
