@@ -16,7 +16,7 @@ from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.families.family import Family, families, of_model_type
 from bitnet.families.foreign import described
 from bitnet.families.rope_keys import from_parameters
-from bitnet.families.rules import Rule, neutral, read, refusal, without
+from bitnet.families.rules import Rule, check, neutral, read, refusal, without
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -93,9 +93,10 @@ QUANTIZATION: dict[str, Rule] = {
     "linear_class": read("whether the scale of packed weights divides or multiplies"),
     "quantization_mode": read("`online`: plain weights are made ternary here; `offline`: packed"),
     "modules_to_not_convert": read("linear layers that stay as they are"),
-    "use_rms_norm": neutral(None, False, note="norms before every projection"),
-    "rms_norm_eps": Rule("of norms that there are not"),
+    "use_rms_norm": read("norms before every projection"),
+    "rms_norm_eps": read("of these norms; must be the model's own"),
 }
+_EPS_OF_NORMS = 1e-6  # transformers' own, where quantization_config does not say
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
@@ -126,6 +127,7 @@ _NOT_TEXT = re.compile(
     r"^(?:model\.)?(?:vision_tower|multi_modal_projector)\.|rotary_emb\.inv_freq$"
 )
 _WRITES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+_HEADLESS = "Model"  # as in Qwen3Model: the last hidden states are what it gives
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ class Description:
         metadata: GGUF keys, with the architecture before them.
         divisors: the tensors GGUF keeps frequencies in.
         tied: the head is the embedding.
+        headless: there is no head; it makes vectors.
         biases: parts of a layer that have biases.
         vocab_size: rows the embedding must have; ``None``: it does not say.
         quantization: ``quantization_config``, empty without ternary weights.
@@ -147,6 +150,7 @@ class Description:
     metadata: dict[str, Any]
     divisors: dict[str, NDArray[Any]]
     tied: bool
+    headless: bool
     biases: frozenset[str]
     vocab_size: int | None
     quantization: Mapping[str, Any]
@@ -170,7 +174,7 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
     config = {**family.defaults, **config}
     try:
         _check(config, family, model)
-        _check_quantization(quantization, family, model)
+        _check_quantization(quantization, config, family, model)
         rope = {**config}
         if family.layered_rope:
             rope.pop("original_max_position_embeddings", None)
@@ -186,7 +190,10 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
     name = family.architecture
     metadata = {"general.architecture": name} | {f"{name}.{key}": v for key, v in keys.items()}
     size = config.get("vocab_size")
-    return Description(family, metadata, divisors, tied, biases, size, quantization, ignored)
+    headless = not _named(config).endswith(_WRITES_TEXT) and bool(_named(config))
+    return Description(
+        family, metadata, divisors, tied, headless, biases, size, quantization, ignored
+    )
 
 
 def gguf_name(name: str, family: Family) -> str:
@@ -200,11 +207,15 @@ def gguf_name(name: str, family: Family) -> str:
     if short in _OUTER:
         return _OUTER[short]
     match = _LAYER.fullmatch(short)
-    part = {**_INNER, **family.tensors}.get(match["part"]) if match else None
-    if match is None or not part:
+    if match is None:
         return name
-    kind = "scale" if match["kind"] == "weight_scale" else match["kind"]
-    return f"blk.{match['number']}.{part}.{kind}"
+    inner, kind = match["part"], match["kind"].removeprefix("weight_")
+    # The norm before a product: of BitNet embeddings, and of transformers' BitLinear.
+    linear = inner.removesuffix(".norm").removesuffix(".rms_norm")
+    part = {**_INNER, **family.tensors}.get(linear)
+    if not part:
+        return name
+    return f"blk.{match['number']}.{part}{'_norm_in' if linear != inner else ''}.{kind}"
 
 
 def _without_ignored(
@@ -274,16 +285,22 @@ def _empty_as_none(value: Any) -> Any:
     return None if value in ([], {}, "") else value
 
 
+def _named(config: Mapping[str, Any]) -> str:
+    """The first of ``architectures``, empty where it does not say."""
+    named: Sequence[str] = config.get("architectures") or [""]
+    return str(named[0])
+
+
 def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
-    """Refuse models of other kinds: without a head, or with code of their own."""
-    named: Sequence[str] = config.get("architectures") or []
-    if named and not str(named[0]).endswith(_WRITES_TEXT):
+    """Refuse models of other kinds, such as classifiers, or with code of their own."""
+    named = _named(config)
+    if named and not named.endswith((*_WRITES_TEXT, _HEADLESS)):
         raise refusal(
             "architectures",
-            list(named),
+            config["architectures"],
             model=model,
             kind=family.title,
-            why="such a model does not write text",
+            why="such a model neither writes text nor makes vectors of it",
         )
     code = config.get("auto_map")
     if not code:
@@ -305,19 +322,20 @@ def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
         )
 
 
-def _check_quantization(given: Mapping[str, Any], family: Family, model: str) -> None:
-    for key, value in given.items():
-        rule = QUANTIZATION.get(key)
-        if rule is None or not rule.allows(value):
-            norms = "norms before every projection, as in BitNet embedding models, are not computed"
-            raise refusal(
-                f"quantization_config.{key}",
-                value,
-                model=model,
-                kind=family.title,
-                rule=None if key == "use_rms_norm" else rule,
-                why=norms if key == "use_rms_norm" else "",
-            )
+def _check_quantization(
+    given: Mapping[str, Any], config: Mapping[str, Any], family: Family, model: str
+) -> None:
+    below = "quantization_config."
+    check(given, QUANTIZATION, model=model, kind=family.title, below=below)
+    eps = given.get("rms_norm_eps", _EPS_OF_NORMS)
+    if given.get("use_rms_norm") and eps != config["rms_norm_eps"]:
+        raise refusal(
+            f"{below}rms_norm_eps",
+            eps,
+            model=model,
+            kind=family.title,
+            why=f"only the model's own, {config['rms_norm_eps']}, is computed",
+        )
     linear = given.get("linear_class", "bitlinear")
     mode = given.get("quantization_mode", "offline")
     if linear not in ("bitlinear", "autobitlinear") or mode not in ("online", "offline"):

@@ -21,8 +21,6 @@ _BY_NAME = (
     (re.compile(r"clip|vit|vision|siglip|mmproj"), "a model of images"),
 )
 _BY_TENSOR = (
-    (re.compile(r"_norm_in\.weight$|_proj\.norm\.weight$"),
-     "a BitNet embedding model (norms before every projection)"),
     (re.compile(r"_exps\.|\.experts\.|ffn_gate_inp|block_sparse_moe"), _EXPERTS),
     (re.compile(r"\bssm_|\.mamba\.|\.mixer\.|time_mix"), _STATE),
     (re.compile(r"lora_[ab]\b|\.lora_", re.IGNORECASE), "an adapter (LoRA), not a whole model"),

@@ -64,7 +64,6 @@ register(
             "activation": "gelu_tanh",
             "post_norms": True,
             "qk_norm": True,
-            "window": 1024,
             "period": 6,
         },
         configure=_configure,

@@ -51,7 +51,11 @@ COMMON: dict[str, Rule] = {
     "rope.scaling.yarn_log_multiplier": _OFF,
     "rope.scaling.finetuned": HARMLESS,
     "rope.scaling.alpha": _OFF,
-    "pooling_type": neutral(0, note="vectors are pooled by the server's own rule"),
+    "pooling_type": Rule(
+        "how vectors are pooled: 0 (no vectors), 1 mean, 2 first, 3 last",
+        (0, 1, 2, 3),
+        is_read=True,
+    ),
     "tensor_data_layout": neutral("Meta AI original pth"),
     "use_parallel_residual": neutral(False),
     "attn_logit_softcapping": _OFF,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.errors import InvalidFormat
 from bitnet.formats.gguf_values import Array
+from bitnet.formats.sentence_transformers import Prompts
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class Checkpoint:
         config: ``config.json``, where the container is a folder.
         opened_s: seconds it took to open.
         ignored: keys that are treated as if they were not there, with their values.
+        prompts: what the model wants before texts that become vectors.
     """
 
     path: Path
@@ -65,6 +67,7 @@ class Checkpoint:
     config: Mapping[str, Any] | None = None
     opened_s: float = 0.0
     ignored: Mapping[str, Any] = field(default_factory=dict)
+    prompts: Prompts = field(default_factory=Prompts)
 
     @property
     def prefixes(self) -> tuple[str, ...]:

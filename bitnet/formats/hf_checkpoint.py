@@ -9,7 +9,7 @@ import numpy as np
 
 from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.families import config_json
-from bitnet.formats import safetensors
+from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.bit_linear import BitLinear
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.quants import registry, types
@@ -30,6 +30,7 @@ __all__ = ["open_folder"]
 logger = logging.getLogger(__name__)
 
 _AGAIN = "fetch the whole model again"
+_ONLINE = {"linear_class": "autobitlinear", "quantization_mode": "online"}
 
 
 def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
@@ -52,7 +53,15 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     said = config_json.describe(outer, model=folder.name, ignore=ignore_keys)
     tensors, names = _renamed(safetensors.read_folder(folder), said)
     _check_tensors(tensors, said, folder)
-    bits = BitLinear.of(said.quantization)
+    has_norms = any(name.endswith("_norm_in.weight") for name in tensors)
+    if said.quantization.get("use_rms_norm") and not has_norms:
+        raise InvalidFormat(
+            f"{folder.name}: quantization_config speaks of norms before every projection, and "
+            "there are none",
+            hint=_AGAIN,
+        )
+    # BitNet's embedding models have these norms, and no other word on their ternary weights.
+    bits = BitLinear.of(said.quantization or (_ONLINE if has_norms else {}))
     if said.family.architecture.startswith("bitnet") and bits is None:
         logger.warning(
             "%s: config.json has no quantization_config: its layers are plain, not ternary",
@@ -63,19 +72,25 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         for name in tensors
         if not name.endswith(".scale")
     }
-    if bits is not None and bits.converts("lm_head"):
+    if bits is not None and bits.converts("lm_head") and not said.headless:
         head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
         source = _plain_weight(head, tensors[head])
         weights["output.weight"] = bits.weight("output.weight", source, tensors.get("output.scale"))
     weights |= {name: _floats(name, divisors) for name, divisors in said.divisors.items()}
+    architecture = said.metadata["general.architecture"]
+    pooling = sentence_transformers.pooling_type(folder, ignore_keys)
+    if pooling is None and said.headless:
+        pooling = 1  # the mean is what sentence-transformers makes of a model without a word on it
+    own = {} if pooling is None else {f"{architecture}.pooling_type": pooling}
     return Checkpoint(
         folder,
-        said.metadata["general.architecture"],
-        said.metadata,
+        architecture,
+        said.metadata | own,
         weights,
         said.family.rope_style,
         config=outer,
         ignored=said.ignored,
+        prompts=sentence_transformers.prompts(folder),
     )
 
 
@@ -107,13 +122,14 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 def _check_tensors(tensors: Mapping[str, Tensor], said: Description, folder: Path) -> None:
     """That the head, the vocabulary and the biases are those that ``config.json`` speaks of."""
-    if not said.tied and "output.weight" not in tensors and "token_embd.weight" in tensors:
+    embedding = tensors.get("token_embd.weight")
+    needs_head = not said.tied and not said.headless
+    if needs_head and "output.weight" not in tensors and embedding is not None:
         raise InvalidFormat(
             f"{folder.name}: lm_head.weight is missing, and config.json does not say that the "
             "head is the embedding",
             hint=_AGAIN,
         )
-    embedding = tensors.get("token_embd.weight")
     rows = embedding.shape[0] if embedding is not None and embedding.shape else said.vocab_size
     if said.vocab_size is not None and rows != said.vocab_size:
         raise InvalidFormat(

@@ -30,6 +30,7 @@ _ADDED = (".attn_output", ".ffn_down")
 class _Expected:
     """Shapes by tensor name."""
 
+    input_norms: bool
     required: dict[str, tuple[int, ...]] = field(default_factory=dict)
     optional: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -38,6 +39,7 @@ class _Expected:
         (self.required if bias else self.optional)[f"{name}.bias"] = (outputs,)
         # llama.cpp's converter keeps BitNet's scale beside the matrix.
         self.optional[f"{name}.scale"] = (1,)
+        self.norm(f"{name}_norm_in", inputs, wanted=self.input_norms)
 
     def norm(self, name: str, width: int, *, wanted: bool = True) -> None:
         if wanted:
@@ -48,7 +50,7 @@ def expected_tensors(
     config: TransformerConfig,
 ) -> tuple[Mapping[str, tuple[int, ...]], Mapping[str, tuple[int, ...]]]:
     """Shapes of the tensors a model must have, and of those it may have, by GGUF name."""
-    expected = _Expected()
+    expected = _Expected(config.input_norms)
     expected.required["token_embd.weight"] = (config.vocab_size, config.dim)
     expected.norm("output_norm", config.dim)
     expected.optional["output.weight"] = (config.vocab_size, config.dim)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.families.rules import refusal
+from bitnet.formats.sentence_transformers import POOLINGS
 from bitnet.models.rope import Rope, rope_from
 
 if TYPE_CHECKING:
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Activation
 
-__all__ = ["TransformerConfig", "config_of"]
+__all__ = ["Pooling", "TransformerConfig", "config_of"]
+
+Pooling = Literal["none", "mean", "cls", "last"]
 
 MAX_LAYERS = 4096  # a damaged file must not make us list billions of tensors
 
@@ -56,6 +59,8 @@ class TransformerConfig:
         temperature_length: positions after which they grow again.
         sub_norms: RMS norms before the output projections (BitNet).
         post_norms: RMS norms after attention and feed-forward (Gemma).
+        pooling: how hidden states become the vector of a text; ``none``: it writes text instead.
+        input_norms: an RMS norm of its own before each product of a block (BitNet embeddings).
     """
 
     architecture: str
@@ -90,6 +95,8 @@ class TransformerConfig:
     temperature_length: int = 1
     sub_norms: bool = False
     post_norms: bool = False
+    input_norms: bool = False
+    pooling: Pooling = "none"
 
     def regime(self, reach: int) -> tuple[int, ...]:
         """Prompts of lengths with the same regime are rotated alike, so they can share a cache."""
@@ -192,6 +199,8 @@ def _base(checkpoint: Checkpoint, *, default_window: int, period: int) -> dict[s
         "rope": rope_from(checkpoint, head_dim),
         "attention_scale": max(head_dim, 1) ** -0.5,
         "windows": _windows(checkpoint, layers, period=period, window=window),
+        "pooling": POOLINGS[checkpoint.integer("pooling_type", 0)],
+        "input_norms": any(name.endswith("_norm_in.weight") for name in checkpoint.weights),
     }
 
 

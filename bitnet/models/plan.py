@@ -2,7 +2,8 @@
 
 Registers: ``x`` the residual stream, ``h`` what a block's part reads and, at its end, what it adds;
 ``q k v`` queries, keys and values, ``mixed`` what attention gives; ``gate up act`` inside
-the feed-forward network. ``qkv`` and ``gate_up`` hold fused projections.
+the feed-forward network. ``qkv`` and ``gate_up`` hold fused projections, ``n`` what is read by one
+product alone.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ def hidden_program(config: TransformerConfig, tensors: Container[str]) -> Progra
     widths |= {"gate": config.ffn_dim, "up": config.ffn_dim, "act": config.ffn_dim}
     if config.fused:
         widths |= {"qkv": heads + 2 * kv, "gate_up": 2 * config.ffn_dim}
+    if config.input_norms:
+        widths |= {"n": config.dim}
     return Program(
         tuple(_Writer(config, tensors).instructions()),
         widths,
@@ -79,10 +82,12 @@ class _Writer:
             yield Norm("h", "x", f"{block}.attn_norm.weight")
         yield Mark(f"attn_norm-{layer}", source)
         if config.fused:
-            yield self._linear(("qkv",), source, (f"{block}.attn_qkv",))
+            yield from self._linear(("qkv",), source, (f"{block}.attn_qkv",))
             yield Split(("q", "k", "v"), "qkv")
         else:
-            yield self._linear(("q", "k", "v"), source, [f"{block}.attn_{part}" for part in "qkv"])
+            yield from self._linear(
+                ("q", "k", "v"), source, [f"{block}.attn_{part}" for part in "qkv"]
+            )
         yield from self._norm("q", f"{block}.attn_q_norm")
         yield from self._norm("k", f"{block}.attn_k_norm")
         if not config.rotated or config.rotated[layer]:
@@ -106,7 +111,7 @@ class _Writer:
         if layer == config.n_layers - 1:  # nothing behind here reads the other rows
             yield Select(("x", "mixed"))
         yield from self._norm("mixed", f"{block}.attn_sub_norm")
-        yield self._linear(("h",), "mixed", (f"{block}.attn_output",))
+        yield from self._linear(("h",), "mixed", (f"{block}.attn_output",))
         if config.post_norms:
             yield Norm("h", "h", f"{block}.post_attention_norm.weight")
         yield Mark(f"attn_out-{layer}", "h")
@@ -119,26 +124,39 @@ class _Writer:
             yield Norm("h", "x", f"{block}.{config.ffn_norm}.weight")
         yield Mark(f"ffn_norm-{layer}", source)
         if config.fused:
-            yield self._linear(("gate_up",), source, (f"{block}.ffn_up",))
+            yield from self._linear(("gate_up",), source, (f"{block}.ffn_up",))
             yield Split(("gate", "up"), "gate_up")
         elif config.gated:
             names = (f"{block}.ffn_gate", f"{block}.ffn_up")
-            yield self._linear(("gate", "up"), source, names)
+            yield from self._linear(("gate", "up"), source, names)
         else:
-            yield self._linear(("up",), source, (f"{block}.ffn_up",))
+            yield from self._linear(("up",), source, (f"{block}.ffn_up",))
         if config.gated:
             yield Mark(f"ffn_gate-{layer}", "gate")
         yield Mark(f"ffn_up-{layer}", "up")
         yield Gate("act", "gate" if config.gated else "up", "up", config.activation)
         yield Mark(f"ffn_act-{layer}", "act")
         yield from self._norm("act", f"{block}.ffn_sub_norm")
-        yield self._linear(("h",), "act", (f"{block}.ffn_down",))
+        yield from self._linear(("h",), "act", (f"{block}.ffn_down",))
         if config.post_norms:
             yield Norm("h", "h", f"{block}.post_ffw_norm.weight")
         yield Mark(f"ffn_out-{layer}", "h")
         yield Add("x", "h")
 
-    def _linear(self, outs: tuple[str, ...], x: str, names: Sequence[str]) -> Linear:
+    def _linear(
+        self, outs: tuple[str, ...], x: str, names: Sequence[str]
+    ) -> Iterator[Norm | Linear]:
+        """Products of *x*, together, or each with its own norm of *x*."""
+        if not self._config.input_norms:
+            yield self._products(outs, x, names)
+            return
+        for out, name in zip(outs, names, strict=True):
+            # What a block's first products read is wide as the stream, and read several times.
+            source = "n" if x in ("x", "h") else x
+            yield Norm(source, x, f"{name}_norm_in.weight")
+            yield self._products((out,), source, (name,))
+
+    def _products(self, outs: tuple[str, ...], x: str, names: Sequence[str]) -> Linear:
         biases = (f"{name}.bias" for name in names)
         return Linear(
             outs,

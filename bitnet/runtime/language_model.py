@@ -17,9 +17,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from bitnet.errors import InferenceError, UsageError
+import numpy as np
+
+from bitnet.errors import InferenceError, Unsupported, UsageError
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.containers import I2SLayout, open_checkpoint
+from bitnet.formats.sentence_transformers import Prompts
 from bitnet.invocation import word
 from bitnet.kernels.select import select
 from bitnet.models.exact_head import ExactHead
@@ -30,6 +33,7 @@ from bitnet.runtime.engine import Engine
 from bitnet.runtime.request import Request, check_prompt
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars
+from bitnet.runtime.vectors import check_vectors
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
 from bitnet.tokenizer.discover import fits
 from bitnet.tokenizer.model_facts import model_facts
@@ -38,7 +42,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from bitnet.models.config import TransformerConfig
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from bitnet.runtime.tools import Tools
 
 __all__ = ["LanguageModel", "load"]
+
+VECTORS_AT_ONCE = 16  # texts in a pass at most; their tokens fill it, none is padded
 
 
 class LanguageModel:
@@ -65,6 +70,7 @@ class LanguageModel:
         backend: what computes it, with its instruction set.
         load_s: seconds it took to load.
         ignored_keys: keys of the model that were treated as if they were not there.
+        prompts: texts that the model wants before those it makes vectors of, by name.
     """
 
     def __init__(
@@ -84,6 +90,7 @@ class LanguageModel:
         self.backend: str = model.ops.name
         self.load_s = load_s
         self.ignored_keys: tuple[str, ...] = ()
+        self.prompts = Prompts()
 
     @property
     def engine(self) -> Engine:
@@ -117,9 +124,15 @@ class LanguageModel:
         Raises:
             UsageError: the prompt is empty, the template does not accept the conversation, or the
                 schema or the regular expression is wrong.
-            Unsupported: no chat template; or a schema or a regular expression, and llguidance is
-                not installed.
+            Unsupported: the model makes vectors; no chat template; or a schema or a regular
+                expression, and llguidance is not installed.
         """
+        if self.config.pooling != "none":
+            raise Unsupported(
+                f"{self.path.name} makes vectors of texts and does not write any "
+                f"(pooling: {self.config.pooling})",
+                hint="choose a model that writes text",
+            )
         calls = None
         if request.messages is None:
             ids = self._encoded(request.prompt)
@@ -200,6 +213,73 @@ class LanguageModel:
         """
         text, *_ = conversation_text(self.tokenizer, Request(messages=messages))
         return self.tokenizer.encode(text, add_special=False)
+
+    def embed(
+        self,
+        texts: str | Sequence[str | Sequence[int]],
+        *,
+        prompt_name: str | None = None,
+        normalize: bool = True,
+        dimensions: int | None = None,
+    ) -> NDArray[np.float32]:
+        """Vectors of *texts*, pooled as the model says; the mean where it does not.
+
+        Args:
+            texts: texts, or ids. Ids are taken as they are; texts get the prompt, and what the
+                tokenizer puts around them.
+            prompt_name: one of :attr:`prompts`; the model's default when not given.
+            normalize: scale each vector to length one.
+            dimensions: keep this many of its first numbers; all when not given.
+
+        Returns:
+            ``(len(texts), dimensions)``; one row for a single text.
+
+        Raises:
+            UsageError: a prompt of that name is not known, *dimensions* is out of its range, or a
+                text has no tokens or unknown ids.
+            InferenceError: a text is longer than the context, the weights give no numbers, or
+                memory runs out.
+        """
+        check_vectors(self.config.dim, dimensions)
+        given = [texts] if isinstance(texts, str) else texts
+        scheduler = self.scheduler(max_batch=VECTORS_AT_ONCE)
+        running = [
+            scheduler.prepare(self.embedding_ids(one, prompt_name), Request(embed=True))
+            for one in given
+        ]
+        # Those of a pass end together.
+        for sequence in sorted(running, key=lambda one: one.prompt_tokens, reverse=True):
+            scheduler.queue(sequence)
+        while scheduler.busy:
+            for sequence, _ in scheduler.step():
+                if sequence.error:
+                    raise sequence.error
+        rows = np.empty((len(given), dimensions or self.config.dim), dtype=np.float32)
+        for row, sequence in zip(rows, running, strict=True):
+            row[:] = sequence.vector(normalize=normalize, dimensions=dimensions)
+        return rows
+
+    def embedding_ids(self, text: str | Sequence[int], prompt_name: str | None = None) -> list[int]:
+        """Ids of what becomes a vector; the arguments are those of :meth:`embed`.
+
+        Raises:
+            UsageError: a prompt of that name is not known, or *text* is not a text.
+        """
+        name = self.prompts.default if prompt_name is None else prompt_name
+        if name and name not in self.prompts.texts:
+            known = ", ".join(sorted(self.prompts.texts)) or "none"
+            raise UsageError(
+                f"{self.path.name} has no prompt called {name!r}; it has: {known}",
+                hint="write what should stand before the texts into them",
+                field="prompt_name",
+            )
+        if not isinstance(text, str):
+            is_ids = not isinstance(text, int) and all(isinstance(one, int) for one in text)
+            if not is_ids:
+                raise UsageError("an input is neither a text nor ids", field="input")
+            return self._encoded(text)
+        whole = self.prompts.texts.get(name, "") + text
+        return self._encoded(whole) if whole else self.tokenizer.encode(whole)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits after every position of *ids*, ``(len(ids), vocab_size)``.
@@ -309,6 +389,7 @@ def load(
         load_s = time.perf_counter() - started
         loaded = LanguageModel(transformer, tokenizer, path=path, context=context, load_s=load_s)
     loaded.ignored_keys = tuple(sorted(checkpoint.ignored))
+    loaded.prompts = checkpoint.prompts
     return loaded
 
 

@@ -65,7 +65,7 @@ class Request:
         regex: the whole answer matches it.
         logprobs: how many alternatives to report with each token; ``None``: no log-probabilities.
         min_tokens: tokens before which no stop id is chosen.
-        embed: no answer but a vector, the mean of the hidden states after each id.
+        embed: no answer but a vector, pooled as the model wants it, the mean where it does not say.
         stop_ids: token ids that end the answer; a :class:`LanguageModel` fills in its own.
         grammar: *json_schema* or *regex* for the tokens of one model; a :class:`LanguageModel`
             fills it in.

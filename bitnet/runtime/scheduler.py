@@ -276,7 +276,7 @@ class Scheduler:
                 f"logit bias for token id {outside[0]}, the vocabulary has {size:,}",
                 hint="use the model's own tokenizer",
             )
-        sequence = Sequence(ids, request)
+        sequence = Sequence(ids, request, self.model.config.pooling)
         self._check_budget(sequence)
         return sequence
 
@@ -412,7 +412,7 @@ class Scheduler:
 
 def _part(sequence: Sequence, tokens: list[int], draft: list[int]) -> _Part:
     cache = _lease(sequence).cache
-    if sequence.request.embed:
+    if sequence.request.embed and not sequence.pools_last:
         return _Part(sequence, Segment(tokens, cache, "all"), draft)
     complete = cache.length + len(tokens) - len(draft) == len(sequence.ids)
     if not complete:

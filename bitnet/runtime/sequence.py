@@ -11,6 +11,7 @@ from bitnet.runtime.lookup import Lookup
 from bitnet.runtime.piece import FinishReason, Piece
 from bitnet.runtime.sampling import Sampled, Sampler
 from bitnet.runtime.screening import Logits, ScreenedLogits
+from bitnet.runtime.vectors import finished
 
 if TYPE_CHECKING:
     from collections import abc
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.kernels.screened_head import Wanted
+    from bitnet.models.config import Pooling
     from bitnet.runtime.prefix_cache import Lease
     from bitnet.runtime.request import Request
 
@@ -40,10 +42,12 @@ class Sequence:
         screen_given_up: screening did not pay for this model, so it was stopped.
         finish_reason: ``None`` until it has ended.
         error: what went wrong if the reason is ``error``.
-        embedding: the sum of the hidden states so far, ``(dim,)``, where a vector is wanted.
+        embedding: where a vector is wanted, what the hidden states so far make of it, ``(dim,)``.
     """
 
-    def __init__(self, prompt: abc.Iterable[int], request: Request) -> None:
+    def __init__(
+        self, prompt: abc.Iterable[int], request: Request, pooling: Pooling = "none"
+    ) -> None:
         self.ids = list(prompt)
         self.prompt_tokens = len(self.ids)
         self.request = request
@@ -57,6 +61,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self.embedding: NDArray[np.float64] | None = None
+        self._pooling = pooling
         self.lease: Lease | None = None
         self._sampler = Sampler(request.sampling, self.ids)
         self._matcher = request.grammar.start() if request.grammar else None
@@ -66,6 +71,11 @@ class Sequence:
     def positions(self) -> int:
         """Positions of a cache that it may come to need, were the context without end."""
         return self.prompt_tokens + (0 if self.request.embed else self.request.max_tokens - 1)
+
+    @property
+    def pools_last(self) -> bool:
+        """Whether its vector is what stands after the last id alone."""
+        return self._pooling == "last"
 
     @property
     def decodes(self) -> bool:
@@ -132,12 +142,29 @@ class Sequence:
 
     def add_hidden(self, states: NDArray[np.floating[Any]]) -> list[Piece]:
         """Take in *states*, ``(T, dim)``, after ids of its prompt; a last piece after them all."""
-        total: NDArray[np.float64] = states.astype(np.float64).sum(axis=0)
-        self.embedding = total if self.embedding is None else self.embedding + total
+        rows = states.astype(np.float64)
+        if self.pools_last:
+            self.embedding = rows[-1]
+        elif self._pooling != "cls":
+            share: NDArray[np.float64] = rows.sum(axis=0) / self.prompt_tokens
+            self.embedding = share if self.embedding is None else self.embedding + share
+        elif self.embedding is None:
+            self.embedding = rows[0]
         if self.left:
             return []
+        if not np.isfinite(self.embedding).all():
+            error = InferenceError(
+                "the model's hidden states are not finite numbers",
+                hint="the weights are damaged: fetch the model again",
+            )
+            return [self.fail(error)]
         self.finish_reason = "stop"
         return [Piece(None, finish_reason="stop")]
+
+    def vector(self, *, normalize: bool, dimensions: int | None) -> NDArray[np.float32]:
+        """Its vector, once it has ended, ``(dimensions,)``; see :meth:`LanguageModel.embed`."""
+        assert self.embedding is not None, "a vector that is complete"
+        return finished(self.embedding, normalize=normalize, dimensions=dimensions)
 
     def fail(self, error: Exception) -> Piece:
         """End with *error*."""

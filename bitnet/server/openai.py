@@ -18,7 +18,6 @@ from bitnet.server.shapes import SAMPLING
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from bitnet.runtime.answer import Answer
@@ -154,7 +153,10 @@ def embeddings(body: EmbeddingRequest, service: Service) -> list[Running]:
     """
     found = []
     for text in texts_of(body.input, "input"):
-        ids = text if isinstance(text, list) else service.model.tokenizer.encode(text)
+        try:
+            ids = service.model.embedding_ids(text, body.prompt_name)
+        except UsageError as error:
+            raise from_error(error) from error
         context = service.model.context
         if not 0 < len(ids) <= context or max(ids) >= service.model.config.vocab_size:
             raise Refused(400, f"each input needs 1 to {context:,} known tokens", param="input")
@@ -422,13 +424,13 @@ def usage_chunk(head: Mapping[str, Any], kind: str, counts: dict[str, Any]) -> d
 
 
 def embeddings_reply(
-    request: EmbeddingRequest, rows: Sequence[NDArray[np.float32]], model: str, tokens: int
+    request: EmbeddingRequest, rows: Sequence[NDArray[Any]], model: str, tokens: int
 ) -> dict[str, Any]:
     """The reply of ``/v1/embeddings``."""
     encoded: list[Any] = [
-        base64.b64encode(row.astype("<f4").tobytes()).decode()
+        base64.b64encode(row.astype(row.dtype.newbyteorder("<")).tobytes()).decode()
         if request.encoding_format == "base64"
-        else [float(value) for value in row]
+        else row.tolist()
         for row in rows
     ]
     data = [

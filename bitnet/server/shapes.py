@@ -214,4 +214,12 @@ class EmbeddingRequest(_Shape):
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[int, Field(ge=1)] | None = None
+    output_dtype: Annotated[
+        Literal["float", "int8", "uint8", "binary", "ubinary"],
+        Field(description="bits of a vector's numbers; binary packs 8 signs into a byte"),
+    ] = "float"
+    prompt_name: Annotated[
+        str | None, Field(description="the model's prompt that stands before texts, such as query")
+    ] = None
+    normalize: Annotated[bool, Field(description="scale vectors to length one")] = True
     user: str | None = None

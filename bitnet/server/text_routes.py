@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from bitnet.errors import UsageError
+from bitnet.runtime.vectors import check_vectors, rounded
 from bitnet.server import openai
 from bitnet.server.faults import Refused
 from bitnet.server.shapes import (
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
+    from bitnet.runtime.vectors import Precision
     from bitnet.server.service import Service
 
 router = APIRouter()
@@ -109,25 +111,26 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 @router.post("/v1/embeddings", tags=["OpenAI"], summary="Vectors of texts")
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-    """The mean of the last hidden states of each text, of length one."""
+    """The last hidden states of each text, pooled as the model wants it; of length one."""
     service: Service = request.app.state.service
     service.check_name(body.model)
-    dim = service.model.config.dim
-    if body.dimensions not in (None, dim):
-        raise Refused(400, f"the vectors of this model have {dim:,} dimensions", param="dimensions")
+    precision: Precision = "float32" if body.output_dtype == "float" else body.output_dtype
+    try:
+        check_vectors(service.model.config.dim, body.dimensions, precision)
+    except UsageError as error:
+        names = {"precision": "output_dtype"}
+        raise Refused(400, error.message, param=names.get(error.field, error.field)) from error
     answers = await Exchange(request, openai.embeddings, body).collect()
     if any(answer.finish_reason != "stop" for answer in answers):
         raise Refused(503, "the worker is stopping", kind="server_error", retry_after_s=5)
     counted = sum(answer.stats.prompt_tokens for answer in answers)
-    rows = [_vector(answer) for answer in answers]
+    rows = [
+        rounded(
+            answer.sequence.vector(normalize=body.normalize, dimensions=body.dimensions), precision
+        )
+        for answer in answers
+    ]
     return JSONResponse(openai.embeddings_reply(body, rows, service.name, counted))
-
-
-def _vector(answer: Answer) -> Any:
-    """The mean of the hidden states, scaled to length one, ``(dim,)`` float32."""
-    total = answer.sequence.embedding
-    assert total is not None, "a vector that is complete"
-    return (total / (float(np.linalg.norm(total)) or 1.0)).astype(np.float32)
 
 
 @router.post("/tokenize", tags=["worker"], summary="The ids of a text")

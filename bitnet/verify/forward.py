@@ -38,7 +38,7 @@ def forward_verdict(
     Args:
         checkpoint: a model whose tensors fit its architecture.
         tokenizer: the model's own; without it the first ids of the vocabulary are run, and what
-            the model predicts is not judged.
+            the model predicts is not judged, as of one that makes vectors.
         trace: what the same content computed when it was attested.
 
     Raises:
@@ -50,7 +50,8 @@ def forward_verdict(
     recorded = trace is not None and backend in trace
     prompts = [ids, trace["ids"]] if trace is not None and recorded else [ids]
     logits = logits_of(checkpoint, prompts, select(threads=0))
-    status, text, hint = judge_logits(logits[0], ids, judge_text=tokenizer is not None)
+    writes = config.pooling == "none"
+    status, text, hint = judge_logits(logits[0], ids, judge_text=writes and tokenizer is not None)
     if status == "failed" or trace is None or not recorded:
         return status, text, hint
     worst, allowed = worst_difference(trace, backend, logits[1])

@@ -27,7 +27,7 @@ def rope(**keys):
         ("logit_scale", 0.25),
         ("residual_scale", 0.5),
         ("embedding_scale", 12.0),
-        ("pooling_type", 3),
+        ("pooling_type", 4),
         ("final_logit_softcapping", 30.0),
         ("rope.scaling.yarn_log_multiplier", 0.1),
         ("rope.scaling.yarn_beta_fast", 4.0),
@@ -111,7 +111,6 @@ def test_infer_says_which_keys_it_ignored(tmp_path, bitnet):
 @pytest.mark.parametrize(
     ("tensor", "kind"),
     [
-        ("blk.0.attn_q_norm_in.weight", "BitNet embedding model"),
         ("blk.0.ffn_gate_exps.weight", "mixture of experts"),
         ("blk.0.ssm_in.weight", "state-space"),
     ],

@@ -1,7 +1,9 @@
 """The interface, as clients use it: over HTTP, and through the official client."""
 
+import base64
 import json
 
+import numpy as np
 import openai
 import pytest
 from server_process import listening
@@ -193,6 +195,25 @@ def test_embeddings_have_length_one_and_differ(client):
     assert sum(x * x for x in rows[0]) == pytest.approx(1, abs=1e-5)
 
 
+def test_vectors_in_fewer_dimensions_and_bits(worker, model_path):
+    def vectors(**fields):
+        body = {"input": ["ab", "cd"]} | fields
+        return [one["embedding"] for one in worker.post("/v1/embeddings", body).json()["data"]]
+
+    with load(model_path) as model:
+        whole = model.embed(["ab", "cd"])
+        short = model.embed(["ab", "cd"], dimensions=16)
+        plain = model.embed(["ab", "cd"], normalize=False)
+    np.testing.assert_allclose(vectors(), whole, atol=1e-6)
+    np.testing.assert_allclose(vectors(dimensions=16), short, atol=1e-6)
+    np.testing.assert_allclose(vectors(normalize=False), plain, atol=1e-5)
+    bits = np.packbits(short > 0, axis=-1)
+    assert vectors(dimensions=16, output_dtype="ubinary") == bits.tolist()
+    said = vectors(dimensions=16, output_dtype="binary", encoding_format="base64")
+    decoded = [np.frombuffer(base64.b64decode(one), np.int8).astype(int) + 128 for one in said]
+    assert np.array_equal(decoded, bits)
+
+
 def test_text_to_ids_and_back(worker):
     ids = worker.post("/tokenize", {"content": "abc", "add_special": False}).json()["tokens"]
     assert worker.post("/detokenize", {"tokens": ids}).json() == {"content": "abc"}
@@ -230,7 +251,10 @@ def test_text_to_ids_and_back(worker):
          "functions is not served"),
         ("/detokenize", {"tokens": [12345]}, "not in the vocabulary"),
         ("/v1/embeddings", {"input": [[]]}, "each input needs"),
-        ("/v1/embeddings", {"input": "a", "dimensions": 7}, "have 256 dimensions"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 257}, "of this model have 256"),
+        ("/v1/embeddings", {"input": "a", "prompt_name": "query"}, "no prompt called 'query'"),
+        ("/v1/embeddings", {"input": "a", "output_dtype": "binary", "dimensions": 7},
+         "8 dimensions into a byte"),
         ("/v1/completions", {"prompt": ["a"] * 20, "n": 8}, "160 answers in one request"),
     ],
 )  # fmt: skip

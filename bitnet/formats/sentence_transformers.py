@@ -1,0 +1,144 @@
+"""What sentence-transformers keeps beside a model: how its vectors are pooled, and its prompts.
+
+    model/
+      modules.json                        Transformer, Pooling, Normalize
+      sentence_bert_config.json
+      1_Pooling/config.json
+      config_sentence_transformers.json   prompts
+
+https://github.com/huggingface/sentence-transformers/blob/v5.1.0/sentence_transformers/models/Pooling.py
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat, from_os_error
+from bitnet.families.rules import HARMLESS, Rule, check, neutral, read, refusal, without
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+
+__all__ = ["POOLINGS", "Prompts", "pooling_type", "prompts"]
+
+#: By GGUF's number of them.
+POOLINGS = ("none", "mean", "cls", "last")
+_KIND = "sentence-transformers"
+_MODULES = ("Transformer", "Pooling", "Normalize")
+_MODES = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+_NAMES = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+_NOT = neutral(None, False)
+_POOLING: dict[str, Rule] = {
+    "word_embedding_dimension": HARMLESS,
+    "embedding_dimension": HARMLESS,
+    "include_prompt": neutral(None, True),
+    "pooling_mode": read("the same in one word"),
+    **dict.fromkeys(_MODES, read("which hidden states make the vector")),
+    "pooling_mode_max_tokens": _NOT,
+    "pooling_mode_mean_sqrt_len_tokens": _NOT,
+    "pooling_mode_weightedmean_tokens": _NOT,
+}
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Texts that a model wants before what it makes vectors of.
+
+    Attributes:
+        texts: by name.
+        default: the name of the one that is taken where none is named; empty: none is.
+    """
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    default: str = ""
+
+
+def pooling_type(folder: Path, ignore: Collection[str] = ()) -> int | None:
+    """GGUF's number for how the model in *folder* pools; ``None`` where no file says it.
+
+    Raises:
+        Unsupported: a module or a kind of pooling that is not computed here.
+        InvalidFormat: a file is damaged.
+    """
+    path = folder / "modules.json"
+    if not path.is_file():
+        return None
+    modules = _parsed(path, list)
+    if not all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in modules):
+        raise _damaged(path, "expected a list of modules, each with a type")
+    found = None
+    for module in modules:
+        kind = module["type"].rpartition(".")[2]
+        if kind not in _MODULES:
+            why = "only a transformer, pooling and a length of one are computed"
+            raise refusal("modules.json", module["type"], model=folder.name, kind=_KIND, why=why)
+        if kind == "Pooling":
+            inside = str(module.get("path") or "1_Pooling")
+            found = _pooling(folder, inside, ignore)
+    settings = folder / "sentence_bert_config.json"
+    if settings.is_file():
+        rules = {"do_lower_case": neutral(None, False)}
+        given = without(_parsed(settings, dict), ignore)
+        check(
+            {key: given[key] for key in rules if key in given}, rules,
+            model=folder.name, kind=_KIND, below=f"{settings.name}: ",
+        )  # fmt: skip
+    return found
+
+
+def prompts(folder: Path) -> Prompts:
+    """The prompts of the model in *folder*; none where no file has any.
+
+    Raises:
+        InvalidFormat: the file is damaged.
+    """
+    path = folder / "config_sentence_transformers.json"
+    if not path.is_file():
+        return Prompts()
+    said = _parsed(path, dict)
+    texts, default = said.get("prompts") or {}, said.get("default_prompt_name") or ""
+    is_texts = isinstance(texts, dict) and all(isinstance(one, str) for one in texts.values())
+    if not is_texts or not isinstance(default, str) or (default and default not in texts):
+        raise _damaged(path, "expected prompts by name, and the name of one of them")
+    return Prompts(texts, default)
+
+
+def _pooling(folder: Path, inside: str, ignore: Collection[str]) -> int:
+    path = folder / inside / "config.json"
+    if ".." in path.parts[len(folder.parts) :] or not path.is_relative_to(folder):
+        raise _damaged(folder / "modules.json", f"{inside!r} is outside of the folder")
+    given = without(_parsed(path, dict), ignore)
+    check(given, _POOLING, model=folder.name, kind=_KIND, below=f"{inside}: ")
+    named = given.get("pooling_mode")
+    found = [mode for key, mode in _MODES.items() if given.get(key)]
+    if named is not None:
+        found = [_NAMES[named]] if isinstance(named, str) and named in _NAMES else []
+    if len(found) != 1:
+        shown = named if named is not None else found
+        why = "one of mean, cls and last is computed"
+        key = f"{inside}: pooling_mode"
+        raise refusal(key, shown, model=folder.name, kind=_KIND, why=why)
+    return POOLINGS.index(found[0])
+
+
+def _parsed(path: Path, wanted: type) -> Any:
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"no JSON: {error}") from error
+    if not isinstance(found, wanted):
+        raise _damaged(path, f"expected a JSON {'array' if wanted is list else 'object'}")
+    return found
+
+
+def _damaged(path: Path, why: str) -> InvalidFormat:
+    return InvalidFormat(f"{path.parent.name}/{path.name}: {why}", hint="fetch the model again")

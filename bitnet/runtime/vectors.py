@@ -1,0 +1,75 @@
+"""Vectors of texts: how they end, and how they are made small."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+
+from bitnet.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["PRECISIONS", "Precision", "check_vectors", "finished", "rounded"]
+
+Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+def check_vectors(dim: int, dimensions: int | None, precision: str = "float32") -> None:
+    """Accept how vectors are wanted.
+
+    Args:
+        dim: of the model's vectors.
+        dimensions: how many of their first numbers are wanted; ``None``: all.
+        precision: one of :data:`PRECISIONS`.
+
+    Raises:
+        UsageError: one of them cannot be.
+    """
+    if dimensions is not None and not 1 <= dimensions <= dim:
+        raise UsageError(
+            f"{dimensions:,} dimensions, the vectors of this model have {dim:,}",
+            hint="leave it out for whole vectors",
+            field="dimensions",
+        )
+    if precision not in PRECISIONS:
+        raise UsageError(
+            f"{precision!r} is not a precision: {', '.join(PRECISIONS)}", field="precision"
+        )
+    if precision.endswith("binary") and (dimensions or dim) % 8:
+        raise UsageError(
+            f"{precision} packs 8 dimensions into a byte, {dimensions or dim:,} are not a multiple",
+            hint=f"ask for {(dimensions or dim) // 8 * 8:,} dimensions",
+            field="precision",
+        )
+
+
+def finished(
+    vector: NDArray[np.float64], *, normalize: bool, dimensions: int | None
+) -> NDArray[np.float32]:
+    """The first *dimensions* numbers of *vector*, scaled to length one where that is asked for."""
+    kept = vector[:dimensions]
+    length = float(np.linalg.norm(kept)) if normalize else 1.0
+    return (kept / (length or 1.0)).astype(np.float32)
+
+
+def rounded(vectors: NDArray[np.float32], precision: Precision) -> NDArray[Any]:
+    """*vectors*, ``(N, dim)``, in fewer bits; compare them by the cosine of their angle.
+
+    ``int8`` and ``uint8`` round each vector by its largest number to -127..127, and to 1..255 with
+    zero at 128. The bits of ``ubinary`` say which numbers are above zero, the first one in the
+    highest bit, 8 in a byte; ``binary`` has the same bytes less 128, as sentence-transformers.
+
+    Returns:
+        ``(N, dim)`` float32, int8 or uint8; ``(N, dim // 8)`` int8 or uint8 for bits.
+    """
+    if precision == "float32":
+        return vectors
+    if precision.endswith("binary"):
+        bits = np.packbits(vectors > 0, axis=-1)
+        return bits if precision == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
+    largest = np.abs(vectors).max(axis=-1, keepdims=True)
+    whole = np.rint(vectors * (127 / np.where(largest > 0, largest, 1)))
+    return (whole + 128).astype(np.uint8) if precision == "uint8" else whole.astype(np.int8)

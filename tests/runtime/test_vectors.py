@@ -1,0 +1,197 @@
+"""Vectors of texts: pooled, ended and rounded."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from bitnet_embeddings import DIM, folder, gguf
+from tiny_models import TOKENS, tiny_gguf
+
+from bitnet import load
+from bitnet.errors import InferenceError, InvalidFormat, Unsupported, UsageError
+from bitnet.formats.containers import open_checkpoint
+from bitnet.models.transformer import Segment
+from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.vectors import rounded
+
+TEXTS = ["abc", "zyxwvutsr", "a"]
+END = TOKENS.index("</s>")
+
+
+def ids_of(text):
+    return [TOKENS.index(character) for character in text]
+
+
+def states(model, ids):
+    cache = KVCache(model.config, len(ids))
+    return model.model.hidden([Segment(ids, cache, "all")])[0].astype(np.float64)
+
+
+def unit(row):
+    return row / np.linalg.norm(row)
+
+
+POOLED = {
+    1: lambda rows: rows.mean(axis=0),
+    2: lambda rows: rows[0],
+    3: lambda rows: rows[-1],
+}
+
+
+@pytest.mark.parametrize("pooling", POOLED)
+def test_vectors_are_the_pooled_hidden_states_behind_the_end_token(pooling, tmp_path):
+    with load(gguf(tmp_path / "model.gguf", "qwen3", pooling_type=pooling)) as model:
+        found = model.embed(TEXTS)
+        plain = model.embed(TEXTS, normalize=False)
+        for row, raw, text in zip(found, plain, TEXTS, strict=True):
+            expected = POOLED[pooling](states(model, [*ids_of(text), END]))
+            np.testing.assert_allclose(row, unit(expected), atol=1e-6)
+            np.testing.assert_allclose(raw, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_ids_are_taken_as_they_are(tmp_path):
+    with load(gguf(tmp_path / "model.gguf", "gemma3")) as model:
+        bare, ended = model.embed([ids_of("abc"), [*ids_of("abc"), END]])
+        assert np.array_equal(ended, model.embed("abc")[0])
+        assert not np.allclose(bare, ended)
+
+
+def test_a_vector_is_the_same_whatever_is_beside_it_and_however_it_is_cut(tmp_path):
+    """The texts are longer together than what is run at once."""
+    with load(tiny_gguf(tmp_path / "tiny.gguf")) as model:
+        texts = ["abcdefghij" * 5, *("klmno" * count for count in range(1, 12))]
+        together = model.embed(texts)
+        alone = np.concatenate([model.embed(text) for text in texts])
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
+def test_prompts_of_the_folder_stand_before_texts(tmp_path):
+    with load(folder(tmp_path / "model", "qwen3")) as model:
+        assert model.config.pooling == "last"
+        asked = model.embed("cd", prompt_name="query")
+        np.testing.assert_array_equal(asked, model.embed("abcd"))
+        assert not np.allclose(asked, model.embed("cd"))
+        with pytest.raises(UsageError, match="no prompt called 'passage'; it has: document, query"):
+            model.embed("cd", prompt_name="passage")
+
+
+def test_the_default_prompt_is_taken_where_none_is_named(tmp_path):
+    path = folder(tmp_path / "model", "qwen3")
+    said = {"prompts": {"query": "ab", "plain": ""}, "default_prompt_name": "query"}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(said))
+    with load(path) as model:
+        np.testing.assert_array_equal(model.embed("c"), model.embed("abc", prompt_name="plain"))
+
+
+def test_fewer_dimensions_are_the_first_ones(tmp_path):
+    with load(gguf(tmp_path / "model.gguf", "qwen3")) as model:
+        whole, short = model.embed("abc")[0], model.embed("abc", dimensions=24)[0]
+        np.testing.assert_allclose(short, unit(whole[:24]), atol=1e-6)
+        for wrong in (0, -1, DIM + 1):
+            with pytest.raises(UsageError, match="of this model have 128"):
+                model.embed("abc", dimensions=wrong)
+
+
+def test_a_model_that_writes_gives_the_mean(tmp_path):
+    with load(tiny_gguf(tmp_path / "tiny.gguf")) as model:
+        ids = ids_of("abc")
+        np.testing.assert_allclose(
+            model.embed([ids])[0], unit(POOLED[1](states(model, ids))), atol=1e-6
+        )
+
+
+def test_a_model_that_makes_vectors_does_not_write(tmp_path):
+    with (
+        load(gguf(tmp_path / "model.gguf", "qwen3")) as model,
+        pytest.raises(Unsupported, match="makes vectors of texts"),
+    ):
+        model.generate("abc")
+
+
+def test_no_texts_are_no_rows_and_wrong_inputs_are_named(tmp_path):
+    with load(gguf(tmp_path / "model.gguf", "qwen3")) as model:
+        assert model.embed([]).shape == (0, DIM)
+        assert model.embed("").shape == (1, DIM)  # the end token alone
+        with pytest.raises(UsageError, match="no tokens"):
+            model.embed([[]])
+        with pytest.raises(UsageError, match="outside the model's vocabulary"):
+            model.embed([[64]])
+        with pytest.raises(UsageError, match="neither a text nor ids"):
+            model.embed([1, 2])
+        with pytest.raises(UsageError, match="neither a text nor ids"):
+            model.embed([["a", "b"]])
+        with pytest.raises(InferenceError, match="the context holds 64"):
+            model.embed("a" * 64)
+
+
+def test_weights_that_give_no_numbers_give_no_vector(tmp_path):
+    checkpoint = open_checkpoint(gguf(tmp_path / "model.gguf", "qwen3"))
+    weight = checkpoint.weights["output_norm.weight"]
+    data = weight.data.copy()
+    data[:2] = (0, 0x7E)  # NaN in float16
+    checkpoint.weights["output_norm.weight"] = replace(weight, data=data)
+    with load(checkpoint) as model, pytest.raises(InferenceError, match="not finite numbers"):
+        model.embed("abc")
+
+
+def test_small_numbers_and_bits():
+    rows = np.array([[0.5, -1.0, 0.0, 0.25, -0.1, 0.2, 0.3, -0.4]], np.float32)
+    assert rounded(rows, "int8").tolist() == [[64, -127, 0, 32, -13, 25, 38, -51]]
+    assert rounded(rows, "uint8").tolist() == [[192, 1, 128, 160, 115, 153, 166, 77]]
+    assert rounded(rows, "ubinary").tolist() == [[0b10010110]]
+    assert rounded(rows, "binary").tolist() == [[0b10010110 - 128]]
+    assert rounded(np.zeros((1, 8), np.float32), "int8").tolist() == [[0] * 8]
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "words"),
+    [
+        ("modules.json", [{"type": "x.Transformer"}, {"type": "x.Dense"}], "x.Dense"),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling_mode_max_tokens"),
+        ("1_Pooling/config.json", {"pooling_mode_mean_tokens": True,
+                                   "pooling_mode_cls_token": True}, "one of mean, cls and last"),
+        ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "one of mean, cls and last"),
+        ("1_Pooling/config.json", {"pooling_mode_lasttoken": True,
+                                   "include_prompt": False}, "include_prompt"),
+        ("1_Pooling/config.json", {"pooling_mode_lasttoken": True, "what": 1}, "what = 1"),
+        ("sentence_bert_config.json", {"do_lower_case": True}, "do_lower_case"),
+    ],
+)  # fmt: skip
+def test_what_is_not_pooled_so_is_refused_by_name(name, said, words, tmp_path):
+    path = folder(tmp_path / "model", "qwen3")
+    (path / name).write_text(json.dumps(said))
+    with pytest.raises(Unsupported, match=words):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("modules.json", "{"),
+        ("modules.json", "{}"),
+        ("modules.json", "[1]"),
+        ("modules.json", '[{"type": "x.Pooling", "path": "../.."}]'),
+        ("modules.json", '[{"type": "x.Pooling", "path": "/etc"}]'),
+        ("1_Pooling/config.json", "[]"),
+        ("config_sentence_transformers.json", '{"prompts": {"query": 1}}'),
+        ("config_sentence_transformers.json", '{"prompts": {}, "default_prompt_name": "query"}'),
+    ],
+)
+def test_damaged_files_beside_the_model_are_named(name, content, tmp_path):
+    path = folder(tmp_path / "model", "qwen3")
+    (path / name).write_text(content)
+    with pytest.raises(InvalidFormat, match=r"modules\.json|config"):
+        open_checkpoint(path)
+
+
+def test_the_newer_word_for_pooling_is_read(tmp_path):
+    path = folder(tmp_path / "model", "qwen3")
+    (path / "1_Pooling/config.json").write_text('{"pooling_mode": "cls"}')
+    assert open_checkpoint(path).value("pooling_type") == 2
+
+
+def test_a_folder_without_a_head_and_a_word_on_pooling_gives_the_mean(tmp_path):
+    path = folder(tmp_path / "model", "qwen3")
+    (path / "modules.json").unlink()
+    assert open_checkpoint(path).value("pooling_type") == 1
