@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import re
 from contextlib import asynccontextmanager
-from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from bitnet import __version__
 from bitnet.errors import BitnetError
-from bitnet.server import chat_routes, text_routes
+from bitnet.server import chat_routes, pages, text_routes
 from bitnet.server.faults import Refused, body_of, from_error, from_validation
 from bitnet.server.guard import Guard
 
@@ -27,8 +23,6 @@ if TYPE_CHECKING:
     from bitnet.server.service import Service
 
 __all__ = ["create_app"]
-
-_INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 def create_app(
@@ -68,6 +62,7 @@ def create_app(
     app.state.service = service
     app.include_router(chat_routes.router)
     app.include_router(text_routes.router)
+    app.include_router(pages.router)
     _add_plain_routes(app, service)
     _add_error_handlers(app)
     app.add_middleware(
@@ -91,16 +86,7 @@ def create_app(
 
 
 def _add_plain_routes(app: FastAPI, service: Service) -> None:
-    """Health, figures, the list of models, the page and the description of all this."""
-    page, description = _page("page.html"), _page("docs.html")
-
-    @app.get("/", include_in_schema=False)
-    async def chat_page() -> Response:
-        return page
-
-    @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return description
+    """Health, figures and the list of models."""
 
     @app.get("/health/live", tags=["health"], summary="Whether the process answers")
     async def live() -> JSONResponse:
@@ -139,19 +125,6 @@ def _add_plain_routes(app: FastAPI, service: Service) -> None:
     async def model(name: str) -> dict[str, Any]:
         service.check_name(name)
         return model_facts()
-
-
-def _page(name: str) -> HTMLResponse:
-    """A page of this package; its own script and style run in the browser, and nothing else."""
-    text = (files("bitnet.server") / name).read_text("utf-8")
-    sums = {kind: hashlib.sha256(code.encode()).digest() for kind, code in _INLINE.findall(text)}
-    allowed = {kind: f"'sha256-{base64.b64encode(sum).decode()}'" for kind, sum in sums.items()}
-    policy = (
-        f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']}; "
-        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    )
-    return HTMLResponse(text, headers={"Content-Security-Policy": policy})
 
 
 def _add_error_handlers(app: FastAPI) -> None:

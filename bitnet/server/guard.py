@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from bitnet.server.faults import GONE, Refused
 from bitnet.server.options import is_loopback
+from bitnet.server.pages import OPEN_PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -133,7 +134,7 @@ class Guard:
         host = headers.get(b"host", b"localhost").decode("latin-1")
         if self._local_only and not is_loopback(_without_port(host)):
             raise Refused(403, f"this worker serves this machine only, not the host {host[:80]!r}")
-        if self._key and scope["path"] not in _OPEN_PATHS and scope["method"] != "OPTIONS":
+        if self._key and not _is_open(scope["path"]) and scope["method"] != "OPTIONS":
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             right = hmac.compare_digest(given.strip(), self._key)  # takes as long when it is wrong
             if scheme.lower() != b"bearer" or not right:
@@ -205,6 +206,10 @@ class Guard:
 
     def _too_large(self) -> Refused:
         return Refused(413, f"a request may have {self._max_body:,} bytes", code="too_large")
+
+
+def _is_open(path: str) -> bool:
+    return path in _OPEN_PATHS or path.startswith(OPEN_PREFIX)
 
 
 def _without_port(host: str) -> str:

@@ -31,10 +31,18 @@ def model_path(tmp_path):
 
 
 @pytest.fixture
-def serving(model_path):
-    """Start workers on the tiny model; they end with the test."""
+def serving(model_path, tmp_path):
+    """Start workers on the tiny model, or one with other metadata; they end with the test."""
     with contextlib.ExitStack() as stack:
-        yield lambda **options: stack.enter_context(listening(model_path, **options))
+
+        def serve(keys=None, **options):
+            path = model_path
+            if keys:
+                all_keys = {"tokenizer.chat_template": TEMPLATE} | keys
+                path = tiny_gguf(tmp_path / "other.gguf", **all_keys)
+            return stack.enter_context(listening(path, **options))
+
+        yield serve
 
 
 @pytest.fixture

@@ -1,25 +1,3 @@
-<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>bitnet: HTTP interface</title>
-<link rel="icon" href="data:,">
-<style>
-:root { color-scheme: light dark; }
-body { margin: 0 auto; max-width: 52rem; padding: 1rem; font: 16px/1.5 system-ui, sans-serif; }
-code, pre { font: .9em ui-monospace, monospace; }
-pre { background: #8882; padding: .8rem; border-radius: .5rem; overflow-x: auto; }
-details { border: 1px solid #8884; border-radius: .5rem; padding: .4rem .8rem; margin: .5rem 0; }
-summary { cursor: pointer; }
-</style>
-</head>
-<body>
-<h1 id="title">HTTP interface</h1>
-<p>The same as a file for programs: <a href="/openapi.json">openapi.json</a>.</p>
-<div id="routes"></div>
-<script>
-"use strict";
 const make = (kind, text, ...inside) => {
   const element = document.createElement(kind);
   if (text) element.textContent = text;
@@ -52,6 +30,3 @@ async function show() {
   }
 }
 show();
-</script>
-</body>
-</html>

@@ -1,0 +1,286 @@
+/* The page: what a person does, and what follows from it. */
+
+import { chat, models } from "./api.js";
+import { at, make } from "./dom.js";
+import { History } from "./history.js";
+import { cut, divided } from "./message.js";
+import { Settings } from "./settings.js";
+import { Speech } from "./speech.js";
+import { open } from "./store.js";
+import { Talk } from "./talk.js";
+import { add, create, messages, path, remove, select, title } from "./tree.js";
+
+const KEEP_EVERY_MS = 1000; // while an answer is written
+
+const store = await open();
+const speech = new Speech(at("speech"));
+const settings = new Settings({ onSystem: setSystem, onKey: showModels });
+const talk = new Talk(at("talk"), { edit, regenerate, select: choose });
+const list = new History(store, { open: openConversation, removed, removedAll, renamed, problem });
+let conversation = create("");
+let running = null; // {controller, conversation, node, over: a promise}
+let isNew = true; // nothing of the conversation is kept yet
+
+async function showModels() {
+  const picker = at("model");
+  const before = picker.value;
+  try {
+    const found = await models(settings.key);
+    picker.replaceChildren(...found.map((model) => make("option", { value: model.id }, model.id)));
+    if (found.some((model) => model.id === before)) picker.value = before;
+    problem("");
+  } catch (error) {
+    problem(error.code === "invalid_api_key" ? "This worker wants a key: Settings, Key." : error.message);
+  }
+}
+
+/** Say what went wrong; nothing: say nothing any more. */
+function problem(text) {
+  at("problem").hidden = !text;
+  at("problem").textContent = text;
+}
+
+function show() {
+  at("title").textContent = title(conversation);
+  document.title = `${title(conversation)} - bitnet`;
+  talk.show(conversation, running?.node);
+  settings.showSystem(conversation.system);
+}
+
+async function keep(one) {
+  try {
+    await store.put(one);
+    if (one === conversation) {
+      isNew = false;
+      history.replaceState(null, "", `#${one.id}`);
+    }
+  } catch (error) {
+    problem(`This browser does not keep the conversation: ${error.message}`);
+  }
+  await list.show(conversation.id);
+}
+
+/** Open the conversation *id*, or a new one where there is none. */
+async function openConversation(id) {
+  const kept = running?.conversation.id === id ? running.conversation : await store.get(id);
+  conversation = kept ?? create(conversation.system);
+  isNew = !kept;
+  history.replaceState(null, "", kept ? `#${id}` : location.pathname);
+  show();
+  talk.toEnd();
+  await list.show(conversation.id);
+}
+
+async function startNew() {
+  await openConversation("");
+  list.close();
+  at("text").focus();
+}
+
+async function removed(id) {
+  if (running?.conversation.id === id) await stop();
+  await store.remove(id);
+  await openConversation(id === conversation.id ? "" : conversation.id);
+}
+
+async function removedAll() {
+  if (running) await stop();
+  await store.clear();
+  await openConversation("");
+}
+
+/** End the answer that is being written, and wait until what there is of it is kept. */
+async function stop() {
+  const { controller, over } = running;
+  controller.abort();
+  await over;
+}
+
+async function renamed(id, name) {
+  const one = id === conversation.id ? conversation : await store.get(id);
+  one.name = name;
+  await store.put(one);
+  if (one === conversation) show();
+}
+
+async function setSystem(text) {
+  conversation.system = text;
+  if (!isNew) await keep(conversation);
+}
+
+async function send() {
+  const text = at("text").value.trim();
+  if (!text || running) return;
+  setText("");
+  const { leaf } = conversation;
+  const asked = conversation;
+  const node = add(asked, leaf, { role: "user", content: text });
+  await answer(node, () => {
+    remove(asked, node, leaf);
+    if (!at("text").value) setText(text);
+  });
+}
+
+async function edit(before, text) {
+  if (running) return;
+  const { leaf } = conversation;
+  const asked = conversation;
+  const node = add(asked, before.parent, { role: "user", content: text });
+  await answer(node, () => {
+    remove(asked, node, leaf);
+    show();
+    talk.edit(before, text);
+  });
+}
+
+async function regenerate(before) {
+  if (running) return;
+  const { leaf } = conversation;
+  const asked = conversation;
+  const question = asked.nodes.find((node) => node.id === before.parent);
+  await answer(question, () => { asked.leaf = leaf; });
+}
+
+async function choose(node) {
+  select(conversation, node);
+  show();
+  await keep(conversation);
+}
+
+/** Have *question* answered; *undo* is called where nothing came of it. */
+async function answer(question, undo) {
+  const asked = conversation;
+  const model = at("model").value;
+  const fields = { role: "assistant", content: "", model, end: "", detail: "", tokens: 0, seconds: 0 };
+  const node = add(asked, question.id, fields);
+  let end;
+  const over = new Promise((resolve) => { end = resolve; });
+  running = { controller: new AbortController(), conversation: asked, node, over };
+  problem("");
+  busy(true);
+  show();
+  talk.toEnd();
+  speech.begin();
+  const kept = keep(asked);
+  await write(asked, question, node, running.controller.signal);
+  await kept;
+  running = null;
+  const isShown = asked === conversation;
+  const isNothing = !node.content && ["deadline", "error", "stopped"].includes(node.end);
+  if (isNothing) {
+    remove(asked, node, question.id);
+    if (isShown) undo();
+  }
+  if (isShown) {
+    talk.finish(node);
+    show();
+    speech.update(divided(node.content).said ?? "", true);
+    if (!isNothing) speech.say(cut(node) || "End of the answer.");
+  }
+  if (isNothing && node.detail) problem(node.detail);
+  busy(false);
+  if (isShown && document.activeElement === document.body) at("text").focus();
+  if (asked.nodes.length) await keep(asked);
+  else await forget(asked);
+  end();
+}
+
+/** Fill *node* with what the worker writes, and say in it how that ended. */
+async function write(asked, question, node, signal) {
+  let first = 0, kept = performance.now();
+  try {
+    const body = { model: node.model || undefined, messages: messages(asked, question), ...settings.sampling };
+    for await (const part of chat(body, settings.key, signal)) {
+      if (part.usage) node.tokens = part.usage.completion_tokens;
+      if (part.end) node.end = part.end;
+      if (!part.text) continue;
+      const now = performance.now();
+      first ||= now;
+      node.content += part.text;
+      node.seconds = (now - first) / 1000;
+      if (asked === conversation) {
+        talk.progress(node);
+        speech.update(divided(node.content).said ?? "");
+      }
+      if (now - kept > KEEP_EVERY_MS) {
+        kept = now;
+        store.put(asked).catch(() => {}); // is tried again at the end, and said there
+      }
+    }
+    if (!node.end) throw new Error("the stream had no end");
+  } catch (error) {
+    node.end = error.name === "AbortError" ? "stopped" : error.code === "deadline" ? "deadline" : "error";
+    node.detail = node.end === "stopped" ? "" : error.message;
+  }
+}
+
+/** Take a conversation away of which nothing is left. */
+async function forget(one) {
+  await store.remove(one.id);
+  if (one === conversation) {
+    isNew = true;
+    history.replaceState(null, "", location.pathname);
+  }
+  await list.show(conversation.id);
+}
+
+function busy(on) {
+  document.body.toggleAttribute("data-busy", on);
+  const hadFocus = [at("send"), at("stop")].includes(document.activeElement);
+  at("send").hidden = on;
+  at("stop").hidden = !on;
+  if (hadFocus) at(on ? "stop" : "text").focus();
+}
+
+function setText(text) {
+  at("text").value = text;
+  typed();
+}
+
+/** Let the box be as high as its text, and keep the text for a reload. */
+function typed() {
+  const box = at("text");
+  box.style.height = "auto";
+  box.style.height = `${box.scrollHeight + box.offsetHeight - box.clientHeight}px`;
+  sessionStorage.setItem("draft", box.value);
+}
+
+at("form").onsubmit = (event) => {
+  event.preventDefault();
+  send();
+};
+at("text").oninput = typed;
+at("text").onkeydown = (event) => {
+  if (event.isComposing) return;
+  if (event.key === "Enter" && !event.shiftKey) {
+    event.preventDefault();
+    send();
+  } else if (event.key === "ArrowUp" && !at("text").value && !running) {
+    const last = path(conversation).findLast((node) => node.role === "user");
+    if (!last) return;
+    event.preventDefault();
+    talk.edit(last);
+  }
+};
+at("stop").onclick = () => running?.controller.abort();
+at("new").onclick = startNew;
+at("open-settings").onclick = () => at("settings").showModal();
+at("close-settings").onclick = () => at("settings").close();
+at("settings").onclick = (event) => { if (event.target === at("settings")) at("settings").close(); };
+document.onkeydown = (event) => {
+  const isCovered = at("settings").open || at("history").matches(":popover-open");
+  if (event.key === "Escape" && running && !isCovered) running.controller.abort();
+};
+window.onresize = typed;
+window.onhashchange = () => openConversation(location.hash.slice(1));
+store.watch(async (id) => {
+  if (id === conversation.id && !running && !isNew) await openConversation(id);
+  else await list.show();
+});
+
+setText(sessionStorage.getItem("draft") ?? "");
+await openConversation(location.hash.slice(1));
+await showModels();
+if (!store.lasting) problem("This browser keeps nothing for this page: conversations end with it.");
+document.body.dataset.ready = "true";
+if (matchMedia("(min-width: 761px)").matches) at("text").focus();

@@ -1,0 +1,125 @@
+/* The list of conversations: open, search, rename, export, delete. */
+
+import { at, download, make } from "./dom.js";
+import { asJSON, asMarkdown, fromJSON, matches, title } from "./tree.js";
+
+export class History {
+  /**
+   * @param {object} store of store.js
+   * @param {object} told open(conversation), removed(id), removedAll(), renamed(id, name), problem(text)
+   */
+  constructor(store, told) {
+    this.store = store;
+    this.told = told;
+    this.current = null; // id
+    this.turn = 0;
+    at("search").oninput = () => this.show();
+    at("import").onchange = (event) => this.take(event.target);
+    at("delete-all").onclick = () => this.removeAll();
+  }
+
+  /** Show what the store has; *current* is the id of the conversation that is open. */
+  async show(current = this.current) {
+    this.current = current;
+    this.turn += 1;
+    const turn = this.turn;
+    const all = await this.store.all();
+    if (turn !== this.turn) return; // a later call is on its way
+    const query = at("search").value.trim();
+    const found = query ? all.filter((one) => matches(one, query)) : all;
+    const focused = document.activeElement?.dataset?.focus;
+    at("conversations").replaceChildren(...found.map((one) => this.row(one)));
+    if (focused) at("conversations").querySelector(`[data-focus="${focused}"]`)?.focus();
+    at("found").textContent = query ? `${found.length} of ${all.length} found` : "";
+  }
+
+  row(conversation) {
+    const name = title(conversation);
+    const isOpen = conversation.id === this.current;
+    const open = make("button", {
+      type: "button", class: "open", title: name, "aria-current": isOpen ? "true" : null, "data-focus": conversation.id,
+      onclick: () => {
+        this.told.open(conversation.id);
+        this.close();
+      },
+    }, name);
+    const row = make("li", {}, open);
+    const tool = (text, onclick) => make("button", {
+      type: "button", class: "plain do", "aria-label": `${text}: ${name}`, "data-focus": `${conversation.id}-${text}`, onclick,
+    }, text);
+    if (isOpen) {
+      row.append(
+        tool("Rename", () => this.rename(conversation, row)),
+        tool("Markdown", () => download(fileName(name, "md"), asMarkdown(conversation), "text/markdown")),
+        tool("JSON", () => download(fileName(name, "json"), asJSON(conversation), "application/json")),
+        tool("Delete", () => this.remove(conversation)),
+      );
+    }
+    return row;
+  }
+
+  rename(conversation, row) {
+    const field = make("input", { "aria-label": "New name", maxlength: "200" });
+    field.value = title(conversation);
+    let isOver = false;
+    const end = async (keep) => {
+      if (isOver) return;
+      isOver = true;
+      if (keep) await this.told.renamed(conversation.id, field.value.trim());
+      await this.show();
+      at("conversations").querySelector("[aria-current]")?.focus();
+    };
+    field.onblur = () => end(true);
+    field.onkeydown = (event) => {
+      if (event.key !== "Enter" && event.key !== "Escape") return;
+      event.preventDefault();
+      event.stopPropagation();
+      end(event.key === "Enter");
+    };
+    row.replaceChildren(field);
+    field.select();
+    field.focus();
+  }
+
+  async remove(conversation) {
+    await this.told.removed(conversation.id);
+    const undo = make("button", {
+      type: "button", class: "plain",
+      onclick: async () => {
+        at("gone").replaceChildren();
+        await this.store.put(conversation);
+        this.told.open(conversation.id);
+      },
+    }, "Undo");
+    at("gone").replaceChildren(`Deleted: ${title(conversation)} `, undo);
+    undo.focus();
+  }
+
+  async removeAll() {
+    if (!confirm("Delete all conversations in this browser? There is no way back.")) return;
+    at("gone").replaceChildren();
+    await this.told.removedAll();
+  }
+
+  async take(field) {
+    const [file] = field.files;
+    field.value = "";
+    try {
+      const conversation = fromJSON(await file.text());
+      await this.store.put(conversation);
+      this.told.open(conversation.id);
+      this.close();
+    } catch (error) {
+      this.told.problem(error.message);
+    }
+  }
+
+  /** On a phone the list covers the page. */
+  close() {
+    if (at("history").matches(":popover-open")) at("history").hidePopover();
+  }
+}
+
+function fileName(name, ending) {
+  return `${name.replace(/[^\p{L}\p{N} _-]+/gu, "").trim().slice(0, 60) || "conversation"}.${ending}`;
+}

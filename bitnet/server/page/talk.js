@@ -1,0 +1,100 @@
+/* The conversation on the page: its messages, and where it is scrolled to. */
+
+import { at, make } from "./dom.js";
+import { Message } from "./message.js";
+import { path, versions } from "./tree.js";
+
+const NEAR = 48; // pixels from the end that count as the end
+const SHARE = 4; // time between two drawings, in drawings: at most a fifth goes into them
+
+export class Talk {
+  /** Show conversations in *element*; *actions* as for {@link Message}. */
+  constructor(element, actions) {
+    this.element = element;
+    this.actions = actions;
+    this.shown = new Map(); // of nodes
+    this.following = true; // the end, as it moves
+    this.frame = 0;
+    this.notBefore = 0;
+    element.onscroll = () => this.scrolled();
+    new ResizeObserver(() => this.follow()).observe(element);
+    at("latest").onclick = () => {
+      this.following = true;
+      this.follow();
+    };
+  }
+
+  /** Show *conversation*; *writing* is the node that is being written, if any. */
+  show(conversation, writing) {
+    const nodes = path(conversation);
+    const before = this.shown;
+    this.shown = new Map();
+    for (const node of nodes) {
+      let message = before.get(node);
+      if (!message) {
+        message = new Message(node, this.actions);
+        message.draw(node === writing);
+      }
+      message.refresh(versions(conversation, node), node === writing);
+      this.shown.set(node, message);
+    }
+    const wanted = [...this.shown.values()].map((message) => message.element);
+    if (!wanted.length) wanted.push(make("p", { class: "quiet" }, "Write a message below."));
+    const kept = [...this.element.children];
+    if (wanted.length !== kept.length || wanted.some((element, place) => element !== kept[place])) {
+      this.element.replaceChildren(...wanted);
+    }
+    this.follow();
+  }
+
+  /** Show the end from now on, until it is scrolled away from. */
+  toEnd() {
+    this.following = true;
+    this.follow();
+  }
+
+  /** More of *node* is there: draw it with the next frame that has the time. */
+  progress(node) {
+    if (!this.frame) this.frame = requestAnimationFrame(() => this.draw(node));
+  }
+
+  draw(node) {
+    const begin = performance.now();
+    this.frame = 0;
+    if (begin < this.notBefore) {
+      this.progress(node);
+      return;
+    }
+    this.shown.get(node)?.draw(true);
+    this.notBefore = performance.now() + SHARE * (performance.now() - begin);
+    this.follow();
+  }
+
+  /** *node* is complete. */
+  finish(node) {
+    cancelAnimationFrame(this.frame);
+    this.frame = this.notBefore = 0;
+    this.shown.get(node)?.draw(false);
+    this.follow();
+  }
+
+  /** Edit the last message of the person; *text* instead of what it says. */
+  edit(node, text) {
+    this.shown.get(node)?.edit(text);
+  }
+
+  follow() {
+    if (this.following) this.element.scrollTop = this.element.scrollHeight;
+    this.offerEnd();
+  }
+
+  scrolled() {
+    const { scrollHeight, scrollTop, clientHeight } = this.element;
+    this.following = scrollHeight - scrollTop - clientHeight < NEAR;
+    this.offerEnd();
+  }
+
+  offerEnd() {
+    at("latest").hidden = this.following;
+  }
+}

@@ -1,0 +1,125 @@
+/*
+ * A conversation is a tree: an edited question or another answer stands beside the first one, and
+ * nothing is lost. What is shown is the path from the root to `leaf`.
+ *
+ *   {id, name, created, updated, system, next, leaf, nodes: [{id, parent, role, content, ...}]}
+ *
+ * An answer also has model, tokens, seconds, and `end`: why it ended ("" while it is written).
+ */
+
+const ROLES = ["user", "assistant"];
+
+/** An empty conversation with the system prompt *system*. */
+export function create(system) {
+  const bytes = crypto.getRandomValues(new Uint8Array(12));
+  const id = Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+  const now = Date.now();
+  return { id, name: "", created: now, updated: now, system, next: 1, leaf: null, nodes: [] };
+}
+
+/** A new node after the one with id *parent*; it is shown from now on. */
+export function add(conversation, parent, fields) {
+  const node = { ...fields, id: conversation.next, parent };
+  conversation.next += 1;
+  conversation.nodes.push(node);
+  conversation.leaf = node.id;
+  conversation.updated = Date.now();
+  return node;
+}
+
+/** Take *node*, which has nothing after it, away; *leaf* is shown from now on. */
+export function remove(conversation, node, leaf) {
+  conversation.nodes = conversation.nodes.filter((one) => one !== node);
+  conversation.leaf = leaf;
+}
+
+/** The nodes that are shown, from the first. */
+export function path(conversation) {
+  const byId = new Map(conversation.nodes.map((node) => [node.id, node]));
+  const found = [];
+  for (let node = byId.get(conversation.leaf); node; node = byId.get(node.parent)) found.unshift(node);
+  return found;
+}
+
+/** *node* and what stands beside it. */
+export function versions(conversation, node) {
+  return conversation.nodes.filter((one) => one.parent === node.parent && one.role === node.role);
+}
+
+/** Show the path through *node* that was written last. */
+export function select(conversation, node) {
+  const latest = new Map();
+  for (const one of conversation.nodes) latest.set(one.parent, one.id);
+  let leaf = node.id;
+  while (latest.has(leaf)) leaf = latest.get(leaf);
+  conversation.leaf = leaf;
+}
+
+/** The messages that are sent for an answer to *node*. */
+export function messages(conversation, node) {
+  const shown = path({ ...conversation, leaf: node.id });
+  const system = conversation.system.trim();
+  const first = system ? [{ role: "system", content: system }] : [];
+  return [...first, ...shown.map(({ role, content }) => ({ role, content }))];
+}
+
+/** The name it was given, or its first question. */
+export function title(conversation) {
+  const first = conversation.nodes.find((node) => node.role === "user");
+  return conversation.name || first?.content.trim().split("\n", 1)[0].slice(0, 80) || "New chat";
+}
+
+/** Whether all words of *query* are in its name or its messages. */
+export function matches(conversation, query) {
+  const text = [title(conversation), ...conversation.nodes.map((node) => node.content)].join("\n").toLowerCase();
+  return query.toLowerCase().split(/\s+/).every((word) => text.includes(word));
+}
+
+/** The path that is shown, as a document. */
+export function asMarkdown(conversation) {
+  const parts = [`# ${title(conversation)}`];
+  if (conversation.system.trim()) parts.push(`**System prompt**\n\n${conversation.system.trim()}`);
+  for (const node of path(conversation)) {
+    const who = node.role === "user" ? "You" : node.model || "Model";
+    parts.push(`## ${who}\n\n${node.content}`);
+  }
+  return parts.join("\n\n") + "\n";
+}
+
+/** All of it, for {@link fromJSON}. */
+export function asJSON(conversation) {
+  return JSON.stringify({ format: "bitnet-conversation", version: 1, conversation }, null, 1) + "\n";
+}
+
+/**
+ * The conversation in *text*, with a new id.
+ *
+ * @throws {Error} it is not what asJSON wrote
+ */
+export function fromJSON(text) {
+  let facts;
+  try {
+    facts = JSON.parse(text);
+  } catch {
+    throw new Error("This file is not JSON: expected a conversation that was exported here");
+  }
+  const given = facts?.conversation;
+  if (facts?.format !== "bitnet-conversation" || facts.version !== 1 || !Array.isArray(given?.nodes)) {
+    throw new Error("This file has no conversation that was exported here");
+  }
+  const made = create(String(given.system ?? ""));
+  made.name = String(given.name ?? "");
+  const ids = new Map([[null, null]]);
+  for (const node of given.nodes) {
+    if (!ROLES.includes(node?.role) || typeof node.content !== "string" || !ids.has(node.parent)) {
+      throw new Error(`Message ${ids.size} of this file is not one: expected a role, a text and what it follows`);
+    }
+    const { role, content } = node;
+    const fields = role === "user" ? { role, content } : {
+      role, content, model: String(node.model ?? ""), end: String(node.end || "stop"), detail: String(node.detail ?? ""),
+    };
+    ids.set(node.id, add(made, ids.get(node.parent), fields).id);
+  }
+  made.leaf = ids.get(given.leaf) ?? made.leaf;
+  return made;
+}

@@ -1,0 +1,81 @@
+"""The pages for a browser: files of this package, each with its type, its ETag and one policy."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+__all__ = ["OPEN_PREFIX", "POLICY", "router"]
+
+OPEN_PREFIX = "/page/"  # of what a page needs before it can ask for the worker's key
+TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+}
+# Scripts and styles are files of this worker, nothing else runs, and no text becomes markup.
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"
+)
+
+
+@dataclass(frozen=True)
+class _File:
+    body: bytes
+    media_type: str
+    etag: str
+
+
+def _files() -> dict[str, _File]:
+    found = {}
+    for file in (files("bitnet.server") / "page").iterdir():
+        if media_type := TYPES.get("." + file.name.rpartition(".")[2]):
+            body = file.read_bytes()
+            found[file.name] = _File(body, media_type, f'"{hashlib.sha256(body).hexdigest()}"')
+    return found
+
+
+_FILES = _files()
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def chat_page(request: Request) -> Response:
+    """The page to chat on."""
+    return _reply(request, _FILES["chat.html"])
+
+
+@router.get("/docs")
+async def docs_page(request: Request) -> Response:
+    """The page that lists the routes."""
+    return _reply(request, _FILES["docs.html"])
+
+
+@router.get(OPEN_PREFIX + "{name}")
+async def page_file(name: str, request: Request) -> Response:
+    """A script or a style of the pages."""
+    if name not in _FILES:
+        raise HTTPException(404)
+    return _reply(request, _FILES[name])
+
+
+def _reply(request: Request, file: _File) -> Response:
+    """*file*, or 304 where the browser has these bytes; it asks each time, so parts always fit."""
+    headers = {
+        "Cache-Control": "no-cache",
+        "Content-Security-Policy": POLICY,
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "ETag": file.etag,
+    }
+    known = request.headers.get("if-none-match", "")
+    if file.etag in [tag.strip().removeprefix("W/") for tag in known.split(",")]:
+        return Response(status_code=304, headers=headers)
+    return Response(file.body, media_type=file.media_type, headers=headers)

@@ -1,0 +1,150 @@
+"""A real browser, and what a person does in it."""
+
+import json
+import re
+import shutil
+import string
+
+import pytest
+from tiny_models import VOCAB
+from waiting import PATIENCE_S
+
+from bitnet.tokenizer.byte_alphabet import byte_spelling
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="pip install 'bitnet-xtask[browser]' for the tests of the page"
+)
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="package")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        playwright.expect.set_options(timeout=PATIENCE_S * 1000)
+        yield browser
+        browser.close()
+
+
+class Person:
+    """Somebody in front of a page; what the page complains of is a failure."""
+
+    def __init__(self, page):
+        self.page = page
+        self.expect = playwright.expect
+        self.problems = []
+        self.urls = []
+        self.sent = []  # bodies of chats
+        page.context.set_default_timeout(PATIENCE_S * 1000)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", self._noted)
+        page.on("request", self._asked)
+
+    def _noted(self, message):
+        # The browser writes a line of its own for each status of 400 and above.
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            self.problems.append(message.text)
+
+    def _asked(self, request):
+        self.urls.append(request.url)
+        if request.url.endswith("/v1/chat/completions"):
+            self.sent.append(request.post_data_json)
+
+    @property
+    def text(self):
+        return self.page.get_by_role("textbox", name="Message", exact=True)
+
+    @property
+    def answers(self):
+        return self.page.locator("article.assistant .markdown")
+
+    @property
+    def questions(self):
+        return self.page.locator("article.user .said")
+
+    @property
+    def conversations(self):
+        return self.page.locator("#conversations .open")
+
+    def button(self, name):
+        return self.page.get_by_role("button", name=name, exact=True)
+
+    def goes_to(self, address):
+        self.page.goto(address)
+        self.sees_the_page()
+
+    def reloads(self):
+        self.page.reload()
+        self.sees_the_page()
+
+    def sees_the_page(self):
+        self.expect(self.page.locator("body[data-ready]")).to_be_attached()
+
+    def writes(self, text):
+        self.text.fill(text)
+        self.text.press("Enter")
+
+    def says(self, text):
+        """Send *text* and wait for the whole answer."""
+        self.writes(text)
+        self.waits()
+
+    def waits(self):
+        self.expect(self.button("Send")).to_be_visible()
+
+    def sets(self, **fields):
+        """Fill fields of the drawer."""
+        self.button("Settings").click()
+        for label, value in fields.items():
+            self.page.get_by_label(label.replace("_", " ")).fill(value)
+        self.button("Close").click()
+
+
+@pytest.fixture
+def person(browser):
+    """Somebody whose page talks to this machine only, and never complains."""
+    context = browser.new_context(viewport={"width": 1000, "height": 700})
+    person = Person(context.new_page())
+    yield person
+    context.close()
+    assert person.problems == []
+    elsewhere = [url for url in person.urls if not re.match(r"http://127\.0\.0\.1:|data:", url)]
+    assert elsewhere == []
+
+
+WRITABLE = " \n" + string.ascii_lowercase + "*_`|-<>/=()[]:.!#0123ABC~$,'"
+
+
+ROOM = {"llama.context_length": 1024}
+
+
+@pytest.fixture
+def worker(serving):
+    return serving(keys=ROOM)
+
+
+@pytest.fixture
+def writer(serving):
+    """A worker whose model has a token for each character of Markdown."""
+    spelled = [byte_spelling(character.encode()) for character in WRITABLE]
+    tokens = ["<s>", "</s>", "<extra>", *spelled]
+    assert len(tokens) <= VOCAB
+    tokens += [f"<unused{number}>" for number in range(VOCAB - len(tokens))]
+    return serving(keys=ROOM | {"tokenizer.ggml.tokens": tokens})
+
+
+@pytest.fixture
+def dictated(person):
+    """Have the model write exactly this text, by a grammar in the page's own requests."""
+
+    def dictate(text):
+        def handle(route):
+            body = route.request.post_data_json | {"guided_choice": [text]}
+            route.continue_(post_data=json.dumps(body))
+
+        person.page.unroute("**/v1/chat/completions")
+        person.page.route("**/v1/chat/completions", handle)
+
+    return dictate

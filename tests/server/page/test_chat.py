@@ -1,0 +1,298 @@
+"""The chat page in a real browser: questions, answers, and how they end."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+from waiting import PATIENCE_S, until
+
+from bitnet.runtime.scheduler import Scheduler
+from bitnet.server import worker as server_worker
+
+
+def note(person):
+    return person.page.locator("article.assistant .cut:visible")
+
+
+def test_a_person_can_chat_with_the_keyboard_alone(worker, person):
+    person.goes_to(worker.address)
+    person.expect(person.page.get_by_role("combobox", name="Model")).to_have_value("tiny")
+    person.page.keyboard.type("abc")  # the focus is in the box
+    person.page.keyboard.press("Shift+Enter")
+    person.page.keyboard.type("d")
+    person.page.keyboard.press("Enter")
+    person.waits()
+    assert person.answers.first.inner_text()
+    assert person.questions.inner_text() == "abc\nd"
+    person.page.keyboard.type("e")  # the focus is back in the box
+    person.page.keyboard.press("Enter")
+    person.expect(person.answers).to_have_count(2)
+    person.waits()
+    assert [one["content"] for one in person.sent[-1]["messages"]][::2] == ["abc\nd", "e"]
+    person.page.keyboard.press("ArrowUp")  # in the empty box
+    person.expect(person.page.get_by_label("Edited message")).to_be_focused()
+    person.page.keyboard.press("Escape")
+    person.expect(person.questions).to_have_text(["abc\nd", "e"])
+
+
+def test_stop_ends_the_answer_keeps_what_there_is_and_says_so(serving, person, slow, cancelled):
+    worker = serving()
+    person.goes_to(worker.address)
+    slow(6)  # passes, and the model waits
+    person.writes("abc")
+    person.expect(person.answers).not_to_be_empty()
+    person.button("Stop").click()
+    person.waits()
+    assert 0 < len(person.answers.inner_text()) <= 6
+    person.expect(note(person)).to_have_text("You stopped this answer.")
+    assert cancelled.wait(PATIENCE_S)
+    slow()
+    until(lambda: not worker.service.worker.open_jobs)
+    assert 'finish="cancelled"} 1.0' in worker.http.get("/metrics").text
+
+
+def test_escape_stops_an_answer_and_what_was_typed_meanwhile_stays(worker, person, slow):
+    person.goes_to(worker.address)
+    slow(4)
+    person.writes("abc")
+    person.expect(person.answers).not_to_be_empty()
+    person.text.fill("next")
+    person.text.press("Enter")  # not yet
+    person.page.keyboard.press("Escape")
+    person.waits()
+    person.expect(person.text).to_have_value("next")
+    assert len(person.sent) == 1
+    slow()
+
+
+def test_an_answer_that_was_stopped_before_it_began_gives_the_question_back(worker, person, slow):
+    person.goes_to(worker.address)
+    person.writes("abc")
+    person.expect(person.button("Stop")).to_be_visible()
+    person.page.keyboard.press("Escape")
+    person.waits()
+    person.expect(person.text).to_have_value("abc")
+    person.expect(person.questions).to_have_count(0)
+    person.expect(person.conversations).to_have_count(0)
+    slow()
+
+
+def test_an_answer_at_its_limit_says_so(worker, person):
+    person.goes_to(worker.address)
+    person.sets(Tokens_at_most="3")
+    person.says("abc")
+    person.expect(note(person)).to_contain_text("limit of tokens")
+    person.expect(person.page.locator(".figures")).to_contain_text("3 tokens")
+
+
+def test_a_whole_answer_has_no_such_note(writer, person, dictated):
+    person.goes_to(writer.address)
+    dictated("a whole answer.")
+    person.says("abc")
+    person.expect(person.answers).to_have_text("a whole answer.")
+    person.expect(note(person)).to_have_count(0)
+
+
+def test_an_answer_of_a_worker_that_had_to_stop_says_so(serving, person, slow):
+    worker = serving()
+    person.goes_to(worker.address)
+    slow(4)
+    person.writes("abc")
+    person.expect(person.answers).not_to_be_empty()
+    worker.service.worker.drain(0)
+    slow()
+    person.expect(note(person)).to_contain_text("the worker had to stop")
+
+
+def test_an_answer_beyond_the_deadline_says_so(serving, person, slow, monkeypatch):
+    late = []
+
+    def monotonic():
+        return time.monotonic() + (1000 if late else 0)
+
+    monkeypatch.setattr(server_worker, "time", SimpleNamespace(monotonic=monotonic))
+    worker = serving(deadline_s=900)
+    person.goes_to(worker.address)
+    slow(4)
+    person.writes("abc")
+    person.expect(person.answers).not_to_be_empty()
+    late.append(True)
+    slow()
+    person.expect(note(person)).to_have_text(
+        "Cut off by the worker's deadline: the answer was not ready after 900 s."
+    )
+
+
+def test_an_answer_that_fails_in_the_middle_says_so_and_keeps_its_text(worker, person, monkeypatch):
+    step, passes = Scheduler.step, []
+
+    def broken(self):
+        passes.append(self)
+        if len(passes) > 4:
+            raise ValueError("this model is broken")
+        return step(self)
+
+    monkeypatch.setattr(Scheduler, "step", broken)
+    person.goes_to(worker.address)
+    person.writes("abc")
+    person.expect(note(person)).to_contain_text("Cut off by an error")
+    person.expect(person.answers).not_to_be_empty()
+
+
+def test_a_worker_that_cannot_be_reached_is_said_and_the_text_is_back(worker, person):
+    person.goes_to(worker.address)
+    person.page.route("**/v1/chat/completions", lambda route: route.abort())
+    person.says("abc")
+    person.expect(person.page.get_by_role("alert")).to_contain_text("cannot be reached")
+    person.expect(person.text).to_have_value("abc")
+    person.page.unroute("**/v1/chat/completions")
+    person.text.press("Enter")
+    person.expect(person.answers).not_to_be_empty()
+    person.waits()
+    person.expect(person.page.get_by_role("alert")).to_have_count(0)
+
+
+def test_a_refused_message_is_said_and_can_be_sent_again(worker, person):
+    person.goes_to(worker.address)
+    person.says("first")
+    person.sets(Tokens_at_most="9999")
+    person.says("abc")
+    person.expect(person.page.get_by_role("alert")).to_contain_text("at most 48")
+    person.expect(person.text).to_have_value("abc")
+    person.expect(person.questions).to_have_text(["first"])
+    person.reloads()  # and nothing else was kept
+    person.expect(person.questions).to_have_text(["first"])
+    person.expect(person.text).to_have_value("abc")
+
+
+def test_regenerate_keeps_the_first_answer_beside_the_new_one(writer, person, dictated):
+    person.goes_to(writer.address)
+    dictated("one")
+    person.says("abc")
+    dictated("two")
+    person.button("Regenerate").click()
+    person.expect(person.answers).to_have_text(["two"])
+    person.waits()
+    assert len(person.sent[-1]["messages"]) == 1
+    person.button("Previous version").click()
+    person.expect(person.answers).to_have_text(["one"])
+    person.reloads()
+    person.expect(person.answers).to_have_text(["one"])
+    person.button("Next version").click()
+    person.expect(person.answers).to_have_text(["two"])
+
+
+def test_a_question_can_be_edited_and_sent_again(writer, person, dictated):
+    person.goes_to(writer.address)
+    dictated("one")
+    person.says("first")
+    person.says("second")
+    person.button("Edit").first.click()
+    dictated("two")
+    person.page.get_by_label("Edited message").fill("changed")
+    person.button("Send again").click()
+    person.expect(person.answers).to_have_text(["two"])
+    person.waits()
+    person.expect(person.questions).to_have_text(["changed"])
+    assert person.sent[-1]["messages"] == [{"role": "user", "content": "changed"}]
+    person.button("Previous version").click()
+    person.expect(person.questions).to_have_text(["first", "second"])
+
+
+def test_an_edited_question_that_is_refused_is_still_in_its_box(writer, person, dictated):
+    person.goes_to(writer.address)
+    dictated("one")
+    person.says("first")
+    person.sets(Tokens_at_most="9999")
+    person.button("Edit").click()
+    person.page.get_by_label("Edited message").fill("changed")
+    person.page.get_by_label("Edited message").press("Enter")
+    person.expect(person.page.get_by_role("alert")).to_contain_text("at most 48")
+    person.expect(person.page.get_by_label("Edited message")).to_have_value("changed")
+    person.expect(person.answers).to_have_text(["one"])
+
+
+def test_settings_reach_the_worker_and_numbers_outlive_the_page(worker, person):
+    person.goes_to(worker.address)
+    person.sets(
+        System_prompt="be",
+        Tokens_at_most="3",
+        Temperature="0",
+        Top_k="5",
+        Min_p="0.1",
+        Stop_at="x\ny",
+    )
+    person.says("abc")
+    sent = person.sent[-1]
+    assert sent["messages"][0] == {"role": "system", "content": "be"}
+    expected = {"max_tokens": 3, "temperature": 0, "top_k": 5, "min_p": 0.1, "stop": ["x", "y"]}
+    assert expected.items() <= sent.items()
+    assert not {"top_p", "seed", "repetition_penalty"} & sent.keys()
+    person.reloads()
+    person.says("d")
+    assert expected.items() <= person.sent[-1].items()
+    assert person.sent[-1]["messages"][0]["content"] == "be"
+    person.button("Settings").click()
+    person.button("Defaults").click()
+    person.page.keyboard.press("Escape")  # closes the drawer
+    person.says("e")
+    assert person.sent[-1].keys() == {
+        "model",
+        "messages",
+        "temperature",
+        "stream",
+        "stream_options",
+    }
+    assert person.sent[-1]["temperature"] == 0.7
+
+
+def test_the_model_that_is_picked_is_asked(serving, person):
+    worker = serving(name="some-model")
+    person.goes_to(worker.address)
+    person.expect(person.page.get_by_role("combobox", name="Model")).to_have_value("some-model")
+    person.says("abc")
+    assert person.sent[-1]["model"] == "some-model"
+    person.expect(person.page.locator("article.assistant h2")).to_have_text("some-model")
+
+
+def test_a_worker_with_a_key_wants_it_on_the_page_too(serving, person):
+    worker = serving(keys={"llama.context_length": 1024}, app_options={"api_key": "s3cret"})
+    person.goes_to(worker.address)
+    person.expect(person.page.get_by_role("alert")).to_contain_text("wants a key")
+    person.says("abc")
+    person.expect(person.page.get_by_role("alert")).to_contain_text("key")
+    person.sets(Key_of_this_worker="s3cret")
+    person.expect(person.page.get_by_role("combobox", name="Model")).to_have_value("tiny")
+    person.text.press("Enter")
+    person.expect(person.answers).not_to_be_empty()
+    person.waits()
+    person.reloads()  # of the same tab
+    person.says("d")
+    person.expect(person.answers).to_have_count(2)
+
+
+def test_what_a_model_thinks_is_folded_away(writer, person, dictated):
+    person.goes_to(writer.address)
+    dictated("<think>so</think>yes")
+    person.says("abc")
+    person.expect(person.answers.nth(1)).to_have_text("yes")
+    person.expect(person.answers.nth(0)).to_be_hidden()
+    person.page.get_by_text("Thinking").click()
+    person.expect(person.answers.nth(0)).to_have_text("so")
+
+
+def test_the_description_page_lists_the_routes(worker, person):
+    person.page.goto(f"{worker.address}/docs")
+    person.expect(person.page.get_by_text("POST /v1/chat/completions")).to_be_visible()
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_no_script_of_another_place_runs_and_no_text_becomes_markup(worker, person, path):
+    person.page.goto(worker.address + path)
+    refused = person.page.evaluate(
+        """() => {
+            try { document.body.innerHTML = "<b>x</b>"; } catch (error) { return error.name; }
+        }"""
+    )
+    assert refused == "TypeError"
+    assert "TrustedHTML" in person.problems.pop()

@@ -1,0 +1,213 @@
+"""Conversations outlive the page, and can be found, named, taken elsewhere and deleted."""
+
+import json
+
+
+def test_a_conversation_survives_a_reload(writer, person, dictated):
+    person.goes_to(writer.address)
+    dictated("**one**")
+    person.says("first")
+    person.text.fill("not sent")
+    person.reloads()
+    person.expect(person.questions).to_have_text(["first"])
+    person.expect(person.answers.locator("strong")).to_have_text("one")
+    person.expect(person.text).to_have_value("not sent")
+    person.says("second")
+    assert [one["content"] for one in person.sent[-1]["messages"]] == ["first", "**one**", "second"]
+
+
+def test_a_page_that_was_closed_in_the_middle_says_so(worker, person, slow):
+    person.goes_to(worker.address)
+    slow(4)
+    person.writes("abc")
+    person.expect(person.answers).not_to_be_empty()
+    person.expect(person.conversations).to_have_text(["abc"])  # it is kept
+    person.reloads()
+    person.expect(person.questions).to_have_text(["abc"])
+    person.expect(person.page.locator(".cut:visible")).to_contain_text("page was closed")
+    slow()
+
+
+def test_conversations_stand_beside_each_other(writer, person, dictated):
+    person.goes_to(writer.address)
+    dictated("one")
+    person.says("first")
+    person.button("New chat").click()
+    person.expect(person.questions).to_have_count(0)
+    dictated("two")
+    person.says("second")
+    assert person.sent[-1]["messages"] == [{"role": "user", "content": "second"}]
+    person.expect(person.conversations).to_have_text(["second", "first"])
+    person.conversations.nth(1).click()
+    person.expect(person.answers).to_have_text(["one"])
+    person.expect(person.page.get_by_role("heading", level=1)).to_have_text("first")
+    person.reloads()
+    person.expect(person.answers).to_have_text(["one"])
+
+
+def test_an_answer_is_written_on_while_another_conversation_is_read(writer, person, dictated, slow):
+    person.goes_to(writer.address)
+    dictated("one two three")
+    slow(6)
+    person.writes("first")
+    person.expect(person.answers).not_to_be_empty()
+    person.button("New chat").click()
+    person.expect(person.answers).to_have_count(0)
+    slow()
+    person.waits()
+    person.expect(person.questions).to_have_count(0)
+    person.conversations.first.click()
+    person.expect(person.answers).to_have_text(["one two three"])
+
+
+def test_a_conversation_can_be_named(worker, person):
+    person.goes_to(worker.address)
+    person.says("abc")
+    person.button("Rename: abc").click()
+    person.page.get_by_label("New name").fill("About letters")
+    person.page.get_by_label("New name").press("Enter")
+    person.expect(person.conversations).to_have_text(["About letters"])
+    person.expect(person.page.get_by_role("heading", level=1)).to_have_text("About letters")
+    person.button("Rename: About letters").click()
+    person.page.get_by_label("New name").fill("nothing")
+    person.page.get_by_label("New name").press("Escape")
+    person.expect(person.conversations).to_have_text(["About letters"])
+    person.reloads()
+    person.expect(person.page.get_by_role("heading", level=1)).to_have_text("About letters")
+
+
+def test_search_looks_at_names_and_messages(writer, person, dictated):
+    person.goes_to(writer.address)
+    dictated("the sea is blue")
+    person.says("first")
+    person.button("New chat").click()
+    dictated("grass")
+    person.says("second")
+    search = person.page.get_by_role("searchbox")
+    search.fill("blue SEA")
+    person.expect(person.conversations).to_have_text(["first"])
+    person.expect(person.page.get_by_text("1 of 2 found")).to_be_visible()
+    search.fill("sec")
+    person.expect(person.conversations).to_have_text(["second"])
+    search.fill("nowhere")
+    person.expect(person.page.get_by_text("0 of 2 found")).to_be_visible()
+    search.fill("")
+    person.expect(person.conversations).to_have_count(2)
+
+
+def saved(person, name):
+    with person.page.expect_download() as waiting:
+        person.page.get_by_role("button", name=f"{name}:").click()
+    return waiting.value.suggested_filename, waiting.value.path().read_text()
+
+
+def test_what_is_exported_can_be_read_and_imported(writer, person, dictated):
+    person.goes_to(writer.address)
+    person.sets(System_prompt="be kind")
+    dictated("one")
+    person.says("first")
+    dictated("two")
+    person.button("Regenerate").click()
+    person.expect(person.answers).to_have_text(["two"])
+    person.waits()
+    name, text = saved(person, "Markdown")
+    assert name == "first.md"
+    assert text == "# first\n\n**System prompt**\n\nbe kind\n\n## You\n\nfirst\n\n## tiny\n\ntwo\n"
+    name, text = saved(person, "JSON")
+    assert name == "first.json"
+    nodes = json.loads(text)["conversation"]["nodes"]
+    assert [(one["role"], one["content"]) for one in nodes] == [
+        ("user", "first"),
+        ("assistant", "one"),
+        ("assistant", "two"),
+    ]
+    file = {"name": name, "mimeType": "application/json", "buffer": text.encode()}
+    person.page.get_by_label("Import").set_input_files(file)
+    person.expect(person.conversations).to_have_count(2)
+    person.expect(person.answers).to_have_text(["two"])
+    person.button("Previous version").click()
+    person.expect(person.answers).to_have_text(["one"])
+    person.button("Settings").click()
+    person.expect(person.page.get_by_label("System prompt")).to_have_value("be kind")
+
+
+def test_a_file_that_is_no_conversation_is_refused(worker, person):
+    person.goes_to(worker.address)
+    node = {"id": 1, "parent": 7, "role": "user", "content": "x"}
+    head = {"format": "bitnet-conversation", "version": 1}
+    for content, reason in (
+        ("{", "not JSON"),
+        ("[]", "no conversation"),
+        ('{"format": "other"}', "no conversation"),
+        (json.dumps(head | {"conversation": {"nodes": [node]}}), "Message 1 of this file"),
+    ):
+        file = {"name": "a.json", "mimeType": "application/json", "buffer": content.encode()}
+        person.page.get_by_label("Import").set_input_files(file)
+        person.expect(person.page.get_by_role("alert")).to_contain_text(reason)
+    person.expect(person.conversations).to_have_count(0)
+
+
+def test_a_conversation_can_be_deleted_and_had_back(worker, person):
+    person.goes_to(worker.address)
+    person.says("abc")
+    person.button("Delete: abc").click()
+    person.expect(person.conversations).to_have_count(0)
+    person.expect(person.answers).to_have_count(0)
+    person.expect(person.button("Undo")).to_be_focused()
+    person.button("Undo").click()
+    person.expect(person.conversations).to_have_text(["abc"])
+    person.expect(person.answers).to_have_count(1)
+    person.button("Delete: abc").click()
+    person.expect(person.conversations).to_have_count(0)
+    person.reloads()
+    person.expect(person.conversations).to_have_count(0)
+    person.expect(person.questions).to_have_count(0)
+
+
+def test_a_conversation_that_is_being_answered_stays_deleted(worker, person, slow, cancelled):
+    person.goes_to(worker.address)
+    slow(4)
+    person.writes("abc")
+    person.expect(person.answers).not_to_be_empty()
+    person.button("Delete: abc").click()
+    person.waits()
+    person.expect(person.button("Undo")).to_be_visible()
+    slow()
+    person.reloads()
+    person.expect(person.conversations).to_have_count(0)
+
+
+def test_all_conversations_can_be_deleted(worker, person):
+    person.goes_to(worker.address)
+    person.says("abc")
+    person.button("New chat").click()
+    person.says("d")
+    person.page.once("dialog", lambda dialog: dialog.accept())
+    person.button("Settings").click()
+    person.button("Delete all conversations").click()
+    person.expect(person.conversations).to_have_count(0)
+    person.reloads()
+    person.expect(person.conversations).to_have_count(0)
+
+
+def test_another_tab_sees_what_changes(worker, person):
+    person.goes_to(worker.address)
+    person.says("abc")
+    other = type(person)(person.page.context.new_page())
+    other.goes_to(person.page.url)
+    other.expect(other.answers).to_have_count(1)
+    person.says("d")
+    other.expect(other.questions).to_have_text(["abc", "d"])
+    other.button("Delete: abc").click()
+    person.expect(person.questions).to_have_count(0)
+    person.expect(person.conversations).to_have_count(0)
+    assert other.problems == []
+
+
+def test_a_browser_that_keeps_nothing_says_so(worker, person):
+    person.page.add_init_script("delete window.indexedDB; window.indexedDB = undefined;")
+    person.goes_to(worker.address)
+    person.expect(person.page.get_by_role("alert")).to_contain_text("keeps nothing")
+    person.says("abc")
+    person.expect(person.conversations).to_have_text(["abc"])
+    person.expect(person.answers).to_have_count(1)
