@@ -1,0 +1,183 @@
+"""The recipe of ``bitnet-tiny`` on a tiny text: it learns, resumes, and exports what it trained."""
+
+import json
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+import torch
+from tokenizers import Tokenizer
+
+import bitnet
+from bitnet.formats.containers import open_checkpoint
+from bitnet.quants import registry
+from training.export import load, to_folder, to_gguf
+from training.model import Shape, TinyBitNet, ternary
+from training.text import BEGIN, END, prepare, read_texts, split, train_tokenizer
+from training.train import Recipe, Trainer, batch_of, main
+
+SHAPE = Shape(
+    vocab_size=300,
+    hidden_size=128,
+    intermediate_size=256,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=32,
+)
+RECIPE = Recipe(steps=6, batch=2, length=16, warmup=2, dropout=0.1, held_out=0.2)
+TEXT = "\n\n".join(
+    f"The {who} had {what}, and\nso it was a truth. 'It's {n}!'"
+    for n, (who, what) in enumerate(
+        (who, what) for who in ("man", "aunt", "sister") for what in ("a house", "ten", "wit")
+    )
+)
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "one.txt").write_text(TEXT, encoding="utf-8")
+    return folder
+
+
+def trained(texts, out, *, stop=0, recipe=RECIPE, dtype=torch.bfloat16):
+    trainer = Trainer(texts, out, SHAPE, recipe)
+    trainer.run(every=2, stop=stop, dtype=dtype)
+    return trainer
+
+
+def test_a_stopped_training_goes_on_bit_for_bit(texts, tmp_path):
+    whole = trained(texts, tmp_path / "whole")
+    trained(texts, tmp_path / "parts", stop=3)
+    resumed = trained(texts, tmp_path / "parts")
+    assert whole.step == resumed.step == RECIPE.steps
+    start = Trainer(texts, tmp_path / "start", SHAPE, RECIPE).model.state_dict()
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(tensor, resumed.model.state_dict()[name]), name
+    assert not torch.equal(start["embedding"], whole.model.embedding)
+    log = (tmp_path / "parts/log.jsonl").read_text()
+    lines = [json.loads(line) for line in log.splitlines()]
+    assert [line["step"] for line in lines] == [2, 3, 4, 6]
+
+
+def test_it_learns_a_text_that_repeats(texts, tmp_path):
+    (texts / "one.txt").write_text("\n\n".join(["I am, I was, I will be."] * 40))
+    trainer = Trainer(
+        texts, tmp_path / "out", SHAPE, Recipe(steps=60, batch=4, length=16, warmup=5)
+    )
+    first = trainer.once(torch.float32)
+    for _ in range(59):
+        last = trainer.once(torch.float32)
+    assert last < first / 3
+
+
+def test_the_rates_rise_stay_and_fall_to_zero():
+    recipe = Recipe(steps=100, warmup=10, decay=0.5)
+    rates = [recipe.rate(step / 100, step) for step in range(101)]
+    assert rates[:10] == pytest.approx([(n + 1) / 10 for n in range(10)])
+    assert rates[10:51] == [1.0] * 41
+    assert rates[75] == pytest.approx(0.5)
+    assert rates[100] == 0
+
+
+def test_minutes_count_over_all_runs(texts, tmp_path):
+    trainer = Trainer(texts, tmp_path / "out", SHAPE, Recipe(minutes=2.0))
+    trainer.seconds = 90.0
+    trainer.save()
+    assert Trainer(texts, tmp_path / "out", SHAPE, Recipe(minutes=2.0)).progress == 0.75
+    assert Trainer(texts, tmp_path / "out", SHAPE, Recipe(steps=10)).progress == 0.0
+
+
+def test_an_epoch_begins_at_paragraphs_and_sees_every_stretch():
+    tokenizer = train_tokenizer([[TEXT]], 300)
+    paragraphs = TEXT.split("\n\n")
+    tokens = prepare([paragraphs], tokenizer, ends=False)
+    recipe = Recipe(batch=1, length=16)
+    count = len(tokens.ids) // 16
+    rows = torch.cat([batch_of(tokens, 298, recipe, step) for step in range(count)])
+    assert rows.shape == (count, 17)
+    assert set(rows[:, 0].tolist()) == {298}
+    starts = {tuple(tokens.ids[s : s + 16].tolist()) for s in tokens.starts}
+    last = tuple(tokens.ids[-16:].tolist())  # the end has no whole stretch
+    found = [tuple(row[1:].tolist()) for row in rows]
+    assert set(found) <= starts | {last}
+    assert len(set(found)) > count // 3
+    again = torch.cat([batch_of(tokens, 298, recipe, step) for step in range(count)])
+    assert torch.equal(rows, again)
+
+
+def test_texts_are_joined_paragraphs_and_their_ends_are_held_out(texts):
+    ((name, paragraphs),) = read_texts(texts).items()
+    assert name == "one.txt"
+    assert paragraphs[0] == "The man had a house, and so it was a truth. 'It's 0!'"
+    seen, unseen = split(paragraphs, 0.25)
+    assert seen + unseen == paragraphs
+    assert sum(map(len, seen)) <= 0.75 * sum(map(len, paragraphs)) < sum(map(len, seen)) + 70
+    with pytest.raises(ValueError, match="has no"):
+        read_texts(texts.parent)
+
+
+@pytest.mark.parametrize("what", ["no texts", "another shape"])
+def test_a_wrong_folder_is_named(texts, tmp_path, monkeypatch, capsys, what):
+    out = tmp_path / "out"
+    Trainer(texts, out, SHAPE, RECIPE).save()
+    folder, expected = (texts, "another shape") if what == "another shape" else (out, "has no .txt")
+    monkeypatch.setattr("sys.argv", ["train", str(folder), str(out)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_the_tokenizer_is_reversible_and_begins_with_its_token():
+    tokenizer = train_tokenizer([[TEXT]], 300)
+    assert tokenizer.get_vocab_size() == 300
+    ids = tokenizer.encode("The aunt – naïve, 1811!\n\nIt's").ids
+    assert ids[0] == tokenizer.token_to_id(BEGIN) == 298
+    assert tokenizer.token_to_id(END) == 299
+    assert tokenizer.decode(ids) == "The aunt – naïve, 1811!\n\nIt's"
+
+
+def test_gradients_pass_the_rounding_straight_through():
+    torch.manual_seed(3)
+    model = TinyBitNet(SHAPE)
+    layer, x = model.blocks[0].gate_up, torch.randn(5, 128, requires_grad=True)
+    gate, up = layer(x, torch.float32)
+    (gate.sum() + 2 * up.sum()).backward()
+    scaled = [codes * scale for codes, scale in map(ternary, layer.weights)]
+    expected = scaled[0].sum(0) + 2 * scaled[1].sum(0)
+    torch.testing.assert_close(x.grad, expected.expand(5, -1).detach())
+    step = x.detach().abs().amax(-1, keepdim=True) / 127
+    rounded = (x.detach() / step).round() * step
+    torch.testing.assert_close(layer.weights[1].grad, 2 * rounded.sum(0).expand(256, -1))
+    torch.testing.assert_close(gate, (rounded @ scaled[0].T).detach())
+
+
+def test_folder_and_gguf_hold_the_trained_model(texts, tmp_path):
+    trained(texts, tmp_path / "out", dtype=torch.float32)
+    model = load(tmp_path / "out")
+    folder, gguf = tmp_path / "bitnet-test", tmp_path / "bitnet-test.gguf"
+    to_folder(model, tmp_path / "out/tokenizer.json", folder)
+    to_gguf(folder, gguf)
+
+    text = "The aunt had wit, and 10"
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
+    with torch.no_grad():
+        expected = model(torch.tensor([ids]))[0].numpy()
+    with bitnet.load(folder) as one, bitnet.load(gguf) as other:
+        assert one.tokenizer.encode(text) == other.tokenizer.encode(text) == ids
+        from_folder, from_gguf = one.logits(ids), other.logits(ids)
+    np.testing.assert_array_equal(from_folder, from_gguf)
+    # Norms, embedding and scales are rounded to float16, which moves a few roundings to int8.
+    assert np.abs(from_gguf - expected).max() < 0.03 * np.ptp(expected)
+
+    checkpoint = open_checkpoint(gguf)
+    assert checkpoint.architecture == "bitnet-b1.58"
+    assert checkpoint.metadata["general.license"] == "CC0-1.0"
+    weight = checkpoint.weights["blk.1.ffn_up.weight"]
+    assert weight.quant.name == "I2_S"
+    codes, _ = ternary(model.blocks[1].gate_up.weights[1].detach())
+    np.testing.assert_array_equal(registry.unpack_ternary(weight).codes, codes.numpy())

@@ -1,0 +1,144 @@
+"""A trained model in the published formats: ``python -m training.export OUT MODEL``.
+
+    MODEL/        config.json, tokenizer.json, model.safetensors, as BitNet b1.58 2B-4T is published
+    MODEL.gguf    the same as I2_S with an embedding in float16
+
+Both hold the same numbers, so that they give the same logits: norms, embedding and scales are
+rounded to float16 before anything is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from bitnet.convert.request import Request
+from bitnet.convert.run import plan_conversion
+from bitnet.formats.gguf_new import encode_value
+from bitnet.quants.packed_u8 import pack_u8
+from training.model import Shape, TinyBitNet, ternary
+from training.text import BEGIN, END
+
+__all__ = ["load", "main", "to_folder", "to_gguf"]
+
+LICENCE = "CC0-1.0"
+_LINEARS = {  # matrices of a block, by what reads the same input
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "o": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+_NORMS = {
+    "attn_norm": "input_layernorm",
+    "attn_sub_norm": "self_attn.attn_sub_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_sub_norm": "mlp.ffn_sub_norm",
+}
+
+
+def load(out: Path) -> TinyBitNet:
+    """The model as the last checkpoint in *out* has it."""
+    state = torch.load(out / "checkpoint.pt", weights_only=True)
+    model = TinyBitNet(Shape(**state["shape"]))
+    model.load_state_dict(state["model"])
+    return model.eval()
+
+
+def to_folder(model: TinyBitNet, tokenizer: Path, folder: Path) -> None:
+    """Write *model* with its *tokenizer* as a folder with packed ternary weights."""
+    folder.mkdir(parents=True)
+    save_file(_tensors(model), folder / "model.safetensors", metadata={"format": "pt"})
+    read = Tokenizer.from_file(str(tokenizer))
+    begin, end = read.token_to_id(BEGIN), read.token_to_id(END)
+    shape = model.shape
+    config = {
+        "architectures": ["BitNetForCausalLM"],
+        "bos_token_id": begin,
+        "dtype": "float16",
+        "eos_token_id": end,
+        "hidden_act": "relu2",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "max_position_embeddings": shape.max_position_embeddings,
+        "model_type": "bitnet",
+        "num_attention_heads": shape.num_attention_heads,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "pad_token_id": end,
+        "quantization_config": {
+            "linear_class": "autobitlinear",
+            "quant_method": "bitnet",
+            "quantization_mode": "offline",
+        },
+        "rms_norm_eps": shape.rms_norm_eps,
+        "rope_theta": shape.rope_theta,
+        "tie_word_embeddings": True,
+        "vocab_size": shape.vocab_size,
+    }
+    about = {
+        "add_bos_token": True,
+        "bos_token": BEGIN,
+        "eos_token": END,
+        "model_max_length": shape.max_position_embeddings,
+        "pad_token": END,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+    _write(folder / "config.json", config)
+    _write(folder / "tokenizer_config.json", about)
+    _write(folder / "generation_config.json", {"bos_token_id": begin, "eos_token_id": end})
+    (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+
+
+def to_gguf(folder: Path, output: Path) -> None:
+    """Write the model in *folder* as the I2_S file *output*."""
+    plan = plan_conversion(folder, Request("I2_S", pre="llama-bpe"))
+    about = {"general.name": output.stem, "general.license": LICENCE}
+    more = {key: encode_value(value) for key, value in about.items()}
+    replace(plan, metadata={**plan.metadata, **more}).write(output)
+
+
+def _tensors(model: TinyBitNet) -> dict[str, np.ndarray[Any, Any]]:
+    found = {
+        "model.embed_tokens.weight": _half(model.embedding),
+        "model.norm.weight": _half(model.output_norm),
+    }
+    for number, block in enumerate(model.blocks):
+        prefix = f"model.layers.{number}."
+        for ours, name in _NORMS.items():
+            found[f"{prefix}{name}.weight"] = _half(getattr(block, ours))
+        for ours, names in _LINEARS.items():
+            for name, weight in zip(names, getattr(block, ours).weights, strict=True):
+                codes, scale = ternary(weight.detach())
+                found[f"{prefix}{name}.weight"] = pack_u8(codes.numpy().astype(np.int8))
+                found[f"{prefix}{name}.weight_scale"] = _half(scale.reshape(1))
+    return found
+
+
+def _half(values: torch.Tensor) -> np.ndarray[Any, Any]:
+    return values.detach().to(torch.float16).numpy()
+
+
+def _write(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m training.export", description=__doc__)
+    parser.add_argument("out", type=Path, help="folder that training wrote")
+    parser.add_argument("model", type=Path, help="folder to write; MODEL.gguf comes beside it")
+    said = parser.parse_args()
+    to_folder(load(said.out), said.out / "tokenizer.json", said.model)
+    to_gguf(said.model, said.model.with_name(f"{said.model.name}.gguf"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""A folder of texts as tokens: paragraphs, the pieces they are cut into, what is held out."""
+
+from __future__ import annotations
+
+import lzma
+import re
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+__all__ = ["BEGIN", "END", "Tokens", "prepare", "read_texts", "split", "train_tokenizer"]
+
+BEGIN, END = "<|begin_of_text|>", "<|end_of_text|>"
+
+# How Llama 3, and with it BitNet b1.58 2B-4T, cuts a text before the merges.
+_LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class Tokens(NamedTuple):
+    """A text as ids.
+
+    Attributes:
+        ids: the whole text, shape ``(n,)``, uint16.
+        starts: where its paragraphs begin, ascending, the first at 0.
+    """
+
+    ids: NDArray[np.uint16]
+    starts: NDArray[np.int64]
+
+
+def read_texts(folder: Path) -> dict[str, list[str]]:
+    """Paragraphs by file name of the ``.txt`` and ``.txt.xz`` files in *folder*, sorted by name.
+
+    Lines of a paragraph are joined by single spaces.
+
+    Raises:
+        ValueError: there are none, or one is not UTF-8.
+    """
+    texts = {}
+    for path in sorted([*folder.glob("*.txt"), *folder.glob("*.txt.xz")]):
+        data = path.read_bytes()
+        text = (lzma.decompress(data) if path.suffix == ".xz" else data).decode("utf-8")
+        blocks = re.split(r"\n\s*\n", text.replace("\r\n", "\n").strip())
+        texts[path.name] = [" ".join(block.split()) for block in blocks]
+    if not texts:
+        raise ValueError(f"{folder} has no .txt or .txt.xz files")
+    return texts
+
+
+def split(paragraphs: Sequence[str], held_out: float) -> tuple[list[str], list[str]]:
+    """*paragraphs* before, and the share *held_out* of characters at the end of the text."""
+    rest = sum(map(len, paragraphs)) * (1 - held_out)
+    for n, paragraph in enumerate(paragraphs):
+        rest -= len(paragraph)
+        if rest < 0:
+            return list(paragraphs[:n]), list(paragraphs[n:])
+    return list(paragraphs), []
+
+
+def train_tokenizer(texts: Sequence[Sequence[str]], size: int) -> Tokenizer:
+    """A byte-level BPE of *size* tokens, in everything but its vocabulary Llama 3's."""
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_LLAMA_3), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - 2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(("\n\n".join(text) for text in texts), trainer)
+    tokenizer.add_special_tokens([BEGIN, END])
+    begin = tokenizer.token_to_id(BEGIN)
+    tokenizer.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(
+                single=f"{BEGIN} $A",
+                pair=f"{BEGIN} $A {BEGIN}:1 $B:1",
+                special_tokens=[(BEGIN, begin)],
+            ),
+        ]
+    )
+    return tokenizer
+
+
+def prepare(texts: Sequence[Sequence[str]], tokenizer: Tokenizer, *, ends: bool) -> Tokens:
+    """*texts* one after the other, each followed by the end token where *ends*."""
+    ids: list[int] = []
+    starts: list[int] = []
+    for paragraphs in texts:
+        for n, paragraph in enumerate(paragraphs):
+            starts.append(len(ids))
+            gap = "\n\n" if n + 1 < len(paragraphs) else ""
+            ids += tokenizer.encode(paragraph + gap, add_special_tokens=False).ids
+        if ends:
+            ids.append(tokenizer.token_to_id(END))
+    return Tokens(np.array(ids, dtype=np.uint16), np.array(starts, dtype=np.int64))

@@ -1,0 +1,260 @@
+"""Train a small BitNet b1.58 on a folder of texts: ``python -m training.train TEXTS OUT``.
+
+Begun again with the same OUT it goes on where the last checkpoint is, bit for bit as if it had not
+stopped where the length is given in steps. With ``--minutes`` the machine decides how many steps
+there are, so two runs differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from training.model import Shape, TinyBitNet
+from training.text import BEGIN, Tokens, prepare, read_texts, split, train_tokenizer
+
+__all__ = ["Recipe", "Trainer", "held_out_loss", "main"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides a run, besides the texts and the :class:`~training.model.Shape`.
+
+    Attributes:
+        steps: how many there are; 0: *minutes* decide.
+        minutes: of training, all runs of a resumed training together.
+        batch: sequences per step.
+        length: tokens of a sequence.
+        matrix_rate: learning rate of Muon, for the ternary matrices.
+        other_rate: learning rate of Adam, for the embedding and the norms.
+        weight_decay: of the ternary matrices.
+        dropout: of what a block adds, and of the embedding.
+        decay: last share of the run, in which the rates fall to zero.
+        warmup: first steps, in which they rise.
+        held_out: share of each text, its end, that is not trained on.
+        seed: of everything.
+    """
+
+    steps: int = 0
+    minutes: float = 60.0
+    batch: int = 8
+    length: int = 256
+    matrix_rate: float = 1e-2
+    other_rate: float = 4e-3
+    weight_decay: float = 0.1
+    dropout: float = 0.0
+    decay: float = 0.6
+    warmup: int = 30
+    held_out: float = 0.03
+    seed: int = 1
+
+    def rate(self, progress: float, step: int) -> float:
+        """Factor of the learning rates at *progress*, 0 to 1."""
+        falling = min(1.0, max(0.0, (1 - progress) / self.decay))
+        return falling * min(1.0, (step + 1) / self.warmup)
+
+
+def batch_of(tokens: Tokens, begin: int, recipe: Recipe, step: int) -> Tensor:
+    """The ids of *step*, shape ``(batch, length + 1)``, each row after a begin token.
+
+    A row begins at a paragraph. An epoch takes every stretch of *length* tokens once, in an order
+    and with an offset of its own, and moves its beginning back to that of the paragraph.
+    """
+    count = max(1, len(tokens.ids) // recipe.length)
+    rows = []
+    for n in range(step * recipe.batch, (step + 1) * recipe.batch):
+        epoch, place = divmod(n, count)
+        random = np.random.default_rng((recipe.seed, epoch))
+        offset = random.integers(recipe.length)
+        at = min(int(random.permutation(count)[place]) * recipe.length + offset, len(tokens.ids))
+        first = tokens.starts[np.searchsorted(tokens.starts, at, side="right") - 1]
+        first = max(0, min(first, len(tokens.ids) - recipe.length))
+        rows.append(np.concatenate([[begin], tokens.ids[first : first + recipe.length]]))
+    return torch.from_numpy(np.stack(rows).astype(np.int64))
+
+
+@torch.no_grad()
+def held_out_loss(model: TinyBitNet, tokens: Tokens, begin: int, length: int) -> float:
+    """Mean loss in nats per token of *tokens*, in float32, stretch by stretch of *length*.
+
+    Not a number where there are none.
+    """
+    if not len(tokens.ids):
+        return math.nan
+    model.eval()
+    total = 0.0
+    for first in range(0, len(tokens.ids), length):
+        ids = np.concatenate([[begin], tokens.ids[first : first + length]]).astype(np.int64)
+        row = torch.from_numpy(ids)[None]
+        total += float(cross_entropy(model(row[:, :-1])[0], row[0, 1:], reduction="sum"))
+    model.train()
+    return total / len(tokens.ids)
+
+
+class Trainer:
+    """A training in a folder: ``checkpoint.pt``, ``tokenizer.json``, ``log.jsonl``."""
+
+    def __init__(self, texts: Path, out: Path, shape: Shape, recipe: Recipe) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.out, self.recipe = out, recipe
+        parts = [split(text, recipe.held_out) for text in read_texts(texts).values()]
+        vocabulary = out / "tokenizer.json"
+        if not vocabulary.is_file():
+            train_tokenizer([seen for seen, _ in parts], shape.vocab_size).save(str(vocabulary))
+        self.tokenizer = Tokenizer.from_file(str(vocabulary))
+        self.begin = self.tokenizer.token_to_id(BEGIN)
+        self.seen = prepare([seen for seen, _ in parts], self.tokenizer, ends=False)
+        self.unseen = prepare([unseen for _, unseen in parts], self.tokenizer, ends=True)
+        torch.manual_seed(recipe.seed)
+        self.model = TinyBitNet(shape)
+        matrices = [p for p in self.model.blocks.parameters() if p.ndim == 2]
+        others = [p for p in self.model.parameters() if all(p is not m for m in matrices)]
+        self.optimizers: list[tuple[torch.optim.Optimizer, float]] = [
+            (
+                torch.optim.Muon(
+                    matrices, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
+                ),
+                recipe.matrix_rate,
+            ),
+            (torch.optim.Adam(others, betas=(0.9, 0.98)), recipe.other_rate),
+        ]
+        self.step, self.seconds = 0, 0.0
+        if (out / "checkpoint.pt").is_file():
+            self.load()
+
+    @property
+    def progress(self) -> float:
+        """How much of the training is done, 0 to 1."""
+        recipe = self.recipe
+        return self.step / recipe.steps if recipe.steps else self.seconds / 60 / recipe.minutes
+
+    def load(self) -> None:
+        """Go on from the checkpoint.
+
+        Raises:
+            ValueError: it is of another shape.
+        """
+        state = torch.load(self.out / "checkpoint.pt", weights_only=True)
+        if state["shape"] != asdict(self.model.shape):
+            raise ValueError(f"{self.out} holds a model of another shape; name another folder")
+        self.model.load_state_dict(state["model"])
+        for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.step, self.seconds = state["step"], state["seconds"]
+
+    def save(self) -> None:
+        """Write the checkpoint; a run that is stopped meanwhile leaves the one before."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
+            "step": self.step,
+            "seconds": self.seconds,
+            "shape": asdict(self.model.shape),
+            "recipe": asdict(self.recipe),
+        }
+        torch.save(state, self.out / "checkpoint.new")
+        (self.out / "checkpoint.new").replace(self.out / "checkpoint.pt")
+
+    def once(self, dtype: torch.dtype) -> float:
+        """One step; the loss before it."""
+        recipe = self.recipe
+        factor = recipe.rate(self.progress, self.step)
+        ids = batch_of(self.seen, self.begin, recipe, self.step)
+        torch.manual_seed(recipe.seed * 1_000_003 + self.step)
+        logits = self.model(ids[:, :-1], recipe.dropout, dtype)
+        loss = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        loss.backward()
+        for optimizer, rate in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+            optimizer.step()
+            optimizer.zero_grad()
+        self.step += 1
+        return float(loss.detach())
+
+    def run(self, *, every: int, stop: int = 0, dtype: torch.dtype) -> None:
+        """Train to the end, or to step *stop*.
+
+        Args:
+            every: steps between checkpoints.
+            stop: pause at this step; 0: at the end.
+            dtype: of the products.
+        """
+        losses: list[float] = []
+        began = time.monotonic() - self.seconds
+        while self.progress < 1 and not (stop and self.step >= stop):
+            losses.append(self.once(dtype))
+            self.seconds = time.monotonic() - began
+            if not math.isfinite(losses[-1]):
+                raise SystemExit(
+                    f"step {self.step}: the loss is {losses[-1]}; train with lower rates"
+                )
+            if self.step % every == 0:
+                self.note(losses)
+                losses = []
+        if losses:
+            self.note(losses)
+
+    def note(self, losses: list[float]) -> None:
+        """Save, and write down where the training is."""
+        self.save()
+        found = {
+            "step": self.step,
+            "tokens": self.step * self.recipe.batch * self.recipe.length,
+            "seconds": round(self.seconds, 1),
+            "loss": round(sum(losses) / len(losses), 4),
+            "held_out": round(
+                held_out_loss(self.model, self.unseen, self.begin, self.recipe.length), 4
+            ),
+            "rate": round(self.recipe.rate(self.progress, self.step), 4),
+        }
+        line = json.dumps(found)
+        with (self.out / "log.jsonl").open("a") as log:
+            log.write(line + "\n")
+        print(line, flush=True)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m training.train", description=__doc__)
+    parser.add_argument("texts", type=Path, help="folder with .txt or .txt.xz files")
+    parser.add_argument(
+        "out", type=Path, help="folder for the checkpoint, the tokenizer and the log"
+    )
+    for kind in (Shape(), Recipe()):
+        for name, value in asdict(kind).items():
+            option = f"--{name.replace('_', '-')}"
+            parser.add_argument(option, type=type(value), default=value, metavar=str(value))
+    parser.add_argument("--every", type=int, default=200, help="steps between checkpoints")
+    parser.add_argument("--stop", type=int, default=0, help="pause at this step")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--float32", action="store_true", help="slower, not bfloat16 products")
+    said = vars(parser.parse_args())
+    if said["threads"]:
+        torch.set_num_threads(said["threads"])
+    shape = Shape(**{name: said[name] for name in asdict(Shape())})
+    recipe = Recipe(**{name: said[name] for name in asdict(Recipe())})
+    try:
+        trainer = Trainer(said["texts"], said["out"], shape, recipe)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    print(
+        f"{len(trainer.seen.ids):,} tokens to learn from, {len(trainer.unseen.ids):,} held out",
+        flush=True,
+    )
+    dtype = torch.float32 if said["float32"] else torch.bfloat16
+    trainer.run(every=said["every"], stop=said["stop"], dtype=dtype)
+
+
+if __name__ == "__main__":
+    main()
