@@ -125,7 +125,12 @@ def path_of(text: str) -> Path:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write *text* to *path* in one step; folders are made.
+    """:func:`write_bytes` of *text* as UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write *data* to *path* in one step; folders are made.
 
     What is there keeps its permissions, a link keeps pointing where it does, and a device or pipe
     is written to.
@@ -133,13 +138,13 @@ def write_text(path: Path, text: str) -> None:
     try:
         target = path.resolve()
         if target.exists() and not target.is_file():
-            target.write_text(text, "utf-8")
+            target.write_bytes(data)
             return
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name[:99]}.{os.getpid()}-{token_hex(4)}")
         try:
-            with temporary.open("x", encoding="utf-8", newline="\n") as out:
-                out.write(text)
+            with temporary.open("xb") as out:
+                out.write(data)
                 out.flush()
                 os.fsync(out.fileno())
             if target.exists():

@@ -75,6 +75,8 @@ _NORMS = {
     },
 }
 _TYPES = "sentence_transformers.models."
+_PIECE = {"Sequence": {"id": "A", "type_id": 0}}
+_END = {"SpecialToken": {"id": "</s>", "type_id": 0}}
 
 
 def sizes(kind):
@@ -120,8 +122,14 @@ def folder(path, kind, *, seed=0, pooling="lasttoken", **more):
     said = {f"pooling_mode_{mode}": mode == pooling for mode in modes}
     said |= {"word_embedding_dimension": DIM, "include_prompt": True}
     tokenizer_folder(path, TOKENS)
-    settings = json.loads((path / "tokenizer_config.json").read_text())
-    settings |= {"add_bos_token": False, "add_eos_token": True}
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [_PIECE, _END],
+        "pair": [_PIECE, _END, {"Sequence": {"id": "B", "type_id": 1}}, _END],
+        "special_tokens": {"</s>": {"id": "</s>", "ids": [1], "tokens": ["</s>"]}},
+    }
+    settings = {"bos_token": None, "eos_token": "</s>", "add_bos_token": False}
     (path / "1_Pooling").mkdir(exist_ok=True)
     for name, content in {
         "config.json": CONFIGS[kind] | more,
@@ -131,6 +139,7 @@ def folder(path, kind, *, seed=0, pooling="lasttoken", **more):
             "prompts": {"query": "ab", "document": ""},
             "default_prompt_name": None,
         },
+        "tokenizer.json": tokenizer,
         "tokenizer_config.json": settings,
     }.items():
         (path / name).write_text(json.dumps(content))

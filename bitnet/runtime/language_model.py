@@ -131,7 +131,7 @@ class LanguageModel:
             raise Unsupported(
                 f"{self.path.name} makes vectors of texts and does not write any "
                 f"(pooling: {self.config.pooling})",
-                hint="choose a model that writes text",
+                hint=f"bitnet embed --model {word(self.path)} --input texts.txt",
             )
         calls = None
         if request.messages is None:

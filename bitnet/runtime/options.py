@@ -6,14 +6,23 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from bitnet import settings
 from bitnet.errors import UsageError
 from bitnet.options import check_bounds, option
 
-__all__ = ["ModelOptions", "PromptOptions", "SamplingParams"]
+__all__ = [
+    "PRECISIONS",
+    "ModelOptions",
+    "Precision",
+    "PromptOptions",
+    "SamplingParams",
+    "VectorOptions",
+]
 
+Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DEFAULT_SEED = 42
 MAX_BIAS = 1e9
 MAX_LOGPROBS = 100
@@ -104,6 +113,35 @@ def _biases(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
 def _split(entries: Iterable[str]) -> list[tuple[str, str]]:
     parts = (entry.partition("=") for entry in entries)
     return [(token, bias) for token, _, bias in parts]
+
+
+@dataclass(frozen=True)
+class VectorOptions:
+    """Which texts become vectors, and in what form."""
+
+    input: str = option(
+        "-",
+        "file with a text on each line; .jsonl: with a JSON text, or an object with text in it; - "
+        "for stdin",
+        metavar="FILE",
+    )
+    output: str = option(
+        "", "file for the vectors, .npy or .jsonl; default: JSON lines on stdout", metavar="FILE"
+    )
+    prompt_name: str = option(
+        "", "the model's prompt that stands before each text, such as query; default: its own",
+        metavar="NAME",
+    )  # fmt: skip
+    dimensions: int | None = option(
+        None, "first numbers of a vector to keep; default: all", synonyms=("truncate-dim",)
+    )
+    precision: Precision = option(
+        "float32",
+        "form of the numbers: int8 and uint8 round each vector by its largest number, binary and "
+        "ubinary keep the signs, 8 in a byte",
+        choices=PRECISIONS,
+    )
+    normalize: bool = option(True, "scale vectors to length one")
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitnet.errors import UsageError
+from bitnet.runtime.options import PRECISIONS, Precision
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["PRECISIONS", "Precision", "check_vectors", "finished", "rounded"]
-
-Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
-PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+__all__ = ["check_vectors", "finished", "rounded"]
 
 
 def check_vectors(dim: int, dimensions: int | None, precision: str = "float32") -> None:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bitnet.runtime.answer import Answer
+    from bitnet.runtime.options import Precision
     from bitnet.runtime.piece import Piece
-    from bitnet.runtime.vectors import Precision
     from bitnet.server.service import Service
 
 router = APIRouter()

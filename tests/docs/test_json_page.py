@@ -36,6 +36,14 @@ def test_chat(bitnet, model, monkeypatch):
     assert sorted(json.loads(done.out)) == sorted(documented("chat"))
 
 
+def test_embed(bitnet, model, tmp_path):
+    (tmp_path / "texts.txt").write_text("ab")
+    words = ("embed", "--model", model, "--input", tmp_path / "texts.txt", "--json")
+    here = json.loads(bitnet(*words).out)
+    there = json.loads(bitnet(*words, "--output", tmp_path / "vectors.npy").out)
+    assert sorted({**here, **there}) == sorted(documented("embed"))
+
+
 def test_bench(bitnet, model, tmp_path):
     words = ("bench", "--model", model, "--tests", "tg2", "--repetitions", 1, "--json")
     earlier = tmp_path / "earlier.json"

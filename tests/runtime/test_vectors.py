@@ -50,6 +50,12 @@ def test_vectors_are_the_pooled_hidden_states_behind_the_end_token(pooling, tmp_
             np.testing.assert_allclose(raw, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3"])
+def test_the_folder_and_the_file_give_the_same_vectors(kind, tmp_path):
+    with load(folder(tmp_path / "model", kind)) as one, load(gguf(tmp_path / "m", kind)) as other:
+        np.testing.assert_array_equal(one.embed(TEXTS), other.embed(TEXTS))
+
+
 def test_ids_are_taken_as_they_are(tmp_path):
     with load(gguf(tmp_path / "model.gguf", "gemma3")) as model:
         bare, ended = model.embed([ids_of("abc"), [*ids_of("abc"), END]])

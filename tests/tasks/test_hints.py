@@ -117,6 +117,7 @@ def hub(tmp_path, monkeypatch):
     (tmp_path / "models").mkdir()
     path = tiny_gguf(tmp_path / "models/model.gguf")
     shutil.copyfile(path, tmp_path / "tiny.gguf")
+    (tmp_path / "texts.txt").write_text("a\nb\n")
     with HubServer() as server:
         server.add("org/tiny", "tiny.gguf", path.read_bytes())
         vocab = ", ".join(f'"t{number}": {number}' for number in range(128_256))

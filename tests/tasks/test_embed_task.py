@@ -1,0 +1,117 @@
+"""embed as a command: texts of lines, files of vectors."""
+
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+from bitnet_embeddings import folder
+from tiny_models import tiny_gguf
+
+from bitnet import load
+
+
+@pytest.fixture
+def model(tmp_path):
+    return folder(tmp_path / "model", "qwen3")
+
+
+@pytest.fixture
+def expected(model):
+    with load(model) as running:
+        return running.embed(["abc", "", "de"])
+
+
+@pytest.fixture
+def run(model, bitnet):
+    return lambda *words: bitnet("embed", "--model", model, *words)
+
+
+def rows(text):
+    found = [json.loads(line) for line in text.splitlines()]
+    assert [one["index"] for one in found] == list(range(len(found)))
+    return np.array([one["embedding"] for one in found], dtype=np.float32)
+
+
+def test_each_line_of_a_file_becomes_a_row(run, expected, tmp_path):
+    (tmp_path / "texts.txt").write_bytes(b"abc\r\n\nde\n")
+    done = run("--input", tmp_path / "texts.txt", "--output", tmp_path / "v.npy")
+    assert (done.code, done.out) == (0, f"{tmp_path / 'v.npy'}\n")
+    found = np.load(tmp_path / "v.npy")
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_stdin_to_json_lines(run, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\n\nde\n")))
+    np.testing.assert_allclose(rows(run().out), expected, atol=1e-6)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc\n\nde\n")))
+    assert run("--output", tmp_path / "v.jsonl").code == 0
+    np.testing.assert_allclose(rows((tmp_path / "v.jsonl").read_text()), expected, atol=1e-6)
+
+
+def test_texts_of_json_lines_may_have_lines_of_their_own(run, model, tmp_path):
+    (tmp_path / "texts.jsonl").write_text('"a\\nb"\n{"text": "cd", "id": 7}\n')
+    with load(model) as running:
+        expected = running.embed(["a\nb", "cd"])
+    found = rows(run("--input", tmp_path / "texts.jsonl").out)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_prompt_dimensions_lengths_and_bits(run, model, tmp_path):
+    (tmp_path / "texts.txt").write_text("cd")
+    given = ("--input", tmp_path / "texts.txt", "--prompt-name", "query")
+    with load(model) as running:
+        whole = running.embed("abcd", normalize=False)
+    np.testing.assert_allclose(rows(run(*given, "--no-normalize").out), whole, rtol=1e-4, atol=1e-5)
+    short = whole[:, :16] / np.linalg.norm(whole[:, :16])
+    np.testing.assert_allclose(rows(run(*given, "--dimensions", 16).out), short, atol=1e-6)
+    file = tmp_path / "v.npy"
+    small = run(*given, "--truncate-dim", 16, "--precision", "ubinary", "--output", file)
+    assert small.code == 0
+    assert np.array_equal(np.load(file), np.packbits(whole[:, :16] > 0, axis=-1))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--output", "v.txt"), "expected the name of a .npy or .jsonl file"),
+        (("--output", "."), "expected the name of a .npy or .jsonl file"),
+        (("--input", "missing.txt"), "missing.txt"),
+        (("--input", "empty.txt"), "there are no texts"),
+        (("--input", "wrong.jsonl"), "wrong.jsonl, line 2: expected a JSON text"),
+        (("--input", "broken.jsonl"), "broken.jsonl, line 1: no JSON"),
+        (("--input", "texts.txt", "--prompt-name", "passage"), "no prompt called 'passage'"),
+        (("--input", "texts.txt", "--dimensions", "0"), "of this model have 128"),
+        (("--input", "texts.txt", "--dimensions", "12", "--precision", "binary"), "into a byte"),
+        (("--input", "texts.txt", "--precision", "int4"), "int4"),
+        (("--input", "long.txt"), "the context holds 64"),
+    ],
+)
+def test_what_cannot_be_is_said(run, words, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, content in {
+        "texts.txt": "ab\n",
+        "empty.txt": "\n",
+        "wrong.jsonl": '"a"\n1\n',
+        "broken.jsonl": "{\n",
+        "long.txt": "a" * 64,
+    }.items():
+        (tmp_path / name).write_text(content)
+    done = run(*words)
+    assert done.code
+    assert said in done.err
+    assert "internal error" not in done.err
+    assert not list(tmp_path.glob("v.*"))
+
+
+def test_a_model_that_writes_makes_vectors_too_and_the_other_way_not(bitnet, run, model, tmp_path):
+    (tmp_path / "texts.txt").write_text("ab")
+    tiny = tiny_gguf(tmp_path / "tiny.gguf")
+    facts = bitnet("embed", "--model", tiny, "--input", tmp_path / "texts.txt", "--json")
+    assert json.loads(facts.out)["pooling"] == "mean"
+    refused = bitnet("infer", "--model", model, "--prompt", "ab")
+    assert refused.code
+    assert "makes vectors of texts and does not write any (pooling: last)" in refused.err
+    assert "bitnet embed --model" in refused.err
