@@ -89,6 +89,10 @@ class StopStrings:
     """Ends a text before the first of some strings, however it is cut into pieces.
 
     What could be the beginning of one is held back until it is not.
+
+    Attributes:
+        found: one ended the text.
+        match: the one that did; empty: none.
     """
 
     def __init__(self, stops: Texts[str]) -> None:
@@ -96,15 +100,16 @@ class StopStrings:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         self.found = False
+        self.match = ""
 
     def push(self, text: str) -> str:
         """The part of the text so far that is certain now; nothing once one was found."""
         if self.found:
             return ""
         self._held += text
-        ends = [end for stop in self._stops if (end := self._held.find(stop)) >= 0]
+        ends = [(end, stop) for stop in self._stops if (end := self._held.find(stop)) >= 0]
         self.found = bool(ends)
-        end = min(ends) if ends else len(self._held) - self._undecided()
+        end, self.match = min(ends) if ends else (len(self._held) - self._undecided(), "")
         certain, self._held = self._held[:end], self._held[end:]
         return certain
 
@@ -176,6 +181,11 @@ class Answer:
         self._stream.skip([token for token in self.prompt_ids if self._is_known(token)])
         self.stats.tokenize_s += time.perf_counter() - self._at
         self.stats.prompt_tokens = len(self.prompt_ids)
+
+    @property
+    def stop_text(self) -> str:
+        """The stop text that ended it; empty: none did."""
+        return self._stops.match
 
     def take(self, piece: Piece) -> Piece:
         """*piece* with the text that it makes certain; its reason is set where a stop text ends it.

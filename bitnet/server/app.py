@@ -14,7 +14,8 @@ from starlette.middleware.cors import CORSMiddleware
 from bitnet import __version__
 from bitnet.errors import BitnetError
 from bitnet.server import chat_routes, pages, text_routes
-from bitnet.server.faults import Refused, body_of, from_error, from_validation
+from bitnet.server.dialects import anthropic
+from bitnet.server.faults import Refused, from_error, from_validation
 from bitnet.server.guard import Guard
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def create_app(
     app.include_router(chat_routes.router)
     app.include_router(text_routes.router)
     app.include_router(pages.router)
+    app.include_router(anthropic.router)
     _add_plain_routes(app, service)
     _add_error_handlers(app)
     app.add_middleware(
@@ -131,9 +133,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     """Every error in OpenAI's shape, none with a traceback."""
 
     @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> JSONResponse:
+    async def refused(request: Request, error: Refused) -> JSONResponse:
         headers = {"Retry-After": str(error.retry_after_s)} if error.retry_after_s else None
-        return JSONResponse(error.body(), error.status, headers=headers)
+        return JSONResponse(error.body(request.url.path), error.status, headers=headers)
 
     @app.exception_handler(BitnetError)
     async def failed(request: Request, error: BitnetError) -> JSONResponse:
@@ -145,10 +147,10 @@ def _add_error_handlers(app: FastAPI) -> None:
         return await refused(request, from_validation(error.errors(), error.body, is_json=is_json))
 
     @app.exception_handler(HTTPException)
-    async def refused_by_router(_: Request, error: HTTPException) -> JSONResponse:
-        body = body_of(str(error.detail), kind="invalid_request_error")
+    async def refused_by_router(request: Request, error: HTTPException) -> JSONResponse:
+        body = Refused(error.status_code, str(error.detail)).body(request.url.path)
         return JSONResponse(body, error.status_code, headers=error.headers)
 
     @app.exception_handler(Exception)
-    async def broken(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(from_error(error).body(), 500)
+    async def broken(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(from_error(error).body(request.url.path), 500)

@@ -12,6 +12,15 @@ if TYPE_CHECKING:
 __all__ = ["GONE", "Refused", "body_of", "from_error", "from_validation"]
 
 
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 GONE = 499  # nginx's status for a client that closed the connection
 
 
@@ -45,8 +54,14 @@ class Refused(Exception):
         self.param = param
         self.retry_after_s = retry_after_s
 
-    def body(self) -> dict[str, Any]:
-        """The JSON reply."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The JSON reply, as the dialect that *path* belongs to has errors."""
+        if path.startswith("/api/"):  # Ollama's
+            return {"error": self.message}
+        if path.startswith("/v1/messages"):  # Anthropic's
+            other = "api_error" if self.status >= 500 else "invalid_request_error"
+            kind = _ANTHROPIC.get(self.status, other)
+            return {"type": "error", "error": {"type": kind, "message": self.message}}
         return body_of(self.message, kind=self.kind, code=self.code, param=self.param)
 
 

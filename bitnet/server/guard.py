@@ -94,7 +94,7 @@ class Guard:
         except Refused as refusal:
             if status:
                 raise
-            await _refuse(refusal, counted)
+            await _refuse(refusal, scope["path"], counted)
         finally:
             route = scope.get("route")
             path = getattr(route, "path", "other")
@@ -136,6 +136,8 @@ class Guard:
             raise Refused(403, f"this worker serves this machine only, not the host {host[:80]!r}")
         if self._key and not _is_open(scope["path"]) and scope["method"] != "OPTIONS":
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            if b"x-api-key" in headers:  # Anthropic's clients
+                scheme, given = b"bearer", headers[b"x-api-key"]
             right = hmac.compare_digest(given.strip(), self._key)  # takes as long when it is wrong
             if scheme.lower() != b"bearer" or not right:
                 raise Refused(
@@ -232,8 +234,8 @@ def _headers(request_id: str) -> list[tuple[bytes, bytes]]:
     ]
 
 
-async def _refuse(refusal: Refused, send: Send) -> None:
-    body = json.dumps(refusal.body()).encode()
+async def _refuse(refusal: Refused, path: str, send: Send) -> None:
+    body = json.dumps(refusal.body(path)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     if refusal.retry_after_s is not None:
         headers.append((b"retry-after", b"%d" % refusal.retry_after_s))

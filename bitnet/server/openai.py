@@ -10,9 +10,10 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.errors import UsageError
 from bitnet.runtime.request import Request
 from bitnet.server.faults import Refused, from_error
+from bitnet.server.prompts import DEFAULT_TOKENS, check_size, conversation, prepared
 from bitnet.server.shapes import SAMPLING
 
 if TYPE_CHECKING:
@@ -35,10 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["chat", "completions", "embeddings", "inference", "reply_head", "texts_of"]
 
 MAX_PROMPTS = 64
-DEFAULT_TOKENS = 128
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
-MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
-MAX_PROPERTIES = 4096  # of all objects of a schema; time to compile grows with their square
 
 
 def reply_head(prefix: str, model: str) -> dict[str, Any]:
@@ -107,16 +105,15 @@ def _continuations(
     wanted = _request(body, temperature=temperature, tokens=tokens, logprobs=logprobs)
     found = []
     for prompt in prompts:
-        ids, ready = _prepared(body, replace(wanted, prompt=prompt), service)
+        ids, ready = prepared(
+            replace(wanted, prompt=prompt), service, ignore_eos=bool(body.ignore_eos)
+        )
         found += service.sequences(ids, ready, tokens=wanted.max_tokens, choices=choices)
     return found
 
 
 def chat(body: ChatRequest, service: Service) -> list[Running]:
     """The answers that ``/v1/chat/completions`` wants, one for each choice.
-
-    An answer of no given length reserves its share of the memory at most, so that the others find
-    some.
 
     Raises:
         Refused: something in it cannot be.
@@ -132,17 +129,11 @@ def chat(body: ChatRequest, service: Service) -> list[Running]:
         parallel_tool_calls=body.parallel_tool_calls is not False,
         template_variables=_template_variables(body.chat_template_kwargs),
     )
-    try:
-        ids, ready = _prepared(body, wanted, service)
-    except InvalidFormat as error:  # on what the client sent, as the template itself is parsed
-        raise Refused(400, error.message, param="messages") from error
     given = [body.max_completion_tokens, body.max_tokens]
     tokens = next((one for one in given if one not in (None, unsaid)), None)
-    if tokens is None:
-        room = max(1, service.model.context - len(ids))
-        share = max(DEFAULT_TOKENS, service.worker.fair_positions - len(ids))
-        tokens = min(room, service.max_output_tokens, share)
-    return service.sequences(ids, ready, tokens=tokens, choices=body.n or 1)
+    return conversation(
+        wanted, service, tokens=tokens, choices=body.n or 1, ignore_eos=bool(body.ignore_eos)
+    )
 
 
 def embeddings(body: EmbeddingRequest, service: Service) -> list[Running]:
@@ -239,67 +230,19 @@ def _checked_grammar(name: str, kind: str, value: Any) -> dict[str, Any]:
             kind, value = "regex", "|".join(_SPECIAL.sub(r"\\\g<0>", one) for one in value)
     if wrong:
         raise Refused(400, f"{name} {wrong}", param=name)
-    _check_size(name, value)
+    check_size(name, value)
     return {kind: value}
-
-
-def _check_size(name: str, value: Any) -> None:
-    if len(str(value)) > MAX_GRAMMAR or _properties(value) > MAX_PROPERTIES:
-        raise Refused(
-            400,
-            f"{name} is too large: a grammar may have {MAX_GRAMMAR:,} characters and "
-            f"{MAX_PROPERTIES:,} properties",
-            param=name,
-        )
 
 
 def _tools(body: ChatRequest) -> list[dict[str, Any]] | None:
     """The functions that the model is told of."""
     if body.tool_choice == "none":
         return None
-    _check_size("tools", body.tools)
+    check_size("tools", body.tools)
     return body.tools
 
 
 _SPECIAL = re.compile(r"[][\\.+*?()|{}^$#&~-]")  # of a regular expression
-
-
-def _properties(schema: Any) -> int:
-    """How many properties all objects of *schema* have."""
-    left, count = [schema], 0
-    while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            found = one.get("properties")
-            count += len(found) if isinstance(found, dict) else 0
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
-    return count
-
-
-def _prepared(body: Any, request: Request, service: Service) -> tuple[list[int], Request]:
-    """Ids of the prompt, and *request* for the model.
-
-    Raises:
-        Refused: the prompt is empty or has unknown ids.
-    """
-    size = service.model.config.vocab_size
-    if not isinstance(request.prompt, str) and (not request.prompt or max(request.prompt) >= size):
-        raise Refused(400, f"token ids must be below {size:,}, one at least", param="prompt")
-    outside = [token for token in request.sampling.logit_bias if token >= size]
-    if outside:
-        raise Refused(400, f"'{outside[0]}' is no token id below {size:,}", param="logit_bias")
-    try:
-        ids, ready = service.model.prepare(request)
-    except UsageError as error:
-        refused = from_error(error)
-        if request.messages is None and not refused.param:
-            refused.param = "prompt" if "the prompt" in error.message else None
-        raise refused from error
-    except Unsupported as error:
-        raise from_error(error) from error
-    return ids, replace(ready, stop_ids=frozenset()) if body.ignore_eos else ready
 
 
 def texts_of(given: Any, field: str = "prompt") -> list[str | list[int]]:

@@ -26,6 +26,7 @@ __all__ = [
     "InferenceRequest",
     "Message",
     "ResponseFormat",
+    "Shape",
     "StreamEnd",
     "TokenizeRequest",
 ]
@@ -42,11 +43,13 @@ Stops = Annotated[
 ]
 
 
-class _Shape(BaseModel):
+class Shape(BaseModel):
+    """A JSON object whose fields are all known."""
+
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), strict=True)
 
 
-class StreamEnd(_Shape):
+class StreamEnd(Shape):
     """What a stream ends with."""
 
     include_usage: bool = False
@@ -67,7 +70,7 @@ def _sampling_fields() -> dict[str, Any]:
 
 
 SAMPLING = tuple(entry.name for entry in fields(SamplingParams))
-_Drawn: Any = create_model("_Drawn", __base__=_Shape, **_sampling_fields())
+_Drawn: Any = create_model("_Drawn", __base__=Shape, **_sampling_fields())
 
 
 class _Sampling(_Drawn):  # type: ignore[misc]
@@ -147,14 +150,14 @@ class CompletionRequest(_OpenAI):
         return self
 
 
-class ResponseFormat(_Shape):
+class ResponseFormat(Shape):
     """What the answer must be: any text, any JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
 
 
-class Message(_Shape):
+class Message(Shape):
     """One turn of a conversation."""
 
     model_config = ConfigDict(extra="allow")  # templates read tool_calls, name and others
@@ -193,7 +196,7 @@ class ChatRequest(_OpenAI):
         return self
 
 
-class TokenizeRequest(_Shape):
+class TokenizeRequest(Shape):
     """A text to turn into ids."""
 
     content: str
@@ -201,13 +204,13 @@ class TokenizeRequest(_Shape):
     with_pieces: bool = False
 
 
-class DetokenizeRequest(_Shape):
+class DetokenizeRequest(Shape):
     """Ids to turn into text."""
 
     tokens: list[TokenId]
 
 
-class EmbeddingRequest(_Shape):
+class EmbeddingRequest(Shape):
     """``/v1/embeddings``."""
 
     input: str | list[str] | list[TokenId] | list[list[TokenId]]

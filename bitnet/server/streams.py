@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi.responses import StreamingResponse
@@ -22,16 +23,47 @@ if TYPE_CHECKING:
     from bitnet.server.service import Service
     from bitnet.server.worker import Order
 
-__all__ = ["DONE", "Exchange", "event"]
+__all__ = ["DONE", "LINES", "NAMED", "OPENAI", "UNNAMED", "Exchange", "Wire", "event"]
 
 T = TypeVar("T")
 
 DONE = "data: [DONE]\n\n"
 
 
+@dataclass(frozen=True)
+class Wire:
+    """How a dialect sends an answer while it is written.
+
+    Attributes:
+        media_type: of the stream.
+        line: text of one event.
+        done: what follows the last one.
+    """
+
+    media_type: str
+    line: Callable[[Any], str]
+    done: str = ""
+
+
 def event(facts: Any) -> str:
     """One server-sent event."""
     return f"data: {json.dumps(facts, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+def named_event(facts: Any) -> str:
+    """One server-sent event with its ``type`` as its name."""
+    return f"event: {facts['type']}\n{event(facts)}"
+
+
+def line(facts: Any) -> str:
+    """One JSON object on a line of its own."""
+    return json.dumps(facts, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+OPENAI = Wire("text/event-stream", event, DONE)
+NAMED = Wire("text/event-stream", named_event)
+UNNAMED = Wire("text/event-stream", event)
+LINES = Wire("application/x-ndjson", line)
 
 
 class Exchange:
@@ -82,12 +114,17 @@ class Exchange:
         self,
         chunks: Callable[[int, Piece, Answer], Iterator[Any]],
         last: Callable[[list[Answer]], Iterator[Any]],
+        *,
+        wire: Wire = OPENAI,
+        fault: Callable[[Refused], Any] | None = None,
     ) -> StreamingResponse:
         """The answers as events, sent while they are written.
 
         Args:
             chunks: the events of one piece of one answer.
-            last: the events after the last answer, before ``[DONE]``.
+            last: the events after the last answer.
+            wire: how they are sent.
+            fault: the event of an error; its dialect's reply if not given.
 
         Raises:
             Refused: as :meth:`collect`, as long as nothing has been sent.
@@ -105,19 +142,20 @@ class Exchange:
                 async for index, piece in _with_first(first, pieces):
                     _check(order.answers[index], piece)
                     for chunk in chunks(index, piece, order.answers[index]):
-                        yield event(chunk)
+                        yield wire.line(chunk)
                 for chunk in last(order.answers):
-                    yield event(chunk)
+                    yield wire.line(chunk)
                 self._completed(order.answers)
-                yield DONE
+                yield wire.done
             except Exception as error:  # noqa: BLE001 - the status is sent already
                 self._failed(error)
-                yield event(from_error(error).body())
+                known = from_error(error)
+                yield wire.line(fault(known) if fault else known.body(self._request.url.path))
 
         if self._request.scope["http_version"] == "1.1":  # events come as chunks
             self._request.scope["state"]["sends_events"] = True
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        response = _Events(events(), media_type="text/event-stream", headers=headers)
+        response = _Events(events(), media_type=wire.media_type, headers=headers)
         response.ended = self._gone
         return response
 

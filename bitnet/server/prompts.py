@@ -1,0 +1,143 @@
+"""Requests as sequences of the model, whichever dialect they came in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.runtime.request import Request
+from bitnet.server.faults import Refused, from_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from bitnet.runtime.sequence import Sequence
+    from bitnet.server.service import Service
+
+__all__ = ["DEFAULT_TOKENS", "check_size", "conversation", "made", "prepared"]
+
+DEFAULT_TOKENS = 128
+MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
+MAX_PROPERTIES = 4096  # of all objects of a schema; time to compile grows with their square
+
+
+def made(
+    given: Mapping[str, Any], *, names: Mapping[str, str] | None = None, **sampling: Any
+) -> Request:
+    """The request that *given* describes; ``None`` stands for the default.
+
+    Args:
+        given: fields of a :class:`Request`.
+        names: a dialect's own names of some of them, for errors.
+        sampling: defaults of the dialect.
+
+    Raises:
+        Refused: a value is out of its range, or two contradict each other; names the field.
+    """
+    default = Request()
+    default = replace(default, sampling=replace(default.sampling, **sampling))
+    try:
+        return Request.from_mapping(given, default)
+    except UsageError as error:
+        refused = from_error(error)
+        own = (names or {}).get(refused.param or "")
+        if own:
+            refused.message = refused.message.replace(str(refused.param), own, 1)
+            refused.param = own
+        raise refused from error
+
+
+def prepared(
+    request: Request, service: Service, *, ignore_eos: bool = False
+) -> tuple[list[int], Request]:
+    """Ids of the prompt, and *request* for the model.
+
+    Args:
+        request: what is wanted.
+        service: knows the model.
+        ignore_eos: the answer goes on where the model would end it.
+
+    Raises:
+        Refused: the prompt is empty or has unknown ids.
+    """
+    size = service.model.config.vocab_size
+    if not isinstance(request.prompt, str) and (not request.prompt or max(request.prompt) >= size):
+        raise Refused(400, f"token ids must be below {size:,}, one at least", param="prompt")
+    outside = [token for token in request.sampling.logit_bias if token >= size]
+    if outside:
+        raise Refused(400, f"'{outside[0]}' is no token id below {size:,}", param="logit_bias")
+    try:
+        ids, ready = service.model.prepare(request)
+    except UsageError as error:
+        refused = from_error(error)
+        if request.messages is None and not refused.param:
+            refused.param = "prompt" if "the prompt" in error.message else None
+        raise refused from error
+    except Unsupported as error:
+        raise from_error(error) from error
+    return ids, replace(ready, stop_ids=frozenset()) if ignore_eos else ready
+
+
+def conversation(
+    wanted: Request,
+    service: Service,
+    *,
+    tokens: int | None,
+    choices: int = 1,
+    ignore_eos: bool = False,
+) -> list[Sequence]:
+    """Answers to the messages of *wanted*, one for each choice.
+
+    An answer of no given length reserves its share of the memory at most, so that the others find
+    some.
+
+    Args:
+        wanted: the messages, and how to answer.
+        service: runs the model.
+        tokens: how many an answer may have; ``None``: as many as there is room for.
+        choices: how many answers.
+        ignore_eos: they go on where the model would end them.
+
+    Raises:
+        Refused: something in it cannot be.
+        BitnetError: the model's chat template does not take the conversation.
+    """
+    try:
+        ids, ready = prepared(wanted, service, ignore_eos=ignore_eos)
+    except InvalidFormat as error:  # on what the client sent, as the template itself is parsed
+        raise Refused(400, error.message, param="messages") from error
+    if tokens is None:
+        room = max(1, service.model.context - len(ids))
+        share = max(DEFAULT_TOKENS, service.worker.fair_positions - len(ids))
+        tokens = min(room, service.max_output_tokens, share)
+    return service.sequences(ids, ready, tokens=tokens, choices=choices)
+
+
+def check_size(name: str, value: Any) -> None:
+    """Accept the field *name*, schemas or a regular expression that become a grammar.
+
+    Raises:
+        Refused: it is too large.
+    """
+    if len(str(value)) > MAX_GRAMMAR or _properties(value) > MAX_PROPERTIES:
+        raise Refused(
+            400,
+            f"{name} is too large: a grammar may have {MAX_GRAMMAR:,} characters and "
+            f"{MAX_PROPERTIES:,} properties",
+            param=name,
+        )
+
+
+def _properties(schema: Any) -> int:
+    """How many properties all objects of *schema* have."""
+    left, count = [schema], 0
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            found = one.get("properties")
+            count += len(found) if isinstance(found, dict) else 0
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return count

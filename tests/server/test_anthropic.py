@@ -1,0 +1,152 @@
+"""Anthropic's API, through its official client."""
+
+import json
+
+import pytest
+from server_process import listening
+from tool_models import CITIES, WEATHER, tool_gguf
+
+from bitnet.runtime.language_model import load
+
+anthropic = pytest.importorskip("anthropic")
+
+ASK = [{"role": "user", "content": "abc"}]
+TOOL = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tool_gguf(tmp_path / "m.gguf")
+
+
+@pytest.fixture
+def worker(path):
+    with listening(path, max_output_tokens=400) as worker:
+        yield worker
+
+
+@pytest.fixture
+def client(worker):
+    with anthropic.Anthropic(base_url=worker.address, api_key="k", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def wanted():
+    greedy = {"temperature": 0}  # newer clients have no argument for it
+    return {"model": "tiny", "max_tokens": 8, "messages": ASK, "extra_body": greedy}
+
+
+def test_a_message_is_what_the_model_writes(client, wanted, path):
+    reply = client.messages.create(**wanted)
+    with load(path) as model:
+        assert reply.content[0].text == model.chat(ASK, max_tokens=8)
+    assert (reply.stop_reason, reply.role, reply.model) == ("max_tokens", "assistant", "tiny")
+    counted = client.messages.count_tokens(model="tiny", messages=ASK).input_tokens
+    usage = reply.usage
+    assert usage.input_tokens + usage.cache_read_input_tokens == counted
+    assert usage.output_tokens == 8
+
+
+def test_the_clients_stream_is_the_whole_message(client, wanted):
+    whole = client.messages.create(**wanted)
+    with client.messages.stream(**wanted) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == whole.content[0].text == final.content[0].text
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 8)
+    kinds = [event.type for event in client.messages.create(**wanted, stream=True)]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+
+
+def test_instructions_come_first_and_blocks_are_texts(client):
+    def count(**more):
+        return client.messages.count_tokens(model="tiny", **more).input_tokens
+
+    blocks = [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]
+    plain = count(messages=ASK)
+    assert count(messages=ASK, system="abc") == plain + len("system.abc.")
+    assert count(messages=ASK, system=blocks) == plain + len("system.a\nbc.")
+    assert count(messages=[{"role": "user", "content": blocks}]) == plain + 1
+
+
+def test_a_stop_sequence_is_named(client, wanted):
+    text = client.messages.create(**wanted).content[0].text
+    reply = client.messages.create(**wanted, stop_sequences=["never", text[2:4]])
+    assert (reply.stop_reason, reply.stop_sequence) == ("stop_sequence", text[2:4])
+    assert reply.content[0].text == text[: text.index(text[2:4])]
+
+
+def test_a_tool_is_used_and_its_result_goes_back(client, wanted):
+    pytest.importorskip("llguidance")
+    asked = wanted | {
+        "max_tokens": 300, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"},
+    }  # fmt: skip
+    reply = client.messages.create(**asked)
+    (block,) = reply.content
+    assert (reply.stop_reason, block.type, block.name) == ("tool_use", "tool_use", "weather")
+    assert block.input["city"] in CITIES
+    with client.messages.stream(**asked) as stream:
+        kinds = [event.delta.type for event in stream if event.type == "content_block_delta"]
+        (streamed,) = stream.get_final_message().content
+    assert set(kinds) == {"input_json_delta"}
+    assert len(kinds) > 2
+    assert streamed.input == block.input
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "rain"}
+    turns = [
+        *ASK, {"role": "assistant", "content": [block.model_dump()]},
+        {"role": "user", "content": [result]},
+    ]  # fmt: skip
+    after = client.messages.create(**wanted | {"messages": turns, "tools": [TOOL]})
+    assert after.usage.input_tokens > reply.usage.input_tokens
+
+
+def test_an_answer_follows_a_schema(client, wanted):
+    pytest.importorskip("llguidance")
+    form = {"type": "json_schema", "schema": {"const": {"a": 1}}}
+    body = {"temperature": 0, "output_config": {"format": form}}
+    reply = client.messages.create(**wanted | {"max_tokens": 50, "extra_body": body})
+    assert json.loads(reply.content[0].text) == {"a": 1}
+
+
+IMAGE = {"role": "user", "content": [{"type": "image", "source": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking: only the type"),
+        ({"mcp_servers": [{"a": 1}]}, "mcp_servers is not served"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0: tools of Anthropic's"),
+        ({"tool_choice": {"type": "all"}}, "tool_choice.type is not"),
+        ({"messages": [IMAGE]}, "messages.0.content.0: a block of type 'image'"),
+        ({"messages": [{"role": "system", "content": "a"}]}, "messages.0.role is neither"),
+        ({"messages": [*ASK, {"role": "assistant", "content": "a"}]}, "which is not continued"),
+        ({"top_p": 3.0}, "top_p is 3.0"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": None}, "max_tokens: Input should be a valid integer"),
+        ({"stop_sequences": [1]}, "stop_sequences.0"),
+        ({"output_config": {"effort": "low"}}, "output_config.effort is not served"),
+        ({"unknown": 1}, "unknown: this field is not known here"),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_is_refused_in_anthropics_form(worker, fields, words):
+    reply = worker.post("/v1/messages", {"messages": ASK, "max_tokens": 8} | fields)
+    facts = reply.json()
+    assert (reply.status_code, facts["type"]) == (400, "error")
+    assert facts["error"]["type"] == "invalid_request_error"
+    assert facts["error"]["message"].startswith(words) or words in facts["error"]["message"]
+
+
+def test_errors_are_the_clients_own(path, worker, client, wanted):
+    with pytest.raises(anthropic.NotFoundError, match="no model 'other'"):
+        client.messages.create(**wanted | {"model": "other"})
+    with listening(path, app_options={"api_key": "secret"}) as closed:
+        for key, error in (("secret", None), ("wrong", anthropic.AuthenticationError)):
+            with anthropic.Anthropic(base_url=closed.address, api_key=key, max_retries=0) as other:
+                if error is None:
+                    assert other.messages.count_tokens(model="tiny", messages=ASK).input_tokens
+                else:
+                    with pytest.raises(error, match="worker's key"):
+                        other.messages.count_tokens(model="tiny", messages=ASK)
