@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.errors import UsageError
 from bitnet.runtime.request import Request
 from bitnet.server.faults import Refused, from_error
-from bitnet.server.prompts import DEFAULT_TOKENS, check_size, conversation, prepared
+from bitnet.server.prompts import DEFAULT_TOKENS, check_size, prepared, sequences_of
 from bitnet.server.shapes import SAMPLING
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def chat(body: ChatRequest, service: Service) -> list[Running]:
     )
     given = [body.max_completion_tokens, body.max_tokens]
     tokens = next((one for one in given if one not in (None, unsaid)), None)
-    return conversation(
+    return sequences_of(
         wanted, service, tokens=tokens, choices=body.n or 1, ignore_eos=bool(body.ignore_eos)
     )
 

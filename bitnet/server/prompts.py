@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.sequence import Sequence
     from bitnet.server.service import Service
 
-__all__ = ["DEFAULT_TOKENS", "check_size", "conversation", "made", "prepared"]
+__all__ = ["DEFAULT_TOKENS", "check_size", "made", "prepared", "sequences_of"]
 
 DEFAULT_TOKENS = 128
 MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
@@ -79,7 +79,7 @@ def prepared(
     return ids, replace(ready, stop_ids=frozenset()) if ignore_eos else ready
 
 
-def conversation(
+def sequences_of(
     wanted: Request,
     service: Service,
     *,
@@ -87,13 +87,13 @@ def conversation(
     choices: int = 1,
     ignore_eos: bool = False,
 ) -> list[Sequence]:
-    """Answers to the messages of *wanted*, one for each choice.
+    """Answers to the prompt or the messages of *wanted*, one for each choice.
 
     An answer of no given length reserves its share of the memory at most, so that the others find
     some.
 
     Args:
-        wanted: the messages, and how to answer.
+        wanted: what to answer, and how.
         service: runs the model.
         tokens: how many an answer may have; ``None``: as many as there is room for.
         choices: how many answers.

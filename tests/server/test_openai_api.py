@@ -341,7 +341,16 @@ def test_an_unknown_path_or_method_has_the_same_shape_of_error(worker):
 def test_the_description_lists_every_route(worker):
     paths = worker.http.get("/openapi.json").json()["paths"]
     assert set(paths) == {
+        "/api/chat",
+        "/api/embed",
+        "/api/generate",
+        "/api/ps",
+        "/api/show",
+        "/api/tags",
+        "/api/version",
         "/v1/inference",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/embeddings",

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from bitnet.server.faults import Refused
-from bitnet.server.prompts import check_size, conversation, made, prepared
+from bitnet.server.prompts import check_size, made, prepared, sequences_of
 from bitnet.server.shapes import MAX_MESSAGES, MAX_STOPS, Message, Shape
 from bitnet.server.streams import NAMED, Exchange
 
@@ -116,7 +116,7 @@ def _sequences(body: MessagesRequest, service: Service) -> list[Sequence]:
         "top_p": body.top_p,
     }
     wanted = _wanted(body, **given)
-    return conversation(wanted, service, tokens=wanted.max_tokens)
+    return sequences_of(wanted, service, tokens=wanted.max_tokens)
 
 
 def _wanted(body: CountRequest, **given: Any) -> Wanted:

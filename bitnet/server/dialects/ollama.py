@@ -1,0 +1,365 @@
+"""Ollama's ``/api/chat``, ``/api/generate``, ``/api/embed`` and others that only ask.
+
+Names are those of github.com/ollama/ollama/blob/main/docs/api.md, defaults those of its
+``docs/modelfile.md`` but the repetition penalty, which counts the whole text here.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic import Field
+
+from bitnet import __version__
+from bitnet.server.faults import Refused
+from bitnet.server.prompts import check_size, made, sequences_of
+from bitnet.server.shapes import MAX_MESSAGES, Message, Shape
+from bitnet.server.streams import LINES, Exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.piece import Piece, TokenLogprob
+    from bitnet.runtime.request import Request as Wanted
+    from bitnet.runtime.sequence import Sequence
+    from bitnet.server.service import Service
+
+router = APIRouter(prefix="/api", tags=["Ollama"])
+
+NANO = 10**9
+_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+_OPTIONS = {
+    "num_predict": "max_tokens",
+    "repeat_penalty": "repetition_penalty",
+    **{name: name for name in ("seed", "temperature", "top_k", "top_p", "min_p", "stop")},
+    **{name: name for name in ("presence_penalty", "frequency_penalty")},
+}
+# How the model is loaded and run; nothing of it changes an answer.
+_RUNNING = {
+    "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "use_mmap", "use_mlock",
+    "num_thread", "num_keep", "vocab_only", "logits_all", "embedding_only",
+}  # fmt: skip
+# Values that turn off what is not there.
+_OFF = {"mirostat": (0,), "tfs_z": (1, 1.0), "typical_p": (1, 1.0), "penalize_newline": (True,)}
+
+
+class _Asked(Shape):
+    model: str
+    format: str | dict[str, Any] | None = Field(None, description="json, or a JSON schema")
+    options: dict[str, Any] | None = None
+    stream: bool | None = Field(None, description="true by default")
+    think: bool | str | None = Field(None, description="only false")
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    keep_alive: float | int | str | None = None
+
+
+class ChatRequest(_Asked):
+    """``/api/chat``."""
+
+    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] = []  # noqa: RUF012
+    tools: list[dict[str, Any]] | None = None
+
+
+class GenerateRequest(_Asked):
+    """``/api/generate``."""
+
+    prompt: str = ""
+    system: str | None = None
+    raw: bool | None = Field(None, description="continue the prompt as it is")
+    suffix: str | None = None
+    template: str | None = None
+    context: list[int] | None = None
+    images: list[str] | None = None
+
+
+class EmbedRequest(Shape):
+    """``/api/embed``."""
+
+    model: str
+    input: str | list[str]
+    truncate: bool | None = Field(None, description="true by default: cut what is too long")
+    options: dict[str, Any] | None = None
+    keep_alive: float | int | str | None = None
+    dimensions: int | None = None
+
+
+class ShowRequest(Shape):
+    """``/api/show``."""
+
+    model: str
+    verbose: bool | None = None
+
+
+@router.post("/chat", summary="The next message of a conversation, as Ollama has it")
+async def chat(body: ChatRequest, request: Request) -> Response:
+    """Answer in the model's own chat template; JSON lines unless ``stream`` is false."""
+
+    def said(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text}
+        return {"message": message | ({"tool_calls": calls} if calls else {})}
+
+    is_empty = not body.messages
+    return await _answered(body, request, _chat, said, is_empty=is_empty)
+
+
+@router.post("/generate", summary="The answer to a prompt, as Ollama has it")
+async def generate(body: GenerateRequest, request: Request) -> Response:
+    """Answer ``prompt`` in the model's chat template, or go on with it where ``raw`` is true."""
+
+    def said(text: str, _calls: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"response": text}
+
+    return await _answered(body, request, _generate, said, is_empty=not body.prompt)
+
+
+async def _answered(
+    body: _Asked, request: Request, make: Any, said: Any, *, is_empty: bool
+) -> Response:
+    _service(request, body.model)
+    if is_empty:  # Ollama's way to load a model
+        facts = _head(body) | said("", []) | {"done": True, "done_reason": "load"}
+        return JSONResponse(facts)
+    exchange = Exchange(request, make, body, compiles=bool(body.format))
+    if body.stream is False:
+        (answer,) = await exchange.collect()
+        logprobs = {"logprobs": [_logprob(one) for one in answer.logprobs]}
+        facts = _head(body) | said(answer.text, _calls(answer)) | _ended(answer)
+        return JSONResponse(facts | (logprobs if body.logprobs else {}))
+
+    def chunks(_index: int, piece: Piece, _answer: Answer) -> Iterator[Any]:
+        if piece.text or piece.described:
+            logprobs = {"logprobs": [_logprob(piece.described)]} if piece.described else {}
+            yield _head(body) | said(piece.text, []) | {"done": False} | logprobs
+
+    def last(answers: list[Answer]) -> Iterator[Any]:
+        # Calls are told whole: a part of one is no object, and Ollama's have objects.
+        for call in _calls(answers[0]):
+            yield _head(body) | said("", [call]) | {"done": False}
+        yield _head(body) | said("", []) | _ended(answers[0])
+
+    return await exchange.stream(chunks, last, wire=LINES)
+
+
+@router.post("/embed", summary="Vectors of texts, as Ollama has it")
+async def embed(body: EmbedRequest, request: Request) -> JSONResponse:
+    """As ``/v1/embeddings``, in Ollama's form."""
+    from bitnet.server import text_routes
+    from bitnet.server.shapes import EmbeddingRequest
+
+    service = _service(request, body.model)
+    _check_options(body.options or {}, service)
+    texts = [body.input] if isinstance(body.input, str) else body.input
+    given: list[Any] = list(texts)
+    if body.truncate is not False:
+        encode, context = service.model.tokenizer.encode, service.model.context
+        with service.worker.place():
+            given = await service.worker.prepared(
+                lambda: [list(encode(text)[:context]) for text in texts]
+            )
+    asked = EmbeddingRequest(input=given, dimensions=body.dimensions)
+    reply = await text_routes.embeddings(asked, request)
+    facts = json.loads(bytes(reply.body))
+    return JSONResponse(
+        {
+            "model": body.model,
+            "embeddings": [entry["embedding"] for entry in facts["data"]],
+            "prompt_eval_count": facts["usage"]["prompt_tokens"],
+        }
+    )
+
+
+@router.get("/tags", summary="The models, as Ollama lists them")
+async def tags(request: Request) -> dict[str, Any]:
+    """Names, sizes and kinds."""
+    service: Service = request.app.state.service
+    return {"models": [_listed(service)]}
+
+
+@router.get("/ps", summary="The models that are loaded, as Ollama lists them")
+async def running(request: Request) -> dict[str, Any]:
+    """As ``/api/tags``."""
+    service: Service = request.app.state.service
+    return {"models": [_listed(service) | {"size_vram": 0}]}
+
+
+@router.post("/show", summary="A model, as Ollama describes it")
+async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
+    """Its chat template, its kind and what it can."""
+    service = _service(request, body.model)
+    model = service.model
+    architecture = model.config.architecture
+    template = model.tokenizer.chat_template or ""
+    return {
+        "template": template,
+        "details": _details(service),
+        "modified_at": _listed(service)["modified_at"],
+        "model_info": {
+            "general.architecture": architecture,
+            f"{architecture}.context_length": model.context,
+            f"{architecture}.embedding_length": model.config.dim,
+        },
+        "capabilities": ["completion", *(["tools"] if template else []), "embedding"],
+    }
+
+
+@router.get("/version", summary="The version of this worker")
+async def version() -> dict[str, str]:
+    """This program's version, in Ollama's form."""
+    return {"version": __version__}
+
+
+def _service(request: Request, name: str) -> Service:
+    """What serves the model *name*, whose tag may be left out.
+
+    Raises:
+        Refused: there is no such model here.
+    """
+    service: Service = request.app.state.service
+    service.check_name(name.removesuffix(":latest"))
+    return service
+
+
+def _chat(body: ChatRequest, service: Service) -> list[Sequence]:
+    check_size("tools", body.tools)
+    messages = [message.model_dump(exclude_none=True) for message in body.messages]
+    for number, message in enumerate(messages):
+        if message.pop("images", None):
+            name = f"messages.{number}.images"
+            raise Refused(400, f"{name}: only text is served", param=name)
+    return _sequences(body, service, {"messages": messages, "tools": body.tools or None})
+
+
+def _generate(body: GenerateRequest, service: Service) -> list[Sequence]:
+    for name in ("suffix", "template", "context", "images"):
+        if getattr(body, name):
+            raise Refused(400, f"{name} is not served", param=name)
+    if body.raw or not service.model.tokenizer.chat_template:
+        if body.system:
+            raise Refused(400, "system: a raw prompt has no place for it", param="system")
+        return _sequences(body, service, {"prompt": body.prompt})
+    told = [{"role": "system", "content": body.system}] if body.system else []
+    messages = [*told, {"role": "user", "content": body.prompt}]
+    return _sequences(body, service, {"messages": messages})
+
+
+def _sequences(body: _Asked, service: Service, asked: Mapping[str, Any]) -> list[Sequence]:
+    options = body.options or {}
+    _check_options(options, service)
+    given = {own: options[name] for name, own in _OPTIONS.items() if name in options}
+    if given.get("max_tokens") == -2:  # Ollama's word for as many as fit
+        given["max_tokens"] = None
+    wanted = _with_logprobs(
+        made(
+            {**given, **asked, "json_schema": _schema(body.format)},
+            names={own: f"options.{name}" for name, own in _OPTIONS.items()}
+            | {"json_schema": "format"},
+            **_DEFAULTS,
+        ),
+        body,
+    )
+    tokens = wanted.max_tokens if given.get("max_tokens") not in (None, -1) else None
+    return sequences_of(wanted, service, tokens=tokens)
+
+
+def _with_logprobs(wanted: Wanted, body: _Asked) -> Wanted:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise Refused(400, "top_logprobs is for logprobs: true", param="top_logprobs")
+    if body.think not in (None, False):
+        raise Refused(400, "think: only false is served", param="think")
+    variables = {"enable_thinking": False} if body.think is False else None
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return replace(wanted, logprobs=logprobs, template_variables=variables)
+
+
+def _check_options(options: Mapping[str, Any], service: Service) -> None:
+    for name, value in options.items():
+        known = name in _OPTIONS or name in _RUNNING or value is None
+        if name == "num_ctx" and isinstance(value, int):
+            known = value <= service.model.context
+            if not known:
+                raise Refused(
+                    400, f"options.num_ctx is {value:,}, the context holds "
+                    f"{service.model.context:,}", param="options.num_ctx",
+                )  # fmt: skip
+        if not known and value not in _OFF.get(name, ()):
+            name = f"options.{name[:80]}"
+            raise Refused(400, f"{name} is not served", param=name)
+
+
+def _schema(form: str | dict[str, Any] | None) -> Any:
+    if isinstance(form, dict):
+        check_size("format", form)
+        return form
+    if form not in (None, "", "json"):
+        raise Refused(400, "format is neither json nor a JSON schema", param="format")
+    return {"type": "object"} if form else None
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+
+
+def _head(body: _Asked) -> dict[str, Any]:
+    return {"model": body.model, "created_at": _now()}
+
+
+def _calls(answer: Answer) -> list[dict[str, Any]]:
+    found = []
+    for number, call in enumerate(answer.calls):
+        try:
+            arguments = json.loads(call.arguments)
+        except ValueError:  # cut short, which the reason says
+            continue
+        function = {"index": number, "name": call.name, "arguments": arguments}
+        found.append({"id": call.id, "function": function})
+    return found
+
+
+def _ended(answer: Answer) -> dict[str, Any]:
+    stats = answer.stats
+    reason = "length" if answer.finish_reason == "context" else answer.finish_reason
+    total = stats.tokenize_s + stats.prefill_s + stats.decode_s
+    return {
+        "done": True,
+        "done_reason": reason,
+        "total_duration": int(total * NANO),
+        "load_duration": 0,
+        "prompt_eval_count": stats.prompt_tokens,
+        "prompt_eval_duration": int(stats.prefill_s * NANO),
+        "eval_count": stats.tokens,
+        "eval_duration": int(stats.decode_s * NANO),
+    }
+
+
+def _logprob(token: TokenLogprob) -> dict[str, Any]:
+    def one(token: TokenLogprob) -> dict[str, Any]:
+        return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
+
+    return one(token) | {"top_logprobs": [one(other) for other in token.top]}
+
+
+def _listed(service: Service) -> dict[str, Any]:
+    path = service.model.path
+    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
+    stats = [one.stat() for one in files]
+    changed = max((one.st_mtime for one in stats), default=0.0)
+    return {
+        "name": service.name,
+        "model": service.name,
+        "modified_at": datetime.fromtimestamp(changed, timezone.utc).isoformat(),
+        "size": sum(one.st_size for one in stats),
+        "details": _details(service),
+    }
+
+
+def _details(service: Service) -> dict[str, Any]:
+    family = service.model.config.architecture
+    form = "gguf" if service.model.path.suffix == ".gguf" else "safetensors"
+    return {"format": form, "family": family, "families": [family]}

@@ -1,0 +1,170 @@
+"""Ollama's API, through its official client."""
+
+import json
+import math
+
+import pytest
+from server_process import listening
+from tool_models import CITIES, WEATHER, tool_gguf
+
+from bitnet.runtime.language_model import load
+
+ollama = pytest.importorskip("ollama")
+
+ASK = [{"role": "user", "content": "abc"}]
+GREEDY = {"temperature": 0, "num_predict": 8}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tool_gguf(tmp_path / "m.gguf")
+
+
+@pytest.fixture
+def worker(path):
+    with listening(path, max_output_tokens=400) as worker:
+        yield worker
+
+
+@pytest.fixture
+def client(worker):
+    client = ollama.Client(host=worker.address)
+    with client._client:  # older ones cannot be closed themselves
+        yield client
+
+
+def test_a_chat_is_what_the_model_writes(client, path):
+    reply = client.chat("tiny", ASK, options=GREEDY)
+    with load(path) as model:
+        assert reply.message.content == model.chat(ASK, max_tokens=8)
+    assert (reply.done, reply.done_reason, reply.eval_count) == (True, "length", 8)
+    assert reply.prompt_eval_count == len("user.abc.assistant.")
+    assert reply.total_duration >= reply.eval_duration > 0
+
+
+def test_a_stream_is_the_whole_answer(client):
+    whole = client.chat("tiny:latest", ASK, options=GREEDY)
+    *parts, last = client.chat("tiny", ASK, options=GREEDY, stream=True)
+    assert "".join(part.message.content for part in parts) == whole.message.content
+    assert not any(part.done for part in parts)
+    assert (last.done, last.done_reason, last.eval_count) == (True, "length", 8)
+
+
+def test_a_prompt_is_answered_in_the_template_or_raw(client, path):
+    with load(path) as model:
+        told = [{"role": "system", "content": "b"}, {"role": "user", "content": "abc"}]
+        chat, plain = model.chat(told, max_tokens=8), model.generate("abc", max_tokens=8)
+    assert client.generate("tiny", "abc", system="b", options=GREEDY).response == chat
+    assert client.generate("tiny", "abc", raw=True, options=GREEDY).response == plain
+    parts = client.generate("tiny", "abc", raw=True, options=GREEDY, stream=True)
+    assert "".join(part.response for part in parts) == plain
+
+
+def test_options_are_done(client):
+    def text(**options):
+        return client.generate("tiny", "abc", raw=True, options=GREEDY | options).response
+
+    plain = text()
+    assert text(stop=[plain[3:5]]) == plain[: plain.index(plain[3:5])]
+    hot = {"temperature": 50, "top_k": 0, "top_p": 1}
+    assert text(**hot, seed=7) == text(**hot, seed=7) != text(**hot, seed=8)
+    assert text(num_thread=1, num_ctx=2048, mirostat=0) == plain
+
+
+def test_nothing_to_answer_is_how_a_model_is_loaded(client):
+    assert client.generate("tiny").done_reason == "load"
+    assert client.chat("tiny", []).done_reason == "load"
+
+
+def test_tools_are_called_with_objects(client):
+    pytest.importorskip("llguidance")
+    # The only answer that this schema allows is a call.
+    form = {"type": "object", "properties": {"name": {"const": "weather"}, "arguments":
+            WEATHER["function"]["parameters"]}, "required": ["name", "arguments"],
+            "additionalProperties": False}  # fmt: skip
+    asked = {"tools": [WEATHER], "options": {"temperature": 0, "num_predict": 200}}
+    reply = client.chat("tiny", ASK, **asked, format=form)
+    calls = reply.message.tool_calls or []
+    streamed = [
+        call
+        for part in client.chat("tiny", ASK, **asked, format=form, stream=True)
+        for call in part.message.tool_calls or []
+    ]
+    assert [call.function for call in streamed] == [call.function for call in calls]
+    for call in calls:
+        assert call.function.name == "weather"
+        assert call.function.arguments["city"] in CITIES
+    assert calls or json.loads(reply.message.content)["name"] == "weather"
+
+
+def test_an_answer_follows_a_format(client):
+    pytest.importorskip("llguidance")
+    form = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"],
+            "additionalProperties": False}  # fmt: skip
+    options = {"temperature": 0, "num_predict": 100}
+    reply = client.generate("tiny", "abc", format=form, options=options)
+    assert json.loads(reply.response) == {"a": 1}
+
+
+def test_log_probabilities_come_with_their_alternatives(client):
+    reply = client.chat("tiny", ASK, options=GREEDY, logprobs=True, top_logprobs=2)
+    assert "".join(one.token for one in reply.logprobs) == reply.message.content
+    assert all(len(one.top_logprobs) == 2 for one in reply.logprobs)
+    parts = client.chat("tiny", ASK, options=GREEDY, logprobs=True, stream=True)
+    assert sum(len(part.logprobs or ()) for part in parts) == 8
+
+
+def test_vectors_have_length_one(client):
+    reply = client.embed("tiny", ["ab", "cd", "ab"])
+    first, second, third = reply.embeddings
+    assert first == third != second
+    assert math.isclose(sum(x * x for x in first), 1, abs_tol=1e-5)
+    long = "a" * 5000
+    assert len(client.embed("tiny", long).embeddings) == 1
+    with pytest.raises(ollama.ResponseError, match="each input needs"):
+        client.embed("tiny", long, truncate=False)
+
+
+def test_the_model_is_listed_and_described(client, worker, path):
+    (listed,) = client.list().models
+    assert (listed.model, listed.size) == ("tiny", path.stat().st_size)
+    assert (listed.details.format, listed.details.family) == ("gguf", "llama")
+    assert [one.model for one in client.ps().models] == ["tiny"]
+    shown = client.show("tiny")
+    assert "tools" in shown.capabilities
+    assert "assistant." in shown.template
+    assert shown.modelinfo["llama.context_length"] == 2048
+    assert worker.http.get("/api/version").json()["version"]
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "words"),
+    [
+        ("/api/chat", {"think": True}, "think: only false"),
+        ("/api/chat", {"options": {"mirostat": 2}}, "options.mirostat is not served"),
+        ("/api/chat", {"options": {"repeat_last_n": 3}}, "options.repeat_last_n is not served"),
+        ("/api/chat", {"options": {"num_ctx": 4096}}, "options.num_ctx is 4,096"),
+        ("/api/chat", {"options": {"top_p": 3.0}}, "options.top_p is 3.0"),
+        ("/api/chat", {"options": {"num_predict": 0}}, "options.num_predict is 0"),
+        ("/api/chat", {"options": {"num_predict": "x"}}, "options.num_predict is not a whole"),
+        ("/api/chat", {"format": "yaml"}, "format is neither"),
+        ("/api/chat", {"messages": [{"role": "user", "content": "", "images": ["x"]}]},
+         "messages.0.images: only text"),
+        ("/api/chat", {"unknown": 1}, "unknown: this field is not known"),
+        ("/api/chat", {"top_logprobs": 1}, "top_logprobs is for"),
+        ("/api/generate", {"prompt": "a", "suffix": "b"}, "suffix is not served"),
+        ("/api/generate", {"prompt": "a", "template": "b"}, "template is not served"),
+        ("/api/generate", {"prompt": "a", "raw": True, "system": "b"}, "system: a raw prompt"),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_is_refused_in_ollamas_form(worker, route, fields, words):
+    asked = {"messages": ASK} if route == "/api/chat" else {}
+    reply = worker.post(route, {"model": "tiny"} | asked | fields)
+    assert reply.status_code == 400
+    assert reply.json()["error"].startswith(words)
+
+
+def test_another_model_is_not_found(client):
+    with pytest.raises(ollama.ResponseError, match="no model 'other'") as error:
+        client.chat("other", ASK)
+    assert error.value.status_code == 404
