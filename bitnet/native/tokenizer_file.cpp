@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
+#include <future>
 #include <stdexcept>
+#include <system_error>
 
 #include "tokenizer_models.hpp"
 #include "unicode.hpp"
@@ -106,6 +108,20 @@ bool find_parts(const std::vector<uint32_t>& offsets, const TokenizerParts& part
     return has_symbol && all_bytes && (config.flags & kByteLevel) == 0;
 }
 
+// Runs *checks* of a large file on a thread of their own, of others when they are asked for.
+template <typename Checks>
+std::future<void> beside(size_t size, const Checks& checks) {
+    constexpr size_t kLarge = size_t{4} << 20;
+    if (size >= kLarge) {
+        try {
+            return std::async(std::launch::async, checks);
+        } catch (const std::system_error&) {
+            // No more threads are to be had.
+        }
+    }
+    return std::async(std::launch::deferred, checks);
+}
+
 // Of equal spellings the last one counts, as in vocabulary_slots.
 TrieTables piece_trie(const Config& config, const std::vector<uint32_t>& offsets,
                       const TokenizerParts& parts) {
@@ -148,9 +164,6 @@ TokenizerFile::TokenizerFile(const char* data, size_t size) {
         wrong("written by another version");
     }
     if (header.size != size) wrong("truncated or extended");
-    if (header.checksum != checksum(data + sizeof header, size - sizeof header)) {
-        wrong("damaged (its checksum differs)");
-    }
     for (size_t i = 0; i < kSections; ++i) {
         SectionEntry entry;
         std::memcpy(&entry, data + sizeof header + i * sizeof entry, sizeof entry);
@@ -175,9 +188,15 @@ TokenizerFile::TokenizerFile(const char* data, size_t size) {
     const auto* edges = table<TrieEdge>(Section::kTrieEdges, &n_edges);
     pieces_ = Trie(nodes, n_nodes, edges, n_edges);
     n_tokens = static_cast<uint32_t>(std::min<size_t>(n_flags, kNoId));
-    check_sizes();
-    check_ids();
-    check_texts();
+    std::future<void> checks = beside(size, [this] {
+        check_sizes();
+        check_ids();
+        check_texts();
+    });
+    if (header.checksum != checksum(data + sizeof header, size - sizeof header)) {
+        wrong("damaged (its checksum differs)");
+    }
+    checks.get();
 }
 
 void TokenizerFile::check_sizes() const {

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import itertools
 import json
 import math
 import struct
@@ -190,6 +191,10 @@ def test_a_specification_that_contradicts_itself_is_refused(name, engine):
 
 def _parts(spec, **changes):
     """A compiled file with a right checksum and wrong parts."""
+    return _builder(spec)(**changes)
+
+
+def _builder(spec):
     parts = {}
     module = native.module()
 
@@ -202,7 +207,7 @@ def _parts(spec, **changes):
             return module.build_tokenizer(**given)
 
     compiled._content(spec, Recorder())
-    return module.build_tokenizer(**(parts | changes))
+    return lambda **changes: module.build_tokenizer(**(parts | changes))
 
 
 def _step(kind, text, a=1, b=0):
@@ -241,6 +246,33 @@ HOSTILE_PARTS = {
 def test_a_compiled_file_with_a_right_checksum_and_a_wrong_part_is_refused(name):
     with pytest.raises(ValueError, match=r"compiled|character map|regular expression"):
         native.module().TokenizerEngine(_parts(byte_level(), **HOSTILE_PARTS[name]))
+
+
+EDGES = bytes.fromhex("00 7f 80 8f 90 9f a0 bf c0 c1 c2 df e0 e1 ec ed ee ef f0 f1 f3 f4 f5 ff")
+TAILS = (b"", b"\x80", b"\xbf\xbf", b"\x80a", b"\xc2")
+
+
+def _is_text(data):
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@needs_native
+def test_utf8_is_what_python_takes_for_it():
+    """Its edges, at the ends of a text and in the middle of one that is read in stretches."""
+    build, engine = _builder(byte_level()), native.module().TokenizerEngine
+    inside = ("é€x" * 5).encode(), ("😀z" * 3).encode()
+    pairs = [bytes(pair) for pair in itertools.product(EDGES, repeat=2)]
+    for part in (pair + tail for pair in pairs for tail in TAILS):
+        for text in (part, part.join(inside)):
+            if _is_text(text):
+                engine(build(prefix=text))
+                continue
+            with pytest.raises(ValueError, match="UTF-8"):
+                engine(build(prefix=text))
 
 
 META = compiled.meta_of(byte_level())
