@@ -77,8 +77,20 @@ void TokenizerEngine::give_back(std::unique_ptr<Worker> worker) {
 }
 
 bool TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out, bool goes_on) {
-    auto worker = borrow();
-    worker->budget = Budget(text.size());
+    return Turn(*this).encode(text, parse_special, out, goes_on);
+}
+
+bool TokenizerEngine::Turn::encode(std::string_view text, bool parse_special, Ids& out, bool goes_on) {
+    // One that threw is not used again.
+    auto worker = worker_ ? std::move(worker_) : engine_.borrow();
+    const bool exact = engine_.encode_text(*worker, text, parse_special, out, goes_on);
+    worker_ = std::move(worker);
+    return exact;
+}
+
+bool TokenizerEngine::encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out,
+                                  bool goes_on) {
+    worker.budget = Budget(text.size());
     bool exact = true;
     std::string normal;
     (parse_special || !is_sentencepiece() ? raw_ : raw_ordinary_)
@@ -89,16 +101,15 @@ bool TokenizerEngine::encode(std::string_view text, bool parse_special, Ids& out
                 const std::string_view stretch = text.substr(begin, end - begin);
                 const bool rest = goes_on && begin == 0;
                 if (normalizer_.empty()) {
-                    encode_stretch(*worker, stretch, {begin == 0 && !rest, rest, parse_special}, out, nullptr);
+                    encode_stretch(worker, stretch, {begin == 0 && !rest, rest, parse_special}, out, nullptr);
                     return;
                 }
                 normal.assign(stretch);
                 exact = normalize(normalizer_, normal, rest);
                 if (!exact) return;
-                encode_stretch(*worker, normal, {begin == 0 && !rest, rest, parse_special}, out, nullptr);
+                encode_stretch(worker, normal, {begin == 0 && !rest, rest, parse_special}, out, nullptr);
             },
             [&](uint32_t id, size_t, size_t) { out.push_back(id); });
-    give_back(std::move(worker));
     if (!exact) out.clear();
     return exact;
 }

@@ -15,7 +15,26 @@
 namespace bitnet {
 
 class TokenizerEngine {
+    struct Worker;
+
 public:
+    // What one thread encodes in a row: its tables and caches are looked for once.
+    class Turn {
+    public:
+        explicit Turn(TokenizerEngine& engine) : engine_(engine) {}
+        ~Turn() {
+            if (worker_) engine_.give_back(std::move(worker_));
+        }
+        Turn(const Turn&) = delete;
+        Turn& operator=(const Turn&) = delete;
+        // As the engine's.
+        bool encode(std::string_view text, bool parse_special, Ids& out, bool goes_on);
+
+    private:
+        TokenizerEngine& engine_;
+        std::unique_ptr<Worker> worker_;
+    };
+
     // The memory must outlive the engine. Throws std::invalid_argument when it is not right.
     TokenizerEngine(const char* data, size_t size);
 
@@ -45,6 +64,7 @@ private:
     struct Place {
         bool at_start, goes_on, parse_special;
     };
+    bool encode_text(Worker& worker, std::string_view text, bool parse_special, Ids& out, bool goes_on);
     void encode_stretch(Worker& worker, std::string_view text, Place place, Ids& out, Spans* spans);
     void encode_pieces(Worker& worker, std::string_view text, bool at_start, Ids& out, Spans* spans);
     void encode_parts(Worker& worker, std::string_view text, Ids& out);

@@ -13,7 +13,8 @@
 
 namespace bitnet {
 
-// Helpers take parts in order until none is left; so may the thread that made this.
+// Helpers take parts in order until none is left, short ones by the dozen; so may the thread that
+// made this.
 class ManyParts {
 public:
     struct Part {
@@ -33,7 +34,7 @@ public:
 
     size_t size() const { return parts_.size(); }
     bool goes_on(size_t part) const { return parts_[part].goes_on; }
-    // Encodes one more part here; false when none is left.
+    // Encodes some more parts here; false when none is left.
     bool help();
     // Whether a part is encoded; the second waits for it.
     bool is_done(size_t part);
@@ -46,8 +47,10 @@ private:
     const std::vector<Part> parts_;
     const bool parse_special_;
     std::vector<Encoded> found_;
-    std::vector<char> done_;
-    std::atomic<size_t> next_{0};
+    std::vector<size_t> ends_;        // behind the last part of each group, which one thread takes
+    std::vector<char> groups_done_;
+    std::vector<size_t> group_of_;    // by part
+    std::atomic<size_t> next_{0};     // group
     std::mutex mutex_;
     std::condition_variable changed_;
     std::vector<std::thread> helpers_;
