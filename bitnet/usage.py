@@ -29,13 +29,13 @@ def program_help(collection: Collection) -> Iterator[str]:
     """Lines about the program: an example, then the commands by group.
 
     Args:
-        collection: every command there is; those that are not a :class:`Task` come last.
+        collection: every command there is; those without a group come last.
     """
     yield from (_ABOUT, "", "Usage: bitnet COMMAND [--options]", f"Example: {_EXAMPLE}")
     commands = {name: collection[name] for name in sorted(collection.task_names)}
-    own = {name: one for name, one in commands.items() if isinstance(one, Task)}
-    groups = {group: [n for n, one in own.items() if one.group == group] for group in GROUPS}
-    groups["This checkout"] = [name for name in commands if name not in own]
+    groups: dict[str, list[str]] = {group: [] for group in [*GROUPS, "This checkout"]}
+    for name, command in commands.items():
+        groups[getattr(command, "group", "") or "This checkout"].append(name)
     for group, names in groups.items():
         if names:
             yield from ("", f"{group}:")

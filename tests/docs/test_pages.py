@@ -10,7 +10,7 @@ from bitnet.tasks import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "cache/README.md"]
-DEVELOPER = {"test", "lint", "types", "native", "docs"}
+DEVELOPER = {"check", "test", "native"}
 
 
 def page_id(path):
