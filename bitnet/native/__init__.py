@@ -28,7 +28,7 @@ __all__ = ["backend_name", "cpu_features", "module", "processor"]
 
 logger = logging.getLogger(__name__)
 
-INTERFACE = 8  # what C++ and Python take and give each other; CMakeLists.txt reads this line
+INTERFACE = 9  # what C++ and Python take and give each other; CMakeLists.txt reads this line
 
 _INSTALL = (
     "install a C++ compiler and install this again from its sources (pip install .), "
