@@ -48,6 +48,8 @@ def differences(
         return
     if "I2_S" in targets:
         yield _by("llama.cpp", "does not load I2_S")
+    if not config.causal:
+        yield _by("llama.cpp", "lets no position see those behind it, unless it is told to")
     yield from _windows(config)
     yield from _scale(config)
     yield from _caps(config)

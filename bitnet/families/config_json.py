@@ -45,6 +45,7 @@ READ: dict[str, Rule] = {
     "rope_theta": read("base of the position embedding"),
     "quantization_config": read("see below"),
     "architectures": read("must be a model that writes text"),
+    "is_causal": read("whether positions see those before them only"),
     "auto_map": read("code of its own is not run: it must name this family's class"),
 }
 _NOTHING = _NO_NUMBER = neutral(None, False, 0)
@@ -85,7 +86,6 @@ CHANGES: dict[str, Rule] = {
         ),
         _ONE,
     ),
-    "is_causal": neutral(None, True),
 }  # fmt: skip
 #: Of ``quantization_config``: ternary weights of BitNet.
 QUANTIZATION: dict[str, Rule] = {
@@ -180,7 +180,7 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
             rope.pop("original_max_position_embeddings", None)
         rope_keys, divisors = from_parameters(rope, family, model=model)
         keys = {key: config[name] for name, key in _SIZES.items() if config.get(name) is not None}
-        keys |= rope_keys | family.translate(config)
+        keys |= rope_keys | family.translate(config) | _both_ways(config, family, model)
         biases = _biases(config, family)
         tied = bool(config.get("tie_word_embeddings"))
     except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
@@ -279,6 +279,17 @@ def _check(config: Mapping[str, Any], family: Family, model: str) -> None:
         rule = rule or CHANGES.get(key)
         if rule is not None and not rule.allows(_empty_as_none(value)):
             raise refusal(key, value, model=model, kind=family.title, rule=rule)
+
+
+def _both_ways(config: Mapping[str, Any], family: Family, model: str) -> dict[str, Any]:
+    """The key of attention that also looks ahead, where *config* wants that."""
+    key, value = "is_causal", config.get("is_causal")
+    if value is None or value is True:
+        return {}
+    if value is not False or family.translate(config).get("attention.sliding_window"):
+        why = "attention that also looks ahead is computed without windows only"
+        raise refusal(key, value, model=model, kind=family.title, why=why)
+    return {"attention.causal": False}
 
 
 def _empty_as_none(value: Any) -> Any:

@@ -33,6 +33,11 @@ def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
+    both_ways = {"attention.causal": False} if config.get("use_bidirectional_attention") else {}
+    return alternating(6, "sliding_window_pattern")(config) | caps(config) | both_ways
+
+
 register(
     Family(
         title="Gemma 3",
@@ -44,6 +49,7 @@ register(
             "attention_bias": read("biases around attention"),
             "hidden_act": HARMLESS,  # hidden_activation counts
             "final_logit_softcapping": read("soft cap on logits"),
+            "use_bidirectional_attention": read("positions also see those behind them"),
             "layer_types": read("which layers have a window"),
             "query_pre_attn_scalar": read("scores are divided by its root"),
             "rope_local_base_freq": read("base of the rope of layers with a window"),
@@ -59,7 +65,7 @@ register(
         biases={"attention_bias": ATTENTION},
         norms_from_zero=True,
         layered_rope=True,
-        translate=lambda config: alternating(6, "sliding_window_pattern")(config) | caps(config),
+        translate=_translate,
         block={
             "activation": "gelu_tanh",
             "post_norms": True,

@@ -32,7 +32,9 @@ COMMON: dict[str, Rule] = {
     ),
     "attention.sliding_window": read("positions a query sees; 0: all"),
     "attention.sliding_window_pattern": read("which layers have a window"),
-    "attention.causal": neutral(True, note="positions see those before them only"),
+    "attention.causal": Rule(
+        "whether positions see those before them only", (True, False), is_read=True
+    ),
     "attention.max_alibi_bias": _OFF,
     "attention.clamp_kqv": _OFF,
     "attention.shared_kv_layers": _OFF,

@@ -145,6 +145,7 @@ class _Run:
                     scale=it.scale,
                     window=it.window,
                     softcap=it.softcap,
+                    causal=it.causal,
                 )
             )
         self.registers[it.out] = np.concatenate(mixed)

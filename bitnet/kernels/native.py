@@ -17,9 +17,12 @@ import numpy as np
 from bitnet import native, settings
 from bitnet.cores import thread_count, usable_cores
 from bitnet.errors import Unsupported
+from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.native_graph import GATES, CompiledProgram
 from bitnet.kernels.ops import Activation, Array, Ops
 from bitnet.kernels.packing import Matrix, prepare_matrix
+from bitnet.kernels.program import Attend
+from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.ternary_choice import dense_pays
 from bitnet.quants import registry
 
@@ -102,6 +105,8 @@ class NativeOps(Ops):
     def compile(
         self, program: Program, weights: Mapping[str, Any]
     ) -> Callable[[Sequence[Segment]], Array]:
+        if any(isinstance(it, Attend) and not it.causal for it in program.instructions):
+            return Interpreter(program, weights, self).run  # the compiled one looks back only
         return CompiledProgram(self._native, program, weights, self).run
 
     def counters(self) -> Mapping[str, int]:
@@ -156,7 +161,12 @@ class NativeOps(Ops):
         scale: float,
         window: int = 0,
         softcap: float = 0.0,
+        causal: bool = True,
     ) -> Array:
+        if not causal:
+            return ReferenceOps().attention(
+                q, keys, values, scale=scale, window=window, softcap=softcap, causal=False
+            )
         q = _floats(q)
         out = np.empty_like(q)
         start = keys.shape[1] - len(q)

@@ -111,8 +111,9 @@ class Ops(ABC):
         scale: float,
         window: int = 0,
         softcap: float = 0.0,
+        causal: bool = True,
     ) -> Array:
-        """Causal attention of the last T of S positions: ``(T, heads * head_dim)``.
+        """Attention of the last T of S positions: ``(T, heads * head_dim)``.
 
         Args:
             q: ``(T, heads, head_dim)``.
@@ -121,6 +122,7 @@ class Ops(ABC):
             scale: factor on the scores.
             window: how many positions back a query sees, itself included; 0: all.
             softcap: scores become ``softcap * tanh(scores / softcap)``; 0: they stay.
+            causal: otherwise a query also sees keys behind it, as far as its window reaches.
         """
 
     @abstractmethod

@@ -173,7 +173,10 @@ class Temper:
 
 @dataclass(frozen=True)
 class Attend:
-    """*k* and *v* go into the caches of *layer*; *out* is what the queries *q* see there."""
+    """*k* and *v* go into the caches of *layer*; *out* is what the queries *q* see there.
+
+    Unless it is *causal*, a query also sees those behind it, as many as before.
+    """
 
     out: str
     q: str
@@ -183,6 +186,7 @@ class Attend:
     scale: float
     window: int
     softcap: float
+    causal: bool = True
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,7 @@ class ReferenceOps(Ops):
         scale: float,
         window: int = 0,
         softcap: float = 0.0,
+        causal: bool = True,
     ) -> Array:
         _calls["attention/numpy"] += 1
         t, heads, head_dim = q.shape
@@ -142,7 +143,9 @@ class ReferenceOps(Ops):
             scores = self.softcap(scores, softcap)
         at = np.arange(s - t, s)[:, None]
         distance = at - np.arange(s)[None, :]  # (T, S)
-        hidden = (distance < 0) | (distance >= window) if window else distance < 0
+        hidden = distance < 0 if causal else np.zeros_like(distance, dtype=bool)
+        if window:
+            hidden |= abs(distance) >= window
         scores[..., hidden] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)

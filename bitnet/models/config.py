@@ -39,7 +39,7 @@ class TransformerConfig:
         norm_eps: of every RMS norm.
         rope: position embedding of layers that see everything.
         attention_scale: factor on scores.
-        windows: per layer, positions a query sees; 0: all.
+        windows: per layer, positions a query sees, to each side with itself; 0: all.
         local_rope: of layers with a window, where it differs (Gemma 3).
         activation: of the gate.
         gated: the feed-forward network has a gate; else what goes up is its own (Arcee).
@@ -59,6 +59,7 @@ class TransformerConfig:
         temperature_length: positions after which they grow again.
         sub_norms: RMS norms before the output projections (BitNet).
         post_norms: RMS norms after attention and feed-forward (Gemma).
+        causal: positions see those before them only.
         pooling: how hidden states become the vector of a text; ``none``: it writes text instead.
         input_norms: an RMS norm of its own before each product of a block (BitNet embeddings).
     """
@@ -96,7 +97,13 @@ class TransformerConfig:
     sub_norms: bool = False
     post_norms: bool = False
     input_norms: bool = False
+    causal: bool = True
     pooling: Pooling = "none"
+
+    @property
+    def writes(self) -> bool:
+        """Whether it is for writing text; otherwise for vectors of texts."""
+        return self.causal and self.pooling == "none"
 
     def regime(self, reach: int) -> tuple[int, ...]:
         """Prompts of lengths with the same regime are rotated alike, so they can share a cache."""
@@ -178,6 +185,9 @@ def _base(checkpoint: Checkpoint, *, default_window: int, period: int) -> dict[s
     heads = checkpoint.integer("attention.head_count")
     head_dim = checkpoint.integer("attention.key_length", dim // max(heads, 1))
     window = checkpoint.integer("attention.sliding_window", default_window)
+    causal = bool(checkpoint.value("attention.causal", True))
+    if window and not causal:
+        window = window // 2 + 1  # half of it to each side
     value_dim = checkpoint.integer("attention.value_length", head_dim)
     if value_dim != head_dim:
         raise Unsupported(
@@ -199,6 +209,7 @@ def _base(checkpoint: Checkpoint, *, default_window: int, period: int) -> dict[s
         "rope": rope_from(checkpoint, head_dim),
         "attention_scale": max(head_dim, 1) ** -0.5,
         "windows": _windows(checkpoint, layers, period=period, window=window),
+        "causal": causal,
         "pooling": POOLINGS[checkpoint.integer("pooling_type", 0)],
         "input_norms": any(name.endswith("_norm_in.weight") for name in checkpoint.weights),
     }

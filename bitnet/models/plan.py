@@ -106,6 +106,7 @@ class _Writer:
             scale=config.attention_scale,
             window=window,
             softcap=config.attention_softcap,
+            causal=config.causal,
         )
         yield Mark(f"kqv_out-{layer}", "mixed")
         if layer == config.n_layers - 1:  # nothing behind here reads the other rows

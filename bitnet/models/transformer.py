@@ -195,6 +195,11 @@ class Model:
                     f"token id {outside} is outside the model's vocabulary of {size:,}",
                     hint="use the model's own tokenizer",
                 )
+            if segment.cache.length and not self.config.causal:
+                raise InferenceError(
+                    "the model's positions see those behind them: a text cannot be run in parts",
+                    hint="pass the whole text",
+                )
             needed = segment.cache.length + len(segment.tokens)
             if needed > segment.cache.capacity:
                 raise InferenceError(

@@ -146,7 +146,7 @@ class Engine:
             self._scheduler.check(ids)
             cache = self._scheduler.new_cache()
             cache.reach = len(ids)
-            chunk = self._scheduler.prefill_chunk
+            chunk = self._scheduler.prefill_chunk if self.model.config.causal else len(ids)
             parts = [
                 self.model.forward(ids[at : at + chunk], cache, all_positions=True)
                 for at in range(0, len(ids), chunk)

@@ -127,10 +127,11 @@ class LanguageModel:
             Unsupported: the model makes vectors; no chat template; or a schema or a regular
                 expression, and llguidance is not installed.
         """
-        if self.config.pooling != "none":
+        if not self.config.writes:
+            pooling = f"pooling: {self.config.pooling}"
+            why = pooling if self.config.causal else "its attention looks both ways"
             raise Unsupported(
-                f"{self.path.name} makes vectors of texts and does not write any "
-                f"(pooling: {self.config.pooling})",
+                f"{self.path.name} makes vectors of texts and does not write any ({why})",
                 hint=f"bitnet embed --model {word(self.path)} --input texts.txt",
             )
         calls = None

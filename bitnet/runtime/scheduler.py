@@ -191,8 +191,10 @@ class Scheduler:
             if not room:
                 continue
             start = _lease(sequence).cache.length
-            chunk = sequence.ids[start : start + room]
-            room -= len(chunk)
+            # A text whose positions see those behind them is run as a whole.
+            whole = not self.model.config.causal
+            chunk = sequence.ids[start:] if whole else sequence.ids[start : start + room]
+            room = max(0, room - len(chunk))
             parts.append(_part(sequence, chunk, []))
         return parts
 

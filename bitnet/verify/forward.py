@@ -50,8 +50,8 @@ def forward_verdict(
     recorded = trace is not None and backend in trace
     prompts = [ids, trace["ids"]] if trace is not None and recorded else [ids]
     logits = logits_of(checkpoint, prompts, select(threads=0))
-    writes = config.pooling == "none"
-    status, text, hint = judge_logits(logits[0], ids, judge_text=writes and tokenizer is not None)
+    judge_text = config.writes and tokenizer is not None
+    status, text, hint = judge_logits(logits[0], ids, judge_text=judge_text)
     if status == "failed" or trace is None or not recorded:
         return status, text, hint
     worst, allowed = worst_difference(trace, backend, logits[1])

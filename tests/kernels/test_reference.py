@@ -97,13 +97,14 @@ def test_rope_turns_each_pair_by_its_angle(style, pairs):
     np.testing.assert_array_equal(found[..., 4:], x[..., 4:])
 
 
-def attention_by_hand(q, keys, values, scale, window, softcap):
+def attention_by_hand(q, keys, values, scale, window, softcap, causal):
     t, heads, width = q.shape
     kv_heads, s, _ = keys.shape
     out = np.zeros((t, heads, width))
     for i in range(t):
         at = s - t + i
-        visible = [j for j in range(at + 1) if not window or at - j < window]
+        last = at if causal else s - 1
+        visible = [j for j in range(last + 1) if not window or abs(at - j) < window]
         for head in range(heads):
             shared = head // (heads // kv_heads)
             scores = [float(q[i, head] @ keys[shared, j]) * scale for j in visible]
@@ -115,14 +116,15 @@ def attention_by_hand(q, keys, values, scale, window, softcap):
     return out.reshape(t, -1)
 
 
+@pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("softcap", [0.0, 2.0])
 @pytest.mark.parametrize("window", [0, 1, 3])
 @pytest.mark.parametrize("t", [1, 4, 7])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (6, 2), (3, 1)])
-def test_attention_sees_what_it_may(heads, kv_heads, t, window, softcap):
+def test_attention_sees_what_it_may(heads, kv_heads, t, window, softcap, causal):
     q = RNG.standard_normal((t, heads, 8))
     keys, values = RNG.standard_normal((2, kv_heads, 7, 8))
-    options = {"scale": 0.4, "window": window, "softcap": softcap}
+    options = {"scale": 0.4, "window": window, "softcap": softcap, "causal": causal}
     expected = attention_by_hand(q, keys, values, **options)
     np.testing.assert_allclose(OPS.attention(q, keys, values, **options), expected)
 

@@ -170,10 +170,9 @@ def test_dynamic_frequencies_grow_with_every_token_as_in_transformers(tmp_path):
 
 
 REFUSED = {
-    "bidirectional": ("Gemma3", GEMMA3, {"use_bidirectional_attention": True}),
     # transformers reads the key and does not follow it.
     "soft-caps-of-gemma-3": ("Gemma3", GEMMA3, {"attn_logit_softcapping": 50.0}),
-    "not-causal": ("Llama", {}, {"is_causal": False}),
+    "ahead-within-windows": ("Mistral", {"sliding_window": 7}, {"is_causal": False}),
     "foreign-code": (
         "Llama",
         {},
@@ -229,9 +228,9 @@ def test_what_is_not_computed_is_refused_by_name(case, tmp_path):
 
 def test_an_ignored_key_is_as_if_it_were_not_there(tmp_path):
     model = make("Llama", {}, tmp_path)
-    say(tmp_path, is_causal=False, residual_multiplier=0.5)
-    checkpoint = open_checkpoint(tmp_path, ignore_keys=["is_causal", "residual_multiplier"])
-    assert checkpoint.ignored == {"is_causal": False, "residual_multiplier": 0.5}
+    say(tmp_path, logit_scale=0.1, residual_multiplier=0.5)
+    checkpoint = open_checkpoint(tmp_path, ignore_keys=["logit_scale", "residual_multiplier"])
+    assert checkpoint.ignored == {"logit_scale": 0.1, "residual_multiplier": 0.5}
     found = Engine(load_model(checkpoint), cache_dtype=np.float32).logits(TOKENS)
     assert relative_difference(found, expected_logits(model, TOKENS)) < MAX_RELATIVE_DIFFERENCE
 

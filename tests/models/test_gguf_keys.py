@@ -18,7 +18,6 @@ def rope(**keys):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("attention.causal", False),
         ("attention.value_length", 32),
         ("attention.scale", 0.5),
         ("attention.max_alibi_bias", 8.0),
@@ -43,10 +42,10 @@ def test_a_key_that_is_not_computed_is_refused_by_name(key, value):
 
 def test_a_refusal_says_how_to_go_on():
     with pytest.raises(Unsupported) as raised:
-        config_from(tiny("qwen2", **{"attention.causal": False}))
+        config_from(tiny("qwen2", use_parallel_residual=True))
     assert "Qwen 2 and 2.5" in str(raised.value)
-    assert "only true is computed" in str(raised.value)
-    assert "--ignore-key qwen2.attention.causal" in raised.value.hint
+    assert "only false is computed" in str(raised.value)
+    assert "--ignore-key qwen2.use_parallel_residual" in raised.value.hint
 
 
 def test_neutral_values_are_taken():

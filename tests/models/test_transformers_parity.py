@@ -90,6 +90,16 @@ CASES = {
         "Gemma3",
         {"head_dim": 32, "sliding_window": 5, "num_hidden_layers": 7, "query_pre_attn_scalar": 24},
     ),
+    "gemma3-both-ways": (
+        "Gemma3",
+        {
+            "head_dim": 32,
+            "sliding_window": 9,
+            "num_hidden_layers": 7,
+            "use_bidirectional_attention": True,
+        },
+    ),
+    "qwen2-both-ways": ("Qwen2", {"is_causal": False}),
     "gemma1": ("Gemma", {"head_dim": 32}),
     "olmo2": ("Olmo2", {}),
     "olmo2-biases": ("Olmo2", {"attention_bias": True}),
@@ -147,8 +157,9 @@ CASES = {
 
 
 def ours(folder, tokens=TOKENS, capacity=64, chunk=10, dtype=np.float32):
-    """All-position logits, the prompt in chunks."""
+    """All-position logits, the prompt in chunks where positions do not see those behind them."""
     model = load_model(open_checkpoint(folder), ops=ReferenceOps(dtype=dtype))
+    chunk = chunk if model.config.causal else len(tokens)
     cache = KVCache(model.config, capacity, dtype=dtype)
     parts = [tokens[start : start + chunk] for start in range(0, len(tokens), chunk)]
     return np.concatenate([model.forward(part, cache, all_positions=True) for part in parts])

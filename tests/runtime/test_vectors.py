@@ -6,13 +6,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from bitnet_embeddings import DIM, folder, gguf
-from tiny_models import TOKENS, tiny_gguf
+from builders import Tensor, write_gguf
+from tiny_models import TOKENS, letters, tiny, tiny_gguf
 
 from bitnet import load
 from bitnet.errors import InferenceError, InvalidFormat, Unsupported, UsageError
 from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
 from bitnet.models.transformer import Segment
 from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.language_model import LanguageModel
+from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.vectors import rounded
 
 TEXTS = ["abc", "zyxwvutsr", "a"]
@@ -201,3 +206,53 @@ def test_a_folder_without_a_head_and_a_word_on_pooling_gives_the_mean(tmp_path):
     path = folder(tmp_path / "model", "qwen3")
     (path / "modules.json").unlink()
     assert open_checkpoint(path).value("pooling_type") == 1
+
+
+BOTH_WAYS = {"attention.causal": False, "pooling_type": 3, "attention.sliding_window": 4}
+
+
+def forward_alone(model, text):
+    """The last hidden state of a whole text on the reference, unit length."""
+    reference = load_model(open_checkpoint(model.path), ops=ReferenceOps())
+    cache = KVCache(reference.config, len(text))
+    return unit(reference.hidden([Segment(ids_of(text), cache)])[0][-1].astype(np.float64))
+
+
+def test_a_model_that_looks_both_ways_runs_whole_texts(tmp_path, monkeypatch):
+    """Whatever fits into one pass otherwise, and with windows narrower than the text."""
+    monkeypatch.setattr(LanguageModel, "scheduler", lambda self, **more: Scheduler(
+        self.model, context=self.context, prefill_chunk=4, **more))  # fmt: skip
+    checkpoint = tiny("gemma3", **BOTH_WAYS)
+    tensors = [Tensor(w.name, w.shape, 0, w.data.tobytes()) for w in checkpoint.weights.values()]
+    path = write_gguf(tmp_path / "tiny.gguf", dict(checkpoint.metadata) | letters(), tensors)
+    texts = ["abcdefghijkl", "zy", "mnopqrstuvwxyzabcdefghijklmnopq"]
+    with load(path) as model:
+        found = model.embed([ids_of(text) for text in texts])
+        assert set(model.config.windows) == {3}
+        expected = [forward_alone(model, text) for text in texts]
+        np.testing.assert_allclose(found, expected, atol=2e-3)  # float16 keys, sums in any order
+        first = model.embed([ids_of("abc"), ids_of("abd")], normalize=False)
+        assert not np.allclose(*first)
+        with pytest.raises(
+            Unsupported, match=r"does not write any \(its attention looks both ways"
+        ):
+            model.generate("abc")
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_position_sees_those_behind_it_only_where_the_model_looks_both_ways(causal):
+    model = load_model(tiny("qwen2", **{"attention.causal": causal}), ops=ReferenceOps())
+
+    def first_of(ids):
+        segments = [Segment(ids, KVCache(model.config, len(ids)), "all")]
+        return model.hidden(segments)[0][0]
+
+    assert np.allclose(first_of([5, 6, 7]), first_of([5, 6, 8]), atol=1e-5) == causal
+
+
+def test_a_text_that_is_seen_both_ways_is_not_run_in_parts():
+    model = load_model(tiny("qwen2", **{"attention.causal": False}), ops=ReferenceOps())
+    cache = KVCache(model.config, 8)
+    model.forward([5, 6], cache)
+    with pytest.raises(InferenceError, match="cannot be run in parts"):
+        model.forward([7], cache)
