@@ -58,7 +58,7 @@ export function highlighted(code, language) {
 }
 
 function grammarOf(given) {
-  const name = ALIASES[given] ?? given;
+  const name = Object.hasOwn(ALIASES, given) ? ALIASES[given] : given;
   if (!grammars.has(name)) grammars.set(name, grammarFor(name));
   return grammars.get(name);
 }

@@ -210,8 +210,8 @@ class Scan {
 
   entity() {
     const found = this.matched(ENTITY);
-    const character = found && ENTITIES[found[1]];
-    return Boolean(character) && this.take(character, this.at + found[0].length);
+    if (!found || !Object.hasOwn(ENTITIES, found[1])) return false;
+    return this.take(ENTITIES[found[1]], this.at + found[0].length);
   }
 
   bare() {

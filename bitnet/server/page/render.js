@@ -106,6 +106,7 @@ export class Streamed {
     this.start = 0; // of the first block that can still change
     this.tail = []; // its elements
     this.growing = null; // the text node of code that is being written
+    this.language = ""; // of that code
   }
 
   /** Show *text*, which begins with what was shown before; *ended*: nothing will follow. */
@@ -114,7 +115,7 @@ export class Streamed {
     const blocks = parse(text.slice(this.start));
     const last = blocks[blocks.length - 1];
     const isOpen = !ended && blocks.length === 1 && last.type === "code" && !last.closed;
-    if (isOpen && this.growing) {
+    if (isOpen && this.growing && this.language === last.language) {
       const shown = this.growing.data;
       if (last.text.startsWith(shown)) this.growing.appendData(last.text.slice(shown.length));
       else this.growing.data = last.text;
@@ -145,6 +146,7 @@ export class Streamed {
   open(one) {
     const figure = code({ ...one, text: "" });
     this.growing = document.createTextNode(one.text);
+    this.language = one.language;
     figure.querySelector("code").append(this.growing);
     return figure;
   }
