@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-pytest.importorskip("torch")
+pytest.importorskip("torch", reason="PyTorch is not installed")
+pytest.importorskip("safetensors", reason="safetensors is not installed")
 import torch
 from tokenizers import Tokenizer
 
