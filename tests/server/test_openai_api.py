@@ -350,6 +350,7 @@ def test_the_description_lists_every_route(worker):
         "/api/version",
         "/v1/inference",
         "/v1/messages",
+        "/v1/responses",
         "/v1/messages/count_tokens",
         "/v1/chat/completions",
         "/v1/completions",

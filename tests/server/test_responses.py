@@ -1,0 +1,123 @@
+"""OpenAI's responses, through its official client."""
+
+import json
+
+import openai
+import pytest
+from server_process import listening
+from tool_models import CITIES, WEATHER, tool_gguf
+
+from bitnet.runtime.language_model import load
+
+ASK = [{"role": "user", "content": "abc"}]
+TOOL = {"type": "function", **WEATHER["function"]}
+NAMED = {"type": "function", "name": "weather"}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tool_gguf(tmp_path / "m.gguf")
+
+
+@pytest.fixture
+def worker(path):
+    with listening(path, max_output_tokens=400) as worker:
+        yield worker
+
+
+@pytest.fixture
+def client(worker):
+    with openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
+def wanted():
+    return {"model": "tiny", "input": "abc", "max_output_tokens": 8, "temperature": 0}
+
+
+def test_a_response_is_what_the_model_writes(client, wanted, path):
+    reply = client.responses.create(**wanted)
+    with load(path) as model:
+        assert reply.output_text == model.chat(ASK, max_tokens=8)
+        told = [{"role": "system", "content": "b"}, *ASK]
+        expected = model.chat(told, max_tokens=8)
+    assert (reply.status, reply.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (reply.usage.output_tokens, reply.store) == (8, False)
+    assert client.responses.create(**wanted, instructions="b").output_text == expected
+    turns = [{"role": "developer", "content": "b"},
+             {"role": "user", "content": [{"type": "input_text", "text": "abc"}]}]  # fmt: skip
+    assert client.responses.create(**wanted | {"input": turns}).output_text == expected
+
+
+def test_the_clients_stream_is_the_whole_response(client, wanted):
+    whole = client.responses.create(**wanted)
+    events = list(client.responses.create(**wanted, stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created", "response.in_progress", "response.output_item.added",
+        "response.content_part.added",
+    ]  # fmt: skip
+    assert kinds[-4:] == [
+        "response.output_text.done", "response.content_part.done", "response.output_item.done",
+        "response.incomplete",
+    ]  # fmt: skip
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(one.delta for one in events if one.type == "response.output_text.delta")
+    assert text == events[-1].response.output_text == whole.output_text
+
+
+def test_functions_are_called_and_their_results_go_back(client, wanted):
+    pytest.importorskip("llguidance")
+    asked = wanted | {"max_output_tokens": 300, "tools": [TOOL], "tool_choice": NAMED}
+    reply = client.responses.create(**asked)
+    (call,) = reply.output
+    assert (reply.status, call.type, call.name) == ("completed", "function_call", "weather")
+    assert json.loads(call.arguments)["city"] in CITIES
+    kind = "response.function_call_arguments.delta"
+    with client.responses.stream(**asked) as stream:
+        deltas = [event.delta for event in stream if event.type == kind]
+        final = stream.get_final_response()
+    assert len(deltas) > 2
+    assert "".join(deltas) == call.arguments == final.output[0].arguments
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    turns = [*ASK, call.model_dump(exclude_none=True), result]
+    after = client.responses.create(**wanted | {"input": turns}, tools=[TOOL])
+    assert after.usage.input_tokens > reply.usage.input_tokens
+
+
+def test_an_answer_follows_a_schema_and_tells_log_probabilities(client, wanted):
+    pytest.importorskip("llguidance")
+    form = {"type": "json_schema", "name": "x", "schema": {"const": {"a": 1}}}
+    reply = client.responses.create(
+        **wanted | {"max_output_tokens": 50}, text={"format": form}, top_logprobs=1,
+        include=["message.output_text.logprobs"],
+    )  # fmt: skip
+    assert json.loads(reply.output_text) == {"a": 1}
+    part = reply.output[0].content[0]
+    assert "".join(one.token for one in part.logprobs) == part.text
+    assert all(len(one.top_logprobs) == 1 for one in part.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"reasoning": {"effort": "low"}}, "reasoning"),
+        ({"include": ["file_search_call.results"]}, "include"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"tools": [TOOL], "tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"unknown": 1}, "unknown"),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_is_refused_by_its_field(worker, wanted, fields, param):
+    reply = worker.post("/v1/responses", wanted | fields)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
