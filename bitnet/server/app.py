@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from bitnet import __version__
 from bitnet.errors import BitnetError
 from bitnet.server import chat_routes, pages, text_routes
-from bitnet.server.dialects import anthropic, ollama, responses
+from bitnet.server.dialects import anthropic, llama_server, ollama, responses
 from bitnet.server.faults import Refused, from_error, from_validation
 from bitnet.server.guard import Guard
 
@@ -64,7 +64,7 @@ def create_app(
     app.include_router(chat_routes.router)
     app.include_router(text_routes.router)
     app.include_router(pages.router)
-    for dialect in (anthropic, ollama, responses):
+    for dialect in (anthropic, llama_server, ollama, responses):
         app.include_router(dialect.router)
     _add_plain_routes(app, service)
     _add_error_handlers(app)

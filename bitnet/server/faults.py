@@ -21,6 +21,7 @@ _ANTHROPIC = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_LLAMA = {"/completion", "/props", "/slots", "/apply-template", "/health", "/rerank"}
 GONE = 499  # nginx's status for a client that closed the connection
 
 
@@ -58,6 +59,8 @@ class Refused(Exception):
         """The JSON reply, as the dialect that *path* belongs to has errors."""
         if path.startswith("/api/"):  # Ollama's
             return {"error": self.message}
+        if path in _LLAMA:
+            return {"error": {"code": self.status, "message": self.message, "type": self.kind}}
         if path.startswith("/v1/messages"):  # Anthropic's
             other = "api_error" if self.status >= 500 else "invalid_request_error"
             kind = _ANTHROPIC.get(self.status, other)

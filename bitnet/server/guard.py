@@ -30,7 +30,7 @@ __all__ = ["MAX_HEADER_BYTES", "Guard"]
 
 MAX_HEADER_BYTES = 32 * 1024
 BODY_PATIENCE_S = 60.0  # for a whole body
-_OPEN_PATHS = frozenset({"/", "/health/live", "/health/ready"})
+_OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
 _REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)  # of a client's that is kept
 _JSON = re.compile(rb"application/([\w.+-]+\+)?json(\s*;.*)?", re.ASCII | re.IGNORECASE)
 

@@ -28,6 +28,7 @@ __all__ = [
     "ResponseFormat",
     "Shape",
     "StreamEnd",
+    "TokenId",
     "TokenizeRequest",
 ]
 

@@ -85,6 +85,7 @@ class Worker:
     Attributes:
         model: what writes.
         draining: no more requests are taken.
+        max_batch: answers written at the same time.
         deadline_s: seconds an answer may take, waiting included.
         failure: why the thread ended, where it should not have; ``None`` while all is well.
     """
@@ -117,7 +118,7 @@ class Worker:
         self.deadline_s = deadline_s
         self.failure: BaseException | None = None
         self._metrics = metrics
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._limit = max_batch + queue
         self._kv_budget_bytes = kv_budget_bytes
         self._changed = threading.Condition()
@@ -285,9 +286,7 @@ class Worker:
         self._open += count
 
     def _new_scheduler(self) -> Scheduler:
-        return self.model.scheduler(
-            max_batch=self._max_batch, kv_budget_bytes=self._kv_budget_bytes
-        )
+        return self.model.scheduler(max_batch=self.max_batch, kv_budget_bytes=self._kv_budget_bytes)
 
     def _share(self) -> int:
         if self._kv_budget_bytes is None:
@@ -297,9 +296,9 @@ class Worker:
             raise UsageError(
                 f"keys and values of the shortest answer take {shortest:,} bytes, the budget is "
                 f"{self._kv_budget_bytes:,}",
-                hint=f"--kv-memory {-(-shortest // 10**6) * self._max_batch}",
+                hint=f"--kv-memory {-(-shortest // 10**6) * self.max_batch}",
             )
-        return self._scheduler.affordable(self._kv_budget_bytes // self._max_batch)
+        return self._scheduler.affordable(self._kv_budget_bytes // self.max_batch)
 
     # --- in the thread ---------------------------------------------------------------------------
 

@@ -23,6 +23,8 @@ ROUTES = (
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/responses",
+    "/completion",
+    "/apply-template",
     "/api/chat",
     "/api/generate",
     "/tokenize",
@@ -77,7 +79,7 @@ def test_no_body_breaks_the_worker(worker, path):
 def _bounded(body):
     """*body* with few tokens to write, so that the time goes into bodies, mostly for our model."""
     if isinstance(body, dict):
-        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"):
             if isinstance(body.get(name), int) and body[name] > 4:
                 body[name] = 4
         if isinstance(body.get("model"), str) and body["model"]:

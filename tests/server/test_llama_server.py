@@ -1,0 +1,104 @@
+"""Routes of llama.cpp's server, as its clients call them."""
+
+import json
+
+import pytest
+from server_process import listening
+from tool_models import WEATHER, tool_gguf
+
+from bitnet.runtime.language_model import load
+
+GREEDY = {"prompt": "abc", "n_predict": 8, "temperature": 0}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tool_gguf(tmp_path / "m.gguf")
+
+
+@pytest.fixture
+def worker(path):
+    with listening(path, max_output_tokens=400, max_batch=3) as worker:
+        yield worker
+
+
+def test_a_completion_is_what_the_model_writes(worker, path):
+    facts = worker.post("/completion", GREEDY | {"return_tokens": True}).json()
+    with load(path) as model:
+        answer = model.stream("abc", max_tokens=8)
+        assert facts["content"] == "".join(answer)
+    assert facts["tokens"] == answer.ids
+    assert (facts["stop"], facts["stop_type"], facts["tokens_predicted"]) == (True, "limit", 8)
+    text = facts["content"]
+    stopped = worker.post("/completion", GREEDY | {"stop": [text[3:5]]}).json()
+    assert (stopped["stop_type"], stopped["stopping_word"]) == ("word", text[3:5])
+    assert stopped["content"] == text[: text.index(text[3:5])]
+
+
+def test_a_stream_is_the_whole_completion(worker):
+    whole = worker.post("/completion", GREEDY).json()["content"]
+    reply = worker.post("/completion", GREEDY | {"stream": True})
+    events = [json.loads(one.removeprefix("data: ")) for one in reply.text.split("\n\n") if one]
+    assert "".join(one["content"] for one in events) == whole
+    assert [one["stop"] for one in events] == [False] * (len(events) - 1) + [True]
+    assert events[-1]["tokens_predicted"] == 8
+
+
+def test_biases_and_probabilities_come_in_its_forms(worker):
+    first = worker.post("/completion", GREEDY | {"n_probs": 2, "n_predict": 1}).json()
+    (entry,) = first["completion_probabilities"]
+    assert entry["top_logprobs"][0]["id"] == entry["id"]
+    banned = GREEDY | {"n_predict": 1, "logit_bias": [[entry["id"], False]], "n_probs": 1}
+    other = worker.post("/completion", banned).json()["completion_probabilities"][0]
+    assert other["id"] != entry["id"]
+
+
+def test_a_completion_follows_a_schema(worker):
+    pytest.importorskip("llguidance")
+    asked = GREEDY | {"n_predict": 60, "json_schema": {"const": {"a": 1}}}
+    assert json.loads(worker.post("/completion", asked).json()["content"]) == {"a": 1}
+
+
+def test_the_worker_is_described(worker):
+    props = worker.http.get("/props").json()
+    assert (props["total_slots"], props["eos_token"]) == (3, "</s>")
+    assert "assistant." in props["chat_template"]
+    assert props["default_generation_settings"]["n_ctx"] == 2048
+    assert [slot["is_processing"] for slot in worker.http.get("/slots").json()] == [False] * 3
+    assert worker.http.get("/health").json() == {"status": "ok"}
+    worker.service.worker.drain()
+    reply = worker.http.get("/health")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, 503)
+
+
+def test_a_template_is_applied_and_not_answered(worker):
+    body = {"messages": [{"role": "user", "content": "abc"}]}
+    assert worker.post("/apply-template", body).json() == {"prompt": "user.abc.assistant."}
+    told = worker.post("/apply-template", body | {"tools": [WEATHER]}).json()["prompt"]
+    assert '"weather"' in told
+
+
+def test_ranking_is_refused_with_its_reason(worker):
+    reply = worker.post("/v1/rerank", {"query": "a", "documents": ["b"]})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (501, "rerank_not_supported")
+    assert "no head" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"grammar": "root ::= x"}, "grammar: this field is not known"),
+        ({"mirostat": 2}, "mirostat: this field is not known"),
+        ({"n_predict": 0}, "n_predict is 0"),
+        ({"top_p": 3.0}, "top_p is 3.0"),
+        ({"repeat_penalty": 0.0}, "repeat_penalty is 0.0"),
+        ({"logit_bias": [[1, 2, 3]]}, "logit_bias: expected pairs"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": [999]}, "token ids must be below"),
+    ],
+)
+def test_what_is_not_served_is_refused_in_its_form(worker, fields, words):
+    reply = worker.post("/completion", GREEDY | fields)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"]) == (400, 400)
+    assert error["message"].startswith(words)
