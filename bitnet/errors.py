@@ -24,6 +24,7 @@
     |- CacheBusy                  21   somebody else holds the cache entry
     |- ReferenceUnavailable       22   the engine to compare with is not installed
     |- Offline                    23   the network is needed and switched off
+    |- RowsFailed                 24    rows of a batch failed
     `- Interrupted               130   Ctrl-C or SIGTERM
 
 Exit code 0 is success. ``inv exit-codes`` prints the same table.
@@ -53,6 +54,7 @@ __all__ = [
     "PermissionDenied",
     "RateLimited",
     "ReferenceUnavailable",
+    "RowsFailed",
     "TokenInvalid",
     "TokenMissing",
     "TokenizerNotFound",
@@ -208,6 +210,12 @@ class Offline(BitnetError):
     exit_code = 23
 
 
+class RowsFailed(BitnetError):
+    """Rows of a batch have no answer but an error; the others are answered."""
+
+    exit_code = 24
+
+
 class Interrupted(BitnetError):
     """Stopped by the user or by a signal."""
 
@@ -232,6 +240,7 @@ EXIT_CODES: dict[int, str] = {
     21: "cache entry busy: another process holds its lock",
     22: "reference engine unavailable: comparison not run",
     23: "offline: the network is needed and switched off",
+    24: "rows of a batch failed; the others are answered",
     130: "interrupted",
 }
 

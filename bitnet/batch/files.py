@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
+from bitnet.batch.openai_rows import line_of
 from bitnet.batch.rows import Row
 from bitnet.errors import UsageError, from_os_error
 from bitnet.files import write_text
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-__all__ = ["BatchFiles"]
+__all__ = ["STDIN", "BatchFiles"]
+
+STDIN = "-"  # a name of no file
 
 
 class BatchFiles:
@@ -26,7 +30,7 @@ class BatchFiles:
 
     Attributes:
         done: rows whose answer was there already.
-        failed: rows whose answer is an error, now and before.
+        errors: why rows have no answer, now and before, by their id.
         total: rows in the input.
     """
 
@@ -34,7 +38,7 @@ class BatchFiles:
         """Open both files.
 
         Args:
-            source: the rows.
+            source: the rows; ``-``: those on stdin.
             target: the answers; made where it is missing.
             retry_errors: rows that ended with an error are given out again.
 
@@ -44,7 +48,7 @@ class BatchFiles:
         """
         try:
             self._rows = list(_rows(source))
-            self._answered, self.failed = _answered(target, retry_errors=retry_errors)
+            self._answered, self.errors = _answered(target, retry_errors=retry_errors)
             self._check(source, target)
             self._file = target.open("ab")
         except UnicodeDecodeError as error:
@@ -53,6 +57,11 @@ class BatchFiles:
             raise from_os_error(error, error.filename or target) from error
         self.total = len(self._rows)
         self.done = sum(row.id in self._answered for row in self._rows)
+
+    @property
+    def failed(self) -> int:
+        """Rows whose answer is an error."""
+        return len(self.errors)
 
     def left(self) -> Iterator[Row]:
         """The rows that have no answer yet, in their order."""
@@ -64,7 +73,10 @@ class BatchFiles:
         Raises:
             BitnetError: it cannot be written; nothing else is lost.
         """
-        line = json.dumps({"id": row.id, "row": row.digest, **facts}, ensure_ascii=False) + "\n"
+        whole = {"id": row.id, "row": row.digest, **facts}
+        if row.is_openais:
+            whole = line_of(row.id, row.digest, facts)
+        line = json.dumps(whole, ensure_ascii=False) + "\n"
         try:
             # Half a surrogate pair can be in an id: its escape is JSON, too.
             self._file.write(line.encode(errors="backslashreplace"))
@@ -72,7 +84,8 @@ class BatchFiles:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise from_os_error(error, self._file.name) from error
-        self.failed += "error" in facts
+        if "error" in facts:
+            self.errors[row.id] = facts["error"]
 
     def __enter__(self) -> BatchFiles:
         return self
@@ -102,14 +115,15 @@ class BatchFiles:
 
 
 def _rows(source: Path) -> Iterator[Row]:
+    raw = sys.stdin.buffer.read() if str(source) == STDIN else source.read_bytes()
     # Not splitlines: U+2028 and others may stand in a text as they are.
-    for number, line in enumerate(source.read_text("utf-8-sig").split("\n"), 1):
+    for number, line in enumerate(raw.decode("utf-8-sig").split("\n"), 1):
         if line.strip():
             yield Row.parse(line.removesuffix("\r"), number)
 
 
-def _answered(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], int]:
-    """Digests of the rows answered in *target*, by id, and how many of them are errors.
+def _answered(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], dict[str, str]]:
+    """Digests of the rows answered in *target*, and the errors among them, by id.
 
     What is no whole answer is cut off the end of *target*.
 
@@ -118,26 +132,29 @@ def _answered(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], int]
     """
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        return {}, 0
+        return {}, {}
     content = target.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     kept: dict[str, bytes] = {}
     answered: dict[str, str] = {}
-    errors: set[str] = set()
+    errors: dict[str, str] = {}
     for line in whole.splitlines(keepends=True):
         try:
             facts = json.loads(line)
-            row_id, digest = facts["id"], facts["row"]
-        except (ValueError, TypeError, KeyError):
+            row_id, digest = facts.get("custom_id", facts["id"]), facts["row"]
+            error = facts.get("error")
+        except (ValueError, TypeError, KeyError, AttributeError):
             raise UsageError(
                 f"{target} holds something else than answers", hint="choose another --output"
             ) from None
-        if retry_errors and "error" in facts:
+        if retry_errors and error is not None:
             continue
         kept[row_id] = line
         answered[row_id] = digest
-        (errors.add if "error" in facts else errors.discard)(row_id)
+        errors.pop(row_id, None)
+        if error is not None:
+            errors[row_id] = str(error.get("message") if isinstance(error, dict) else error)
     fresh = b"".join(kept.values())
     if fresh != content:
         write_text(target, fresh.decode())
-    return answered, len(errors)
+    return answered, errors

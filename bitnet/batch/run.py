@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from bitnet.batch.openai_rows import reply_of
 from bitnet.errors import BitnetError, UsageError
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.request import Request
@@ -13,9 +15,10 @@ if TYPE_CHECKING:
 
     from bitnet.batch.rows import Row
     from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.piece import TokenLogprob
     from bitnet.runtime.sequence import Sequence
 
-__all__ = ["answers"]
+__all__ = ["answers", "in_order"]
 
 
 def answers(
@@ -53,15 +56,42 @@ def answers(
             if answer.take(piece).finish_reason:
                 del running[sequence]
                 scheduler.cancel(sequence)  # a stop text may have ended it
-                yield row, _facts(answer)
+                yield row, _facts(row, answer, model)
 
 
-def _facts(answer: Answer) -> dict[str, Any]:
+def in_order(
+    rows: Iterable[Row], answered: Iterable[tuple[Row, dict[str, Any]]]
+) -> Iterator[tuple[Row, dict[str, Any]]]:
+    """What *answered* gives, in the order of *rows*; an answer waits for those before it."""
+    early: dict[str, tuple[Row, dict[str, Any]]] = {}
+    finished = iter(answered)
+    for row in rows:
+        while row.id not in early:
+            one = next(finished)
+            early[one[0].id] = one
+        yield early.pop(row.id)
+
+
+def _facts(row: Row, answer: Answer, model: LanguageModel) -> dict[str, Any]:
     if answer.error is not None:
         return {"error": getattr(answer.error, "message", str(answer.error))}
+    if row.is_openais:
+        return reply_of(row.digest, answer, model.path.name.removesuffix(".gguf"))
+    more: dict[str, Any] = {}
+    if answer.calls:
+        more["tool_calls"] = [asdict(call) for call in answer.calls]
+    if answer.sequence.request.logprobs is not None:
+        more["logprobs"] = [_logprob(token) for token in answer.logprobs]
     return {
         "text": answer.text,
+        **more,
         "finish_reason": answer.finish_reason,
         "prompt_tokens": len(answer.prompt_ids),
         "tokens": answer.stats.tokens,
     }
+
+
+def _logprob(token: TokenLogprob) -> dict[str, Any]:
+    facts = {"id": token.id, "token": token.text, "bytes": list(token.bytes)}
+    facts |= {"logprob": token.logprob}
+    return facts | ({"top": [_logprob(one) for one in token.top]} if token.top else {})

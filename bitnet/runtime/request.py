@@ -150,7 +150,7 @@ class Request:
 _JSON = {
     *("prompt", "messages", "json_schema", "regex"),
     *("tools", "tool_choice", "parallel_tool_calls"),
-    *("max_tokens", "min_tokens", "stop", "lookup"),
+    *("max_tokens", "min_tokens", "stop", "lookup", "logprobs"),
 }
 _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 is other programs' word for the default
 _KINDS = {"int": int, "float": float, "int | None": int, "float | None": float}

@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import fields
 from pathlib import Path
 
+from invoke.exceptions import Exit
+
 from bitnet.batch.options import BatchOptions
-from bitnet.errors import UsageError
+from bitnet.errors import RowsFailed, UsageError
 from bitnet.runtime.options import ModelOptions
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.tasks.running import model_path, open_model, say
 from bitnet.terminal import as_json
+
+SHOWN = 20  # failed rows
 
 
 @task(
@@ -46,7 +50,24 @@ def batch(
     counts = {"rows": files.total, "answered_before": files.done, "failed": files.failed}
     ignoring = {"ignored_keys": list(ignored)} if ignored else {}
     said = f"{files.total} rows answered, {files.done} of them before, {files.failed} failed"
-    print(as_json(counts | ignoring) if common.output.json else said)
+    failing = {"errors": files.errors} if files.failed else {}
+    print(as_json(counts | ignoring | failing) if common.output.json else said)
+    if files.failed and common.output.json:
+        raise Exit(code=RowsFailed.exit_code)
+    if files.failed:
+        raise _failure(files)
+
+
+def _failure(files):
+    """Which rows have no answer, and why the first of them have none."""
+    for row_id, error in list(files.errors.items())[:SHOWN]:
+        say(f"row {row_id!r}: {error}")
+    names = ", ".join(repr(row_id) for row_id in list(files.errors)[:SHOWN])
+    more = f" and {files.failed - SHOWN} more" if files.failed > SHOWN else ""
+    return RowsFailed(
+        f"{files.failed} of {files.total} rows failed: {names}{more}",
+        hint="--retry-errors answers them again",
+    )
 
 
 def _check(target, options, model):
@@ -68,7 +89,7 @@ def _check(target, options, model):
 
 def _answer(files, options, model, common):
     """Answer the rows that are left; gives back the keys of the model that were ignored."""
-    from bitnet.batch.run import answers
+    from bitnet.batch.run import answers, in_order
 
     rows = list(files.left())
     if not rows:
@@ -77,11 +98,13 @@ def _answer(files, options, model, common):
         from bitnet.batch.ray_engine import ray_answers
 
         path = model_path(model, common)
-        for row, facts in ray_answers(rows, path, options, threads=model.threads):
+        found = ray_answers(rows, path, options, threads=model.threads)
+        for row, facts in in_order(rows, found) if options.ordered else found:
             files.write(row, facts)
         return ()
     limits = {"max_tokens": options.max_tokens, "max_batch": options.max_batch}
     with open_model(model, common) as running:
-        for row, facts in answers(rows, running, **limits):
+        found = answers(rows, running, **limits)
+        for row, facts in in_order(rows, found) if options.ordered else found:
             files.write(row, facts)
         return running.ignored_keys

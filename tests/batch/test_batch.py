@@ -6,13 +6,15 @@ import subprocess
 import sys
 
 import pytest
+from openai.types.chat import ChatCompletion
 from tiny_models import tiny_gguf
+from tool_models import CITIES, WEATHER, tool_gguf
 from waiting import until
 
 from bitnet.batch.files import BatchFiles
 from bitnet.batch.options import BatchOptions
 from bitnet.batch.rows import Row
-from bitnet.batch.run import answers
+from bitnet.batch.run import answers, in_order
 from bitnet.errors import UsageError
 from bitnet.runtime.language_model import load
 
@@ -245,3 +247,116 @@ def test_bad_options_are_refused(options):
 
 def test_the_digest_of_a_row_is_of_all_of_it():
     assert Row.parse('{"prompt": "a"}', 1).digest != Row.parse('{"prompt": "b"}', 1).digest
+
+
+def test_rows_that_failed_are_named_and_have_an_exit_code_of_their_own(
+    bitnet, model_path, source, tmp_path
+):
+    target = tmp_path / "out.jsonl"
+    source.write_text('{"id": "x", "prompt": ""}\n{"id": "good", "prompt": "ab"}\n')
+    words = ("batch", "--model", model_path, "--input", source, "--output", target)
+    for _ in range(2):  # a row that failed before still failed
+        done = bitnet(*words)
+        assert done.code == 24
+        assert "row 'x': the prompt is empty" in done.err
+        assert "1 of 2 rows failed: 'x'" in done.err
+        assert "--retry-errors" in done.err
+    source.write_text('{"id": "good", "prompt": "ab"}\n')
+    target.write_text("".join(one for one in target.read_text().splitlines(True) if "good" in one))
+    assert bitnet(*words).code == 0
+
+
+def test_rows_come_from_stdin(model_path, tmp_path):
+    target = tmp_path / "out.jsonl"
+    words = [sys.executable, "-m", "bitnet", "batch", "--model", str(model_path), "--input", "-",
+             "--output", str(target), "--json"]  # fmt: skip
+    rows = '{"id": "a", "prompt": "ab", "max_tokens": 2}\n'
+    for before in (0, 1):
+        done = subprocess.run(words, input=rows, capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["answered_before"] == before
+    assert set(lines(target)) == {"a"}
+
+
+def test_ordered_answers_are_in_the_order_of_the_rows(bitnet, model_path, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lengths = [30, 1, 5, 2, 20, 1]
+    rows = [{"id": n, "prompt": "ab", "max_tokens": count} for n, count in enumerate(lengths)]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    words = ("batch", "--model", model_path, "--input", source, "--output", target)
+    assert bitnet(*words, "--ordered").code == 0
+    assert list(lines(target)) == [str(n) for n in range(6)]
+    free = tmp_path / "free.jsonl"
+    assert bitnet(*words[:-1], free).code == 0
+    assert next(iter(lines(free))) != "0"  # short ones end first
+    assert lines(free) == lines(target)
+
+
+def test_an_answer_that_is_early_waits_for_those_before_it():
+    rows = [Row(str(n), "") for n in range(4)]
+    finished = iter([(rows[n], {"n": n}) for n in (2, 0, 3, 1)])
+    found = in_order(rows, finished)
+    assert [facts["n"] for _, facts in found] == [0, 1, 2, 3]
+
+
+def test_schemas_tools_and_log_probabilities_are_done(tmp_path):
+    pytest.importorskip("llguidance")
+    schema = {"type": "json_schema", "json_schema": {"schema": {"const": {"a": 1}}}}
+    ask = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 300}
+    named = {"type": "function", "function": {"name": "weather"}}
+    rows = [
+        {"id": "schema", "response_format": schema, "logprobs": 1, **ask},
+        {"id": "any", "response_format": {"type": "text"}, "prompt": "a", "max_tokens": 1},
+        {"id": "tool", "tools": [WEATHER], "tool_choice": named, **ask},
+        {"id": "wrong", "response_format": {"type": "xml"}, **ask},
+        {"id": "both", "response_format": schema, "json_schema": {}, **ask},
+    ]
+    parsed = [Row.parse(json.dumps(row), number) for number, row in enumerate(rows)]
+    with load(tool_gguf(tmp_path / "tools.gguf")) as model:
+        found = {row.id: facts for row, facts in answers(parsed, model)}
+    assert json.loads(found["schema"]["text"]) == {"a": 1}
+    said = "".join(token["token"] for token in found["schema"]["logprobs"])
+    assert said == found["schema"]["text"]
+    assert all(len(token["top"]) == 1 for token in found["schema"]["logprobs"])
+    assert "logprobs" not in found["any"]
+    (call,) = found["tool"]["tool_calls"]
+    assert (call["name"], json.loads(call["arguments"])["city"] in CITIES) == ("weather", True)
+    assert "response_format is none of" in found["wrong"]["error"]
+    assert "both given" in found["both"]["error"]
+
+
+def openai_line(custom_id, **body):
+    asked = {"messages": [{"role": "user", "content": "a"}]} | body
+    facts = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions"}
+    return facts | {"body": asked}
+
+
+def test_openais_batch_files_are_taken_and_written(bitnet, model_path, tmp_path):
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = [
+        openai_line("one", model="any", max_completion_tokens=4, temperature=0, logprobs=True),
+        openai_line("two", max_tokens=0),
+        openai_line("three") | {"url": "/v1/embeddings"},
+        openai_line("four", n=2),
+        openai_line("five", reasoning_effort="low"),
+    ]
+    source.write_text("\n".join(map(json.dumps, rows)))
+    words = ("batch", "--model", model_path, "--input", source, "--output", target, "--ordered")
+    assert bitnet(*words).code == 24
+    found = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [one["custom_id"] for one in found] == ["one", "two", "three", "four", "five"]
+    body = ChatCompletion.model_validate(found[0]["response"]["body"], strict=True)
+    with load(model_path) as model:
+        expected = model.chat([{"role": "user", "content": "a"}], max_tokens=4)
+    assert (found[0]["error"], body.choices[0].message.content) == (None, expected)
+    assert len(body.choices[0].logprobs.content) == body.usage.completion_tokens == 4
+    wrong = [(one["response"], one["error"]["message"]) for one in found[1:]]
+    assert wrong == [
+        (None, "max_tokens is 0, expected at least 1"),
+        (None, "url is '/v1/embeddings', expected '/v1/chat/completions'"),
+        (None, "body.n is more than one answer for a row"),
+        (None, "body.reasoning_effort is not served in a batch"),
+    ]
+    again = bitnet(*words, "--json")
+    facts = json.loads(again.out)
+    assert (again.code, facts["answered_before"], facts["failed"]) == (24, 5, 4)
+    assert list(facts["errors"]) == ["two", "three", "four", "five"]
