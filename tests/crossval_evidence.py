@@ -18,7 +18,7 @@ from bitnet.crossval.evidence import (
 
 NEAR = Nearness(1e-3, 1.0, 0.05, 2.0)
 ROW = Row(0, 0, 1, 1, 3.0, 1.0, 1e-3, 0.99, 0.1, 1, 3.0, 2.0, NEAR, NEAR)
-PARITY = TokenizerParity(3, 3)
+PARITY = TokenizerParity(3, 3, decoded=2, decoded_equal=2)
 
 
 def answer(side, positions, steps=0, texts=0):
@@ -36,7 +36,7 @@ def evidence(*rows, greedy=(), parity=PARITY, **changes):
     rows = tuple(replace(row, position=at) for at, row in enumerate(rows))
     steps = sum(one.steps for one in greedy)
     made = Evidence(
-        schema_version=2,
+        schema_version=3,
         created="2026-01-01T00:00:00+00:00",
         plan=Plan(1, len(rows), len(rows), steps, len(greedy), 3),
         compute_path="real",

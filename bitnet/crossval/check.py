@@ -43,7 +43,9 @@ def check_report(report: Report, claimed: dict[str, Any]) -> list[Finding]:
     """
     evidence, derived = report.evidence, report.as_json()
     version = evidence.schema_version
-    said = f"version {version} of the form" + ("" if version == SCHEMA_VERSION else ", expected 2")
+    said = f"version {version} of the form" + (
+        "" if version == SCHEMA_VERSION else f", expected {SCHEMA_VERSION}"
+    )
     found = [Finding.judged("form", version == SCHEMA_VERSION, said), _thresholds(evidence)]
     is_passed = report.verdict.status == "passed"
     for subject, wrong, right in (

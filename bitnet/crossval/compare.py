@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from bitnet.crossval.trace import Position, PromptTrace, Trace
 
@@ -26,10 +26,8 @@ __all__ = [
     "Row",
     "TokenizerParity",
     "compare",
-    "compare_tokenizers",
     "divergence",
     "nearness",
-    "tokens_differ",
 ]
 
 TOP = 10  # tokens whose overlap is counted
@@ -121,7 +119,7 @@ class Greedy:
 
 @dataclass(frozen=True)
 class TokenizerParity:
-    """Two tokenizers on the same texts.
+    """Two tokenizers on the same texts, and on the ids that both gave for them.
 
     Attributes:
         total: texts that are judged.
@@ -131,6 +129,9 @@ class TokenizerParity:
         text: the first judged text with other ids, ``None`` when there is none.
         ours: our ids of it.
         theirs: the reference's.
+        decoded: lists of ids that were made text and are judged; 0: the reference made none.
+        decoded_equal: of these, lists with equal texts.
+        ids: the first of them with other texts, empty when there is none.
     """
 
     total: int
@@ -140,6 +141,9 @@ class TokenizerParity:
     text: str | None = None
     ours: tuple[int, ...] = ()
     theirs: tuple[int, ...] = ()
+    decoded: int = 0
+    decoded_equal: int = 0
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -286,39 +290,3 @@ def _greedy(number: int, mine: PromptTrace, other: PromptTrace) -> Greedy:
     if parts is None:
         return Greedy(number, steps, steps)
     return Greedy(number, steps, parts, other.top2_gaps[parts])
-
-
-def compare_tokenizers(
-    texts: Sequence[str],
-    ours: Sequence[Sequence[int]],
-    theirs: Sequence[Sequence[int]],
-    *,
-    apart: Sequence[bool] = (),
-) -> TokenizerParity:
-    """Ids of *texts* by two tokenizers.
-
-    Args:
-        texts: what was tokenized.
-        ours: our ids, text by text.
-        theirs: the reference's.
-        apart: text by text, whether it is counted and not judged; none of them when not given.
-    """
-    pairs = list(zip(texts, ours, theirs, apart or [False] * len(texts), strict=True))
-    judged = [pair for pair in pairs if not pair[3]]
-    others = [pair for pair in pairs if pair[3]]
-    different = [pair for pair in judged if tokens_differ(pair[1], pair[2])]
-    found = TokenizerParity(
-        total=len(judged),
-        equal=len(judged) - len(different),
-        apart=len(others),
-        apart_equal=sum(not tokens_differ(pair[1], pair[2]) for pair in others),
-    )
-    if not different:
-        return found
-    text, mine, other, _ = different[0]
-    return replace(found, text=text, ours=tuple(mine), theirs=tuple(other))
-
-
-def tokens_differ(ours: Sequence[int], theirs: Sequence[int]) -> bool:
-    """Two lists of ids are not the same."""
-    return tuple(ours) != tuple(theirs)

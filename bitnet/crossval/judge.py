@@ -223,18 +223,26 @@ def _tokenizer(parity: TokenizerParity | None) -> Finding:
         return Finding("skipped", "tokenizer", "the reference has no tokenizer")
     if parity.total < 1:
         return Finding("failed", "tokenizer", "no text was compared")
-    said = f"{parity.equal:,} of {parity.total:,} texts give the same ids; texts of ids not checked"
+    said = f"{parity.equal:,} of {parity.total:,} texts give the same ids"
+    if parity.decoded:
+        said += f", {parity.decoded_equal:,} of {parity.decoded:,} lists of ids the same text"
+    else:
+        said += "; texts of ids not checked"
     if parity.text is not None:
         said += (
             f"; first difference: {parity.text!r}: ours {list(parity.ours)}, "
             f"the reference's {list(parity.theirs)}"
         )
+    if parity.ids:
+        said += f"; first ids of another text: {list(parity.ids)}"
     if parity.apart:
         said += (
             f"; of {parity.apart:,} more that are not judged, since engines read them differently "
             f"(U+2581, decomposed characters, what looks special), {parity.apart_equal:,} do"
         )
-    return Finding.judged("tokenizer", parity.equal == parity.total and parity.text is None, said)
+    same = parity.equal == parity.total and parity.text is None
+    same = same and parity.decoded_equal == parity.decoded and not parity.ids
+    return Finding.judged("tokenizer", same, said)
 
 
 def _compute_path(evidence: Evidence) -> Finding:

@@ -97,9 +97,9 @@ class Llama:
         self._model = library.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise EngineError("the engine does not load the file")
-        vocabulary = library.llama_model_get_vocab(self._model)
-        self._tokenizes = self._model if tokenize_with_model else vocabulary
-        self.n_vocab = int(library.llama_vocab_n_tokens(vocabulary))
+        self._vocabulary = library.llama_model_get_vocab(self._model)
+        self._tokenizes = self._model if tokenize_with_model else self._vocabulary
+        self.n_vocab = int(library.llama_vocab_n_tokens(self._vocabulary))
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
         """*text* as ids; special tokens it spells are read as such.
@@ -115,6 +115,20 @@ class Llama:
         if count < 0:
             raise EngineError(f"the engine does not tokenize {text[:40]!r}")
         return list(ids[:count])
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of *ids*; special tokens by their names."""
+        tokens = (ctypes.c_int32 * len(ids))(*ids)
+        room = 16 * len(ids)
+        for _ in range(2):  # the second time with the room it asked for
+            out = ctypes.create_string_buffer(max(room, 1))
+            count = self._c.llama_detokenize(
+                self._vocabulary, tokens, len(ids), out, room, False, True
+            )
+            if count >= 0:
+                return out.raw[:count].decode("utf-8", "replace")
+            room = -count
+        raise EngineError(f"the engine does not detokenize {list(ids[:10])}")
 
     @contextmanager
     def context(self, size: int, *, watch: Callable[..., None] | None = None) -> Iterator[Context]:
@@ -245,6 +259,7 @@ def _declare(c: Any) -> None:
         ("llama_model_get_vocab", pointer, [pointer]),
         ("llama_vocab_n_tokens", int32, [pointer]),
         ("llama_tokenize", int32, [pointer, text, int32, ints, int32, flag, flag]),
+        ("llama_detokenize", int32, [pointer, ints, int32, text, int32, flag, flag]),
         ("llama_batch_init", _Batch, [int32, int32, int32]),
         ("llama_batch_free", None, [_Batch]),
         ("llama_decode", int32, [pointer, _Batch]),

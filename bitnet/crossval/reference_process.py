@@ -49,6 +49,8 @@ class _Engine(Protocol):
 
     def tokenize(self, text: str, add_special: bool) -> list[int] | None: ...
 
+    def detokenize(self, ids: Sequence[int]) -> str: ...
+
     def sequence(self, size: int) -> Any:
         """A context manager; what it gives has ``logits(ids)``."""
 
@@ -69,6 +71,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         arithmetic="float" if engine.arithmetic == "float" else "int8",
         prompts=tuple(_prompt(engine, ids, steps) for ids, steps in asked),
         tokenized=tuple(known) if known else None,
+        decoded=tuple(map(engine.detokenize, known)) if known else None,
         library=engine.library.name,
         library_sha256=sha256_of(engine.library),
     )
@@ -122,6 +125,9 @@ class _LlamaEngine:
     def tokenize(self, text: str, add_special: bool) -> list[int] | None:
         return self.model.tokenize(text, add_special=add_special)
 
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return self.model.detokenize(ids)
+
     def sequence(self, size: int) -> Any:
         return self.model.context(size)
 
@@ -154,6 +160,9 @@ class _TransformersEngine:
         if self._tokenizer is None:
             return None
         return list(self._tokenizer(text, add_special_tokens=add_special)["input_ids"])
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
 
     def sequence(self, _size: int) -> _TransformersSequence:
         return _TransformersSequence(self._torch, self._model)

@@ -1,6 +1,6 @@
 """Tokenizer parity: which texts are compared, which of them are judged, and the comparison alone.
 
-Four things engines do differently on purpose are compared and counted apart, never judged:
+Four things that engines do differently on purpose are compared and counted apart, never judged:
 
 - U+2581 stands for a space inside SentencePiece vocabularies, and a literal one is cut elsewhere;
 - a text that spells BOS itself may get another one, or not;
@@ -8,6 +8,9 @@ Four things engines do differently on purpose are compared and counted apart, ne
   the C++ engines compose none;
 - what looks like a special token and is an ordinary one in the vocabulary (Qwen2's ``</s>``): the
   C++ engines make it special.
+
+Where both give the same ids, the texts they make of them are compared too, but for two kinds: the
+C++ engines take a space out before some punctuation, and put WordPiece together in their own way.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ import re
 import unicodedata
 from typing import TYPE_CHECKING
 
-from bitnet.crossval.compare import TokenizerParity, compare_tokenizers
+from bitnet.crossval.compare import TokenizerParity
+from bitnet.tokenizer.agreement import agreement
 from bitnet.tokenizer.probes import probe_texts
+from bitnet.tokenizer.spec import SPACE_SYMBOL
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["texts_for", "tokenizer_parity"]
 
 _LOOKS_SPECIAL = re.compile(r"</?s>|<\|?\w+\|?>")
+_CLEANED_UP = re.compile(r" [?!.,]| ' | n't| '(?:m|s|ve|re)")
 
 
 def texts_for(reference: Reference, texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:
@@ -60,16 +66,40 @@ def tokenizer_parity(
     """
     if theirs.tokenized is None or not texts:
         return None
-    if len(theirs.tokenized) != len(texts):
+    made = theirs.decoded or (None,) * len(texts)
+    if not len(theirs.tokenized) == len(made) == len(texts):
         return TokenizerParity(len(texts), 0)
-    ours = [tokenizer.encode(text, add_special=special) for text, special in texts]
-    apart = [_is_apart(tokenizer, text, special) for text, special in texts]
-    return compare_tokenizers([text for text, _ in texts], ours, theirs.tokenized, apart=apart)
+    judged: list[tuple[str, list[int], tuple[int, ...]]] = []
+    apart: list[tuple[str, list[int], tuple[int, ...]]] = []
+    decoded = []
+    for (text, special), other, made_of_it in zip(texts, theirs.tokenized, made, strict=True):
+        ids = tokenizer.encode(text, add_special=special)
+        is_apart = _is_apart(tokenizer, text, special)
+        (apart if is_apart else judged).append((text, ids, other))
+        if made_of_it is None or is_apart or tuple(ids) != other or tokenizer.model == "wordpiece":
+            continue
+        own = tokenizer.decode(ids)
+        if not _CLEANED_UP.search(own):
+            decoded.append((other, own, made_of_it))
+    found, besides = agreement(judged, decoded), agreement(apart)
+    different = next(((ids, other) for _, ids, other in judged if tuple(ids) != other), ((), ()))
+    return TokenizerParity(
+        total=found.total,
+        equal=found.equal,
+        apart=besides.total,
+        apart_equal=besides.equal,
+        text=found.first_difference,
+        ours=tuple(different[0]),
+        theirs=different[1],
+        decoded=found.decoded,
+        decoded_equal=found.decoded_equal,
+        ids=tuple(found.first_ids or ()),
+    )
 
 
 def _is_apart(tokenizer: Tokenizer, text: str, special: bool) -> bool:
     """Engines that are all correct read *text* differently."""
-    if "\u2581" in text:
+    if SPACE_SYMBOL in text:
         return True
     composed = unicodedata.normalize("NFC", text)
     if composed != text:

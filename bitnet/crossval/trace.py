@@ -112,6 +112,8 @@ class Trace:
         arithmetic: how it multiplies.
         prompts: in the order they were asked.
         tokenized: ids of the texts it was asked to tokenize; ``None`` where it has no tokenizer.
+        decoded: the text it makes of each of these lists of ids, special tokens by their names;
+            ``None`` where it was not asked.
         model_sha256: of the file it ran, where that is known.
         features: the processor features it says it uses.
         library: file of the engine that computed, without its folder.
@@ -123,6 +125,7 @@ class Trace:
     arithmetic: Arithmetic = "int8"
     prompts: tuple[PromptTrace, ...] = ()
     tokenized: tuple[tuple[int, ...], ...] | None = None
+    decoded: tuple[str, ...] | None = None
     model_sha256: str = ""
     features: str = field(default="", compare=False)
     library: str = ""
@@ -141,6 +144,7 @@ class Trace:
             "library_sha256": self.library_sha256,
             "prompts": [_prompt_as_json(one) for one in self.prompts],
             **({} if self.tokenized is None else {"tokenized": list(map(list, self.tokenized))}),
+            **({} if self.decoded is None else {"decoded": list(self.decoded)}),
         }
 
 
@@ -190,7 +194,7 @@ def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
         InvalidFormat: they are not a trace.
     """
     try:
-        tokenized = values.get("tokenized")
+        tokenized, decoded = values.get("tokenized"), values.get("decoded")
         return Trace(
             engine=str(values["engine"]),
             version=str(values.get("version", "")),
@@ -199,6 +203,7 @@ def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
             tokenized=None
             if tokenized is None
             else tuple(tuple(map(int, ids)) for ids in tokenized),
+            decoded=None if decoded is None else tuple(map(str, decoded)),
             model_sha256=str(values.get("model_sha256", "")),
             features=str(values.get("features", "")),
             library=str(values.get("library", "")),

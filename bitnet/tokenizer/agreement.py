@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["PROBES", "Agreement", "different_ids", "measure_agreement"]
+__all__ = ["PROBES", "Agreement", "agreement", "different_ids", "measure_agreement"]
 
 # Prose, code, numbers, scripts and white space, in about the proportions of real prompts.
 PROBES: tuple[str, ...] = (
@@ -111,15 +111,31 @@ def measure_agreement(
         decode: ids to text, of both; without them texts are not compared.
     """
     pairs = [(text, list(encode(text)), list(other(text))) for text in texts]
-    different = [text for text, mine, theirs in pairs if mine != theirs]
-    lists = _lists([mine for _, mine, theirs in pairs if mine == theirs]) if decode else []
-    wrong = [ids for ids in lists if decode and decode[0](ids) != decode[1](ids)]
+    decoded = []
+    if decode:
+        lists = _lists([mine for _, mine, theirs in pairs if mine == theirs])
+        decoded = [(ids, decode[0](ids), decode[1](ids)) for ids in lists]
+    return agreement(pairs, decoded)
+
+
+def agreement(
+    encoded: Sequence[tuple[str, Sequence[int], Sequence[int]]],
+    decoded: Sequence[tuple[Sequence[int], str, str]] = (),
+) -> Agreement:
+    """What two tokenizers have given, compared.
+
+    Args:
+        encoded: texts, each with its ids by the one and by the other.
+        decoded: lists of ids, each with its text by the one and by the other.
+    """
+    different = [text for text, mine, theirs in encoded if tuple(mine) != tuple(theirs)]
+    wrong = [ids for ids, mine, theirs in decoded if mine != theirs]
     return Agreement(
-        equal=len(texts) - len(different),
-        total=len(texts),
+        equal=len(encoded) - len(different),
+        total=len(encoded),
         first_difference=different[0] if different else None,
-        decoded_equal=len(lists) - len(wrong),
-        decoded=len(lists),
+        decoded_equal=len(decoded) - len(wrong),
+        decoded=len(decoded),
         first_ids=tuple(wrong[0]) if wrong else None,
     )
 

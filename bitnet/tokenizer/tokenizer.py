@@ -46,6 +46,7 @@ class Tokenizer:
         chat_template: Jinja source, ``None`` when there is none.
         chat_template_source: where that comes from, for people.
         pre: name of the pre-tokenizer in GGUF's terms, or empty.
+        model: how it puts pieces together: ``bpe``, ``spm``, ``unigram`` or ``wordpiece``.
         fingerprint: SHA-256 over what it was built from.
     """
 
@@ -61,6 +62,7 @@ class Tokenizer:
         self.chat_template: str | None = meta["chat_template"]
         self.chat_template_source = f"the tokenizer {self.source}"
         self.pre: str = meta["pre"]
+        self.model: str = meta["model"]
         self.fingerprint: str = meta["fingerprint"]
         self._prefix: list[int] = meta["prefix"]
         self._suffix: list[int] = meta["suffix"]

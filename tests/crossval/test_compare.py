@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from bitnet.crossval.compare import (
     compare,
-    compare_tokenizers,
     divergence,
     nearness,
 )
@@ -128,11 +127,3 @@ def test_greedy_continuations_are_equal_up_to_their_first_difference():
     assert (part.steps, part.agreed, part.gap) == (4, 2, 0.25)
     (whole,) = compare(ours, ours).greedy
     assert (whole.agreed, whole.gap) == (4, None)
-
-
-def test_tokenizers_show_the_first_text_they_read_differently():
-    texts = ("a", "b", "c")
-    found = compare_tokenizers(texts, [[1], [2], [3]], [[1], [2, 2], [4]])
-    assert (found.total, found.equal, found.text) == (3, 1, "b")
-    assert (found.ours, found.theirs) == ((2,), (2, 2))
-    assert compare_tokenizers(texts, [[1]] * 3, [[1]] * 3).text is None

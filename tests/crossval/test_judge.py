@@ -122,6 +122,14 @@ def test_another_tokenizer_fails_and_the_text_is_shown():
     assert failed(evidence(ROW, parity=TokenizerParity(3, 0))) == {"tokenizer"}
 
 
+def test_another_text_of_the_same_ids_fails_and_the_ids_are_shown():
+    parity = TokenizerParity(3, 3, decoded=2, decoded_equal=1, ids=(7, 9))
+    verdict = judge(evidence(ROW, parity=parity))
+    assert (verdict.status, failed(evidence(ROW, parity=parity))) == ("failed", {"tokenizer"})
+    assert "1 of 2 lists of ids the same text; first ids of another text: [7, 9]" in str(verdict)
+    assert failed(evidence(ROW, parity=replace(parity, decoded_equal=2))) == {"tokenizer"}
+
+
 def test_a_reference_without_a_tokenizer_leaves_a_check_not_run():
     verdict = judge(evidence(ROW, parity=None))
     assert (verdict.status, verdict.reasons) == (

@@ -44,6 +44,8 @@ def test_a_vocabulary_without_weights_is_compared(vocabulary_file, kind):
     assert report.evidence.tokenizer_parity.total > 800
     assert report.evidence.tokenizer_parity.apart > 10
     assert report.evidence.compute_path == "none"
+    parity = report.evidence.tokenizer_parity
+    assert parity.decoded == parity.decoded_equal > 700
 
 
 def test_nothing_is_passed_where_the_reference_has_no_tokenizer(vocabulary_file):
@@ -58,6 +60,34 @@ def parity(path, pairs):
     """*pairs* of a text with whether it gets BOS, against a reference that is always wrong."""
     theirs = Trace("e", "1", "float", (), tokenized=tuple((63, 63, 63) for _ in pairs))
     return tokenizer_parity(resolve_tokenizer(path), theirs, pairs)
+
+
+@pytest.mark.parametrize(
+    ("text", "theirs", "judged", "equal"),
+    [
+        ("ab", "ab", 1, 1),
+        ("ab", " ab", 1, 0),
+        ("ab .", "ab.", 0, 0),  # the C++ engines clean that up
+        ("a\u2581b", "?", 0, 0),
+    ],
+)
+def test_texts_of_ids_are_judged(vocabulary_file, text, theirs, judged, equal):
+    tokenizer = resolve_tokenizer(vocabulary_file)
+    ids = tuple(tokenizer.encode(text, add_special=False))
+    trace = Trace("e", "1", "float", (), tokenized=(ids,), decoded=(theirs,))
+    found = tokenizer_parity(tokenizer, trace, [(text, False)])
+    assert (found.decoded, found.decoded_equal) == (judged, equal)
+    assert found.ids == (ids if judged > equal else ())
+
+
+def test_the_first_text_that_is_read_differently_is_shown(vocabulary_file):
+    tokenizer = resolve_tokenizer(vocabulary_file)
+    texts = [("ab", False), ("ba", False), ("bb", False)]
+    ids = [tuple(tokenizer.encode(text, add_special=False)) for text, _ in texts]
+    theirs = Trace("e", "1", "float", (), tokenized=(ids[0], (9, 9), (9,)))
+    found = tokenizer_parity(tokenizer, theirs, texts)
+    assert (found.total, found.equal, found.text) == (3, 1, "ba")
+    assert (found.ours, found.theirs) == (ids[1], (9, 9))
 
 
 @pytest.mark.parametrize(
