@@ -188,13 +188,19 @@ def compare_tokens(
 
 
 def recordable(trace: Trace, model: LanguageModel) -> Trace:
-    """*trace* with all ids of its prompts, also those behind the last position."""
+    """*trace* with all ids of its prompts, also those behind the last position, and their texts.
+
+    There are texts where the reference made one of the ids of every prompt.
+    """
     prompts = tuple(
         replace(one, ids=tuple(model.tokenizer.encode(one.prompt)), asked=len(one.ids))
         for one in trace.prompts
         if not one.error
     )
-    return replace(trace, prompts=prompts, tokenized=None)
+    texts = dict(zip(trace.tokenized or (), trace.decoded or (), strict=False))
+    decoded = tuple(texts[one.ids] for one in prompts if one.ids in texts)
+    whole = len(decoded) == len(prompts)
+    return replace(trace, prompts=prompts, tokenized=None, decoded=decoded if whole else None)
 
 
 def model_digest(checkpoint: Checkpoint) -> str:

@@ -113,7 +113,7 @@ class Trace:
         prompts: in the order they were asked.
         tokenized: ids of the texts it was asked to tokenize; ``None`` where it has no tokenizer.
         decoded: the text it makes of each of these lists of ids, special tokens by their names;
-            ``None`` where it was not asked.
+            in a recording of the ids of each prompt; ``None`` where it was not asked.
         model_sha256: of the file it ran, where that is known.
         features: the processor features it says it uses.
         library: file of the engine that computed, without its folder.

@@ -1,16 +1,19 @@
 """Tokenizer parity: what is judged, what is counted apart, and that no weights are needed."""
 
 import importlib.util
+import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from builders import vocabulary, write_gguf
 from tiny_models import KEYS, TOKENS, VOCAB
 
-from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp
+from bitnet.crossval.references import Float64, IkLlamaCpp, LlamaCpp, Question, Recorded
 from bitnet.crossval.report import Report
-from bitnet.crossval.run import compare_tokens
+from bitnet.crossval.run import compare_tokens, recordable
 from bitnet.crossval.tokens import texts_for, tokenizer_parity
-from bitnet.crossval.trace import Trace
+from bitnet.crossval.trace import PromptTrace, Trace
 from bitnet.formats.containers import open_checkpoint
 from bitnet.tokenizer import resolve_tokenizer
 
@@ -78,6 +81,28 @@ def test_texts_of_ids_are_judged(vocabulary_file, text, theirs, judged, equal):
     found = tokenizer_parity(tokenizer, trace, [(text, False)])
     assert (found.decoded, found.decoded_equal) == (judged, equal)
     assert found.ids == (ids if judged > equal else ())
+
+
+@pytest.mark.parametrize("theirs", ["{}", " {}"])
+def test_recordings_hold_the_texts_of_ids(vocabulary_file, tmp_path, theirs):
+    tokenizer = resolve_tokenizer(vocabulary_file)
+    prompts = ("ab", "ba")
+    ids = tuple(tuple(tokenizer.encode(text)) for text in prompts)
+    decoded = tuple(theirs.format(tokenizer.decode(one)) for one in ids)
+    cut_off = tuple(PromptTrace(text, one[:1]) for text, one in zip(prompts, ids, strict=True))
+    answered = Trace("e", prompts=cut_off, tokenized=(*ids, (9,)), decoded=(*decoded, "x"))
+    model = SimpleNamespace(tokenizer=tokenizer)
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(recordable(answered, model).as_json()))
+
+    recorded = Recorded(path)
+    texts = texts_for(recorded, ())
+    trace = recorded.trace(Question(open_checkpoint(vocabulary_file), texts=texts))
+    found = tokenizer_parity(tokenizer, trace, texts)
+    assert (found.total, found.equal, found.decoded) == (2, 2, 2)
+    assert found.decoded_equal == (2 if theirs == "{}" else 0)
+    without = recordable(replace(answered, tokenized=ids[:1], decoded=decoded[:1]), model)
+    assert without.decoded is None
 
 
 def test_the_first_text_that_is_read_differently_is_shown(vocabulary_file):
