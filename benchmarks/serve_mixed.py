@@ -1,0 +1,312 @@
+"""A worker under a mixed load: nothing lost, nothing mixed up, memory flat, others' streams smooth.
+
+    python benchmarks/serve_mixed.py [MODEL] [--clients 50 --requests 200] [--json FILE]
+
+Without MODEL it is a tiny random one. Load: CLIENTS clients with REQUESTS requests each, in turn a
+completion whose text is compared with what the model writes alone, an answer that a grammar or a
+schema of its own leaves one way to write, a stream that is left after its first event, and a body
+that has to be refused. Each request has an id of its own, which must come back. Gaps: one client
+reads a stream while another sends the worst that is allowed; the longest time between two events.
+The exit code is 1 where an answer is lost or wrong, memory grows by more than --growth-mb over the
+second half of the requests, or a gap is longer than --gap-s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+
+from serve import PROMPTS, Server, events, free_port
+
+from bitnet.bench.machine import describe_machine
+from bitnet.runtime.language_model import load
+
+CONTEXT = 1024
+TOKENS = 16
+SAMPLES = 20  # of memory
+LETTERS = "abcdefghij"
+WRITABLE = ' \n"{}:,.!-0123456789' + "abcdefghijklmnopqrstuvwxyz" + "IT"
+KINDS = ("alone", "choice", "schema", "left", "chat", "refused")
+
+
+class Mixed(Exception):
+    """An answer is not what its request asked for."""
+
+
+def tiny_model(folder):
+    """A file with a random model that has a token for each character of JSON."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from tiny_models import VOCAB, tiny_gguf
+
+    from bitnet.tokenizer.byte_alphabet import byte_spelling
+
+    tokens = ["<s>", "</s>", "<x>", *(byte_spelling(one.encode()) for one in WRITABLE)]
+    tokens += [f"<unused{number}>" for number in range(VOCAB - len(tokens))]
+    template = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
+    keys = {
+        "llama.context_length": CONTEXT,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.chat_template": template,
+    }
+    return tiny_gguf(folder / "tiny.gguf", **keys)
+
+
+async def send(port, path, body, request_id):
+    """Send *body*; the status, the headers and a reader of the answer's body.
+
+    The caller closes the writer, which comes last.
+    """
+    content = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n"
+        f"X-Request-ID: {request_id}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(content)}\r\n\r\n".encode()
+        + content
+    )
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in head[1:] if line)
+    if headers.get("x-request-id") != request_id:
+        raise Mixed(f"{request_id} got the headers of {headers.get('x-request-id')}")
+    return int(head[0].split()[1]), reader, writer
+
+
+async def whole(port, path, body, request_id):
+    """The status and the facts of an answer that is not streamed."""
+    status, reader, writer = await send(port, path, body, request_id)
+    try:
+        return status, json.loads(await reader.read())
+    finally:
+        writer.close()
+
+
+async def request(port, kind, name, expected):
+    """Make one request of *kind* with the id *name*.
+
+    Raises:
+        Mixed: the answer is another one than it has to be.
+    """
+    word = "".join(LETTERS[int(digit)] for digit in name if digit.isdigit())
+    completion = {"max_tokens": TOKENS, "temperature": 0}
+    chat = {"messages": [{"role": "user", "content": "write it"}], "max_tokens": 4 * TOKENS}
+    if kind == "alone":
+        prompt = list(expected)[hash(name) % len(expected)]
+        body, wanted = completion | {"prompt": prompt, "stream": True}, expected[prompt]
+        status, reader, writer = await send(port, "/v1/completions", body, name)
+        try:
+            parts = [event["choices"][0]["text"] async for event in events(reader)]
+        finally:
+            writer.close()
+        found = "".join(parts)
+    elif kind == "left":
+        body = chat | {"stream": True, "ignore_eos": True}
+        status, reader, writer = await send(port, "/v1/chat/completions", body, name)
+        await reader.readline()
+        writer.close()
+        found = wanted = ""
+    elif kind == "refused":
+        field = f"no_{word}"
+        status, facts = await whole(port, "/v1/completions", {"prompt": "a", field: 1}, name)
+        status, found, wanted = status - 200, facts["error"]["param"], field
+    else:
+        if kind == "choice":
+            path, body, wanted = "/v1/completions", {"prompt": "a", "guided_choice": [word]}, word
+            body |= {"max_tokens": 4 * TOKENS}
+        else:
+            schema = {"type": "object", "properties": {"id": {"const": word}}, "required": ["id"]}
+            form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+            choice = {"guided_choice": [f"chat {word}"]}
+            path, body = (
+                "/v1/chat/completions",
+                chat | ({"response_format": form} if kind == "schema" else choice),
+            )
+            wanted = {"id": word} if kind == "schema" else f"chat {word}"
+        status, facts = await whole(port, path, body, name)
+        if status == 200:
+            first = facts["choices"][0]
+            found = first["text"] if kind == "choice" else first["message"]["content"]
+            found = json.loads(found) if kind == "schema" else found
+    if status != 200:
+        raise Mixed(f"{kind} {name}: status {status}")
+    if found != wanted:
+        raise Mixed(f"{kind} {name}: {found!r}, expected {wanted!r}")
+
+
+async def load_of(server, clients, requests, expected):
+    """Counts of answers by kind, what was wrong, and memory as the requests went by."""
+    counts, wrong, memory = dict.fromkeys(KINDS, 0), [], []
+    total = clients * requests
+    done = itertools.count(1)
+
+    async def client(number):
+        for turn in range(requests):
+            kind = KINDS[(number + turn) % len(KINDS)]
+            try:
+                await request(server.port, kind, f"c{number}-r{turn}", expected)
+                counts[kind] += 1
+            except (Mixed, OSError, ValueError, EOFError) as error:
+                wrong.append(f"{type(error).__name__}: {error}")
+            at = next(done)
+            if at % max(1, total // SAMPLES) == 0:
+                memory.append([at, round(server.rss_mb(), 1)])
+                print(f"{at} requests, {memory[-1][1]} MB", file=sys.stderr, flush=True)
+
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    return {"counts": counts, "wrong": wrong, "requests": total, "rss_mb": memory}
+
+
+def attacks(context):
+    """The worst that each part of a request may ask for, by name."""
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+
+    def form(count):
+        properties = {f"p{number}": {"type": "string"} for number in range(count)}
+        schema = {"type": "object", "properties": properties}
+        return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+    return {
+        "nothing": None,
+        "schema": chat | {"response_format": form(450), "n": 8},
+        "schema, refused": chat | {"response_format": form(4096), "n": 8},
+        "regex": chat | {"guided_regex": "(a|b|c)*" * 64 + "(.*a){200}", "n": 8},
+        "prompt": chat | {"messages": [{"role": "user", "content": "a b" * (context // 4)}]},
+        "long text": chat | {"messages": [{"role": "user", "content": "ab" * 400_000}]},
+        "messages": chat | {"messages": [{"role": "user", "content": "a"}] * 4096},
+        "logprobs": chat | {"logprobs": True, "top_logprobs": 20, "n": 8, "max_tokens": 64},
+    }
+
+
+def post(port, body):
+    """The status and the message of the answer to *body*."""
+    address = f"http://127.0.0.1:{port}/v1/chat/completions"
+    asked = urllib.request.Request(
+        address, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(asked) as reply:
+            reply.read()
+            return reply.status, ""
+    except urllib.error.HTTPError as error:
+        return error.code, json.loads(error.read())["error"]["message"][:200]
+
+
+async def watched(port, tokens, over):
+    """Times between two events of streams, one after the other, until *over* is done."""
+    seen = []
+    while not over.done():
+        body = {"prompt": "a", "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        _, reader, writer = await send(port, "/v1/completions", body, "watched")
+        last = None
+        async for _ in events(reader):
+            now = time.perf_counter()
+            if last is not None and not over.done():
+                seen.append(now - last)
+            last = now
+        writer.close()
+    return seen
+
+
+async def gaps(port, context, times):
+    """Longest time between two events of a stream, by what a client in another process sends."""
+    found = {}
+    with ProcessPoolExecutor(1) as other:
+        for name, body in attacks(context).items():
+            answers = []
+
+            async def attack(body=body, answers=answers):
+                for turn in range(times):
+                    if body is None:
+                        await asyncio.sleep(0.2)
+                        continue
+                    if "response_format" in body:  # another each time: one that is known is free
+                        body["response_format"]["json_schema"]["schema"]["title"] = str(turn)
+                    loop = asyncio.get_running_loop()
+                    answers.append(await loop.run_in_executor(other, post, port, body))
+
+            over = asyncio.ensure_future(attack())
+            seen = await watched(port, context // 2, over)
+            await over
+            found[name] = {"worst_s": max(seen), "events": len(seen), "answers": answers}
+            print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+    return found
+
+
+def table(facts):
+    """The results in Markdown."""
+    run = facts["load"]
+    counted = ", ".join(f"{count:,} {kind}" for kind, count in run["counts"].items())
+    lines = [
+        f"{run['requests']:,} requests ({counted}): {len(run['wrong'])} lost or wrong",
+        "memory in MB: " + ", ".join(f"{size:.0f}" for _, size in run["rss_mb"])
+        + f"; {facts['growth_mb']:+.1f} over the second half",
+        "",
+        "| another client sends | statuses | longest gap (ms) | events |",
+        "|---|---|---|---|",
+    ]  # fmt: skip
+    for name, one in facts["gaps"].items():
+        statuses = ", ".join(sorted({str(status) for status, _ in one["answers"]})) or "-"
+        lines.append(f"| {name} | {statuses} | {1000 * one['worst_s']:.0f} | {one['events']:,} |")
+    return "\n".join(lines)
+
+
+def measure(options, model, work):
+    """Everything about a worker with *model*."""
+    prompts = PROMPTS if options.model else tuple(prompt[:40].lower() for prompt in PROMPTS)
+    with load(model, threads=options.threads) as alone:
+        expected = {prompt: alone.generate(prompt, max_tokens=TOKENS) for prompt in prompts}
+    port = free_port()
+    command = [
+        sys.executable, "-m", "bitnet", "serve", "--model", model, "--port", port,
+        "--threads", options.threads, "--context", CONTEXT, "--queue", 2 * options.clients,
+    ]  # fmt: skip
+    server = Server("bitnet", [str(word) for word in command], port, work)
+    try:
+        server.wait("/health/ready")
+        facts = {"load": asyncio.run(load_of(server, options.clients, options.requests, expected))}
+        facts["gaps"] = asyncio.run(gaps(port, CONTEXT, options.attacks))
+    finally:
+        server.stop()
+    memory = facts["load"]["rss_mb"]
+    facts["growth_mb"] = memory[-1][1] - memory[len(memory) // 2][1]
+    facts["machine"] = asdict(describe_machine([options.threads]))
+    return facts
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--requests", type=int, default=200, help="of each client")
+    parser.add_argument("--attacks", type=int, default=5, help="of each kind")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--growth-mb", type=float, default=8)
+    parser.add_argument("--gap-s", type=float, default=0.3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        facts = measure(options, options.model or tiny_model(work), work)
+    print(table(facts))
+    if options.json:
+        options.json.write_text(json.dumps(facts, indent=1) + "\n")
+    for line in facts["load"]["wrong"][:5]:
+        print(line, file=sys.stderr)
+    worst = max(one["worst_s"] for one in facts["gaps"].values())
+    grows = facts["growth_mb"] > options.growth_mb
+    return int(bool(facts["load"]["wrong"]) or grows or worst > options.gap_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
