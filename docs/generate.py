@@ -113,8 +113,11 @@ def models() -> str:
         "`attest`, `plan` and `doctor` do not take it: they describe the file as it is.",
         "## Families",
         _table(
-            ["Family", "GGUF", "`model_type`"],
-            [[f.title, _names(f.architectures), _names(f.model_types)] for f in families()],
+            ["Family", "GGUF", "`model_type`, or class in `architectures`"],
+            [
+                [f.title, _names(f.architectures), _names(f.model_types + f.classes)]
+                for f in families()
+            ],
         ),
         "\n\n".join(_family(family) for family in families()),
         "## Keys of `config.json`",

@@ -30,7 +30,19 @@ register(
         title="BitNet b1.58 before 2B-4T",
         architecture="bitnet",
         model_types=(),
+        classes=("BitnetForCausalLM",),  # of 1bitLLM's models, which call themselves llama
         activation="silu",
+        quantization={
+            "quant_method": "bitnet",
+            "linear_class": "autobitlinear",
+            "quantization_mode": "online",
+        },
+        defaults={"rms_norm_eps": 1e-6, "max_position_embeddings": 2048},
+        config_keys={"input_bits": neutral(8), "weight_bits": neutral(1)},
+        tensors={
+            "self_attn.inner_attn_ln": "attn_sub_norm",
+            "mlp.ffn_layernorm": "ffn_sub_norm",
+        },
         llama_cpp=(),
         gguf_keys={"attention.sliding_window": neutral(0)},
         block={"sub_norms": True},

@@ -127,6 +127,7 @@ _NOT_TEXT = re.compile(
     r"^(?:model\.)?(?:vision_tower|multi_modal_projector)\.|rotary_emb\.inv_freq$"
 )
 _WRITES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
+_OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
 _HEADLESS = "Model"  # as in Qwen3Model: the last hidden states are what it gives
 
 
@@ -172,6 +173,7 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
     config, quantization, ignored = _without_ignored(outer, ignore)
     family = _family(config, outer)
     config = {**family.defaults, **config}
+    quantization = quantization or family.quantization
     try:
         _check(config, family, model)
         _check_quantization(quantization, config, family, model)
@@ -246,7 +248,7 @@ def _family(config: Mapping[str, Any], outer: Mapping[str, Any]) -> Family:
     kind = config.get("model_type")
     if isinstance(inner, dict):
         kind = inner.get("model_type", outer.get("model_type"))
-    family = of_model_type(kind) if isinstance(kind, str) else None
+    family = of_model_type(kind, _named(config)) if isinstance(kind, str) else None
     if family is None:
         known = sorted(name for one in families() for name in one.model_types)
         raise Unsupported(
@@ -316,7 +318,8 @@ def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
     code = config.get("auto_map")
     if not code:
         return
-    entries = code.values() if isinstance(code, dict) else [code]
+    # Heads for other tasks are no part of what writes text.
+    entries = [code[key] for key in _OWN_CODE if key in code] if isinstance(code, dict) else [code]
     classes = {str(entry).rpartition(".")[2].lower() for entry in entries}
     own = {
         f"{kind.replace('_', '')}{end}"

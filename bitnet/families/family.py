@@ -55,10 +55,12 @@ class Family:
         title: what people call it.
         architecture: ``general.architecture``; the name its keys have here, too.
         model_types: of ``config.json``.
+        classes: names in ``architectures`` that tell it from the family of its ``model_type``.
         gguf: other names of the architecture in GGUF files; *architecture* is read unless
             *in_gguf* says otherwise.
         in_gguf: GGUF files of this architecture are read by this family.
         activation: of the gate, as ``config.json`` calls it.
+        quantization: what ``quantization_config`` says where a folder has none.
         defaults: what transformers assumes where ``config.json`` is silent.
         config_keys: of ``config.json``, beside those that every family treats alike.
         rope_parameters: of ``rope_parameters``, beside those of the kind of scaling.
@@ -83,6 +85,8 @@ class Family:
     activation: str
     gguf: tuple[str, ...] = ()
     in_gguf: bool = True
+    classes: tuple[str, ...] = ()
+    quantization: Mapping[str, Any] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     config_keys: Mapping[str, Rule] = field(default_factory=dict)
     rope_parameters: Mapping[str, str] = field(default_factory=dict)
@@ -130,6 +134,7 @@ def of_gguf(architecture: str) -> Family | None:
     return next((one for one in families() if architecture in one.architectures), None)
 
 
-def of_model_type(model_type: str) -> Family | None:
-    """The family of ``config.json``'s *model_type*."""
-    return next((one for one in families() if model_type in one.model_types), None)
+def of_model_type(model_type: str, named: str = "") -> Family | None:
+    """The family of ``config.json``'s *model_type*, or that of the class *named* there."""
+    own = next((one for one in families() if named in one.classes), None)
+    return own or next((one for one in families() if model_type in one.model_types), None)
