@@ -203,6 +203,12 @@ def _gguf_type(quant: QuantType) -> Any:
 
 
 def _no_decoder(weight: Weight) -> Unsupported:
+    if weight.quant.name in ("TL1", "TL2"):
+        return Unsupported(
+            f"{weight.name}: {weight.quant.name} weights lie in tiles of one build of bitnet.cpp, "
+            "and the file does not say of which sizes",
+            hint="take the model's I2_S file, or convert its folder of safetensors to --type I2_S",
+        )
     return Unsupported(
         f"{weight.name}: no decoder for encoding {weight.quant.name} with shape {weight.shape}",
         hint="choose a file in F16, Q8_0, Q4_K_M, TQ2_0 or I2_S",

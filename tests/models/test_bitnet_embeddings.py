@@ -6,6 +6,7 @@ from bitnet_embeddings import CONFIGS, DIM, EPS, HEAD, HEADS, LAYERS, folder, gg
 from hf_folders import tiny_folder
 
 from bitnet import native
+from bitnet.convert import Request, convert
 from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps
@@ -113,6 +114,20 @@ def test_the_folder_and_the_file_give_the_same_bits(kind, ops, tmp_path):
     one = hidden(folder(tmp_path / "model", kind), ops(), np.float16)
     other = hidden(gguf(tmp_path / "model.gguf", kind), ops(), np.float16)
     np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_converted_matrices_are_microsofts_byte_for_byte(kind, tmp_path):
+    source, ours = folder(tmp_path / "model", kind), tmp_path / "ours.gguf"
+    assert convert(source, ours, Request("I2_S")).exact
+    theirs = open_checkpoint(gguf(tmp_path / "theirs.gguf", kind)).weights
+    matrices = [name for name, weight in theirs.items() if weight.quant.name == "I2_S"]
+    assert len(matrices) == 7 * LAYERS
+    found = open_checkpoint(ours)
+    for name in matrices:
+        assert found.weights[name].data.tobytes() == theirs[name].data.tobytes()
+    assert found.value("pooling_type") == 3
+    assert least_cosine(exact(ours), exact(source)) > ALIKE
 
 
 @needs_native

@@ -67,6 +67,13 @@ def test_an_encoding_without_decoder_is_named():
         dequantize(weight("IQ2_K", np.zeros(4 * 152, dtype=np.uint8)))
 
 
+@pytest.mark.parametrize("name", ["TL1", "TL2"])
+def test_tiles_of_bitnet_cpp_are_refused_with_what_to_take_instead(name):
+    with pytest.raises(Unsupported, match=f"{name} weights lie in tiles") as raised:
+        dequantize(weight(name, np.zeros(4 * 512 // 4 + 32, np.uint8)))
+    assert "I2_S" in raised.value.hint
+
+
 def test_an_encoding_without_encoder_is_named():
     with pytest.raises(Unsupported, match="Q4_K"):
         quantize("w", VALUES, types.by_name("Q4_K"))
