@@ -10,9 +10,11 @@ disk, a closed pipe) loses the event and nothing else.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
+import sys
 import threading
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["ACTIONS", "Level", "Narrator", "log_as_events"]
+__all__ = ["ACTIONS", "Level", "Narrator", "log_as_events", "stderr_as_events"]
 
 Level = Literal["INFO", "WARN", "ERROR"]
 
@@ -176,6 +178,53 @@ def log_as_events(narrate: Narrator) -> Iterator[None]:
     finally:
         for one, handlers in zip(loggers, before, strict=True):
             one.handlers[:] = handlers
+
+
+class _Lines(io.TextIOBase):
+    """A stream for text whose lines become events."""
+
+    encoding = "utf-8"
+
+    def __init__(self, narrate: Narrator) -> None:
+        super().__init__()
+        self._narrate = narrate
+        self._held = ""
+        self._lock = threading.RLock()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            *lines, self._held = (self._held + text).split("\n")
+            for line in lines:
+                self._tell(line)
+        return len(text)
+
+    def rest(self) -> None:
+        """Tell of a last line that has no end."""
+        with self._lock:
+            self._tell(self._held)
+            self._held = ""
+
+    def _tell(self, line: str) -> None:
+        if line.strip():
+            self._narrate.narrate("worker", "log", line.strip())
+
+
+@contextmanager
+def stderr_as_events(narrate: Narrator) -> Iterator[None]:
+    """Write what anything writes to stderr, such as the progress of a download, as events.
+
+    *narrate* writes to the stream that was stderr before.
+    """
+    before, lines = sys.stderr, _Lines(narrate)
+    sys.stderr = lines
+    try:
+        yield
+    finally:
+        sys.stderr = before
+        lines.rest()
 
 
 def _shown(value: object) -> str:

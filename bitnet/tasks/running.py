@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from bitnet import settings, terminal
 from bitnet.errors import TokenizerNotFound, UsageError, from_os_error
@@ -46,11 +46,12 @@ Opened = TypeVar("Opened")
 DEFAULT_MODEL = "smollm2-135m"
 
 
-def say(text: str) -> None:
-    """One line for people, on stderr."""
+def say(text: str, *, stream: TextIO | None = None) -> None:
+    """One line for people, on stderr; *stream* is what stands for it."""
+    stream = stream or sys.stderr
     with suppress(OSError):  # a result is not lost because nobody hears of its timing
-        sys.stderr.write(f"{text}\n")  # at once: ``print`` lets another thread in before the end
-        sys.stderr.flush()
+        stream.write(f"{text}\n")  # at once: ``print`` lets another thread in before the end
+        stream.flush()
 
 
 def write(piece: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +12,7 @@ from invoke.exceptions import Exit
 
 from bitnet.errors import BitnetError, Unsupported
 from bitnet.runtime.options import ModelOptions
-from bitnet.server.narration import log_as_events
+from bitnet.server.narration import log_as_events, stderr_as_events
 from bitnet.server.options import ServeOptions
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
@@ -36,7 +37,7 @@ def serve(
         _serve(parts, options, _for_many(model), common)
         return
     *_, narrate = parts
-    with log_as_events(narrate):
+    with log_as_events(narrate), stderr_as_events(narrate):
         try:
             _serve(parts, options, _for_many(model), common)
         except BitnetError as error:  # as an event; the program would write it as text
@@ -89,7 +90,8 @@ def _parts(options):
             hint="pip install 'bitnet-xtask[serve]'",
         ) from None
     worker_id = options.worker_id or f"worker-{secrets.token_hex(4)}"
-    narrate = Narrator(say, worker_id=worker_id, as_json=options.narration == "json")
+    write = partial(say, stream=sys.stderr)  # also when something else stands for stderr
+    narrate = Narrator(write, worker_id=worker_id, as_json=options.narration == "json")
     return bind, run, narrated, narrate
 
 

@@ -306,7 +306,10 @@ def test_beyond_this_machine_a_key_is_wanted(started):
 
 @pytest.mark.parametrize(
     ("words", "code"),
-    [(("--host", "0.0.0.0", "--allow-unauthenticated"), 0), (("--host", "0.0.0.0"), 2)],
+    [
+        (("--host", "0.0.0.0", "--allow-unauthenticated", "--features", "avx2"), 0),
+        (("--host", "0.0.0.0"), 2),
+    ],
 )
 def test_json_narration_is_json_to_the_last_line(started, words, code):
     worker = started("-vv", "--narration", "json", *words)
@@ -321,6 +324,7 @@ def test_json_narration_is_json_to_the_last_line(started, words, code):
         assert events[-1]["exit_code"] == code
     else:
         assert any(event["human"].startswith("anybody who reaches") for event in events)
+        assert any(event["human"].startswith("Note: --features") for event in events)
 
 
 def test_the_name_of_a_model_is_not_cut_at_a_dot_and_has_aliases(started, model_path, tmp_path):
