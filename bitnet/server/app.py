@@ -47,7 +47,7 @@ def create_app(
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         service.worker.start()
-        service.metrics.watch(lambda: service.worker.open_jobs)
+        service.metrics.watch(service.worker)
         yield
         service.worker.stop()
 

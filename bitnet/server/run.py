@@ -72,7 +72,7 @@ def run(
     key = options.key()
     if not key and not is_loopback(options.host):
         logger.warning("anybody who reaches %s can use this worker: there is no key", options.host)
-    metrics = Metrics()
+    metrics = Metrics(model_name(model.path))
     worker = Worker(
         model,
         metrics,

@@ -140,6 +140,17 @@ class Worker:
         return self._open
 
     @property
+    def running(self) -> int:
+        """Answers that are being written."""
+        return self._scheduler.running
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the memory for keys and values that is taken, 0 to 1; 0 without a bound."""
+        budget = self._kv_budget_bytes
+        return self._scheduler.kv_bytes / budget if budget else 0.0
+
+    @property
     def fair_positions(self) -> int:
         """Prompt and answer of which as many fit the memory as are written at the same time."""
         return self._fair_positions
@@ -377,14 +388,17 @@ class Worker:
         if order is None:
             return
         try:
-            taken = order.answers[index].take(piece)
+            answer = order.answers[index]
+            before_s = answer.stats.decode_s
+            taken = answer.take(piece)
         except Exception as error:  # noqa: BLE001 - the client is told
             self._scheduler.cancel(sequence)
             del self._running[sequence]
             self._fail(order, index, error)
             return
         if taken.token is not None:
-            self._metrics.tokens.inc()
+            is_first = answer.stats.tokens == 1
+            self._metrics.token(None if is_first else answer.stats.decode_s - before_s)
         if taken.finish_reason is None:
             order.put(index, taken)
             return

@@ -259,3 +259,34 @@ def test_a_draining_worker_finishes_and_takes_nothing_new(serving, slow):
         assert worker.http.get("/health/live").status_code == 200
         slow()
         assert running.result().json()["tokens_generated"] == 40
+
+
+def test_figures_stand_under_the_names_of_other_servers_too(serving, slow):
+    worker = serving(max_batch=1, kv_budget_bytes=10**8)
+    body = {"prompt": "abcdef", "max_tokens": 5}
+    with ThreadPoolExecutor() as pool:
+        replies = [pool.submit(worker.post, "/v1/inference", body) for _ in range(2)]
+        until(lambda: worker.service.worker.open_jobs == 2)
+        slow(1)
+        until(lambda: 'vllm:num_requests_running{model_name=""} 1.0' in figures(worker))
+        text = figures(worker)
+        assert 'vllm:num_requests_waiting{model_name=""} 1.0' in text
+        assert "llamacpp:requests_processing 1.0" in text
+        assert "llamacpp:requests_deferred 1.0" in text
+        slow()
+        assert all(reply.result().status_code == 200 for reply in replies)
+    until(lambda: 'vllm:num_requests_running{model_name=""} 0.0' in figures(worker))
+    text = figures(worker)
+    found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    prompt = float(found["bitnet_prompt_tokens_total"])
+    label = '{model_name=""}'
+    assert found[f"vllm:generation_tokens_total{label}"] == "10.0"
+    assert found["llamacpp:tokens_predicted_total"] == "10.0"
+    assert float(found[f"vllm:prompt_tokens_total{label}"]) == prompt > 0
+    hits = float(found[f"vllm:prefix_cache_hits_total{label}"])
+    assert float(found["llamacpp:prompt_tokens_total"]) == prompt - hits
+    assert hits > 0
+    assert found[f"vllm:time_to_first_token_seconds_count{label}"] == "2.0"
+    assert found[f"vllm:inter_token_latency_seconds_count{label}"] == "8.0"
+    assert found[f"vllm:e2e_request_latency_seconds_count{label}"] == "2.0"
+    assert 0 <= float(found[f"vllm:kv_cache_usage_perc{label}"]) <= 1
