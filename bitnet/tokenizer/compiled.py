@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
+    from bitnet._native import TokenizerEngine
     from bitnet.tokenizer.spec import TokenizerSpec
 
 __all__ = [
@@ -253,7 +254,7 @@ def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
     return bytes(content)
 
 
-def read_added(engine: Any) -> list[AddedToken]:
+def read_added(engine: TokenizerEngine) -> list[AddedToken]:
     """The added tokens of a compiled file."""
     return [
         AddedToken(id, text, **{name: bool(bits >> i & 1) for i, name in enumerate(_ADDED_FLAGS)})
@@ -261,7 +262,7 @@ def read_added(engine: Any) -> list[AddedToken]:
     ]
 
 
-def read_meta(engine: Any) -> dict[str, Any]:
+def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
     """What :func:`meta_of` put into a compiled file.
 
     Raises:
@@ -300,7 +301,7 @@ def read_meta(engine: Any) -> dict[str, Any]:
     return dict(meta)
 
 
-def load_compiled(path: Path) -> Any:
+def load_compiled(path: Path) -> TokenizerEngine:
     """The native engine over the mapped file at *path*.
 
     Raises:
@@ -313,7 +314,8 @@ def load_compiled(path: Path) -> Any:
         raise NotNative("the native module is not in use")
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return module.TokenizerEngine(mapped)
+    engine: TokenizerEngine = module.TokenizerEngine(mapped)
+    return engine
 
 
 def compiled_path(fingerprint: str) -> Path:
@@ -321,7 +323,7 @@ def compiled_path(fingerprint: str) -> Path:
     return settings.cache_dir() / "tokenizers" / "compiled" / f"{fingerprint}.tok"
 
 
-def find_compiled(fingerprint: str) -> tuple[Any, dict[str, Any]] | None:
+def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | None:
     """The native engine for *fingerprint* from the cache, and what :func:`read_meta` says of it.
 
     ``None`` if it is not there and sound.
@@ -343,7 +345,7 @@ def find_compiled(fingerprint: str) -> tuple[Any, dict[str, Any]] | None:
     return engine, meta
 
 
-def open_compiled(spec: TokenizerSpec) -> tuple[Any, dict[str, Any]]:
+def open_compiled(spec: TokenizerSpec) -> tuple[TokenizerEngine, dict[str, Any]]:
     """The native engine for *spec* and what is known beside it, as :func:`find_compiled`.
 
     Only ``spec.fingerprint`` is looked at when it is; sequences that load lazily stay unloaded.
@@ -360,7 +362,7 @@ def open_compiled(spec: TokenizerSpec) -> tuple[Any, dict[str, Any]]:
         if problem:
             logger.debug("compiled tokenizer not kept: %s", problem)
     try:
-        engine = native.module().TokenizerEngine(content)  # type: ignore[union-attr]
+        engine: TokenizerEngine = native.module().TokenizerEngine(content)  # type: ignore[union-attr]
         return engine, read_meta(engine)
     except ValueError as error:
         raise NotNative(str(error)) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bitnet import native
 from bitnet.cores import thread_count
@@ -22,6 +22,7 @@ from bitnet.tokenizer.spec import SPACE_SYMBOL, Step, TokenType
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from bitnet._native import TokenizerEngine
     from bitnet.tokenizer.offsets import Origin
     from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
 
@@ -57,7 +58,7 @@ class Engine(Spellings, Protocol):
     def __len__(self) -> int: ...
 
 
-def native_engine(tables: Any, meta: dict[str, Any]) -> Engine:
+def native_engine(tables: TokenizerEngine, meta: dict[str, Any]) -> Engine:
     """The engine over compiled *tables*; *meta* is what they say beside the ids."""
     return _Native(tables, meta)
 
@@ -77,7 +78,7 @@ class _Native:
 
     name = "native"
 
-    def __init__(self, engine: Any, meta: dict[str, Any]) -> None:
+    def __init__(self, engine: TokenizerEngine, meta: dict[str, Any]) -> None:
         self._engine = engine
         self._over_budget: type[RuntimeError] = native.module().OverBudget  # type: ignore[union-attr]
         self._source: str = meta["source"]
@@ -96,7 +97,7 @@ class _Native:
             ids = self._engine.encode(text, parse_special)
             if ids is None:
                 return self._normalized(text, parse_special=parse_special)
-            return cast("list[int]", ids)
+            return ids
 
     def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
         return self._many(texts, parse_special=parse_special)
@@ -127,7 +128,7 @@ class _Native:
             found = self._engine.count(text, parse_special, goes_on)
         if found is None:
             return len(self.encode(text, parse_special=parse_special, goes_on=goes_on))
-        return cast("int", found)
+        return found
 
     def spans(self, text: str, *, parse_special: bool) -> list[tuple[int, int, int]]:
         found: list[tuple[int, int, int]] = []
@@ -177,7 +178,7 @@ class _Native:
         if found is not None:
             return found
         spelled = text if self._byte_level else text.replace(" ", SPACE_SYMBOL)
-        return cast("int | None", self._engine.find(spelled.encode()))
+        return self._engine.find(spelled.encode())
 
     def _normalizer_steps(self, *, goes_on: bool) -> list[Step]:
         steps = (Step(kind, options) for kind, options in self._steps)

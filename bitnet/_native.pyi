@@ -1,0 +1,259 @@
+# Signatures of the compiled module, which tests/test_native_stub.py compares with it.
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy
+from numpy.typing import NDArray
+
+INTERFACE: int
+
+def cpu_features() -> list[str]: ...
+def set_leak_warnings(wanted: bool) -> None: ...
+def guard_mapping(mapped: object) -> int: ...
+def watch_mappings() -> bool: ...
+def release_mapping(number: int) -> None: ...
+def is_torn(number: int) -> bool: ...
+def gguf_index(buffer: object, total: int) -> tuple[Any, ...]: ...
+def gguf_string_starts(buffer: object, count: int) -> object: ...
+def gguf_strings(buffer: object, count: int) -> list[str] | None: ...
+
+class Graph:
+    def __init__(
+        self, widths: Sequence[int], layers: Sequence[int], kv_heads: int, head_dim: int, eps: float
+    ) -> None: ...
+    def add_context(
+        self,
+        rotations: Sequence[tuple[NDArray[numpy.float64], float]],
+    ) -> int: ...
+    def add_rotation(self, pairs: int, half: bool) -> int: ...
+    def embed(self, out: int, table: object, scale: float) -> None: ...
+    def norm(
+        self,
+        out: int,
+        x: int,
+        weight: NDArray[numpy.float32],
+    ) -> None: ...
+    def linear(
+        self,
+        x: int,
+        outs: Sequence[int],
+        matrices: list[Any],
+        biases: Sequence[NDArray[numpy.float32] | None],
+    ) -> None: ...
+    def split(self, x: int, outs: Sequence[int]) -> None: ...
+    def rotate(self, x: int, rotation: int) -> None: ...
+    def temper(self, x: int, scale: float, length: int) -> None: ...
+    def attend(
+        self,
+        out: int,
+        q: int,
+        k: int,
+        v: int,
+        table: int,
+        place: int,
+        scale: float,
+        window: int,
+        softcap: float,
+    ) -> None: ...
+    def gate(self, out: int, gate: int, up: int, kind: int) -> None: ...
+    def add(self, x: int, y: int) -> None: ...
+    def select(self, registers: Sequence[int]) -> None: ...
+    def run(
+        self,
+        tokens: NDArray[numpy.int64],
+        segments: list[Any],
+        result: int,
+        out: NDArray[numpy.float32],
+    ) -> None: ...
+
+def kernel_types() -> list[str]: ...
+def kernel_levels() -> list[str]: ...
+def kernel_level() -> str: ...
+def set_kernel_level(name: str) -> bool: ...
+def has_kernel(type: int) -> bool: ...
+def kernel_self_test() -> list[str]: ...
+def plant_wrong_kernel(what: str) -> bool: ...
+def kernel_counters() -> dict[str, int]: ...
+def threads() -> int: ...
+def set_threads(count: int) -> None: ...
+def linear(
+    type: int,
+    weight: NDArray[numpy.uint8],
+    rows: int,
+    cols: int,
+    scale: float,
+    x: NDArray[numpy.float32],
+    out: NDArray[numpy.float32],
+) -> None: ...
+def row_bytes(type: int, cols: int) -> int: ...
+def allocate_weights(size: int) -> NDArray[numpy.uint8]: ...
+def pack_rows(
+    type: int,
+    weight: NDArray[numpy.uint8],
+    rows: int,
+    cols: int,
+    out: NDArray[numpy.uint8],
+) -> None: ...
+def embed(
+    type: int,
+    weight: NDArray[numpy.uint8],
+    rows: int,
+    cols: int,
+    scale: float,
+    ids: NDArray[numpy.int64],
+    out: NDArray[numpy.float32],
+) -> None: ...
+def rms_norm(
+    x: NDArray[numpy.float32],
+    weight: NDArray[numpy.float32],
+    eps: float,
+    out: NDArray[numpy.float32],
+) -> None: ...
+def layer_norm(
+    x: NDArray[numpy.float32],
+    weight: NDArray[numpy.float32],
+    bias: NDArray[numpy.float32],
+    eps: float,
+    out: NDArray[numpy.float32],
+) -> None: ...
+def rope(
+    x: NDArray[numpy.float32],
+    cos: NDArray[numpy.float32],
+    sin: NDArray[numpy.float32],
+    half: bool,
+    out: NDArray[numpy.float32],
+) -> None: ...
+def gate(
+    kind: int,
+    gate: NDArray[numpy.float32],
+    up: NDArray[numpy.float32],
+    out: NDArray[numpy.float32],
+) -> None: ...
+def attention(
+    q: NDArray[numpy.float32],
+    pages: NDArray[numpy.uint16],
+    start: int,
+    scale: float,
+    window: int,
+    softcap: float,
+    out: NDArray[numpy.float32],
+) -> None: ...
+def softcap(
+    x: NDArray[numpy.float32],
+    cap: float,
+    out: NDArray[numpy.float32],
+) -> None: ...
+def turns(
+    angles: NDArray[numpy.float64],
+    scale: float,
+    cos: NDArray[numpy.float32],
+    sin: NDArray[numpy.float32],
+) -> None: ...
+def sum_bytes(
+    bytes: NDArray[numpy.uint8],
+) -> int: ...
+def to_half(
+    x: NDArray[numpy.float32],
+    out: NDArray[numpy.uint16],
+) -> None: ...
+def screen_sizes(rows: int, cols: int) -> tuple[int, int, int]: ...
+
+SCREEN_COLUMNS: int
+
+class Screen:
+    def __init__(
+        self,
+        type: int,
+        weight: NDArray[numpy.uint8],
+        rows: int,
+        cols: int,
+        order: NDArray[numpy.int32],
+        factors: NDArray[numpy.float32],
+        tiles: NDArray[numpy.uint8],
+        sixth: NDArray[numpy.uint8],
+        step: NDArray[numpy.float32],
+        residual: NDArray[numpy.float32],
+        norm: NDArray[numpy.float32],
+        file: int = -1,
+        file_offset: int = 0,
+    ) -> None: ...
+    def build(self, begin: int, end: int) -> bool: ...
+    def find(
+        self,
+        x: NDArray[numpy.float32],
+        count: int,
+        margins: Sequence[float],
+        listed: Sequence[NDArray[numpy.int64]],
+    ) -> list[Any]: ...
+    def bounds(
+        self,
+        x: NDArray[numpy.float32],
+        sixth: bool,
+        approx: NDArray[numpy.float32],
+        upper: NDArray[numpy.float32],
+    ) -> bool: ...
+    def rows(
+        self,
+        x: NDArray[numpy.float32],
+        ids: NDArray[numpy.int64],
+        out: NDArray[numpy.float32],
+    ) -> None: ...
+
+def pack_ternary(
+    source: str,
+    weight: NDArray[numpy.uint8],
+    rows: int,
+    inputs: int,
+    type: int,
+    cols: int,
+    out: NDArray[numpy.uint8],
+) -> bool: ...
+
+class OverBudget(RuntimeError):
+    pass
+
+class TokenizerEngine:
+    def __init__(self, buffer: object) -> None: ...
+    def encode(self, text: str, parse_special: bool) -> list[int] | None: ...
+    def encode_many(
+        self, texts: list[str], goes_on: bytes, parse_special: bool, threads: int
+    ) -> list[list[int] | None]: ...
+    def count(self, text: str, parse_special: bool, goes_on: bool) -> int | None: ...
+    def spans(
+        self, text: str, at_start: bool, parse_special: bool
+    ) -> list[tuple[int, int, int]]: ...
+    def encode_normalized(self, text: str, at_start: bool, parse_special: bool) -> list[int]: ...
+    def token_spelling(self, id: int) -> bytes: ...
+    def token_flags(self, id: int) -> int: ...
+    def find(self, spelling: bytes) -> int | None: ...
+    @property
+    def meta(self) -> bytes: ...
+    def added(self) -> list[tuple[int, str, int]]: ...
+    @property
+    def key(self) -> bytes: ...
+    def __len__(self) -> int: ...
+
+def build_tokenizer(
+    *,
+    key: bytes,
+    meta: bytes,
+    config: bytes,
+    offsets: bytes,
+    bytes: bytes,
+    flags: bytes,
+    merges: bytes,
+    scores: bytes,
+    byte_ids: bytes,
+    added: bytes,
+    steps: bytes,
+    charsmap: bytes,
+    prefix: bytes,
+) -> bytes: ...
+def pair_ids(pairs: list[Any], ids: dict[str, int]) -> bytes | None: ...
+def spell(
+    texts: list[str], alphabet: dict[str, int], as_text: bytes
+) -> tuple[bytes, bytes, list[int]]: ...
+def regex_find_all(pattern: str, text: str) -> list[str]: ...
+def scan_all(pattern: str, text: str) -> tuple[list[str], str] | None: ...
+def tokenizer_bounds() -> dict[str, int]: ...
