@@ -8,7 +8,7 @@ export class Failure extends Error {
   }
 }
 
-/** What the worker says of each model it has. */
+/** Facts about each model of the worker. */
 export async function models(key) {
   const reply = await request("/v1/models", key);
   return (await reply.json()).data;

@@ -1,4 +1,4 @@
-/* The page: what a person does, and what follows from it. */
+/* The events of the page, and what follows from each. */
 
 import { chat, models } from "./api.js";
 import { at, make } from "./dom.js";
@@ -63,11 +63,12 @@ async function keep(one) {
 /** Open the conversation *id*, or a new one where there is none. */
 async function openConversation(id) {
   const kept = running?.conversation.id === id ? running.conversation : await store.get(id);
+  const isOther = kept?.id !== conversation.id; // the same one comes again when another tab changes it
   conversation = kept ?? create(conversation.system);
   isNew = !kept;
   history.replaceState(null, "", kept ? `#${id}` : location.pathname);
   show();
-  talk.toEnd();
+  if (isOther) talk.toEnd();
   await list.show(conversation.id);
 }
 
@@ -211,6 +212,7 @@ async function write(asked, question, node, signal) {
   } catch (error) {
     node.end = error.name === "AbortError" ? "stopped" : error.code === "deadline" ? "deadline" : "error";
     node.detail = node.end === "stopped" ? "" : error.message;
+    if (error.code === "model_not_found") await showModels();
   }
 }
 

@@ -24,9 +24,9 @@ export function parseInline(text) {
   return new Scan(text).run();
 }
 
-/** What the nodes say, without how it looks. */
-export function plain(nodes) {
-  return nodes.map((node) => {
+/** The text of *all* nodes, without markup. */
+export function plain(all) {
+  return all.map((node) => {
     if (typeof node === "string") return node;
     if (node.type === "br") return " ";
     return node.children ? plain(node.children) : node.text;

@@ -133,7 +133,7 @@ function quote(lines, at, depth) {
   return [{ type: "quote", blocks: blocks(inside, depth + 1) }, end];
 }
 
-/** What a line of a list begins with: where, which kind of list, and where its text begins. */
+/** The marker a line of a list begins with: where, of which kind of list, and how wide. */
 function marker(line) {
   const bullet = BULLET.exec(line);
   const number = bullet ? null : NUMBER.exec(line);

@@ -15,7 +15,7 @@ export function cut(node) {
     case "deadline": return `Cut off by the worker's deadline: ${node.detail}.`;
     case "stopped": return "You stopped this answer.";
     case "error": return `Cut off by an error: ${node.detail}`;
-    case "": return "Cut off: the page was closed before the answer was complete.";
+    case "": return "This answer is not complete: its page was closed, or another tab is still writing it.";
     default: return `Ended early: ${node.end}`;
   }
 }
@@ -129,7 +129,7 @@ export class Message {
   }
 }
 
-/** What a model thought before it answered, and the answer; null: there is none, or not yet. */
+/** The thoughts at the beginning of an answer and the rest; null: there is none, or not yet. */
 export function divided(text) {
   const start = text.trimStart();
   if (start && THINKING.startsWith(start)) return { thought: null, said: null }; // it may become that

@@ -33,7 +33,7 @@ export class Settings {
     return at("key").value;
   }
 
-  /** What a request says about sampling; an empty field is the worker's own business. */
+  /** The sampling fields of a request; one left empty is not sent, and the worker decides. */
   get sampling() {
     const given = {};
     for (const name of NUMBERS) if (at(name).value !== "") given[name] = at(name).valueAsNumber;

@@ -1,6 +1,6 @@
 /*
- * What a screen reader hears of an answer: whole sentences, in a live region beside the text that
- * grows by tokens, which is silent. Code is named and not read.
+ * Sentences of an answer for screen readers, in a live region beside the text that grows by tokens,
+ * which is silent. Code is named and not read.
  */
 
 import { make } from "./dom.js";

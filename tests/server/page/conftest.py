@@ -29,7 +29,7 @@ def browser():
 
 
 class Person:
-    """Somebody in front of a page; what the page complains of is a failure."""
+    """A person in front of a page; a complaint of the page is a failure."""
 
     def __init__(self, page):
         from playwright.sync_api import expect
@@ -106,7 +106,7 @@ class Person:
 
 @pytest.fixture
 def person(browser):
-    """Somebody whose page talks to this machine only, and never complains."""
+    """A person whose page talks to this machine only, and never complains."""
     context = browser.new_context(viewport={"width": 1000, "height": 700})
     person = Person(context.new_page())
     yield person

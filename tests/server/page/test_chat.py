@@ -255,6 +255,19 @@ def test_the_model_that_is_picked_is_asked(serving, person):
     person.expect(person.page.locator("article.assistant h2")).to_have_text("some-model")
 
 
+def test_a_worker_that_was_started_with_another_model_is_asked_for_its_models(worker, person):
+    old = {"data": [{"id": "gone"}]}
+    person.page.route("**/v1/models", lambda route: route.fulfill(json=old))
+    person.goes_to(worker.address)
+    person.page.unroute("**/v1/models")
+    person.says("abc")
+    person.expect(person.page.get_by_role("alert")).to_contain_text("no model 'gone'")
+    person.expect(person.page.get_by_role("combobox", name="Model")).to_have_value("tiny")
+    person.text.press("Enter")
+    person.expect(person.answers).not_to_be_empty()
+    person.waits()
+
+
 def test_a_worker_with_a_key_wants_it_on_the_page_too(serving, person):
     worker = serving(keys={"llama.context_length": 1024}, app_options={"api_key": "s3cret"})
     person.goes_to(worker.address)

@@ -131,7 +131,7 @@ def test_what_is_exported_can_be_read_and_imported(writer, person, dictated):
     person.expect(person.page.get_by_label("System prompt")).to_have_value("be kind")
 
 
-def test_a_file_that_is_no_conversation_is_refused(worker, person):
+def test_a_file_without_a_conversation_is_refused(worker, person):
     person.goes_to(worker.address)
     node = {"id": 1, "parent": 7, "role": "user", "content": "x"}
     head = {"format": "bitnet-conversation", "version": 1}
@@ -202,6 +202,22 @@ def test_another_tab_sees_what_changes(worker, person):
     person.expect(person.questions).to_have_count(0)
     person.expect(person.conversations).to_have_count(0)
     assert other.problems == []
+
+
+def test_a_tab_that_is_read_stays_where_it_is_while_another_one_writes(writer, person, dictated):
+    person.page.set_viewport_size({"width": 900, "height": 300})
+    person.goes_to(writer.address)
+    dictated("a\n" * 18 + "b")
+    person.says("abc")
+    other = type(person)(person.page.context.new_page())
+    other.page.set_viewport_size({"width": 900, "height": 300})
+    other.goes_to(person.page.url)
+    other.expect(other.answers).to_have_count(1)
+    other.page.locator("#talk").evaluate("(talk) => { talk.scrollTop = 50; }")
+    other.expect(other.button("↓ Latest")).to_be_visible()
+    person.says("d")
+    other.expect(other.answers).to_have_count(2)
+    assert other.page.locator("#talk").evaluate("(talk) => talk.scrollTop") == 50
 
 
 def test_a_browser_that_keeps_nothing_says_so(worker, person):

@@ -30,7 +30,7 @@ IN_PAGE = """async ({text, cuts}) => {
 
 @pytest.fixture
 def rendered(worker, person):
-    """What the page makes of a text, at once and in parts that end at *cuts*."""
+    """Elements of a text on the page, made at once and in parts that end at *cuts*."""
     person.goes_to(worker.address)
     return lambda text, cuts=(): person.page.evaluate(IN_PAGE, {"text": text, "cuts": [*cuts]})
 
@@ -105,7 +105,7 @@ def test_formulas_stay_as_they_are_written(rendered, text):
     assert any(facts.get("class") == "math" for _, facts in found["elements"])
 
 
-def test_prices_are_no_formulas(rendered):
+def test_prices_are_not_formulas(rendered):
     assert rendered("it costs $5 and *then* $6")["html"] == (
         "<p>it costs $5 and <em>then</em> $6</p>"
     )
