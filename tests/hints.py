@@ -31,6 +31,7 @@ FILLED = {
     "bundle.export --output FILE": "bundle.export --output bundle.tar",
     "{model.id}": "smollm2-135m",
     "run {name}": "run smollm2-135m",
+    "inspect-gguf {request.id}": "inspect-gguf bitnet-tiny",
     "{name}": "verify",
     "{self.name.replace('_', '-')}": "verify",
     "{source.repo}": "org/tiny",

@@ -26,6 +26,7 @@ LAYERS = [
         "findings",
         "forks",
         "sources",
+        "shipped",
     ],
     ["locks", "store", "cache", "quants", "families"],
     ["formats", "hub"],

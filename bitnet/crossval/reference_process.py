@@ -145,7 +145,8 @@ class _TransformersEngine:
             self._model, loading = transformers.AutoModelForCausalLM.from_pretrained(
                 path, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
-            self._model.eval()
+            # Packed ternary weights become the type that config.json says, not the one asked for.
+            torch.nn.Module.float(self._model).eval()
             missing = sorted(loading["missing_keys"])
             if missing:  # it would fill them with random numbers
                 raise EngineError(f"the folder has no {missing[0]} ({len(missing)} are missing)")

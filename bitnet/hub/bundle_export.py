@@ -59,6 +59,11 @@ class Chosen:
                 f"{text!r} is not the name of a model; a bundle holds models by name",
                 hint="`bitnet models` lists the names; a file of your own is copied as it is",
             )
+        if model.shipped:
+            raise UsageError(
+                f"{text} is part of this program: every installation has it",
+                hint="leave it out of the bundle",
+            )
         try:
             path = named.provide(model, self.project, fetch=False, announce=logger.info, fits=fits)
         except Offline:

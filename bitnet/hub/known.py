@@ -1,4 +1,4 @@
-"""The models that can be run by name: those of the registry, and those that were fetched."""
+"""The models that can be run by name: this package's, the registry's, and what was fetched."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bitnet import sources
 from bitnet.hub.named import names
 from bitnet.hub.package_index import PACKAGED
+from bitnet.shipped import SHIPPED
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,7 +40,7 @@ class KnownModel:
 
 
 def known_models(store: Store) -> list[KnownModel]:
-    """The registry's models in its order, then what else was fetched, by name."""
+    """This package's models, the registry's in its order, then what else was fetched, by name."""
     fetched: dict[str, list[Name]] = {}
     for name in store.names:
         is_weights = name.file.endswith((".gguf", ".safetensors"))
@@ -55,6 +56,9 @@ def known_models(store: Store) -> list[KnownModel]:
 
 
 def _registered(name: str, store: Store) -> KnownModel:
+    own = SHIPPED.get(name)
+    if own is not None:
+        return KnownModel(name, own.file, own.size, own.family, own.licence, own.path)
     packaged = PACKAGED.get(name)
     if packaged is not None:
         here = _stored(packaged.sha256, store)

@@ -1,5 +1,6 @@
-"""A model by its name: one of the registry, or one in a repository of the hub.
+"""A model by its name: one of this package, one of the registry, or one in a repository of the hub.
 
+    bitnet-tiny                      a model of this package, which is always here
     smollm2-135m                     a name of the registry; `bitnet models` lists them
     hf:ORG/REPO[@REVISION][:FILE]    a model on the hub; FILE may be a pattern such as *Q4_K_M*, and
                                      left out where the repository has one model
@@ -32,6 +33,7 @@ from bitnet.hub.provision import provide_models
 from bitnet.hub.repository import RepoFile, list_files
 from bitnet.invocation import word
 from bitnet.progress import human_size
+from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
 
 if TYPE_CHECKING:
@@ -58,13 +60,15 @@ class NamedModel:
 
     Attributes:
         name: as it was given.
-        packaged: id of a model inside Python packages, else empty.
+        shipped: id of a model of this package, else empty.
+        packaged: id of a model inside other Python packages, else empty.
         repo: repository on the hub, else empty.
         revision: branch, tag or commit of it.
         file: file of it, a pattern, or empty.
     """
 
     name: str
+    shipped: str = ""
     packaged: str = ""
     repo: str = ""
     revision: str = "main"
@@ -87,8 +91,8 @@ class NamedModel:
 
 
 def names() -> list[str]:
-    """The names of the registry."""
-    return [name for name in (*PACKAGED, *sources.MODELS) if name not in _NOT_MODELS]
+    """The models of this package, then those of the registry."""
+    return [name for name in (*SHIPPED, *PACKAGED, *sources.MODELS) if name not in _NOT_MODELS]
 
 
 def parse(text: str) -> NamedModel | None:
@@ -98,6 +102,8 @@ def parse(text: str) -> NamedModel | None:
         UsageError: it begins like the name of a repository and is none.
     """
     if text in names():
+        if text in SHIPPED:
+            return NamedModel(text, shipped=text)
         if text in PACKAGED:
             return NamedModel(text, packaged=text)
         known = sources.MODELS[text]
@@ -125,8 +131,8 @@ def provide(
 ) -> Path:
     """The file or folder of *model*, as a link to the store below ``<cache>/models``.
 
-    What is here is used without a connection. The lock file of the working folder holds, and is
-    not written.
+    A model of this package is where it was installed. What is here is used without a connection.
+    The lock file of the working folder holds, and is not written.
 
     Args:
         model: which one.
@@ -142,6 +148,8 @@ def provide(
         UsageError: the name fits several models; lists them.
         BitnetError: it cannot be fetched.
     """
+    if model.shipped:
+        return SHIPPED[model.shipped].path
     project = replace(project, records=False)
     here = replace(project, options=replace(project.options, offline=True))
     try:

@@ -18,6 +18,7 @@ from bitnet.hub.package_index import PACKAGED
 from bitnet.hub.packaged import provide_packaged
 from bitnet.hub.provision import model_path, provide_models
 from bitnet.hub.repository import list_files, some_of
+from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
 
 if TYPE_CHECKING:
@@ -119,6 +120,11 @@ def resolve(
         NotFound: no file fits.
         Offline: the list is needed and the network is switched off.
     """
+    if request.id in SHIPPED:
+        raise UsageError(
+            f"{request.id} is part of this program and needs no download",
+            hint=f"bitnet inspect-gguf {request.id}",
+        )
     known = sources.model_source(request.id)
     repo = known.repo if known else request.id
     if "/" not in repo:

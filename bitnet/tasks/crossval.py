@@ -142,11 +142,15 @@ def _facts(checkpoint):
 
 
 def _origin(path, sha256):
-    """Where the file comes from: a package, a repository, or a file of unknown origin."""
+    """Where the file comes from: this or another package, a repository, or an unknown origin."""
     from bitnet.hub.origin import Origin
     from bitnet.hub.package_index import PACKAGED
+    from bitnet.shipped import SHIPPED
     from bitnet.store import Store
 
+    for own in SHIPPED.values():
+        if own.sha256 == sha256:
+            return f"{own.id}, part of bitnet"
     for model in PACKAGED.values():
         if model.sha256 == sha256:
             return f"{model.id} from the Python package index"

@@ -2,16 +2,17 @@
 # Whether a model is whole, has its own tokenizer, runs, and where an engine to compare with is
 # installed (the extra `crossval`), computes the same. Without one it does not pass: the last lines say
 # what was checked and what was NOT CHECKED.
+#   ./scripts/parity_smoke.sh                   the model of this program: no download, seconds
 #   ./scripts/parity_smoke.sh models/model.gguf [models/tokenizer.json]
 # Ends with the exit code of the first step that fails (bitnet exit-codes).
 set -eu
 
-if [ $# -lt 1 ] || [ $# -gt 2 ]; then
-    echo "usage: $0 MODEL [TOKENIZER]" >&2
+if [ $# -gt 2 ]; then
+    echo "usage: $0 [MODEL [TOKENIZER]]" >&2
     exit 2
 fi
 
-model=$1
+model=${1:-bitnet-tiny}
 if [ $# -eq 2 ]; then
     set -- --tokenizer "$2"
 else

@@ -31,6 +31,7 @@ from bitnet.crossval.references import (
 )
 from bitnet.errors import ReferenceUnavailable, UsageError
 from bitnet.formats.containers import open_checkpoint
+from bitnet.shipped import SHIPPED
 
 IDS = (0, 5, 9, 3, 44, 12, 13, 14, 30, 20, 21, 7, 8)
 
@@ -120,6 +121,14 @@ def test_the_same_weights_converted_are_accepted(ternary):
     (checked,) = (one for one in verdict.findings if one.subject == "reference")
     assert not checked.failed
     assert not verdict.reference_rejected
+
+
+@needs("ik_llama_cpp")
+def test_rows_too_short_for_its_ternary_products_are_given_as_f16():
+    tiny = open_checkpoint(SHIPPED["bitnet-tiny"].path)
+    verdict = judged(tiny, IkLlamaCpp().trace(question(tiny)))
+    (checked,) = (one for one in verdict.findings if one.subject == "reference")
+    assert not checked.failed
 
 
 def test_ternary_models_are_not_given_to_llama_cpp(ternary):

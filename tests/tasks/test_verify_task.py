@@ -200,9 +200,18 @@ def test_the_smoke_test_takes_a_tokenizer_and_refuses_a_wrong_one(model, tmp_pat
     assert script("parity_smoke.sh", model, model).returncode == 0
 
 
-@pytest.mark.parametrize("words", [(), ("a", "b", "c")])
-def test_the_smoke_test_says_how_it_is_used(words):
-    done = script("parity_smoke.sh", *words)
+def test_the_smoke_test_without_a_model_takes_the_one_of_this_package(monkeypatch):
+    monkeypatch.setenv("BITNET_OFFLINE", "1")
+    done = script("parity_smoke.sh")
+    assert done.returncode == 0, done.stderr
+    last = done.stdout.splitlines()[-1]
+    compared = importlib.util.find_spec("ik_llama_cpp") is not None  # the one that reads BitNet
+    checked = "CHECKED: the file, its tokenizer, a run of it"
+    assert last == ("parity smoke test passed: bitnet-tiny" if compared else checked)
+
+
+def test_the_smoke_test_says_how_it_is_used():
+    done = script("parity_smoke.sh", "a", "b", "c")
     assert done.returncode == 2
     assert "usage:" in done.stderr
 

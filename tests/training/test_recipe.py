@@ -10,7 +10,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 import torch
 from tokenizers import Tokenizer
 
-import bitnet
+from bitnet import load as open_model
 from bitnet.formats.containers import open_checkpoint
 from bitnet.quants import registry
 from training.export import load, to_folder, to_gguf
@@ -157,6 +157,19 @@ def test_gradients_pass_the_rounding_straight_through():
     torch.testing.assert_close(gate, (rounded @ scaled[0].T).detach())
 
 
+@pytest.mark.slow
+def test_transformers_agrees_with_the_exported_folder(texts, tmp_path, bitnet):
+    for package in ("transformers", "accelerate"):
+        pytest.importorskip(package, reason="pip install 'bitnet-xtask[parity]'")
+    trained(texts, tmp_path / "out")
+    folder = tmp_path / "bitnet-test"
+    to_folder(load(tmp_path / "out"), tmp_path / "out/tokenizer.json", folder)
+    more = ("--reference", "transformers", "--greedy", 3, "--max-positions", 20, "--json")
+    done = bitnet("crossval", "--model", folder, *more)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["summary"]["exact_to_reference"] < 3e-5
+
+
 def test_folder_and_gguf_hold_the_trained_model(texts, tmp_path):
     trained(texts, tmp_path / "out", dtype=torch.float32)
     model = load(tmp_path / "out")
@@ -168,7 +181,7 @@ def test_folder_and_gguf_hold_the_trained_model(texts, tmp_path):
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
     with torch.no_grad():
         expected = model(torch.tensor([ids]))[0].numpy()
-    with bitnet.load(folder) as one, bitnet.load(gguf) as other:
+    with open_model(folder) as one, open_model(gguf) as other:
         assert one.tokenizer.encode(text) == other.tokenizer.encode(text) == ids
         from_folder, from_gguf = one.logits(ids), other.logits(ids)
     np.testing.assert_array_equal(from_folder, from_gguf)

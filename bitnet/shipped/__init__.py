@@ -1,0 +1,66 @@
+"""Models that are part of this package: here after an installation, without any download.
+
+They lie in the package itself, so nothing that empties a cache touches them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bitnet.errors import NotFound
+
+__all__ = ["SHIPPED", "ShippedModel"]
+
+
+@dataclass(frozen=True)
+class ShippedModel:
+    """A model file of this package; a card ``<id>.md`` lies beside it.
+
+    Attributes:
+        id: what the command line calls it.
+        sha256: digest of the file.
+        size: its bytes.
+        licence: name of its terms.
+        family: architecture, as GGUF files name it.
+    """
+
+    id: str
+    sha256: str
+    size: int
+    licence: str
+    family: str
+
+    @property
+    def file(self) -> str:
+        """Name of the file."""
+        return f"{self.id}.gguf"
+
+    @property
+    def path(self) -> Path:
+        """Where the file is.
+
+        Raises:
+            NotFound: the installation has lost it.
+        """
+        path = Path(__file__).parent / self.file
+        if not path.is_file():
+            raise NotFound(
+                f"{path} is missing, which belongs to this package",
+                hint="install bitnet-xtask again: pip install --force-reinstall bitnet-xtask",
+            )
+        return path
+
+
+SHIPPED = {
+    model.id: model
+    for model in (
+        ShippedModel(
+            id="bitnet-tiny",
+            sha256="67922587611075660043a5cc9976b845367ffa9470c8c3215571ba7e422b2254",
+            size=1_571_520,
+            licence="CC0-1.0",
+            family="bitnet-b1.58",
+        ),
+    )
+}

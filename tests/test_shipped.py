@@ -1,0 +1,103 @@
+"""The model that is part of the package: here at once, offline, and what its card says it is."""
+
+import hashlib
+import json
+import re
+
+import pytest
+
+from bitnet.errors import NotFound
+from bitnet.formats.containers import open_checkpoint
+from bitnet.shipped import SHIPPED, ShippedModel
+
+MODELS = list(SHIPPED.values())
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch, tmp_path):
+    monkeypatch.setenv("BITNET_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.id)
+def test_file_code_and_card_are_of_one_model(model):
+    content = model.path.read_bytes()
+    assert len(content) == model.size <= 3_000_000
+    assert hashlib.sha256(content).hexdigest() == model.sha256
+    card = model.path.with_suffix(".md").read_text(encoding="utf-8")
+    assert card.startswith(f"# {model.id}\n")
+    assert re.findall(r"SHA-256 \| `([0-9a-f]{64})`", card) == [model.sha256]
+    assert f"{model.size:,} bytes" in card
+    checkpoint = open_checkpoint(model.path)
+    assert checkpoint.architecture == model.family
+    assert checkpoint.metadata["general.license"] == model.licence
+    assert checkpoint.metadata["general.name"] == model.id
+    assert "tokenizer.chat_template" not in checkpoint.metadata
+
+
+def test_a_lost_file_is_named_with_what_helps():
+    lost = ShippedModel("none", "", 0, "", "")
+    with pytest.raises(NotFound, match=r"none\.gguf is missing") as raised:
+        _ = lost.path
+    assert "pip install --force-reinstall" in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("infer", "--model", "bitnet-tiny", "--prompt", "It is", "--max-tokens", 4),
+        ("run", "bitnet-tiny", "It is", "--max-tokens", 4),
+        ("inspect-gguf", "bitnet-tiny"),
+        ("verify", "--model", "bitnet-tiny"),
+        ("tokenize", "bitnet-tiny", "Once upon a time"),
+        ("plan", "--model", "bitnet-tiny"),
+        ("crossval", "--model", "bitnet-tiny", "--reference", "float64", "--max-positions", 16),
+    ],
+    ids=lambda words: words[0],
+)
+def test_it_is_there_for_every_command_without_a_connection(bitnet, words):
+    done = bitnet(*words)
+    assert done.code == 0, done.err
+
+
+def test_the_list_has_it_and_emptying_the_cache_leaves_it(bitnet):
+    found = json.loads(bitnet("models", "--json").out)[0]
+    assert (found["name"], found["here"], found["runs"]) == ("bitnet-tiny", True, True)
+    assert bitnet("clean-cache", "--yes").code == 0
+    assert json.loads(bitnet("models", "--json").out)[0] == found
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("download-model", "--id", "bitnet-tiny"),
+        ("plan", "--id", "bitnet-tiny"),
+        ("bundle.export", "--model", "bitnet-tiny", "--output", "bundle.tar"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_would_fetch_or_carry_it_says_that_it_is_here(bitnet, words):
+    done = bitnet(*words)
+    assert done.code == 2
+    assert "bitnet-tiny is part of this program" in done.err
+
+
+def test_its_own_text_surprises_it_less_than_another():
+    import bitnet
+
+    with bitnet.load(SHIPPED["bitnet-tiny"].path) as model:
+        surprises = [_surprise(model, text) for text in (AUSTEN, SHUFFLED)]
+    assert surprises[0] < 4.5 < surprises[1]
+
+
+AUSTEN = "She was very sorry to hear it; but she could not help thinking of her sister."
+SHUFFLED = "it help not; sister could thinking very to her was of but She sorry hear she."
+
+
+def _surprise(model, text):
+    import numpy as np
+
+    ids = model.tokenizer.encode(text)
+    logits = model.logits(ids[:-1]).astype(np.float64)
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return -logits[np.arange(len(ids) - 1), ids[1:]].mean()
