@@ -33,6 +33,7 @@ def create_app(
     max_body: int = 1 << 20,
     local_only: bool = False,
     origins: Sequence[str] = (),
+    access_log: bool = False,
 ) -> FastAPI:
     """The application that serves *service*.
 
@@ -42,6 +43,7 @@ def create_app(
         max_body: bytes a request may have.
         local_only: refuse requests that name another host than this machine.
         origins: of web pages elsewhere that may call from a browser; ``*``: all.
+        access_log: narrate every request.
     """
 
     @asynccontextmanager
@@ -76,6 +78,7 @@ def create_app(
         max_body=max_body,
         local_only=local_only,
         origins=origins,
+        access_log=access_log,
     )
     if origins:  # outside of the guard, so that a page can read why it was refused
         app.add_middleware(

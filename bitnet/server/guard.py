@@ -7,6 +7,7 @@ import hmac
 import json
 import re
 import secrets
+import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -48,6 +49,7 @@ class Guard:
         max_body: int = 1 << 20,
         local_only: bool = False,
         origins: Sequence[str] = (),
+        access_log: bool = False,
     ) -> None:
         """Stand before *app*.
 
@@ -61,6 +63,7 @@ class Guard:
                 name resolves to this machine (DNS rebinding) must not read the answers. Probes
                 of HTTP/1.0 name no host; browsers always do.
             origins: of web pages elsewhere that may call; ``*``: all.
+            access_log: *narrate* is told of every request.
         """
         self._app = app
         self._metrics = metrics
@@ -69,6 +72,7 @@ class Guard:
         self._local_only = local_only
         self._narrate = narrate
         self._origins = frozenset(origins)
+        self._access_log = access_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -79,7 +83,7 @@ class Guard:
         scope.setdefault("state", {})["request_id"] = request_id
         if scope["method"] == "HEAD":  # as GET; the server below leaves out the body
             scope = {**scope, "method": "GET"}
-        status = 0
+        status, begun = 0, time.perf_counter()
 
         async def counted(event: Event) -> None:
             nonlocal status
@@ -99,8 +103,22 @@ class Guard:
             route = scope.get("route")
             path = getattr(route, "path", "other")
             self._metrics.requests.labels(path, str(status or GONE)).inc()
+            if self._access_log:
+                self._log(scope, request_id, status or GONE, time.perf_counter() - begun)
             if status >= 400 and not scope["state"].get("told"):
                 self._tell(scope, request_id, status)
+
+    def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
+        """A line for a request that has ended; its query and its body stay out of it."""
+        client = scope.get("client")
+        self._narrate(
+            "http_request",
+            f"{scope['method']} {scope['path'][:200]}: {status} in {seconds:.3f} s",
+            request_id=request_id,
+            status=status,
+            seconds=round(seconds, 6),
+            client=client[0] if client else None,
+        )
 
     def _tell(self, scope: Scope, request_id: str, status: int) -> None:
         """A line for a request that was refused; few of them when there are many."""

@@ -56,6 +56,7 @@ ACTIONS: dict[str, str] = {
     "inference_cancelled": SERVER,
     "inference_failed": SERVER,
     "request_refused": SERVER,
+    "http_request": SERVER,
     "worker_failed": WORKER,
     "draining": SERVER,
     "server_stop": SERVER,

@@ -61,6 +61,7 @@ class ServeOptions:
         synonyms=("cors-origin",), metavar="ORIGIN",
     )  # fmt: skip
     alias: list[str] = option([], "another name of the model for clients; may be repeated")
+    access_log: bool = option(False, "an event for every request, with its status and its time")
     narration: str = option("console", "form of the events on stderr", choices=("console", "json"))
 
     def __post_init__(self) -> None:

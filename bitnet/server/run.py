@@ -91,6 +91,7 @@ def run(
         max_body=options.max_body,
         local_only=not key and is_loopback(options.host),
         origins=options.allow_origin,
+        access_log=options.access_log,
     )
     server = _Server(_configuration(app, options), worker, narrate, drain_s=options.drain)
     with server.signals(), _garbage_as_events(narrate):

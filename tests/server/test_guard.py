@@ -224,3 +224,22 @@ def test_a_senseless_request_id_is_replaced(worker):
     for given in ("a b", "x" * 200, 'a"b'):
         reply = worker.http.get("/health/live", headers={"X-Request-ID": given})
         assert reply.headers["x-request-id"].startswith("req-")
+
+
+def test_an_access_log_has_a_line_for_every_request_and_not_its_query(serving):
+    worker = serving(app_options={"access_log": True, "api_key": "k"})
+    key = {"Authorization": "Bearer k", "X-Request-ID": "mine"}
+    body = {"prompt": "ab", "max_tokens": 2}
+    assert worker.post("/v1/inference?secret=1", body, headers=key).status_code == 200
+    assert worker.post("/v1/inference", body).status_code == 401
+
+    def logged():
+        return [line for line in worker.lines if 'action="http_request"' in line]
+
+    until(lambda: len(logged()) == 2)  # a line comes after its reply
+    done, refused = logged()
+    assert "POST /v1/inference: 200 in" in done
+    assert 'request_id="mine"' in done
+    assert 'client="127.0.0.1"' in done
+    assert 'status="401"' in refused
+    assert "secret" not in "".join(worker.lines)
