@@ -23,7 +23,7 @@ let isNew = true; // nothing of the conversation is kept yet
 
 async function showModels() {
   const picker = at("model");
-  const before = picker.value;
+  const before = picker.value || settings.model;
   try {
     const found = await models(settings.key);
     picker.replaceChildren(...found.map((model) => make("option", { value: model.id }, model.id)));

@@ -5,11 +5,13 @@ import { at } from "./dom.js";
 const NAME = "bitnet.settings";
 const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens", "seed"];
 
-/** Numbers outlive the page, the key this tab; the system prompt belongs to a conversation. */
+/** Numbers and the model outlive the page, the key this tab; the system prompt belongs to a conversation. */
 export class Settings {
   /** @param {object} told onSystem(text), onKey() */
   constructor({ onSystem, onKey }) {
     const kept = read(NAME);
+    this.model = typeof kept.model === "string" ? kept.model : ""; // that was picked last
+    at("model").onchange = () => this.keep();
     for (const name of NUMBERS) {
       const field = at(name);
       if (typeof kept[name] === "string") field.value = kept[name];
@@ -43,6 +45,7 @@ export class Settings {
 
   keep() {
     const values = Object.fromEntries([...NUMBERS, "stops"].map((name) => [name, at(name).value]));
+    values.model = this.model = at("model").value || this.model;
     try {
       localStorage.setItem(NAME, JSON.stringify(values));
     } catch {

@@ -255,6 +255,20 @@ def test_the_model_that_is_picked_is_asked(serving, person):
     person.expect(person.page.locator("article.assistant h2")).to_have_text("some-model")
 
 
+def test_of_several_models_the_one_that_is_picked_is_asked_also_after_a_reload(worker, person):
+    several = {"data": [{"id": "tiny"}, {"id": "other"}]}
+    person.page.route("**/v1/models", lambda route: route.fulfill(json=several))
+    person.goes_to(worker.address)
+    picker = person.page.get_by_role("combobox", name="Model")
+    person.expect(picker).to_have_value("tiny")
+    picker.select_option("other")
+    person.reloads()
+    person.expect(picker).to_have_value("other")
+    person.says("abc")
+    assert person.sent[-1]["model"] == "other"
+    person.expect(person.page.get_by_role("alert")).to_contain_text("no model 'other'")
+
+
 def test_a_worker_that_was_started_with_another_model_is_asked_for_its_models(worker, person):
     old = {"data": [{"id": "gone"}]}
     person.page.route("**/v1/models", lambda route: route.fulfill(json=old))
