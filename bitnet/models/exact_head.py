@@ -72,7 +72,7 @@ def is_screened(
         Unsupported: *exact_head* is ``on`` and the head cannot be screened.
     """
     weight = checkpoint.weights.get(head_name(checkpoint))
-    if exact_head == "off" or weight is None or len(weight.shape) != 2:
+    if exact_head == "off" or not config.writes or weight is None or len(weight.shape) != 2:
         return False
     reason = reason_against(ops, weight)
     if "output.bias" in checkpoint.weights or config.final_softcap or config.logit_scale != 1:

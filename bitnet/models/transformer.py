@@ -76,7 +76,9 @@ class Model:
         config, ops = self.config, self.ops
         head = head_name(checkpoint)
         screened = is_screened(checkpoint, config, ops, exact_head)
-        self._weights = bind(checkpoint, config, ops, by_row=(head,) if screened else ())
+        # A model that does not write looks rows up and hardly ever reads all of the head.
+        by_row = (head,) if screened or not config.writes else ()
+        self._weights = bind(checkpoint, config, ops, by_row=by_row)
         self._head = self._weights[head]
         norm = self._weights["output_norm.weight"]
         self.screen = screen(ops, self._head, norm, exact_head) if screened else None
