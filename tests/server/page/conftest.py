@@ -14,7 +14,7 @@ from bitnet.tokenizer.byte_alphabet import byte_spelling
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")  # while it runs, this thread has an event loop
 def browser():
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="pip install 'bitnet-xtask[browser]' for the page's tests"
