@@ -7,6 +7,7 @@ What the ``sentencepiece`` library computes (``normalizer.cc``, ``bpe_model.cc``
 from __future__ import annotations
 
 import heapq
+import math
 import struct
 from collections import defaultdict
 from itertools import pairwise
@@ -29,6 +30,7 @@ __all__ = ["SentencePiece"]
 
 _UNKNOWN_PENALTY = 10.0
 _FLOAT = struct.Struct("f")
+_WINDOWS, _WINDOW = 4096, 64  # texts whose pieces are remembered at most, and their characters
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = map(int, TokenType)
 
 
@@ -262,39 +264,50 @@ class SentencePiece:
                 self._piece_scores[piece] = 0.1 * (len(piece.encode()) - 1)
             elif self._types[id] != _UNUSED:
                 self._piece_scores[piece] = float(spec.scores[id])
+        self._longest = max(map(len, self._piece_scores), default=1)
 
     def _best_path(self, text: str) -> list[str]:
         """Viterbi; the earlier found of equal paths wins; sums are float32."""
         size = len(text)
-        best: list[float] = [0.0] * (size + 1)
+        best = [0.0, *[-math.inf] * size]
         starts = [-1] * (size + 1)
-        scores, prefixes = self._piece_scores, self._prefixes
+        known: dict[str, list[tuple[int, float]]] = {}  # what begins like this
         for start in range(size):
             so_far = best[start]
-            has_single = False
-            for end in range(start + 1, size + 1):
-                piece = text[start:end]
-                if piece not in prefixes:
-                    break
-                score = scores.get(piece)
-                if score is None:
-                    continue
-                candidate = _float32(score + so_far)
-                if starts[end] < 0 or candidate > best[end]:
-                    best[end] = candidate
-                    starts[end] = start
-                has_single = has_single or end == start + 1
-            if not has_single:
-                candidate = _float32(self._unknown_score + so_far)
-                if starts[start + 1] < 0 or candidate > best[start + 1]:
-                    best[start + 1] = candidate
-                    starts[start + 1] = start
+            window = text[start : start + self._longest]
+            found = known.get(window)
+            if found is None:
+                if len(known) == _WINDOWS:
+                    known.clear()
+                found = self._beginnings(window)
+                if len(window) <= _WINDOW:
+                    known[window] = found
+            for length, score in found:
+                end, total = start + length, score + so_far
+                if total > best[end]:  # else it is not after rounding either
+                    total = _float32(total)
+                    if total > best[end]:
+                        best[end], starts[end] = total, start
         pieces: list[str] = []
         end = size
         while end > 0:
             pieces.append(text[starts[end] : end])
             end = starts[end]
         return pieces[::-1]
+
+    def _beginnings(self, window: str) -> list[tuple[int, float]]:
+        """Lengths and scores of the pieces that *window* begins with; of one character at least."""
+        found = []
+        for end in range(1, len(window) + 1):
+            piece = window[:end]
+            if piece not in self._prefixes:
+                break
+            score = self._piece_scores.get(piece)
+            if score is not None:
+                found.append((end, score))
+        if not found or found[0][0] != 1:
+            found.append((1, self._unknown_score))
+        return found
 
 
 def _user_defined(spec: TokenizerSpec) -> AddedTokens:

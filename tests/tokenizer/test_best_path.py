@@ -1,0 +1,61 @@
+"""Unigram of the portable engine against its definition: the best of all ways, in float32."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from small_specs import pieces
+
+from bitnet.tokenizer.portable import PortableEngine
+
+NORMAL, USER_DEFINED, UNUSED = 1, 4, 5
+UNKNOWN_PENALTY = 10.0
+LETTERS = "ab\u2581"
+
+
+def plainly(text, spec):
+    """The way with the best sum, each step rounded to float32; the longest first step of equals."""
+    scores = {}
+    for token, score, kind in zip(spec.tokens, spec.scores, spec.token_types, strict=True):
+        if kind in (NORMAL, USER_DEFINED):
+            bonus = 0.1 * (len(token.encode()) - 1)
+            scores[token] = bonus if kind == USER_DEFINED else score
+    kinds = zip(spec.scores, spec.token_types, strict=True)
+    worst = min((score for score, kind in kinds if kind == NORMAL), default=0.0)
+    unknown = float(np.float32(worst - UNKNOWN_PENALTY))
+    ways = [(0.0, ())]
+    for end in range(1, len(text) + 1):
+        best, way = -math.inf, ()
+        for start in range(end):
+            piece = text[start:end]
+            score = scores.get(piece, unknown if len(piece) == 1 else None)
+            if score is not None and (total := np.float32(score + ways[start][0])) > best:
+                best, way = float(total), (*ways[start][1], piece)
+        ways.append((best, way))
+    return list(ways[-1][1])
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_best_way_wins_and_of_equal_ones_the_first(seed):
+    rng = random.Random(seed)
+    for _ in range(60):
+        found = dict.fromkeys(LETTERS)
+        for _ in range(rng.randint(1, 15)):
+            found["".join(rng.choices(LETTERS, k=rng.randint(2, 8)))] = None
+        scores = [rng.choice([-1.0, -2.0, float(np.float32(-9 * rng.random()))]) for _ in found]
+        types = rng.choices([NORMAL, USER_DEFINED, UNUSED], [6, 1, 1], k=len(found))
+        types[: len(LETTERS)] = [NORMAL] * len(LETTERS)
+        spec = pieces(tokens=["<unk>", *found], scores=[0.0, *scores], token_types=[2, *types])
+        engine = PortableEngine(spec)
+        for _ in range(4):
+            text = "".join(rng.choices(LETTERS, k=rng.randint(0, 40)))
+            ids = engine.encode_ordinary(text)
+            assert [spec.tokens[id] for id in ids] == plainly(text, spec)
+
+
+def test_long_runs_of_one_letter_take_the_longest_pieces():
+    runs = ["a" * length for length in range(1, 17)]
+    scores = [0.0, *(-1 - length / 64 for length in range(16))]
+    spec = pieces(tokens=["<unk>", *runs], scores=scores, token_types=[2] + [NORMAL] * 16)
+    assert PortableEngine(spec).encode_ordinary("a" * 160_000) == [16] * 10_000
