@@ -35,7 +35,7 @@ def compat_check(
 ):
     """Say in one line whether model and tokenizer fit."""
     from bitnet.errors import VocabMismatch
-    from bitnet.tokenizer.compare import compatibility
+    from bitnet.tokenizer.compatibility import compatibility
     from bitnet.tokenizer.discover import resolve_tokenizer
     from bitnet.tokenizer.load import load_tokenizer
 

@@ -61,16 +61,16 @@ def tokenizer(
 
 
 def _compare(left: str, right: str, output: Output) -> None:
-    from bitnet.tokenizer.vocabulary import compare
+    from bitnet.tokenizer.vocabulary import differences
 
     if not (left and right):
         raise UsageError(
             "tokenizer --compare needs two files", hint="bitnet tokenizer --compare A --with B"
         )
-    found = compare(Path(left), Path(right))
+    found = differences(Path(left), Path(right))
     if output.json:
-        differences = [{"part": entry.part, "text": entry.text} for entry in found]
-        print(as_json({"equal": not found, "differences": differences}))
+        listed = [{"part": entry.part, "text": entry.text} for entry in found]
+        print(as_json({"equal": not found, "differences": listed}))
     else:
         print("\n".join(f"{entry.part}: {entry.text}" for entry in found) or "no difference")
     if found:

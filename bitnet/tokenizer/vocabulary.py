@@ -11,7 +11,7 @@ from bitnet.errors import InvalidFormat, VocabMismatch, from_os_error
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Difference", "check_vocabulary", "compare", "read_tokenizer_json", "vocabulary"]
+__all__ = ["Difference", "check_vocabulary", "differences", "read_tokenizer_json", "vocabulary"]
 
 _SHOWN = 3
 
@@ -98,7 +98,7 @@ def check_vocabulary(path: Path, vocab_size: int) -> None:
     )
 
 
-def compare(left: Path, right: Path) -> list[Difference]:
+def differences(left: Path, right: Path) -> list[Difference]:
     """Where the tokenizers in two ``tokenizer.json`` files differ in meaning; empty if nowhere.
 
     The order of keys, white space and the version are not compared; how tokens are numbered, split,

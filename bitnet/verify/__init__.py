@@ -29,7 +29,7 @@ from bitnet.models.load import config_from
 from bitnet.progress import human_size
 from bitnet.tokenizer.agreement import measure_agreement
 from bitnet.tokenizer.chat import chat_template
-from bitnet.tokenizer.compare import compatibility
+from bitnet.tokenizer.compatibility import compatibility
 from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf
 from bitnet.verify.attest import HINT, compare, listed, recognise

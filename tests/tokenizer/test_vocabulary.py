@@ -3,7 +3,12 @@ import json
 import pytest
 
 from bitnet.errors import InvalidFormat, VocabMismatch
-from bitnet.tokenizer.vocabulary import check_vocabulary, compare, read_tokenizer_json, vocabulary
+from bitnet.tokenizer.vocabulary import (
+    check_vocabulary,
+    differences,
+    read_tokenizer_json,
+    vocabulary,
+)
 
 
 def _document(**changes):
@@ -80,7 +85,7 @@ def test_spelling_and_order_make_no_difference(tmp_path):
     model = {"merges": [["a", "b"]], "vocab": {"ab": 2, "b": 1, "a": 0}, "type": "BPE"}
     left = _write(tmp_path / "a.json", _document())
     right = _write(tmp_path / "b.json", _document(model={**model, "ignore_merges": False}))
-    assert compare(left, right) == []
+    assert differences(left, right) == []
 
 
 def test_each_difference_is_named_with_an_example(tmp_path):
@@ -95,7 +100,7 @@ def test_each_difference_is_named_with_an_example(tmp_path):
         normalizer={"type": "NFC"},
     )
     left = _write(tmp_path / "a.json", _document())
-    found = {d.part: d.text for d in compare(left, _write(tmp_path / "b.json", other))}
+    found = {d.part: d.text for d in differences(left, _write(tmp_path / "b.json", other))}
     assert list(found) == [
         "vocabulary",
         "merges",
@@ -111,7 +116,7 @@ def test_a_shorter_list_of_merges_is_a_difference(tmp_path):
     model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": []}
     left = _write(tmp_path / "a.json", _document())
     right = _write(tmp_path / "b.json", _document(model=model))
-    (difference,) = compare(left, right)
+    (difference,) = differences(left, right)
     assert difference.text == "1 and 0, different from number 0: 'a b' / none"
 
 
