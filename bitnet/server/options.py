@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from bitnet import settings
-from bitnet.errors import UsageError
+from bitnet.errors import UsageError, from_os_error
 from bitnet.options import option
 
 __all__ = ["ServeOptions", "is_loopback"]
@@ -47,6 +47,12 @@ class ServeOptions:
     )
     api_key: str = option("", "key that clients must send; default: BITNET_API_KEY", metavar="KEY")
     allow_unauthenticated: bool = option(False, "listen beyond this machine without a key")
+    tls_cert: str = option(
+        "", "certificate as PEM, and those that vouch for it: serve HTTPS", metavar="FILE"
+    )
+    tls_key: str = option(
+        "", "key of the certificate as PEM; default: in the same file", metavar="FILE"
+    )
     max_batch: int = option(8, "answers written at the same time")
     queue: int = option(64, "requests that may wait; more are refused with 429")
     kv_memory: int = option(
@@ -81,6 +87,8 @@ class ServeOptions:
         for name in ("deadline", "drain"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"--{name} is {getattr(self, name)}, expected a number above 0")
+        if self.tls_key and not self.tls_cert:
+            raise UsageError("--tls-key needs --tls-cert", hint="--tls-cert FILE --tls-key FILE")
         if self.callback_url and not _is_address(self.callback_url):
             raise UsageError(f"--callback-url expects an address, got {self.callback_url!r}")
         for origin in self.allow_origin:
@@ -103,6 +111,40 @@ class ServeOptions:
                 hint="set BITNET_API_KEY, or accept it with --allow-unauthenticated",
             )
         return key
+
+    @property
+    def scheme(self) -> str:
+        """Of the addresses of this worker."""
+        return "https" if self.tls_cert else "http"
+
+    def check_tls(self) -> None:
+        """Accept the certificate and its key, before a model is loaded.
+
+        Raises:
+            UsageError: one of them cannot be read or has a passphrase, or they do not fit.
+        """
+        if not self.tls_cert:
+            return
+        import ssl
+
+        def passphrase() -> str:
+            raise UsageError(
+                f"{self.tls_key or self.tls_cert}: the key has a passphrase",
+                hint="give a key without one, in a file that only this user can read",
+            )
+
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key or None, passphrase)
+        except ssl.SSLError as error:
+            reason = error.reason or "unreadable"
+            raise UsageError(
+                f"--tls-cert {self.tls_cert}: no certificate with its key, as PEM ({reason})",
+                hint="--tls-cert takes the certificate first, then those that vouch for it",
+            ) from None
+        except OSError as error:  # which names no file
+            name = self.tls_cert if not os.access(self.tls_cert, os.R_OK) else self.tls_key
+            raise from_os_error(error, name) from None
 
     @property
     def kv_budget_bytes(self) -> int:

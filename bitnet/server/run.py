@@ -148,7 +148,8 @@ def _serve(
     )
     narrate.plain(f"HTTP server listening on {address}")
     try:
-        threading.Thread(target=ready, args=(f"http://{address}",), daemon=True).start()
+        at = f"{'https' if server.config.is_ssl else 'http'}://{address}"
+        threading.Thread(target=ready, args=(at,), daemon=True).start()
         server.run(sockets=[listening])
     finally:
         server.worker.stop()
@@ -160,6 +161,8 @@ def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:
         app,
         http=PatientProtocol,
         ws="none",
+        ssl_certfile=options.tls_cert or None,
+        ssl_keyfile=options.tls_key or None,
         lifespan="on",
         log_config=None,
         access_log=False,

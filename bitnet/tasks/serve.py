@@ -49,6 +49,7 @@ def serve(
 def _serve(parts, options, model, common):
     bind, run, narrated, narrate = parts
     options.key()
+    options.check_tls()
     narrate(
         "startup",
         f"Starting worker on port {options.port}",

@@ -1,0 +1,168 @@
+"""HTTPS, and the files of docs/how-to/deploy.md that start a worker on a machine of its own."""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+from configparser import ConfigParser
+from pathlib import Path
+
+import httpx
+import pytest
+from waiting import PATIENCE_S, free_port
+
+trustme = pytest.importorskip("trustme")
+PAGE = Path(__file__).parents[2] / "docs/how-to/deploy.md"
+PROGRAM = Path(sys.executable).parent / "bitnet"
+
+
+@contextlib.contextmanager
+def worker(*words, **environment):
+    """A worker that listens, and the lines it has written."""
+    lines = []
+    process = subprocess.Popen(
+        [PROGRAM, "serve", *map(str, words)], stderr=subprocess.PIPE, text=True,
+        env=os.environ | environment,
+    )  # fmt: skip
+    try:
+        for line in process.stderr:
+            lines.append(line)
+            if "INFO HTTP server listening on" in line:
+                break
+        else:
+            raise AssertionError("".join(lines))
+        yield process, lines
+        process.send_signal(signal.SIGTERM)
+        lines += process.communicate(timeout=PATIENCE_S)[1].splitlines()
+        assert process.returncode == 0, lines
+    finally:
+        with contextlib.suppress(OSError):
+            process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def authority():
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def pems(authority, tmp_path_factory):
+    """Files: a chain with its key, each alone, the key of another, and one with a passphrase."""
+    folder = tmp_path_factory.mktemp("pems")
+    issued, other = (authority.issue_cert("localhost", "127.0.0.1") for _ in range(2))
+    for number, blob in enumerate(issued.cert_chain_pems):
+        blob.write_to_path(folder / "chain.pem", append=number > 0)
+    issued.private_key_pem.write_to_path(folder / "key.pem")
+    issued.private_key_and_cert_chain_pem.write_to_path(folder / "both.pem")
+    other.private_key_pem.write_to_path(folder / "other.pem")
+    from cryptography.hazmat.primitives import serialization as form
+
+    key = form.load_pem_private_key((folder / "key.pem").read_bytes(), None)
+    locked = form.BestAvailableEncryption(b"secret")
+    (folder / "locked.pem").write_bytes(
+        key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, locked)
+    )
+    (folder / "text.pem").write_text("no certificate")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "words", [("--tls-cert", "chain.pem", "--tls-key", "key.pem"), ("--tls-cert", "both.pem")]
+)
+def test_https_answers_and_plain_http_does_not(model_path, authority, pems, words):
+    port = free_port()
+    files = [word if word.startswith("--") else pems / word for word in words]
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    with worker("--model", model_path, "--port", port, *files) as (_, lines):
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://127.0.0.1:{port}/health/live", timeout=PATIENCE_S)
+        with httpx.Client(base_url=f"https://localhost:{port}", verify=trusted) as client:
+            client.timeout = PATIENCE_S
+            assert client.get("/health/live").status_code == 200
+            body = {"prompt": "ab", "max_tokens": 5}
+            assert client.post("/v1/inference", json=body).json()["tokens_generated"] == 5
+            page = {"Origin": f"https://localhost:{port}"}
+            assert client.post("/v1/inference", json=body, headers=page).status_code == 200
+        with pytest.raises(httpx.ConnectError, match=r"(?i)certificate"):
+            httpx.get(f"https://localhost:{port}/health/live", timeout=PATIENCE_S)
+    assert "Traceback" not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "code", "said"),
+    [
+        ("absent.pem", "", 19, "absent.pem"),
+        ("chain.pem", "absent.pem", 19, "absent.pem"),
+        ("text.pem", "", 2, "no certificate with its key"),
+        ("chain.pem", "", 2, "no certificate with its key"),
+        ("chain.pem", "other.pem", 2, "KEY_VALUES_MISMATCH"),
+        ("chain.pem", "locked.pem", 2, "has a passphrase"),
+        ("", "key.pem", 2, "--tls-key needs --tls-cert"),
+    ],
+)
+def test_a_certificate_that_cannot_be_used_is_refused_at_once(bitnet, pems, cert, key, code, said):
+    words = ["--tls-cert", str(pems / cert)] if cert else []
+    words += ["--tls-key", str(pems / key)] if key else []
+    done = bitnet("serve", "--model", "absent.gguf", *words)
+    assert (done.code, said in done.err) == (code, True), done.err
+
+
+def block(name):
+    text = PAGE.read_text(encoding="utf-8")
+    return re.search(rf"<!-- {re.escape(name)} -->\n```\w+\n(.*?)```", text, re.DOTALL)[1]
+
+
+def here(words, model_path, port):
+    """The *words* that start a worker, for a tiny model on a free port of this machine."""
+    assert (Path(words[0]).name, words[1]) == ("bitnet", "serve")
+    changed = {"smollm2-135m": model_path, "9999": port}
+    return [changed.get(word, word) for word in words[2:]]
+
+
+def asks_for_the_key(port):
+    address = f"http://127.0.0.1:{port}/v1/models"
+    allowed = {"Authorization": "Bearer change-me"}
+    with httpx.Client(timeout=PATIENCE_S) as client:
+        return (client.get(address).status_code, client.get(address, headers=allowed).status_code)
+
+
+def test_what_systemd_starts_serves_and_ends_within_its_patience(model_path, tmp_path):
+    unit = ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str
+    unit.read_string(block("bitnet.service"))
+    service, port = unit["Service"], free_port()
+    words = shlex.split(service["ExecStart"])
+    with worker(*here(words, model_path, port), BITNET_API_KEY="change-me"):
+        assert asks_for_the_key(port) == (401, 200)
+    drain = float(words[words.index("--drain") + 1])
+    assert int(service["TimeoutStopSec"]) > drain + 10
+    assert service["Environment"].endswith(f"/{service['CacheDirectory']}")
+    if shutil.which("systemd-analyze"):
+        file = tmp_path / "bitnet.service"
+        file.write_text(block("bitnet.service").replace(words[0], str(PROGRAM)))
+        command = ["systemd-analyze", "verify", "--man=no", str(file)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert "bitnet.service" not in done.stderr, done.stderr
+
+
+def test_what_a_container_starts_serves_and_is_found_healthy(model_path):
+    lines = block("Containerfile").splitlines()
+    (start,) = (json.loads(line.partition(" ")[2]) for line in lines if line.startswith("CMD"))
+    (health,) = (line.partition(" CMD ")[2] for line in lines if line.startswith("HEALTHCHECK"))
+    port = free_port()
+    program, *words = (word.replace("9999", str(port)) for word in json.loads(health))
+    assert program == "python"
+    with worker(*here(start, model_path, port), BITNET_API_KEY="change-me"):
+        assert asks_for_the_key(port) == (401, 200)
+        assert subprocess.run([sys.executable, *words], check=False).returncode == 0
+    gone = subprocess.run([sys.executable, *words], check=False, capture_output=True)
+    assert gone.returncode != 0
