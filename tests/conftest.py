@@ -16,9 +16,12 @@ from bitnet import settings
 # HYPOTHESIS_PROFILE=default looks for new ones.
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-# What a script starts with `&` ignores SIGINT, and so would every process that a test starts.
+# What a script starts with `&` ignores SIGINT, and what `nohup` starts SIGHUP; so would every
+# process that a test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _REAL_CONNECT = socket.socket.connect
 _LOOPBACK = ("127.", "::1", "localhost")

@@ -13,7 +13,8 @@ from bitnet.server.worker import Worker
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}"
-    "{% if tools %}{{ tools[0].function.name }}{% endif %}assistant."
+    "{% if tools %}{{ tools[0].function.name ~ tools[0].function.description }}{% endif %}"
+    "assistant."
 )
 
 

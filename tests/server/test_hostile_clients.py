@@ -11,7 +11,7 @@ from tiny_models import tiny_gguf
 from waiting import PATIENCE_S, until
 
 from bitnet.errors import UsageError
-from bitnet.server import connection, guard
+from bitnet.server import connection, guard, prompts
 from bitnet.server import openai as api
 from bitnet.server.narration import Narrator
 from bitnet.server.shapes import ChatRequest
@@ -120,8 +120,13 @@ def test_templates_in_what_clients_send_are_text(worker):
     count = len(worker.post("/tokenize", {"content": short, "add_special": False}).json()["tokens"])
     assert prompt_tokens(worker, {"role": "user", "content": "a" + short}) == plain + count
     assert prompt_tokens(worker, {"role": "user" + short, "content": "a"}) == plain + count
-    tool = {"type": "function", "function": {"name": short}}
-    assert prompt_tokens(worker, user, tools=[tool]) == plain + count
+    tool = {"type": "function", "function": {"name": "f"}}
+    named = prompt_tokens(worker, user, tools=[tool])
+    tool["function"]["description"] = short
+    assert prompt_tokens(worker, user, tools=[tool]) == named + count
+    tool["function"]["name"] = short
+    body = {"messages": [user], "tools": [tool]}
+    assert worker.post("/v1/chat/completions", body).status_code == 400
     for variables in ({"chat_template": JINJA}, {"loop": JINJA}, {"cycler": 1}, {"m": JINJA}):
         assert prompt_tokens(worker, user, chat_template_kwargs=variables) == plain
     body = {"messages": [user], "max_tokens": 1, "chat_template_kwargs": {"self": 1}}
@@ -165,7 +170,7 @@ def test_an_event_stays_on_its_line_whatever_is_in_it(as_json):
 
 @pytest.mark.parametrize(("share", "expected"), [(0, 8), (30, 19), (1000, 53)])
 def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatch, share, expected):
-    monkeypatch.setattr(api, "DEFAULT_TOKENS", 8)
+    monkeypatch.setattr(prompts, "DEFAULT_TOKENS", 8)
     request = ChatRequest(messages=[{"role": "user", "content": "a"}])
     service = replace(worker.service, max_output_tokens=1000)
     monkeypatch.setattr(service.worker, "_fair_positions", share)

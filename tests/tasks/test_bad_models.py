@@ -14,6 +14,7 @@ MODEL = {
     "compat-check": ("compat-check",),
     "convert": ("convert", "--output", "new.gguf", "--model"),
     "crossval": ("crossval", "--model"),
+    "embed": ("embed", "--input", "texts.txt", "--model"),
     "explain-tokenizer": ("explain-tokenizer",),
     "export-tokenizer": ("export-tokenizer", "--into", "new"),
     "fix-gguf": ("fix-gguf", "--set-pre", "llama-bpe", "--output", "new.gguf"),
@@ -63,6 +64,7 @@ BAD = {
 def bad(request, tmp_path, monkeypatch):
     """What is at bad.gguf, the exit code, the text and the hint."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("a")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     content, *expected = BAD[request.param]
     if content == "folder":

@@ -60,14 +60,14 @@ class _Asked(Shape):
     keep_alive: float | int | str | None = None
 
 
-class ChatRequest(_Asked):
+class OllamaChat(_Asked):
     """``/api/chat``."""
 
     messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES)] = []  # noqa: RUF012
     tools: list[dict[str, Any]] | None = None
 
 
-class GenerateRequest(_Asked):
+class OllamaGenerate(_Asked):
     """``/api/generate``."""
 
     prompt: str = ""
@@ -79,7 +79,7 @@ class GenerateRequest(_Asked):
     images: list[str] | None = None
 
 
-class EmbedRequest(Shape):
+class OllamaEmbed(Shape):
     """``/api/embed``."""
 
     model: str
@@ -90,7 +90,7 @@ class EmbedRequest(Shape):
     dimensions: int | None = None
 
 
-class ShowRequest(Shape):
+class OllamaShow(Shape):
     """``/api/show``."""
 
     model: str
@@ -98,7 +98,7 @@ class ShowRequest(Shape):
 
 
 @router.post("/chat", summary="The next message of a conversation, as Ollama has it")
-async def chat(body: ChatRequest, request: Request) -> Response:
+async def chat(body: OllamaChat, request: Request) -> Response:
     """Answer in the model's own chat template; JSON lines unless ``stream`` is false."""
 
     def said(text: str, calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -110,7 +110,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
 
 
 @router.post("/generate", summary="The answer to a prompt, as Ollama has it")
-async def generate(body: GenerateRequest, request: Request) -> Response:
+async def generate(body: OllamaGenerate, request: Request) -> Response:
     """Answer ``prompt`` in the model's chat template, or go on with it where ``raw`` is true."""
 
     def said(text: str, _calls: list[dict[str, Any]]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ async def _answered(
 
 
 @router.post("/embed", summary="Vectors of texts, as Ollama has it")
-async def embed(body: EmbedRequest, request: Request) -> JSONResponse:
+async def embed(body: OllamaEmbed, request: Request) -> JSONResponse:
     """As ``/v1/embeddings``, in Ollama's form."""
     from bitnet.server import text_routes
     from bitnet.server.shapes import EmbeddingRequest
@@ -190,7 +190,7 @@ async def running(request: Request) -> dict[str, Any]:
 
 
 @router.post("/show", summary="A model, as Ollama describes it")
-async def show(body: ShowRequest, request: Request) -> dict[str, Any]:
+async def show(body: OllamaShow, request: Request) -> dict[str, Any]:
     """Its chat template, its kind and what it can."""
     service = _service(request, body.model)
     model = service.model
@@ -226,7 +226,7 @@ def _service(request: Request, name: str) -> Service:
     return service
 
 
-def _chat(body: ChatRequest, service: Service) -> list[Sequence]:
+def _chat(body: OllamaChat, service: Service) -> list[Sequence]:
     check_size("tools", body.tools)
     messages = [message.model_dump(exclude_none=True) for message in body.messages]
     for number, message in enumerate(messages):
@@ -236,7 +236,7 @@ def _chat(body: ChatRequest, service: Service) -> list[Sequence]:
     return _sequences(body, service, {"messages": messages, "tools": body.tools or None})
 
 
-def _generate(body: GenerateRequest, service: Service) -> list[Sequence]:
+def _generate(body: OllamaGenerate, service: Service) -> list[Sequence]:
     for name in ("suffix", "template", "context", "images"):
         if getattr(body, name):
             raise Refused(400, f"{name} is not served", param=name)
