@@ -3,6 +3,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <limits>
 #include <memory>
@@ -55,7 +56,9 @@ public:
             for (PyObject* item : items_) Py_DECREF(item);
         }
         void add(const Ids& ids) {
-            items_.reserve(items_.size() + ids.size());
+            const size_t needed = items_.size() + ids.size();
+            // Twice as much, or each of many parts would move all that came before it.
+            if (needed > items_.capacity()) items_.reserve(std::max(needed, 2 * items_.capacity()));
             for (const uint32_t id : ids) {
                 const bool known = id < made_.size();
                 PyObject* number = known ? made_[id] : nullptr;
