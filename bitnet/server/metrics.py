@@ -6,11 +6,15 @@ dashboards made for them work: docs.vllm.ai/en/latest/usage/metrics, and llama-s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from bitnet.runtime.answer import Answer
 
 __all__ = ["Metrics"]
@@ -19,7 +23,7 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 
 
 
 class Watched(Protocol):
-    """What is asked for figures whenever they are read."""
+    """The state of a worker that is read together with its metrics."""
 
     @property
     def open_jobs(self) -> int:
@@ -34,6 +38,26 @@ class Watched(Protocol):
         """Share of the memory for keys and values that is taken, 0 to 1."""
 
 
+class _Alias(Collector):
+    """A metric under another name, with more labels."""
+
+    def __init__(
+        self, original: Counter | Gauge | Histogram, name: str, labels: dict[str, str]
+    ) -> None:
+        self._original = original
+        self._name = name
+        self._labels = labels
+
+    def collect(self) -> Iterator[Metric]:
+        """The original's samples as they are now, renamed."""
+        for metric in self._original.collect():
+            renamed = Metric(self._name, metric.documentation, metric.type)
+            for sample in metric.samples:
+                name = self._name + sample.name.removeprefix(metric.name)
+                renamed.add_sample(name, {**self._labels, **sample.labels}, sample.value)
+            yield renamed
+
+
 class Metrics:
     """Counters and histograms of one worker."""
 
@@ -43,7 +67,6 @@ class Metrics:
         Args:
             model: its name, in figures that vLLM has by model.
         """
-        self._model = model
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "bitnet_http_requests", "HTTP requests by route and status", ["route", "status"],
@@ -70,54 +93,46 @@ class Metrics:
         self._open = Gauge(
             "bitnet_open_answers", "answers that wait or are being written", registry=registry
         )
-
-        self._add_vllm()
-        self._add_llama()
-
-    def _add_vllm(self) -> None:
-        def labelled(kind: Any, name: str, about: str, **more: Any) -> Any:
-            made = kind(f"vllm:{name}", about, ["model_name"], registry=self.registry, **more)
-            return made.labels(self._model)
-
-        self._running = labelled(Gauge, "num_requests_running", "answers that are being written")
-        self._waiting = labelled(Gauge, "num_requests_waiting", "answers that wait")
-        self._kv_usage = labelled(Gauge, "kv_cache_usage_perc", "share of --kv-memory, 0 to 1")
-        self._queries = labelled(Counter, "prefix_cache_queries", "ids of prompts")
-        self._hits = labelled(Counter, "prefix_cache_hits", "those computed before")
-        self._vllm_prompt = labelled(Counter, "prompt_tokens", "ids of prompts")
-        self._vllm_tokens = labelled(Counter, "generation_tokens", "ids generated")
-        self._vllm_first = labelled(
-            Histogram, "time_to_first_token_seconds", "to the first id", buckets=_SECONDS
+        self._running = Gauge(
+            "llamacpp:requests_processing", "answers that are being written", registry=registry
         )
-        self._between = labelled(
-            Histogram, "inter_token_latency_seconds", "from one id to the next", buckets=_SECONDS
+        self._waiting = Gauge("llamacpp:requests_deferred", "answers that wait", registry=registry)
+        self._kv_usage = Gauge(
+            "vllm:kv_cache_usage_perc", "share of --kv-memory, 0 to 1", ["model_name"],
+            registry=registry,
+        ).labels(model)  # fmt: skip
+        self._hits = Counter(
+            "vllm:prefix_cache_hits", "ids of prompts computed before", ["model_name"],
+            registry=registry,
+        ).labels(model)  # fmt: skip
+        self._between = Histogram(
+            "vllm:inter_token_latency_seconds", "from one id to the next", ["model_name"],
+            buckets=_SECONDS, registry=registry,
+        ).labels(model)  # fmt: skip
+        self._run = Counter(
+            "llamacpp:prompt_tokens", "ids of prompts that were run", registry=registry
         )
-        self._whole = labelled(
-            Histogram, "e2e_request_latency_seconds", "to the last id", buckets=_SECONDS
+        self._run_s = Counter("llamacpp:prompt_seconds", "seconds they took", registry=registry)
+        self._predicted_s = Counter(
+            "llamacpp:tokens_predicted_seconds", "seconds after the first id", registry=registry
         )
-
-    def _add_llama(self) -> None:
-        def made(kind: Any, name: str, about: str) -> Any:
-            return kind(f"llamacpp:{name}", about, registry=self.registry)
-
-        self._processing = made(Gauge, "requests_processing", "answers that are being written")
-        self._deferred = made(Gauge, "requests_deferred", "answers that wait")
-        self._llama_prompt = made(Counter, "prompt_tokens", "ids of prompts that were run")
-        self._prompt_s = made(Counter, "prompt_seconds", "seconds they took")
-        self._predicted = made(Counter, "tokens_predicted", "ids generated")
-        self._predicted_s = made(Counter, "tokens_predicted_seconds", "seconds after the first")
+        for figure, name in (
+            (self._running, "num_requests_running"),
+            (self._waiting, "num_requests_waiting"),
+            (self.prompt_tokens, "prompt_tokens"),
+            (self.prompt_tokens, "prefix_cache_queries"),
+            (self.tokens, "generation_tokens"),
+            (self.first_token, "time_to_first_token_seconds"),
+            (self.duration, "e2e_request_latency_seconds"),
+        ):
+            registry.register(_Alias(figure, f"vllm:{name}", {"model_name": model}))
+        registry.register(_Alias(self.tokens, "llamacpp:tokens_predicted", {}))
 
     def watch(self, worker: Watched) -> None:
-        """Ask *worker* what runs and waits whenever the figures are read."""
-
-        def waiting() -> int:
-            return max(0, worker.open_jobs - worker.running)
-
+        """Ask *worker* for its state whenever the metrics are read."""
         self._open.set_function(lambda: worker.open_jobs)
-        for gauge in (self._running, self._processing):
-            gauge.set_function(lambda: worker.running)
-        for gauge in (self._waiting, self._deferred):
-            gauge.set_function(waiting)
+        self._running.set_function(lambda: worker.running)
+        self._waiting.set_function(lambda: max(0, worker.open_jobs - worker.running))
         self._kv_usage.set_function(lambda: worker.kv_usage)
 
     def token(self, since_last_s: float | None) -> None:
@@ -126,26 +141,21 @@ class Metrics:
         Args:
             since_last_s: seconds since the one before; ``None``: it is the first.
         """
-        for counter in (self.tokens, self._vllm_tokens, self._predicted):
-            counter.inc()
+        self.tokens.inc()
         if since_last_s is not None:
             self._between.observe(since_last_s)
 
     def finished(self, answer: Answer) -> None:
         """Count *answer*, which has ended."""
         stats = answer.stats
-        for counter in (self._queries, self._vllm_prompt):
-            counter.inc(stats.prompt_tokens)
-        self._hits.inc(stats.reused_tokens)
-        self._llama_prompt.inc(stats.prompt_tokens - stats.reused_tokens)
-        self._prompt_s.inc(stats.prefill_s)
-        self._predicted_s.inc(stats.decode_s)
-        self._whole.observe(stats.prefill_s + stats.decode_s)
         self.answers.labels(answer.finish_reason or "error").inc()
         self.prompt_tokens.inc(stats.prompt_tokens)
+        self._hits.inc(stats.reused_tokens)
+        self._run.inc(stats.prompt_tokens - stats.reused_tokens)
+        self._run_s.inc(stats.prefill_s)
+        self._predicted_s.inc(stats.decode_s)
         if stats.tokens:
-            for histogram in (self.first_token, self._vllm_first):
-                histogram.observe(stats.prefill_s)
+            self.first_token.observe(stats.prefill_s)
         self.duration.observe(stats.prefill_s + stats.decode_s)
 
     def text(self) -> bytes:
