@@ -9,12 +9,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import UsageError
+from bitnet.runtime.chat_form import chat_finish, chat_logprobs, message_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bitnet.runtime.answer import Answer
-    from bitnet.runtime.piece import TokenLogprob
 
 __all__ = ["fields_of", "line_of", "reply_of"]
 
@@ -90,24 +90,13 @@ def line_of(row_id: str, digest: str, facts: Mapping[str, Any]) -> dict[str, Any
 
 def reply_of(digest: str, answer: Answer, model: str) -> dict[str, Any]:
     """A chat completion, as OpenAI has it."""
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-    reason: str | None = "length" if answer.finish_reason == "context" else answer.finish_reason
-    if answer.calls:
-        reason = "tool_calls" if reason == "stop" else reason
-        calls = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in answer.calls
-        ]
-        message |= {"content": answer.text or None, "tool_calls": calls}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": reason}
-    if answer.sequence.request.logprobs is not None:
-        tokens = [_logprob(one) | {"top_logprobs": [*map(_logprob, one.top)]}
-                  for one in answer.logprobs]  # fmt: skip
-        choice["logprobs"] = {"content": tokens, "refusal": None}
+    has_logprobs = answer.sequence.request.logprobs is not None
+    choice = {
+        "index": 0,
+        "message": message_of(answer),
+        "logprobs": chat_logprobs(answer.logprobs) if has_logprobs else None,
+        "finish_reason": chat_finish(answer),
+    }
     prompt, written = answer.stats.prompt_tokens, answer.stats.tokens
     return {
         "id": f"chatcmpl-{digest}",
@@ -121,7 +110,3 @@ def reply_of(digest: str, answer: Answer, model: str) -> dict[str, Any]:
             "total_tokens": prompt + written,
         },
     }
-
-
-def _logprob(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}

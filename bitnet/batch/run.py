@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.batch.openai_rows import reply_of
 from bitnet.errors import BitnetError, UsageError
 from bitnet.runtime.answer import Answer
+from bitnet.runtime.chat_form import token_facts
 from bitnet.runtime.request import Request
 
 if TYPE_CHECKING:
@@ -92,6 +93,5 @@ def _facts(row: Row, answer: Answer, model: LanguageModel) -> dict[str, Any]:
 
 
 def _logprob(token: TokenLogprob) -> dict[str, Any]:
-    facts = {"id": token.id, "token": token.text, "bytes": list(token.bytes)}
-    facts |= {"logprob": token.logprob}
+    facts = {"id": token.id, **token_facts(token)}
     return facts | ({"top": [_logprob(one) for one in token.top]} if token.top else {})

@@ -48,6 +48,13 @@ class ToolCall:
     name: str
     arguments: str = ""
 
+    def parsed(self) -> Any:
+        """The arguments as an object; ``None`` where the answer was cut short."""
+        try:
+            return json.loads(self.arguments)
+        except ValueError:
+            return None
+
 
 @dataclass(frozen=True)
 class CallRules:

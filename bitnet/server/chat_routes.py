@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
+from bitnet.runtime.chat_form import chat_finish, chat_logprobs
 from bitnet.server import openai
 from bitnet.server.shapes import ChatRequest
 from bitnet.server.streams import Exchange
@@ -41,13 +42,13 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         if index not in begun:
             begun.add(index)
             yield openai.chat_chunk(head, index, {"role": "assistant", "content": ""})
-        logprobs = openai.chat_logprobs(piece.described) if piece.described else None
+        logprobs = chat_logprobs([piece.described]) if piece.described else None
         if piece.text or logprobs:
             yield openai.chat_chunk(head, index, {"content": piece.text}, logprobs=logprobs)
         for call in piece.calls:
             yield openai.chat_chunk(head, index, {"tool_calls": [openai.call_delta(call)]})
         if piece.finish_reason:
-            finish = openai.chat_finish(answer)
+            finish = chat_finish(answer)
             yield openai.chat_chunk(head, index, {}, finish=finish)
 
     def last(answers: list[Answer]) -> Iterator[Any]:

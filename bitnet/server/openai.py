@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import UsageError
+from bitnet.runtime.chat_form import chat_finish, chat_logprobs, finish_of, message_of
 from bitnet.runtime.request import Request
 from bitnet.server.faults import Refused, from_error
 from bitnet.server.prompts import DEFAULT_TOKENS, check_size, prepared, sequences_of
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.runtime.answer import Answer
-    from bitnet.runtime.piece import FinishReason, TokenLogprob
+    from bitnet.runtime.piece import TokenLogprob
     from bitnet.runtime.sequence import Sequence as Running
     from bitnet.runtime.tool_calls import CallDelta
     from bitnet.server.service import Service
@@ -43,11 +44,6 @@ def reply_head(prefix: str, model: str) -> dict[str, Any]:
     """What every part of one reply begins with; its id is no other reply's."""
     created = int(time.time())
     return {"id": f"{prefix}-{secrets.token_hex(12)}", "created": created, "model": model}
-
-
-def finish_of(reason: FinishReason | None) -> str | None:
-    """OpenAI's word for why an answer ended, ours where it has none."""
-    return "length" if reason == "context" else reason
 
 
 def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
@@ -273,34 +269,13 @@ def chat_reply(
         "choices": [
             {
                 "index": index,
-                "message": _message(answer),
-                "logprobs": _chat_logprobs(answer.logprobs) if logprobs else None,
+                "message": message_of(answer),
+                "logprobs": chat_logprobs(answer.logprobs) if logprobs else None,
                 "finish_reason": chat_finish(answer),
             }
             for index, answer in enumerate(answers)
         ]
     }
-
-
-def _message(answer: Answer) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
-    if answer.calls:
-        message["content"] = answer.text or None
-        message["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in answer.calls
-        ]
-    return message
-
-
-def chat_finish(answer: Answer) -> str | None:
-    """As :func:`finish_of`, of an answer that may call functions."""
-    called = answer.calls and answer.finish_reason == "stop"
-    return "tool_calls" if called else finish_of(answer.finish_reason)
 
 
 def call_delta(delta: CallDelta) -> dict[str, Any]:
@@ -384,13 +359,8 @@ def embeddings_reply(
     return {"object": "list", "data": data, "model": model, "usage": counts}
 
 
-def chat_logprobs(token: TokenLogprob) -> dict[str, Any]:
-    """Log-probabilities of one streamed token."""
-    return _chat_logprobs([token])
-
-
 def text_logprobs(token: TokenLogprob) -> dict[str, Any]:
-    """As :func:`chat_logprobs`, in the form of ``/v1/completions``."""
+    """Log-probabilities of one streamed token, in the form of ``/v1/completions``."""
     return _text_logprobs([token])
 
 
@@ -411,18 +381,6 @@ def _template_variables(given: dict[str, Any] | None) -> dict[str, Any] | None:
             400, f"{', '.join(sorted(wrong))} cannot be set", param="chat_template_kwargs"
         )
     return given
-
-
-def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    content = [
-        _token_facts(token) | {"top_logprobs": [_token_facts(other) for other in token.top]}
-        for token in tokens
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _token_facts(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
 
 
 def _text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from bitnet.errors import UsageError
+from bitnet.runtime.chat_form import finish_of
 from bitnet.runtime.vectors import check_vectors, rounded
 from bitnet.server import openai
 from bitnet.server.faults import Refused
@@ -23,6 +24,8 @@ from bitnet.server.streams import Exchange
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.options import Precision
@@ -62,7 +65,7 @@ def _inference_facts(answer: Answer, request_id: str, service: Service) -> dict[
         "tokens_generated": answer.stats.tokens,
         "prompt_tokens": answer.stats.prompt_tokens,
         "cached_tokens": answer.stats.reused_tokens,
-        "finish_reason": openai.finish_of(answer.finish_reason),
+        "finish_reason": finish_of(answer.finish_reason),
     }
 
 
@@ -98,7 +101,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
         text = piece.text if index in begun else echoed(answer) + piece.text
         begun.add(index)
         if text or logprobs or piece.finish_reason:
-            finish = openai.finish_of(piece.finish_reason)
+            finish = finish_of(piece.finish_reason)
             yield openai.completion_chunk(head, index, text, finish, logprobs)
 
     def last(answers: list[Answer]) -> Iterator[Any]:
@@ -114,6 +117,17 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """The last hidden states of each text, pooled as the model wants it; of length one."""
     service: Service = request.app.state.service
     service.check_name(body.model)
+    rows, counted = await vectors(body, request)
+    return JSONResponse(openai.embeddings_reply(body, rows, service.name, counted))
+
+
+async def vectors(body: EmbeddingRequest, request: Request) -> tuple[list[NDArray[Any]], int]:
+    """The vectors of the texts of *body*, and how many ids those have together.
+
+    Raises:
+        Refused: something in it cannot be, or the worker stops.
+    """
+    service: Service = request.app.state.service
     precision: Precision = "float32" if body.output_dtype == "float" else body.output_dtype
     try:
         check_vectors(service.model.config.dim, body.dimensions, precision)
@@ -130,7 +144,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
         )
         for answer in answers
     ]
-    return JSONResponse(openai.embeddings_reply(body, rows, service.name, counted))
+    return rows, counted
 
 
 @router.post("/tokenize", tags=["worker"], summary="The ids of a text")

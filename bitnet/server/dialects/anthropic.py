@@ -232,12 +232,11 @@ def _reply(answer: Answer) -> dict[str, Any]:
     content: list[dict[str, Any]] = []
     if answer.text or not answer.calls:
         content.append({"type": "text", "text": answer.text})
-    for call in answer.calls:
-        try:
-            arguments = json.loads(call.arguments)
-        except ValueError:  # cut short, which the reason says
-            continue
-        content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
+    content += [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+        for call in answer.calls
+        if (given := call.parsed()) is not None
+    ]
     return {"content": content, **_ended(answer), "usage": _usage(answer)}
 
 

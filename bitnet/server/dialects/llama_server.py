@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from bitnet import __version__
+from bitnet.runtime.chat_form import token_facts, with_top
 from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.request import Request as Wanted
 from bitnet.server.faults import Refused
@@ -91,12 +92,9 @@ async def completion(body: LlamaCompletion, request: Request) -> Response:
     def chunks(_index: int, piece: Piece, _answer: Answer) -> Iterator[Any]:
         if piece.text or piece.described:
             facts = {"content": piece.text, "tokens": _ids(body, [piece.token]), "stop": False}
-            probabilities = (
-                {"completion_probabilities": [_probability(piece.described)]}
-                if (piece.described)
-                else {}
-            )
-            yield facts | probabilities
+            if piece.described:
+                facts["completion_probabilities"] = [_probability(piece.described)]
+            yield facts
 
     def last(answers: list[Answer]) -> Iterator[Any]:
         yield _ended(body, answers[0], service, "")
@@ -233,8 +231,4 @@ def _ended(body: LlamaCompletion, answer: Answer, service: Service, text: str) -
 
 
 def _probability(token: TokenLogprob) -> dict[str, Any]:
-    def one(token: TokenLogprob) -> dict[str, Any]:
-        facts = {"id": token.id, "token": token.text, "bytes": list(token.bytes)}
-        return facts | {"logprob": token.logprob}
-
-    return one(token) | {"top_logprobs": [one(other) for other in token.top]}
+    return with_top(token, lambda one: {"id": one.id, **token_facts(one)})

@@ -6,7 +6,6 @@ Names are those of github.com/ollama/ollama/blob/main/docs/api.md, defaults thos
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,16 +15,18 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from bitnet import __version__
+from bitnet.runtime.chat_form import finish_of, with_top
 from bitnet.server.faults import Refused
 from bitnet.server.prompts import check_size, made, sequences_of
-from bitnet.server.shapes import MAX_MESSAGES, Message, Shape
+from bitnet.server.shapes import MAX_MESSAGES, EmbeddingRequest, Message, Shape
 from bitnet.server.streams import LINES, Exchange
+from bitnet.server.text_routes import vectors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from bitnet.runtime.answer import Answer
-    from bitnet.runtime.piece import Piece, TokenLogprob
+    from bitnet.runtime.piece import Piece
     from bitnet.runtime.request import Request as Wanted
     from bitnet.runtime.sequence import Sequence
     from bitnet.server.service import Service
@@ -129,13 +130,13 @@ async def _answered(
     exchange = Exchange(request, make, body, compiles=bool(body.format))
     if body.stream is False:
         (answer,) = await exchange.collect()
-        logprobs = {"logprobs": [_logprob(one) for one in answer.logprobs]}
+        logprobs = {"logprobs": [with_top(one) for one in answer.logprobs]}
         facts = _head(body) | said(answer.text, _calls(answer)) | _ended(answer)
         return JSONResponse(facts | (logprobs if body.logprobs else {}))
 
     def chunks(_index: int, piece: Piece, _answer: Answer) -> Iterator[Any]:
         if piece.text or piece.described:
-            logprobs = {"logprobs": [_logprob(piece.described)]} if piece.described else {}
+            logprobs = {"logprobs": [with_top(piece.described)]} if piece.described else {}
             yield _head(body) | said(piece.text, []) | {"done": False} | logprobs
 
     def last(answers: list[Answer]) -> Iterator[Any]:
@@ -150,27 +151,23 @@ async def _answered(
 @router.post("/embed", summary="Vectors of texts, as Ollama has it")
 async def embed(body: OllamaEmbed, request: Request) -> JSONResponse:
     """As ``/v1/embeddings``, in Ollama's form."""
-    from bitnet.server import text_routes
-    from bitnet.server.shapes import EmbeddingRequest
-
     service = _service(request, body.model)
     _check_options(body.options or {}, service)
     texts = [body.input] if isinstance(body.input, str) else body.input
-    given: list[Any] = list(texts)
+    given: list[Any] = texts
     if body.truncate is not False:
-        encode, context = service.model.tokenizer.encode, service.model.context
+        ids_of, context = service.model.embedding_ids, service.model.context
         with service.worker.place():
             given = await service.worker.prepared(
-                lambda: [list(encode(text)[:context]) for text in texts]
+                lambda: [ids_of(text)[:context] for text in texts]
             )
     asked = EmbeddingRequest(input=given, dimensions=body.dimensions)
-    reply = await text_routes.embeddings(asked, request)
-    facts = json.loads(bytes(reply.body))
+    rows, counted = await vectors(asked, request)
     return JSONResponse(
         {
             "model": body.model,
-            "embeddings": [entry["embedding"] for entry in facts["data"]],
-            "prompt_eval_count": facts["usage"]["prompt_tokens"],
+            "embeddings": [row.tolist() for row in rows],
+            "prompt_eval_count": counted,
         }
     )
 
@@ -313,22 +310,18 @@ def _head(body: _Asked) -> dict[str, Any]:
 def _calls(answer: Answer) -> list[dict[str, Any]]:
     found = []
     for number, call in enumerate(answer.calls):
-        try:
-            arguments = json.loads(call.arguments)
-        except ValueError:  # cut short, which the reason says
-            continue
-        function = {"index": number, "name": call.name, "arguments": arguments}
-        found.append({"id": call.id, "function": function})
+        if (arguments := call.parsed()) is not None:
+            function = {"index": number, "name": call.name, "arguments": arguments}
+            found.append({"id": call.id, "function": function})
     return found
 
 
 def _ended(answer: Answer) -> dict[str, Any]:
     stats = answer.stats
-    reason = "length" if answer.finish_reason == "context" else answer.finish_reason
     total = stats.tokenize_s + stats.prefill_s + stats.decode_s
     return {
         "done": True,
-        "done_reason": reason,
+        "done_reason": finish_of(answer.finish_reason),
         "total_duration": int(total * NANO),
         "load_duration": 0,
         "prompt_eval_count": stats.prompt_tokens,
@@ -336,13 +329,6 @@ def _ended(answer: Answer) -> dict[str, Any]:
         "eval_count": stats.tokens,
         "eval_duration": int(stats.decode_s * NANO),
     }
-
-
-def _logprob(token: TokenLogprob) -> dict[str, Any]:
-    def one(token: TokenLogprob) -> dict[str, Any]:
-        return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
-
-    return one(token) | {"top_logprobs": [one(other) for other in token.top]}
 
 
 def _listed(service: Service) -> dict[str, Any]:

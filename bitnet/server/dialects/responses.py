@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
+from bitnet.runtime.chat_form import with_top
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.tool_calls import CallDelta
 from bitnet.server.faults import Refused
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from bitnet.runtime.answer import Answer
-    from bitnet.runtime.piece import TokenLogprob
     from bitnet.runtime.sequence import Sequence
     from bitnet.server.service import Service
 
@@ -263,7 +263,7 @@ class _Items:
                 yield from self._open_message()
             part = self._output[-1]["content"][0]
             part["text"] += piece.text
-            logprobs = [_logprob(piece.described)] if piece.described else []
+            logprobs = [with_top(piece.described)] if piece.described else []
             yield self._part_event("delta", delta=piece.text, logprobs=logprobs)
         for call in piece.calls:
             if call.id:
@@ -281,7 +281,7 @@ class _Items:
         reason = answer.finish_reason
         status = {"stop": "completed", "cancelled": "cancelled"}.get(str(reason), "incomplete")
         if self._has_logprobs and self._output[-1]["type"] == "message":
-            self._output[-1]["content"][0]["logprobs"] = [_logprob(one) for one in answer.logprobs]
+            self._output[-1]["content"][0]["logprobs"] = [with_top(one) for one in answer.logprobs]
         yield from self._close("completed" if status == "completed" else "incomplete")
         stats = answer.stats
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
@@ -337,10 +337,3 @@ class _Items:
 
     def _part_event(self, kind: str, **facts: Any) -> dict[str, Any]:
         return self._item_event(f"output_text.{kind}", content_index=0, **facts)
-
-
-def _logprob(token: TokenLogprob) -> dict[str, Any]:
-    def one(token: TokenLogprob) -> dict[str, Any]:
-        return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
-
-    return one(token) | {"top_logprobs": [one(other) for other in token.top]}
