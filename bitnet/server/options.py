@@ -112,11 +112,6 @@ class ServeOptions:
             )
         return key
 
-    @property
-    def scheme(self) -> str:
-        """Of the addresses of this worker."""
-        return "https" if self.tls_cert else "http"
-
     def check_tls(self) -> None:
         """Accept the certificate and its key, before a model is loaded.
 

@@ -4,25 +4,13 @@ import json
 
 import openai
 import pytest
-from server_process import listening
-from tool_models import CITIES, WEATHER, tool_gguf
+from tool_models import CITIES, WEATHER
 
 from bitnet.runtime.language_model import load
 
 ASK = [{"role": "user", "content": "abc"}]
 TOOL = {"type": "function", **WEATHER["function"]}
 NAMED = {"type": "function", "name": "weather"}
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tool_gguf(tmp_path / "m.gguf")
-
-
-@pytest.fixture
-def worker(path):
-    with listening(path, max_output_tokens=400) as worker:
-        yield worker
 
 
 @pytest.fixture

@@ -4,8 +4,7 @@ import json
 import math
 
 import pytest
-from server_process import listening
-from tool_models import CITIES, WEATHER, tool_gguf
+from tool_models import CITIES, WEATHER
 
 from bitnet.runtime.language_model import load
 
@@ -13,17 +12,6 @@ ollama = pytest.importorskip("ollama")
 
 ASK = [{"role": "user", "content": "abc"}]
 GREEDY = {"temperature": 0, "num_predict": 8}
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tool_gguf(tmp_path / "m.gguf")
-
-
-@pytest.fixture
-def worker(path):
-    with listening(path, max_output_tokens=400) as worker:
-        yield worker
 
 
 @pytest.fixture

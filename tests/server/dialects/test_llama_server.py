@@ -3,23 +3,11 @@
 import json
 
 import pytest
-from server_process import listening
-from tool_models import WEATHER, tool_gguf
+from tool_models import WEATHER
 
 from bitnet.runtime.language_model import load
 
 GREEDY = {"prompt": "abc", "n_predict": 8, "temperature": 0}
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tool_gguf(tmp_path / "m.gguf")
-
-
-@pytest.fixture
-def worker(path):
-    with listening(path, max_output_tokens=400, max_batch=3) as worker:
-        yield worker
 
 
 def test_a_completion_is_what_the_model_writes(worker, path):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from server_process import listening
-from tool_models import CITIES, WEATHER, tool_gguf
+from tool_models import CITIES, WEATHER
 
 from bitnet.runtime.language_model import load
 
@@ -12,17 +12,6 @@ anthropic = pytest.importorskip("anthropic")
 
 ASK = [{"role": "user", "content": "abc"}]
 TOOL = {"name": "weather", "input_schema": WEATHER["function"]["parameters"]}
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tool_gguf(tmp_path / "m.gguf")
-
-
-@pytest.fixture
-def worker(path):
-    with listening(path, max_output_tokens=400) as worker:
-        yield worker
 
 
 @pytest.fixture

@@ -1,0 +1,16 @@
+"""A worker whose model can spell JSON, for the clients of other servers."""
+
+import pytest
+from server_process import listening
+from tool_models import tool_gguf
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tool_gguf(tmp_path / "m.gguf")
+
+
+@pytest.fixture
+def worker(path):
+    with listening(path, max_output_tokens=400, max_batch=3) as worker:
+        yield worker
