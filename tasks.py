@@ -172,10 +172,18 @@ def neon(c):
         c.run(f"qemu-aarch64-static {build}/kernels_driver neon_dotprod")
 
 
-@task(help={"check": "write nothing; fail when a page is not what the code says"})
-def docs(c, check=False):
+@task(
+    help={
+        "check": "write nothing; fail when a page is not what the code says",
+        "site": "then make the site of all pages, build/site",
+    }
+)
+def docs(c, check=False, site=False):
     """Write the reference pages from the code."""
     c.run(f"{sys.executable} docs/generate.py {'--check' if check else ''}")
+    if site:
+        with c.cd(str(ROOT)):
+            c.run(f"{sys.executable} -m mkdocs build", env={"NO_MKDOCS_2_WARNING": "1"})
 
 
 @task()
