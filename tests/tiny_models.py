@@ -69,7 +69,8 @@ def tiny(architecture, *, seed=0, **more):
     """An F32 checkpoint with random weights, norms near one."""
     rng = np.random.default_rng(seed)
     rope_style = of_gguf(architecture).gguf_rope_style
-    embedding = _f32("token_embd.weight", rng.standard_normal((VOCAB, DIM)) * 0.5)
+    width = more.get("embedding_length", DIM)
+    embedding = _f32("token_embd.weight", rng.standard_normal((VOCAB, width)) * 0.5)
     weights = {embedding.name: embedding}
     keys = metadata(architecture, **more)
     checkpoint = Checkpoint(Path(f"tiny-{architecture}"), architecture, keys, weights, rope_style)
@@ -154,6 +155,20 @@ def taught(checkpoint, ids, rate=0.02):
 def _taught_llama():
     ids = [TOKENS.index(character) for character in TEXT if character in TOKENS]
     return taught(tiny("llama"), ids[: KEYS["context_length"]])
+
+
+def ternary_gguf(path):
+    """A BitNet in I2_S as a file, wide enough for the kernels of other engines."""
+    wide = {"embedding_length": 512, "feed_forward_length": 1024, "rope.dimension_count": 128}
+    model = in_encoding(tiny("bitnet-b1.58", **wide), "I2_S")
+    keys = {"bitnet-b1.58.vocab_size": VOCAB, "bitnet-b1.58.rope.freq_base": 500000.0}
+    tensors = []
+    for weight in model.weights.values():
+        kind, data = weight.quant.ggml_id, weight.data
+        if weight.name == "token_embd.weight":
+            kind, data = 1, data.view("<f4").astype("<f2")
+        tensors.append(Tensor(weight.name, weight.shape, kind, data.tobytes()))
+    return write_gguf(path, dict(model.metadata) | letters() | keys, tensors)
 
 
 def tiny_gguf(path, *, tokenizer=True, **keys):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from bitnet.families.family import of_gguf
 from bitnet.findings import Finding
+from bitnet.quants.iq_bn import SHORTEST_ROW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +36,7 @@ def differences(
 ) -> Iterator[Finding]:
     """Every engine that computes the file made of *jobs* differently from *checkpoint*."""
     yield from _rounding(jobs)
+    yield from _short_rows(jobs)
     if is_dynamic(checkpoint):
         yield _by(
             "every engine",
@@ -46,8 +48,8 @@ def differences(
     if family is None or family.llama_cpp is None:
         yield _by("llama.cpp", f"does not load the architecture {checkpoint.architecture}")
         return
-    if "I2_S" in targets:
-        yield _by("llama.cpp", "does not load I2_S")
+    for name in sorted(targets & {"I2_S", "IQ2_BN"}):
+        yield _by("llama.cpp", f"does not load {name}")
     if not config.causal:
         yield _by("llama.cpp", "lets no position see those behind it, unless it is told to")
     yield from _windows(config)
@@ -77,6 +79,16 @@ def _rounding(jobs: Sequence[Job]) -> Iterator[Finding]:
         f"{what} what {len(changed)} matrices multiply to int8 per token: {before} -> {after} "
         "keeps the weights, and not the results",
     )
+
+
+def _short_rows(jobs: Sequence[Job]) -> Iterator[Finding]:
+    widths = [job.weight.shape[1] for job in jobs if job.target.name == "IQ2_BN"]
+    if min(widths, default=SHORTEST_ROW) < SHORTEST_ROW:
+        yield _by(
+            "ik_llama.cpp",
+            f"aborts at products of IQ2_BN with rows of fewer than {SHORTEST_ROW} weights; here "
+            f"{min(widths)}",
+        )
 
 
 def _windows(config: TransformerConfig) -> Iterator[Finding]:

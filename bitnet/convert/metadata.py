@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["metadata"]
 
-# general.file_type as llama.cpp numbers it; 40 is bitnet.cpp's.
+# general.file_type as llama.cpp numbers it; 40 is bitnet.cpp's, 137 ik_llama.cpp's.
 _FILE_TYPES = {
     "F32": 0,
     "F16": 1,
@@ -34,6 +34,7 @@ _FILE_TYPES = {
     "TQ1_0": 36,
     "TQ2_0": 37,
     "I2_S": 40,
+    "IQ2_BN": 137,
 }
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENCODINGS", "ROUNDED", "TERNARY", "Request"]
 
-TERNARY = ("I2_S", "TQ1_0", "TQ2_0")
+TERNARY = ("I2_S", "TQ1_0", "TQ2_0", "IQ2_BN")
 ROUNDED = ("F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 ENCODINGS = ("F32", *ROUNDED, *TERNARY)
 

@@ -16,6 +16,7 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.models.load import config_from
 from bitnet.quants import registry, types
 from bitnet.quants.i2_s import pack_i2_s
+from bitnet.quants.iq_bn import pack_iq2_bn
 from bitnet.quants.ternary import Ternary, ternarize
 from bitnet.quants.tq import pack_tq1_0, pack_tq2_0
 
@@ -213,13 +214,10 @@ class Job:
         found = self.ternary()
         used = _used(found)
         if self.target.name == "I2_S":
-            distinct = np.unique(found.scales[np.broadcast_to(used > 0, found.scales.shape)])
-            if len(distinct) <= 1:
-                single = distinct if len(distinct) else np.ones(1, np.float32)
-                return Ternary(found.codes, single.astype(np.float32).reshape(1, 1))
-            self._refuse(f"has {len(distinct):,} different scales, I2_S holds one per tensor")
-            mean = (found.scales.astype(np.float64) * used).sum() / used.sum()
-            return Ternary(found.codes, np.full((1, 1), mean, dtype=np.float32))
+            scales = self._one_each(found.scales.reshape(1, -1), used.reshape(1, -1), "tensor")
+            return Ternary(found.codes, scales)
+        if self.target.name == "IQ2_BN":
+            return Ternary(found.codes, self._one_each(found.scales, used, "row"))
         with np.errstate(over="ignore"):
             halves = found.scales.astype(np.float16).astype(np.float32)
         if not np.isfinite(halves).all():
@@ -237,6 +235,32 @@ class Job:
             )
         return Ternary(found.codes, halves)
 
+    def _one_each(
+        self, scales: NDArray[np.float32], used: NDArray[np.int64], whole: str
+    ) -> NDArray[np.float32]:
+        """The one scale of each row of *scales*, shape ``(rows, 1)``.
+
+        Scales that multiply only zeros do not count; where all do, it is 1.
+
+        Raises:
+            Unsupported: a row has several, and that is not allowed.
+        """
+        counts = used > 0
+        low = np.where(counts, scales, np.inf).min(axis=1, keepdims=True)
+        high = np.where(counts, scales, -np.inf).max(axis=1, keepdims=True)
+        several = low < high
+        if several.any():
+            at = int(several.argmax())
+            count = len(np.unique(scales[at][counts[at]]))
+            self._refuse(
+                f"has {count:,} different scales, {self.target.name} holds one per {whole}"
+            )
+            sums = (scales.astype(np.float64) * used).sum(axis=1, keepdims=True)
+            mean = sums / np.maximum(used.sum(axis=1, keepdims=True), 1)
+            low = np.where(several, mean, low)
+        found: NDArray[np.float32] = np.where(np.isinf(low), 1, low).astype(np.float32)
+        return found
+
     def _refuse(self, why: str) -> None:
         if not self.allow_lossy:
             raise Unsupported(
@@ -246,7 +270,12 @@ class Job:
 
 
 _UNNUMBERED = (registry.I2_S_ARM, registry.PACKED_U8)
-_PACKERS = {"I2_S": pack_i2_s, "TQ1_0": pack_tq1_0, "TQ2_0": pack_tq2_0}
+_PACKERS = {
+    "I2_S": pack_i2_s,
+    "TQ1_0": pack_tq1_0,
+    "TQ2_0": pack_tq2_0,
+    "IQ2_BN": pack_iq2_bn,
+}
 
 
 def _used(ternary: Ternary) -> NDArray[np.int64]:

@@ -25,6 +25,7 @@ from bitnet import settings
 from bitnet.crossval.exact import exact_trace
 from bitnet.crossval.trace import Trace, read_trace, trace_from
 from bitnet.errors import InvalidFormat, ReferenceUnavailable, UsageError, VerificationFailed
+from bitnet.quants.iq_bn import SHORTEST_ROW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -56,7 +57,6 @@ _OTHER = "choose another reference: --reference NAME"
 # The engines are built with OpenMP, whose threads spin while they wait for each other, after every
 # operation. Beside other work, two such threads took 151 s for what one did in 13 s.
 _WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
-_SHORTEST_IQ2_BN = 512  # GGML_ASSERT(k >= 8*QK_IQ1BN) in iqk_quantize.cpp
 _LAST_WORDS = 300  # characters of a dead engine's stderr
 
 
@@ -255,7 +255,7 @@ class IkLlamaCpp(_CppEngine):
         spec = importlib.util.find_spec(self.package)
         if spec is None or spec.origin is None:
             raise self._missing(f"there is no Python package {self.package}")
-        kind = "iq2_bn" if _shortest_row(question.checkpoint) >= _SHORTEST_IQ2_BN else "f16"
+        kind = "iq2_bn" if _shortest_row(question.checkpoint) >= SHORTEST_ROW else "f16"
         converted = folder / f"{kind}.gguf"
         program = str(Path(spec.origin).parent / "bin" / "llama-quantize")
         head = ["--token-embedding-type", "f16", "--output-tensor-type", "f16"]

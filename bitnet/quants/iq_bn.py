@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bitnet.errors import InvalidFormat
 from bitnet.quants.ternary import Ternary, codes_from_unsigned, pow2_fields
 
 if TYPE_CHECKING:
@@ -25,8 +26,17 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["iq2_bn_scales", "unpack_iq1_bn", "unpack_iq2_bn", "unpack_iq2_bn_r4"]
+__all__ = [
+    "SHORTEST_ROW",
+    "iq2_bn_scales",
+    "pack_iq2_bn",
+    "unpack_iq1_bn",
+    "unpack_iq2_bn",
+    "unpack_iq2_bn_r4",
+]
 
+# Of weights; ik_llama.cpp's products of IQ1_BN and IQ2_BN abort at shorter ones.
+SHORTEST_ROW = 512
 _BLOCK = 64
 _POW3_DOWN = np.array([81, 27, 9, 3, 1], dtype=np.uint8)
 
@@ -42,6 +52,26 @@ def unpack_iq2_bn(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
 def iq2_bn_scales(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.float32]:
     """The row scales of an IQ2_BN tensor alone, shape ``(rows, 1)``."""
     return _row_scales(packed.reshape(shape[0], 4 + shape[1] // 4)[:, :4], "<f4")
+
+
+def pack_iq2_bn(ternary: Ternary) -> NDArray[np.uint8]:
+    """The bytes of an IQ2_BN tensor; a single scale is that of every row.
+
+    Raises:
+        InvalidFormat: rows without whole blocks, or several scales in one.
+    """
+    rows, columns = ternary.codes.shape
+    if columns % _BLOCK or ternary.scales.shape[1] != 1:
+        raise InvalidFormat(
+            f"IQ2_BN holds rows of blocks of {_BLOCK} weights with one scale, not of {columns:,} "
+            f"with {ternary.scales.shape[1]:,}",
+            hint="choose another encoding, such as TQ2_0",
+        )
+    fields = (ternary.codes.reshape(rows, -1, 4, _BLOCK // 4) + np.int8(1)).astype(np.uint8)
+    shifts = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
+    codes = np.bitwise_or.reduce(fields << shifts, axis=2).reshape(rows, -1)
+    scales = np.broadcast_to(ternary.scales, (rows, 1)).astype("<f4").view(np.uint8)
+    return np.concatenate([scales, codes], axis=1).reshape(-1)
 
 
 def unpack_iq2_bn_r4(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:

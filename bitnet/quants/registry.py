@@ -60,7 +60,7 @@ _TERNARY = {
         packed_u8.u8_scale,
     ),
     "IQ1_BN": _TernaryCodec(iq_bn.unpack_iq1_bn, None),
-    "IQ2_BN": _TernaryCodec(iq_bn.unpack_iq2_bn, None, iq_bn.iq2_bn_scales),
+    "IQ2_BN": _TernaryCodec(iq_bn.unpack_iq2_bn, iq_bn.pack_iq2_bn, iq_bn.iq2_bn_scales),
     "IQ2_BN_R4": _TernaryCodec(iq_bn.unpack_iq2_bn_r4, None),
     "TQ1_0": _TernaryCodec(tq.unpack_tq1_0, tq.pack_tq1_0, tq.tq1_0_scales),
     "TQ2_0": _TernaryCodec(tq.unpack_tq2_0, tq.pack_tq2_0, tq.tq2_0_scales),

@@ -28,6 +28,7 @@ from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
 from bitnet.quants.i2_s import pack_i2_s
+from bitnet.quants.iq_bn import pack_iq2_bn
 from bitnet.quants.ternary import Ternary
 from bitnet.quants.tq import pack_tq1_0, pack_tq2_0
 from bitnet.runtime.kv_cache import KVCache
@@ -35,7 +36,13 @@ from bitnet.runtime.language_model import load
 from bitnet.tokenizer import load_tokenizer
 
 IDS = [5, 9, 33, 2, 61, 17, 8, 40]
-PACKERS = {"I2_S": pack_i2_s, "TQ1_0": pack_tq1_0, "TQ2_0": pack_tq2_0}
+PACKERS = {
+    "I2_S": pack_i2_s,
+    "TQ1_0": pack_tq1_0,
+    "TQ2_0": pack_tq2_0,
+    "IQ2_BN": pack_iq2_bn,
+}
+FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "IQ2_BN": 137}
 F32 = types.by_name("F32")
 
 FLOAT_FAMILIES = [family for family in MODEL_TYPES if family != "bitnet-b1.58"]
@@ -282,7 +289,7 @@ def test_codes_and_scales_survive_every_direction(tmp_path, before, after):
         assert set(ternary.scales.flat) == {np.float32(0.5)}
     with GGUF.open(tmp_path / "out.gguf") as file:
         assert file.metadata["x.kept"] == "yes"
-        assert file.metadata["general.file_type"] == {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37}[after]
+        assert file.metadata["general.file_type"] == FILE_TYPES[after]
         assert file.tensors["token_embd.weight"].type.name == "F32"
 
 
@@ -345,6 +352,29 @@ def test_several_scales_do_not_fit_i2_s(tmp_path):
     convert(source, tmp_path / "out.gguf", Request("I2_S", allow_lossy=True))
     scales = [ternary.scales.item() for ternary in matrices(tmp_path / "out.gguf").values()]
     assert all(0.3 < scale < 0.45 for scale in scales)
+
+
+def test_iq2_bn_holds_a_scale_per_row_and_no_more(tmp_path):
+    def by_row(codes):
+        groups = codes.shape[1] // 256
+        return np.where(np.arange(len(codes))[:, None] % 2, 0.1, 0.25).repeat(groups, axis=1)
+
+    source = ternary_file(tmp_path / "rows.gguf", "TQ2_0", by_row)
+    done = convert(source, tmp_path / "out.gguf", Request("IQ2_BN"))
+    assert done.exact
+    for ternary in matrices(tmp_path / "out.gguf").values():
+        assert ternary.scales.shape == (len(ternary.codes), 1)
+        assert set(ternary.scales.flat) == {np.float32(0.25), np.float32(np.float16(0.1))}
+
+    def by_block(codes):
+        return np.resize([0.25, 0.1], codes.shape[1] // 256) + np.zeros((len(codes), 1))
+
+    blocks = ternary_file(tmp_path / "blocks.gguf", "TQ2_0", by_block)
+    with pytest.raises(Unsupported, match="2 different scales, IQ2_BN holds one per row"):
+        convert(blocks, tmp_path / "no.gguf", Request("IQ2_BN"))
+    convert(blocks, tmp_path / "mean.gguf", Request("IQ2_BN", allow_lossy=True))
+    means = matrices(tmp_path / "mean.gguf")["blk.0.ffn_down.weight"].scales
+    assert ((means > 0.1) & (means < 0.25)).all()
 
 
 def test_a_scale_too_large_for_float16_is_refused_for_good(tmp_path):

@@ -1,12 +1,14 @@
 """Files we write, in llama.cpp: it computes the same, or a warning said before that it does not."""
 
 import importlib.util
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 from engine_logits import distance, llama_cpp
 from hf_folders import save_tensors, tiny_folder, tokenizer_folder
-from tiny_models import TOKENS, tiny_gguf
+from tiny_models import TOKENS, ternary_gguf, tiny_gguf
 
 from bitnet.convert import Request, convert, plan_conversion
 from bitnet.errors import Unsupported
@@ -16,6 +18,10 @@ from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.runtime.kv_cache import KVCache
 
+with_ik_llama_cpp = pytest.mark.skipif(
+    importlib.util.find_spec("ik_llama_cpp") is None,
+    reason="the extra `crossval-ternary` is not installed",
+)
 with_llama_cpp = pytest.mark.skipif(
     importlib.util.find_spec("xllamacpp") is None, reason="the extra `crossval` is not installed"
 )
@@ -184,6 +190,15 @@ def test_a_file_without_the_rounding_of_bitnet_is_not_called_exact(tmp_path, enc
     assert ("another rounding" in "\n".join(done.lines())) == changes
 
 
+def test_rows_too_short_for_ik_llama_cpp_are_told_before(tmp_path):
+    folder, wide = tiny_folder(tmp_path / "model", "bitnet-b1.58"), tmp_path / "wide.gguf"
+    ternary_gguf(wide)
+    for source, told in ((folder, True), (wide, False)):
+        plan = plan_conversion(source, Request("IQ2_BN", no_tokenizer=True))
+        texts = [one.text for one in plan.warnings if one.subject == "ik_llama.cpp"]
+        assert any("rows of fewer than 512 weights; here 256" in text for text in texts) == told
+
+
 def test_a_plan_reads_no_weight_and_says_how_large_the_file_gets(tmp_path):
     folder = tiny_folder(tmp_path / "model", "qwen3")
     plan = plan_conversion(folder, Request("Q4_0", no_tokenizer=True))
@@ -202,3 +217,20 @@ def test_what_is_refused_is_refused_before_anything_is_written(tmp_path, monkeyp
     monkeypatch.setattr("bitnet.convert.run.write_new", write)
     with pytest.raises(Unsupported, match="Q4_1 -> Q8_0 would not be exact"):
         convert(source, tmp_path / "out.gguf", Request("Q8_0"))
+
+
+@with_ik_llama_cpp
+def test_iq2_bn_is_byte_for_byte_what_ik_llama_cpp_makes_of_i2_s(tmp_path):
+    source, theirs, ours = (tmp_path / f"{name}.gguf" for name in ("i2_s", "theirs", "ours"))
+    ternary_gguf(source)
+    package = Path(importlib.util.find_spec("ik_llama_cpp").origin).parent
+    words = ["--allow-requantize", "--token-embedding-type", "f16", source, theirs, "iq2_bn"]
+    subprocess.run(
+        [package / "bin" / "llama-quantize", *words], check=True, capture_output=True, timeout=300
+    )
+    assert convert(source, ours, Request("IQ2_BN")).exact
+    expected, found = open_checkpoint(theirs).weights, open_checkpoint(ours).weights
+    assert [weight.quant.name for weight in found.values()].count("IQ2_BN") == 14
+    for name, weight in found.items():
+        assert weight.quant == expected[name].quant
+        np.testing.assert_array_equal(weight.data, expected[name].data, err_msg=name)

@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tiny_models
-from builders import Tensor, vocabulary, write_gguf
 from crossval_evidence import PASSED, evidence
-from tiny_models import TOKENS, VOCAB, in_encoding, tiny, tiny_gguf
+from tiny_models import TOKENS, VOCAB, ternary_gguf, tiny_gguf
 
+from bitnet.convert import Request, convert
 from bitnet.crossval import exact, references
 from bitnet.crossval.bounds import bounds_for
 from bitnet.crossval.compare import compare
@@ -47,27 +47,8 @@ def checkpoint(tmp_path):
 
 
 @pytest.fixture
-def ternary(tmp_path, monkeypatch):
-    """A tiny BitNet model in I2_S, wide enough for the kernels of others."""
-    monkeypatch.setattr(tiny_models, "DIM", 512)
-    wide = {"embedding_length": 512, "feed_forward_length": 1024, "rope.dimension_count": 128}
-    model = in_encoding(tiny("bitnet-b1.58", **wide), "I2_S")
-    metadata = dict(model.metadata) | vocabulary(
-        TOKENS,
-        merges=["a b"],
-        token_types=[3, 3, 3, *[1] * (VOCAB - 3)],
-        pre="gpt-2",
-        bos_token_id=0,
-        eos_token_id=1,
-    )
-    metadata |= {"bitnet-b1.58.vocab_size": VOCAB, "bitnet-b1.58.rope.freq_base": 500000.0}
-    tensors = []
-    for weight in model.weights.values():
-        kind, data = weight.quant.ggml_id, weight.data
-        if weight.name == "token_embd.weight":
-            kind, data = 1, data.view("<f4").astype("<f2")
-        tensors.append(Tensor(weight.name, weight.shape, kind, data.tobytes()))
-    return open_checkpoint(write_gguf(tmp_path / "ternary.gguf", metadata, tensors))
+def ternary(tmp_path):
+    return open_checkpoint(ternary_gguf(tmp_path / "ternary.gguf"))
 
 
 def question(checkpoint, **more):
@@ -123,6 +104,15 @@ def test_the_same_weights_converted_are_accepted(ternary):
     (checked,) = (one for one in verdict.findings if one.subject == "reference")
     assert not checked.failed
     assert not verdict.reference_rejected
+
+
+@needs("ik_llama_cpp")
+def test_what_convert_writes_as_iq2_bn_is_read_as_it_is(ternary, tmp_path):
+    file = tmp_path / "iq2_bn.gguf"
+    convert(ternary.path, file, Request("IQ2_BN"))
+    verdict = judged(ternary, IkLlamaCpp().trace(question(open_checkpoint(file))))
+    (checked,) = (one for one in verdict.findings if one.subject == "reference")
+    assert not checked.failed
 
 
 @needs("ik_llama_cpp")

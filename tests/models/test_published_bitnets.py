@@ -176,7 +176,7 @@ def apart(found, expected):
     return np.abs(found - expected).max() / np.ptp(expected)
 
 
-@pytest.mark.parametrize("encoding", ["I2_S", "TQ1_0", "TQ2_0"])
+@pytest.mark.parametrize("encoding", ["I2_S", "TQ1_0", "TQ2_0", "IQ2_BN"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_encoding_gives_the_logits_of_the_folder(name, encoding, tmp_path):
     folder, file = published(tmp_path / "model", name), tmp_path / "model.gguf"

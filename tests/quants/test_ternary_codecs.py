@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from bitnet.errors import InvalidFormat
 from bitnet.quants import types
 from bitnet.quants.i2_s import pack_i2_s, unpack_i2_s
-from bitnet.quants.iq_bn import unpack_iq1_bn, unpack_iq2_bn, unpack_iq2_bn_r4
+from bitnet.quants.iq_bn import pack_iq2_bn, unpack_iq1_bn, unpack_iq2_bn, unpack_iq2_bn_r4
 from bitnet.quants.packed_u8 import pack_u8, unpack_u8
 from bitnet.quants.ternary import Ternary, ternarize
 from bitnet.quants.tq import pack_tq1_0, pack_tq2_0, unpack_tq1_0, unpack_tq2_0
@@ -121,6 +121,18 @@ def test_ik_encodings_decode_what_ik_llama_cpp_wrote(name, unpack):
     ternary = unpack(packed, (4, 64))
     np.testing.assert_array_equal(ternary.codes, codes)
     np.testing.assert_array_equal(ternary.scales, [[0.5], [1.0], [1.5], [2.0]])
+
+
+def test_iq2_bn_is_written_as_ik_llama_cpp_writes_it():
+    packed = np.frombuffer(bytes.fromhex(IK_BYTES["IQ2_BN"]), dtype=np.uint8)
+    np.testing.assert_array_equal(pack_iq2_bn(unpack_iq2_bn(packed, (4, 64))), packed)
+
+
+@pytest.mark.parametrize(("columns", "groups"), [(96, 1), (128, 2)])
+def test_iq2_bn_holds_whole_blocks_and_one_scale_a_row(columns, groups):
+    ternary = Ternary(np.zeros((2, columns), np.int8), np.ones((2, groups), np.float32))
+    with pytest.raises(InvalidFormat, match="IQ2_BN holds rows"):
+        pack_iq2_bn(ternary)
 
 
 def test_packed_u8_puts_row_r_plus_a_quarter_in_the_next_bits():
