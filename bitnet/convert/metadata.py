@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.convert.engines import is_dynamic
 from bitnet.errors import TokenizerNotFound, Unsupported
+from bitnet.formats.gguf_checkpoint import INPUTS
 from bitnet.formats.gguf_new import encode_value
 from bitnet.formats.gguf_write import raw_values
+from bitnet.quants import registry
 from bitnet.tokenizer.from_gguf import spec_from_gguf
 from bitnet.tokenizer.load import load_spec
 from bitnet.tokenizer.to_gguf import gguf_keys
@@ -61,6 +63,9 @@ def _all_keys(checkpoint: Checkpoint, request: Request) -> dict[str, bytes]:
     }
     encoded = {key: encode_value(value) for key, value in about.items()}
     gguf = checkpoint.gguf
+    if request.type in registry.OF_ANY_MODEL and checkpoint.rounds_inputs:
+        key, per_token = INPUTS
+        encoded[key] = encode_value(per_token)
     if gguf is None:
         keys = _keys_of_folder(checkpoint)
         own = {key: encode_value(value) for key, value in keys.items()} | encoded

@@ -69,12 +69,14 @@ class Job:
         target: its new encoding.
         order: new row i is old row ``order[i]``; ``None``: rows stay.
         allow_lossy: it may lose something beyond the rounding of floats.
+        rounds: a layer of it rounds its input to int8 per token.
     """
 
     weight: Weight
     target: QuantType
     order: NDArray[np.intp] | None
     allow_lossy: bool
+    rounds: bool = False
 
     @property
     def is_copy(self) -> bool:
@@ -113,9 +115,7 @@ class Job:
         """Whether a product rounds its input as one with the source's weights does."""
         if len(self.weight.shape) != 2:
             return True
-        return registry.rounds_activations(self.weight.quant) == registry.rounds_activations(
-            self.target
-        )
+        return registry.rounds_activations(self.weight) == self.rounds
 
     @property
     def size_bytes(self) -> int:
@@ -291,7 +291,10 @@ def _used(ternary: Ternary) -> NDArray[np.int64]:
 def job(weight: Weight, checkpoint: Checkpoint, request: Request) -> Job:
     """What *request* makes of one *weight* of *checkpoint*."""
     target = _target(weight, request.type, keeps=checkpoint.path.is_file())
-    return Job(weight, target, _row_order(weight, checkpoint), request.allow_lossy)
+    rounds = target.is_ternary and (
+        checkpoint.rounds_inputs or target.name not in registry.OF_ANY_MODEL
+    )
+    return Job(weight, target, _row_order(weight, checkpoint), request.allow_lossy, rounds)
 
 
 def _target(weight: Weight, wanted: str, *, keeps: bool) -> QuantType:

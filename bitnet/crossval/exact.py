@@ -95,7 +95,7 @@ class _Unpacking(ReferenceOps):
         super().__init__(dtype=np.float64)
 
     def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:
-        ternary = registry.rounds_activations(weight.quant)
+        ternary = registry.rounds_activations(weight)
         if ternary or len(weight.shape) != 2:
             return super().prepare(weight, looked_up=looked_up)
         return weight

@@ -366,7 +366,7 @@ def rows_of(
 
 def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
     """How *model* multiplies: with 8-bit activations, natively and for ternary weights."""
-    ternary = any(registry.rounds_activations(one.quant) for one in checkpoint.weights.values())
+    ternary = any(registry.rounds_activations(one) for one in checkpoint.weights.values())
     floats = all(one.quant.name in _FLOATS for one in checkpoint.weights.values())
     if ternary:
         return "int8"

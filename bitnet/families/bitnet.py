@@ -22,6 +22,7 @@ register(
         gguf_keys={"attention.sliding_window": neutral(0)},
         llama_cpp=None,
         biases={"attention_bias": ATTENTION},
+        rounds_inputs=True,
         block={"sub_norms": True, "activation": "relu_squared"},
     )
 )
@@ -45,6 +46,7 @@ register(
         },
         llama_cpp=(),
         gguf_keys={"attention.sliding_window": neutral(0)},
+        rounds_inputs=True,
         block={"sub_norms": True},
     )
 )

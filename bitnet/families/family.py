@@ -75,6 +75,7 @@ class Family:
         llama_cpp: tensors that llama.cpp loads for this architecture beside those all models have,
             by the end of their names; ``None``: it does not know the architecture.
         translate: more GGUF keys from a ``config.json``.
+        rounds_inputs: its ternary layers round a token's input to int8 (W1.58A8), in training too.
         block: fields of the transformer's configuration that always hold.
         configure: more of these fields, from the keys and the fields so far.
     """
@@ -95,6 +96,7 @@ class Family:
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     partial_rotation: bool = False
     layered_rope: bool = False
+    rounds_inputs: bool = False
     norms_from_zero: bool = False
     rope_style: Literal["interleaved", "half"] = "half"
     gguf_rope_style: Literal["interleaved", "half"] = "half"

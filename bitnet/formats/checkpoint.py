@@ -56,6 +56,8 @@ class Checkpoint:
         opened_s: seconds it took to open.
         ignored: keys that are treated as if they were not there, with their values.
         prompts: what the model wants before texts that become vectors.
+        rounds_inputs: it is a BitNet: ternary layers round a token's input to int8, whichever
+            encoding holds them.
     """
 
     path: Path
@@ -68,6 +70,7 @@ class Checkpoint:
     opened_s: float = 0.0
     ignored: Mapping[str, Any] = field(default_factory=dict)
     prompts: Prompts = field(default_factory=Prompts)
+    rounds_inputs: bool = False
 
     @property
     def prefixes(self) -> tuple[str, ...]:

@@ -6,19 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitnet.errors import Unsupported
 from bitnet.families.family import of_gguf
 from bitnet.families.rules import without
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.gguf import GGUF, MAGIC
+from bitnet.quants import registry
 from bitnet.quants.weight import Weight
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
+    from bitnet.families.family import Family
     from bitnet.formats.checkpoint import RopeStyle
 
-__all__ = ["open_gguf", "recognises"]
+__all__ = ["INPUTS", "open_gguf", "recognises"]
+
+#: The key, and its only value, of BitNets that neither architecture nor encoding tells from others.
+INPUTS = ("quantize.activations", "int8 per token")
 
 
 def recognises(path: Path) -> bool:
@@ -41,18 +47,56 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         Unsupported: a version that is not read.
     """
     gguf = GGUF.open(path)
-    weights = {
-        name: Weight(
-            name, info.shape, info.type, np.frombuffer(gguf.tensor_bytes(name), dtype=np.uint8)
-        )
-        for name, info in gguf.tensors.items()
-    }
     family = of_gguf(gguf.architecture)
     style: RopeStyle = family.gguf_rope_style if family else "half"
     metadata: Mapping[str, Any] = gguf.metadata
     if ignore_keys:
         metadata = without(metadata, ignore_keys)
+    rounds = _rounds_inputs(gguf, metadata, family)
+    weights = {
+        name: Weight(
+            name,
+            info.shape,
+            info.type,
+            np.frombuffer(gguf.tensor_bytes(name), dtype=np.uint8),
+            rounds_input=rounds or info.type.name not in registry.OF_ANY_MODEL,
+        )
+        for name, info in gguf.tensors.items()
+    }
     ignored = {key: gguf.metadata[key] for key in gguf.metadata.keys() - metadata.keys()}
     return Checkpoint(
-        gguf.path, gguf.architecture, metadata, weights, style, gguf=gguf, ignored=ignored
+        gguf.path,
+        gguf.architecture,
+        metadata,
+        weights,
+        style,
+        gguf=gguf,
+        ignored=ignored,
+        rounds_inputs=rounds,
+    )
+
+
+def _rounds_inputs(gguf: GGUF, metadata: Mapping[str, Any], family: Family | None) -> bool:
+    """Whether the model was trained with inputs of ternary layers rounded to int8 per token.
+
+    Its architecture says so, norms before every projection, an encoding that only BitNets have, or
+    the key that ``convert`` writes into such files.
+
+    Raises:
+        Unsupported: the key says something else.
+    """
+    key, per_token = INPUTS
+    if metadata.get(key, per_token) != per_token:
+        raise Unsupported(
+            f"{gguf.path.name}: {key} is {metadata[key]!r}, expected {per_token!r}",
+            hint=f"leave the key out with --ignore-key {key}, and ternary layers take floats",
+        )
+    return (
+        key in metadata
+        or (family is not None and family.rounds_inputs)
+        or any(
+            name.endswith("_norm_in.weight")
+            or (info.type.is_ternary and info.type.name not in registry.OF_ANY_MODEL)
+            for name, info in gguf.tensors.items()
+        )
     )

@@ -62,7 +62,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         )
     # BitNet's embedding models have these norms, and no other word on their ternary weights.
     bits = BitLinear.of(said.quantization or (_ONLINE if has_norms else {}))
-    if said.family.architecture.startswith("bitnet") and bits is None:
+    if said.family.rounds_inputs and bits is None:
         logger.warning(
             "%s: config.json has no quantization_config: its layers are plain, not ternary",
             folder.name,
@@ -91,6 +91,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         config=outer,
         ignored=said.ignored,
         prompts=sentence_transformers.prompts(folder),
+        rounds_inputs=bits is not None or said.family.rounds_inputs,
     )
 
 

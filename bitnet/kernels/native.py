@@ -91,7 +91,7 @@ class NativeOps(Ops):
 
     def expect(self, weights: Iterable[Weight]) -> None:
         """Choose how ternary matrices are packed, which may be measured."""
-        ternary = (w.shape for w in weights if registry.rounds_activations(w.quant))
+        ternary = (w.shape for w in weights if registry.rounds_activations(w))
         self._dense = dense_pays(self._native, sum(math.prod(shape) for shape in ternary))
 
     def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:

@@ -79,9 +79,9 @@ class Ops(ABC):
     def linear(self, x: Array, weight: Prepared, bias: Prepared | None = None) -> Array:
         """``x @ weight.T + bias``: ``(T, inputs)`` to ``(T, outputs)``.
 
-        A ternary encoding rounds *x* to int8 per token first (W1.58A8): with
-        ``s = 127 / max(|x|, 1e-5)`` and ``q = clip(round_half_even(x * s), -128, 127)`` the result
-        is ``sum(code * q) / s * scale``. This holds for all of them, TQ1_0 and TQ2_0 included;
+        Ternary weights of a BitNet (``rounds_input``) round *x* to int8 per token first (W1.58A8):
+        with ``s = 127 / max(|x|, 1e-5)`` and ``q = clip(round_half_even(x * s), -128, 127)`` the
+        result is ``sum(code * q) / s * scale``, whichever encoding holds them;
         where blocks of a row have scales of their own, their integer sums are scaled and added in
         float64, first to last, before the division. Backends agree bit for bit.
         """

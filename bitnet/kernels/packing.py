@@ -74,8 +74,9 @@ def prepare_matrix(
         InvalidFormat: the weight's bytes are damaged.
     """
     rows, columns = weight.shape
+    weight = registry.without_rounding(weight)
     name = weight.quant.name
-    if registry.rounds_activations(weight.quant):
+    if registry.rounds_activations(weight):
         packed = pack_ternary(native, weight, dense=dense)
         return _matrix(
             native,

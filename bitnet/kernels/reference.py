@@ -57,7 +57,7 @@ class ReferenceOps(Ops):
             raise UsageError(f"the reference computes in float32 or float64, not in {self.dtype}")
 
     def prepare(self, weight: Weight, *, looked_up: bool = False) -> Any:  # noqa: ARG002
-        if registry.rounds_activations(weight.quant) and len(weight.shape) == 2:
+        if registry.rounds_activations(weight) and len(weight.shape) == 2:
             ternary = registry.unpack_ternary(weight)
             return _TernaryMatrix(ternary.codes, ternary.scales.astype(self.dtype))
         return registry.dequantize(weight).astype(self.dtype, copy=False)

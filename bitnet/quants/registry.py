@@ -7,7 +7,7 @@ one goes through gguf-py, whose tables follow llama.cpp.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "I2_S_ARM",
+    "OF_ANY_MODEL",
     "PACKED_U8",
     "dequantize",
     "quantize",
     "rounds_activations",
     "ternary_scales",
     "unpack_ternary",
+    "without_rounding",
 ]
 
 # Encodings without a GGML type id: the ARM order of I2_S is chosen by the user, packed U8 comes
@@ -66,17 +68,35 @@ _TERNARY = {
     "TQ2_0": _TernaryCodec(tq.unpack_tq2_0, tq.pack_tq2_0, tq.tq2_0_scales),
 }
 
+#: Ternary encodings that hold models of every kind; the others are BitNet's own.
+OF_ANY_MODEL = frozenset({"TQ1_0", "TQ2_0"})
+
+_Q4_0 = types.by_id(2)
 _PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 
 
-def rounds_activations(quant: QuantType) -> bool:
-    """Whether a linear layer in *quant* rounds its input to int8 per token (W1.58A8).
+def rounds_activations(weight: Weight) -> bool:
+    """Whether a linear layer of *weight* rounds its input to int8 per token (W1.58A8).
 
-    Every ternary encoding does: models with such weights are trained with rounded activations, and
-    the engines these encodings come from round them too (llama.cpp in blocks of 256 for TQ1_0 and
-    TQ2_0). What a file means does not depend on which ternary encoding holds it.
+    Layers of ternary weights do where the model is a BitNet, which is trained that way. TQ1_0 and
+    TQ2_0 hold other ternary models as well, whose inputs were floats in training.
     """
-    return quant.name in _TERNARY
+    return weight.quant.name in _TERNARY and weight.rounds_input
+
+
+def without_rounding(weight: Weight) -> Weight:
+    """*weight* in an encoding whose products do not round a token's input as a whole.
+
+    TQ1_0 and TQ2_0 become Q4_0 of the same numbers: a Q4_0 block has a float16 scale as they do,
+    for fewer weights. Weights of a layer that rounds its input, and all others, stay as they are.
+
+    Raises:
+        InvalidFormat: the bytes cannot be that encoding.
+    """
+    if weight.rounds_input or weight.quant.name not in _TERNARY:
+        return weight
+    data = tq.as_q4_0(unpack_ternary(replace(weight, scale=1.0)))
+    return replace(weight, quant=_Q4_0, data=data)
 
 
 def unpack_ternary(weight: Weight) -> Ternary:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "as_q4_0",
     "pack_tq1_0",
     "pack_tq2_0",
     "tq1_0_scales",
@@ -84,6 +85,13 @@ def pack_tq1_0(ternary: Ternary) -> NDArray[np.uint8]:
         _scale_bytes(ternary),
     ]
     return np.concatenate(columns, axis=1).reshape(-1)
+
+
+def as_q4_0(ternary: Ternary) -> NDArray[np.uint8]:
+    """The bytes of a Q4_0 tensor of the same numbers: blocks of 32 that share a scale by eights."""
+    codes = (ternary.codes.reshape(-1, 2, 16) + np.int8(8)).astype(np.uint8)
+    scales = np.repeat(_scale_bytes(ternary), _BLOCK // 32, axis=0)
+    return np.concatenate([scales, codes[:, 0] | codes[:, 1] << 4], axis=1).reshape(-1)
 
 
 def _top_digits(bytes_: NDArray[np.uint8]) -> NDArray[np.int8]:

@@ -24,6 +24,8 @@ class Weight:
         quant: the encoding of *data*.
         data: the tensor's bytes, one-dimensional uint8, usually a view into the mapped file.
         scale: factor on top of what *data* decodes to (a scale kept in another tensor).
+        rounds_input: a layer of ternary weights rounds its input to int8 per token (W1.58A8), as
+            BitNets are trained; ``False`` for ternary models that were trained without that.
     """
 
     name: str
@@ -31,3 +33,4 @@ class Weight:
     quant: QuantType
     data: NDArray[np.uint8]
     scale: float = 1.0
+    rounds_input: bool = True

@@ -1,14 +1,18 @@
 """BitNets as their makers publish them: each file that is made of one gives the same logits."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hf_folders import bf16, save_tensors
 
+from bitnet import native
 from bitnet.convert import Request, convert
 from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.gguf_checkpoint import INPUTS
+from bitnet.kernels.native import NativeOps
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.runtime.kv_cache import KVCache
@@ -93,6 +97,8 @@ MULTIPLIES = LLAMA3 | {
         "quantization_mode": "offline",
     }
 }
+# A TriLM: ternary weights, and inputs that were floats in training. Its folder holds plain numbers.
+PLAIN = _PACKED | {"is_bitnet_config": False, "rms_norm_eps": EPS_5, "rope_theta": 10000.0}
 CONFIGS = {
     "bitnet_b1_58-large": ONE_BIT,
     "Llama3-8B-1.58": LLAMA3,
@@ -166,9 +172,24 @@ def published(path, name):
     return path
 
 
-def logits(path):
-    model = load_model(open_checkpoint(path), ops=ReferenceOps(dtype=np.float64))
-    cache = KVCache(model.config, len(IDS), dtype=np.float64)
+def without_rounding(path, *, outlier=1.0):
+    """A folder of ternary weights in BF16; an input of every layer is *outlier* times as large."""
+    path.mkdir()
+    stored, dense = weights(LLAMA3)
+    stored = {key: one for key, one in stored.items() if not isinstance(one, tuple)}
+    plain = {key: one for key, one in (stored | dense).items() if not key.endswith("_scale")}
+    for key, one in plain.items():
+        if key.endswith("layernorm.weight"):
+            one[7] *= outlier
+    save_tensors(path / "model.safetensors", {key: bf16(one) for key, one in plain.items()})
+    (path / "config.json").write_text(json.dumps(PLAIN))
+    return path
+
+
+def logits(path, *, ops=None, ignore_keys=()):
+    ops = ops or ReferenceOps(dtype=np.float64)
+    model = load_model(open_checkpoint(path, ignore_keys=ignore_keys), ops=ops)
+    cache = KVCache(model.config, len(IDS), dtype=getattr(ops, "dtype", np.float32))
     return model.forward(IDS, cache, all_positions=True)
 
 
@@ -184,6 +205,46 @@ def test_every_encoding_gives_the_logits_of_the_folder(name, encoding, tmp_path)
     assert done.exact
     assert {one.after for one in done.tensors if "attn_q." in one.name} == {encoding}
     assert apart(logits(file), logits(folder)) < SAME
+
+
+@pytest.mark.parametrize("encoding", ["TQ1_0", "TQ2_0"])
+def test_ternary_weights_of_no_bitnet_take_floats(encoding, tmp_path):
+    folder, file = without_rounding(tmp_path / "model", outlier=128), tmp_path / "model.gguf"
+    done = convert(folder, file, Request(encoding, no_tokenizer=True))
+    assert done.exact
+    assert not any("int8 per token" in one.text for one in done.warnings)
+    checkpoint = open_checkpoint(file)
+    assert not checkpoint.rounds_inputs
+    expected = logits(folder)
+    assert apart(logits(file), expected) < SAME
+    bitnet = {name: replace(one, rounds_input=True) for name, one in checkpoint.weights.items()}
+    rounded = load_model(replace(checkpoint, weights=bitnet), ops=ReferenceOps(dtype=np.float64))
+    cache = KVCache(rounded.config, len(IDS), dtype=np.float64)
+    lost = apart(rounded.forward(IDS, cache, all_positions=True), expected)
+    if native.module() is not None:
+        assert apart(logits(file, ops=NativeOps()), expected) < lost / 4
+    assert lost > 1e-3  # a test that rounding could pass would prove nothing
+
+
+def test_weights_of_no_bitnet_round_where_the_encoding_says_so(tmp_path):
+    folder, file = without_rounding(tmp_path / "model"), tmp_path / "model.gguf"
+    done = convert(folder, file, Request("I2_S", no_tokenizer=True))
+    assert any("rounds what 14 matrices" in one.text for one in done.warnings)
+
+
+def test_a_key_tells_bitnets_of_other_architectures_from_other_models(tmp_path):
+    folder, file = published(tmp_path / "model", "Llama3-8B-1.58"), tmp_path / "model.gguf"
+    convert(folder, file, Request("TQ2_0", no_tokenizer=True))
+    key, per_token = INPUTS
+    assert open_checkpoint(file).metadata[key] == per_token
+    assert apart(logits(file, ignore_keys=[key]), logits(folder)) > 1e-4
+    again = tmp_path / "again.gguf"
+    convert(file, again, Request("TQ1_0", no_tokenizer=True))
+    assert open_checkpoint(again).rounds_inputs
+    damaged = file.read_bytes().replace(per_token.encode(), b"int4 per token")
+    file.write_bytes(damaged)
+    with pytest.raises(Unsupported, match=r"is 'int4 per token', expected 'int8 per token'"):
+        open_checkpoint(file)
 
 
 @pytest.mark.slow

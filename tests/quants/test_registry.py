@@ -1,12 +1,22 @@
 """Every encoding by name: what it decodes to, what it refuses."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType, quants
 
 from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.quants import types
-from bitnet.quants.registry import PACKED_U8, dequantize, quantize, rounds_activations
+from bitnet.quants.registry import (
+    PACKED_U8,
+    dequantize,
+    quantize,
+    rounds_activations,
+    without_rounding,
+)
+from bitnet.quants.ternary import Ternary
+from bitnet.quants.tq import pack_tq1_0, pack_tq2_0
 from bitnet.quants.weight import Weight
 
 VALUES = np.random.default_rng(0).standard_normal((4, 512)).astype(np.float32)
@@ -79,7 +89,21 @@ def test_an_encoding_without_encoder_is_named():
         quantize("w", VALUES, types.by_name("Q4_K"))
 
 
-def test_only_bitnet_encodings_round_activations():
-    assert rounds_activations(types.by_name("I2_S"))
-    assert rounds_activations(types.by_name("TQ2_0"))
-    assert not rounds_activations(types.by_name("Q8_0"))
+@pytest.mark.parametrize("bitnet", [True, False])
+@pytest.mark.parametrize("encoding", ["I2_S", "TQ1_0", "TQ2_0", "Q8_0"])
+def test_ternary_layers_of_bitnets_round_activations(encoding, bitnet):
+    weight = replace(quantize("w", VALUES, types.by_name(encoding)), rounds_input=bitnet)
+    assert rounds_activations(weight) == (bitnet and encoding != "Q8_0")
+
+
+@pytest.mark.parametrize("encoding", ["TQ1_0", "TQ2_0"])
+def test_without_rounding_keeps_every_number(encoding):
+    rng = np.random.default_rng(5)
+    scales = rng.choice([0.0, 6e-8, 1e-3, 1.0, 65504.0], (6, 2)).astype(np.float32)
+    ternary = Ternary(rng.integers(-1, 2, (6, 512)).astype(np.int8), scales)
+    data = {"TQ1_0": pack_tq1_0, "TQ2_0": pack_tq2_0}[encoding](ternary)
+    weight = Weight("w", (6, 512), types.by_name(encoding), data, 3.0, rounds_input=False)
+    blocks = without_rounding(weight)
+    assert blocks.quant.name == "Q4_0"
+    np.testing.assert_array_equal(dequantize(blocks), dequantize(weight))
+    assert without_rounding(replace(weight, rounds_input=True)).data is data
