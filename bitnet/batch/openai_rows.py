@@ -1,75 +1,75 @@
 """Lines of OpenAI's batch files: ``custom_id``, ``method``, ``url`` and ``body``.
 
-As platform.openai.com/docs/guides/batch has them; chats only.
+As platform.openai.com/docs/guides/batch has them. A body has the fields that the worker takes for
+the same address, and its answer the form that the worker gives it.
 """
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import UsageError
-from bitnet.runtime.chat_form import chat_finish, chat_logprobs, message_of
+from bitnet.runtime.chat_form import chat_reply
+from bitnet.runtime.openai_request import SAMPLING, chat_request, request_of, texts_of
+from bitnet.runtime.request import Request, check_messages
+from bitnet.runtime.response_form import ResponseItems, response_request
+from bitnet.runtime.text_form import (
+    completion_reply,
+    embeddings_reply,
+    vector_precision,
+    vectors_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
+    from bitnet.runtime.language_model import LanguageModel
 
-__all__ = ["fields_of", "line_of", "reply_of"]
+__all__ = ["URLS", "Url", "line_of", "reply_of", "requests_of"]
 
-URL = "/v1/chat/completions"
-_SAME = {
-    "messages", "tools", "tool_choice", "parallel_tool_calls", "temperature", "top_p", "seed",
-    "stop", "frequency_penalty", "presence_penalty", "logit_bias", "response_format",
-}  # fmt: skip
-# What changes nothing in the answer.
-_IDLE = {"model", "user", "metadata", "store", "service_tier", "safety_identifier",
-         "prompt_cache_key"}  # fmt: skip
+MAX_TEXTS = 2048  # of a row, as OpenAI has it
+_NAMES = {bool: "true or false", int: "a whole number", str: "a text", dict: "an object",
+          list: "a list"}  # fmt: skip
+_Kinds = dict[str, tuple[type, ...]]
 
 
-def fields_of(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a request that the line *facts* describes.
+def requests_of(facts: Mapping[str, Any], default: Request) -> list[Request]:
+    """Requests of the line *facts*, one for each answer, those of a prompt together.
 
     Raises:
-        UsageError: it asks for something that a batch does not do.
+        UsageError: it asks for something that a batch does not do; names the field.
     """
-    for name, wanted in (("method", "POST"), ("url", URL)):
-        if facts.get(name) != wanted:
-            raise UsageError(f"{name} is {str(facts.get(name))[:80]!r}, expected {wanted!r}",
-                             field=name)  # fmt: skip
+    url = URLS.get(facts["url"]) if isinstance(facts.get("url"), str) else None
+    if url is None:
+        known = ", ".join(URLS)
+        raise UsageError(f"url is {str(facts.get('url'))[:80]!r}, expected one of {known}",
+                         field="url")  # fmt: skip
+    if facts.get("method") != "POST":
+        raise UsageError(f"method is {str(facts.get('method'))[:80]!r}, expected 'POST'",
+                         field="method")  # fmt: skip
     body = facts.get("body")
     if not isinstance(body, dict):
         raise UsageError("body is not an object", field="body")
-    unknown = set(facts) - {"custom_id", "method", "url", "body"}
-    if unknown:
+    if unknown := set(facts) - {"custom_id", "method", "url", "body"}:
         raise UsageError(f"{min(unknown)} is not a field of a line", field=min(unknown))
-    if "messages" not in body:
-        raise UsageError("body.messages is missing", field="body.messages")
-    found: dict[str, Any] = {"temperature": 1.0}
-    for name, value in body.items():
-        if name in _SAME:
-            found[name] = value
-        elif name in ("max_tokens", "max_completion_tokens"):
-            found["max_tokens"] = value
-        elif name == "logprobs":
-            found |= {"logprobs": body.get("top_logprobs") or 0} if value else {}
-        elif name == "top_logprobs":
-            _expect(name, bool(body.get("logprobs")) or value is None, "is for logprobs: true")
-        elif name == "n":
-            _expect(name, value in (1, None), "is more than one answer for a row")
-        elif name == "stream":
-            _expect(name, value in (False, None), "is not for a batch")
-        elif name not in _IDLE:
-            _expect(name, value is None, "is not served in a batch")
-    if body.get("temperature") is None:
-        found["temperature"] = 1.0
-    return found
+    default = replace(default, sampling=replace(default.sampling, temperature=1.0))
+    try:
+        url.check(body)
+        return url.requests(body, default)
+    except UsageError as error:
+        raise _in_body(error) from error
 
 
-def _expect(name: str, is_right: bool, problem: str) -> None:
-    if not is_right:
-        raise UsageError(f"body.{name} {problem}", field=f"body.{name}")
+def _in_body(error: UsageError) -> UsageError:
+    """*error* about a body, as one about its line."""
+    field, message = f"body.{error.field}", error.message
+    if not error.field:
+        return error
+    said = f"body.{message}" if message.startswith(error.field) else f"{field}: {message}"
+    return UsageError(said, hint=error.hint, field=field)
 
 
 def line_of(row_id: str, digest: str, facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,35 +78,233 @@ def line_of(row_id: str, digest: str, facts: Mapping[str, Any]) -> dict[str, Any
     Args:
         row_id: its ``custom_id``.
         digest: of the line.
-        facts: what :func:`reply_of` gave, or ``error`` alone.
+        facts: ``body``, what :func:`reply_of` gave, or ``error``.
     """
     error, response = facts.get("error"), None
     if error is None:
-        response = {"status_code": 200, "request_id": f"row-{digest}", "body": dict(facts)}
+        response = {"status_code": 200, "request_id": f"row-{digest}", "body": facts["body"]}
     told = None if error is None else {"code": "request_failed", "message": error}
     return {"id": f"batch_req_{digest}", "custom_id": row_id, "row": digest,
             "response": response, "error": told}  # fmt: skip
 
 
-def reply_of(digest: str, answer: Answer, model: str) -> dict[str, Any]:
-    """A chat completion, as OpenAI has it."""
-    has_logprobs = answer.sequence.request.logprobs is not None
-    choice = {
-        "index": 0,
-        "message": message_of(answer),
-        "logprobs": chat_logprobs(answer.logprobs) if has_logprobs else None,
-        "finish_reason": chat_finish(answer),
-    }
-    prompt, written = answer.stats.prompt_tokens, answer.stats.tokens
-    return {
-        "id": f"chatcmpl-{digest}",
-        "object": "chat.completion",
-        "created": int(time.time()),
-        "model": model,
-        "choices": [choice],
-        "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": written,
-            "total_tokens": prompt + written,
-        },
-    }
+def reply_of(
+    facts: Mapping[str, Any], digest: str, answers: Sequence[Answer], model: LanguageModel
+) -> dict[str, Any]:
+    """The reply to the line *facts*, as OpenAI has it.
+
+    Raises:
+        UsageError: the vectors of *model* cannot be what it asks for.
+    """
+    url = URLS[facts["url"]]
+    name = model.path.name.removesuffix(".gguf")
+    head = {"id": f"{url.prefix}{digest}", "created": int(time.time()), "model": name}
+    try:
+        return url.reply(facts["body"], head, answers, model)
+    except UsageError as error:
+        raise _in_body(error) from error
+
+
+@dataclass(frozen=True)
+class Url:
+    """An address that a line may name.
+
+    Attributes:
+        prefix: that the id of a reply begins with.
+        needed: fields that a body must have.
+        kinds: types of the fields whose values are not checked elsewhere.
+        others: its other fields.
+        requests: makes the requests of a body.
+        reply: makes the reply of the answers.
+    """
+
+    prefix: str
+    needed: str
+    kinds: _Kinds
+    others: frozenset[str]
+    requests: Callable[[Mapping[str, Any], Request], list[Request]]
+    reply: Callable[
+        [Mapping[str, Any], Mapping[str, Any], Sequence[Answer], LanguageModel], dict[str, Any]
+    ]
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        """Accept the form of *body*.
+
+        Raises:
+            UsageError: a field is missing, unknown or of the wrong type.
+        """
+        if body.get(self.needed) is None:
+            raise UsageError(f"{self.needed} is missing", field=self.needed)
+        for name, value in body.items():
+            if name == "stream" and value:
+                raise UsageError("stream is not for a batch", field=name)
+            kinds = self.kinds.get(name)
+            if value is None or name in self.others:
+                continue
+            if kinds is None:
+                raise UsageError(f"{name} is not served in a batch", field=name[:80])
+            if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+                expected = " or ".join(_NAMES[kind] for kind in kinds)
+                raise UsageError(f"{name} is not {expected}", field=name)
+
+
+def _choices(body: Mapping[str, Any]) -> int:
+    count = 1 if body.get("n") is None else int(body["n"])
+    if count < 1:
+        raise UsageError(f"n is {count}, expected at least 1", field="n")
+    return count
+
+
+def _chat(body: Mapping[str, Any], default: Request) -> list[Request]:
+    check_messages(body["messages"])
+    if body.get("modalities") not in (None, ["text"]):
+        raise UsageError("modalities: only text is served", field="modalities")
+    if body.get("top_logprobs") is not None and not body.get("logprobs"):
+        raise UsageError("top_logprobs is for logprobs: true", field="top_logprobs")
+    request = chat_request(body, default)
+    return [request.choice(number) for number in range(_choices(body))]
+
+
+def _chat_reply(
+    body: Mapping[str, Any],
+    head: Mapping[str, Any],
+    answers: Sequence[Answer],
+    _model: LanguageModel,
+) -> dict[str, Any]:
+    return chat_reply(head, answers, logprobs=bool(body.get("logprobs")))
+
+
+def _completion(body: Mapping[str, Any], default: Request) -> list[Request]:
+    choices = _choices(body)
+    if body.get("best_of") not in (None, choices):
+        raise UsageError("best_of must be n: answers are not ranked", field="best_of")
+    if body.get("echo") and body.get("logprobs") is not None:
+        raise UsageError(
+            "echo has no log-probabilities: those of a prompt are not computed", field="echo"
+        )
+    wanted = request_of(body, replace(default, logprobs=body.get("logprobs")))
+    requests = [replace(wanted, prompt=text) for text in _texts(body, "prompt")]
+    return [one.choice(number) for one in requests for number in range(choices)]
+
+
+def _completion_reply(
+    body: Mapping[str, Any],
+    head: Mapping[str, Any],
+    answers: Sequence[Answer],
+    model: LanguageModel,
+) -> dict[str, Any]:
+    decode = model.tokenizer.decode
+    echoed = [
+        decode(one.prompt_ids, skip_special=True) if body.get("echo") else "" for one in answers
+    ]
+    has_logprobs = body.get("logprobs") is not None
+    return completion_reply(
+        head, answers, logprobs=has_logprobs, choices=_choices(body), echoed=echoed
+    )
+
+
+def _embedding(body: Mapping[str, Any], _default: Request) -> list[Request]:
+    if body.get("encoding_format") not in (None, "float", "base64"):
+        raise UsageError("encoding_format is neither float nor base64", field="encoding_format")
+    if body.get("output_dtype") == "float32":
+        raise UsageError("output_dtype is float32, expected float", field="output_dtype")
+    name = body.get("prompt_name")
+    return [
+        Request(prompt=text, embed=True, prompt_name=name, max_tokens=1)
+        for text in _texts(body, "input")
+    ]
+
+
+def _embedding_reply(
+    body: Mapping[str, Any],
+    head: Mapping[str, Any],
+    answers: Sequence[Answer],
+    model: LanguageModel,
+) -> dict[str, Any]:
+    rows = vectors_of(body, answers, vector_precision(body, model.config.dim))
+    tokens = sum(answer.stats.prompt_tokens for answer in answers)
+    return embeddings_reply(body, rows, str(head["model"]), tokens)
+
+
+def _response(body: Mapping[str, Any], default: Request) -> list[Request]:
+    for name in ("input", "tools", "include"):
+        kind = str if name == "include" else dict
+        given = body.get(name)
+        if isinstance(given, list) and not all(isinstance(one, kind) for one in given):
+            raise UsageError(f"{name} holds something that is not {_NAMES[kind]}", field=name)
+    if body.get("truncation") not in (None, "disabled"):
+        raise UsageError("truncation: only disabled is served", field="truncation")
+    return [response_request(body, default)]
+
+
+def _response_reply(
+    body: Mapping[str, Any],
+    head: Mapping[str, Any],
+    answers: Sequence[Answer],
+    _model: LanguageModel,
+) -> dict[str, Any]:
+    return ResponseItems(body, head).whole(answers[0])
+
+
+def _texts(body: Mapping[str, Any], field: str) -> list[str | list[int]]:
+    given = body[field]
+    lists = given if isinstance(given, list) else []
+    is_flat = all(type(one) is int for one in lists) or all(isinstance(one, str) for one in lists)
+    is_ids = all(isinstance(one, list) and all(type(part) is int for part in one) for one in lists)
+    if not (is_flat or is_ids):
+        raise UsageError(f"{field} is neither texts nor lists of token ids", field=field)
+    return texts_of(given, field, at_most=MAX_TEXTS)
+
+
+# What changes nothing in the answer.
+_IDLE = frozenset({
+    "model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "cache_prompt", "stream", "stream_options",
+})  # fmt: skip
+_DRAWN = frozenset({*SAMPLING, "stop", "max_tokens", "min_tokens", "ignore_eos", "repeat_penalty",
+                    "json_schema"})  # fmt: skip
+_GRAMMARS: _Kinds = {
+    "guided_json": (dict, str), "guided_regex": (str,), "guided_choice": (list,),
+    "structured_outputs": (dict,), "n": (int,),
+}  # fmt: skip
+
+URLS = {
+    "/v1/chat/completions": Url(
+        "chatcmpl-",
+        "messages",
+        _GRAMMARS | {"messages": (list,), "logprobs": (bool,), "top_logprobs": (int,),
+                     "tools": (list,), "parallel_tool_calls": (bool,),
+                     "chat_template_kwargs": (dict,), "response_format": (dict,)},
+        _IDLE | _DRAWN | {"max_completion_tokens", "tool_choice", "modalities"},
+        _chat,
+        _chat_reply,
+    ),
+    "/v1/completions": Url(
+        "cmpl-",
+        "prompt",
+        _GRAMMARS | {"prompt": (str, list), "logprobs": (int,), "echo": (bool,),
+                     "best_of": (int,)},
+        _IDLE | _DRAWN,
+        _completion,
+        _completion_reply,
+    ),
+    "/v1/embeddings": Url(
+        "",
+        "input",
+        {"input": (str, list), "encoding_format": (str,), "dimensions": (int,),
+         "output_dtype": (str,), "prompt_name": (str,), "normalize": (bool,)},
+        frozenset({"model", "user"}),
+        _embedding,
+        _embedding_reply,
+    ),
+    "/v1/responses": Url(
+        "resp_",
+        "input",
+        {"input": (str, list), "instructions": (str,), "tools": (list,), "text": (dict,),
+         "parallel_tool_calls": (bool,), "top_logprobs": (int,), "include": (list,),
+         "metadata": (dict,)},
+        _IDLE | {"max_output_tokens", "temperature", "top_p", "tool_choice", "truncation"},
+        _response,
+        _response_reply,
+    ),
+}  # fmt: skip

@@ -7,8 +7,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from bitnet.batch.openai_rows import fields_of
+from bitnet.batch.openai_rows import requests_of
 from bitnet.errors import UsageError
+from bitnet.runtime.openai_request import schema_of
 from bitnet.runtime.request import Request
 
 __all__ = ["Row"]
@@ -47,7 +48,7 @@ class Row:
             return cls(str(number), digest, facts, problem)
         row = cls(str(row_id), digest, facts)
         try:
-            row.request(Request())
+            row.requests(Request())
         except UsageError as error:
             return cls(row.id, digest, facts, error.message)
         return row
@@ -57,38 +58,21 @@ class Row:
         """Whether it is a line of one of OpenAI's batch files."""
         return "custom_id" in self.facts
 
-    def request(self, default: Request) -> Request:
-        """The request of this row; *default* supplies the fields that it leaves out.
+    def requests(self, default: Request) -> list[Request]:
+        """The requests of this row; *default* supplies the fields that it leaves out.
 
         Raises:
             UsageError: a field is unknown, missing, of the wrong type or out of its range.
         """
         if self.is_openais:
-            facts = fields_of(self.facts)
-        else:
-            facts = {name: value for name, value in self.facts.items() if name != "id"}
-        if "response_format" in facts:
-            schema = _schema(facts.pop("response_format"))
-            if schema is not None and facts.setdefault("json_schema", schema) is not schema:
-                raise UsageError(
-                    "json_schema and response_format are both given", field="response_format"
-                )
+            return requests_of(self.facts, default)
+        facts = {name: value for name, value in self.facts.items() if name != "id"}
+        schema = schema_of(facts.pop("response_format", None))
+        if schema is not None and facts.setdefault("json_schema", schema) is not schema:
+            raise UsageError(
+                "json_schema and response_format are both given", field="response_format"
+            )
         request = Request.from_mapping(facts, default)
         if ("prompt" in facts) == ("messages" in facts):
             raise UsageError("expected either prompt or messages", field="prompt")
-        return request
-
-
-def _schema(form: Any) -> Any:
-    """The schema that OpenAI's *form* of a response means; ``None``: any text."""
-    kind = form.get("type") if isinstance(form, dict) else None
-    if kind in ("text", "json_object"):
-        return {"type": "object"} if kind == "json_object" else None
-    given = form.get("json_schema") if kind == "json_schema" else None
-    schema = given.get("schema") if isinstance(given, dict) else None
-    if not isinstance(schema, dict):
-        raise UsageError(
-            "response_format is none of text, json_object and a json_schema with its schema",
-            field="response_format",
-        )
-    return schema
+        return [request]

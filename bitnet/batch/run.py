@@ -37,27 +37,36 @@ def answers(
     """
     scheduler = model.scheduler(max_batch=max_batch)
     waiting, default = iter(rows), Request(max_tokens=max_tokens)
-    running: dict[Sequence, tuple[Row, Answer]] = {}
+    running: dict[Sequence, tuple[Row, list[Answer]]] = {}
     while True:
         while len(running) < max_batch and (row := next(waiting, None)) is not None:
             try:
                 if row.problem:
                     raise UsageError(row.problem)
-                sequence = scheduler.submit(*model.prepare(row.request(default)))
-            except BitnetError as error:  # noqa: PERF203 - each row has its own
+                wanted = [model.prepare(one) for one in row.requests(default)]
+                sequences = [scheduler.prepare(*one) for one in wanted]
+            except BitnetError as error:
                 yield row, {"error": error.message}
-            else:
-                running[sequence] = row, Answer(model.tokenizer, sequence)
+                continue
+            found = [Answer(model.tokenizer, sequence) for sequence in sequences]
+            for sequence in sequences:
+                scheduler.queue(sequence)
+                running[sequence] = row, found
         if not running:
             return
         for sequence, piece in scheduler.step():
             if sequence not in running:
                 continue
-            row, answer = running[sequence]
-            if answer.take(piece).finish_reason:
-                del running[sequence]
-                scheduler.cancel(sequence)  # a stop text may have ended it
-                yield row, _facts(row, answer, model)
+            row, found = running[sequence]
+            answer = next(one for one in found if one.sequence is sequence)
+            if not answer.take(piece).finish_reason:
+                continue
+            # A stop text may have ended it, and one that fails ends the whole row.
+            for one in found if answer.error else [answer]:
+                running.pop(one.sequence, None)
+                scheduler.cancel(one.sequence)
+            if answer.error or all(one.finish_reason for one in found):
+                yield row, _facts(row, found, answer.error, model)
 
 
 def in_order(
@@ -73,11 +82,17 @@ def in_order(
         yield early.pop(row.id)
 
 
-def _facts(row: Row, answer: Answer, model: LanguageModel) -> dict[str, Any]:
-    if answer.error is not None:
-        return {"error": getattr(answer.error, "message", str(answer.error))}
+def _facts(
+    row: Row, answers: list[Answer], error: Exception | None, model: LanguageModel
+) -> dict[str, Any]:
+    if error is not None:
+        return {"error": getattr(error, "message", str(error))}
     if row.is_openais:
-        return reply_of(row.digest, answer, model.path.name.removesuffix(".gguf"))
+        try:
+            return {"body": reply_of(row.facts, row.digest, answers, model)}
+        except BitnetError as wrong:
+            return {"error": wrong.message}
+    (answer,) = answers
     more: dict[str, Any] = {}
     if answer.calls:
         more["tool_calls"] = [asdict(call) for call in answer.calls]

@@ -5,12 +5,63 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import FinishReason, TokenLogprob
 
-__all__ = ["chat_finish", "chat_logprobs", "finish_of", "message_of", "token_facts", "with_top"]
+__all__ = [
+    "chat_finish",
+    "chat_logprobs",
+    "chat_reply",
+    "finish_of",
+    "message_of",
+    "token_facts",
+    "usage",
+    "with_top",
+]
+
+
+def chat_reply(
+    head: Mapping[str, Any], answers: Sequence[Answer], *, logprobs: bool
+) -> dict[str, Any]:
+    """The whole reply of ``/v1/chat/completions``.
+
+    Args:
+        head: its id, model and time.
+        answers: one for each choice.
+        logprobs: log-probabilities were asked for.
+    """
+    choices = [
+        {
+            "index": index,
+            "message": message_of(answer),
+            "logprobs": chat_logprobs(answer.logprobs) if logprobs else None,
+            "finish_reason": chat_finish(answer),
+        }
+        for index, answer in enumerate(answers)
+    ]
+    counts = usage(answers, choices=len(answers))
+    return {**head, "object": "chat.completion", "choices": choices, "usage": counts}
+
+
+def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
+    """Tokens that *answers* took; a prompt counts once for its choices.
+
+    Args:
+        answers: all of them, those of a prompt together.
+        choices: how many each prompt has.
+    """
+    firsts = answers[::choices]
+    prompt = sum(answer.stats.prompt_tokens for answer in firsts)
+    written = sum(answer.stats.tokens for answer in answers)
+    cached = sum(answer.stats.reused_tokens for answer in firsts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
 
 
 def finish_of(reason: FinishReason | None) -> str | None:

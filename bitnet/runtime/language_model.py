@@ -122,11 +122,13 @@ class LanguageModel:
         """Ids of what *request* asks, and the request with this model's stop ids and grammar.
 
         Raises:
-            UsageError: the prompt is empty, the template does not accept the conversation, or the
-                schema or the regular expression is wrong.
-            Unsupported: the model makes vectors; no chat template; or a schema or a regular
-                expression, and llguidance is not installed.
+            UsageError: the prompt is empty, the template does not accept the conversation, the
+                schema or the regular expression is wrong, or a prompt of that name is not known.
+            Unsupported: the model makes vectors, and an answer is wanted; no chat template; or a
+                schema or a regular expression, and llguidance is not installed.
         """
+        if request.embed:
+            return self.embedding_ids(request.prompt, request.prompt_name), request
         if not self.config.writes:
             pooling = f"pooling: {self.config.pooling}"
             why = pooling if self.config.causal else "its attention looks both ways"
@@ -144,11 +146,12 @@ class LanguageModel:
             if tools is not None:
                 calls = tools.rules(form, self.tokenizer)
                 request = replace(request, grammar=self._calls_grammar(request, tools, form))
+        stop_ids = request.stop_ids or self.tokenizer.stop_ids
         return ids, replace(
             request,
             grammar=request.grammar or self._grammar(request),
             calls=calls,
-            stop_ids=request.stop_ids or self.tokenizer.stop_ids,
+            stop_ids=frozenset() if request.ignore_eos else stop_ids,
         )
 
     def answer(self, request: Request) -> Answer:
@@ -245,7 +248,9 @@ class LanguageModel:
         given = [texts] if isinstance(texts, str) else texts
         scheduler = self.scheduler(max_batch=VECTORS_AT_ONCE)
         running = [
-            scheduler.prepare(self.embedding_ids(one, prompt_name), Request(embed=True))
+            scheduler.prepare(
+                *self.prepare(Request(prompt=one, embed=True, prompt_name=prompt_name))
+            )
             for one in given
         ]
         # Those of a pass end together.

@@ -65,7 +65,10 @@ class Request:
         regex: the whole answer matches it.
         logprobs: how many alternatives to report with each token; ``None``: no log-probabilities.
         min_tokens: tokens before which no stop id is chosen.
+        ignore_eos: the answer goes on where the model would end it.
         embed: no answer but a vector, pooled as the model wants it, the mean where it does not say.
+        prompt_name: with *embed*, the model's prompt that stands before the text; ``None``: its
+            default one.
         stop_ids: token ids that end the answer; a :class:`LanguageModel` fills in its own.
         grammar: *json_schema* or *regex* for the tokens of one model; a :class:`LanguageModel`
             fills it in.
@@ -94,7 +97,9 @@ class Request:
     regex: str | None = None
     logprobs: int | None = field(default=None, metadata={"bounds": (0, MAX_LOGPROBS)})
     min_tokens: int = field(default=0, metadata={"bounds": (0, None)})
+    ignore_eos: bool = False
     embed: bool = False
+    prompt_name: str | None = None
     stop_ids: frozenset[int] = frozenset()
     grammar: Grammar | None = None
     calls: CallRules | None = None
@@ -114,18 +119,33 @@ class Request:
             )
 
     @classmethod
-    def from_mapping(cls, given: Mapping[str, Any], default: Request | None = None) -> Request:
+    def from_mapping(
+        cls,
+        given: Mapping[str, Any],
+        default: Request | None = None,
+        *,
+        names: Mapping[str, str] | None = None,
+    ) -> Request:
         """The request that *given*, a JSON object, describes.
 
         Args:
             given: fields of a request and of its sampling by their names; ``None``, and -1 where
                 it means nothing else, stand for what *default* has.
             default: for all that *given* leaves out.
+            names: a dialect's own names of some fields, for errors.
 
         Raises:
             UsageError: an unknown field, or a value of the wrong type or out of its range.
         """
-        default = default or cls()
+        try:
+            return cls._from_mapping(given, default or cls())
+        except UsageError as error:
+            own = (names or {}).get(error.field, error.field)
+            message = error.message.replace(error.field, own, 1)
+            raise UsageError(message, hint=error.hint, field=own) from error
+
+    @classmethod
+    def _from_mapping(cls, given: Mapping[str, Any], default: Request) -> Request:
         known = {entry.name: entry for entry in fields(cls) if entry.name in _JSON}
         drawn = {entry.name: entry for entry in fields(SamplingParams)}
         own: dict[str, Any] = {}
@@ -150,7 +170,7 @@ class Request:
 _JSON = {
     *("prompt", "messages", "json_schema", "regex"),
     *("tools", "tool_choice", "parallel_tool_calls"),
-    *("max_tokens", "min_tokens", "stop", "lookup", "logprobs"),
+    *("max_tokens", "min_tokens", "ignore_eos", "stop", "lookup", "logprobs"),
 }
 _MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 is other programs' word for the default
 _KINDS = {"int": int, "float": float, "int | None": int, "float | None": float}
@@ -169,8 +189,8 @@ def _checked(name: str, value: Any, kind: str) -> Any:
     elif name == "tools":
         is_list = isinstance(value, list) and all(isinstance(one, dict) for one in value)
         problem = "" if is_list else "tools is not a list of objects"
-    elif name == "parallel_tool_calls":
-        problem = "" if isinstance(value, bool) else "parallel_tool_calls is not true or false"
+    elif name in ("parallel_tool_calls", "ignore_eos"):
+        problem = "" if isinstance(value, bool) else f"{name} is not true or false"
     elif name == "regex":
         problem = "" if isinstance(value, str) else "regex is not a text"
     elif name == "json_schema":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from bitnet.runtime.chat_form import chat_finish, chat_logprobs
+from bitnet.runtime.chat_form import chat_finish, chat_logprobs, chat_reply, usage
 from bitnet.server import openai
 from bitnet.server.shapes import ChatRequest
 from bitnet.server.streams import Exchange
@@ -29,13 +29,13 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer in the model's own chat template; ``stream`` sends server-sent events."""
     service: Service = request.app.state.service
     service.check_name(body.model)
-    head = openai.reply_head("chatcmpl", service.name)
+    head = openai.reply_head("chatcmpl-", service.name)
     exchange = Exchange(
         request, openai.chat, body, places=body.n or 1, compiles=openai.compiles(body)
     )
     if not body.stream:
         answers = await exchange.collect()
-        return JSONResponse(openai.chat_reply(head, answers, logprobs=bool(body.logprobs)))
+        return JSONResponse(chat_reply(head, answers, logprobs=bool(body.logprobs)))
     begun: set[int] = set()
 
     def chunks(index: int, piece: Piece, answer: Answer) -> Iterator[Any]:
@@ -53,6 +53,6 @@ async def chat(body: ChatRequest, request: Request) -> Response:
 
     def last(answers: list[Answer]) -> Iterator[Any]:
         if body.stream_options and body.stream_options.include_usage:
-            yield openai.usage_chunk(head, _KIND, openai.usage(answers, choices=len(answers)))
+            yield openai.usage_chunk(head, _KIND, usage(answers, choices=len(answers)))
 
     return await exchange.stream(chunks, last)

@@ -38,25 +38,17 @@ def made(
     default = Request()
     default = replace(default, sampling=replace(default.sampling, **sampling))
     try:
-        return Request.from_mapping(given, default)
+        return Request.from_mapping(given, default, names=names)
     except UsageError as error:
-        refused = from_error(error)
-        own = (names or {}).get(refused.param or "")
-        if own:
-            refused.message = refused.message.replace(str(refused.param), own, 1)
-            refused.param = own
-        raise refused from error
+        raise from_error(error) from error
 
 
-def prepared(
-    request: Request, service: Service, *, ignore_eos: bool = False
-) -> tuple[list[int], Request]:
+def prepared(request: Request, service: Service) -> tuple[list[int], Request]:
     """Ids of the prompt, and *request* for the model.
 
     Args:
         request: what is wanted.
         service: knows the model.
-        ignore_eos: the answer goes on where the model would end it.
 
     Raises:
         Refused: the prompt is empty or has unknown ids.
@@ -76,7 +68,7 @@ def prepared(
         raise refused from error
     except Unsupported as error:
         raise from_error(error) from error
-    return ids, replace(ready, stop_ids=frozenset()) if ignore_eos else ready
+    return ids, ready
 
 
 def sequences_of(
@@ -85,7 +77,6 @@ def sequences_of(
     *,
     tokens: int | None,
     choices: int = 1,
-    ignore_eos: bool = False,
 ) -> list[Sequence]:
     """Answers to the prompt or the messages of *wanted*, one for each choice.
 
@@ -97,14 +88,13 @@ def sequences_of(
         service: runs the model.
         tokens: how many an answer may have; ``None``: as many as there is room for.
         choices: how many answers.
-        ignore_eos: they go on where the model would end them.
 
     Raises:
         Refused: something in it cannot be.
         BitnetError: the model's chat template does not take the conversation.
     """
     try:
-        ids, ready = prepared(wanted, service, ignore_eos=ignore_eos)
+        ids, ready = prepared(wanted, service)
     except InvalidFormat as error:  # on what the client sent, as the template itself is parsed
         raise Refused(400, error.message, param="messages") from error
     if tokens is None:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
-    "SAMPLING",
     "ChatRequest",
     "CompletionRequest",
     "DetokenizeRequest",
@@ -70,7 +69,6 @@ def _sampling_fields() -> dict[str, Any]:
     return found
 
 
-SAMPLING = tuple(entry.name for entry in fields(SamplingParams))
 _Drawn: Any = create_model("_Drawn", __base__=Shape, **_sampling_fields())
 
 

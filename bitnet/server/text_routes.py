@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from bitnet.errors import UsageError
-from bitnet.runtime.chat_form import finish_of
-from bitnet.runtime.vectors import check_vectors, rounded
+from bitnet.runtime.chat_form import finish_of, usage
+from bitnet.runtime.text_form import (
+    completion_reply,
+    embeddings_reply,
+    text_logprobs,
+    vector_precision,
+    vectors_of,
+)
 from bitnet.server import openai
 from bitnet.server.faults import Refused
 from bitnet.server.shapes import (
@@ -28,7 +33,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.runtime.answer import Answer
-    from bitnet.runtime.options import Precision
     from bitnet.runtime.piece import Piece
     from bitnet.server.service import Service
 
@@ -74,9 +78,9 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue ``prompt``; ``stream`` sends server-sent events."""
     service: Service = request.app.state.service
     service.check_name(body.model)
-    head = openai.reply_head("cmpl", service.name)
+    head = openai.reply_head("cmpl-", service.name)
     choices = body.n or 1
-    places = len(openai.texts_of(body.prompt)) * choices
+    places = len(openai.prompts_of(body.prompt)) * choices
     exchange = Exchange(
         request, openai.completions, body, places=places, compiles=openai.compiles(body)
     )
@@ -89,7 +93,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     if not body.stream:
         answers = await exchange.collect()
         return JSONResponse(
-            openai.completion_reply(
+            completion_reply(
                 head, answers, logprobs=has_logprobs, choices=choices,
                 echoed=[echoed(answer) for answer in answers],
             )
@@ -97,7 +101,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     begun: set[int] = set()
 
     def chunks(index: int, piece: Piece, answer: Answer) -> Iterator[Any]:
-        logprobs = openai.text_logprobs(piece.described) if piece.described else None
+        logprobs = text_logprobs([piece.described]) if piece.described else None
         text = piece.text if index in begun else echoed(answer) + piece.text
         begun.add(index)
         if text or logprobs or piece.finish_reason:
@@ -106,7 +110,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
     def last(answers: list[Answer]) -> Iterator[Any]:
         if body.stream_options and body.stream_options.include_usage:
-            counts = openai.usage(answers, choices=choices)
+            counts = usage(answers, choices=choices)
             yield openai.usage_chunk(head, "text_completion", counts)
 
     return await exchange.stream(chunks, last)
@@ -118,7 +122,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_name(body.model)
     rows, counted = await vectors(body, request)
-    return JSONResponse(openai.embeddings_reply(body, rows, service.name, counted))
+    return JSONResponse(embeddings_reply(dict(body), rows, service.name, counted))
 
 
 async def vectors(body: EmbeddingRequest, request: Request) -> tuple[list[NDArray[Any]], int]:
@@ -128,23 +132,13 @@ async def vectors(body: EmbeddingRequest, request: Request) -> tuple[list[NDArra
         Refused: something in it cannot be, or the worker stops.
     """
     service: Service = request.app.state.service
-    precision: Precision = "float32" if body.output_dtype == "float" else body.output_dtype
-    try:
-        check_vectors(service.model.config.dim, body.dimensions, precision)
-    except UsageError as error:
-        names = {"precision": "output_dtype"}
-        raise Refused(400, error.message, param=names.get(error.field, error.field)) from error
+    asked = dict(body)
+    precision = vector_precision(asked, service.model.config.dim)
     answers = await Exchange(request, openai.embeddings, body).collect()
     if any(answer.finish_reason != "stop" for answer in answers):
         raise Refused(503, "the worker is stopping", kind="server_error", retry_after_s=5)
     counted = sum(answer.stats.prompt_tokens for answer in answers)
-    rows = [
-        rounded(
-            answer.sequence.vector(normalize=body.normalize, dimensions=body.dimensions), precision
-        )
-        for answer in answers
-    ]
-    return rows, counted
+    return vectors_of(asked, answers, precision), counted
 
 
 @router.post("/tokenize", tags=["worker"], summary="The ids of a text")

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from openai.types.chat import ChatCompletion
 from tiny_models import tiny_gguf
 from tool_models import CITIES, WEATHER, tool_gguf
 from waiting import until
@@ -320,43 +319,5 @@ def test_schemas_tools_and_log_probabilities_are_done(tmp_path):
     assert "logprobs" not in found["any"]
     (call,) = found["tool"]["tool_calls"]
     assert (call["name"], json.loads(call["arguments"])["city"] in CITIES) == ("weather", True)
-    assert "response_format is none of" in found["wrong"]["error"]
+    assert "response_format is none of text, json_object and json_schema" in found["wrong"]["error"]
     assert "both given" in found["both"]["error"]
-
-
-def openai_line(custom_id, **body):
-    asked = {"messages": [{"role": "user", "content": "a"}]} | body
-    facts = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions"}
-    return facts | {"body": asked}
-
-
-def test_openais_batch_files_are_taken_and_written(bitnet, model_path, tmp_path):
-    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    rows = [
-        openai_line("one", model="any", max_completion_tokens=4, temperature=0, logprobs=True),
-        openai_line("two", max_tokens=0),
-        openai_line("three") | {"url": "/v1/embeddings"},
-        openai_line("four", n=2),
-        openai_line("five", reasoning_effort="low"),
-    ]
-    source.write_text("\n".join(map(json.dumps, rows)))
-    words = ("batch", "--model", model_path, "--input", source, "--output", target, "--ordered")
-    assert bitnet(*words).code == 24
-    found = [json.loads(line) for line in target.read_text().splitlines()]
-    assert [one["custom_id"] for one in found] == ["one", "two", "three", "four", "five"]
-    body = ChatCompletion.model_validate(found[0]["response"]["body"], strict=True)
-    with load(model_path) as model:
-        expected = model.chat([{"role": "user", "content": "a"}], max_tokens=4)
-    assert (found[0]["error"], body.choices[0].message.content) == (None, expected)
-    assert len(body.choices[0].logprobs.content) == body.usage.completion_tokens == 4
-    wrong = [(one["response"], one["error"]["message"]) for one in found[1:]]
-    assert wrong == [
-        (None, "max_tokens is 0, expected at least 1"),
-        (None, "url is '/v1/embeddings', expected '/v1/chat/completions'"),
-        (None, "body.n is more than one answer for a row"),
-        (None, "body.reasoning_effort is not served in a batch"),
-    ]
-    again = bitnet(*words, "--json")
-    facts = json.loads(again.out)
-    assert (again.code, facts["answered_before"], facts["failed"]) == (24, 5, 4)
-    assert list(facts["errors"]) == ["two", "three", "four", "five"]

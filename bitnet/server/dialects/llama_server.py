@@ -178,11 +178,11 @@ def _sequences(body: LlamaCompletion, service: Service) -> list[Sequence]:
     logprobs = given.pop("logprobs")
     is_bounded = body.n_predict not in (None, -1)
     given["max_tokens"] = body.n_predict if is_bounded else None
-    given["prompt"] = body.prompt
+    given |= {"prompt": body.prompt, "ignore_eos": body.ignore_eos}
     names = {own: name for name, own in _OWN.items()}
     wanted = replace(made(given, names=names, **_DEFAULTS), logprobs=logprobs or None)
     tokens = wanted.max_tokens if is_bounded else None
-    return sequences_of(wanted, service, tokens=tokens, ignore_eos=bool(body.ignore_eos))
+    return sequences_of(wanted, service, tokens=tokens)
 
 
 def _bias(entry: list[Any]) -> tuple[str, float]:

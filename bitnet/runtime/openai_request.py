@@ -1,0 +1,156 @@
+"""Bodies of OpenAI's requests as our own, with the fields that vLLM and llama.cpp's server add."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import UsageError
+from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.request import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = [
+    "GRAMMARS",
+    "SAMPLING",
+    "chat_request",
+    "grammar_of",
+    "request_of",
+    "schema_of",
+    "texts_of",
+]
+
+SAMPLING = tuple(entry.name for entry in fields(SamplingParams))
+# Fields that say what the answer must be, apart from response_format.
+GRAMMARS = ("json_schema", "guided_json", "guided_regex", "guided_choice", "structured_outputs")
+_SPECIAL = re.compile(r"[][\\.+*?()|{}^$#&~-]")  # of a regular expression
+# Variables of a chat template that are not a client's to set.
+_OURS = {
+    "self", "messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt",
+}  # fmt: skip
+
+
+def request_of(body: Mapping[str, Any], default: Request) -> Request:
+    """What *body* says about an answer, all but the prompt.
+
+    Args:
+        body: a request for a chat or a continuation; a field that is missing is ``None``.
+        default: for what *body* leaves out.
+
+    Raises:
+        UsageError: a value is of the wrong type or out of its range, or two contradict each other.
+    """
+    names = (*SAMPLING, "max_tokens", "min_tokens", "ignore_eos", "stop")
+    given = {name: body.get(name) for name in names} | grammar_of(body)[1]
+    if body.get("repeat_penalty") is not None:
+        given["repetition_penalty"] = body["repeat_penalty"]
+    if body.get("max_completion_tokens") is not None:
+        given["max_tokens"] = body["max_completion_tokens"]
+    return Request.from_mapping(given, default)
+
+
+def chat_request(body: Mapping[str, Any], default: Request) -> Request:
+    """The answer that *body*, a request for a chat with messages that are checked, wants.
+
+    Raises:
+        UsageError: as :func:`request_of`, or a tool or a variable of the template is wrong.
+    """
+    variables = body.get("chat_template_kwargs")
+    if wrong := _OURS.intersection(variables or ()):
+        raise UsageError(f"{', '.join(sorted(wrong))} cannot be set", field="chat_template_kwargs")
+    return replace(
+        request_of(body, default),
+        logprobs=(body.get("top_logprobs") or 0) if body.get("logprobs") else None,
+        messages=body["messages"],
+        tools=None if body.get("tool_choice") == "none" else body.get("tools"),
+        tool_choice=body.get("tool_choice"),
+        parallel_tool_calls=body.get("parallel_tool_calls") is not False,
+        template_variables=variables,
+    )
+
+
+def texts_of(given: Any, field: str, *, at_most: int) -> list[str | list[int]]:
+    """The texts in any of the four forms OpenAI takes them in.
+
+    Args:
+        given: a text, its ids, or a list of either.
+        field: of the request that holds them, for the message.
+        at_most: so many.
+
+    Raises:
+        UsageError: there are none, or too many.
+    """
+    if isinstance(given, str):
+        return [given]
+    if given and isinstance(given[0], int):
+        return [list(given)]
+    if not 0 < len(given) <= at_most:
+        raise UsageError(f"{len(given)} texts, expected 1 to {at_most}", field=field)
+    return list(given)
+
+
+def grammar_of(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The field of *body* that says what the answer must be, and ``json_schema`` or ``regex``.
+
+    Raises:
+        UsageError: there are two such fields, or one of them holds none of its forms.
+    """
+    found: dict[str, tuple[str, Any]] = {}
+    for name in GRAMMARS[:-1]:
+        if (value := body.get(name)) is not None:
+            kind = {"guided_regex": "regex", "guided_choice": "choice"}.get(name, "json_schema")
+            found[name] = kind, value
+    for name, value in (body.get(GRAMMARS[-1]) or {}).items():
+        kinds = {"json": "json_schema", "json_object": "any", "regex": "regex", "choice": "choice"}
+        if name not in kinds:
+            name = f"structured_outputs.{name}"[:100]
+            raise UsageError(f"{name} is not served", field=name)
+        found[f"structured_outputs.{name}"] = kinds[name], value
+    if (schema := schema_of(body.get("response_format"))) is not None:
+        found["response_format"] = "json_schema", schema
+    if len(found) > 1:
+        raise UsageError(f"{' and '.join(found)} are both given", field=next(iter(found)))
+    for name, (kind, value) in found.items():
+        return name, _grammar(name, kind, value)
+    return "", {}
+
+
+def schema_of(form: Any, field: str = "response_format") -> dict[str, Any] | None:
+    """The schema that the answer follows; ``None``: any text.
+
+    Args:
+        form: ``{"type": "text"}``, ``{"type": "json_object"}`` or a ``json_schema``, as chats and
+            as responses have it; ``None``: any text.
+        field: that it is in, for the message.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    kind = "text" if form is None else form.get("type") if isinstance(form, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind == "json_schema":
+        inside = "schema" if field == "text.format" else "json_schema.schema"
+        holder = form if field == "text.format" else form.get("json_schema")
+        schema = holder.get("schema") if isinstance(holder, dict) else None
+        if isinstance(schema, dict):
+            return schema
+        raise UsageError(f"{field}.{inside} is not an object", field=f"{field}.{inside}")
+    raise UsageError(f"{field} is none of text, json_object and json_schema", field=field)
+
+
+def _grammar(name: str, kind: str, value: Any) -> dict[str, Any]:
+    if kind == "any":
+        return {"json_schema": {"type": "object"}} if value else {}
+    if kind != "choice":
+        return {kind: value}
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise UsageError(f"{name} is not a list of texts", field=name)
+    if not value:
+        raise UsageError(f"{name} is empty", field=name)
+    return {"regex": "|".join(_SPECIAL.sub(r"\\\g<0>", one) for one in value)}

@@ -1,0 +1,282 @@
+"""OpenAI's responses: what one asks, and an answer as its items and events.
+
+Names and events are those of platform.openai.com/docs/api-reference/responses.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import UsageError
+from bitnet.runtime.chat_form import with_top
+from bitnet.runtime.openai_request import schema_of
+from bitnet.runtime.piece import Piece
+from bitnet.runtime.request import Request
+from bitnet.runtime.tool_calls import CallDelta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from bitnet.runtime.answer import Answer
+
+__all__ = ["LOGPROBS", "ResponseItems", "response_request", "response_schema"]
+
+LOGPROBS = "message.output_text.logprobs"
+_UNSERVED = (
+    "previous_response_id", "conversation", "background", "prompt", "reasoning", "max_tool_calls",
+    "context_management",
+)  # fmt: skip
+_NAMES = {"max_tokens": "max_output_tokens", "json_schema": "text.format"}
+
+
+def response_request(body: Mapping[str, Any], default: Request) -> Request:
+    """The answer that *body* wants.
+
+    Args:
+        body: a request of ``/v1/responses`` whose fields have their types; one that is missing is
+            ``None``.
+        default: for what *body* leaves out.
+
+    Raises:
+        UsageError: something in it is not served, or out of its range; names the field.
+    """
+    for name in _UNSERVED:
+        value = body.get(name)
+        is_empty = isinstance(value, dict) and all(one is None for one in value.values())
+        if value and not is_empty:
+            raise UsageError(f"{name} is not served", field=name)
+    include, top = body.get("include"), body.get("top_logprobs")
+    if any(one != LOGPROBS for one in include or ()):
+        raise UsageError(f"include: only {LOGPROBS} is served", field="include")
+    if top and not include:
+        raise UsageError(f"top_logprobs needs include: {LOGPROBS}", field="top_logprobs")
+    said = body.get("instructions")
+    told = [{"role": "system", "content": said}] if said else []
+    tools = [_tool(one, f"tools.{n}") for n, one in enumerate(body.get("tools") or ())]
+    given = {
+        "messages": told + _messages(body["input"]),
+        "tools": tools or None,
+        "tool_choice": _choice(body.get("tool_choice")),
+        "parallel_tool_calls": body.get("parallel_tool_calls"),
+        "json_schema": response_schema(body),
+        "max_tokens": body.get("max_output_tokens"),
+        "temperature": body.get("temperature"),
+        "top_p": body.get("top_p"),
+    }
+    wanted = Request.from_mapping(given, default, names=_NAMES)
+    return replace(wanted, logprobs=top or 0) if include else wanted
+
+
+def response_schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The schema that the answer to *body* follows; ``None``: none.
+
+    Raises:
+        UsageError: ``text`` asks for something else.
+    """
+    given = {name: value for name, value in (body.get("text") or {}).items() if value is not None}
+    form = given.pop("format", None)
+    for name in given:
+        name = f"text.{name[:80]}"
+        raise UsageError(f"{name} is not served", field=name)
+    return schema_of(form, "text.format")
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    """A tool as chats have it."""
+    if tool.get("type") != "function":
+        raise UsageError(f"{where}: only tools of the type function are served", field=where)
+    function = {name: tool[name] for name in ("name", "description", "parameters") if name in tool}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: Any) -> Any:
+    if isinstance(choice, dict) and choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    return choice
+
+
+def _messages(given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The turns that templates know for a text or items."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    turns: list[dict[str, Any]] = []
+    for number, item in enumerate(given):
+        where = f"input.{number}"
+        kind = item.get("type", "message")
+        if kind == "message" and item.get("role") in ("user", "assistant", "system", "developer"):
+            role = "system" if item["role"] == "developer" else item["role"]
+            turns.append({"role": role, "content": _text(item.get("content"), where)})
+        elif kind == "function_call" and isinstance(item.get("name"), str):
+            function = {"name": item["name"], "arguments": item.get("arguments") or "{}"}
+            call = {"id": item.get("call_id"), "type": "function", "function": function}
+            if not turns or turns[-1]["role"] != "assistant":
+                turns.append({"role": "assistant", "content": ""})
+            turns[-1].setdefault("tool_calls", []).append(call)
+        elif kind == "function_call_output":
+            result = _text(item.get("output"), where)
+            turns.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": result})
+        else:
+            raise UsageError(f"{where}: an item of type {str(kind)[:40]!r} and role "
+                          f"{str(item.get('role'))[:40]!r} is not served", field=where)  # fmt: skip
+    return turns
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    kinds = ("input_text", "output_text", "text")
+    if isinstance(content, list) and all(
+        isinstance(part, dict) and part.get("type") in kinds and isinstance(part.get("text"), str)
+        for part in content
+    ):
+        return "\n".join(part["text"] for part in content)
+    raise UsageError(f"{where}: only text is served", field=where)
+
+
+class ResponseItems:
+    """The items of one response, and the events that tell of them."""
+
+    def __init__(self, body: Mapping[str, Any], head: Mapping[str, Any]) -> None:
+        """Items of the answer to *body*.
+
+        Args:
+            body: what was asked for; a field that is missing is ``None``.
+            head: the response's id, model and time.
+        """
+        self._output: list[dict[str, Any]] = []
+        self._is_open = False
+        self._count = -1
+        self._has_logprobs = bool(body.get("include"))
+        given = {name: value for name, value in body.items() if value is not None}
+        self._response: dict[str, Any] = {
+            "id": head["id"],
+            "object": "response",
+            "created_at": head["created"],
+            "model": head["model"],
+            "error": None,
+            "incomplete_details": None,
+            "instructions": given.get("instructions"),
+            "max_output_tokens": given.get("max_output_tokens"),
+            "metadata": given.get("metadata", {}),
+            "parallel_tool_calls": given.get("parallel_tool_calls", True),
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "service_tier": "default",
+            "store": False,
+            "temperature": given.get("temperature", 1.0),
+            "text": given.get("text") or {"format": {"type": "text"}},
+            "tool_choice": given.get("tool_choice", "auto"),
+            "tools": given.get("tools", []),
+            "top_logprobs": given.get("top_logprobs", 0),
+            "top_p": given.get("top_p", 1.0),
+            "truncation": "disabled",
+            "usage": None,
+            "user": given.get("user"),
+        }
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """The response when *answer* has ended."""
+        calls = tuple(
+            CallDelta(index, call.arguments, call.id, call.name)
+            for index, call in enumerate(answer.calls)
+        )
+        for _ in self.of(Piece(None, text=answer.text, calls=calls)):
+            pass
+        *_, ended = self.end(answer)
+        return dict(ended["response"])
+
+    def event(self, kind: str, **facts: Any) -> dict[str, Any]:
+        """One event, with its number."""
+        self._count += 1
+        return {"type": kind, "sequence_number": self._count, **facts}
+
+    def of(self, piece: Piece) -> Iterator[dict[str, Any]]:
+        """Events of one piece."""
+        if self._count < 0:
+            begun = self._response | {"status": "in_progress", "output": []}
+            yield self.event("response.created", response=begun)
+            yield self.event("response.in_progress", response=begun)
+        if piece.text:
+            if not self._is_open or self._output[-1]["type"] != "message":
+                yield from self._open_message()
+            part = self._output[-1]["content"][0]
+            part["text"] += piece.text
+            logprobs = [with_top(piece.described)] if piece.described else []
+            yield self._part_event("delta", delta=piece.text, logprobs=logprobs)
+        for call in piece.calls:
+            if call.id:
+                item = {"type": "function_call", "id": f"fc_{secrets.token_hex(12)}",
+                        "call_id": call.id, "name": call.name, "arguments": ""}  # fmt: skip
+                yield from self._open(item)
+            if call.arguments:
+                self._output[-1]["arguments"] += call.arguments
+                yield self._item_event("function_call_arguments.delta", delta=call.arguments)
+
+    def end(self, answer: Answer) -> Iterator[dict[str, Any]]:
+        """Events after the last piece."""
+        if not self._output:
+            yield from self._open_message()
+        reason = answer.finish_reason
+        status = {"stop": "completed", "cancelled": "cancelled"}.get(str(reason), "incomplete")
+        if self._has_logprobs and self._output[-1]["type"] == "message":
+            self._output[-1]["content"][0]["logprobs"] = [with_top(one) for one in answer.logprobs]
+        yield from self._close("completed" if status == "completed" else "incomplete")
+        stats = answer.stats
+        cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        ended = self._response | {
+            "status": status,
+            "incomplete_details": cut,
+            "output": self._output,
+            "usage": {
+                "input_tokens": stats.prompt_tokens,
+                "input_tokens_details": {
+                    "cached_tokens": stats.reused_tokens,
+                    "cache_write_tokens": 0,
+                },
+                "output_tokens": stats.tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": stats.prompt_tokens + stats.tokens,
+            },
+        }
+        kind = "completed" if status == "completed" else "incomplete"
+        yield self.event(f"response.{kind}", response=ended)
+
+    def _open_message(self) -> Iterator[dict[str, Any]]:
+        message = {"type": "message", "id": f"msg_{secrets.token_hex(12)}", "role": "assistant"}
+        yield from self._open(message | {"content": []})
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self._output[-1]["content"].append(part)
+        yield self._item_event("content_part.added", content_index=0, part=dict(part))
+
+    def _open(self, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._close("completed")
+        self._is_open = True
+        self._output.append(item | {"status": "in_progress"})
+        shown = self._output[-1] | ({"content": []} if "content" in item else {})
+        at = len(self._output) - 1
+        yield self.event("response.output_item.added", output_index=at, item=shown)
+
+    def _close(self, status: str) -> Iterator[dict[str, Any]]:
+        if not self._is_open:
+            return
+        self._is_open = False
+        item = self._output[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            part = item["content"][0]
+            yield self._part_event("done", text=part["text"], logprobs=part["logprobs"])
+            yield self._item_event("content_part.done", content_index=0, part=part)
+        else:
+            name, arguments = item["name"], item["arguments"]
+            yield self._item_event("function_call_arguments.done", name=name, arguments=arguments)
+        at = len(self._output) - 1
+        yield self.event("response.output_item.done", output_index=at, item=item)
+
+    def _item_event(self, kind: str, **facts: Any) -> dict[str, Any]:
+        where = {"item_id": self._output[-1]["id"], "output_index": len(self._output) - 1}
+        return self.event(f"response.{kind}", **where, **facts)
+
+    def _part_event(self, kind: str, **facts: Any) -> dict[str, Any]:
+        return self._item_event(f"output_text.{kind}", content_index=0, **facts)

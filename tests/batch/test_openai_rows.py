@@ -1,0 +1,224 @@
+"""OpenAI's batch files: rows of each address, answered as the worker answers them."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+from openai.types import Completion, CreateEmbeddingResponse
+from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
+from tiny_models import tiny_gguf
+from tool_models import CITIES, WEATHER, tool_gguf
+
+from bitnet.batch.openai_rows import URLS
+from bitnet.runtime.language_model import load
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
+ASK = [{"role": "user", "content": "a"}]
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+VECTORS, ITEMS = "/v1/embeddings", "/v1/responses"
+
+
+@pytest.fixture
+def model_path(tmp_path):
+    return tiny_gguf(tmp_path / "tiny.gguf", **{"tokenizer.chat_template": TEMPLATE})
+
+
+def line(custom_id, url, **body):
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+@pytest.fixture
+def answered(bitnet, tmp_path):
+    """Run a batch of *rows*; its exit code and the lines of its output."""
+
+    def answered(model, rows, *more):
+        source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        source.write_text("\n".join(map(json.dumps, rows)))
+        done = bitnet("batch", "--model", model, "--input", source, "--output", target,
+                      "--ordered", *more)  # fmt: skip
+        return done, [json.loads(one) for one in target.read_text().splitlines()]
+
+    return answered
+
+
+def bodies(found):
+    assert [one["error"] for one in found] == [None] * len(found)
+    assert {one["response"]["status_code"] for one in found} == {200}
+    return [one["response"]["body"] for one in found]
+
+
+def test_rows_of_all_addresses_are_answered_in_one_file(answered, model_path):
+    rows = [
+        line("chat", CHAT, model="any", messages=ASK, max_completion_tokens=4, temperature=0,
+             logprobs=True),
+        {"id": "own", "prompt": "ab", "max_tokens": 3},
+        line("text", TEXT, prompt=["ab", "cde"], max_tokens=5, temperature=0, logprobs=1),
+        line("vectors", VECTORS, input=["ab", "cde"]),
+        line("items", ITEMS, input="a", instructions="b", max_output_tokens=4, temperature=0),
+    ]  # fmt: skip
+    done, found = answered(model_path, rows)
+    assert done.code == 0, done.err
+    assert [one.get("custom_id", one["id"]) for one in found] == [
+        "chat", "own", "text", "vectors", "items",
+    ]  # fmt: skip
+    chat, text, vectors, items = bodies([found[0], *found[2:]])
+    with load(model_path) as model:
+        reply = ChatCompletion.model_validate(chat, strict=True)
+        assert reply.choices[0].message.content == model.chat(ASK, max_tokens=4)
+        assert len(reply.choices[0].logprobs.content) == reply.usage.completion_tokens == 4
+        assert found[1]["text"] == model.generate("ab", max_tokens=3)
+        reply = Completion.model_validate(text, strict=True)
+        expected = [model.generate(one, max_tokens=5) for one in ("ab", "cde")]
+        assert [one.text for one in reply.choices] == expected
+        assert [one.index for one in reply.choices] == [0, 1]
+        assert len(reply.choices[0].logprobs.tokens) == 5
+        reply = CreateEmbeddingResponse.model_validate(vectors, strict=True)
+        rows = np.array([one.embedding for one in reply.data], dtype=np.float32)
+        assert np.array_equal(rows, model.embed(["ab", "cde"]))
+        told = [{"role": "system", "content": "b"}, *ASK]
+        reply = Response.model_validate(items)
+        assert reply.output_text == model.chat(told, max_tokens=4)
+        assert (reply.status, reply.usage.output_tokens) == ("incomplete", 4)
+
+
+def test_a_row_may_have_several_choices_and_an_echo(answered, model_path):
+    rows = [
+        line("chat", CHAT, messages=ASK, n=3, max_tokens=9, temperature=9.0, seed=1),
+        line("text", TEXT, prompt=["ab", "c"], n=2, best_of=2, max_tokens=9, temperature=9.0,
+             seed=1, echo=True),
+    ]  # fmt: skip
+    _, found = answered(model_path, rows, "--max-batch", 2)
+    chat, text = bodies(found)
+    assert len({one["message"]["content"] for one in chat["choices"]}) == 3
+    assert [one["index"] for one in text["choices"]] == [0, 1, 2, 3]
+    texts = [one["text"] for one in text["choices"]]
+    assert [one[0] for one in texts] == ["a", "a", "c", "c"]
+    assert texts[0] != texts[1]
+    prompts = [text["usage"]["prompt_tokens"], chat["usage"]["prompt_tokens"]]
+    with load(model_path) as model:
+        ids = [model.tokenizer.encode("ab"), model.tokenizer.encode("c")]
+        assert prompts == [len(ids[0]) + len(ids[1]), len(model.encode_chat(ASK))]
+
+
+def test_vectors_come_in_the_forms_of_the_worker(answered, model_path):
+    rows = [
+        line("short", VECTORS, input="ab", dimensions=8, normalize=False),
+        line("base64", VECTORS, input=[[3, 4], [5]], encoding_format="base64"),
+        line("bits", VECTORS, input=[3, 4], output_dtype="ubinary"),
+    ]
+    _, found = answered(model_path, rows)
+    short, packed, bits = bodies(found)
+    with load(model_path) as model:
+        expected = model.embed("ab", dimensions=8, normalize=False)[0]
+        assert np.array_equal(np.float32(short["data"][0]["embedding"]), expected)
+        raw = [base64.b64decode(one["embedding"]) for one in packed["data"]]
+        expected = model.embed([[3, 4], [5]])
+        assert np.array_equal(np.frombuffer(b"".join(raw), "<f4"), expected.ravel())
+        bytes_of = np.packbits(model.embed([[3, 4]])[0] > 0)
+        assert bits["data"][0]["embedding"] == bytes_of.tolist()
+
+
+def test_functions_and_schemas_are_done_in_responses_and_completions(answered, tmp_path):
+    pytest.importorskip("llguidance")
+    model = tool_gguf(tmp_path / "tools.gguf")
+    tool = {"type": "function", **WEATHER["function"]}
+    schema = {"const": {"a": 1}}
+    form = {"type": "json_schema", "name": "x", "schema": schema}
+    named = {"type": "function", "name": "weather"}
+    rows = [
+        line("call", ITEMS, input=ASK, tools=[tool], tool_choice=named, max_output_tokens=300),
+        line("schema", ITEMS, input="a", text={"format": form}, max_output_tokens=300),
+        line("guided", TEXT, prompt="a", guided_json=schema, max_tokens=300),
+    ]
+    done, found = answered(model, rows)
+    assert done.code == 0, done.err
+    call, items, text = bodies(found)
+    (item,) = Response.model_validate(call).output
+    assert (item.name, json.loads(item.arguments)["city"] in CITIES) == ("weather", True)
+    assert json.loads(Response.model_validate(items).output_text) == {"a": 1}
+    assert json.loads(text["choices"][0]["text"]) == {"a": 1}
+
+
+WRONG = [
+    (line("", CHAT, messages=ASK, max_tokens=0), "body.max_tokens is 0, expected at least 1"),
+    (line("", "/v1/images", prompt="a"), "url is '/v1/images', expected one of"),
+    (line("", CHAT, messages=ASK) | {"method": "GET"}, "method is 'GET', expected 'POST'"),
+    (line("", CHAT, messages=ASK) | {"more": 1}, "more is not a field of a line"),
+    (line("", CHAT) | {"body": [1]}, "body is not an object"),
+    (line("", CHAT, messages=ASK, n=0), "body.n is 0"),
+    (line("", CHAT, messages=ASK, n=True), "body.n is not a whole number"),
+    (line("", CHAT, messages=ASK, stream=True), "body.stream is not for a batch"),
+    (line("", CHAT, messages=ASK, reasoning_effort="low"), "body.reasoning_effort is not served"),
+    (line("", CHAT, messages=ASK, top_logprobs=1), "body.top_logprobs is for logprobs"),
+    (line("", CHAT, messages=ASK, tools=[1]), "body.tools.0: expected a tool"),
+    (line("", CHAT, messages=ASK, chat_template_kwargs={"tools": 1}),
+     "body.chat_template_kwargs: tools cannot be set"),
+    (line("", CHAT, messages=[{"role": 3}]), "body.messages.0: role is not a text"),
+    (line("", CHAT, messages=ASK, response_format={"type": "xml"}), "body.response_format is none"),
+    (line("", CHAT, input="a"), "body.messages is missing"),
+    (line("", TEXT, messages=ASK), "body.prompt is missing"),
+    (line("", TEXT, prompt=[]), "body.prompt: 0 texts, expected 1 to 2048"),
+    (line("", TEXT, prompt=["a", 1]), "body.prompt is neither texts nor lists of token ids"),
+    (line("", TEXT, prompt=["a", ""]), "the prompt is empty"),
+    (line("", TEXT, prompt="a", logprobs=True), "body.logprobs is not a whole number"),
+    (line("", TEXT, prompt="a", logprobs=1, echo=True), "body.echo has no log-probabilities"),
+    (line("", TEXT, prompt="a", best_of=2), "body.best_of must be n"),
+    (line("", TEXT, prompt="a", ignore_eos=1), "body.ignore_eos is not true or false"),
+    (line("", TEXT, prompt=[1, 10**6]), "token ids outside the model's vocabulary"),
+    (line("", VECTORS, input="a", dimensions=10**6), "1,000,000 dimensions, the vectors of this"),
+    (line("", VECTORS, input="a", output_dtype="int4"), "body.output_dtype: 'int4' is not"),
+    (line("", VECTORS, input="a", encoding_format="hex"), "body.encoding_format is neither"),
+    (line("", VECTORS, input="a", prompt_name="zz"), "no prompt called 'zz'"),
+    (line("", VECTORS, input={"a": 1}), "body.input is not a text or a list"),
+    (line("", VECTORS, input="a" * 300), "the context holds 64"),
+    (line("", ITEMS, input="a", max_output_tokens=0), "body.max_output_tokens is 0"),
+    (line("", ITEMS, input="a", previous_response_id="x"), "body.previous_response_id is not"),
+    (line("", ITEMS, input="a", text={"format": {"type": "xml"}}), "body.text.format is none of"),
+    (line("", ITEMS, input=[3]), "body.input holds something that is not an object"),
+    (line("", ITEMS, input=[{"type": "image"}]), "body.input.0: an item of type 'image'"),
+    (line("", ITEMS, input="a", tools=[{"type": "web_search"}]), "body.tools.0: only tools of"),
+    (line("", ITEMS, input="a", include=["reasoning"]), "body.include: only message.output_text"),
+    (line("", ITEMS, input="a", truncation="auto"), "body.truncation: only disabled is served"),
+]  # fmt: skip
+
+
+def test_a_row_that_cannot_be_answered_names_the_field_and_harms_no_other(answered, model_path):
+    rows = [row | {"custom_id": str(number)} for number, (row, _) in enumerate(WRONG)]
+    done, found = answered(model_path, [*rows, line("good", VECTORS, input="a")])
+    assert done.code == 24
+    for (row, expected), one in zip(WRONG, found, strict=False):
+        assert one["response"] is None, row
+        assert expected in one["error"]["message"], row
+    assert "row '0': body.max_tokens is 0" in done.err
+    assert bodies(found[-1:])[0]["data"][0]["embedding"]
+    again, _ = answered(model_path, [*rows, line("good", VECTORS, input="a")], "--json")
+    facts = json.loads(again.out)
+    assert (again.code, facts["answered_before"], facts["failed"]) == (24, len(found), len(WRONG))
+
+
+def test_a_model_that_writes_nothing_answers_the_rows_that_want_vectors(answered, tmp_path):
+    path = tiny_gguf(tmp_path / "both.gguf", **{"llama.attention.causal": False})
+    rows = [line("text", TEXT, prompt="a"), line("vector", VECTORS, input="a")]
+    done, (text, vector) = answered(path, rows)
+    assert done.code == 24
+    assert "makes vectors of texts and does not write any" in text["error"]["message"]
+    assert vector["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("url", "shape"),
+    [(CHAT, "ChatRequest"), (TEXT, "CompletionRequest"), (VECTORS, "EmbeddingRequest")],
+)
+def test_a_body_has_the_fields_that_the_worker_takes(url, shape):
+    shapes = pytest.importorskip("bitnet.server.shapes")
+    assert {*URLS[url].kinds} | URLS[url].others == set(getattr(shapes, shape).model_fields)
+
+
+def test_a_response_has_the_fields_that_the_worker_takes_and_does():
+    responses = pytest.importorskip("bitnet.server.dialects.responses")
+    taken = set(responses.ResponseRequest.model_fields)
+    unserved = {"previous_response_id", "conversation", "background", "prompt", "reasoning",
+                "max_tool_calls", "context_management"}  # fmt: skip
+    assert ({*URLS[ITEMS].kinds} | URLS[ITEMS].others) - {"cache_prompt"} == taken - unserved
