@@ -1,7 +1,7 @@
 """The backend in C++: the same operations as ``reference.py``, on packed weights.
 
 Products round activations to int8, in groups or, for ternary weights, per token;
-``kernels/native/kernels.hpp`` states the numerics. A whole program is one call
+``kernels/native/isa/kernels.hpp`` states the numerics. A whole program is one call
 (``native_graph.py``). Results depend neither on the number of threads nor on the batch.
 """
 
@@ -40,7 +40,7 @@ __all__ = ["NativeOps"]
 
 logger = logging.getLogger(__name__)
 
-_PAGE = 64  # positions; kKeyBlock in native/kernels.hpp
+_PAGE = 64  # positions; kKeyBlock in native/isa/kernels.hpp
 
 
 @cache

@@ -38,7 +38,7 @@ GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu_squared": 2, "r
 
 
 class CompiledProgram:
-    """A program whose instructions run in C++; ``kernels/native/graph.hpp`` is that side of it."""
+    """A program whose instructions run in C++, by ``kernels/native/graph/graph.hpp``."""
 
     def __init__(
         self, module: ModuleType, program: Program, weights: Mapping[str, Prepared], ops: Ops

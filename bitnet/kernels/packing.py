@@ -1,8 +1,8 @@
 """A weight in the bytes that the kernels of the compiled module read.
 
 Block-quantized and float matrices are copied with their rows interleaved 16 by 16 (``*_R16``;
-``kernels/native/tiles.hpp`` has the layout), and the pages of the mapped file they came from are
-given back. Ternary ones go through ``ternary_packing``.
+``kernels/native/encodings/tiles.hpp`` has the layout), and the pages of the mapped file they came
+from are given back. Ternary ones go through ``ternary_packing``.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ class Cache(Protocol):
         """Addresses of its pages, room for *count* more positions made, for the compiled module.
 
         One array for each of :func:`layers_by_window`, 0 for pages that are not seen any more.
-        ``None`` where its numbers are not the float16 of ``kernels/native/kernels.hpp``.
+        ``None`` where its numbers are not the float16 of ``kernels/native/isa/kernels.hpp``.
         """
 
     def advance(self, count: int) -> None:

@@ -3,9 +3,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "bind_graph.hpp"
-#include "bind_kernels.hpp"
-#include "bind_screen.hpp"
+#include "bind/graph.hpp"
+#include "bind/kernels.hpp"
+#include "bind/head.hpp"
 #include "cpu.hpp"
 #include "file_guard.hpp"
 #include "gguf.hpp"

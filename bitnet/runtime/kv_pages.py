@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PAGE", "PageTable", "pages_for"]
 
-PAGE = 64  # positions; ``kKeyBlock`` in kernels/native/kernels.hpp
+PAGE = 64  # positions; ``kKeyBlock`` in kernels/native/isa/kernels.hpp
 
 
 def pages_for(positions: int) -> int:

@@ -10,12 +10,12 @@
 #include <memory>
 #include <thread>
 
-#include "arena.hpp"
-#include "graph.hpp"
-#include "ops.hpp"
-#include "screen.hpp"
-#include "ternary_layout.hpp"
-#include "thread_pool.hpp"
+#include "system/arena.hpp"
+#include "graph/graph.hpp"
+#include "ops/ops.hpp"
+#include "head/screen.hpp"
+#include "ternary/layout.hpp"
+#include "system/thread_pool.hpp"
 
 namespace {
 

@@ -1,0 +1,194 @@
+// Weight encodings: how many bytes hold how many weights, and what a group of them means.
+//
+// Layouts are ggml's (https://github.com/ggml-org/ggml, ggml-common.h), those of ternary weights are
+// in ternary/layout.hpp. Everything here has internal linkage: files built for different instruction
+// sets include it, and the linker must not merge their copies.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__FAST_MATH__) || defined(_M_FP_FAST)
+#error "-ffast-math and /fp:fast change results: build without them"
+#endif
+#if defined(_MSC_VER) && !defined(__clang__)
+#pragma fp_contract(off)
+#endif
+
+namespace bitnet {
+
+enum class Type : int {
+    F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K, Q6_K,
+    // 16 rows interleaved (tiles.hpp), in the order of those above.
+    F32_R16, F16_R16, BF16_R16, Q8_0_R16, Q4_0_R16, Q4_1_R16, Q5_0_R16, Q5_1_R16, Q4_K_R16, Q5_K_R16, Q6_K_R16,
+    Ternary, TernaryBlocks, TernaryDense,  // ternary/layout.hpp
+    kCount
+};
+
+constexpr int kTypes = int(Type::kCount);
+constexpr const char* kTypeNames[kTypes] = {"F32",  "F16",  "BF16", "Q8_0", "Q4_0",  "Q4_1",  "Q5_0",
+                                            "Q5_1", "Q4_K", "Q5_K", "Q6_K",
+                                            "F32_R16", "F16_R16", "BF16_R16", "Q8_0_R16", "Q4_0_R16", "Q4_1_R16",
+                                            "Q5_0_R16", "Q5_1_R16", "Q4_K_R16", "Q5_K_R16", "Q6_K_R16",
+                                            "TERNARY", "TERNARY_BLOCKS", "TERNARY_DENSE"};
+
+// Weights per block and bytes per block; a row is a whole number of blocks.
+struct BlockSize {
+    int weights, bytes;
+};
+constexpr BlockSize kBlocks[kTypes] = {{1, 4},     {1, 2},     {1, 2},     {32, 34},  {32, 18},
+                                       {32, 20},   {32, 22},   {32, 24},   {256, 144}, {256, 176},
+                                       {256, 210},
+                                       {1, 4},     {1, 2},     {1, 2},     {32, 34},  {32, 18},
+                                       {32, 20},   {32, 22},   {32, 24},   {256, 148}, {256, 180},
+                                       {256, 210}, {16, 4},    {256, 68},  {20, 4}};
+
+constexpr bool is_tiled(Type t) { return t >= Type::F32_R16 && t <= Type::Q6_K_R16; }
+constexpr bool is_float(Type t) { return t <= Type::BF16 || (t >= Type::F32_R16 && t <= Type::BF16_R16); }
+constexpr bool is_ternary(Type t) { return t >= Type::Ternary && t <= Type::TernaryDense; }
+// w = scale * code + min, rather than scale * code.
+constexpr bool has_minimum(Type t) {
+    return t == Type::Q4_1 || t == Type::Q5_1 || t == Type::Q4_K || t == Type::Q5_K || t == Type::Q4_1_R16 ||
+           t == Type::Q5_1_R16 || t == Type::Q4_K_R16 || t == Type::Q5_K_R16;
+}
+// The encoding with interleaved rows of one that has none.
+constexpr bool can_tile(Type t) { return t <= Type::Q6_K; }
+constexpr Type tiled(Type t) { return Type(int(t) + int(Type::F32_R16)); }
+
+struct BlockQ8_0 { uint16_t d; int8_t q[32]; };
+struct BlockQ4_0 { uint16_t d; uint8_t q[16]; };
+struct BlockQ4_1 { uint16_t d, m; uint8_t q[16]; };
+struct BlockQ5_0 { uint16_t d; uint8_t high[4], q[16]; };
+struct BlockQ5_1 { uint16_t d, m; uint8_t high[4], q[16]; };
+struct BlockQ4_K { uint16_t d, dmin; uint8_t scales[12], q[128]; };
+struct BlockQ5_K { uint16_t d, dmin; uint8_t scales[12], high[32], q[128]; };
+struct BlockQ6_K { uint8_t low[128], high[64]; int8_t scales[16]; uint16_t d; };
+
+static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockQ4_1) == 20, "ggml layout");
+static_assert(sizeof(BlockQ5_0) == 22 && sizeof(BlockQ5_1) == 24, "ggml layout");
+static_assert(sizeof(BlockQ4_K) == 144 && sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210, "ggml layout");
+
+namespace {
+
+[[maybe_unused]] inline float bits_to_float(uint32_t bits) {
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+}
+
+[[maybe_unused]] inline uint32_t float_to_bits(float f) {
+    uint32_t bits;
+    std::memcpy(&bits, &f, 4);
+    return bits;
+}
+
+[[maybe_unused]] inline float bf16_to_float(uint16_t h) { return bits_to_float(uint32_t(h) << 16); }
+
+// IEEE half to single, exact, subnormals and NaN included.
+[[maybe_unused]] inline float half_to_float(uint16_t h) {
+    const uint32_t sign = uint32_t(h & 0x8000) << 16;
+    const uint32_t magnitude = uint32_t(h & 0x7fff) << 13;
+    if (magnitude < (0x0400u << 13))  // zero or subnormal: let the float unit normalise it
+        return bits_to_float(sign | float_to_bits(float(h & 0x3ff) * 0x1p-24f));
+    const uint32_t exponent_shift = magnitude >= (0x7c00u << 13) ? 224u << 23 : 112u << 23;
+    return bits_to_float(sign | (magnitude + exponent_shift));
+}
+
+// Single to half, rounded to the nearest even; overflow becomes infinity.
+[[maybe_unused]] inline uint16_t float_to_half(float f) {
+    const uint32_t bits = float_to_bits(f);
+    const uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
+    if (magnitude > 0x7f800000) return uint16_t(sign | 0x7e00);
+    if (magnitude >= 0x477ff000) return uint16_t(sign | 0x7c00);
+    if (magnitude < 0x38800000)  // subnormal half: one addition rounds at its last bit
+        return uint16_t(sign | (float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000));
+    return uint16_t(sign | ((magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13));
+}
+
+// The blocks in a file have no alignment, so headers are read with memcpy.
+template <class T>
+inline T read(const void* p) {
+    T value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+}
+
+[[maybe_unused]] inline float read_half(const uint8_t* p) { return half_to_float(read<uint16_t>(p)); }
+
+// 32 weights: w[i] = scale[i / 16] * code[i] + min.
+struct Group {
+    int8_t code[32];
+    float scale[2];
+    float min;
+};
+
+// The eight 6-bit scales and minima of Q4_K and Q5_K, unpacked from 12 bytes.
+[[maybe_unused]] inline void unpack_k_scales(const uint8_t* packed, uint8_t* scale, uint8_t* min) {
+    for (int i = 0; i < 4; ++i) {
+        scale[i] = packed[i] & 63;
+        min[i] = packed[4 + i] & 63;
+        scale[4 + i] = uint8_t((packed[8 + i] & 15) | ((packed[i] >> 6) << 4));
+        min[4 + i] = uint8_t((packed[8 + i] >> 4) | ((packed[4 + i] >> 6) << 4));
+    }
+}
+
+[[maybe_unused]] inline void unpack_k(const uint8_t* block, int j, const uint8_t* high, const uint8_t* q,
+                                      Group& out) {
+    uint8_t scale[8], min[8];
+    unpack_k_scales(block + 4, scale, min);
+    for (int i = 0; i < 32; ++i) {
+        const int nibble = (q[32 * (j / 2) + i] >> (4 * (j % 2))) & 15;
+        out.code[i] = int8_t(nibble + (high ? ((high[i] >> j) & 1) << 4 : 0));
+    }
+    out.scale[0] = out.scale[1] = read_half(block) * float(scale[j]);
+    out.min = -(read_half(block + 2) * float(min[j]));
+}
+
+// Group *g* (weights 32g .. 32g+31) of a row in a block encoding (Q*). This is the specification.
+[[maybe_unused]] inline void unpack_group(Type type, const uint8_t* row, int64_t g, Group& out) {
+    const BlockSize size = kBlocks[int(type)];
+    const uint8_t* block = row + g * 32 / size.weights * size.bytes;
+    out.min = 0.0f;
+    const auto nibbles = [&](const uint8_t* q, uint32_t high, int offset) {
+        for (int i = 0; i < 16; ++i) {
+            out.code[i] = int8_t((q[i] & 15) + int((high >> i) & 1) * 16 - offset);
+            out.code[16 + i] = int8_t((q[i] >> 4) + int((high >> (16 + i)) & 1) * 16 - offset);
+        }
+        out.scale[0] = out.scale[1] = read_half(block);
+    };
+    switch (type) {
+        case Type::Q8_0:
+            std::memcpy(out.code, block + 2, 32);
+            out.scale[0] = out.scale[1] = read_half(block);
+            break;
+        case Type::Q4_0: nibbles(block + 2, 0, 8); break;
+        case Type::Q5_0: nibbles(block + 6, read<uint32_t>(block + 2), 16); break;
+        case Type::Q4_1:
+            nibbles(block + 4, 0, 0);
+            out.min = read_half(block + 2);
+            break;
+        case Type::Q5_1:
+            nibbles(block + 8, read<uint32_t>(block + 4), 0);
+            out.min = read_half(block + 2);
+            break;
+        case Type::Q4_K: unpack_k(block, int(g % 8), nullptr, block + 16, out); break;
+        case Type::Q5_K: unpack_k(block, int(g % 8), block + 16, block + 48, out); break;
+        case Type::Q6_K: {
+            const int j = int(g % 8), half = j / 4, quarter = j % 4;
+            const uint8_t* low = block + 64 * half + 32 * (quarter % 2);
+            const uint8_t* high = block + 128 + 32 * half;
+            for (int i = 0; i < 32; ++i) {
+                const int nibble = (low[i] >> (4 * (quarter / 2))) & 15;
+                out.code[i] = int8_t((nibble | (((high[i] >> (2 * quarter)) & 3) << 4)) - 32);
+            }
+            const float d = read_half(block + 208);
+            for (int i = 0; i < 2; ++i)
+                out.scale[i] = d * float(read<int8_t>(block + 192 + 2 * j + i));
+            break;
+        }
+        default: out = {}; break;  // not a block encoding
+    }
+}
+
+}  // namespace
+}  // namespace bitnet

@@ -1,0 +1,101 @@
+// Encodings with the rows of a matrix interleaved 16 by 16 (*_R16): what the fast kernels read.
+//
+// A tile is 16 rows (missing ones are zeros), so that one register holds the same four columns of
+// 16 rows and no sum crosses lanes. It is as many bytes as the rows have in the file, Q4_K and Q5_K
+// 3 % more, because their 6-bit scales become bytes. With r the row in its tile:
+//
+//   F32 F16 BF16   column by column: weight [r]
+//   Q*_0 Q*_1      per 32 columns: scale f16 [r], minimum f16 [r] (Q*_1), high bits, codes
+//   Q4_K Q5_K      per 256: d f16 [r], dmin f16 [r], scales u8 [8][r], minima u8 [8][r], then per 32:
+//                  high bits (Q5_K), codes
+//   Q6_K           per 256: d f16 [r], scales s8 [8][2][r], then per 32: high bits, codes
+//
+//   codes          4 x 64 bytes: byte b of dword r of line i has column 4i + b in its low four bits
+//                  and column 16 + 4i + b in the high ones. Q8_0: 8 x 64, code + 128 of column 4i + b
+//   high bits      Q5: 64 bytes, bit j of byte b of dword r belongs to column 4j + b.
+//                  Q6: 2 x 64, bits 2j, 2j + 1 of line h to column 16h + 4j + b
+#pragma once
+
+#include "encodings/blocks.hpp"
+
+namespace bitnet {
+
+constexpr int kTileRows = 16;
+
+// Bytes of a tile's block: *groups* times 32 columns; high bits and codes are per group.
+struct TileLayout {
+    int groups, header, high, codes, offset;
+    constexpr int unit() const { return high + codes; }
+    constexpr int block() const { return header + groups * unit(); }
+};
+
+constexpr TileLayout tile_layout(Type type) {
+    switch (type) {
+        case Type::Q8_0_R16: return {1, 32, 0, 512, 128};
+        case Type::Q4_0_R16: return {1, 32, 0, 256, 8};
+        case Type::Q4_1_R16: return {1, 64, 0, 256, 0};
+        case Type::Q5_0_R16: return {1, 32, 64, 256, 16};
+        case Type::Q5_1_R16: return {1, 64, 64, 256, 0};
+        case Type::Q4_K_R16: return {8, 320, 0, 256, 0};
+        case Type::Q5_K_R16: return {8, 320, 64, 256, 0};
+        case Type::Q6_K_R16: return {8, 288, 128, 256, 32};
+        default: return {1, 0, 0, 0, 0};
+    }
+}
+
+// Of a power of two, such as `offset` is where it is not 0.
+constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
+
+constexpr bool tile_size_agrees(Type type) {
+    return tile_layout(type).block() == kTileRows * kBlocks[int(type)].bytes;
+}
+static_assert(tile_size_agrees(Type::Q8_0_R16) && tile_size_agrees(Type::Q4_0_R16), "tile layout");
+static_assert(tile_size_agrees(Type::Q4_1_R16) && tile_size_agrees(Type::Q5_0_R16), "tile layout");
+static_assert(tile_size_agrees(Type::Q5_1_R16) && tile_size_agrees(Type::Q4_K_R16), "tile layout");
+static_assert(tile_size_agrees(Type::Q5_K_R16) && tile_size_agrees(Type::Q6_K_R16), "tile layout");
+
+// Rows of a file as tiles, on all threads; *out* has rows rounded up to 16 times row_bytes(tiled).
+void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out);
+// Writes the tile of *rows* (at most 16) rows that follow each other in a file.
+void pack_tile(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* tile);
+
+namespace {
+
+[[maybe_unused]] inline int tile_code(Type type, const TileLayout& layout, const uint8_t* unit, int lane, int c) {
+    const int j = c / 4, byte = 4 * lane + c % 4;
+    if (type == Type::Q8_0_R16) return int(unit[64 * j + byte]) - layout.offset;
+    const int both = unit[layout.high + 64 * (j % 4) + byte];
+    int code = j < 4 ? both & 15 : both >> 4;
+    if (layout.high == 64) code |= ((unit[byte] >> j) & 1) << 4;
+    if (layout.high == 128) code |= ((unit[64 * (j / 4) + byte] >> (2 * (j % 4))) & 3) << 4;
+    return code - layout.offset;
+}
+
+// Group *g* of row *lane* of a tile in a block encoding. This is the specification.
+[[maybe_unused]] inline void unpack_tile_group(Type type, const uint8_t* tile, int lane, int64_t g, Group& out) {
+    const TileLayout layout = tile_layout(type);
+    const uint8_t* block = tile + g / layout.groups * layout.block();
+    const int j = int(g % layout.groups);
+    const uint8_t* unit = block + layout.header + j * layout.unit();
+    for (int c = 0; c < 32; ++c) out.code[c] = int8_t(tile_code(type, layout, unit, lane, c));
+    const float d = read_half(block + 2 * lane);
+    out.scale[0] = out.scale[1] = d;
+    out.min = 0.0f;
+    if (layout.header == 64) out.min = read_half(block + 32 + 2 * lane);
+    if (layout.header == 320) {
+        out.scale[0] = out.scale[1] = d * float(block[64 + 16 * j + lane]);
+        out.min = -(read_half(block + 32 + 2 * lane) * float(block[192 + 16 * j + lane]));
+    }
+    if (layout.header == 288)
+        for (int i = 0; i < 2; ++i) out.scale[i] = d * float(read<int8_t>(block + 32 + 32 * j + 16 * i + lane));
+}
+
+// Weight *column* of row *lane* of a tile of floats.
+[[maybe_unused]] inline float tile_float(Type type, const uint8_t* tile, int lane, int64_t column) {
+    const int64_t at = kTileRows * column + lane;
+    if (type == Type::F32_R16) return read<float>(tile + 4 * at);
+    return type == Type::F16_R16 ? read_half(tile + 2 * at) : bf16_to_float(read<uint16_t>(tile + 2 * at));
+}
+
+}  // namespace
+}  // namespace bitnet

@@ -1,0 +1,240 @@
+#include "graph/graph.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "isa/dispatch.hpp"
+#include "ops/ops.hpp"
+#include "system/split.hpp"
+
+namespace bitnet {
+using detail::active;
+
+Graph::Graph(std::vector<int64_t> widths, int64_t kv_heads, int64_t head_dim, float eps)
+    : widths_(std::move(widths)), kv_heads_(kv_heads), head_dim_(head_dim), eps_(eps) {
+    for (const int64_t width : widths_) {
+        offsets_.push_back(total_width_);
+        total_width_ += width;
+    }
+}
+
+int64_t Graph::add_context(std::vector<Frequencies> rotations) {
+    const std::lock_guard<std::mutex> lock(passes_.get().running);
+    contexts_.push_back(std::move(rotations));
+    return int64_t(contexts_.size()) - 1;
+}
+
+void Graph::add_row(RowFunction function, std::function<void()> before) {
+    if (stages_.empty() || stages_.back().whole) stages_.emplace_back();
+    stages_.back().rows.push_back(std::move(function));
+    if (before) stages_.back().before.push_back(std::move(before));
+}
+
+void Graph::add_whole(std::function<void()> function) {
+    stages_.emplace_back();
+    stages_.back().whole = std::move(function);
+}
+
+// The cosines and sines of every row come first, once per pass.
+int Graph::add_rotation(int64_t pairs, bool half) {
+    const size_t i = rotations_.size();
+    rotations_.push_back({pairs, half});
+    add_row([this, i, pairs](int64_t row) {
+        Turns& to = pass_->turns[i];
+        const Row& it = pass_->of_row[size_t(row)];
+        const Frequencies& f = contexts_[size_t(segment(it).context)][i];
+        auto* angles = reinterpret_cast<double*>(thread_scratch(size_t(pairs) * sizeof(double)));
+        for (int64_t p = 0; p < pairs; ++p) angles[p] = double(it.position) * f.of_pair[size_t(p)];
+        turns(angles, pairs, f.scale, &to.cos[size_t(row * pairs)], &to.sin[size_t(row * pairs)]);
+    });
+    return int(i);
+}
+
+void Graph::embed(int out, const Matrix& table, float scale) {
+    add_row(
+        [=](int64_t row) {
+            const int64_t id = pass_->of_row[size_t(row)].token;
+            float* x = at(out, row);
+            float* all = table.cols == table.inputs
+                             ? x
+                             : reinterpret_cast<float*>(thread_scratch(size_t(table.cols) * sizeof(float)));
+            decode_row(table.type, table.data, table.rows, table.cols, id, table.scale, all);
+            if (all != x) std::copy(all, all + table.inputs, x);
+            if (table.factors)
+                for (int64_t i = 0; i < table.inputs; ++i) x[i] *= table.factors[table.n_factors == 1 ? 0 : id];
+            if (scale != 1.0f)
+                for (int64_t i = 0; i < table.inputs; ++i) x[i] *= scale;
+        },
+        [=] { count_call(Op::embed, table.type); });
+}
+
+void Graph::norm(int out, int x, const float* weight, int64_t group) {
+    add_row(
+        [=](int64_t row) {
+            for (int64_t i = 0; i < width(x); i += group)
+                active().rms_norm(at(x, row) + i, weight, group, eps_, at(out, row) + i);
+        },
+        [] { count_call(Op::rms_norm); });
+}
+
+void Graph::linear(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
+                   const std::vector<const float*>& biases) {
+    for (size_t i = 0; i < matrices.size();) {
+        size_t end = i + 1;
+        const auto shares = [&](size_t j) {
+            return std::all_of(matrices.begin() + int64_t(i), matrices.begin() + int64_t(j),
+                               [&](const Matrix& m) { return share_input(m, matrices[j]); });
+        };
+        while (end < matrices.size() && shares(end)) ++end;
+        const auto part = [&](const auto& items) {
+            return std::decay_t<decltype(items)>(items.begin() + int64_t(i), items.begin() + int64_t(end));
+        };
+        product(x, part(outs), part(matrices), part(biases));
+        i = end;
+    }
+}
+
+void Graph::product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
+                    const std::vector<const float*>& biases) {
+    add_row([=](int64_t row) { pass_->activations.quantize(at(x, row), row); },
+            [=] { pass_->activations.prepare(matrices, pass_->rows); });
+    add_whole([=] {
+        pass_->jobs.clear();
+        for (size_t i = 0; i < outs.size(); ++i) pass_->jobs.push_back({matrices[i], biases[i], at(outs[i], 0)});
+        linear_group(pass_->jobs, at(x, 0), pass_->rows, pass_->activations);
+    });
+}
+
+void Graph::split(int x, const std::vector<int>& outs) {
+    add_row([=](int64_t row) {
+        const float* from = at(x, row);
+        for (const int out : outs) {
+            std::copy(from, from + width(out), at(out, row));
+            from += width(out);
+        }
+    });
+}
+
+void Graph::rotate(int x, int rotation) {
+    add_row(
+        [=](int64_t row) {
+            const Rotation& r = rotations_[size_t(rotation)];
+            const Turns& by = pass_->turns[size_t(rotation)];
+            RopeArgs a;
+            a.x = a.out = at(x, row);
+            a.cos = &by.cos[size_t(row * r.pairs)], a.sin = &by.sin[size_t(row * r.pairs)];
+            a.heads = width(x) / head_dim_, a.head_dim = head_dim_, a.rotated = 2 * r.pairs;
+            a.half = r.half;
+            active().rope(a, 0, 1);
+        },
+        [] { count_call(Op::rope); });
+}
+
+void Graph::temper(int x, double scale, int64_t length) {
+    add_row([=](int64_t row) {
+        const int64_t times = pass_->of_row[size_t(row)].position / length;
+        if (times == 0) return;
+        const float by = float(1.0 + scale * std::log(double(1 + times)));
+        float* to = at(x, row);
+        for (int64_t i = 0; i < width(x); ++i) to[i] *= by;
+    });
+}
+
+void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, int64_t window,
+                   float softcap) {
+    const int64_t offset = place * layer_halves();
+    add_row([=](int64_t row) {
+        const Row& it = pass_->of_row[size_t(row)];
+        uint16_t* page = segment(it).pages[table][size_t(it.position / kKeyBlock)];
+        active().store_position(at(k, row), at(v, row), kv_heads_, head_dim_, it.position % kKeyBlock, page + offset);
+    });
+    // Keys of neighbouring positions share cache lines, which threads should not take from each other.
+    stages_.back().multiple = kKeyBlock / 2;
+    add_whole([=] {
+        pass_->attention.clear();
+        int64_t row = 0;
+        for (const Segment& segment : *pass_->segments) {
+            AttentionArgs a;
+            a.q = at(q, row), a.out = at(out, row);
+            a.pages = segment.pages[table].data(), a.layer_offset = offset;
+            a.tokens = segment.count, a.start = segment.start;
+            a.heads = width(q) / head_dim_, a.kv_heads = kv_heads_, a.head_dim = head_dim_;
+            a.scale = scale, a.window = window, a.softcap = softcap;
+            pass_->attention.push_back(a);
+            row += segment.count;
+        }
+        attention(pass_->attention);
+    });
+}
+
+void Graph::gate(int out, int g, int up, Gate kind) {
+    add_row([=](int64_t row) { active().gate(kind, at(g, row), at(up, row), width(out), at(out, row)); },
+            [] { count_call(Op::gate); });
+}
+
+void Graph::add(int x, int y) {
+    add_row([=](int64_t row) {
+        float* to = at(x, row);
+        const float* from = at(y, row);
+        for (int64_t i = 0; i < width(x); ++i) to[i] += from[i];
+    });
+}
+
+void Graph::select(const std::vector<int>& registers) {
+    add_whole([=] {
+        int64_t end = 0, kept = 0;
+        for (const Segment& segment : *pass_->segments) {
+            end += segment.count;
+            for (const int r : registers)
+                std::memmove(at(r, kept), at(r, end - segment.wanted),
+                             size_t(segment.wanted * width(r)) * sizeof(float));
+            kept += segment.wanted;
+        }
+        pass_->rows = kept;
+    });
+}
+
+void Graph::start(const int64_t* tokens, const std::vector<Segment>& segments) {
+    Pass& pass = *pass_;
+    pass.segments = &segments;
+    pass.of_row.clear();
+    for (size_t s = 0; s < segments.size(); ++s)
+        for (int64_t i = 0; i < segments[s].count; ++i)
+            pass.of_row.push_back({int64_t(s), segments[s].start + i, *tokens++});
+    pass.rows = pass.room = int64_t(pass.of_row.size());
+    if (pass.capacity < pass.room) {
+        pass.memory.reset(new float[size_t(pass.room * total_width_)]);
+        pass.capacity = pass.room;
+    }
+    pass.turns.resize(rotations_.size());
+    for (size_t i = 0; i < rotations_.size(); ++i) {
+        pass.turns[i].cos.resize(size_t(pass.rows * rotations_[i].pairs));
+        pass.turns[i].sin.resize(size_t(pass.rows * rotations_[i].pairs));
+    }
+}
+
+void Graph::run_rows(const Stage& stage) {
+    for (const auto& once : stage.before) once();
+    const int64_t rows = pass_->rows;
+    Split(rows, stage.multiple, rows * total_width_ < kSerialWork).run([&](int64_t r0, int64_t r1) {
+        for (int64_t row = r0; row < r1; ++row)
+            for (const RowFunction& function : stage.rows) function(row);
+    });
+}
+
+void Graph::run(const int64_t* tokens, const std::vector<Segment>& segments, int result, float* out) {
+    Pass& pass = passes_.get();
+    const std::lock_guard<std::mutex> lock(pass.running);
+    pass_ = &pass;
+    wake_threads();
+    start(tokens, segments);
+    for (const Stage& stage : stages_) {
+        if (pass.rows == 0) return;
+        if (stage.whole) stage.whole();
+        else run_rows(stage);
+    }
+    std::copy(at(result, 0), at(result, pass.rows), out);
+}
+
+}  // namespace bitnet

@@ -1,0 +1,118 @@
+// A model's forward pass, compiled: kernels/program.py says what each instruction means.
+//
+// Instructions that treat every token by itself are collected: a stage runs all of them for one row
+// before the next, which keeps the row in the cache and needs no meeting of the threads. Products
+// and attention are stages of their own, and the rows before a product end with the rounding of its
+// input.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "ops/counters.hpp"
+#include "forks.hpp"
+#include "ops/linear.hpp"
+
+namespace bitnet {
+
+// What one sequence runs.
+struct Segment {
+    int64_t count = 0, start = 0;  // tokens, position of the first one
+    int64_t wanted = 0;            // how many of its last rows are results
+    int64_t context = 0;           // number of its rope frequencies: Graph::add_context
+    // Of each table; see AttentionArgs. Room for start + count positions, null where no query sees one.
+    std::vector<std::vector<uint16_t*>> pages;
+};
+
+class Graph {
+public:
+    // Registers are numbered; *widths* are theirs.
+    Graph(std::vector<int64_t> widths, int64_t kv_heads, int64_t head_dim, float eps);
+
+    // Frequencies per position of each pair, and the factor on what is rotated, for every rotation.
+    struct Frequencies {
+        std::vector<double> of_pair;
+        double scale;
+    };
+    int64_t add_context(std::vector<Frequencies> rotations);
+
+    // The program, in order. Weights must outlive the graph.
+    int add_rotation(int64_t pairs, bool half);  // before all others
+    void embed(int out, const Matrix& table, float scale);
+    void norm(int out, int x, const float* weight, int64_t group);
+    void linear(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
+                const std::vector<const float*>& biases);
+    void split(int x, const std::vector<int>& outs);
+    void rotate(int x, int rotation);
+    void temper(int x, double scale, int64_t length);  // x *= 1 + scale * log(1 + position / length)
+    // Keys and values are the *place*-th of the pages of *table*; layers of a table have one window.
+    void attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, int64_t window, float softcap);
+    void gate(int out, int gate, int up, Gate kind);
+    void add(int x, int y);
+    void select(const std::vector<int>& registers);
+
+    // The wanted rows of register *result*, those of all segments one after the other.
+    void run(const int64_t* tokens, const std::vector<Segment>& segments, int result, float* out);
+
+    // f16 numbers of one layer in a page.
+    int64_t layer_halves() const { return 2 * kv_heads_ * head_dim_ * kKeyBlock; }
+
+private:
+    using RowFunction = std::function<void(int64_t row)>;
+    struct Stage {
+        std::vector<RowFunction> rows;  // each for every row; or
+        std::function<void()> whole;
+        std::vector<std::function<void()>> before;  // once per pass: counters, room for activations
+        int64_t multiple = 1;  // of rows that one thread takes
+    };
+    struct Rotation {
+        int64_t pairs;
+        bool half;
+    };
+    struct Row {
+        int64_t segment, position, token;
+    };
+    struct Turns {
+        std::vector<float> cos, sin;  // (rows, pairs)
+    };
+    // What a pass works with. One runs at a time.
+    struct Pass {
+        std::mutex running;
+        std::unique_ptr<float[]> memory;
+        int64_t capacity = 0, room = 0, rows = 0;
+        std::vector<Row> of_row;
+        const std::vector<Segment>* segments = nullptr;
+        std::vector<Turns> turns;  // one for each rotation
+        Activations activations;
+        std::vector<AttentionArgs> attention;
+        std::vector<LinearJob> jobs;
+    };
+
+    float* at(int r, int64_t row) {
+        return pass_->memory.get() + offsets_[size_t(r)] * pass_->room + row * widths_[size_t(r)];
+    }
+    const Segment& segment(const Row& row) const { return (*pass_->segments)[size_t(row.segment)]; }
+    int64_t width(int r) const { return widths_[size_t(r)]; }
+    void add_row(RowFunction function, std::function<void()> before = nullptr);
+    void add_whole(std::function<void()> function);
+    void product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
+                 const std::vector<const float*>& biases);
+    void start(const int64_t* tokens, const std::vector<Segment>& segments);
+    void run_rows(const Stage& stage);
+
+    const std::vector<int64_t> widths_;
+    const int64_t kv_heads_, head_dim_;
+    const float eps_;
+    std::vector<int64_t> offsets_;
+    int64_t total_width_ = 0;
+    std::vector<Stage> stages_;
+    std::vector<Rotation> rotations_;
+    std::vector<std::vector<Frequencies>> contexts_;
+
+    PerProcess<Pass> passes_;
+    Pass* pass_ = nullptr;  // the one that runs
+};
+
+}  // namespace bitnet

@@ -1,0 +1,147 @@
+// Copying rows into a tile of the screen, for every instruction set in its own file.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "head/screen.hpp"
+
+namespace bitnet {
+namespace {
+
+// Rounding of the sums of squares below; float sums of n terms are off by n * 2^-24 at most.
+inline float norm_up(float squares, int64_t n) {
+    return std::sqrt(squares) * (1.0f + float(n + 16) * 0x1p-23f) + 1e-17f;
+}
+
+// Eight sums side by side, which a compiler may keep in one register.
+inline float sum_of_squares(const float* x, int64_t n) {
+    float lanes[8] = {};
+    for (int64_t i = 0; i < n; i += 8)
+        for (int64_t k = 0; k < 8; ++k) lanes[k] += x[i + k] * x[i + k];
+    return ((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])) + ((lanes[4] + lanes[5]) + (lanes[6] + lanes[7]));
+}
+
+inline float largest_of(const float* x, int64_t n) {
+    float lanes[8] = {};
+    for (int64_t i = 0; i < n; i += 8)
+        for (int64_t k = 0; k < 8; ++k) {
+            const float size = std::fabs(x[i + k]);
+            lanes[k] = size > lanes[k] ? size : lanes[k];
+        }
+    return *std::max_element(lanes, lanes + 8);
+}
+
+// Codes of one block of *left* at *step*; what they leave stays in *left*. Sum of squared values.
+inline float quantize_screen(float* __restrict left, float step, uint8_t* __restrict codes) {
+    const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
+    alignas(64) float values[kScreenBlock];
+    for (int64_t i = 0; i < kScreenBlock; ++i) {
+        const float place = std::floor(left[i] * inverse), low = place < -16.0f ? -16.0f : place;
+        const float inside = low > 15.0f ? 15.0f : low;
+        values[i] = (inside + 0.5f) * step;
+        codes[i] = uint8_t(int(inside) + int(kScreenMiddle));
+        left[i] -= values[i];
+    }
+    return sum_of_squares(values, kScreenBlock);
+}
+
+// Sixth bits of what one or two codes have left of a block, the last of them at *step*; takes them off.
+inline void quantize_sixth(float* __restrict left, float step, uint8_t* __restrict bits) {
+    const float quarter = 0.25f * step;
+    for (int64_t b = 0; b < 8; ++b) bits[b] = 0;
+    for (int64_t i = 0; i < 8; ++i)
+        for (int64_t b = 0; b < 8; ++b) {
+            const bool above = left[8 * i + b] >= 0.0f;
+            bits[b] = uint8_t(bits[b] | int(above) << i);
+            left[8 * i + b] -= above ? quarter : -quarter;
+        }
+}
+
+// Groups of four columns: nibbles of two groups to a word, high bits of eight groups to a word.
+inline void pack_block(const uint8_t* codes, int64_t row, uint8_t* block) {
+    uint32_t bits[2] = {};
+    for (int64_t g = 0; g < 16; g += 2) {
+        const auto even = read<uint32_t>(codes + 4 * g), odd = read<uint32_t>(codes + 4 * g + 4);
+        const uint32_t word = (even & 0x0f0f0f0f) | (odd & 0x0f0f0f0f) << 4;
+        std::memcpy(block + 64 * (1 + g / 8 + g / 2) + 4 * row, &word, 4);
+        bits[g / 8] |= (even >> 4 & 0x01010101) << g % 8 | (odd >> 4 & 0x01010101) << (g % 8 + 1);
+    }
+    for (int64_t p = 0; p < 2; ++p) std::memcpy(block + 320 * p + 4 * row, &bits[p], 4);
+}
+
+// The step of a row for which six bits leave least: the sum of the norms of its blocks.
+inline float best_step(const float* w, int64_t blocks, float largest, float typical) {
+    float best = 0.0f, least = std::numeric_limits<float>::infinity(), before = 0.0f;
+    for (const float clip : kScreenClips) {
+        const float step = std::min(largest, clip * typical) / float(kScreenMiddle);
+        if (step == before) break;
+        before = step;
+        float total = 0.0f;
+        for (int64_t b = 0; b < blocks; ++b) {
+            alignas(64) float left[kScreenBlock];
+            uint8_t codes[kScreenBlock];
+            std::copy_n(w + b * kScreenBlock, kScreenBlock, left);
+            quantize_screen(left, step, codes);
+            if (b == 0) quantize_screen(left, step / float(kScreenLevels), codes);
+            quantize_sixth(left, b == 0 ? step / float(kScreenLevels) : step, codes);
+            total += std::sqrt(sum_of_squares(left, kScreenBlock));
+        }
+        if (total < least) least = total, best = step;
+    }
+    return best < 1e-30f ? 0.0f : best;
+}
+
+// Norms *left* of the blocks in eight bits, *stride* apart, rounded up; what one of them counts.
+inline float pack_norms(const float* left, int64_t blocks, int64_t stride, uint8_t* norms) {
+    const float unit = *std::max_element(left, left + blocks) / 255.0f * (1.0f + 0x1p-20f);
+    for (int64_t b = 0; b < blocks; ++b)
+        norms[b * stride] = uint8_t(std::min(255.0f, std::ceil(left[b] / unit * (1.0f + 0x1p-20f))));
+    return unit;
+}
+
+// One row of *width* permuted and scaled weights, padded with zeros; overwritten.
+inline bool pack_row(const ScreenedMatrix& m, int64_t r, float* w, uint8_t* tile) {
+    const int64_t blocks = screen_blocks(m.cols), width = blocks * kScreenBlock, lane = r % kScreenRows;
+    const float squares = sum_of_squares(w, width);
+    if (!(squares < kScreenLimit * kScreenLimit)) return false;
+    const float step = best_step(w, blocks, largest_of(w, width), std::sqrt(squares / float(m.cols)));
+    uint8_t codes[kScreenBlock], *out = tile + screen_codes(blocks + 1);
+    uint8_t* sixth = m.sixth + r * screen_sixth_bytes(m.cols);
+    float left[kScreenColumns / kScreenBlock] = {}, left_by_six[kScreenColumns / kScreenBlock] = {};
+    float coarse = 0.0f, fine = 0.0f;
+    for (int64_t b = 0; b < blocks; ++b) {
+        float* block = w + b * kScreenBlock;
+        coarse += quantize_screen(block, step, codes);
+        pack_block(codes, lane, out + b * kScreenBlockBytes);
+        if (b == 0) {
+            fine = quantize_screen(block, step / float(kScreenLevels), codes);
+            pack_block(codes, lane, out + blocks * kScreenBlockBytes);
+        }
+        left[b] = norm_up(sum_of_squares(block, kScreenBlock), kScreenBlock);
+        quantize_sixth(block, b == 0 ? step / float(kScreenLevels) : step, sixth + screen_bits(m.cols) + 8 * b);
+        left_by_six[b] = norm_up(sum_of_squares(block, kScreenBlock), kScreenBlock);
+    }
+    m.step[r] = step;
+    m.residual[r] = pack_norms(left, blocks, kScreenRows, tile + lane);
+    tile[blocks * kScreenRows + lane] = 0;
+    const float unit = pack_norms(left_by_six, blocks, 1, sixth + sizeof(float));
+    std::memcpy(sixth, &unit, sizeof(float));
+    const float quarters = 0.0625f * step * step * float(width);  // squares of what the sixth bits add, at most
+    const float copy = norm_up(coarse, width) + norm_up(fine, width) + norm_up(quarters, width);
+    m.norm[r] = std::max(norm_up(squares, width), copy);
+    return m.norm[r] < kScreenLimit;
+}
+
+// The 16 rows of *tile*, permuted, scaled and padded, in *rows*.
+inline bool pack_tile(const ScreenedMatrix& m, int64_t tile, float* rows) {
+    const int64_t width = screen_blocks(m.cols) * kScreenBlock;
+    uint8_t* out = m.tiles + tile * screen_tile_bytes(m.cols);
+    bool fits = true;
+    for (int64_t i = 0; i < kScreenRows; ++i) fits &= pack_row(m, tile * kScreenRows + i, rows + i * width, out);
+    return fits;
+}
+
+}  // namespace
+}  // namespace bitnet

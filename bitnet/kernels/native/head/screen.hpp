@@ -1,0 +1,137 @@
+// A copy of an output head, five bits a weight and a sixth one apart, and what it proves about the
+// logits of a hidden state.
+//
+// Columns are permuted and scaled by powers of two (w' = w / s_j, x' = x * s_j, so that x.w = x'.w')
+// and cut into blocks of 64. Weight (r, j) of the copy is step_r * (code - 15.5), codes 0 .. 31; the
+// columns of block 0 have a second code, 1/32 as fine, in one more block at the end. Per row and
+// block the norm of what is left, rounded up, is kept in eight bits.
+//
+// A block of a tile is two halves of 32 columns, each five lines of 64 bytes; byte b of dword r of a
+// line belongs to row r. Line 0: bit g is the high bit of column 4g + b. Lines 1 .. 4: line 1 + i has
+// the low four bits of column 8i + b, and above them those of column 8i + 4 + b.
+//
+// The sixth bit of a weight says in which half of its code's step it lies: it adds or takes a quarter
+// of step_r, in block 0 of the second code's. It lies by rows, as only few rows need it: the unit of
+// the norms that six bits leave, a norm per block in eight bits, then eight bytes a block; bit i of
+// byte b is that of column 8i + b. docs/architecture/exact-head.md has the proof of the bounds.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "encodings/blocks.hpp"
+
+namespace bitnet {
+
+constexpr int64_t kScreenRows = 16;     // rows of a tile, interleaved
+constexpr int64_t kScreenBlock = 64;    // columns of a block
+constexpr int64_t kScreenBlockBytes = kScreenRows * kScreenBlock * 5 / 8;
+constexpr int64_t kScreenColumns = 32768;  // at most
+constexpr int64_t kScreenGroup = 4;        // blocks whose sixth bits are read at once
+constexpr int64_t kScreenGroupBytes = kScreenGroup * kScreenBlock / 8;
+constexpr int64_t kScreenLevels = 32, kScreenMiddle = 16;
+constexpr int64_t kScreenLargest = 127 * 128;  // of a rounded activation
+// Codes reach that many times the root mean square of a row which leaves least.
+constexpr float kScreenClips[] = {3.0f, 3.5f, 4.0f, 5.0f};
+constexpr double kScreenLimit = 1e15;   // norms above it are not screened: nothing may overflow
+
+// Blocks of the columns themselves; the copy has one more.
+constexpr int64_t screen_blocks(int64_t cols) { return (cols + kScreenBlock - 1) / kScreenBlock; }
+constexpr int64_t screen_tiles(int64_t rows) { return (rows + kScreenRows - 1) / kScreenRows; }
+// A tile begins with its residual norms (blocks, 16); codes begin on a cache line.
+constexpr int64_t screen_codes(int64_t blocks) { return (blocks * kScreenRows + 63) / 64 * 64; }
+constexpr int64_t screen_tile_bytes(int64_t cols) {
+    const int64_t blocks = screen_blocks(cols) + 1;
+    return screen_codes(blocks) + blocks * kScreenBlockBytes;
+}
+
+// Sixth bits come in whole groups of blocks and rows of them in whole cache lines.
+constexpr int64_t screen_groups(int64_t cols) { return (screen_blocks(cols) + kScreenGroup - 1) / kScreenGroup; }
+constexpr int64_t screen_bits(int64_t cols) { return (int64_t(sizeof(float)) + screen_blocks(cols) + 7) / 8 * 8; }
+constexpr int64_t screen_sixth_bytes(int64_t cols) {
+    return (screen_bits(cols) + screen_groups(cols) * kScreenGroupBytes + 63) / 64 * 64;
+}
+
+// An output head and its copy. Arrays of the copy have whole tiles of rows.
+struct ScreenedMatrix {
+    Type type = Type::F16;
+    const uint8_t* weight = nullptr;  // the head itself, (rows, cols)
+    int64_t rows = 0, cols = 0;
+    int file = -1;                    // that has these bytes at *file_offset* as well; -1: none
+    int64_t file_offset = 0;
+    const int32_t* order = nullptr;   // (cols,) column of the head at each place of the copy
+    const float* factors = nullptr;   // (cols,) s_j, by place
+    uint8_t* tiles = nullptr;
+    uint8_t* sixth = nullptr;         // (tiles * 16, screen_sixth_bytes)
+    float* step = nullptr;            // (tiles * 16,)
+    float* residual = nullptr;        // (tiles * 16,) what one of the eight-bit norms counts
+    float* norm = nullptr;            // (tiles * 16,) at least |w'_r| and the norms of all parts of its copy
+};
+
+// One hidden state, rounded to 15 bits per block: x' = 2 * step * (128 * high + low) + error.
+struct ScreenInput {
+    std::vector<int8_t> high, low;    // (blocks + 1) * 64
+    std::vector<float> step;          // (blocks + 1,) half the step of the activations
+    std::vector<int32_t> middle;      // (blocks + 1,) 31 * sum of q
+    std::vector<float> norm;          // (blocks + 8,) of x', rounded up; zeros after the blocks
+    // The same digits as sixth bits lie: 32 bytes for bit i of all bytes of a group of blocks.
+    std::vector<int8_t> sixth_high, sixth_low;  // groups * 256
+    // For every four bytes of sixth bits, eight to a group: a quarter of what a code and a digit count,
+    // and the sum of q.
+    std::vector<float> sixth_step;
+    std::vector<int32_t> sixth_middle;
+    float slack = 0.0f;               // what an error costs per unit of the row's norm
+};
+
+// approx and upper of the 16 rows of one tile.
+using ScreenTile = void (*)(const uint8_t* tile, int64_t blocks, const ScreenInput& x, const float* step,
+                            const float* residual, const float* norm, float* approx, float* upper);
+// What the sixth bits of a row add, per step of the row, and the sum that its norms count.
+using ScreenSixth = void (*)(const uint8_t* row, int64_t cols, const ScreenInput& x, float* sum, float* error);
+// Fills one tile of the copy, and the sixth bits, from its 16 rows, permuted, scaled and padded to whole
+// blocks, which it overwrites; false when a norm is not finite or above kScreenLimit.
+using ScreenPack = bool (*)(const ScreenedMatrix& m, int64_t tile, float* rows);
+
+struct ScreenKernels {
+    ScreenTile tile;
+    ScreenSixth sixth;
+    ScreenPack pack;
+};
+const ScreenKernels& screen_scalar_kernels();
+#if defined(BITNET_X86)
+const ScreenKernels& screen_avx2_kernels();
+const ScreenKernels& screen_avx512_kernels();
+#elif defined(BITNET_ARM)
+const ScreenKernels& screen_neon_kernels();
+#endif
+
+// Fills tiles t0 .. t1 - 1 and their sixth bits, step, residual and norm; false when the head has weights that
+// cannot be screened.
+bool build_screen(const ScreenedMatrix& m, int64_t t0, int64_t t1);
+
+struct ScreenQuery {
+    const float* x = nullptr;          // (cols,)
+    int64_t count = 1;                 // how many of the best rows outside *listed* must be found
+    float margin = -1.0f;              // >= 0: also every row down to this far below the best found
+    std::vector<int64_t> listed;       // rising; these rows are always found and decide nothing else
+};
+
+struct ScreenResult {
+    bool screened = false;             // false: this hidden state cannot be, and nothing was found
+    std::vector<int64_t> ids;          // rising
+    int64_t refined = 0;               // rows whose sixth bits were read
+    std::vector<float> logits;         // the very bits the head's own kernel gives
+    float bound = 0.0f;                // the logit of every other row is below it
+    double tail = 0.0;                 // with a margin: sum of exp(logit - bound) over them at most
+};
+
+std::vector<ScreenResult> screen(const ScreenedMatrix& m, const std::vector<ScreenQuery>& queries);
+
+// What the copy says of every row, with sixth bits or without, approx and upper (tiles * 16,); false:
+// x cannot be screened.
+bool screen_bounds(const ScreenedMatrix& m, const float* x, bool sixth, float* approx, float* upper);
+
+// Logits of rows *ids* with the head's own kernel.
+void linear_rows(const ScreenedMatrix& m, const float* x, const int64_t* ids, int64_t count, float* out);
+
+}  // namespace bitnet

@@ -1,0 +1,98 @@
+// Which kernels are used: the best instruction set, minus those that fail their self-test (self_test.cpp).
+#include "isa/dispatch.hpp"
+
+#include "cpu.hpp"
+#include "ops/ops.hpp"
+
+namespace bitnet {
+namespace {
+
+std::vector<const Kernels*> available() {
+    std::vector<const Kernels*> found = {&scalar_kernels()};
+#if defined(BITNET_X86)
+    if (cpu_features().avx2) found.push_back(&avx2_kernels());
+    if (cpu_features().avx512_vnni) found.push_back(&avx512_kernels());
+#elif defined(BITNET_ARM)
+    if (cpu_features().neon_dotprod) found.push_back(&neon_kernels());
+#endif
+    return found;
+}
+
+Kernels& table() {
+    static Kernels chosen = *available().back();
+    return chosen;
+}
+
+}  // namespace
+
+namespace detail {
+const Kernels& active() { return table(); }
+Kernels& chosen() { return table(); }
+}  // namespace detail
+
+std::vector<std::string> levels() {
+    std::vector<std::string> names;
+    for (const Kernels* kernels : available()) names.emplace_back(kernels->name);
+    return names;
+}
+
+std::string level() { return table().name; }
+
+bool set_level(const std::string& name) {
+    for (const Kernels* kernels : available())
+        if (name == kernels->name) {
+            table() = *kernels;
+            return true;
+        }
+    return false;
+}
+
+bool has_kernel(Type type) {
+    const Kernels &chosen = table(), &scalar = scalar_kernels();
+    return chosen.decode[int(type)] != scalar.decode[int(type)] && chosen.prefill[int(type)] != scalar.prefill[int(type)];
+}
+
+bool plant_wrong_kernel(const std::string& what) {
+    Kernels& k = table();
+    const LinearKernel ones = [](const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
+        for (int64_t t = 0; t < a.tokens; ++t)
+            for (int64_t r = r0; r < r1; ++r) a.y[t * a.rows + r] = 1.0f;
+    };
+    for (int i = 0; i < kTypes; ++i) {
+        const std::string name = std::string("linear ") + kTypeNames[i];
+        if (what == name || what == name + " decode") k.decode[i] = ones;
+        if (what == name || what == name + " prefill") k.prefill[i] = ones;
+        if (what.rfind(name + " ", 0) == 0 || what == name) return true;
+    }
+    if (what == "dequantize")
+        k.dequantize = [](Type type, const uint8_t* weight, int64_t row, int64_t cols, float* out) {
+            scalar_kernels().dequantize(type, weight, row, cols, out);
+            out[cols - 1] += 1.0f;
+        };
+    else if (what == "gather")
+        k.gather = [](Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
+            scalar_kernels().gather(type, rows, cols, tile);
+            tile[5] ^= 1;
+        };
+    else if (what == "screen tile")
+        k.screen.tile = [](const uint8_t* tile, int64_t blocks, const ScreenInput& x, const float* step, const float* residual,
+                           const float* norm, float* approx, float* upper) {
+            scalar_kernels().screen.tile(tile, blocks, x, step, residual, norm, approx, upper);
+            upper[3] = approx[3];
+        };
+    else if (what == "screen sixth")
+        k.screen.sixth = [](const uint8_t* row, int64_t cols, const ScreenInput& x, float* sum, float* error) {
+            scalar_kernels().screen.sixth(row, cols, x, sum, error);
+            *error *= 0.5f;
+        };
+    else if (what == "screen pack")
+        k.screen.pack = [](const ScreenedMatrix& m, int64_t tile, float* rows) {
+            const bool fits = scalar_kernels().screen.pack(m, tile, rows);
+            m.residual[tile * kScreenRows + 1] = 0.0f;
+            return fits;
+        };
+    else return false;
+    return true;
+}
+
+}  // namespace bitnet

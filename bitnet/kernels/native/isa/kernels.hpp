@@ -1,0 +1,155 @@
+// What one instruction set provides: a table of functions, filled by scalar/, avx2/, ...
+//
+// Numerics of `linear`, y (T, rows) = x (T, cols) * w^T, by class of encoding:
+//   float    F32 F16 BF16: per kFloatRun columns two chains of fused multiply-adds in float32, over the
+//            even and the odd ones; their sum is added to that of the columns before.
+//   block    Q*: the activations become int8 in groups of 16, step = max|x| / 127,
+//            q = round_half_even(x * (127 / max|x|)). Sums of code * q are exact integers per group.
+//            With p, step of the two groups of each 32 columns and sum = sum(step * q), in order:
+//              y = fma(fma(p1, step1, p0 * step0), scale, y)    (Q6_K: a scale of each group, two fmas)
+//              y = fma(sum, min, y)                             (encodings with a minimum)
+//            llama.cpp has one step per 32 activations, for *_K one per 256: with 16 the error of the
+//            rounding is smaller.
+//   ternary  (W1.58A8) one s = 127 / max(max|x|, 1e-5) per token, q = clip(round_half_even(x * s)),
+//            integer sums over the whole row, y = sum / s * scale. With scales per 256 columns the
+//            integer sums are scaled and added in float64, first to last, then y = sum / s * scale.
+// Attention: a score is a chain of fused multiply-adds over the elements of a head, a sum of values one
+//            over the keys; the softmax is kept online page by page, in splits of kSplitPages pages
+//            that begin at fixed positions and are merged in order.
+// Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
+// instruction set, batch size and number of threads; float ones and attention too, but for `scalar`,
+// which does not fuse. Block and float encodings in rows have scalar kernels only: they are repacked at load.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "head/screen.hpp"
+#include "encodings/tiles.hpp"
+
+namespace bitnet {
+
+constexpr int kDecodeTokens = 16;  // batches up to this size go through `decode`
+constexpr int kFloatRun = 256;
+
+// Activations of 32 columns of one token, block encodings; a cache line.
+struct alignas(64) BlockInput {
+    int8_t q[32];
+    float step[2];              // of the first 16 and of the others
+    float sum;                  // of step * q
+    int32_t minus_q[2];         // -sum(q) of each 16
+    int16_t minus_pairs[2][2];  // the same of the first and the second two of each four
+};
+static_assert(sizeof(BlockInput) == 64, "one cache line");
+
+// From one token to the next; odd, so that tokens do not compete for the same sets of a cache.
+constexpr int64_t block_inputs(int64_t cols) { return (cols / 32) | 1; }
+
+// Multiple of rows that work on a matrix is cut into.
+constexpr int64_t tile_rows(Type) { return kTileRows; }
+
+struct LinearArgs {
+    const uint8_t* weight = nullptr;
+    Type type = Type::F32;
+    int64_t row_bytes = 0, rows = 0, cols = 0, tokens = 0;
+    float scale = 1.0f;            // ternary: of all weights
+    const float* x = nullptr;      // (tokens, cols)
+    const BlockInput* inputs = nullptr;  // block: (tokens, block_inputs(cols))
+    const int8_t* q = nullptr;     // ternary: (tokens, cols)
+    const float* step = nullptr;   // ternary: (tokens,), the s above
+    const int32_t* sums = nullptr; // ternary: (tokens,), sum of q
+    float* y = nullptr;            // (tokens, rows)
+};
+
+// Rows [r0, r1) of the product for all tokens; *scratch* has scratch_bytes(cols) bytes, 64-aligned.
+using LinearKernel = void (*)(const LinearArgs&, int64_t r0, int64_t r1, uint8_t* scratch);
+
+constexpr size_t scratch_bytes(int64_t cols) { return size_t(cols) * 96 + 4096; }
+
+constexpr int kKeyBlock = 64;     // positions of a cache page, and keys per step of the online softmax
+constexpr int kSplitPages = 4;    // pages whose keys are seen in one go; then partial results are merged
+constexpr int kQueryBlock = 16;   // tokens per unit of work
+
+// Attention of *tokens* queries at positions start, start+1, ... over all keys up to their own. The
+// keys of positions 64i .. 64i+63 are in page i, f16: at layer_offset (kv_heads, head_dim, 64), and
+// behind them the values, (kv_heads, 64, head_dim).
+struct AttentionArgs {
+    const float* q = nullptr;  // (tokens, heads, head_dim)
+    const uint16_t* const* pages = nullptr;
+    int64_t layer_offset = 0;
+    int64_t tokens = 0, heads = 0, kv_heads = 0, head_dim = 0, start = 0;
+    int64_t window = 0;                  // keys a query sees, itself included; 0: all
+    float scale = 1.0f, softcap = 0.0f;  // softcap 0: none
+    float* out = nullptr;                // (tokens, heads, head_dim)
+
+    int64_t first_key(int64_t t) const {
+        const int64_t first = start + t + 1 - window;
+        return window > 0 && first > 0 ? first : 0;
+    }
+};
+
+// What rows of queries have seen of one split: sums of weighted values (rows, dim), each row's largest
+// score and sum of weights. A row that saw no key has sum 0.
+struct PartialAttention {
+    float *acc, *top, *sum;
+    PartialAttention(float* memory, int64_t rows, int64_t dim)
+        : acc(memory), top(memory + rows * dim), sum(top + rows) {}
+    static int64_t floats(int64_t rows, int64_t dim) { return rows * (dim + 2); }
+};
+
+enum class Gate : int { silu, gelu_tanh, relu2, relu };
+
+struct RopeArgs {
+    const float* x = nullptr;               // (tokens, heads, head_dim)
+    const float *cos = nullptr, *sin = nullptr;  // (tokens, rotated / 2)
+    int64_t heads = 0, head_dim = 0, rotated = 0;
+    bool half = true;                       // pairs (i, i + rotated/2); else (2i, 2i + 1)
+    float* out = nullptr;
+};
+
+struct Kernels {
+    const char* name;
+    LinearKernel decode[kTypes];
+    LinearKernel prefill[kTypes];
+    // int8 activations of one token; see the numerics above for the outputs.
+    void (*quantize_block)(const float* x, int64_t cols, BlockInput* out);
+    void (*quantize_ternary)(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum);
+    // Row *row* of a matrix in a float or block encoding as float32.
+    void (*dequantize)(Type type, const uint8_t* weight, int64_t row, int64_t cols, float* out);
+    // Per row of *cols*: x / sqrt(mean(x^2) + eps) * weight; layer_norm also centres and adds bias.
+    void (*rms_norm)(const float* x, const float* weight, int64_t cols, float eps, float* out);
+    void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t cols, float eps, float* out);
+    void (*rope)(const RopeArgs&, int64_t t0, int64_t t1);
+    void (*gate)(Gate kind, const float* gate, const float* up, int64_t n, float* out);
+    // cap * tanh(x / cap); out may be x.
+    void (*softcap)(const float* x, int64_t n, float cap, float* out);
+    // Queries [t0, t1) of the heads that share one kv head, over the keys of one split of
+    // kSplitPages pages; *partial* as PartialAttention lays it out.
+    void (*attend)(const AttentionArgs&, int64_t kv_head, int64_t t0, int64_t t1, int64_t split, float* partial);
+    // One position's key and value, (kv_heads, head_dim) each, into place *slot* of a layer's page.
+    void (*store_position)(const float* k, const float* v, int64_t kv_heads, int64_t head_dim, int64_t slot,
+                           uint16_t* page);
+    // 16 rows of *cols* floats of a type in rows, each where its pointer says, as a tile.
+    void (*gather)(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
+    ScreenKernels screen;
+};
+
+// The entries of the ternary encodings, from files of their own; rows start at a multiple of 16.
+void add_scalar_ternary(Kernels&);
+#if defined(BITNET_X86)
+void add_avx2_ternary(Kernels&);
+void add_avx512_ternary(Kernels&);
+void add_vbmi_ternary(Kernels&);
+#elif defined(BITNET_ARM)
+void add_neon_ternary(Kernels&);
+#endif
+
+const Kernels& scalar_kernels();
+#if defined(BITNET_X86)
+const Kernels& avx2_kernels();
+const Kernels& avx512_kernels();
+#elif defined(BITNET_ARM)
+const Kernels& neon_kernels();
+#endif
+
+}  // namespace bitnet

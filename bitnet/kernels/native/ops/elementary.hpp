@@ -1,0 +1,72 @@
+// Exponentials, sines and cosines from additions and products alone: the same bits with every compiler
+// and C library.
+#pragma once
+
+#include "encodings/blocks.hpp"
+
+namespace bitnet {
+namespace {
+
+// Nearest integer, halves to even, for |x| < 2^22: the addition shifts the fraction out.
+[[maybe_unused]] inline float round_half_even(float x) { return (x + 12582912.0f) - 12582912.0f; }
+
+// e^x within 2 ulp (Cephes' polynomial), with |x| clamped to 87, where floats are normal; NaN stays.
+// The clamp is on the bits: around a comparison of floats GCC computes the clamped result too, with
+// subnormals.
+[[maybe_unused]] inline float exp_fast(float x) {
+    const uint32_t bits = float_to_bits(x), magnitude = bits & 0x7fffffff;
+    const uint32_t clamped = magnitude < 0x42ae0000 || magnitude > 0x7f800000 ? magnitude : 0x42ae0000;
+    x = bits_to_float((bits & 0x80000000) | clamped);
+    const float n = round_half_even(x * 1.44269504f);
+    const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    // 2^n from the low bits of the rounding constant plus n.
+    const uint32_t exponent = (float_to_bits(n + 12582912.0f) - 0x4b400000u + 127u) << 23;
+    return p * bits_to_float(exponent);
+}
+
+// e^x for a weight of the softmax: exactly 0 below e^-87, NaN stays.
+[[maybe_unused]] inline float exp_or_zero(float x) {
+    const float e = exp_fast(x);
+    return x < -87.0f ? 0.0f : e;
+}
+
+// Within a unit of the last place of a double. Angles are reduced by multiples of pi/2 that are below 2^20; larger ones lose digits of their own.
+[[maybe_unused]] inline void sine_and_cosine(double angle, double& sine, double& cosine) {
+    // pi/2 in parts of 33 bits (fdlibm), so that products with a multiple below 2^20 are exact.
+    constexpr double kFirst = 1.57079632673412561417e+00, kSecond = 6.07710050630396597660e-11,
+                     kThird = 2.02226624871116645580e-21, kInverse = 6.36619772367581382433e-01;
+    constexpr double kRound = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to a whole number
+    const double n = (angle * kInverse + kRound) - kRound;
+    const double r = ((angle - n * kFirst) - n * kSecond) - n * kThird;
+    const double z = r * r;
+    // Minimax polynomials on [-pi/4, pi/4] (fdlibm).
+    double s = 1.58969099521155010221e-10;
+    s = s * z - 2.50507602534068634195e-08;
+    s = s * z + 2.75573137070700676789e-06;
+    s = s * z - 1.98412698298579493134e-04;
+    s = s * z + 8.33333333332248946124e-03;
+    s = s * z - 1.66666666666666324348e-01;
+    s = s * z * r + r;
+    double c = -1.13596475577881948265e-11;
+    c = c * z + 2.08757232129817482790e-09;
+    c = c * z - 2.75573143513906633035e-07;
+    c = c * z + 2.48015872894767294178e-05;
+    c = c * z - 1.38888888888741095749e-03;
+    c = c * z + 4.16666666666666019037e-02;
+    c = 1.0 - (0.5 * z - c * z * z);
+    const auto quarter = static_cast<long long>(n) & 3;
+    sine = quarter & 1 ? c : s;
+    cosine = quarter & 1 ? s : c;
+    if (quarter & 2) sine = -sine;
+    if (quarter == 1 || quarter == 2) cosine = -cosine;
+}
+
+}  // namespace
+}  // namespace bitnet

@@ -1,0 +1,208 @@
+// Norms, rope, gates, activation rounding: plain loops, built once per instruction set.
+//
+// Sums run in kLanes partial sums that are added in a fixed order, and contraction to fused
+// multiply-add is off, so every instruction set gives the same bits.
+#pragma once
+
+#include <cmath>
+
+#if defined(BITNET_F16C)
+#include <immintrin.h>
+#elif defined(BITNET_NEON)
+#include <arm_neon.h>
+#endif
+
+#include "ops/elementary.hpp"
+#include "isa/kernels.hpp"
+
+namespace bitnet {
+namespace {
+
+constexpr int kLanes = 16;
+
+// Halves the distance each time: the tree of additions is the same at any vector width.
+inline float sum_lanes(float* lane) {
+    for (int n = kLanes / 2; n > 0; n /= 2)
+        for (int i = 0; i < n; ++i) lane[i] += lane[i + n];
+    return lane[0];
+}
+
+template <class F>
+inline float sum_over(int64_t n, F value) {
+    float lane[kLanes] = {};
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes)
+        for (int j = 0; j < kLanes; ++j) lane[j] += value(i + j);
+    for (int64_t j = 0; j < n - i; ++j) lane[j] += value(i + j);
+    return sum_lanes(lane);
+}
+
+inline float max_abs(const float* x, int64_t n) {
+    uint32_t lane[kLanes] = {};  // magnitudes of floats order like integers, NaN on top
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes)
+        for (int j = 0; j < kLanes; ++j) {
+            const uint32_t m = float_to_bits(x[i + j]) & 0x7fffffff;
+            lane[j] = lane[j] > m ? lane[j] : m;
+        }
+    for (int j = 0; i < n; ++i, ++j) {
+        const uint32_t m = float_to_bits(x[i]) & 0x7fffffff;
+        lane[j] = lane[j] > m ? lane[j] : m;
+    }
+    for (int j = 1; j < kLanes; ++j) lane[0] = lane[0] > lane[j] ? lane[0] : lane[j];
+    return bits_to_float(lane[0]);
+}
+
+// int8 of x * s for |x * s| <= 127.5; returns the sum.
+inline int32_t round_to_int8(const float* x, int n, float s, int8_t* q) {
+    int32_t sum = 0;
+    for (int i = 0; i < n; ++i) {
+        const float r = round_half_even(x[i] * s);
+        const int32_t v = int32_t(r < -128.0f ? -128.0f : r > 127.0f ? 127.0f : r);
+        q[i] = int8_t(v);
+        sum += v;
+    }
+    return sum;
+}
+
+// int8 of 16 floats; returns the step. NaN and infinity have no int8 form: zeros with a NaN step
+// carry them to the result.
+inline float quantize_16(const float* x, int8_t* q, int32_t* sum) {
+    const float top = max_abs(x, 16);
+    if (!(top <= 3.4e38f)) {
+        std::memset(q, 0, 16);
+        *sum = 0;
+        return NAN;
+    }
+    const bool zero = top < 1e-30f;
+    *sum = round_to_int8(x, 16, zero ? 0.0f : 127.0f / top, q);
+    return zero ? 0.0f : top / 127.0f;
+}
+
+// -sum of the first and of the second two of each four of 16.
+inline void minus_pairs(const int8_t* q, int16_t* out) {
+    out[0] = out[1] = 0;
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; ++j) out[j] = int16_t(out[j] - q[i + 2 * j] - q[i + 2 * j + 1]);
+}
+
+[[maybe_unused]] void quantize_block(const float* x, int64_t cols, BlockInput* out) {
+    for (int64_t g = 0; g < cols / 32; ++g) {
+        BlockInput& to = out[g];
+        int32_t sum[2];
+        for (int i = 0; i < 2; ++i) to.step[i] = quantize_16(x + 32 * g + 16 * i, to.q + 16 * i, sum + i);
+        to.sum = to.step[0] * float(sum[0]) + to.step[1] * float(sum[1]);
+        for (int i = 0; i < 2; ++i) to.minus_q[i] = -sum[i], minus_pairs(to.q + 16 * i, to.minus_pairs[i]);
+    }
+}
+
+void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum) {
+    const float top = max_abs(x, cols);
+    *sum = 0;
+    if (!(top <= 3.4e38f)) {
+        std::memset(q, 0, size_t(cols));
+        *s = NAN;
+        return;
+    }
+    *s = 127.0f / (top > 1e-5f ? top : 1e-5f);
+    for (int64_t i = 0; i < cols; i += 128)
+        *sum += round_to_int8(x + i, cols - i < 128 ? int(cols - i) : 128, *s, q + i);
+}
+
+inline void put_group(const Group& group, float* out) {
+    for (int i = 0; i < 32; ++i) out[i] = group.scale[i / 16] * float(group.code[i]) + group.min;
+}
+
+void dequantize(Type type, const uint8_t* weight, int64_t r, int64_t cols, float* out) {
+    const BlockSize size = kBlocks[int(type)];
+    const int64_t stride = cols / size.weights * size.bytes;
+    if (is_tiled(type)) {
+        const uint8_t* tile = weight + (r - r % kTileRows) * stride;
+        const int lane = int(r % kTileRows);
+        if (is_float(type)) {
+            for (int64_t i = 0; i < cols; ++i) out[i] = tile_float(type, tile, lane, i);
+            return;
+        }
+        for (int64_t g = 0; g < cols / 32; ++g) {
+            Group group;
+            unpack_tile_group(type, tile, lane, g, group);
+            put_group(group, out + 32 * g);
+        }
+        return;
+    }
+    const uint8_t* row = weight + r * stride;
+    if (type == Type::F32) {
+        std::memcpy(out, row, size_t(cols) * 4);
+    } else if (type == Type::F16) {
+        for (int64_t i = 0; i < cols; ++i) out[i] = read_half(row + 2 * i);
+    } else if (type == Type::BF16) {
+        for (int64_t i = 0; i < cols; ++i) out[i] = bf16_to_float(read<uint16_t>(row + 2 * i));
+    } else {
+        Group group;
+        for (int64_t g = 0; g < cols / 32; ++g) {
+            unpack_group(type, row, g, group);
+            put_group(group, out + 32 * g);
+        }
+    }
+}
+
+void rms_norm(const float* x, const float* weight, int64_t cols, float eps, float* out) {
+    const float mean = sum_over(cols, [&](int64_t i) { return x[i] * x[i]; }) / float(cols);
+    const float s = 1.0f / std::sqrt(mean + eps);
+    for (int64_t i = 0; i < cols; ++i) out[i] = x[i] * s * weight[i];
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, int64_t cols, float eps, float* out) {
+    const float mean = sum_over(cols, [&](int64_t i) { return x[i]; }) / float(cols);
+    const float variance =
+        sum_over(cols, [&](int64_t i) { return (x[i] - mean) * (x[i] - mean); }) / float(cols);
+    const float s = 1.0f / std::sqrt(variance + eps);
+    for (int64_t i = 0; i < cols; ++i) out[i] = (x[i] - mean) * s * weight[i] + (bias ? bias[i] : 0.0f);
+}
+
+void rope(const RopeArgs& a, int64_t t0, int64_t t1) {
+    const int64_t n = a.rotated / 2;
+    for (int64_t t = t0; t < t1; ++t) {
+        const float *c = a.cos + t * n, *s = a.sin + t * n;
+        for (int64_t h = 0; h < a.heads; ++h) {
+            const float* x = a.x + (t * a.heads + h) * a.head_dim;
+            float* out = a.out + (t * a.heads + h) * a.head_dim;
+            const int64_t stride = a.half ? 1 : 2, second = a.half ? n : 1;
+            for (int64_t i = 0; i < n; ++i) {
+                const float p = x[i * stride], q = x[i * stride + second];
+                out[i * stride] = p * c[i] - q * s[i];
+                out[i * stride + second] = p * s[i] + q * c[i];
+            }
+            for (int64_t i = a.rotated; i < a.head_dim; ++i) out[i] = x[i];
+        }
+    }
+}
+
+void softcap(const float* x, int64_t n, float cap, float* out) {
+    for (int64_t i = 0; i < n; ++i) {
+        const float e = exp_fast(2.0f * x[i] / cap);
+        out[i] = cap * (1.0f - 2.0f / (e + 1.0f));
+    }
+}
+
+void gate(Gate kind, const float* __restrict g, const float* __restrict up, int64_t n, float* __restrict out) {
+    if (kind == Gate::silu) {
+        for (int64_t i = 0; i < n; ++i) out[i] = g[i] / (1.0f + exp_fast(-g[i])) * up[i];
+    } else if (kind == Gate::gelu_tanh) {
+        // (1 + tanh(u)) / 2 = 1 / (1 + e^(-2u)), u = sqrt(2 / pi) (g + 0.044715 g^3)
+        for (int64_t i = 0; i < n; ++i) {
+            const float u2 = 1.5957691216f * (g[i] + 0.044715f * g[i] * g[i] * g[i]);
+            out[i] = g[i] / (1.0f + exp_fast(-u2)) * up[i];
+        }
+    } else if (kind == Gate::relu2) {
+        for (int64_t i = 0; i < n; ++i) {
+            const float r = g[i] < 0.0f ? 0.0f : g[i];
+            out[i] = r * r * up[i];
+        }
+    } else {
+        for (int64_t i = 0; i < n; ++i) out[i] = (g[i] < 0.0f ? 0.0f : g[i]) * up[i];
+    }
+}
+
+}  // namespace
+}  // namespace bitnet

@@ -1,0 +1,126 @@
+#include "ops/float_rows.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#if defined(BITNET_X86)
+#include <emmintrin.h>
+#endif
+#if defined(__linux__)
+#include <unistd.h>
+#endif
+
+#include "isa/dispatch.hpp"
+#include "ops/ops.hpp"
+#include "system/thread_pool.hpp"
+
+namespace bitnet {
+namespace {
+
+template <class T>
+void transpose(const uint8_t* const* rows, int64_t begin, int64_t cols, uint8_t* tile) {
+    for (int64_t c = begin; c < cols; ++c)
+        for (int r = 0; r < kTileRows; ++r)
+            std::memcpy(tile + int64_t(sizeof(T)) * (kTileRows * c + r), rows[r] + int64_t(sizeof(T)) * c, sizeof(T));
+}
+
+#if defined(BITNET_X86)
+// Eight columns of eight rows of 16-bit floats, to every 32nd byte.
+inline void transpose_8x8(const uint8_t* const* rows, int64_t column, uint8_t* out) {
+    __m128i a[8], b[8];
+    for (int r = 0; r < 8; ++r) a[r] = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r] + 2 * column));
+    for (int r = 0; r < 4; ++r) {
+        b[2 * r] = _mm_unpacklo_epi16(a[2 * r], a[2 * r + 1]);
+        b[2 * r + 1] = _mm_unpackhi_epi16(a[2 * r], a[2 * r + 1]);
+    }
+    for (int h = 0; h < 2; ++h)
+        for (int r = 0; r < 2; ++r) {
+            a[4 * h + 2 * r] = _mm_unpacklo_epi32(b[4 * h + r], b[4 * h + r + 2]);
+            a[4 * h + 2 * r + 1] = _mm_unpackhi_epi32(b[4 * h + r], b[4 * h + r + 2]);
+        }
+    for (int c = 0; c < 4; ++c) {
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 64 * c), _mm_unpacklo_epi64(a[c], a[4 + c]));
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(out + 64 * c + 32), _mm_unpackhi_epi64(a[c], a[4 + c]));
+    }
+}
+#endif
+
+// The products of *count* rows (at most 16) with all tokens of *a*, y (tokens, count).
+void one_tile(const LinearArgs& a, const uint8_t* const* rows, int64_t count, float* y) {
+    thread_local std::vector<uint8_t> room;
+    const uint8_t* all[kTileRows];
+    for (int64_t r = 0; r < kTileRows; ++r) all[r] = rows[std::min(r, count - 1)];
+    room.resize(size_t(kTileRows * a.row_bytes + 64));
+    uint8_t* tile = room.data() + (64 - reinterpret_cast<uintptr_t>(room.data()) % 64) % 64;
+    detail::active().gather(a.type, all, a.cols, tile);
+    LinearArgs tile_args = a;
+    tile_args.type = tiled(a.type);
+    tile_args.weight = tile;
+    tile_args.row_bytes = row_bytes(tile_args.type, a.cols);
+    tile_args.rows = count;
+    tile_args.y = y;
+    detail::active().decode[int(tile_args.type)](tile_args, 0, count, thread_scratch(scratch_bytes(a.cols)));
+}
+
+// Whether *count* bytes of *file* were read.
+bool read_file(int file, int64_t offset, int64_t count, uint8_t* out) {
+#if defined(__linux__)
+    return file >= 0 && pread(file, out, size_t(count), off_t(offset)) == ssize_t(count);
+#else
+    (void)file, (void)offset, (void)count, (void)out;
+    return false;
+#endif
+}
+
+}  // namespace
+
+void gather_rows(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
+    if (type == Type::F32) transpose<uint32_t>(rows, 0, cols, tile);
+    else transpose<uint16_t>(rows, 0, cols, tile);
+}
+
+#if defined(BITNET_X86)
+void gather_rows_x86(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile) {
+    if (type == Type::F32) return gather_rows(type, rows, cols, tile);
+    int64_t c = 0;
+    for (; c + 8 <= cols; c += 8) {
+        transpose_8x8(rows, c, tile + 32 * c);
+        transpose_8x8(rows + 8, c, tile + 32 * c + 16);
+    }
+    transpose<uint16_t>(rows, c, cols, tile);
+}
+#endif
+
+void linear_float_rows(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
+    std::vector<float> y(size_t(a.tokens * kTileRows));
+    for (int64_t r = r0; r < r1; r += kTileRows) {
+        const int64_t count = std::min<int64_t>(kTileRows, r1 - r);
+        const uint8_t* rows[kTileRows];
+        for (int64_t i = 0; i < count; ++i) rows[i] = a.weight + (r + i) * a.row_bytes;
+        one_tile(a, rows, count, y.data());
+        for (int64_t t = 0; t < a.tokens; ++t) std::copy_n(&y[size_t(t * count)], count, a.y + t * a.rows + r);
+    }
+}
+
+void linear_chosen_rows(const FloatRows& m, const float* x, const int64_t* ids, int64_t count, float* y) {
+    LinearArgs a;
+    a.type = m.type;
+    a.row_bytes = row_bytes(m.type, m.cols);
+    a.cols = m.cols;
+    a.tokens = 1;
+    a.x = x;
+    parallel_for((count + kTileRows - 1) / kTileRows, [&](int64_t tile) {
+        const int64_t first = tile * kTileRows, n = std::min<int64_t>(kTileRows, count - first);
+        const uint8_t* rows[kTileRows];
+        thread_local std::vector<uint8_t> room;
+        if (m.file >= 0) room.resize(size_t(kTileRows * a.row_bytes));
+        for (int64_t i = 0; i < n; ++i) {
+            const int64_t begin = ids[first + i] * a.row_bytes;
+            uint8_t* copy = m.file >= 0 ? &room[size_t(i * a.row_bytes)] : nullptr;
+            rows[i] = read_file(m.file, m.offset + begin, a.row_bytes, copy) ? copy : m.weight + begin;
+        }
+        one_tile(a, rows, n, y + first);
+    });
+}
+
+}  // namespace bitnet

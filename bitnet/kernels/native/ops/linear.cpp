@@ -1,0 +1,141 @@
+#include "ops/linear.hpp"
+
+#include "ops/counters.hpp"
+#include "isa/dispatch.hpp"
+#include "ops/float_rows.hpp"
+#include "ops/ops.hpp"
+#include "system/split.hpp"
+
+namespace bitnet {
+using detail::active;
+
+namespace {
+
+template <class T>
+void ensure(std::vector<T>& items, int64_t n) {
+    if (int64_t(items.size()) < n) items.resize(size_t(n));
+}
+
+LinearKernel kernel_for(Type type, bool decode) {
+    if (is_float(type) && !is_tiled(type)) return linear_float_rows;
+    return (decode ? active().decode : active().prefill)[int(type)];
+}
+
+LinearArgs arguments(const LinearJob& job, const float* x, int64_t tokens, const Activations& activations) {
+    const Matrix& m = job.matrix;
+    LinearArgs a;
+    a.weight = m.data;
+    a.type = m.type;
+    a.row_bytes = row_bytes(m.type, m.cols);
+    a.rows = m.rows;
+    a.cols = m.cols;
+    a.tokens = tokens;
+    a.scale = m.scale;
+    a.x = x;
+    a.y = job.y;
+    activations.point(a);
+    return a;
+}
+
+// Factors and bias of rows [r0, r1).
+void finish(const LinearJob& job, int64_t r0, int64_t r1, int64_t tokens) {
+    const Matrix& m = job.matrix;
+    if (!m.factors && !job.bias) return;
+    for (int64_t t = 0; t < tokens; ++t) {
+        float* y = job.y + t * m.rows;
+        if (m.factors)
+            for (int64_t r = r0; r < r1; ++r) y[r] *= m.factors[m.n_factors == 1 ? 0 : r];
+        if (job.bias)
+            for (int64_t r = r0; r < r1; ++r) y[r] += job.bias[r];
+    }
+}
+
+}  // namespace
+
+void Activations::prepare(const std::vector<Matrix>& matrices, int64_t tokens) {
+    block_cols_ = ternary_cols_ = 0;
+    for (const Matrix& m : matrices) {
+        inputs_ = m.inputs;
+        if (!is_float(m.type)) (is_ternary(m.type) ? ternary_cols_ : block_cols_) = m.cols;
+    }
+    if (block_cols_) ensure(blocks_, tokens * block_inputs(block_cols_));
+    if (ternary_cols_) {
+        ensure(q_, tokens * ternary_cols_);
+        ensure(step_, tokens);
+        ensure(sums_, tokens);
+    }
+}
+
+void Activations::quantize(const float* x, int64_t t) {
+    const auto padded = [&](int64_t cols) {
+        if (cols == inputs_) return x;
+        auto* row = reinterpret_cast<float*>(thread_scratch(size_t(cols) * sizeof(float)));
+        std::copy(x, x + inputs_, row);
+        std::fill(row + inputs_, row + cols, 0.0f);
+        return static_cast<const float*>(row);
+    };
+    if (const int64_t cols = block_cols_)
+        active().quantize_block(padded(cols), cols, &blocks_[size_t(t * block_inputs(cols))]);
+    if (const int64_t cols = ternary_cols_)
+        active().quantize_ternary(padded(cols), cols, &q_[size_t(t * cols)], &step_[size_t(t)], &sums_[size_t(t)]);
+}
+
+void Activations::point(LinearArgs& a) const {
+    a.inputs = blocks_.data();
+    a.q = q_.data();
+    a.step = step_.data();
+    a.sums = sums_.data();
+}
+
+bool share_input(const Matrix& a, const Matrix& b) {
+    if (is_float(a.type) || is_float(b.type)) return true;
+    return is_ternary(a.type) != is_ternary(b.type) || a.cols == b.cols;
+}
+
+void linear_group(const std::vector<LinearJob>& jobs, const float* x, int64_t tokens,
+                  const Activations& activations) {
+    struct Part {
+        LinearArgs args;
+        LinearKernel kernel;
+        int64_t start, end;  // tiles, counted over all jobs
+    };
+    std::vector<Part> parts;
+    parts.reserve(jobs.size());
+    const bool decode = tokens <= kDecodeTokens;
+    int64_t tiles = 0, work = 0;
+    for (const LinearJob& job : jobs) {
+        const Matrix& m = job.matrix;
+        const int64_t step = tile_rows(m.type), count = (m.rows + step - 1) / step;
+        count_call(decode ? Op::decode : Op::prefill, m.type);
+        parts.push_back({arguments(job, x, tokens, activations),
+                         kernel_for(m.type, decode), tiles, tiles + count});
+        tiles += count;
+        work += m.rows * m.cols * tokens;
+    }
+    Split(tiles, 1, work < kSerialWork).run([&](int64_t t0, int64_t t1) {
+        for (size_t i = 0; i < parts.size(); ++i) {
+            const Part& part = parts[i];
+            const int64_t step = tile_rows(part.args.type);
+            const int64_t r0 = (std::max(t0, part.start) - part.start) * step;
+            const int64_t r1 = std::min((std::min(t1, part.end) - part.start) * step, part.args.rows);
+            if (r0 >= r1) continue;
+            part.kernel(part.args, r0, r1, thread_scratch(scratch_bytes(part.args.cols)));
+            finish(jobs[i], r0, r1, tokens);
+        }
+    });
+}
+
+void linear(const LinearJob& job, const float* x, int64_t tokens) {
+    if (tokens == 0) return;
+    thread_local Activations activations;
+    activations.prepare({job.matrix}, tokens);
+    if (!is_float(job.matrix.type)) {
+        Activations& rows = activations;  // the threads below fill the caller's
+        Split(tokens, 1, tokens * job.matrix.cols < kSerialWork).run([&](int64_t t0, int64_t t1) {
+            for (int64_t t = t0; t < t1; ++t) rows.quantize(x + t * job.matrix.inputs, t);
+        });
+    }
+    linear_group({job}, x, tokens, activations);
+}
+
+}  // namespace bitnet

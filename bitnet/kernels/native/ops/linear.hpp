@@ -1,0 +1,57 @@
+// Products of the same input with one or several matrices: the input is rounded once and the threads
+// meet once.
+#pragma once
+
+#include <vector>
+
+#include "isa/kernels.hpp"
+
+namespace bitnet {
+
+// A packed matrix; memory belongs to the caller.
+struct Matrix {
+    Type type = Type::F32;
+    const uint8_t* data = nullptr;
+    int64_t rows = 0, cols = 0;       // cols: a whole number of blocks
+    int64_t inputs = 0;               // width in the model; the columns behind it are zero weights
+    float scale = 1.0f;               // ternary: of all weights
+    const float* factors = nullptr;   // what outputs are multiplied with, or null
+    int64_t n_factors = 0;            // 1 or rows
+};
+
+struct LinearJob {
+    Matrix matrix;
+    const float* bias = nullptr;  // (rows,) or null
+    float* y = nullptr;           // (tokens, rows)
+};
+
+// int8 forms of the rows of an input, as the kernels of block and of ternary encodings read them.
+class Activations {
+public:
+    // Room for *tokens* rows in the forms that *matrices* read.
+    void prepare(const std::vector<Matrix>& matrices, int64_t tokens);
+    // Fills row *t* from *x*, `inputs` floats. Rows may be filled by several threads at once.
+    void quantize(const float* x, int64_t t);
+    void point(LinearArgs& args) const;
+
+private:
+    int64_t block_cols_ = 0, ternary_cols_ = 0;  // 0: nobody reads that form
+    std::vector<BlockInput> blocks_;
+    std::vector<int8_t> q_;
+    std::vector<float> step_;
+    std::vector<int32_t> sums_;
+    int64_t inputs_ = 0;
+};
+
+// Whether one product can follow the other in a group: no third form of the input is needed.
+bool share_input(const Matrix& a, const Matrix& b);
+
+// job.y (tokens, rows) = x (tokens, cols) * matrix^T * factors + bias for every job, from an input
+// whose rows are quantized already.
+void linear_group(const std::vector<LinearJob>& jobs, const float* x, int64_t tokens,
+                  const Activations& activations);
+
+// The same for one job, quantization included.
+void linear(const LinearJob& job, const float* x, int64_t tokens);
+
+}  // namespace bitnet

@@ -1,0 +1,100 @@
+#include "ops/ops.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "ops/counters.hpp"
+#include "isa/dispatch.hpp"
+#include "ops/elementary.hpp"
+#include "system/split.hpp"
+#include "ternary/layout.hpp"
+
+namespace bitnet {
+using detail::active;
+
+int64_t row_bytes(Type type, int64_t cols) {
+    const BlockSize size = kBlocks[int(type)];
+    return cols % size.weights ? 0 : cols / size.weights * size.bytes;
+}
+
+int64_t weight_bytes(Type type, int64_t rows, int64_t cols) {
+    if (is_tiled(type) || is_ternary(type)) rows = (rows + kTileRows - 1) / kTileRows * kTileRows;
+    return rows * row_bytes(type, cols);
+}
+
+void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out) {
+    if (is_ternary(type)) unpack_ternary_row(type, weight, rows, cols, r, scale, out);
+    else active().dequantize(type, weight, r, cols, out);
+}
+
+void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const int64_t* ids, int64_t count,
+           float* out) {
+    count_call(Op::embed, type);
+    for (int64_t i = 0; i < count; ++i) decode_row(type, weight, rows, cols, ids[i], scale, out + i * cols);
+}
+
+void rms_norm(const float* x, const float* weight, int64_t rows, int64_t cols, float eps, float* out) {
+    count_call(Op::rms_norm);
+    Split(rows, 1, rows * cols < kSerialWork).run([&](int64_t r0, int64_t r1) {
+        for (int64_t r = r0; r < r1; ++r) active().rms_norm(x + r * cols, weight, cols, eps, out + r * cols);
+    });
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, int64_t rows, int64_t cols, float eps,
+                float* out) {
+    count_call(Op::layer_norm);
+    Split(rows, 1, rows * cols < kSerialWork).run([&](int64_t r0, int64_t r1) {
+        for (int64_t r = r0; r < r1; ++r)
+            active().layer_norm(x + r * cols, weight, bias, cols, eps, out + r * cols);
+    });
+}
+
+void rope(const RopeArgs& args, int64_t tokens) {
+    count_call(Op::rope);
+    Split(tokens, 1, tokens * args.heads * args.head_dim < kSerialWork).run([&](int64_t t0, int64_t t1) {
+        active().rope(args, t0, t1);
+    });
+}
+
+void gate(Gate kind, const float* g, const float* up, int64_t n, float* out) {
+    count_call(Op::gate);
+    Split(n, 1024, n < kSerialWork).run([&](int64_t i0, int64_t i1) {
+        active().gate(kind, g + i0, up + i0, i1 - i0, out + i0);
+    });
+}
+
+void softcap(const float* x, int64_t n, float cap, float* out) {
+    count_call(Op::softcap);
+    Split(n, 1024, n < kSerialWork).run([&](int64_t i0, int64_t i1) {
+        active().softcap(x + i0, i1 - i0, cap, out + i0);
+    });
+}
+
+void turns(const double* angles, int64_t n, double scale, float* cos, float* sin) {
+    for (int64_t i = 0; i < n; ++i) {
+        double sine, cosine;
+        sine_and_cosine(angles[i], sine, cosine);
+        cos[i] = float(cosine * scale);
+        sin[i] = float(sine * scale);
+    }
+}
+
+uint64_t sum_bytes(const uint8_t* bytes, int64_t n) {
+    std::atomic<uint64_t> total{0};
+    Split(n / 64, 1024, n < kSerialWork).run([&](int64_t c0, int64_t c1) {
+        uint64_t lane[8] = {};
+        for (int64_t c = c0; c < c1; ++c)
+            for (int i = 0; i < 8; ++i) lane[i] += read<uint64_t>(bytes + 64 * c + 8 * i);
+        uint64_t sum = 0;
+        for (const uint64_t value : lane) sum += value;
+        total += sum;
+    });
+    return total;
+}
+
+void to_half(const float* x, int64_t n, uint16_t* out) {
+    for (int64_t i = 0; i < n; ++i) out[i] = float_to_half(x[i]);
+}
+
+}  // namespace bitnet

@@ -1,0 +1,53 @@
+// The operations a model is made of, on the threads of system/thread_pool.hpp and the kernels of the best
+// instruction set that passed its self-test. Arrays are row-major and do not overlap.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "isa/kernels.hpp"
+
+namespace bitnet {
+
+// Instruction sets this machine can run, slowest first: "scalar", "avx2", "avx512_vnni".
+std::vector<std::string> levels();
+std::string level();
+// False when *name* is not one of levels().
+bool set_level(const std::string& name);
+// Whether the chosen level has a kernel of its own for *type*.
+bool has_kernel(Type type);
+// Kernels of the chosen level that differ from the scalar ones and were replaced by them.
+std::vector<std::string> self_test();
+
+// For tests of the self-test: the kernel "linear F16_R16", "linear Q8_0_R16 prefill", "dequantize", "gather",
+// "screen tile", "screen sixth" or "screen pack" is wrong until set_level; false for other names.
+bool plant_wrong_kernel(const std::string& what);
+
+// Bytes of a weight row, 0 when *cols* is not a whole number of blocks.
+int64_t row_bytes(Type type, int64_t cols);
+
+// Bytes of a matrix, 0 when *cols* is not a whole number of blocks.
+int64_t weight_bytes(Type type, int64_t rows, int64_t cols);
+
+// Row *r* of a matrix as float32.
+void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out);
+// Rows *ids* of a matrix as float32, out (count, cols).
+void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const int64_t* ids, int64_t count,
+           float* out);
+void rms_norm(const float* x, const float* weight, int64_t rows, int64_t cols, float eps, float* out);
+void layer_norm(const float* x, const float* weight, const float* bias, int64_t rows, int64_t cols, float eps,
+                float* out);
+void rope(const RopeArgs& args, int64_t tokens);
+void gate(Gate kind, const float* gate, const float* up, int64_t n, float* out);
+// *args* of several sequences.
+void attention(const std::vector<AttentionArgs>& batch);
+// cap * tanh(x / cap)
+void softcap(const float* x, int64_t n, float cap, float* out);
+// What rope turns by: cos and sin of each angle, times *scale*.
+void turns(const double* angles, int64_t n, double scale, float* cos, float* sin);
+// Sum of the 64-bit words of *n* bytes: what reading memory costs, for benchmarks to compare with.
+uint64_t sum_bytes(const uint8_t* bytes, int64_t n);
+// Nearest f16 of each float, ties to even.
+void to_half(const float* x, int64_t n, uint16_t* out);
+
+}  // namespace bitnet

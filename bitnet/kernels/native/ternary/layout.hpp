@@ -1,0 +1,118 @@
+// Ternary weights in memory, whatever encoding the file has: 16 rows together, in lines of 64 bytes.
+//
+// A tile is 16 rows, their lines one after the other. Byte 4 r + k of a line holds columns k, 4 + k,
+// 8 + k, ... of row r, each as its code, weight + 1. So one register holds four neighbouring columns of
+// every row once a digit of all bytes is isolated, and no sum crosses lanes. Rows and columns behind
+// the last one are filled up with zero weights.
+//
+//   Ternary, TernaryBlocks   16 columns: four fields of two bits, the first in the lowest
+//   TernaryDense             20 columns: five digits, worth 1, 3, 9, 28 and 84
+//
+// 28 instead of 27 leaves a gap, so that the upper six bits of a byte, or the upper four and one
+// comparison, tell its last two digits (3 x 28 = 84, and 7 steps of four are 28).
+//
+// TernaryBlocks has in addition, behind the codes of all tiles, a float32 for every 256 columns of a
+// row: (tiles, cols / 256, 16).
+#pragma once
+
+#include "isa/kernels.hpp"
+
+namespace bitnet {
+
+constexpr int kTernaryRows = 16;     // rows of a tile
+constexpr int kTernaryStep = 16;     // columns in a line of 64 bytes: two bits per weight
+constexpr int kDenseStep = 20;       // the same of TernaryDense
+constexpr int kDensePlaces[] = {1, 3, 9, 28, 84};
+constexpr int64_t kDenseCols = 1 << 17;  // sums of 84 times a code fit 32 bits
+constexpr int kTernaryBlock = 256;   // columns that share a scale in TernaryBlocks
+
+constexpr int64_t ternary_tiles(int64_t rows) { return (rows + kTernaryRows - 1) / kTernaryRows; }
+constexpr int ternary_step(Type type) { return type == Type::TernaryDense ? kDenseStep : kTernaryStep; }
+constexpr int64_t ternary_tile_bytes(Type type, int64_t cols) { return cols / ternary_step(type) * 64; }
+constexpr int64_t ternary_code_bytes(Type type, int64_t rows, int64_t cols) {
+    return ternary_tiles(rows) * ternary_tile_bytes(type, cols);
+}
+
+// What a ternary matrix may be packed from. Rows are one after the other except in packed_u8.
+enum class TernarySource : int {
+    codes,      // int8 -1, 0, +1
+    i2_s,       // bitnet.cpp on x86: 128 weights in 32 bytes, the first 32 on top
+    tq2_0,      // llama.cpp: 256 weights in 64 bytes, then a scale
+    tq1_0,      // llama.cpp: 256 weights in 52 bytes in base 3, then a scale
+    packed_u8,  // transformers: byte row r holds rows r, r + rows / 4, ... from the lowest bits up
+    iq2_bn,     // ik_llama.cpp: a row scale, then 64 weights in 16 bytes, the first 16 lowest
+    kCount
+};
+
+// Bytes that *rows* x *cols* weights take in *source*, 0 when they cannot be that.
+constexpr int64_t ternary_source_bytes(TernarySource source, int64_t rows, int64_t cols) {
+    switch (source) {
+        case TernarySource::codes: return rows * cols;
+        case TernarySource::i2_s: return cols % 128 ? 0 : rows * cols / 4;
+        case TernarySource::tq2_0: return cols % 256 ? 0 : rows * cols / 256 * 66;
+        case TernarySource::tq1_0: return cols % 256 ? 0 : rows * cols / 256 * 54;
+        case TernarySource::packed_u8: return rows % 4 ? 0 : rows / 4 * cols;
+        case TernarySource::iq2_bn: return cols % 64 ? 0 : rows * (4 + cols / 4);
+        default: return 0;
+    }
+}
+
+// Packs a matrix of *inputs* columns into tiles of *cols*, a multiple of ternary_step(type) that is no
+// smaller; the rest is zero weights. *out* has ternary_code_bytes(type, rows, cols) bytes. False: a
+// code was 3, or not one of -1, 0 and 1.
+bool pack_ternary(TernarySource source, const uint8_t* data, int64_t rows, int64_t inputs, Type type, int64_t cols,
+                  uint8_t* out);
+
+// A tile of 16 whole rows of i2_s or tq2_0 with two bits per weight; returns whether a code is 3.
+using TilePacker = bool (*)(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out);
+#if defined(BITNET_X86)
+bool pack_two_bit_avx2(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out);
+void make_dense_avx2(const uint8_t* tile, int64_t cols, uint8_t* out);
+#endif
+
+// Row *r* of a packed matrix of *rows* x *cols* as float32.
+void unpack_ternary_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out);
+
+namespace {
+
+// Scales of the tile that row *r* starts, (cols / 256, 16).
+[[maybe_unused]] inline const uint8_t* ternary_scales(const LinearArgs& a, int64_t r) {
+    return a.weight + ternary_code_bytes(Type::TernaryBlocks, a.rows, a.cols) +
+           r / kTernaryRows * (a.cols / kTernaryBlock) * kTernaryRows * 4;
+}
+
+// Code of column *c* in row *lane* of a tile.
+[[maybe_unused]] inline int ternary_code(Type type, const uint8_t* tile, int64_t c, int64_t lane) {
+    const int64_t step = ternary_step(type), within = c % step, digit = within / 4;
+    const int byte = tile[c / step * 64 + 4 * lane + within % 4];
+    if (type != Type::TernaryDense) return byte >> (2 * digit) & 3;
+    const int low = byte % 28, group = byte / 28;
+    return digit < 3 ? low / kDensePlaces[digit] % 3 : group / (digit == 3 ? 1 : 3) % 3;
+}
+
+// Where the activations of tokens t .. t + N - 1 begin.
+template <int N>
+struct Inputs {
+    const int8_t* at[N];
+    Inputs(const LinearArgs& a, int64_t t) {
+        for (int n = 0; n < N; ++n) at[n] = a.q + (t + n) * a.cols;
+    }
+    const int8_t* operator[](int n) const { return at[n]; }
+};
+
+// A tile with two bits per weight, of at least *cols* columns, as one of TernaryDense with *cols*. No
+// byte of a word overflows, so eight of them are packed at once.
+[[maybe_unused]] inline void make_dense(const uint8_t* tile, int64_t cols, uint8_t* out) {
+    for (int64_t line = 0; line < cols / kDenseStep; ++line)
+        for (int i = 0; i < 64; i += 8) {
+            const auto digit = [&](int64_t d) {
+                const int64_t at = 5 * line + d;  // in groups of four columns
+                return read<uint64_t>(tile + at / 4 * 64 + i) >> (2 * (at % 4)) & 0x0303030303030303;
+            };
+            const uint64_t bytes = digit(0) + 3 * (digit(1) + 3 * digit(2)) + 28 * (digit(3) + 3 * digit(4));
+            std::memcpy(out + 64 * line + i, &bytes, 8);
+        }
+}
+
+}  // namespace
+}  // namespace bitnet

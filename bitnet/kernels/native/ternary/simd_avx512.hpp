@@ -1,0 +1,74 @@
+// Vectors of the ternary kernels of AVX-512 VNNI: vpdpbusd adds four products of bytes to 32 bits at once.
+#pragma once
+
+#include "isa/simd_x86.hpp"
+#include "ternary/layout.hpp"
+
+namespace bitnet {
+namespace {
+
+struct Acc {
+    using Ints = __m512i;
+    struct Doubles {
+        __m512d low, high;
+    };
+    // 8 tokens x 2 tiles: chains enough for the four cycles of vpdpbusd, and the most that GCC 12 keeps
+    // in registers.
+    static constexpr int kTokens = 8, kTiles = 2;
+
+    static Ints zero() { return _mm512_setzero_si512(); }
+    static Doubles zero_double() { return {_mm512_setzero_pd(), _mm512_setzero_pd()}; }
+    static Ints add(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+    static Ints minus(Ints a, int32_t b) { return _mm512_sub_epi32(a, _mm512_set1_epi32(b)); }
+    static __m512 to_float(Ints a) { return _mm512_cvtepi32_ps(a); }
+    static __m512 to_float(Doubles a) {
+        return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(a.low)), _mm512_cvtpd_ps(a.high), 1);
+    }
+
+    static Doubles add_scaled(Doubles sum, Ints a, const uint8_t* scales) {
+        const __m256 low = _mm256_loadu_ps(reinterpret_cast<const float*>(scales));
+        const __m256 high = _mm256_loadu_ps(reinterpret_cast<const float*>(scales) + 8);
+        return {_mm512_fmadd_pd(_mm512_cvtps_pd(low), _mm512_cvtepi32_pd(_mm512_castsi512_si256(a)), sum.low),
+                _mm512_fmadd_pd(_mm512_cvtps_pd(high), _mm512_cvtepi32_pd(_mm512_extracti64x4_epi64(a, 1)), sum.high)};
+    }
+
+    static int32_t sum_block(const int8_t* q) {
+        const __m512i ones = _mm512_set1_epi8(1);
+        __m512i sum = zero();
+        for (int i = 0; i < kTernaryBlock; i += 64) sum = _mm512_dpbusd_epi32(sum, ones, _mm512_loadu_si512(q + i));
+        return _mm512_reduce_add_epi32(sum);
+    }
+
+    static void store(const LinearArgs& a, int64_t r, int64_t t, __m512 sum) {
+        const __m512 y = _mm512_mul_ps(_mm512_div_ps(sum, _mm512_set1_ps(a.step[t])), _mm512_set1_ps(a.scale));
+        const int64_t rows = a.rows - r;
+        const auto mask = __mmask16(rows >= 16 ? 0xffff : (1 << rows) - 1);
+        _mm512_mask_storeu_ps(a.y + t * a.rows + r, mask, y);
+    }
+
+    template <int G, int N>
+    static void unpacked(const LinearArgs& a, const uint8_t* bytes, int64_t t, int64_t c0, int64_t c1, Ints (*out)[N]) {
+        const Inputs<N> q(a, t);
+        Ints sum[G][N];
+        for (int n = 0; n < N; ++n)
+            for (int g = 0; g < G; ++g) sum[g][n] = zero();
+        for (int64_t c = c0; c < c1; c += 4) {
+            Ints w[G];
+            for (int g = 0; g < G; ++g) w[g] = _mm512_load_si512(bytes + (c / 4 * G + g) * 64);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) {
+                const Ints x = _mm512_set1_epi32(read<int>(q[n] + c));
+#pragma GCC unroll 2
+                for (int g = 0; g < G; ++g) {
+                    sum[g][n] = _mm512_dpbusd_epi32(sum[g][n], w[g], x);
+                    pin(sum[g][n]);
+                }
+            }
+        }
+        for (int g = 0; g < G; ++g)
+            for (int n = 0; n < N; ++n) out[g][n] = sum[g][n];
+    }
+};
+
+}  // namespace
+}  // namespace bitnet
