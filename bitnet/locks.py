@@ -1,8 +1,9 @@
 """Locks between processes: kernel locks with a bounded wait that says who holds them.
 
-The lock file is never deleted, because a process could hold it at that moment, and a second one
-would then lock another file of the same name. The holder writes who it is into the file; a record
-of a process that no longer lives is only history, since the kernel gave up its lock.
+A lock file stays, or goes with the lock where it is beside a user's files. Only its holder deletes
+it, and a process that gets the lock on a deleted file takes the one of the same name instead. The
+holder writes who it is into the file; a record of a process that no longer lives is only history,
+since the kernel gave up its lock.
 
 Some shared file systems refuse kernel locks, and some grant one to every process at once. Which of
 them a folder is on is tried out once. There a lease takes the lock's place: a file that only one
@@ -202,16 +203,19 @@ def hold(
     timeout_s: float,
     what: str = "",
     hint: str = "",
+    leave: bool = True,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Lock]:
     """Hold the lock file *path*.
 
     Args:
-        path: the lock file; made when missing, never deleted.
+        path: the lock file; made when missing.
         timeout_s: longest wait in seconds.
         what: what is being waited for, for messages; the file's name when empty.
         hint: what helps when the wait was too long.
+        leave: the file stays; else it is deleted with the lock, and what a killed process left is
+            deleted by the next one.
         clock: monotonic seconds.
         sleep: waits so many seconds.
 
@@ -245,6 +249,8 @@ def hold(
     try:
         yield Lock(path, is_kernel=is_kernel)
     finally:
+        if isinstance(lock, _KernelLock) and not leave:
+            lock.delete()
         lock.release()
 
 
@@ -271,21 +277,29 @@ class _KernelLock:
         self._fd = -1
 
     def acquire(self) -> bool:
-        """Try once; a file that was deleted meanwhile is not held."""
+        """Try once, and again where the file was deleted meanwhile: that one is not held."""
         import fcntl
 
-        fd = self._open()
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(fd).st_nlink:
-                self._fd, fd = fd, -1
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EAGAIN):
-                raise
-        finally:
-            if fd >= 0:
-                os.close(fd)
-        return self._fd >= 0
+        while True:
+            fd = self._open()
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(fd).st_nlink:
+                    self._fd, fd = fd, -1
+                    return True
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+                return False
+            finally:
+                if fd >= 0:
+                    os.close(fd)
+
+    def delete(self) -> None:
+        """Delete the file while it is held, unless another is in its place."""
+        with suppress(OSError):
+            if os.path.samestat(self._path.lstat(), os.fstat(self._fd)):
+                self._path.unlink()
 
     def _open(self) -> int:
         nofollow = getattr(os, "O_NOFOLLOW", 0)

@@ -88,6 +88,43 @@ def test_a_killed_owner_holds_nothing(path, holder):
         assert owner_of(path).is_me
 
 
+def test_the_file_goes_with_the_lock_where_it_should(path, holder):
+    with pytest.raises(CacheBusy), hold(path, timeout_s=0, leave=False):
+        raise AssertionError("held by two")
+    assert path.exists()  # only the holder deletes it
+    holder.kill()
+    holder.wait()
+    assert path.exists()
+    with hold(path, timeout_s=0, leave=False):
+        assert is_held(path)
+    assert not path.exists()
+
+
+def test_the_lock_of_a_file_that_is_deleted_meanwhile_is_that_of_the_next_one(path, monkeypatch):
+    opened = locks._KernelLock._open
+    seen = []
+
+    def open_and_delete(self):
+        fd = opened(self)
+        if not seen:
+            path.unlink()  # as its holder does, which then gives the lock up
+        seen.append(os.fstat(fd).st_ino)
+        return fd
+
+    monkeypatch.setattr(locks._KernelLock, "_open", open_and_delete)
+    with hold(path, timeout_s=0):
+        assert len(seen) == 2
+        assert path.stat().st_nlink == 1
+        assert is_held(path)
+
+
+def test_a_lock_file_in_the_place_of_ours_is_left_alone(path):
+    with hold(path, timeout_s=0, leave=False):
+        path.unlink()
+        path.write_text("another's")
+    assert path.read_text() == "another's"
+
+
 def test_the_file_stays(path):
     with hold(path, timeout_s=0):
         pass

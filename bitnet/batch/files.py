@@ -155,6 +155,9 @@ def _answered(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], dict
         if error is not None:
             errors[row_id] = str(error.get("message") if isinstance(error, dict) else error)
     fresh = b"".join(kept.values())
-    if fresh != content:
+    if content.startswith(fresh):  # no second file that a killed run could leave
+        if len(fresh) < len(content):
+            os.truncate(target, len(fresh))
+    else:
         write_text(target, fresh.decode())
     return answered, errors

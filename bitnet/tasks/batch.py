@@ -40,8 +40,11 @@ def batch(
     target = Path(options.output)
     _check(target, options, model)
     target.parent.mkdir(parents=True, exist_ok=True)
+    whole = target.resolve()  # two names of one file have one lock
+    lock = whole.with_name(f"{whole.name}.lock")
+    hint = "wait for that run to end, or choose another --output"
     with (
-        locks.hold(target.with_name(f"{target.name}.lock"), timeout_s=0, what=target.name),
+        locks.hold(lock, timeout_s=0, what=options.output, hint=hint, leave=False),
         BatchFiles(Path(options.input), target, retry_errors=options.retry_errors) as files,
     ):
         if files.done:

@@ -10,6 +10,7 @@ from tiny_models import tiny_gguf
 from tool_models import CITIES, WEATHER, tool_gguf
 from waiting import until
 
+from bitnet import locks
 from bitnet.batch.files import BatchFiles
 from bitnet.batch.options import BatchOptions
 from bitnet.batch.rows import Row
@@ -209,13 +210,49 @@ def test_a_killed_run_goes_on(model_path, tmp_path):
     assert len({facts["text"] for facts in found.values()}) == 1
 
 
-def test_two_runs_do_not_write_the_same_file(bitnet, model_path, source, tmp_path):
-    from bitnet import locks
+def test_two_runs_do_not_write_the_same_file_and_leave_no_other(
+    bitnet, model_path, source, tmp_path
+):
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    target, link = folder / "out.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(target)
+    words = ["batch", "--model", str(model_path), "--output"]
+    # It holds the file until its rows, on stdin, have come.
+    first = subprocess.Popen(
+        [sys.executable, "-m", "bitnet", *words, str(target), "--input", "-"],
+        stdin=subprocess.PIPE,
+    )
+    lock = folder / "out.jsonl.lock"
+    until(lambda: locks.owner_of(lock), first)  # written once it is held
+    for name in (target, link):
+        done = bitnet(*words, name, "--input", source)
+        assert done.code == 21
+        assert f"{name} is held by process {first.pid} on " in done.err
+        assert "choose another --output" in done.err
+    assert not target.exists()
+    first.communicate(source.read_bytes())
+    assert first.returncode == 0
+    assert set(lines(target)) == {"a", "2", "7", "stop"}
+    assert [path.name for path in folder.iterdir()] == ["out.jsonl"]
 
-    target = tmp_path / "out.jsonl"
-    with locks.hold(tmp_path / "out.jsonl.lock", timeout_s=0):
-        done = bitnet("batch", "--model", model_path, "--input", source, "--output", target)
-    assert done.code == 21
+
+def test_what_a_killed_run_leaves_goes_with_the_next_one(bitnet, model_path, source, tmp_path):
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    target = folder / "out.jsonl"
+    words = ["batch", "--model", str(model_path), "--output", str(target), "--input"]
+    target.write_text('{"id": "half')
+    killed = subprocess.Popen([sys.executable, "-m", "bitnet", *words, "-"], stdin=subprocess.PIPE)
+    lock = folder / "out.jsonl.lock"
+    until(lambda: locks.owner_of(lock), killed)  # written once it is held
+    killed.kill()
+    killed.communicate()
+    assert lock.exists()
+    done = bitnet(*words, source)
+    assert done.code == 0, done.err
+    assert set(lines(target)) == {"a", "2", "7", "stop"}
+    assert [path.name for path in folder.iterdir()] == ["out.jsonl"]
 
 
 def test_when_the_disk_is_full_what_was_written_counts(model_path, tmp_path):
