@@ -80,7 +80,7 @@ def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[An
     base = st.sampled_from([500.0, 1e4, 1e6])
     original = st.sampled_from([16, 24, context])
     factor = st.sampled_from([2.0, 4.0, 8.5])
-    divisors = st.floats(1.0, 6.0, width=16)
+    freq_factors = st.floats(1.0, 6.0, width=16)
     maybe = st.one_of(st.none(), st.sampled_from([0.5, 1.0, 1.7]))
     kinds = [
         _rope("default", rope_theta=base),
@@ -110,7 +110,7 @@ def rope_parameters(kind: str, context: int, pairs: int) -> st.SearchStrategy[An
         ),
     ]
     if kind in ("Phi3", "Llama"):
-        lists = st.lists(divisors, min_size=pairs, max_size=pairs)
+        lists = st.lists(freq_factors, min_size=pairs, max_size=pairs)
         longrope = _rope(
             "longrope",
             rope_theta=base,

@@ -1,18 +1,18 @@
-"""The cache folder: what is in it, whether it is intact, and how it is emptied.
+"""The cache folder: list, verify and remove its files.
 
     <cache>/CACHEDIR.TAG                               marks the folder as a cache, and as ours
     <cache>/store/                                     every fetched file once: bitnet.store
     <cache>/tokenizers/<key>/tokenizer.json            a link into the store; key: llama3-128k ...
     <cache>/tokenizers/compiled/<sha256>.tok           memory-mapped form, rebuilt when missing
-    <cache>/tokenizers/compiled/digests/               of tokenizer files, computed once
-    <cache>/models/                                    as earlier versions had it
-    <cache>/screens/<hash of the head>.screen          what spares reading a head, rebuilt as well
-    <cache>/measurements/<what>-<hash>.json            what is faster on this machine, likewise
+    <cache>/tokenizers/compiled/digests/               digests of tokenizer files, computed once
+    <cache>/models/                                    models as earlier versions stored them
+    <cache>/screens/<hash of the head>.screen          screen of an output head, also rebuilt
+    <cache>/measurements/<what>-<hash>.json            timings on this machine, also rebuilt
     <cache>/reports/
 
-Nothing here is an index: the folder itself is the truth, and any file or folder in it may be
-deleted at any time without breaking anything but speed. Whatever lies outside these folders is
-not ours and is never touched; links are never followed.
+There is no index: the folder itself is the truth, and any file or folder in it may be deleted at
+any time without losing anything but speed. Files outside these folders are never touched; links
+are never followed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether the bytes of a cached file are what its name promises."""
+"""Check cached files against the digest or format that their name promises."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Verdict", "verify"]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a look at the bytes of one entry found; *problem* is empty when it is intact."""
+    """Result of checking one entry; *problem* is empty if it is intact."""
 
     entry: Entry
     check: str
@@ -29,11 +29,11 @@ class Verdict:
 
     @property
     def intact(self) -> bool:
-        """Whether nothing is wrong."""
+        """True if there is no problem."""
         return not self.problem
 
     def facts(self) -> dict[str, Any]:
-        """The verdict as JSON values."""
+        """The result as JSON values."""
         return {
             **self.entry.facts(),
             "check": self.check,
@@ -53,11 +53,11 @@ def verify(
     read_gguf: Callable[[Path], object] | None = None,
     expected: Mapping[str, str] | None = None,
 ) -> Verdict:
-    """Whether the bytes of *entry* are what its name promises.
+    """Check the content of *entry* against its name.
 
     Args:
         entry: any entry but a partial file or a leftover.
-        read_gguf: walks a whole GGUF file and raises a ``BitnetError`` where it is damaged.
+        read_gguf: reads a whole GGUF file and raises a ``BitnetError`` if it is damaged.
         expected: SHA-256 by path, for files whose digest is known.
     """
     path = entry.path
@@ -85,7 +85,7 @@ def _json_problem(path: Path) -> str:
         value = json.loads(path.read_bytes())
     except json.JSONDecodeError as error:
         return f"{error.msg} at line {error.lineno} column {error.colno}"
-    except (ValueError, RecursionError) as error:  # no UTF-8; thousands of digits; too deep
+    except (ValueError, RecursionError) as error:  # not UTF-8; thousands of digits; too deep
         return str(error)
     if path.name == "tokenizer.json" and not (isinstance(value, dict) and "model" in value):
         return 'no "model" in it: not a tokenizer'

@@ -1,4 +1,4 @@
-"""What is in the cache folder, found by looking."""
+"""Content of the cache folder, found by listing it."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _PARTIAL = re.compile(r".+?\.partial(\..+)?", re.DOTALL)
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of the cache with what belongs to it.
+    """A file of the cache with its companions.
 
     Attributes:
-        kind: what it is; ``leftover`` is an unfinished file of another tool or a lock of nobody.
+        kind: of the entry; ``leftover`` is an unfinished file of another tool or an unused lock.
         key: ``llama3-128k``, ``org--repo/revision/file``, the SHA-256 of a compiled tokenizer,
             the fingerprint of a screened output head, the name of a measurement.
         path: the file.
         size_bytes: of the file and its companions.
-        last_used_s: seconds since the epoch of the last read or write, as far as the disk knows.
-        owner: who holds its lock right now, such as ``process 123 on host``; empty when nobody.
-        companions: files that go when it goes.
-        users: projects' files that are the same file, as far as they are known; for the store's.
+        last_used_s: last read or write, in seconds since the epoch, as far as the disk records it.
+        owner: current holder of its lock, such as ``process 123 on host``; empty if there is none.
+        companions: files that are removed with it.
+        users: known paths of projects' files that are the same file; for files of the store.
         inode: device and number of the file; names of one file share them.
-        links: names that the file has.
+        links: number of names of the file.
     """
 
     kind: Kind
@@ -58,12 +58,12 @@ class Entry:
 
     @property
     def is_stored(self) -> bool:
-        """Whether it is a file of the store, which others are links to."""
+        """True if it is a file of the store, to which others are links."""
         return self.path.parent.parent.name == "sha256"
 
     @property
     def is_referenced(self) -> bool:
-        """Whether it is known to be in use under another name."""
+        """True if it is known to be in use under another name."""
         return self.links > 1 or bool(self.users)
 
     def facts(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Entry:
 
 
 def entries(root: Path) -> list[Entry]:
-    """Everything in the cache, grouped by folder; empty when there is no cache yet.
+    """Every entry of the cache, grouped by folder; empty if there is no cache yet.
 
     Raises:
         PermissionDenied: a folder of the cache cannot be read.
@@ -91,13 +91,13 @@ def entries(root: Path) -> list[Entry]:
         names = {entry.name: entry for entry in _files(folder)}
         companions = {lock for name in names for lock in _companions_of(name, names)}
         for name in sorted(names.keys() - companions):
-            with contextlib.suppress(FileNotFoundError):  # removed while we look
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 found.append(_entry(root, folder / name, sorted(_companions_of(name, names))))
     return found
 
 
 def _folders(root: Path) -> Iterator[Path]:
-    """The folders of the cache that may hold files, links left out."""
+    """Folders of the cache that may hold files, without links."""
     waiting = [root / "store/partial" if area == "store" else root / area for area in AREAS[::-1]]
     while waiting:
         folder = waiting.pop()
@@ -133,7 +133,7 @@ def _is_dangling(item: os.DirEntry[str]) -> bool:
 
 
 def _companions_of(name: str, names: Iterable[str]) -> set[str]:
-    """Which of *names* mean nothing without *name*: lock, origin, sidecar of a partial file."""
+    """Those of *names* that belong to *name*: lock, origin, sidecar of a partial file."""
     if name.endswith((".lock", ".origin")):
         return set()
     wanted = {f"{name}.lock", f"{name}.origin"}
@@ -161,7 +161,7 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
 
 
 def _stored(root: Path) -> list[Entry]:
-    """The files of the store, each with its records."""
+    """Files of the store, each with its records."""
     store = Store(root)
     blobs = list(store.blobs())
     if not blobs:
@@ -204,7 +204,7 @@ def _kind(area: str, inner: list[str]) -> Kind:
 
 
 def _key(area: str, inner: list[str]) -> str:
-    if area == "store":  # what is on its way
+    if area == "store":  # partial downloads
         return inner[-1].partition(".partial")[0]
     if area == "tokenizers":
         return inner[0] if len(inner) > 1 else ""
@@ -212,7 +212,7 @@ def _key(area: str, inner: list[str]) -> str:
 
 
 def locks_for(path: Path) -> Iterator[Path]:
-    """Lock files that guard *path*: its own, and that of the file it is a part of."""
+    """Lock files of *path*: its own, and that of the file it is a part of."""
     name = path.name
     if name.endswith(".lock"):
         yield path
@@ -228,7 +228,7 @@ def locks_for(path: Path) -> Iterator[Path]:
 
 
 def _owner(lock_path: Path) -> str:
-    """Who holds *lock_path*; empty when nobody does. Never creates the file."""
+    """Holder of *lock_path*; empty if there is none. Never creates the file."""
     from bitnet import locks
 
     if not locks.is_held(lock_path):

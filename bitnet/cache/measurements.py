@@ -1,8 +1,8 @@
-"""What was measured once on a machine: read where the same conditions hold again.
+"""Measurements on this machine, reused while their conditions hold.
 
-``<cache>/measurements/<what>-<hash of the conditions>.json`` holds the conditions and the answer. A
-file that cannot be read, or is of other conditions, counts as none; a cache that cannot be written
-only means that the measurement is repeated.
+``<cache>/measurements/<what>-<hash of the conditions>.json`` holds the conditions and the result. A
+file that is unreadable or has other conditions is ignored; if the cache is not writable, the
+measurement is merely repeated.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ logger = logging.getLogger(__name__)
 
 
 def measurement_path(what: str, conditions: Mapping[str, Any]) -> Path:
-    """Where the answer of *what* under *conditions*, JSON values, is kept."""
+    """Path of the result of *what* under *conditions*, JSON values."""
     text = json.dumps(conditions, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return settings.cache_dir() / "measurements" / f"{what}-{digest}.json"
 
 
 def read_measurement(what: str, conditions: Mapping[str, Any]) -> dict[str, float] | None:
-    """The numbers found under *conditions*, by name; ``None`` if there are none that are sound."""
+    """Valid numbers measured under *conditions*, by name; ``None`` if there are none."""
     path = measurement_path(what, conditions)
     try:
-        content = json.loads(path.read_bytes(), parse_int=float)  # none too large to count with
+        content = json.loads(path.read_bytes(), parse_int=float)  # no huge integers
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:
@@ -53,7 +53,7 @@ def read_measurement(what: str, conditions: Mapping[str, Any]) -> dict[str, floa
 
 
 def write_measurement(what: str, conditions: Mapping[str, Any], found: Mapping[str, float]) -> None:
-    """Keep *found*; without room or permission nothing happens."""
+    """Store *found*; without space or permission nothing happens."""
     text = json.dumps({"conditions": conditions, "found": found}, indent=1) + "\n"
     if problem := keep(measurement_path(what, conditions), text.encode()):
         logger.debug("measurement of %s not kept: %s", what, problem)

@@ -1,4 +1,4 @@
-"""Removing files from the cache: first a plan, then what of it is still free to go."""
+"""Remove files from the cache: plan first, then remove those that are still unused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 @dataclass(frozen=True)
 class Selection:
-    """Which entries ``clean-cache`` removes; without any of these, all but the models."""
+    """Entries that ``clean-cache`` removes; without options, all but the models."""
 
     older_than: str = option(
         "", "only what was not used for this long: 30d, 12h, 2w", metavar="AGE"
@@ -56,13 +56,13 @@ class Selection:
 
 @dataclass(frozen=True)
 class Plan:
-    """What would be removed from *root*.
+    """Files to remove from *root*.
 
     Attributes:
         root: the cache folder.
-        remove: what goes.
-        busy: what is left because a process holds it.
-        foreign: what is left because nothing shows that it is ours.
+        remove: entries to remove.
+        busy: entries kept because a process holds them.
+        foreign: entries kept because nothing shows that they are ours.
     """
 
     root: Path
@@ -72,7 +72,7 @@ class Plan:
 
     @property
     def size_bytes(self) -> int:
-        """What removing it all frees: a file that has another name elsewhere stays on the disk."""
+        """Bytes that removing them frees; a file with another name elsewhere stays on the disk."""
         names = Counter(entry.inode for entry in self.remove)
         files = {entry.inode: entry for entry in self.remove}
         return sum(
@@ -90,7 +90,7 @@ class Plan:
         }
 
     def lines(self, verb: str) -> list[str]:
-        """The plan for people, one file a line; *verb* is ``would remove`` or ``removed``."""
+        """The plan as text, one file per line; *verb* is ``would remove`` or ``removed``."""
         return [
             *(f"{verb} {e.path} ({e.kind}, {human_size(e.size_bytes)})" for e in self.remove),
             *(f"left alone: {e.path} (in use by {e.owner})" for e in self.busy),
@@ -115,10 +115,10 @@ def parse_age(text: str) -> float:
 
 
 def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Plan:
-    """What *selection* would remove; nothing is touched yet.
+    """Entries that *selection* would remove; nothing is removed yet.
 
     Raises:
-        UsageError: the selection makes no sense, or *root* is not a cache of ours.
+        UsageError: the selection is invalid, or *root* is not a cache of ours.
         NotFound: there is no entry with that key.
     """
     refuse_unless_cache(root)
@@ -156,7 +156,7 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Pla
 
 
 def space_hint(root: Path, missing: int) -> str:
-    """What helps where *missing* bytes do not fit; ``clean-cache`` only if it frees as many."""
+    """Hint for *missing* bytes of space; names ``clean-cache`` only if it frees as many."""
     with contextlib.suppress(BitnetError):
         if (frees := plan(root, Selection()).size_bytes) >= missing:
             return (
@@ -191,13 +191,13 @@ def _has_key(entry: Entry, key: str) -> bool:
 
 
 def refuse_unless_cache(root: Path) -> None:
-    """Make sure that *root* is a cache folder of ours before anything in it is removed.
+    """Refuse a folder that is not a cache of ours before anything in it is removed.
 
-    It is when it carries our ``CACHEDIR.TAG``, or when it has no folders but those of a cache; then
+    It is one if it has our ``CACHEDIR.TAG``, or only the folders of a cache; then
     :func:`~bitnet.store.tag.is_marked` says which files in them are ours.
 
     Raises:
-        UsageError: it is the home folder, a folder above it, or something else altogether.
+        UsageError: it is the home folder, a folder above it, or not a cache at all.
         PermissionDenied: it cannot be read.
     """
     real = root.resolve()
@@ -224,9 +224,9 @@ def refuse_unless_cache(root: Path) -> None:
 
 
 def prune(planned: Plan) -> Plan:
-    """Remove what was planned; gives back what was removed and what turned out to be busy.
+    """Remove the planned entries; return those removed and those found to be busy.
 
-    Somebody may have taken a lock, or removed a file, since the plan was made; both are fine.
+    Entries that were locked or removed since the plan was made are skipped.
 
     Raises:
         PermissionDenied: a file cannot be removed.
@@ -250,12 +250,12 @@ def prune(planned: Plan) -> Plan:
 
 
 def _remove(root: Path, entry: Entry) -> None:
-    """Delete the files of *entry*, then the folders that this left empty."""
+    """Delete the files of *entry*, then folders that became empty."""
     if root.resolve() not in entry.path.parent.resolve().parents:
         raise UsageError(f"{entry.path} has been moved out of {root}: refusing to remove it")
     try:
         for path in (entry.path, *entry.companions):
-            # Windows cannot delete the lock file that is held while its entry goes.
+            # Windows cannot delete the lock file while it is held.
             held = os.name == "nt" and path.suffix == ".lock"
             with contextlib.suppress(PermissionError) if held else contextlib.nullcontext():
                 links.remove(path)

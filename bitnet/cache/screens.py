@@ -1,9 +1,9 @@
-"""Screens of output heads: written when a head is first screened, read when it is again.
+"""Screens of output heads: written when a head is first screened, then reused.
 
-``<cache>/screens/<fingerprint>.screen``: eight letters, a version and a digest of what follows. The
-fingerprint is a digest of every byte of the head, so a model file that was changed never meets the
-screen of another, not even by design. A file that does not pass is made again; a cache that cannot
-be written is only slower.
+``<cache>/screens/<fingerprint>.screen``: eight letters, a version and a digest of the rest. The
+fingerprint is a digest of every byte of the head, so a changed model file never uses the screen of
+another one, not even on purpose. An invalid file is made again; without a writable cache, loading
+is slower.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ logger = logging.getLogger(__name__)
 _MAGIC = b"BNSCREEN"
 _VERSION = 3
 _HEADER = struct.Struct("<8sQ32s16x")
-_PIECE_BYTES = 8 << 20  # read or digested at once by one thread
+_PIECE_BYTES = 8 << 20  # read or hashed at once by one thread
 _THREADS = min(4, os.cpu_count() or 1)
 
 
 def content_digest(content: NDArray[np.uint8]) -> bytes:
-    """SHA-256 of the SHA-256 digests of pieces of *content*, which several threads work out."""
+    """SHA-256 of the SHA-256 digests of pieces of *content*, computed by several threads."""
     pieces = range(0, len(content), _PIECE_BYTES)
 
     def digest(begin: int) -> bytes:
@@ -50,12 +50,12 @@ def content_digest(content: NDArray[np.uint8]) -> bytes:
 
 
 def screen_path(fingerprint: str) -> Path:
-    """Where the screen of a head with this fingerprint is kept."""
+    """Path of the screen of a head with this fingerprint."""
     return settings.cache_dir() / "screens" / f"{fingerprint}.screen"
 
 
 def read_screen(path: Path, out: NDArray[np.uint8]) -> bool:
-    """Fill *out*, bytes, with the screen at *path*; ``False`` if it is not there and sound."""
+    """Fill *out*, bytes, with the screen at *path*; false if it is missing or invalid."""
     try:
         with path.open("rb", buffering=0) as file:
             header = file.read(_HEADER.size)
@@ -74,14 +74,14 @@ def read_screen(path: Path, out: NDArray[np.uint8]) -> bool:
 
 
 def write_screen(path: Path, content: NDArray[np.uint8]) -> None:
-    """Put *content*, bytes, at *path* in one step; without room or permission nothing happens."""
+    """Write *content*, bytes, to *path* atomically; without space or permission do nothing."""
     header = _HEADER.pack(_MAGIC, _VERSION, content_digest(content))
     if problem := keep(path, header, content.data):
         logger.debug("screen of the output head not kept: %s", problem)
 
 
 def problem_of(path: Path) -> str:
-    """What is wrong with the bytes at *path*; empty if nothing is.
+    """The problem of the file at *path*; empty if it is valid.
 
     Raises:
         OSError: it cannot be read.
@@ -98,7 +98,7 @@ def problem_of(path: Path) -> str:
 
 
 def _read_pieces(file: int, out: NDArray[np.uint8]) -> None:
-    """Fill *out* with what follows the header, several reads at once."""
+    """Fill *out* with the content after the header, several reads at once."""
     view = out.data
 
     def read(begin: int) -> None:

@@ -134,7 +134,7 @@ def _caps(config: TransformerConfig) -> Iterator[Finding]:
 
 def _rope(config: TransformerConfig) -> Iterator[Finding]:
     original = config.rope.original_context
-    if config.rope.long_divisors is not None and original < config.context_length:
+    if config.rope.long_freq_factors is not None and original < config.context_length:
         yield _by(
             "llama.cpp",
             f"takes the long rope factors wherever its context is above {original:,} positions, "

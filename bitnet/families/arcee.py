@@ -1,4 +1,4 @@
-"""Arcee: Llama without a gate; what goes up is squared where it is positive."""
+"""Arcee: Llama without a GLU; the activation is squared ReLU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ register(
         gguf_keys={"attention.sliding_window": neutral(0)},
         biases={"attention_bias": ATTENTION, "mlp_bias": ("ffn_up", "ffn_down")},
         llama_cpp=(*LLAMA_CPP, "rope_freqs.weight"),
-        # relu(up) * up is the square of relu(up).
+        # relu(up) * up equals the square of relu(up).
         block={"gated": False, "activation": "relu"},
     )
 )

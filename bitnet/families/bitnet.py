@@ -1,4 +1,4 @@
-"""BitNet b1.58: norms before the output projections; a gate of ReLU squared since 2B-4T."""
+"""BitNet b1.58: norms before the output projections; GLU with squared ReLU since 2B-4T."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ register(
         title="BitNet b1.58 before 2B-4T",
         architecture="bitnet",
         model_types=(),
-        classes=("BitnetForCausalLM",),  # of 1bitLLM's models, which call themselves llama
+        classes=("BitnetForCausalLM",),  # 1bitLLM's models, whose model_type is llama
         activation="silu",
         quantization={
             "quant_method": "bitnet",

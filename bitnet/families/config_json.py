@@ -1,9 +1,9 @@
-"""A ``config.json`` by the table of its family: checked key by key, then said in GGUF's keys.
+"""Read ``config.json`` by the table of its family: check every key, then map it to GGUF keys.
 
-What a key means is what transformers makes of it. A key that transformers would read is read, or
-must have the value that changes nothing; below ``rope_parameters`` and ``quantization_config``
-every key must be known. Beside them, keys that transformers ignores for this family are ignored,
-unless their name promises another computation (:data:`CHANGES`).
+Keys have the meaning that transformers gives them. A key that transformers reads is read here, or
+must have a value without effect; below ``rope_parameters`` and ``quantization_config`` every key
+must be known. Other keys, which transformers ignores for this family, are ignored, unless their
+name suggests a different computation (:data:`CHANGES`).
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ READ: dict[str, Rule] = {
     "vocab_size": read("must be the rows of the embedding"),
     "tie_word_embeddings": read("the head is the embedding"),
     "rope_parameters": read("see below"),
-    "rope_scaling": read("`rope_parameters` as it was called before"),
-    "rope_theta": read("base of the position embedding"),
+    "rope_scaling": read("former name of `rope_parameters`"),
+    "rope_theta": read("base of the RoPE frequencies"),
     "quantization_config": read("see below"),
-    "architectures": read("must be a model that writes text"),
-    "is_causal": read("whether positions see those before them only"),
-    "auto_map": read("code of its own is not run: it must name this family's class"),
+    "architectures": read("must be a model that generates text"),
+    "is_causal": read("causal or bidirectional attention"),
+    "auto_map": read("custom code is not run: it must name this family's class"),
 }
 _NOTHING = _NO_NUMBER = neutral(None, False, 0)
 _ONE = neutral(None, 1.0)
-#: Keys that change what some family computes, with the values that do not.
+#: Keys that change the computation of some family, with their values without effect.
 CHANGES: dict[str, Rule] = {
     **dict.fromkeys(
         (
@@ -90,13 +90,13 @@ CHANGES: dict[str, Rule] = {
 #: Of ``quantization_config``: ternary weights of BitNet.
 QUANTIZATION: dict[str, Rule] = {
     "quant_method": neutral("bitnet"),
-    "linear_class": read("whether the scale of packed weights divides or multiplies"),
-    "quantization_mode": read("`online`: plain weights are made ternary here; `offline`: packed"),
-    "modules_to_not_convert": read("linear layers that stay as they are"),
+    "linear_class": read("the scale of packed weights divides or multiplies"),
+    "quantization_mode": read("`online`: plain weights are quantized here; `offline`: packed"),
+    "modules_to_not_convert": read("linear layers that are not quantized"),
     "use_rms_norm": read("norms before every projection"),
-    "rms_norm_eps": read("of these norms; must be the model's own"),
+    "rms_norm_eps": read("epsilon of these norms; must be the model's own"),
 }
-_EPS_OF_NORMS = 1e-6  # transformers' own, where quantization_config does not say
+_EPS_OF_NORMS = 1e-6  # transformers' default if quantization_config does not give one
 _OUTER = {
     "embed_tokens.weight": "token_embd.weight",
     "norm.weight": "output_norm.weight",
@@ -128,28 +128,28 @@ _NOT_TEXT = re.compile(
 )
 _WRITES_TEXT = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel")
 _OWN_CODE = ("AutoConfig", "AutoModel", "AutoModelForCausalLM")
-_HEADLESS = "Model"  # as in Qwen3Model: the last hidden states are what it gives
+_HEADLESS = "Model"  # as in Qwen3Model, whose output is the last hidden states
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a ``config.json`` says, in GGUF's words.
+    """Content of a ``config.json`` in GGUF's terms.
 
     Attributes:
-        family: whose table it went through.
-        metadata: GGUF keys, with the architecture before them.
-        divisors: the tensors GGUF keeps frequencies in.
+        family: the family whose table was used.
+        metadata: GGUF keys, including the architecture prefix.
+        freq_factors: the tensors in which GGUF stores frequency factors.
         tied: the head is the embedding.
-        headless: there is no head; it makes vectors.
+        headless: there is no head; the model computes embeddings.
         biases: parts of a layer that have biases.
-        vocab_size: rows the embedding must have; ``None``: it does not say.
+        vocab_size: rows the embedding must have; ``None``: not specified.
         quantization: ``quantization_config``, empty without ternary weights.
-        ignored: keys that were left out because the user asked for it, with their values.
+        ignored: keys ignored on the user's request, with their values.
     """
 
     family: Family
     metadata: dict[str, Any]
-    divisors: dict[str, NDArray[Any]]
+    freq_factors: dict[str, NDArray[Any]]
     tied: bool
     headless: bool
     biases: frozenset[str]
@@ -159,16 +159,16 @@ class Description:
 
 
 def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = ()) -> Description:
-    """What *outer* says about the language model, every key of it accounted for.
+    """Description of the language model in *outer*, with every key accounted for.
 
     Args:
-        outer: a ``config.json``; of a model that also sees, the ``text_config`` in it counts.
-        model: what to call it.
-        ignore: keys to leave out, with or without the names of the tables they are in.
+        outer: a ``config.json``; in a multimodal model its ``text_config`` counts.
+        model: name of the model in errors.
+        ignore: keys to ignore, with or without the names of the tables that contain them.
 
     Raises:
-        Unsupported: a ``model_type``, or a key that changes the result in a way not computed here.
-        InvalidFormat: keys are missing or make no sense.
+        Unsupported: a ``model_type``, or a key that changes the result in an unsupported way.
+        InvalidFormat: keys are missing or invalid.
     """
     config, quantization, ignored = _without_ignored(outer, ignore)
     family = _family(config, outer)
@@ -180,7 +180,7 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
         rope = {**config}
         if family.layered_rope:
             rope.pop("original_max_position_embeddings", None)
-        rope_keys, divisors = from_parameters(rope, family, model=model)
+        rope_keys, freq_factors = from_parameters(rope, family, model=model)
         keys = {key: config[name] for name, key in _SIZES.items() if config.get(name) is not None}
         keys |= rope_keys | family.translate(config) | _both_ways(config, family, model)
         biases = _biases(config, family)
@@ -194,12 +194,12 @@ def describe(outer: Mapping[str, Any], *, model: str, ignore: Collection[str] = 
     size = config.get("vocab_size")
     headless = not _named(config).endswith(_WRITES_TEXT) and bool(_named(config))
     return Description(
-        family, metadata, divisors, tied, headless, biases, size, quantization, ignored
+        family, metadata, freq_factors, tied, headless, biases, size, quantization, ignored
     )
 
 
 def gguf_name(name: str, family: Family) -> str:
-    """GGUF's name for the tensor *name*; unchanged where there is none, empty to leave it out.
+    """GGUF's name of the tensor *name*; unchanged if unknown, empty to leave it out.
 
     A ``weight_scale`` becomes ``<linear>.scale``.
     """
@@ -212,7 +212,7 @@ def gguf_name(name: str, family: Family) -> str:
     if match is None:
         return name
     inner, kind = match["part"], match["kind"].removeprefix("weight_")
-    # The norm before a product: of BitNet embeddings, and of transformers' BitLinear.
+    # The norm before a product, in BitNet embeddings and transformers' BitLinear.
     linear = inner.removesuffix(".norm").removesuffix(".rms_norm")
     part = {**_INNER, **family.tensors}.get(linear)
     if not part:
@@ -223,7 +223,7 @@ def gguf_name(name: str, family: Family) -> str:
 def _without_ignored(
     outer: Mapping[str, Any], ignore: Collection[str]
 ) -> tuple[dict[str, Any], Mapping[str, Any], dict[str, Any]]:
-    """The text model's keys and its quantization without what is to be ignored, and that."""
+    """The text model's keys and its quantization without ignored keys, and the ignored keys."""
     inner = outer.get("text_config")
     merged = {**outer, **inner} if isinstance(inner, dict) else dict(outer)
     merged.pop("text_config", None)
@@ -260,7 +260,7 @@ def _family(config: Mapping[str, Any], outer: Mapping[str, Any]) -> Family:
 
 
 def _check(config: Mapping[str, Any], family: Family, model: str) -> None:
-    """Refuse what is not computed here."""
+    """Refuse configurations that are not supported."""
     for key in ("hidden_act", "hidden_activation"):
         allowed = family.config_keys.get(key) or neutral(None, family.activation)
         if not allowed.allows(config.get(key)):
@@ -284,12 +284,12 @@ def _check(config: Mapping[str, Any], family: Family, model: str) -> None:
 
 
 def _both_ways(config: Mapping[str, Any], family: Family, model: str) -> dict[str, Any]:
-    """The key of attention that also looks ahead, where *config* wants that."""
+    """The key of bidirectional attention, if *config* asks for it."""
     key, value = "is_causal", config.get("is_causal")
     if value is None or value is True:
         return {}
     if value is not False or family.translate(config).get("attention.sliding_window"):
-        why = "attention that also looks ahead is computed without windows only"
+        why = "bidirectional attention is supported without windows only"
         raise refusal(key, value, model=model, kind=family.title, why=why)
     return {"attention.causal": False}
 
@@ -299,13 +299,13 @@ def _empty_as_none(value: Any) -> Any:
 
 
 def _named(config: Mapping[str, Any]) -> str:
-    """The first of ``architectures``, empty where it does not say."""
+    """The first of ``architectures``; empty if there is none."""
     named: Sequence[str] = config.get("architectures") or [""]
     return str(named[0])
 
 
 def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
-    """Refuse models of other kinds, such as classifiers, or with code of their own."""
+    """Refuse models of other kinds, such as classifiers, or with custom code."""
     named = _named(config)
     if named and not named.endswith((*_WRITES_TEXT, _HEADLESS)):
         raise refusal(
@@ -313,12 +313,12 @@ def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
             config["architectures"],
             model=model,
             kind=family.title,
-            why="such a model neither writes text nor makes vectors of it",
+            why="such a model neither generates text nor computes embeddings",
         )
     code = config.get("auto_map")
     if not code:
         return
-    # Heads for other tasks are no part of what writes text.
+    # Heads for other tasks are not used to generate text.
     entries = [code[key] for key in _OWN_CODE if key in code] if isinstance(code, dict) else [code]
     classes = {str(entry).rpartition(".")[2].lower() for entry in entries}
     own = {
@@ -332,7 +332,7 @@ def _check_code(config: Mapping[str, Any], family: Family, model: str) -> None:
             code,
             model=model,
             kind=family.title,
-            why="the model brings code of its own, which is not run",
+            why="the model brings custom code, which is not run",
         )
 
 

@@ -1,4 +1,4 @@
-"""Ernie 4.5, the dense models: Llama with pairs of neighbours, in both containers."""
+"""Ernie 4.5, the dense models: Llama with RoPE on adjacent pairs, in both containers."""
 
 from __future__ import annotations
 

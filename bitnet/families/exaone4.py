@@ -1,6 +1,6 @@
-"""Exaone 4: norms after attention and feed-forward, none before; layers that see all do not rotate.
+"""Exaone 4: norms after attention and feed-forward, none before; no RoPE with full attention.
 
-Without ``sliding_window`` all of them rotate.
+Without ``sliding_window`` all layers use RoPE.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ register(
         },
         config_keys={
             "layer_types": read("which layers have a window"),
-            "sliding_window": read("positions a query sees"),
-            "sliding_window_pattern": read("one of so many layers sees everything"),
+            "sliding_window": read("positions a query attends to"),
+            "sliding_window_pattern": read("one layer in this many has full attention"),
         },
         tensors={
             "post_attention_layernorm": "post_attention_norm",

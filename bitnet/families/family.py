@@ -1,4 +1,4 @@
-"""A family: everything that tells one decoder from another, and the registry of all of them."""
+"""A family: everything in which one decoder differs from others, and the registry of families."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ QKV = ("attn_q", "attn_k", "attn_v")
 ATTENTION = (*QKV, "attn_output")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
 
-#: What llama.cpp loads of most families beside what all of them have.
+#: Tensors that llama.cpp loads for most families, besides those that all have.
 LLAMA_CPP = ("output.weight", *(f"{part}.bias" for part in (*QKV, "attn_qkv")))
 
 
 class Keys(Protocol):
-    """The keys of a model under GGUF's names, without the architecture before them."""
+    """Keys of a model under GGUF's names, without the architecture prefix."""
 
     def value(self, key: str, default: Any = ...) -> Any:
         """The value of *key*."""
@@ -52,32 +52,32 @@ class Family:
     """One kind of decoder.
 
     Attributes:
-        title: what people call it.
-        architecture: ``general.architecture``; the name its keys have here, too.
-        model_types: of ``config.json``.
-        classes: names in ``architectures`` that tell it from the family of its ``model_type``.
+        title: its name in text for people.
+        architecture: ``general.architecture``, which also prefixes its keys here.
+        model_types: values of ``model_type`` in ``config.json``.
+        classes: names in ``architectures`` that set it apart from the family of its ``model_type``.
         gguf: other names of the architecture in GGUF files; *architecture* is read unless
-            *in_gguf* says otherwise.
-        in_gguf: GGUF files of this architecture are read by this family.
-        activation: of the gate, as ``config.json`` calls it.
-        quantization: what ``quantization_config`` says where a folder has none.
-        defaults: what transformers assumes where ``config.json`` is silent.
-        config_keys: of ``config.json``, beside those that every family treats alike.
-        rope_parameters: of ``rope_parameters``, beside those of the kind of scaling.
-        gguf_keys: of GGUF files, beside those that every family treats alike.
-        tensors: names of parts of a layer that differ from the usual ones.
-        biases: parts that have biases, by the key that says so; those below ``""`` always do.
-        partial_rotation: ``partial_rotary_factor`` is followed.
-        layered_rope: layers with a window have a rope of their own.
-        norms_from_zero: ``config.json``'s container stores what norms add to one.
-        rope_style: pairs of rotated elements in a folder's weights.
-        gguf_rope_style: the same in a GGUF file, for which converters move rows.
-        llama_cpp: tensors that llama.cpp loads for this architecture beside those all models have,
-            by the end of their names; ``None``: it does not know the architecture.
-        translate: more GGUF keys from a ``config.json``.
-        rounds_inputs: its ternary layers round a token's input to int8 (W1.58A8), in training too.
-        block: fields of the transformer's configuration that always hold.
-        configure: more of these fields, from the keys and the fields so far.
+            *in_gguf* is false.
+        in_gguf: this family reads GGUF files of this architecture.
+        activation: activation function, by its name in ``config.json``.
+        quantization: ``quantization_config`` of folders without one.
+        defaults: transformers' defaults for keys missing from ``config.json``.
+        config_keys: rules for ``config.json``, besides those shared by all families.
+        rope_parameters: rules for ``rope_parameters``, besides those of the kind of scaling.
+        gguf_keys: rules for GGUF files, besides those shared by all families.
+        tensors: names of a layer's tensors that differ from the usual ones.
+        biases: parts with biases, by the key that enables them; those under ``""`` always do.
+        partial_rotation: ``partial_rotary_factor`` is supported.
+        layered_rope: layers with a window have a RoPE of their own.
+        norms_from_zero: the safetensors weights of norms are stored minus one.
+        rope_style: pairing of rotary dimensions in a folder's weights.
+        gguf_rope_style: the same in a GGUF file, for which converters permute rows.
+        llama_cpp: tensors that llama.cpp loads for this architecture besides those all models have,
+            by the end of their names; ``None``: it does not support the architecture.
+        translate: additional GGUF keys from a ``config.json``.
+        rounds_inputs: ternary layers round a token's input to int8 (W1.58A8), as in training.
+        block: fixed fields of the transformer's configuration.
+        configure: additional fields, from the keys and the fields so far.
     """
 
     title: str
@@ -109,7 +109,7 @@ class Family:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        """Its names in GGUF files; none where another family reads those."""
+        """Its names in GGUF files; empty if another family reads those."""
         return (self.architecture, *self.gguf) if self.in_gguf else ()
 
 
@@ -117,14 +117,14 @@ _REGISTERED: list[Family] = []
 
 
 def register(family: Family) -> Family:
-    """Add *family* to those that are known."""
+    """Add *family* to the registry."""
     _REGISTERED.append(family)
     return family
 
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Every family there is a file of, by title."""
+    """All families, by title."""
     package = import_module("bitnet.families")
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"bitnet.families.{module.name}")
@@ -137,6 +137,6 @@ def of_gguf(architecture: str) -> Family | None:
 
 
 def of_model_type(model_type: str, named: str = "") -> Family | None:
-    """The family of ``config.json``'s *model_type*, or that of the class *named* there."""
+    """The family of *model_type* in ``config.json``, or that of the class *named* there."""
     own = next((one for one in families() if named in one.classes), None)
     return own or next((one for one in families() if model_type in one.model_types), None)

@@ -1,4 +1,4 @@
-"""What models of other kinds are, so that a refusal can say it."""
+"""Descriptions of unsupported kinds of models, for error messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BY_TENSOR = (
     (re.compile(r"_exps\.|\.experts\.|ffn_gate_inp|block_sparse_moe"), _EXPERTS),
     (re.compile(r"\bssm_|\.mamba\.|\.mixer\.|time_mix"), _STATE),
     (re.compile(r"lora_[ab]\b|\.lora_", re.IGNORECASE), "an adapter (LoRA), not a whole model"),
-    (re.compile(r"^(v|mm)\.|vision"), "a model that also sees images"),
+    (re.compile(r"^(v|mm)\.|vision"), "a multimodal model with images"),
     (re.compile(r"attn_sinks|self_attn\.sinks"), "a model with attention sinks"),
     (re.compile(r"cross_attn|encoder\."), "a model with an encoder"),
     (re.compile(r"^cls\.|^score\.|classifier"), "a classifier"),
@@ -32,13 +32,13 @@ _BY_TENSOR = (
 
 
 def described(name: str) -> str:
-    """A sentence on what an architecture called *name* is, empty where the name does not tell."""
+    """A sentence that describes the architecture *name*; empty if the name says nothing."""
     found = next((text for pattern, text in _BY_NAME if pattern.search(name.lower())), "")
     return f". {name} is {found}" if found else ""
 
 
 def what_it_is(tensors: Iterable[str]) -> str:
-    """The kind of model that has one of *tensors*, empty where they do not tell."""
+    """The kind of model that contains one of *tensors*; empty if they say nothing."""
     names = list(tensors)
     for pattern, text in _BY_TENSOR:
         if any(pattern.search(name) for name in names):

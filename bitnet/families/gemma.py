@@ -34,7 +34,7 @@ register(
         },
         config_keys={
             "attention_bias": read("biases around attention"),
-            # What 2B says and never meant.
+            # In the file of 2B, and never meant.
             "hidden_act": neutral(None, "gelu_pytorch_tanh", "gelu", note="tanh form either way"),
             "hidden_activation": HARMLESS,
         },

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULTS", "NORMS", "caps", "score_scale"]
 
-#: What Gemma 2's and 3's config.json leave out; published files say little more than their sizes.
+#: Defaults of Gemma 2 and 3; published files of config.json give little more than sizes.
 DEFAULTS: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -34,7 +34,7 @@ NORMS = {
 
 
 def caps(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Soft caps, and the scale of scores, of a ``config.json``."""
+    """Soft caps and attention scale of a ``config.json``."""
     keys = {
         name: float(config.get(name) or 0.0)
         for name in ("attn_logit_softcapping", "final_logit_softcapping")
@@ -43,7 +43,7 @@ def caps(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def score_scale(keys: Keys, fields: Mapping[str, Any], layers_of_27b: int) -> float:
-    """Factor on scores; the 27B models scale by the residual stream, and no key says so."""
+    """Factor on attention scores; the 27B models use the residual width, and no key says so."""
     scale: float = fields["attention_scale"]
     if fields["n_layers"] == layers_of_27b:
         scale = (fields["dim"] / fields["n_heads"]) ** -0.5
@@ -74,16 +74,16 @@ register(
         config_keys={
             "attention_bias": read("biases around attention"),
             "hidden_act": HARMLESS,  # hidden_activation counts
-            "attn_logit_softcapping": read("soft cap on scores"),
+            "attn_logit_softcapping": read("soft cap on attention scores"),
             "final_logit_softcapping": read("soft cap on logits"),
             "layer_types": read("which layers have a window"),
-            "query_pre_attn_scalar": read("scores are divided by its root"),
-            "sliding_window": read("positions a query sees"),
+            "query_pre_attn_scalar": read("attention scores are divided by its root"),
+            "sliding_window": read("positions a query attends to"),
             "sliding_window_pattern": neutral(None, 2),
         },
         gguf_keys={
             "attention.scale": read("on scores"),
-            "attn_logit_softcapping": read("soft cap on scores, 50 when absent"),
+            "attn_logit_softcapping": read("soft cap on attention scores, 50 when absent"),
             "final_logit_softcapping": read("soft cap on logits, 30 when absent"),
         },
         tensors=NORMS,

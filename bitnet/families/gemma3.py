@@ -1,4 +1,4 @@
-"""Gemma 3: as Gemma 2, with norms on query and key heads and a rope of its own in windows."""
+"""Gemma 3: as Gemma 2, with norms on query and key heads and a separate RoPE in windows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
         "embedding_scale": math.sqrt(fields["dim"]),
         "attention_scale": score_scale(keys, fields, layers_of_27b=62),
         "final_softcap": keys.number("final_logit_softcapping", 0.0),
-        # Layers with a window kept Gemma 2's frequencies, without scaling.
+        # Layers with a window keep Gemma 2's frequencies, without scaling.
         "local_rope": replace(
             fields["rope"],
-            base=keys.number("rope.freq_base_swa", 10000.0),
+            theta=keys.number("rope.freq_base_swa", 10000.0),
             scaling="none",
             attention_factor=1.0,
-            divisors=None,
+            freq_factors=None,
         ),
     }
 
@@ -49,17 +49,17 @@ register(
             "attention_bias": read("biases around attention"),
             "hidden_act": HARMLESS,  # hidden_activation counts
             "final_logit_softcapping": read("soft cap on logits"),
-            "use_bidirectional_attention": read("positions also see those behind them"),
+            "use_bidirectional_attention": read("positions also attend to later ones"),
             "layer_types": read("which layers have a window"),
-            "query_pre_attn_scalar": read("scores are divided by its root"),
-            "rope_local_base_freq": read("base of the rope of layers with a window"),
-            "sliding_window": read("positions a query sees"),
-            "sliding_window_pattern": read("one of so many layers sees everything"),
+            "query_pre_attn_scalar": read("attention scores are divided by its root"),
+            "rope_local_base_freq": read("RoPE base of layers with a window"),
+            "sliding_window": read("positions a query attends to"),
+            "sliding_window_pattern": read("one layer in this many has full attention"),
         },
         gguf_keys={
             "attention.scale": read("on scores"),
             "final_logit_softcapping": read("soft cap on logits"),
-            "rope.freq_base_swa": read("base of the rope of layers with a window"),
+            "rope.freq_base_swa": read("RoPE base of layers with a window"),
         },
         tensors=NORMS,
         biases={"attention_bias": ATTENTION},

@@ -1,4 +1,4 @@
-"""GGUF metadata by the table of its family: every key below the architecture is accounted for."""
+"""Check GGUF metadata by the table of its family: every key of the architecture must be known."""
 
 from __future__ import annotations
 
@@ -19,33 +19,31 @@ COMMON: dict[str, Rule] = {
     "block_count": read("layers"),
     "embedding_length": read("width of the residual stream"),
     "feed_forward_length": read("width inside the feed-forward network"),
-    "context_length": read("positions the model was made for"),
+    "context_length": read("positions the model was trained for"),
     "vocab_size": HARMLESS,
     "attention.head_count": read("query heads"),
     "attention.head_count_kv": read("key and value heads"),
     "attention.key_length": read("width of a head"),
     "attention.value_length": read("must be the width of a head"),
-    "attention.layer_norm_rms_epsilon": read("of every norm"),
+    "attention.layer_norm_rms_epsilon": read("epsilon of every norm"),
     "attention.layer_norm_epsilon": HARMLESS,
     "attention.scale": read(
         "on scores; beside Gemma and Granite only one over the root of the width"
     ),
-    "attention.sliding_window": read("positions a query sees; 0: all"),
+    "attention.sliding_window": read("positions a query attends to; 0: all"),
     "attention.sliding_window_pattern": read("which layers have a window"),
-    "attention.causal": Rule(
-        "whether positions see those before them only", (True, False), is_read=True
-    ),
+    "attention.causal": Rule("causal or bidirectional attention", (True, False), is_read=True),
     "attention.max_alibi_bias": _OFF,
     "attention.clamp_kqv": _OFF,
     "attention.shared_kv_layers": _OFF,
     "attention.temperature_scale": _OFF,
-    "rope.dimension_count": read("rotated elements of a head"),
-    "rope.freq_base": read("base of the position embedding"),
-    "rope.scale_linear": read("`rope.scaling.factor` as it was called in 2023"),
+    "rope.dimension_count": read("rotary dimensions of a head"),
+    "rope.freq_base": read("base of the RoPE frequencies"),
+    "rope.scale_linear": read("name of `rope.scaling.factor` in 2023"),
     "rope.scaling.type": read("`none`, `linear`, `yarn`, `longrope`, `dynamic`"),
-    "rope.scaling.factor": read("the context is longer by it; `linear` without a type"),
+    "rope.scaling.factor": read("factor of context extension; `linear` without a type"),
     "rope.scaling.original_context_length": read("context before"),
-    "rope.scaling.attn_factor": read("on rotated queries and keys, beside what `yarn` implies"),
+    "rope.scaling.attn_factor": read("on rotated queries and keys, besides that of `yarn`"),
     "rope.scaling.yarn_beta_fast": neutral(32.0, note="of `yarn`"),
     "rope.scaling.yarn_beta_slow": neutral(1.0, note="of `yarn`"),
     "rope.scaling.yarn_ext_factor": neutral(1.0, -1.0),
@@ -83,16 +81,16 @@ COMMON: dict[str, Rule] = {
 def check_keys(
     metadata: Mapping[str, Any], family: Family, *, prefixes: Iterable[str], model: str
 ) -> None:
-    """Refuse keys that would change the result in a way that is not computed here.
+    """Refuse keys that change the result in an unsupported way.
 
     Args:
         metadata: of a GGUF file.
-        family: whose table counts.
-        prefixes: names the architecture's keys may have.
-        model: what to call the file.
+        family: the family whose table applies.
+        prefixes: prefixes of the architecture's keys.
+        model: name of the file in errors.
 
     Raises:
-        Unsupported: with the first such key.
+        Unsupported: names the first such key.
     """
     rules = COMMON | dict(family.gguf_keys)
     for prefix in prefixes:

@@ -1,4 +1,4 @@
-"""Granite, the dense models: Llama with factors on embeddings, scores, branches and logits."""
+"""Granite, the dense models: Llama with scales on embeddings, scores, residuals and logits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
                 0,
                 model="config.json",
                 kind="Granite",
-                why="in GGUF zero says that there is none",
+                why="in GGUF, zero means that there is none",
             )
     return {
         "attention.scale": float(config["attention_multiplier"]),
@@ -58,16 +58,16 @@ register(
         config_keys={
             "attention_bias": read("biases around attention"),
             "mlp_bias": read("biases in the feed-forward network"),
-            "attention_multiplier": read("factor on scores"),
+            "attention_multiplier": read("factor on attention scores"),
             "embedding_multiplier": read("factor on embeddings"),
-            "residual_multiplier": read("factor on what attention and feed-forward add"),
+            "residual_multiplier": read("factor on the outputs of attention and feed-forward"),
             "logits_scaling": read("logits are divided by it"),
         },
         gguf_keys={
             "attention.sliding_window": neutral(0),
             "attention.scale": read("on scores"),
             "embedding_scale": read("on embeddings"),
-            "residual_scale": read("on what attention and feed-forward add"),
+            "residual_scale": read("on the outputs of attention and feed-forward"),
             "logit_scale": read("logits are divided by it"),
         },
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},

@@ -1,4 +1,4 @@
-"""Helium: Llama with pairs of neighbours; llama.cpp does not know it."""
+"""Helium: Llama with RoPE on adjacent pairs; llama.cpp does not support it."""
 
 from __future__ import annotations
 

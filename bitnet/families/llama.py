@@ -1,4 +1,4 @@
-"""Llama 2, 3 and 3.2, SmolLM2: the plain case; Llama 3's frequencies are a tensor."""
+"""Llama 2, 3 and 3.2, SmolLM2: the base case; Llama 3 stores frequency factors as a tensor."""
 
 from __future__ import annotations
 

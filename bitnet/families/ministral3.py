@@ -1,4 +1,4 @@
-"""Ministral 3: Llama with yarn, whose queries grow with every original context behind them."""
+"""Ministral 3: Llama with YaRN, whose query scale grows once per original context length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
             "dynamic",
             model="config.json",
             kind="Ministral 3",
-            why="the context it grows from and the one queries grow from have one key in GGUF",
+            why="GGUF has one key for both the original context and the period of that growth",
         )
     original = rope["original_max_position_embeddings"]
     return everywhere(config) | {
@@ -60,14 +60,14 @@ register(
                 "llama_4_scaling_beta": 0.1,
             },
         },
-        config_keys={"sliding_window": read("positions a query sees")},
+        config_keys={"sliding_window": read("positions a query attends to")},
         rope_parameters={
-            "llama_4_scaling_beta": "how much queries grow",
-            "original_max_position_embeddings": "positions after which they grow again",
+            "llama_4_scaling_beta": "growth of the query scale",
+            "original_max_position_embeddings": "positions between two steps of that growth",
             "max_position_embeddings": "not followed",
         },
         gguf_keys={
-            "attention.temperature_scale": read("how much queries grow"),
+            "attention.temperature_scale": read("growth of the query scale"),
             "rope.scaling.yarn_log_multiplier": read("`mscale_all_dim` of `yarn`"),
         },
         llama_cpp=("output.weight", ".bias", "rope_freqs.weight"),

@@ -19,7 +19,7 @@ register(
             "rms_norm_eps": 1e-6,
             "max_position_embeddings": 131072,
         },
-        config_keys={"sliding_window": read("positions a query sees")},
+        config_keys={"sliding_window": read("positions a query attends to")},
         translate=everywhere,
     )
 )

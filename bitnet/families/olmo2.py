@@ -1,4 +1,4 @@
-"""OLMo 2: norms after attention and feed-forward, none before; norms over all of query and key."""
+"""OLMo 2: norms after attention and feed-forward, none before; norms over whole query and key."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Phi-3, 3.5 and 4-mini: query, key and value in one matrix, gate and up in another.
 
-Long contexts come as two lists of divisors of the frequencies.
+Long contexts have a second list of frequency factors.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ register(
             "rms_norm_eps": 1e-5,
         },
         config_keys={
-            "sliding_window": read("positions a query sees"),
-            "original_max_position_embeddings": read("context before it was stretched"),
-            "partial_rotary_factor": read("part of a head that is rotated"),
+            "sliding_window": read("positions a query attends to"),
+            "original_max_position_embeddings": read("context length before extension"),
+            "partial_rotary_factor": read("rotary share of a head"),
         },
         partial_rotation=True,
         llama_cpp=(*LLAMA_CPP, "rope_factors_long.weight", "rope_factors_short.weight"),

@@ -21,8 +21,8 @@ register(
             "max_position_embeddings": 32768,
         },
         config_keys={
-            "sliding_window": read("positions a query sees"),
-            "use_sliding_window": read("whether layers have a window"),
+            "sliding_window": read("positions a query attends to"),
+            "use_sliding_window": read("enables windows"),
             "max_window_layers": read("the first layer with a window"),
             "layer_types": read("which layers have a window"),
             "attention_bias": HARMLESS,  # its biases are always there

@@ -23,8 +23,8 @@ register(
         },
         config_keys={
             "attention_bias": read("biases around attention"),
-            "sliding_window": read("positions a query sees"),
-            "use_sliding_window": read("whether layers have a window"),
+            "sliding_window": read("positions a query attends to"),
+            "use_sliding_window": read("enables windows"),
             "max_window_layers": read("the first layer with a window"),
             "layer_types": read("which layers have a window"),
         },

@@ -1,6 +1,6 @@
-"""From ``rope_parameters`` to GGUF's keys and tensors, by the formulas of transformers.
+"""Map ``rope_parameters`` to GGUF's keys and tensors, by the formulas of transformers.
 
-Which kinds there are, which parameters each has and what they mean:
+The kinds of scaling, their parameters and their meaning:
 https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/modeling_rope_utils.py
 """
 
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
 
 __all__ = ["PARAMETERS", "from_parameters", "magnitude"]
 
-# Of each kind of scaling, beside the base and the kind itself.
+# Parameters of each kind of scaling, besides rope_theta and the kind itself.
 PARAMETERS: dict[str, dict[str, str]] = {
     "default": {},
     "linear": {"factor": "positions are divided by it"},
     "dynamic": {
         "factor": "how fast the base grows beyond the context length",
-        "original_max_position_embeddings": "not followed: `max_position_embeddings` counts",
+        "original_max_position_embeddings": "ignored: `max_position_embeddings` counts",
     },
     "yarn": {
-        "factor": "the context is longer by it",
+        "factor": "factor of context extension",
         "original_max_position_embeddings": "context before",
         "attention_factor": "on rotated queries and keys",
-        "beta_fast": "pairs that turn more often are kept",
-        "beta_slow": "pairs that turn less often are stretched",
+        "beta_fast": "pairs with more rotations are kept",
+        "beta_slow": "pairs with fewer rotations are interpolated",
         "mscale": "of the attention factor",
         "mscale_all_dim": "of the attention factor",
-        "truncate": "whole pairs bound the blend",
+        "truncate": "round the bounds of the ramp to whole pairs",
     },
     "longrope": {
-        "short_factor": "divisors within the original context",
-        "long_factor": "divisors beyond it",
+        "short_factor": "frequency factors within the original context",
+        "long_factor": "frequency factors beyond it",
         "original_max_position_embeddings": "context before",
         "factor": "of the attention factor",
         "attention_factor": "on rotated queries and keys",
     },
     "llama3": {
-        "factor": "slow pairs are divided by it",
-        "low_freq_factor": "pairs that turn less often are slow",
-        "high_freq_factor": "pairs that turn more often are kept",
+        "factor": "divides low frequencies",
+        "low_freq_factor": "pairs with fewer rotations have low frequencies",
+        "high_freq_factor": "pairs with more rotations are kept",
         "original_max_position_embeddings": "context before",
     },
 }
@@ -61,11 +61,11 @@ _EVERYWHERE = {"rope_type", "type", "rope_theta"}
 def from_parameters(
     config: Mapping[str, Any], family: Family, *, model: str
 ) -> tuple[dict[str, Any], dict[str, NDArray[np.float32]]]:
-    """GGUF keys and tensors for the position embedding of *config*.
+    """GGUF keys and tensors of the position embedding of *config*.
 
     Raises:
-        Unsupported: a kind of scaling, or a parameter of it, that is not computed here.
-        KeyError, TypeError, ValueError, ZeroDivisionError: parameters are missing or wrong.
+        Unsupported: a kind of scaling, or one of its parameters, is not supported.
+        KeyError, TypeError, ValueError, ZeroDivisionError: parameters are missing or invalid.
     """
     given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     local: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def from_parameters(
 def _layered(
     config: Mapping[str, Any], family: Family, model: str
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
-    """The parameters of layers that see everything, and the base of the others."""
+    """Parameters of layers with full attention, and the RoPE base of the others."""
     nested = config.get("rope_parameters") or {}
     full = dict(nested.get("full_attention") or {}) | dict(config.get("rope_scaling") or {})
     local = dict(nested.get("sliding_attention") or {})
@@ -112,7 +112,7 @@ def _layered(
             local,
             model=model,
             kind=family.title,
-            why="layers with a window are rotated without scaling here",
+            why="layers with a window support RoPE without scaling only",
         )
     given = {key: value for key, value in local.items() if value is not None}
     rest = {key: given[key] for key in given.keys() - _EVERYWHERE}
@@ -124,7 +124,7 @@ def _layered(
 def _rotated(
     config: Mapping[str, Any], given: Mapping[str, Any], family: Family, model: str
 ) -> int:
-    """Rotated elements of a head."""
+    """Number of rotary dimensions of a head."""
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial is None or partial == 1.0:
@@ -135,7 +135,7 @@ def _rotated(
             partial,
             model=model,
             kind=family.title,
-            why="models of this family rotate whole heads",
+            why="models of this family apply RoPE to whole heads",
         )
     return int(head_dim * partial)
 
@@ -153,7 +153,7 @@ def _dynamic(
 
 
 def _original(config: Mapping[str, Any], given: Mapping[str, Any]) -> int:
-    """The context before; what stands beside ``rope_parameters`` wins."""
+    """Original context length; a key next to ``rope_parameters`` takes precedence."""
     if "original_max_position_embeddings" in config:
         return int(config["original_max_position_embeddings"])
     found = given.get("original_max_position_embeddings", config["max_position_embeddings"])
@@ -187,17 +187,17 @@ def _yarn(
         if scale != implied:
             keys["rope.scaling.attn_factor"] = scale / implied
         return keys, {}
-    # llama.cpp follows no key for other bounds, and has its own idea of bounds that crossed;
-    # divisors of the frequencies say them exactly.
+    # llama.cpp has no key for other bounds and treats crossed bounds in its own way; frequency
+    # factors express them exactly.
     ramp = np.clip((np.arange(dims // 2) - low) / ((high - low) or 0.001), 0, 1)
-    divisors = 1 / (1 - ramp + ramp / factor)
+    freq_factors = 1 / (1 - ramp + ramp / factor)
     return {"rope.scaling.attn_factor": scale}, {
-        "rope_freqs.weight": np.asarray(divisors, dtype=np.float32)
+        "rope_freqs.weight": np.asarray(freq_factors, dtype=np.float32)
     }
 
 
 def magnitude(factor: float, scale: float = 1.0) -> float:
-    """How much larger yarn by *factor* makes what it rotates."""
+    """YaRN's factor on rotated queries and keys for an extension by *factor*."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
@@ -217,16 +217,16 @@ def _longrope(
         f"rope_factors_{name}.weight": np.array(given[f"{name}_factor"], dtype=np.float32)
         for name in ("short", "long")
     }
-    for divisors in tensors.values():
-        if divisors.shape != (dims // 2,):
-            raise ValueError(f"{divisors.size} factors for {dims // 2} pairs")
+    for freq_factors in tensors.values():
+        if freq_factors.shape != (dims // 2,):
+            raise ValueError(f"{freq_factors.size} factors for {dims // 2} pairs")
     return keys, tensors
 
 
 def _llama3(
     config: Mapping[str, Any], given: Mapping[str, Any], base: float, dims: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Slow pairs divided by the factor, fast ones kept, a blend between (Llama 3.1's release)."""
+    """Low frequencies divided by the factor, high ones kept, interpolated between (Llama 3.1)."""
     pairs = dims // 2
     frequencies = base ** (-np.arange(pairs, dtype=np.float64) / pairs)
     turns = _original(config, given) * frequencies / (2 * math.pi)
@@ -234,8 +234,8 @@ def _llama3(
     if not high > low:
         raise ValueError("high_freq_factor is not above low_freq_factor")
     kept = np.clip((turns - low) / (high - low), 0, 1)
-    divisors = 1 / ((1 - kept) / given["factor"] + kept)
-    return {}, {"rope_freqs.weight": np.asarray(divisors, dtype=np.float32)}
+    freq_factors = 1 / ((1 - kept) / given["factor"] + kept)
+    return {}, {"rope_freqs.weight": np.asarray(freq_factors, dtype=np.float32)}
 
 
 _SCALINGS = {

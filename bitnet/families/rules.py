@@ -1,6 +1,6 @@
-"""What becomes of a key: *read*, *neutral* with certain values, or harmless whatever it says.
+"""Rules for metadata keys: *read*, *neutral* for certain values, or harmless with any value.
 
-Everything else is refused with the key's name, its value and how to go on all the same.
+Other keys are refused with their name, their value and a way to continue nevertheless.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["HARMLESS", "Rule", "check", "neutral", "read", "refusal", "without"]
 
 @dataclass(frozen=True)
 class Rule:
-    """What becomes of a key.
+    """Rule for one key.
 
     Attributes:
-        note: what it says, for the documentation.
-        values: with these it changes nothing; ``None``: any value is taken.
-        is_read: the graph follows it.
+        note: meaning of the key, for the documentation.
+        values: values without effect; ``None``: any value is accepted.
+        is_read: the computation follows it.
     """
 
     note: str
@@ -31,7 +31,7 @@ class Rule:
     is_read: bool = False
 
     def allows(self, value: Any) -> bool:
-        """Whether the model can be run exactly with *value*."""
+        """True if the model can be run exactly with *value*."""
         return self.values is None or any(_same(value, wanted) for wanted in self.values)
 
     def __str__(self) -> str:
@@ -46,29 +46,29 @@ HARMLESS = Rule("does not change what is computed")
 
 
 def read(note: str) -> Rule:
-    """A key that the graph follows."""
+    """Rule for a key that the computation follows."""
     return Rule(note, is_read=True)
 
 
 def neutral(*values: Any, note: str = "") -> Rule:
-    """A key that changes nothing with one of *values*, and is refused with another."""
+    """Rule for a key without effect at one of *values*; other values are refused."""
     return Rule(note, values)
 
 
 def check(
     given: Mapping[str, Any], rules: Mapping[str, Rule], *, model: str, kind: str, below: str = ""
 ) -> None:
-    """Refuse the first of the *given* keys that no rule allows.
+    """Refuse the first of the *given* keys that is not allowed.
 
     Args:
         given: keys with their values.
-        rules: by key; a key without one is refused.
-        model: what to call the model.
-        kind: what it is.
-        below: where the keys are, for the text: ``rope_parameters.``.
+        rules: by key; a key without a rule is refused.
+        model: name of the model in errors.
+        kind: its family.
+        below: prefix of the keys in errors: ``rope_parameters.``.
 
     Raises:
-        Unsupported: with the key, its value and the way around it.
+        Unsupported: names the key, its value and a way to continue.
     """
     for key, value in given.items():
         rule = rules.get(key)
@@ -79,7 +79,7 @@ def check(
 def refusal(
     key: str, value: Any, *, model: str, kind: str, rule: Rule | None = None, why: str = ""
 ) -> Unsupported:
-    """The error for a key that would change the result in a way that is not computed here."""
+    """Error for a key that changes the result in an unsupported way."""
     if rule is not None and rule.values is not None:
         why = f"only {' or '.join(_shown(one) for one in rule.values)} is computed"
     return Unsupported(
@@ -93,7 +93,7 @@ def refusal(
 def without(
     given: Mapping[str, Any], ignored: Iterable[str], *, prefix: str = ""
 ) -> dict[str, Any]:
-    """*given* without the keys in *ignored*, each named with or without what is before its dots."""
+    """*given* without the *ignored* keys, which are named with or without their table."""
     names = frozenset(ignored)
     return {
         key: value

@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases on query, key and value, and a switch for that of the output."""
+"""Seed-OSS: Llama with biases on query, key and value, and optionally on the output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ register(
         gguf_keys={"attention.sliding_window": neutral(0)},
         tensors={"post_attention_layernorm": "post_attention_norm"},
         biases={"attention_bias": QKV, "attention_out_bias": ("attn_output",), "mlp_bias": MLP},
-        # Its files call the norm before the feed-forward network so; none is behind attention.
+        # Its name of the norm before feed-forward; there is none after attention.
         block={"ffn_norm": "post_attention_norm"},
     )
 )

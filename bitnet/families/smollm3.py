@@ -1,4 +1,4 @@
-"""SmolLM3: Llama, every fourth layer of which does not rotate."""
+"""SmolLM3: Llama without RoPE in every fourth layer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
             list(given),
             model="config.json",
             kind="SmolLM3",
-            why="in GGUF, layers that do not rotate are every fourth one",
+            why="in GGUF, every fourth layer is without RoPE",
         )
     return {}
 

@@ -1,4 +1,4 @@
-"""How a ``config.json`` says which layers see a window only."""
+"""Readers of the keys in ``config.json`` that give each layer's attention window."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _KINDS = {"sliding_attention": True, "full_attention": False}
 
 
 def everywhere(config: Mapping[str, Any]) -> dict[str, Any]:
-    """All layers have the window ``sliding_window`` (Mistral, Phi-3)."""
+    """``sliding_window`` for all layers (Mistral, Phi-3)."""
     return {"attention.sliding_window": _window(config)}
 
 
 def from_first(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``layer_types``, or layers from ``max_window_layers`` on (Qwen)."""
+    """``layer_types``, or windows from layer ``max_window_layers`` on (Qwen)."""
     window = _window(config) if config.get("use_sliding_window") else 0
     first = config.get("max_window_layers", 0)
     pattern = _types(config, window)
@@ -35,11 +35,11 @@ def from_first(config: Mapping[str, Any]) -> dict[str, Any]:
 def alternating(
     default_period: int, key: str = ""
 ) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """``layer_types``, or all layers but every so many (Gemma).
+    """``layer_types``, or windows in all layers but one in every *default_period* (Gemma).
 
     Args:
-        default_period: one of so many layers sees everything.
-        key: another number may stand there.
+        default_period: one layer in this many has full attention.
+        key: name of a key that overrides this number.
     """
 
     def keys(config: Mapping[str, Any]) -> dict[str, Any]:

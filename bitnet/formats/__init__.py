@@ -1,1 +1,1 @@
-"""Weight containers: a file or folder becomes metadata and named weights."""
+"""Weight containers: read a file or folder as metadata and named weights."""

@@ -1,4 +1,4 @@
-"""The linear layers of transformers that ``quantization_config`` makes ternary.
+"""Linear layers of transformers made ternary by ``quantization_config``.
 
 https://github.com/huggingface/transformers/blob/v5.0.0/src/transformers/integrations/bitnet.py
 """
@@ -25,12 +25,12 @@ __all__ = ["BitLinear"]
 
 @dataclass(frozen=True)
 class BitLinear:
-    """How the linear layers of a folder are kept.
+    """Storage of the linear layers of a safetensors folder.
 
     Attributes:
-        online: plain weights are made ternary when they are read; else they are packed.
+        online: plain weights are quantized when they are read; otherwise they are packed.
         multiplies: the scale of packed weights multiplies (``AutoBitLinear``), else it divides.
-        kept: patterns of modules that stay plain; ``None``: the head alone.
+        kept: patterns of modules that stay plain; ``None``: only the head.
     """
 
     online: bool
@@ -39,7 +39,7 @@ class BitLinear:
 
     @classmethod
     def of(cls, quantization: Mapping[str, Any]) -> BitLinear | None:
-        """What *quantization* says; ``None`` where nothing is ternary."""
+        """Storage as *quantization* describes it; ``None`` if nothing is ternary."""
         if not quantization:
             return None
         multiplies = quantization.get("linear_class", "bitlinear") == "autobitlinear"
@@ -48,10 +48,10 @@ class BitLinear:
         return cls(online, multiplies, None if kept is None else tuple(map(str, kept)))
 
     def converts(self, module: str) -> bool:
-        """Whether the linear layer *module*, such as ``model.layers.0.mlp.up_proj``, is ternary.
+        """True if the linear layer *module*, such as ``model.layers.0.mlp.up_proj``, is ternary.
 
         Raises:
-            InvalidFormat: a pattern that is not a regular expression.
+            InvalidFormat: a pattern is not a regular expression.
         """
         patterns = ("lm_head",) if self.kept is None else self.kept
         try:
@@ -65,11 +65,11 @@ class BitLinear:
             ) from error
 
     def weight(self, name: str, plain: Weight, scale: Tensor | None) -> Weight:
-        """The ternary weight of a layer from what is stored of it.
+        """The ternary weight of a layer from its stored form.
 
         Raises:
             InvalidFormat: packed weights without a scale.
-            Unsupported: stored in another way than the configuration says.
+            Unsupported: stored in a form other than the configured one.
         """
         packed = plain.quant.name == "U8"
         if packed == self.online or len(plain.shape) != 2:
@@ -88,11 +88,11 @@ class BitLinear:
 
     @property
     def scales_biases(self) -> bool:
-        """Whether the scale of packed weights counts for their bias, too (``AutoBitLinear``)."""
+        """True if the scale of packed weights applies to their bias, too (``AutoBitLinear``)."""
         return self.multiplies and not self.online
 
     def factor(self, name: str, scale: Tensor) -> float:
-        """The factor by which the *scale* beside the tensor *name* multiplies.
+        """Factor that the *scale* next to the tensor *name* stands for.
 
         Raises:
             InvalidFormat: it is not a positive number.

@@ -1,10 +1,10 @@
-"""A model on disk, whatever its container: GGUF keys and GGUF tensor names, weights still encoded.
+"""A model on disk in any container: GGUF keys and tensor names, weights still encoded.
 
 checkpoint.architecture                          # "llama"
 checkpoint.value("block_count")                  # the key llama.block_count
 checkpoint.weights["blk.0.attn_q.weight"]        # a Weight: a view into the mapped file
 
-:func:`bitnet.formats.containers.open_checkpoint` opens one. It is opened once and handed to
+:func:`bitnet.formats.containers.open_checkpoint` opens one. It is opened once and passed to
 everything that reads the model: tokenizer, configuration, weights, narration, checks.
 """
 
@@ -33,7 +33,7 @@ __all__ = ["Checkpoint", "RopeStyle"]
 
 RopeStyle = Literal["interleaved", "half"]
 
-# Third-party conversions of BitNet keep other prefixes for their keys.
+# Third-party conversions of BitNet use other prefixes for their keys.
 _PREFIXES_OF_BITNET = ("bitnet-b1.58", "bitnet", "llama")
 
 _MISSING = object()
@@ -49,15 +49,15 @@ class Checkpoint:
         architecture: GGUF's ``general.architecture``.
         metadata: GGUF keys; arrays are :class:`~bitnet.formats.gguf.Array` or lists.
         weights: by GGUF name, in file order.
-        rope_style: which elements of a head form a rotated pair: neighbours (``interleaved``) or
-            element i and element i + half (``half``).
-        gguf: the open file, where the container is GGUF.
-        config: ``config.json``, where the container is a folder.
+        rope_style: pairing of rotary dimensions: neighbours (``interleaved``), or element i and
+            element i + half (``half``).
+        gguf: the open file, if the container is GGUF.
+        config: ``config.json``, if the container is a folder.
         opened_s: seconds it took to open.
-        ignored: keys that are treated as if they were not there, with their values.
-        prompts: what the model wants before texts that become vectors.
-        rounds_inputs: it is a BitNet: ternary layers round a token's input to int8, whichever
-            encoding holds them.
+        ignored: keys ignored on request, with their values.
+        prompts: prefixes that the model expects before texts it embeds.
+        rounds_inputs: a BitNet model: ternary layers round a token's input to int8, whatever
+            their quantization type.
     """
 
     path: Path
@@ -74,7 +74,7 @@ class Checkpoint:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """What may stand before the architecture's own keys."""
+        """Prefixes that the architecture's own keys may have."""
         more = _PREFIXES_OF_BITNET if self.architecture.startswith("bitnet") else ()
         return (self.architecture, *(name for name in more if name != self.architecture))
 
@@ -96,10 +96,10 @@ class Checkpoint:
         )
 
     def integer(self, key: str, default: Any = _MISSING) -> int:
-        """The integer *key*, from zero to the largest of 32 bits, which is GGUF's type for these.
+        """The integer *key*, an unsigned 32-bit number, GGUF's type for these.
 
         Raises:
-            InvalidFormat: it is missing, or not such a number.
+            InvalidFormat: it is missing, or not such an integer.
         """
         found = self.value(key, default)
         if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found <= _LARGEST:
@@ -110,19 +110,19 @@ class Checkpoint:
         """The finite number *key*.
 
         Raises:
-            InvalidFormat: it is missing, or not such a number.
+            InvalidFormat: it is missing, or not finite.
         """
         found = self.value(key, default)
         is_number = isinstance(found, int | float) and not isinstance(found, bool)
-        if not is_number or not abs(found) <= sys.float_info.max:  # false for NaN, too
+        if not is_number or not abs(found) <= sys.float_info.max:  # also false for NaN
             raise self._wrong_value(key, found, "a finite number")
         return float(found)
 
     def numbers(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32] | None:
-        """The tensor *name* decoded, ``None`` where there is none.
+        """The tensor *name* decoded; ``None`` if it does not exist.
 
         Raises:
-            InvalidFormat: it has another shape than *shape*.
+            InvalidFormat: its shape is not *shape*.
         """
         weight = self.weights.get(name)
         if weight is not None and weight.shape != shape:

@@ -1,4 +1,4 @@
-"""The containers a model can be in, and the one door to them.
+"""Containers of models, and the function that opens all of them.
 
 checkpoint = open_checkpoint("model.gguf")       # or a folder with safetensors files
 """
@@ -31,11 +31,11 @@ I2SLayout = Literal["x86", "arm"]
 
 @dataclass(frozen=True)
 class Container:
-    """A way models are kept.
+    """A file format for models.
 
     Attributes:
-        recognises: tells it by the first bytes of a file, or by what is in a folder.
-        open: the model at a path that it recognises, without the keys that are to be ignored.
+        recognises: identifies it by the first bytes of a file, or by the content of a folder.
+        open: opens the model at a recognised path, without the ignored keys.
     """
 
     recognises: Callable[[Path], bool]
@@ -57,15 +57,15 @@ def open_checkpoint(
     """The model at *path*: a GGUF file, a safetensors file, or a folder with safetensors files.
 
     Args:
-        path: recognised by its first bytes, not by its name.
+        path: identified by its first bytes, not by its name.
         i2_s_layout: the processor that wrote I2_S weights; no file records it.
-        ignore_keys: keys of the model to treat as if they were not there.
+        ignore_keys: metadata keys to ignore.
 
     Raises:
-        NotFound: nothing is there, or the folder holds no model.
-        InvalidFormat: a damaged file.
-        Unsupported: not a container we read.
-        UsageError: no such layout.
+        NotFound: the path does not exist, or the folder contains no model.
+        InvalidFormat: the file is damaged.
+        Unsupported: the container is not supported.
+        UsageError: the layout is unknown.
     """
     if i2_s_layout not in get_args(I2SLayout):
         raise UsageError(f"--i2-s-layout is {i2_s_layout!r}, expected x86 or arm")
@@ -82,11 +82,11 @@ def open_checkpoint(
 
 
 def container_of(path: Path) -> Container:
-    """The container that *path* is, by its first bytes; it may still be a damaged one.
+    """The container at *path*, by its first bytes; the file may still be damaged.
 
     Raises:
-        NotFound: nothing is there, or the folder holds no model.
-        InvalidFormat: an empty file, or something else than a model.
+        NotFound: the path does not exist, or the folder contains no model.
+        InvalidFormat: the file is empty, or not a model.
     """
     try:
         if not path.exists():

@@ -6,8 +6,8 @@
         gguf.tensor_bytes("token_embd.weight")       # a view into the mapped file
 
 A model split into ``name-00001-of-00003.gguf`` and so on is opened through any of its parts.
-Versions 2 and 3, little-endian; what else starts with ``GGUF`` is recognised and refused by name.
-Nothing is copied but names and scalars: memory stays bounded by the size of the header.
+Versions 2 and 3, little-endian; other files that start with ``GGUF`` are recognised and refused by
+name. Only names and scalars are copied: memory is bounded by the size of the header.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ logger = logging.getLogger(__name__)
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 1 << 30
-_UNKNOWN_SIZE = 2**63 - 1  # of a file of which only a prefix is here
+_UNKNOWN_SIZE = 2**63 - 1  # of a file of which only a prefix is available
 _MOST_PARTS = 0xFFFF  # split.count is a 16-bit number
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _REFETCH = "the file is incomplete or damaged: fetch it again"
 
-# What people hand in instead, by how it starts.
+# Other files that users pass, by their first bytes.
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,11 @@ class TensorInfo:
 
     Attributes:
         name: its GGUF name.
-        shape: rows first, as NumPy has it; the file has the opposite order.
-        type: how the weights are encoded.
+        shape: rows first, as in NumPy; the file has the opposite order.
+        type: quantization type.
         offset: of its first byte, from the start of its file.
-        size_bytes: bytes it takes; for an unknown encoding, the room up to the next tensor.
-        part: which file of a split model, from 0.
+        size_bytes: bytes it takes; for an unknown type, the room up to the next tensor.
+        part: number of its file in a split model, from 0.
     """
 
     name: str
@@ -88,7 +88,7 @@ class _Part:
 class GGUF:
     """An open GGUF file, or all files of a split one; a context manager.
 
-    Views that were handed out stay valid after :meth:`close`; the mapping goes with the last one.
+    Views stay valid after :meth:`close`; the mapping is freed with the last one.
 
     Attributes:
         path: the file, the first one of a split model.
@@ -97,9 +97,9 @@ class GGUF:
         metadata: scalars decoded, arrays as :class:`Array`.
         tensors: the directory, in file order.
         architecture: ``general.architecture``, empty when the file has none.
-        dialect: whose numbering of encodings the file uses.
+        dialect: the program whose type ids the file uses.
         data_offset: where tensor data starts (in the first file).
-        size: bytes of all files together, ``None`` where only a prefix is known.
+        size: bytes of all files together; ``None`` if only a prefix is available.
     """
 
     def __init__(self, path: Path, parts: list[_Part], maps: list[MappedFile]) -> None:
@@ -133,11 +133,11 @@ class GGUF:
             verify_extents: check that every tensor lies inside its file.
 
         Raises:
-            InvalidFormat: no GGUF file, or a damaged or truncated one.
+            InvalidFormat: not a GGUF file, or a damaged or truncated one.
             Unsupported: GGUF version 1, big-endian, or a newer version.
-            NotFound: no such file, or a part of the model is missing.
-            PermissionDenied: the file may not be read.
-            IntegrityError: the file changed while its header was read.
+            NotFound: the file does not exist, or a part of the model is missing.
+            PermissionDenied: the file is not readable.
+            IntegrityError: the file changed while its header was being read.
         """
         paths = _part_paths(Path(path))
         maps: list[MappedFile] = []
@@ -172,16 +172,16 @@ class GGUF:
     def parse(
         cls, buffer: gguf_index.Buffer, *, size: int | None = None, label: str = "GGUF header"
     ) -> GGUF:
-        """Read the header at the start of *buffer*, which may hold a prefix of the file only.
+        """Read the header at the start of *buffer*, which may hold only a prefix of the file.
 
         Args:
             buffer: the first bytes of the file.
-            size: bytes of the whole file, where known.
-            label: what to call it in messages.
+            size: bytes of the whole file, if known.
+            label: name of the file in messages.
 
         Raises:
-            NeedMoreBytes: the header goes on behind the end of *buffer*.
-            InvalidFormat: no GGUF file, or a damaged or truncated one.
+            NeedMoreBytes: the header continues after the end of *buffer*.
+            InvalidFormat: not a GGUF file, or a damaged or truncated one.
             Unsupported: GGUF version 1, big-endian, or a newer version.
         """
         view = memoryview(buffer).cast("B")
@@ -203,7 +203,7 @@ class GGUF:
         return f"<GGUF {self.path.name}: {self.architecture or '?'}, {len(self.tensors)} tensors>"
 
     def close(self) -> None:
-        """Give the mapping back, or leave that to the last view that was handed out.
+        """Unmap the file, or leave that to the last view in use.
 
         Raises:
             IntegrityError: a part of the file was gone when it was read.
@@ -227,17 +227,17 @@ class GGUF:
         return list(self._sizes)
 
     def file_view(self, part: int = 0) -> memoryview:
-        """All bytes of a file (for :meth:`parse`, of the prefix), without a copy."""
+        """All bytes of a file (or of the prefix given to :meth:`parse`), without a copy."""
         if not self._views:
             raise InvalidFormat(f"{self.path.name} is closed")
         return self._views[part]
 
     def tensor_bytes(self, name: str) -> memoryview:
-        """The bytes of tensor *name* as they are in the file, without a copy.
+        """Bytes of tensor *name* as stored in the file, without a copy.
 
         Raises:
-            NotFound: there is no such tensor.
-            InvalidFormat: the file ends before the tensor does, or only its header is here.
+            NotFound: the tensor does not exist.
+            InvalidFormat: the file ends before the tensor, or only its header is available.
         """
         info = self.tensors.get(name)
         if info is None:
@@ -257,7 +257,7 @@ class GGUF:
         """Check that every tensor lies inside its file.
 
         Raises:
-            InvalidFormat: it does not; the text names the tensor and its bytes.
+            InvalidFormat: one does not; the message names the tensor and its bytes.
         """
         for info in self.tensors.values():
             if info.offset + info.size_bytes > self._sizes[info.part]:
@@ -336,7 +336,7 @@ def _name(raw: bytes, kind: str, label: str) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
         raise InvalidFormat(
-            f"{label}: the name of a {kind} is no UTF-8: {raw[:40]!r}", hint=_REFETCH
+            f"{label}: the name of a {kind} is not UTF-8: {raw[:40]!r}", hint=_REFETCH
         ) from None
 
 
@@ -351,7 +351,7 @@ def _alignment(metadata: Mapping[str, Any], label: str) -> int:
 
 
 def _evidence(part: _Part) -> list[types.TensorEvidence]:
-    """What the directory of *part* says about its dialect."""
+    """Evidence of the dialect in the directory of *part*."""
     room = _room(part)
     return [
         types.TensorEvidence(entry.type, entry.shape, room[entry.offset]) for entry in part.entries
@@ -373,7 +373,7 @@ def _directory(parts: list[_Part], dialect: Dialect) -> dict[str, TensorInfo]:
     """All tensors by name.
 
     Raises:
-        InvalidFormat: a name is there twice, or a shape does not go with its encoding.
+        InvalidFormat: a name occurs twice, or a shape does not fit its quantization type.
     """
     tensors: dict[str, TensorInfo] = {}
     for number, part in enumerate(parts):
@@ -396,7 +396,7 @@ def _directory(parts: list[_Part], dialect: Dialect) -> dict[str, TensorInfo]:
 
 
 def _part_paths(path: Path) -> list[Path]:
-    """All files of the model that *path* is (a part of).
+    """All files of the model to which *path* belongs.
 
     Raises:
         NotFound: parts are missing.
@@ -420,7 +420,7 @@ def _part_paths(path: Path) -> list[Path]:
 
 
 def _check_split(part: _Part, number: int, count: int) -> None:
-    """Compare what a part says about itself with what its name says."""
+    """Compare a part's metadata with its file name."""
     said = part.metadata.get("split.count", 0)
     if type(said) is not int or not 0 <= said <= _MOST_PARTS:
         raise InvalidFormat(
@@ -445,7 +445,7 @@ def _check_split(part: _Part, number: int, count: int) -> None:
 
 
 def _shown(value: object) -> str:
-    """A number as it is, and of anything else its kind."""
+    """A number itself, or the type of anything else."""
     return str(value) if isinstance(value, int | float) else f"a {type(value).__name__}"
 
 

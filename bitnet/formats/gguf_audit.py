@@ -1,8 +1,9 @@
-"""What is odd about a GGUF file that can be read: findings for people, no errors.
+"""Audit of a readable GGUF file: findings for people, not errors.
 
-The reader refuses what cannot be used safely. What it accepts may still be wrong: this lists it,
-the worst first. ``failed``: engines will refuse or misread the file; ``warning``: they may;
-``note``: harmless, or the reader makes up for it. The subject is the kind: ``tensor-overlap``.
+The reader refuses files that cannot be used safely. Those it accepts may still have problems, which
+are listed here, the worst first. ``failed``: engines will refuse or misread the file; ``warning``:
+they may; ``note``: harmless, or compensated by the reader. The subject is the kind of the finding:
+``tensor-overlap``.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ __all__ = ["audit"]
 
 _MAX_TENSOR_NAME = 63  # ggml cuts longer names
 _MIN_ALIGNMENT = 8  # of the format's definition
-_PER_KIND = 5  # findings of one kind that are listed one by one
+_PER_KIND = 5  # findings of one kind listed individually
 
 
 def audit(gguf: GGUF) -> list[Finding]:
-    """All findings about *gguf*, the worst first; an empty list when nothing is odd."""
+    """Findings about *gguf*, the worst first; empty if there are none."""
     found = [*_layout(gguf), *_encodings(gguf), *_general(gguf), *_tokenizer(gguf.metadata)]
     found += _embedding(gguf)
     return worst(_shortened(found))
@@ -45,7 +46,7 @@ def _shortened(findings: list[Finding]) -> Iterator[Finding]:
 
 
 def _layout(gguf: GGUF) -> Iterator[Finding]:
-    """Where tensors lie: overlaps, gaps, alignment, the end of the file."""
+    """Findings on tensor layout: overlaps, gaps, alignment, the end of the file."""
     if gguf.alignment < _MIN_ALIGNMENT:
         yield Finding(
             "warning", "alignment", f"general.alignment is {gguf.alignment}, at least 8 expected"
@@ -71,7 +72,7 @@ def _neighbours(in_order: list[TensorInfo], alignment: int) -> Iterator[Finding]
                 "failed",
                 "unaligned",
                 f"tensor {info.name} starts at byte {info.offset:,}, "
-                f"no multiple of the alignment {alignment}",
+                f"not a multiple of the alignment {alignment}",
             )
         if previous is not None:
             gap = info.offset - previous.offset - previous.size_bytes
@@ -124,7 +125,7 @@ def _encodings(gguf: GGUF) -> Iterator[Finding]:
 
 def _general(gguf: GGUF) -> Iterator[Finding]:
     if not gguf.architecture:
-        yield Finding("failed", "no-architecture", "general.architecture is missing or no text")
+        yield Finding("failed", "no-architecture", "general.architecture is missing or not text")
     if not gguf.tensors:
         yield Finding("note", "vocabulary-only", "the file has no tensors")
         return
@@ -136,7 +137,7 @@ def _general(gguf: GGUF) -> Iterator[Finding]:
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> Iterator[Finding]:
-    """The embedded tokenizer: lengths that differ, ids out of range, what is missing."""
+    """Findings on the embedded tokenizer: lengths, ids out of range, missing keys."""
     prefix = "tokenizer.ggml."
     tokens = metadata.get(prefix + "tokens")
     if not isinstance(tokens, Array) or tokens.item_type != "string":
@@ -144,7 +145,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Iterator[Finding]:
         return
     model = metadata.get(prefix + "model")
     if not isinstance(model, str):
-        yield Finding("failed", "no-tokenizer-model", "tokenizer.ggml.model is missing or no text")
+        yield Finding("failed", "no-tokenizer-model", "tokenizer.ggml.model is missing or not text")
     for key in ("scores", "token_type"):
         values = metadata.get(prefix + key)
         if isinstance(values, Array) and len(values) != len(tokens):

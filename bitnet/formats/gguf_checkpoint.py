@@ -28,7 +28,7 @@ INPUTS = ("quantize.activations", "int8 per token")
 
 
 def recognises(path: Path) -> bool:
-    """True for a file that starts like GGUF; one that ends before four bytes is a truncated one."""
+    """True if the file starts like GGUF; a file shorter than four bytes is a truncated one."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -36,15 +36,15 @@ def recognises(path: Path) -> bool:
 
 
 def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
-    """The model in the file at *path*, with its own keys and names.
+    """The model in the file at *path*.
 
     Args:
         path: the file.
-        ignore_keys: keys to leave out, with or without the architecture before them.
+        ignore_keys: keys to ignore, with or without the architecture prefix.
 
     Raises:
-        InvalidFormat: a damaged file.
-        Unsupported: a version that is not read.
+        InvalidFormat: the file is damaged.
+        Unsupported: the version is not supported.
     """
     gguf = GGUF.open(path)
     family = of_gguf(gguf.architecture)
@@ -77,13 +77,13 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
 
 
 def _rounds_inputs(gguf: GGUF, metadata: Mapping[str, Any], family: Family | None) -> bool:
-    """Whether the model was trained with inputs of ternary layers rounded to int8 per token.
+    """True if the model was trained with inputs of ternary layers rounded to int8 per token.
 
-    Its architecture says so, norms before every projection, an encoding that only BitNets have, or
-    the key that ``convert`` writes into such files.
+    That follows from its architecture, norms before every projection, a quantization type that
+    only BitNet models have, or the key that ``convert`` writes into such files.
 
     Raises:
-        Unsupported: the key says something else.
+        Unsupported: the key has another value.
     """
     key, per_token = INPUTS
     if metadata.get(key, per_token) != per_token:

@@ -1,8 +1,8 @@
-"""Where everything in a GGUF header lies, with every length, count and type checked before use.
+"""Index of a GGUF header, with every length, count and type checked before use.
 
-:func:`walk` is the specification; ``native/gguf_index.cpp`` is the same walk, some hundred times
-faster, and gives the same index and the same problem for every input. :func:`index` takes whichever
-is there.
+:func:`walk` is the specification; ``native/gguf_index.cpp`` does the same, some hundred times
+faster, with the same index or the same problem for every input. :func:`index` uses the native one
+if it is available.
 
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
@@ -36,7 +36,7 @@ __all__ = [
     "walk",
 ]
 
-MAX_ENTRIES = 65536  # keys, and tensors: no model comes near
+MAX_ENTRIES = 65536  # keys, and tensors: far more than any model has
 MAX_NAME_BYTES = 65535  # the format's own limit for keys
 MAX_DIMS = 4
 
@@ -74,8 +74,8 @@ class NeedMoreBytes(InvalidFormat):
     """A prefix of a file ends before its header does.
 
     Attributes:
-        needed: bytes from the start of the file that are needed at least; the header may turn out
-            to be longer still, so a reader that fetches ranges does well to double its range.
+        needed: least number of bytes needed from the start of the file; the header may be longer
+            still, so a reader that fetches ranges should double its range.
     """
 
     def __init__(self, needed: int) -> None:
@@ -87,7 +87,7 @@ class NeedMoreBytes(InvalidFormat):
 
 
 class Fault(IntEnum):
-    """What is wrong with a header; the numbers are those of ``gguf_index.hpp``."""
+    """Kind of problem of a header; the values are those of ``gguf_index.hpp``."""
 
     MORE = 1
     TRUNCATED = 2
@@ -102,7 +102,7 @@ class Fault(IntEnum):
 
 
 class Section(IntEnum):
-    """The part of the header a problem is in."""
+    """Part of the header that contains a problem."""
 
     HEADER = 0
     KEY = 1
@@ -110,15 +110,15 @@ class Section(IntEnum):
 
 
 class Problem(NamedTuple):
-    """The first thing that is wrong with a header.
+    """The first problem found in a header.
 
     Attributes:
-        fault: what it is.
-        section: which part of the header.
+        fault: kind of problem.
+        section: part of the header.
         number: of the key or tensor, from 0.
         at: file offset.
-        amount: bytes needed there, or the value that is wrong.
-        name: of the key or tensor, empty while unknown.
+        amount: bytes needed there, or the invalid value.
+        name: of the key or tensor, empty if unknown yet.
     """
 
     fault: Fault
@@ -150,7 +150,7 @@ class TensorEntry(NamedTuple):
 
 
 class Index(NamedTuple):
-    """A whole header; *end* is the offset behind the tensor directory."""
+    """A whole header; *end* is the offset after the tensor directory."""
 
     keys: list[KeyEntry]
     tensors: list[TensorEntry]
@@ -158,9 +158,9 @@ class Index(NamedTuple):
 
 
 def index(buffer: Buffer, total: int) -> Index | Problem:
-    """Index of *buffer*, the first bytes of a file of *total* bytes, or what is wrong with it.
+    """Index of *buffer*, the first bytes of a file of *total* bytes, or its first problem.
 
-    Magic and version are the caller's business.
+    The caller checks magic and version.
     """
     module = native.module()
     if module is None:
@@ -173,7 +173,7 @@ def index(buffer: Buffer, total: int) -> Index | Problem:
 
 
 def walk(buffer: Buffer, total: int) -> Index | Problem:
-    """What :func:`index` gives, without the compiled module."""
+    """:func:`index` without the native module."""
     walker = _Walker(memoryview(buffer).cast("B"), total)
     try:
         return walker.run()
@@ -187,7 +187,7 @@ class _Stop(Exception):
 
 
 class _Walker:
-    """The state of one walk: where it is, and in which key or tensor."""
+    """State of one walk: its position, and the current key or tensor."""
 
     def __init__(self, data: memoryview, total: int) -> None:
         self.data = data
@@ -278,7 +278,7 @@ class _Walker:
         self.skip(count * size)
 
     def strings(self, count: int) -> None:
-        """Skip *count* strings; at any point the remaining ones need 8 bytes each at least."""
+        """Skip *count* strings; at any point the remaining ones need at least 8 bytes each."""
         if count > _MAX_U64 // 8:
             self.fail(Fault.TRUNCATED, self.at, _MAX_U64)
         unpack, data, at = _U64.unpack_from, self.data, self.at
@@ -315,7 +315,7 @@ class _Walker:
 
 
 def explain(problem: Problem, label: str, total: int) -> BitnetError:
-    """The error that *problem* amounts to in the file *label* of *total* bytes."""
+    """Error for *problem* in the file *label* of *total* bytes."""
     fault, at, amount = problem.fault, problem.at, problem.amount
     if fault is Fault.MORE:
         return NeedMoreBytes(at + amount)
@@ -345,5 +345,5 @@ def explain(problem: Problem, label: str, total: int) -> BitnetError:
         )
     return InvalidFormat(
         f"{label}: {where} at byte {at:,}: {texts[fault]}",
-        hint="the file is damaged or no GGUF file: fetch it again",
+        hint="the file is damaged or not a GGUF file: fetch it again",
     )

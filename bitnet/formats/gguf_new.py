@@ -1,4 +1,4 @@
-"""GGUF files out of new tensors, written one chunk after the other, in one step.
+"""Write GGUF files from new tensors, chunk by chunk, in one step.
 
     write_new(
         Path("model.gguf"),
@@ -42,7 +42,7 @@ class NewTensor:
         name: GGUF name.
         shape: rows first.
         type: its encoding.
-        chunks: gives its bytes, piece by piece.
+        chunks: yields its bytes in pieces.
     """
 
     name: str
@@ -68,11 +68,10 @@ class NewTensor:
 
 
 def encode_value(value: Any) -> bytes:
-    """Type id and *value* as a GGUF file has them.
+    """Type id and *value* as stored in a GGUF file.
 
-    Integers become uint32 where they fit, else int32 or int64, in arrays int32; numbers float32;
-    ``bytes`` an array of uint8. Items of a list are all of one kind; an empty list is one of
-    strings.
+    Integers become uint32 where they fit, else int32 or int64, in arrays int32; floats float32;
+    ``bytes`` an array of uint8. Items of a list have one type; an empty list is one of strings.
     """
     if isinstance(value, bytes):
         return struct.pack("<IIQ", ARRAY, _TYPE_IDS["uint8"], len(value)) + value
@@ -94,19 +93,19 @@ def write_new(
     check: Callable[[Path], None] = lambda _path: None,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> None:
-    """Write a file; it appears under its name only when it is complete and passed *check*.
+    """Write a file; it gets its name only when it is complete and has passed *check*.
 
     Args:
         output: the file, which must not exist.
-        metadata: values as :func:`encode_value` gives them.
-        tensors: in the order they get in the file.
+        metadata: values from :func:`encode_value`.
+        tensors: in the order of the file.
         check: called with the finished file before it gets its name; raises to discard it.
-        on_progress: called with the bytes written so far and the bytes in all.
+        on_progress: called with the bytes written so far and in total.
 
     Raises:
         UsageError: *output* exists.
         Unsupported: a shape does not fill whole blocks.
-        BitnetError: the disk, or what *check* raises.
+        BitnetError: the disk failed, or *check* raised it.
     """
     refuse_existing(output)
     header = _header(metadata, tensors)
@@ -128,7 +127,7 @@ def write_new(
 
 
 def file_size(metadata: Mapping[str, bytes], tensors: Sequence[NewTensor]) -> int:
-    """Bytes that :func:`write_new` writes.
+    """Number of bytes that :func:`write_new` writes.
 
     Raises:
         Unsupported: a shape does not fill whole blocks.

@@ -1,6 +1,6 @@
-"""How often -1, 0 and +1 occur in the ternary tensors of a GGUF file, and codes that mean nothing.
+"""Counts of -1, 0, +1 and invalid codes in the ternary tensors of a GGUF file.
 
-Every encoding here packs several codes into a byte, so counting bytes is enough: 256 counts, then
+Every type here packs several codes into a byte, so it suffices to count bytes: 256 counts, then
 the codes of each byte value.
 """
 
@@ -25,15 +25,15 @@ SAMPLE_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class TernaryCounts:
-    """Codes of one tensor.
+    """Code counts of one tensor.
 
     Attributes:
         name: the tensor.
         minus: weights that are -1.
         zero: weights that are 0.
         plus: weights that are +1.
-        invalid: codes that stand for nothing.
-        scale: the tensor's scale, ``None`` where the encoding has one per block or row.
+        invalid: codes without a meaning.
+        scale: the tensor's scale; ``None`` if the type has one per block or row.
         complete: all weights were counted, not only a sample.
     """
 
@@ -47,12 +47,12 @@ class TernaryCounts:
 
     @property
     def total(self) -> int:
-        """Codes that were counted."""
+        """Number of codes counted."""
         return self.minus + self.zero + self.plus + self.invalid
 
 
 def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
-    """Counts of every tensor in an encoding of :data:`READERS`, in file order.
+    """Counts of every tensor of a type in :data:`READERS`, in file order.
 
     Args:
         gguf: the open file.
@@ -66,7 +66,7 @@ def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
 
 
 def _histogram(raw: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """How often each byte value occurs in *raw*, shape ``(256,)``, int64."""
+    """Number of occurrences of each byte value in *raw*, shape ``(256,)``, int64."""
     import numpy as np
 
     counts = np.zeros(256, dtype=np.int64)
@@ -81,7 +81,7 @@ def _two_bits(byte: int) -> list[int]:
 
 
 def _trits(count: int) -> Callable[[int], list[int]]:
-    """TQ1_0: a byte is a fraction of 256 whose base-3 digits are the codes, the first one first."""
+    """TQ1_0: a byte is a fraction of 256; its base-3 digits are the codes, the first one first."""
     return lambda byte: [((byte * 3**n & 0xFF) * 3) >> 8 for n in range(count)]
 
 
@@ -113,7 +113,7 @@ def _i2_s(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
 def _blocks(
     view: memoryview, full: bool, *, width: int, head: int = 0
 ) -> tuple[np.ndarray[Any, Any], bool]:
-    """Rows of *width* bytes without the first *head* of each, and whether these are all."""
+    """Rows of *width* bytes without the first *head* of each; and true if these are all."""
     import numpy as np
 
     rows = len(view) // width
@@ -134,8 +134,8 @@ def _tq1_0(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
 
 
 def _iq2_bn(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
-    # A row is its f32 scale and 16 bytes per 64 weights; _R4 interleaves four rows and puts their
-    # four scales in front, which keeps the share of scale bytes and where they are not.
+    # A row is its f32 scale and 16 bytes per 64 weights; _R4 interleaves four rows after their four
+    # scales, which leaves the share and the positions of the scale bytes unchanged.
     rows = 4 if info.type.name.endswith("_R4") else 1
     width = rows * (4 + info.shape[-1] // 4)
     raw, complete = _blocks(view, full, width=width, head=rows * 4)

@@ -1,4 +1,4 @@
-"""Metadata values of a GGUF file: scalars decoded at once, arrays read when somebody asks."""
+"""Metadata values of a GGUF file: scalars are decoded at once, arrays when they are read."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _U64 = struct.Struct("<Q")
 
 
 def decode(view: memoryview, entry: KeyEntry) -> Any:
-    """The value of *entry* in *view*, the file from its first byte: a scalar or an :class:`Array`.
+    """Value of *entry* in *view*, the file from its first byte: a scalar or an :class:`Array`.
 
-    Bytes that are no UTF-8 become surrogates, so that encoding with ``surrogateescape`` gives
-    them back.
+    Bytes that are not UTF-8 become surrogates, so that encoding with ``surrogateescape`` restores
+    them.
     """
     if entry.type == ARRAY:
         return Array(view[entry.at : entry.end], entry.item_type, entry.length)
@@ -39,7 +39,7 @@ def decode(view: memoryview, entry: KeyEntry) -> Any:
 
 
 def printable(text: str) -> str:
-    """*text* with everything escaped that could do something to a terminal."""
+    """*text* with control characters escaped that could affect a terminal."""
     return text if terminal.named(text).isprintable() else repr(text)[1:-1]
 
 
@@ -47,8 +47,8 @@ class Array:
     """An array in a file's metadata, a view into the file.
 
     Attributes:
-        raw: the bytes of all elements as they are in the file (for strings: each with its
-            64-bit length in front); what to hash to recognise an array.
+        raw: bytes of all elements as stored (strings: each after its 64-bit length); hash these
+            to identify an array.
         item_type: ``string``, ``int32``, ``float32`` ...
     """
 
@@ -96,12 +96,12 @@ class Array:
 
     @property
     def starts(self) -> memoryview:
-        """Offsets into :attr:`raw`, unsigned 64-bit, length + 1 of them; arrays of strings only.
+        """Offsets into :attr:`raw`, unsigned 64-bit, ``length + 1`` of them; for arrays of strings.
 
         String *i* is ``raw[starts[i] + 8 : starts[i + 1]]``.
 
         Raises:
-            InvalidFormat: the file has been changed since it was opened.
+            InvalidFormat: the file was changed after it was opened.
         """
         if self._starts is None:
             self._expect_strings()
@@ -117,15 +117,15 @@ class Array:
         return self._starts
 
     def bytes_at(self, at: int) -> bytes:
-        """The bytes of string *at*, 0 or more; arrays of strings only."""
+        """Bytes of string *at*, 0 or more; for arrays of strings."""
         starts = self.starts
         return bytes(self.raw[starts[at] + 8 : starts[at + 1]])
 
     def strings(self) -> list[str]:
-        """All strings; bytes that are no UTF-8 become surrogates.
+        """All strings; bytes that are not UTF-8 become surrogates.
 
         Raises:
-            InvalidFormat: the array holds something else, or the file has been changed.
+            InvalidFormat: the array holds other values, or the file was changed.
         """
         self._expect_strings()
         module = native.module()
@@ -142,7 +142,7 @@ class Array:
         ]
 
     def numpy(self) -> np.ndarray[Any, Any]:
-        """The numbers, shape ``(length,)``, a read-only view of the file (booleans are copied).
+        """The numbers, shape ``(length,)``: a read-only view of the file (booleans are copied).
 
         Raises:
             InvalidFormat: the array holds strings.
@@ -163,7 +163,7 @@ class Array:
 
 
 def _string_starts(raw: memoryview, count: int) -> array[int] | None:
-    """What the compiled module's function of the same name gives."""
+    """Python version of the native module's function of the same name."""
     starts = array("Q")
     at, size = 0, len(raw)
     for _ in range(count):

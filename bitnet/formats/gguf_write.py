@@ -1,7 +1,7 @@
-"""Copies of GGUF files with corrected metadata; tensor data goes over bit for bit.
+"""Copies of GGUF files with corrected metadata; tensor data is copied bit for bit.
 
-Only the header is written anew. The data section is copied as one piece, so offsets, padding and
-whatever else lies in it stay as they are. ``gguf_new.py`` writes files of new tensors.
+Only the header is written again. The data section is copied as one piece, so offsets, padding and
+anything else in it are unchanged. ``gguf_new.py`` writes files of new tensors.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Change:
     Attributes:
         key: the key.
         type: ``string``, ``uint32`` ...
-        value: what it becomes.
-        old: what it was, ``None`` when the key is added.
+        value: the new value.
+        old: the old value, ``None`` if the key is added.
     """
 
     key: str
@@ -58,7 +58,7 @@ class Change:
     old: Any = None
 
     def encoded(self) -> bytes:
-        """Type id and value as a GGUF file has them."""
+        """Type id and value as stored in a GGUF file."""
         number = _TYPE_IDS[self.type]
         head = struct.pack("<I", number)
         if number == STRING:
@@ -67,19 +67,19 @@ class Change:
 
 
 def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str]) -> Change:
-    """The change that ``key=value`` or ``key:type=value`` asks for.
+    """The change requested by ``key=value`` or ``key:type=value``.
 
-    Without a type the key keeps the one it has; a new key gets ``bool`` for ``true`` and ``false``,
-    ``uint32`` (``int64`` when that is too small) or ``float32`` for numbers, else ``string``.
+    Without a type the key keeps its type; a new key gets ``bool`` for ``true`` and ``false``,
+    ``uint32`` (``int64`` if that is too small) or ``float32`` for numbers, else ``string``.
 
     Args:
-        text: what the user wrote.
+        text: the user's text.
         metadata: the file's values.
         types: the names of their types.
 
     Raises:
-        UsageError: no ``=``, an unknown type, a value that is not of it, or a key that may not be
-            changed.
+        UsageError: ``=`` is missing, the type is unknown, the value does not fit it, or the key
+            must not be changed.
     """
     name, equals, value = text.partition("=")
     key, _, kind = name.partition(":")
@@ -89,7 +89,7 @@ def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str
             hint="for example: --set tokenizer.ggml.eos_token_id=128009",
         )
     if key not in metadata and not _KEY.fullmatch(key):
-        raise UsageError(f"{key!r} is no metadata key: letters, digits, '.', '_' and '-' expected")
+        raise UsageError(f"{key!r} is not a metadata key of letters, digits, '.', '_' and '-'")
     if key.startswith(_LAYOUT_KEYS):
         raise UsageError(f"{key} says how the file is laid out and cannot be changed")
     kind = kind or types.get(key) or _guess(value)
@@ -130,7 +130,7 @@ def _value(key: str, kind: str, text: str) -> str | int | float | bool:
             return _WORDS[text]
         return float(text) if kind.startswith("float") else int(text)
     except (KeyError, ValueError):
-        raise UsageError(f"{key}: {text!r} is no {kind}") from None
+        raise UsageError(f"{key}: {text!r} is not a valid {kind}") from None
 
 
 def write_copy(
@@ -140,21 +140,21 @@ def write_copy(
     changes: Iterable[str],
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[Change]:
-    """Write a copy of *source* with other metadata to *output*; gives back what was changed.
+    """Write a copy of *source* with changed metadata to *output*; return the changes.
 
-    The copy appears under its name only when it is complete, on disk and verified: metadata as
-    asked for, tensor data with the same SHA-256.
+    The copy gets its name only when it is complete, on disk and verified: metadata as requested,
+    tensor data with the same SHA-256.
 
     Args:
         source: a GGUF file that is not split.
         output: the copy, which must not exist.
-        changes: what :func:`parse_change` understands.
-        on_progress: called with the bytes written so far and the bytes in all.
+        changes: in the form of :func:`parse_change`.
+        on_progress: called with the bytes written so far and in total.
 
     Raises:
-        UsageError: nothing to change, *output* exists, or a change that makes no sense.
+        UsageError: there is nothing to change, *output* exists, or a change is invalid.
         Unsupported: *source* is split.
-        InvalidFormat: *source* is no GGUF file or damaged.
+        InvalidFormat: *source* is not a GGUF file, or damaged.
         IntegrityError: the copy read back differs.
     """
     refuse_existing(output)
@@ -189,7 +189,7 @@ def _check(changes: list[Change]) -> None:
 
 
 def packed_string(raw: bytes) -> bytes:
-    """*raw* as a GGUF file holds a string."""
+    """*raw* as a string in a GGUF file."""
     return struct.pack("<Q", len(raw)) + raw
 
 
@@ -232,7 +232,7 @@ def _as_it_was(view: memoryview, key: KeyEntry) -> bytes:
 def _write(
     path: Path, header: bytes, data: memoryview, on_progress: Callable[[int, int], None]
 ) -> bytes:
-    """Write and sync the file; gives the SHA-256 of *data*."""
+    """Write the file and sync it; the SHA-256 of *data*."""
     digest = hashlib.sha256()
     with path.open("xb") as file:
         file.write(header)
@@ -250,10 +250,10 @@ def _write(
 def _verify(
     path: Path, source: GGUF, changes: list[Change], *, data_offset: int, digest: bytes
 ) -> None:
-    """Read the copy back.
+    """Read the copy back and compare it.
 
     Raises:
-        IntegrityError: its data or its metadata is not what was written.
+        IntegrityError: its data or metadata differs from what was written.
     """
     with path.open("rb") as file:
         file.seek(data_offset)
@@ -284,7 +284,7 @@ def _hash(file: BinaryIO) -> bytes:
 
 
 def raw_values(gguf: GGUF) -> dict[str, bytes]:
-    """Type id and value of every key of *gguf* (its first part), as the file has them."""
+    """Type id and value of every key of *gguf* (its first part), as stored."""
     view = gguf.file_view()
     index = gguf_index.index(view, len(view))
     assert isinstance(index, Index)
@@ -295,11 +295,11 @@ def raw_values(gguf: GGUF) -> dict[str, bytes]:
 
 @contextmanager
 def new_file(output: Path) -> Iterator[Path]:
-    """A file to write and check, which becomes *output* when the block ends without an error.
+    """A file to write and check that becomes *output* when the block ends without an error.
 
     Raises:
-        UsageError: *output* came into being meanwhile.
-        BitnetError: the disk.
+        UsageError: *output* was created meanwhile.
+        BitnetError: the disk failed.
     """
     draft = output.with_name(f".{output.name}.{os.getpid()}.partial")
     try:
@@ -313,7 +313,7 @@ def new_file(output: Path) -> Iterator[Path]:
 
 
 def _publish(partial: Path, output: Path) -> None:
-    """Give the copy its name, never in place of a file that came into being meanwhile.
+    """Rename the copy, never replacing a file that was created meanwhile.
 
     Raises:
         UsageError: there is such a file.
@@ -329,7 +329,7 @@ def _publish(partial: Path, output: Path) -> None:
 
 
 def refuse_existing(output: Path) -> None:
-    """Stop where writing *output* would replace something.
+    """Refuse to replace *output*.
 
     Raises:
         UsageError: it exists.

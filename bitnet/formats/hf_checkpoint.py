@@ -34,19 +34,19 @@ _ONLINE = {"linear_class": "autobitlinear", "quantization_mode": "online"}
 
 
 def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
-    """The model in the folder *path*, or beside the safetensors file *path*; GGUF keys and names.
+    """The model in the folder *path*, or next to the safetensors file *path*; GGUF keys and names.
 
-    Ternary weights stay packed; where ``quantization_config`` says ``online``, plain weights are
-    made ternary here.
+    Ternary weights stay packed; plain weights are quantized here if ``quantization_config`` says
+    ``online``.
 
     Args:
         path: the folder, or a file in it.
-        ignore_keys: keys of ``config.json`` to leave out.
+        ignore_keys: keys of ``config.json`` to ignore.
 
     Raises:
         NotFound: ``config.json`` or a tensor file is missing.
-        InvalidFormat: a damaged file, or tensors that are not those of ``config.json``.
-        Unsupported: an architecture, a key or a data type we do not run.
+        InvalidFormat: a file is damaged, or its tensors do not fit ``config.json``.
+        Unsupported: an architecture, a key or a data type is not supported.
     """
     folder = path if path.is_dir() else path.parent
     outer = safetensors.read_json(folder / "config.json")
@@ -60,7 +60,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
             "there are none",
             hint=_AGAIN,
         )
-    # BitNet's embedding models have these norms, and no other word on their ternary weights.
+    # BitNet's embedding models have these norms, and nothing else says that they are ternary.
     bits = BitLinear.of(said.quantization or (_ONLINE if has_norms else {}))
     if said.family.rounds_inputs and bits is None:
         logger.warning(
@@ -76,11 +76,11 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         head = "output.weight" if "output.weight" in tensors else "token_embd.weight"
         source = _plain_weight(head, tensors[head])
         weights["output.weight"] = bits.weight("output.weight", source, tensors.get("output.scale"))
-    weights |= {name: _floats(name, divisors) for name, divisors in said.divisors.items()}
+    weights |= {name: _floats(name, factors) for name, factors in said.freq_factors.items()}
     architecture = said.metadata["general.architecture"]
     pooling = sentence_transformers.pooling_type(folder, ignore_keys)
     if pooling is None and said.headless:
-        pooling = 1  # the mean is what sentence-transformers makes of a model without a word on it
+        pooling = 1  # sentence-transformers' default is the mean
     own = {} if pooling is None else {f"{architecture}.pooling_type": pooling}
     return Checkpoint(
         folder,
@@ -98,7 +98,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
 def _renamed(
     found: Mapping[str, Tensor], said: Description
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by GGUF name, and the names they had."""
+    """Tensors by GGUF name, and their original names."""
     names = {config_json.gguf_name(name, said.family): name for name in found}
     names.pop("", None)
     head, embedding = (names.get(name) for name in ("output.weight", "token_embd.weight"))
@@ -122,7 +122,7 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], said: Description, folder: Path) -> None:
-    """That the head, the vocabulary and the biases are those that ``config.json`` speaks of."""
+    """Check head, vocabulary and biases against ``config.json``."""
     embedding = tensors.get("token_embd.weight")
     needs_head = not said.tied and not said.headless
     if needs_head and "output.weight" not in tensors and embedding is not None:
@@ -155,7 +155,7 @@ def _weight(
     tensor = tensors[name]
     weight = _plain_weight(name, tensor)
     if said.family.norms_from_zero and name.endswith("norm.weight"):
-        # The checkpoint stores what is added to one; GGUF stores the factor.
+        # The checkpoint stores the factor minus one; GGUF stores the factor.
         return _floats(name, registry.dequantize(weight) + np.float32(1))
     matrix = name.startswith("blk.") and len(tensor.shape) == 2
     if matrix and bits is not None and bits.converts(module.removesuffix(".weight")):
@@ -186,5 +186,5 @@ def _floats(name: str, values: NDArray[Any]) -> Weight:
 
 
 def _unknown(dtype: str) -> QuantType:
-    """A type without decoder, so that the error names tensor and type when it is needed."""
+    """A type without a decoder, so that the error names tensor and type when it is needed."""
     return types.QuantType(dtype, -1, 1, 0)

@@ -1,9 +1,9 @@
-"""Files mapped to be read, which may change under the reader.
+"""Read-only memory-mapped files that may change while they are read.
 
-A model's file can be cut off, written over in place, or vanish with its server while a model runs
-from it. :meth:`MappedFile.check` notices; with the compiled module, reads behind a new end give
+A model's file can be truncated, overwritten in place, or vanish with its server while the model
+runs. :meth:`MappedFile.check` detects this; with the native module, reads after a new end give
 zeros until then, where the system would end the process with SIGBUS. A file that is replaced by
-another one of its name, as downloads do it, stays what it was for those who have mapped it.
+renaming another one over it, as downloads do, stays unchanged for those who have mapped it.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ __all__ = ["MappedFile", "mapped_files", "unchanged"]
 
 
 class MappedFile(mmap.mmap):
-    """A regular file that is not empty, mapped to be read.
+    """A regular, non-empty file, mapped read-only.
 
     Attributes:
-        path: where it was opened.
+        path: as it was opened.
     """
 
     path: Path
@@ -49,8 +49,8 @@ class MappedFile(mmap.mmap):
 
         Raises:
             InvalidFormat: it is not a regular file, or empty.
-            NotFound: there is none, or it is a folder.
-            PermissionDenied: it may not be read.
+            NotFound: it does not exist, or is a folder.
+            PermissionDenied: it is not readable.
         """
         try:
             status = path.stat()  # before opening: a pipe would block
@@ -68,7 +68,7 @@ class MappedFile(mmap.mmap):
         try:
             mapped = cls(file, 0, access=mmap.ACCESS_READ)
             mapped._opened = os.fstat(file)
-        except (OSError, ValueError) as error:  # ValueError: it is empty by now
+        except (OSError, ValueError) as error:  # ValueError: it has become empty
             os.close(file)
             if isinstance(error, ValueError):
                 raise not_a_model.empty(path.name) from error
@@ -83,28 +83,28 @@ class MappedFile(mmap.mmap):
         return mapped
 
     def watch(self) -> None:
-        """Let reads of what is no longer there give zeros; :meth:`check` tells of them.
+        """Make reads of vanished parts give zeros; :meth:`check` reports them.
 
-        It is so from the start, until something else handles such signals: ``faulthandler`` does.
+        Active from the start, until something else handles these signals, such as ``faulthandler``.
         """
         if self._guard:
             self._guard[0].watch_mappings()
 
     def close(self) -> None:
-        """Give the mapping back.
+        """Unmap the file.
 
         Raises:
-            BufferError: something still reads it.
+            BufferError: it is still in use.
         """
         super().close()
         for let_go in self._let_go:
             let_go()
 
     def check(self) -> None:
-        """Make sure that the file is what was mapped, and :meth:`watch` over what is read next.
+        """Check that the file is the one that was mapped, and :meth:`watch` later reads.
 
         Raises:
-            IntegrityError: it has been cut off or written to since.
+            IntegrityError: it was truncated or modified.
         """
         self.watch()
         try:
@@ -119,7 +119,7 @@ class MappedFile(mmap.mmap):
         self.check_reads()
 
     def check_reads(self) -> None:
-        """Make sure that everything read so far was there.
+        """Check that everything read so far existed.
 
         Raises:
             IntegrityError: a part of the file was gone when it was read.
@@ -128,7 +128,7 @@ class MappedFile(mmap.mmap):
             raise self._changed("a part of it could not be read")
 
     def _at_the_end(self, function: Callable[[int], Any], number: int) -> None:
-        """Call ``function(number)`` once the mapping has gone, and not before the process ends."""
+        """Call ``function(number)`` when the mapping is gone, and not before the process ends."""
         let_go = weakref.finalize(self, function, number)
         let_go.atexit = False
         self._let_go.append(let_go)
@@ -157,10 +157,10 @@ def mapped_files(arrays: Iterable[NDArray[np.uint8]]) -> list[MappedFile]:
 
 @contextmanager
 def unchanged(arrays: Iterable[NDArray[np.uint8]]) -> Iterator[None]:
-    """While *arrays* are read; their files are checked at the end.
+    """Check the files of *arrays* at the end of the block that reads them.
 
     Raises:
-        IntegrityError: one of them changed; what was made of it is worth nothing.
+        IntegrityError: one of them changed; results computed from it are invalid.
     """
     files = mapped_files(arrays)
     for file in files:

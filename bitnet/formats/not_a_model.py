@@ -1,4 +1,4 @@
-"""Why something is not a model: one text, one exit code and one hint for every command."""
+"""Errors for paths that are not models: one text, exit code and hint for every command."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _KINDS = (
 
 
 def missing(path: Path) -> NotFound:
-    """Nothing is at *path*."""
+    """Error: *path* does not exist."""
     return NotFound(f"no such file or folder: {path}", hint=_FETCH)
 
 
 def empty(label: str) -> InvalidFormat:
-    """The file *label* has no bytes."""
+    """Error: the file *label* is empty."""
     return InvalidFormat(f"{label} is empty", hint="fetch the file again")
 
 
 def folder_without_model(path: Path) -> NotFound:
-    """*path* is a folder, and no single model can be taken from it."""
+    """Error: *path* is a folder without a single model to choose."""
     found = sorted(file for file in path.glob("*.gguf") if file.is_file())
     if not found:
         return NotFound(
@@ -48,13 +48,13 @@ def folder_without_model(path: Path) -> NotFound:
 
 
 def known_kind(head: bytes) -> tuple[str, str] | None:
-    """The kind of a file that begins with *head*, and a hint; ``None`` if it is not known."""
+    """Kind of a file that begins with *head*, and a hint; ``None`` if unknown."""
     start = head.lstrip()
     return next(((what, hint) for magic, what, hint in _KINDS if start.startswith(magic)), None)
 
 
 def other_kind(head: bytes, label: str) -> InvalidFormat:
-    """The file *label*, which begins with *head*, is something else; what, where that is known."""
+    """Error: the file *label*, which begins with *head*, is something else; names it if known."""
     neither = f"{label} is neither a GGUF file nor safetensors"
     if known := known_kind(head):
         what, hint = known

@@ -52,7 +52,7 @@ class Tensor:
     """One tensor.
 
     Attributes:
-        dtype: as the format spells it: ``F32``, ``BF16``, ``U8``.
+        dtype: in the format's spelling: ``F32``, ``BF16``, ``U8``.
         shape: rows first.
         data: its bytes, one-dimensional uint8, a view into the mapped file.
     """
@@ -63,7 +63,7 @@ class Tensor:
 
 
 def recognises(path: Path) -> bool:
-    """Whether *path* is a safetensors file, or a folder that holds some."""
+    """True if *path* is a safetensors file, or a folder that contains some."""
     if path.is_dir():
         return any(path.glob("*.safetensors")) or (path / INDEX).exists()
     with path.open("rb") as file:
@@ -75,8 +75,8 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     """All tensors of the model in *folder*, by name.
 
     Raises:
-        NotFound: no safetensors file there, or a shard of the index is missing.
-        InvalidFormat: a damaged file or index.
+        NotFound: the folder contains no safetensors file, or a shard of the index is missing.
+        InvalidFormat: a file or the index is damaged.
     """
     tensors: dict[str, Tensor] = {}
     for path in _files(folder):
@@ -88,9 +88,9 @@ def read_file(path: Path) -> dict[str, Tensor]:
     """The tensors of one file, by name.
 
     Raises:
-        NotFound: there is no such file.
+        NotFound: the file does not exist.
         InvalidFormat: it is damaged or truncated.
-        IntegrityError: it changed while its header was read.
+        IntegrityError: it changed while its header was being read.
     """
     mapped = MappedFile.open(path)
     view = memoryview(mapped)
@@ -113,7 +113,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in the file *path*.
 
     Raises:
-        NotFound: there is no such file.
+        NotFound: the file does not exist.
         InvalidFormat: it is not a JSON object.
     """
     try:
@@ -134,7 +134,7 @@ def _files(folder: Path) -> list[Path]:
         raise _damaged(folder / INDEX, "it has no weight_map")
     names = sorted({str(name) for name in shards.values()})
     for name in names:
-        # An index is data from elsewhere: it names files of this folder and nothing else.
+        # An index is untrusted: it may name files of this folder only.
         if "/" in name or "\\" in name or not (folder / name).is_file():
             raise NotFound(
                 f"{folder / INDEX} names {name!r}, which is not in the folder",

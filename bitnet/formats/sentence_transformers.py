@@ -1,4 +1,4 @@
-"""What sentence-transformers keeps beside a model: how its vectors are pooled, and its prompts.
+"""Settings of sentence-transformers next to a model: pooling and prompts.
 
     model/
       modules.json                        Transformer, Pooling, Normalize
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["POOLINGS", "Prompts", "pooling_type", "prompts"]
 
-#: By GGUF's number of them.
+#: By their number in GGUF.
 POOLINGS = ("none", "mean", "cls", "last")
 _KIND = "sentence-transformers"
 _MODULES = ("Transformer", "Pooling", "Normalize")
@@ -40,7 +40,7 @@ _POOLING: dict[str, Rule] = {
     "embedding_dimension": HARMLESS,
     "include_prompt": neutral(None, True),
     "pooling_mode": read("the same in one word"),
-    **dict.fromkeys(_MODES, read("which hidden states make the vector")),
+    **dict.fromkeys(_MODES, read("hidden states that are pooled")),
     "pooling_mode_max_tokens": _NOT,
     "pooling_mode_mean_sqrt_len_tokens": _NOT,
     "pooling_mode_weightedmean_tokens": _NOT,
@@ -49,11 +49,11 @@ _POOLING: dict[str, Rule] = {
 
 @dataclass(frozen=True)
 class Prompts:
-    """Texts that a model wants before what it makes vectors of.
+    """Prefixes that a model expects before texts it embeds.
 
     Attributes:
         texts: by name.
-        default: the name of the one that is taken where none is named; empty: none is.
+        default: name of the default prefix; empty: none.
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -61,10 +61,10 @@ class Prompts:
 
 
 def pooling_type(folder: Path, ignore: Collection[str] = ()) -> int | None:
-    """GGUF's number for how the model in *folder* pools; ``None`` where no file says it.
+    """GGUF's number of the pooling method in *folder*; ``None`` if no file gives it.
 
     Raises:
-        Unsupported: a module or a kind of pooling that is not computed here.
+        Unsupported: a module or a pooling method is not supported.
         InvalidFormat: a file is damaged.
     """
     path = folder / "modules.json"
@@ -77,7 +77,7 @@ def pooling_type(folder: Path, ignore: Collection[str] = ()) -> int | None:
     for module in modules:
         kind = module["type"].rpartition(".")[2]
         if kind not in _MODULES:
-            why = "only a transformer, pooling and a length of one are computed"
+            why = "only a transformer, pooling and normalization are supported"
             raise refusal("modules.json", module["type"], model=folder.name, kind=_KIND, why=why)
         if kind == "Pooling":
             inside = str(module.get("path") or "1_Pooling")
@@ -94,7 +94,7 @@ def pooling_type(folder: Path, ignore: Collection[str] = ()) -> int | None:
 
 
 def prompts(folder: Path) -> Prompts:
-    """The prompts of the model in *folder*; none where no file has any.
+    """Prompts of the model in *folder*; empty if no file has any.
 
     Raises:
         InvalidFormat: the file is damaged.
@@ -134,7 +134,7 @@ def _parsed(path: Path, wanted: type) -> Any:
     except OSError as error:
         raise from_os_error(error, path) from error
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"no JSON: {error}") from error
+        raise _damaged(path, f"not JSON: {error}") from error
     if not isinstance(found, wanted):
         raise _damaged(path, f"expected a JSON {'array' if wanted is list else 'object'}")
     return found

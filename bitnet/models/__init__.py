@@ -1,1 +1,1 @@
-"""One decoder and the families that configure it."""
+"""The decoder-only transformer, configured by the families."""

@@ -1,4 +1,4 @@
-"""Which tensors a configuration needs, and the check that a checkpoint has exactly these."""
+"""Tensors that a configuration needs, and the check that a checkpoint has exactly these."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _READ_ELSEWHERE = frozenset(
     {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 )
 
-# What they give is added to the residual stream.
+# Projections whose outputs are added to the residual stream.
 _ADDED = (".attn_output", ".ffn_down")
 
 
@@ -37,7 +37,7 @@ class _Expected:
     def linear(self, name: str, outputs: int, inputs: int, *, bias: bool = False) -> None:
         self.required[f"{name}.weight"] = (outputs, inputs)
         (self.required if bias else self.optional)[f"{name}.bias"] = (outputs,)
-        # llama.cpp's converter keeps BitNet's scale beside the matrix.
+        # llama.cpp's converter stores BitNet's scale as a tensor of its own.
         self.optional[f"{name}.scale"] = (1,)
         self.norm(f"{name}_norm_in", inputs, wanted=self.input_norms)
 
@@ -49,7 +49,7 @@ class _Expected:
 def expected_tensors(
     config: TransformerConfig,
 ) -> tuple[Mapping[str, tuple[int, ...]], Mapping[str, tuple[int, ...]]]:
-    """Shapes of the tensors a model must have, and of those it may have, by GGUF name."""
+    """Shapes of the required tensors and of the optional ones, by GGUF name."""
     expected = _Expected(config.input_norms)
     expected.required["token_embd.weight"] = (config.vocab_size, config.dim)
     expected.norm("output_norm", config.dim)
@@ -98,12 +98,12 @@ def bind(
 
     Args:
         checkpoint: the model.
-        config: what it is.
+        config: its configuration.
         ops: the backend.
-        by_row: names of matrices of which mostly single rows are read.
+        by_row: names of matrices from which single rows are read, mostly.
 
     Raises:
-        InvalidFormat: tensors are missing, unexpected or of the wrong shape; it lists all of them.
+        InvalidFormat: tensors are missing, unexpected or of the wrong shape; the error lists all.
         Unsupported: *ops* has no kernel for an encoding.
     """
     required, optional = expected_tensors(config)
@@ -138,11 +138,11 @@ def differences(
     required: Mapping[str, tuple[int, ...]],
     optional: Mapping[str, tuple[int, ...]],
 ) -> Iterator[str]:
-    """What is missing, unexpected or of another shape, a line for each.
+    """Missing, unexpected and misshapen tensors, one line for each.
 
     Args:
         checkpoint: the model.
-        required: shapes by name, as :func:`expected_tensors` gives them.
+        required: shapes by name, from :func:`expected_tensors`.
         optional: the same for tensors that may be absent.
     """
     for name, shape in required.items():

@@ -1,4 +1,4 @@
-"""What distinguishes one decoder from another, as data; families fill it in."""
+"""Configuration of a decoder: the data in which families differ."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Pooling", "TransformerConfig", "config_of"]
 
 Pooling = Literal["none", "mean", "cls", "last"]
 
-MAX_LAYERS = 4096  # a damaged file must not make us list billions of tensors
+MAX_LAYERS = 4096  # keeps a damaged file from making us list billions of tensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,40 +28,40 @@ class TransformerConfig:
 
     Attributes:
         architecture: GGUF's name for the family.
-        n_layers: blocks.
+        n_layers: number of blocks.
         dim: width of the residual stream.
         n_heads: query heads.
         n_kv_heads: key and value heads; each serves ``n_heads / n_kv_heads`` query heads.
         head_dim: width of a head.
         ffn_dim: width inside the feed-forward network.
-        vocab_size: rows of the embedding.
-        context_length: positions the model was made for.
-        norm_eps: of every RMS norm.
-        rope: position embedding of layers that see everything.
-        attention_scale: factor on scores.
-        windows: per layer, positions a query sees, to each side with itself; 0: all.
-        local_rope: of layers with a window, where it differs (Gemma 3).
-        activation: of the gate.
-        gated: the feed-forward network has a gate; else what goes up is its own (Arcee).
-        attention_softcap: 0: none.
-        final_softcap: on logits; 0: none.
+        vocab_size: rows of the token embedding.
+        context_length: positions the model was trained for.
+        norm_eps: epsilon of every RMS norm.
+        rope: position embedding of layers with full attention.
+        attention_scale: factor on attention scores.
+        windows: per layer, positions a query attends to, to each side with itself; 0: all.
+        local_rope: position embedding of layers with a window, where it differs (Gemma 3).
+        activation: activation function of the gate.
+        gated: the feed-forward network is a GLU; if not, the activation is on ``up`` (Arcee).
+        attention_softcap: soft cap on attention scores; 0: none.
+        final_softcap: soft cap on logits; 0: none.
         embedding_scale: factor on embeddings.
         fused: query, key and value in one matrix, gate and up in another (Phi-3).
         ffn_norm: name of the norm before the feed-forward network.
         qkv_bias: biases the family must have; others may still have them.
         qk_norm: RMS norms on each query and key head.
-        wide_qk_norm: one RMS norm on all of the query and one on all of the key (OLMo 2).
+        wide_qk_norm: one RMS norm on the whole query and one on the whole key (OLMo 2).
         pre_norms: RMS norms before attention and feed-forward.
-        rotated: per layer, whether queries and keys are rotated; empty: all are.
-        residual_scale: factor on what attention and feed-forward add (Granite).
+        rotated: per layer, true if RoPE is applied; empty: to all layers.
+        residual_scale: factor on the outputs of attention and feed-forward (Granite).
         logit_scale: factor on logits (Granite).
-        temperature: how much queries grow with their position (Ministral 3); 0: they do not.
-        temperature_length: positions after which they grow again.
+        temperature: growth of the query scale with the position (Ministral 3); 0: none.
+        temperature_length: positions between two steps of that growth.
         sub_norms: RMS norms before the output projections (BitNet).
         post_norms: RMS norms after attention and feed-forward (Gemma).
-        causal: positions see those before them only.
-        pooling: how hidden states become the vector of a text; ``none``: it writes text instead.
-        input_norms: an RMS norm of its own before each product of a block (BitNet embeddings).
+        causal: positions attend only to those before them.
+        pooling: how hidden states are pooled to an embedding; ``none``: it generates text.
+        input_norms: each projection of a block has an RMS norm on its input (BitNet embeddings).
     """
 
     architecture: str
@@ -102,11 +102,11 @@ class TransformerConfig:
 
     @property
     def writes(self) -> bool:
-        """Whether it is for writing text; otherwise for vectors of texts."""
+        """True if the model generates text; otherwise it computes embeddings."""
         return self.causal and self.pooling == "none"
 
     def regime(self, reach: int) -> tuple[int, ...]:
-        """Prompts of lengths with the same regime are rotated alike, so they can share a cache."""
+        """Key of the RoPE frequencies for a prompt; prompts with equal keys can share a cache."""
         ropes = (self.rope, self.local_rope) if self.local_rope else (self.rope,)
         return tuple(rope.regime(reach) for rope in ropes)
 
@@ -117,9 +117,9 @@ class TransformerConfig:
             (self.n_heads >= 1 and self.n_kv_heads >= 1, "no heads"),
             (not self.n_heads % max(self.n_kv_heads, 1), "key heads that do not divide the heads"),
             (len(self.windows) == self.n_layers, "windows for another number of layers"),
-            (4 <= self.rope.dims <= self.head_dim, "rotated elements outside of 4..head width"),
-            (not self.rope.dims % 2, "an odd number of rotated elements"),
-            (self.rope.base > 1, "a rope base of at most 1"),
+            (4 <= self.rope.dims <= self.head_dim, "rotary dimensions outside of 4..head width"),
+            (not self.rope.dims % 2, "an odd number of rotary dimensions"),
+            (self.rope.theta > 1, "a rope_theta of at most 1"),
             (self.rope.original_context >= 2, "an original context below 2"),
             (self.temperature_length >= 1, "queries that grow after no positions"),
         ):
@@ -133,10 +133,10 @@ class TransformerConfig:
 
 
 def config_of(checkpoint: Checkpoint, family: Family) -> TransformerConfig:
-    """The transformer that the keys of *checkpoint* describe, with what its family adds to them.
+    """Configuration of *checkpoint* from its keys and its family's fields.
 
     Raises:
-        Unsupported: a value that is not computed here.
+        Unsupported: a key has a value that is not supported.
         InvalidFormat: a key or the embedding is missing.
     """
     block = dict(family.block)
@@ -149,7 +149,7 @@ def config_of(checkpoint: Checkpoint, family: Family) -> TransformerConfig:
 
 
 def _check_scale(checkpoint: Checkpoint, family: Family, usual: float) -> None:
-    """Refuse another scale of scores, or another width of values, where no family member has it."""
+    """Refuse an unusual attention scale or width of values that no member of the family has."""
     found = checkpoint.number("attention.scale", usual)
     if found and abs(found - usual) > 1e-4 * usual:
         raise refusal(
@@ -162,12 +162,12 @@ def _check_scale(checkpoint: Checkpoint, family: Family, usual: float) -> None:
 
 
 def _base(checkpoint: Checkpoint, *, default_window: int, period: int) -> dict[str, Any]:
-    """The fields every family reads the same way.
+    """The fields that every family reads in the same way.
 
     Args:
-        checkpoint: what to read them from.
-        default_window: of layers with a window, where no key says it.
-        period: every so many layers one sees everything; 0: none does.
+        checkpoint: the model.
+        default_window: window of layers that have one, if no key gives it.
+        period: one in *period* layers has full attention; 0: none.
     """
     embedding = checkpoint.weights.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -187,7 +187,7 @@ def _base(checkpoint: Checkpoint, *, default_window: int, period: int) -> dict[s
     window = checkpoint.integer("attention.sliding_window", default_window)
     causal = bool(checkpoint.value("attention.causal", True))
     if window and not causal:
-        window = window // 2 + 1  # half of it to each side
+        window = window // 2 + 1  # half of it on each side
     value_dim = checkpoint.integer("attention.value_length", head_dim)
     if value_dim != head_dim:
         raise Unsupported(
@@ -216,7 +216,7 @@ def _base(checkpoint: Checkpoint, *, default_window: int, period: int) -> dict[s
 
 
 def _windows(checkpoint: Checkpoint, layers: int, *, period: int, window: int) -> tuple[int, ...]:
-    """Window of each layer; the last of each *period* has none unless a pattern says otherwise."""
+    """Window of each layer; by default the last layer of each *period* has none."""
     pattern = checkpoint.value("attention.sliding_window_pattern", period)
     if isinstance(pattern, bool) or not isinstance(pattern, list | int):
         raise InvalidFormat(

@@ -1,4 +1,4 @@
-"""Which models have an output head whose rows are screened."""
+"""Selection of the models whose output head is screened."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ logger = logging.getLogger(__name__)
 
 ExactHead = Literal["off", "on", "auto"]
 
-# What a byte costs against one of the head interleaved in memory.
-FROM_FILE = 2.0  # of the whole head, read in the file
-ROWS = 10.0  # of single rows of it
-SIXTH = 4.0  # of single rows of sixth bits
-PASSES = 64  # that decide
+# Cost of a byte relative to reading the interleaved head from memory.
+FROM_FILE = 2.0  # the whole head, read from the file
+ROWS = 10.0  # single rows of it
+SIXTH = 4.0  # sixth bits of single rows
+PASSES = 64  # recent passes that decide
 
 
 class Meter:
-    """What recent passes read of a screened head; one pass over it, interleaved, counts 1.
+    """Memory that recent passes read of a screened head; one pass over the interleaved head is 1.
 
-    It counts bytes and not time, so the same passes always come to the same decision.
+    It counts bytes and not time, so the same passes always lead to the same decision.
     """
 
     def __init__(self, head: ScreenedHead) -> None:
-        """Nothing was read so far."""
+        """A meter without passes."""
         self._copy = (head.size_bytes - head.sixth_bytes) / head.head_bytes
         self._sixth = head.sixth_bytes / head.head_bytes
         self._costs: deque[float] = deque(maxlen=PASSES)
 
     def screened(self, refined: float, rescored: float) -> None:
-        """A pass read the copy, and of these shares of all rows the sixth bits and the weights."""
+        """Record a pass over the copy, and over sixth bits and weights of these shares of rows."""
         self._costs.append(self._copy + SIXTH * self._sixth * refined + ROWS * rescored)
 
     def undecided(self) -> None:
-        """The last pass had to read the whole head after all."""
+        """Record that the last pass had to read the whole head after all."""
         if self._costs:
             self._costs[-1] += FROM_FILE
 
     def full(self) -> None:
-        """A pass read the whole head."""
+        """Record a pass that read the whole head."""
         self._costs.append(FROM_FILE)
 
     @property
     def is_dear(self) -> bool:
-        """Whether the recent passes would have read less with the head interleaved."""
+        """True if recent passes would have read less with the head interleaved."""
         return len(self._costs) == PASSES and sum(self._costs) > PASSES
 
 
 def head_name(checkpoint: Checkpoint) -> str:
-    """The tensor that turns hidden states into logits; the embedding where they share one."""
+    """Name of the output head's tensor; the token embedding where they are tied."""
     return "output.weight" if "output.weight" in checkpoint.weights else "token_embd.weight"
 
 
 def is_screened(
     checkpoint: Checkpoint, config: TransformerConfig, ops: Ops, exact_head: ExactHead
 ) -> bool:
-    """Whether to screen the head of *checkpoint*.
+    """True if the head of *checkpoint* is to be screened.
 
     Raises:
         Unsupported: *exact_head* is ``on`` and the head cannot be screened.
@@ -88,16 +88,16 @@ def is_screened(
 
 
 def screen(ops: Ops, head: Prepared, norm: Prepared, exact_head: ExactHead) -> ScreenedHead | None:
-    """The screen of *head*; ``None`` with ``auto`` if its weights do not allow one.
+    """Screen of *head*; ``None`` with ``auto`` if its weights do not permit one.
 
     Args:
         ops: the backend.
-        head: as *ops* has prepared it, in rows.
+        head: the head as *ops* has prepared it, in rows.
         norm: weight of the norm before it.
         exact_head: ``on`` or ``auto``.
 
     Raises:
-        Unsupported: *exact_head* is ``on`` and the weights do not allow one.
+        Unsupported: *exact_head* is ``on`` and the weights do not permit a screen.
     """
     try:
         return ScreenedHead.build(ops, head, importance=norm)

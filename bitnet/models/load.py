@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that runs."""
+"""Load a checkpoint as a runnable model."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ARCHITECTURES", "config_from", "load_model"]
 
-#: Names of architectures in GGUF files that are run.
+#: Names of the supported architectures in GGUF files.
 ARCHITECTURES = tuple(sorted(name for family in families() for name in family.architectures))
 
 
 def config_from(checkpoint: Checkpoint) -> TransformerConfig:
-    """What kind of transformer *checkpoint* holds.
+    """Configuration of the transformer in *checkpoint*.
 
     Raises:
-        Unsupported: no family has its architecture's name, or a key would change the result in a
-            way that is not computed here.
-        InvalidFormat: a key is missing or makes no sense.
+        Unsupported: the architecture is unknown, or a key changes the computation in a way that
+            is not supported.
+        InvalidFormat: a key is missing or invalid.
     """
     family = of_gguf(checkpoint.architecture)
     if family is None:
@@ -49,16 +49,16 @@ def config_from(checkpoint: Checkpoint) -> TransformerConfig:
 def load_model(
     checkpoint: Checkpoint, *, ops: Ops | None = None, exact_head: ExactHead = "off"
 ) -> Model:
-    """*checkpoint* as a model that runs on *ops*, on the NumPy reference by default.
+    """*checkpoint* as a model on *ops*; the NumPy reference is the default backend.
 
     Args:
         checkpoint: the model.
         ops: the backend.
-        exact_head: whether to screen the rows of the output head; ``auto``: where it saves time.
+        exact_head: screen the rows of the output head; ``auto``: where it saves time.
 
     Raises:
-        Unsupported: its architecture or an encoding, or a head that cannot be screened with ``on``.
-        InvalidFormat: keys or tensors do not make such a model; all of them are listed.
+        Unsupported: the architecture or an encoding; or with ``on`` the head cannot be screened.
+        InvalidFormat: keys or tensors do not fit the architecture; all of them are listed.
     """
     config = config_from(checkpoint)
     return Model(checkpoint, config, ops=ops or ReferenceOps(), exact_head=exact_head)

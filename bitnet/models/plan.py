@@ -1,9 +1,9 @@
-"""The forward pass of a configuration, written down once as a program.
+"""The forward pass of a configuration as a program.
 
-Registers: ``x`` the residual stream, ``h`` what a block's part reads and, at its end, what it adds;
-``q k v`` queries, keys and values, ``mixed`` what attention gives; ``gate up act`` inside
-the feed-forward network. ``qkv`` and ``gate_up`` hold fused projections, ``n`` what is read by one
-product alone.
+Registers: ``x`` the residual stream, ``h`` the input of attention or feed-forward and, at its end,
+its output; ``q k v`` queries, keys and values, ``mixed`` the attention output; ``gate up act``
+inside the feed-forward network. ``qkv`` and ``gate_up`` hold fused projections, ``n`` the input of
+a single product.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = ["hidden_program"]
 
 
 def hidden_program(config: TransformerConfig, tensors: Container[str]) -> Program:
-    """From tokens to the normed hidden state that the head reads.
+    """Program from tokens to the normalized hidden state that the head reads.
 
     Args:
-        config: what kind of transformer.
-        tensors: names of those the model has; parts without their tensors are left out.
+        config: configuration of the transformer.
+        tensors: names of the model's tensors; parts without tensors are left out.
     """
     heads, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
     widths = {"x": config.dim, "h": config.dim, "q": heads, "k": kv, "v": kv, "mixed": heads}
@@ -109,7 +109,7 @@ class _Writer:
             causal=config.causal,
         )
         yield Mark(f"kqv_out-{layer}", "mixed")
-        if layer == config.n_layers - 1:  # nothing behind here reads the other rows
+        if layer == config.n_layers - 1:  # the other rows are not read from here on
             yield Select(("x", "mixed"))
         yield from self._norm("mixed", f"{block}.attn_sub_norm")
         yield from self._linear(("h",), "mixed", (f"{block}.attn_output",))
@@ -147,12 +147,12 @@ class _Writer:
     def _linear(
         self, outs: tuple[str, ...], x: str, names: Sequence[str]
     ) -> Iterator[Norm | Linear]:
-        """Products of *x*, together, or each with its own norm of *x*."""
+        """Products of *x*: fused, or each with its own norm of *x*."""
         if not self._config.input_norms:
             yield self._products(outs, x, names)
             return
         for out, name in zip(outs, names, strict=True):
-            # What a block's first products read is wide as the stream, and read several times.
+            # The input of a block's first products is as wide as the stream and read several times.
             source = "n" if x in ("x", "h") else x
             yield Norm(source, x, f"{name}_norm_in.weight")
             yield self._products((out,), source, (name,))
@@ -167,7 +167,7 @@ class _Writer:
         )
 
     def _norm(self, register: str, name: str) -> Iterator[Norm]:
-        """A norm in place, where the family has one there."""
+        """Norm in place, where the family has one."""
         weight = f"{name}.weight"
         if weight in self._tensors:
             yield Norm(register, register, weight)

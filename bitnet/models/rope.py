@@ -1,4 +1,4 @@
-"""Rotary position embedding: each pair's angle per position, and how contexts are stretched."""
+"""Rotary position embedding (RoPE): frequencies, and scaling to longer contexts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = ["SCALINGS", "Rope", "rope_from"]
 
 SCALINGS = ("none", "linear", "dynamic", "yarn", "longrope")
 
-# YaRN (arXiv:2309.00071): pairs that turn more often than this over the original context are kept,
-# pairs that turn less than once are interpolated.
+# YaRN (arXiv:2309.00071): pairs with more rotations than this over the original context are kept,
+# pairs with less than one rotation are interpolated.
 _YARN_FAST, _YARN_SLOW = 32, 1
 
 
@@ -30,49 +30,49 @@ class Rope:
     """Rotary position embedding.
 
     Attributes:
-        dims: rotated elements of a head, twice the number of pairs.
-        base: wavelength base, ``theta``.
+        dims: rotary dimensions of a head, twice the number of pairs.
+        theta: base of the frequencies, ``rope_theta``.
         style: which elements form a pair.
-        scaling: how longer contexts than the original one are reached, one of :data:`SCALINGS`.
-        factor: by how much longer.
+        scaling: method of context extension, one of :data:`SCALINGS`.
+        factor: factor of the extension.
         original_context: positions the model was first trained for.
-        attention_factor: factor on rotated queries and keys; 0: what *scaling* implies.
-        divisors: one per pair, of its frequency (Llama 3's ``rope_freqs.weight``).
-        long_divisors: as *divisors*, for contexts beyond the original one (Phi-3).
+        attention_factor: factor on rotated queries and keys; 0: as *scaling* implies.
+        freq_factors: divisors of the frequencies, ``(dims / 2,)`` (``rope_freqs.weight``).
+        long_freq_factors: *freq_factors* for contexts beyond the original one (Phi-3).
     """
 
     dims: int
-    base: float
+    theta: float
     style: RopeStyle
     scaling: str = "none"
     factor: float = 1.0
     original_context: int = 2
     attention_factor: float = 0.0
-    divisors: NDArray[np.float32] | None = None
-    long_divisors: NDArray[np.float32] | None = None
+    freq_factors: NDArray[np.float32] | None = None
+    long_freq_factors: NDArray[np.float32] | None = None
 
     def regime(self, context: int) -> int:
-        """Contexts with the same regime have the same frequencies."""
+        """Key of the frequencies: contexts with equal keys have the same ones."""
         if self.scaling == "dynamic":
             return max(context, self.original_context)
-        return int(self.long_divisors is not None and context > self.original_context)
+        return int(self.long_freq_factors is not None and context > self.original_context)
 
     def frequencies(self, context: int) -> tuple[NDArray[np.float64], float]:
-        """Angle per position of each pair, shape ``(dims / 2,)``, and the attention factor.
+        """Frequencies in radians per position, ``(dims / 2,)``, and the attention factor.
 
         Args:
             context: positions the sequence may reach.
         """
         beyond = context > self.original_context
-        base = self.base
+        theta = self.theta
         if self.scaling == "dynamic" and beyond:
             stretch = self.factor * context / self.original_context - (self.factor - 1)
-            base *= stretch ** (self.dims / (self.dims - 2))
-        frequencies = base ** (-np.arange(0, self.dims, 2, dtype=np.float64) / self.dims)
-        long = beyond and self.long_divisors is not None
-        divisors = self.long_divisors if long else self.divisors
-        if divisors is not None:
-            frequencies = frequencies / divisors
+            theta *= stretch ** (self.dims / (self.dims - 2))
+        frequencies = theta ** (-np.arange(0, self.dims, 2, dtype=np.float64) / self.dims)
+        long = beyond and self.long_freq_factors is not None
+        freq_factors = self.long_freq_factors if long else self.freq_factors
+        if freq_factors is not None:
+            frequencies = frequencies / freq_factors
         if self.scaling == "linear":
             frequencies = frequencies / self.factor
         elif self.scaling == "yarn":
@@ -82,7 +82,7 @@ class Rope:
     def _yarn(self, frequencies: NDArray[np.float64]) -> NDArray[np.float64]:
         def pair_turning(times: int) -> float:
             wavelength = self.original_context / (times * 2 * math.pi)
-            return self.dims * math.log(wavelength) / (2 * math.log(self.base))
+            return self.dims * math.log(wavelength) / (2 * math.log(self.theta))
 
         low = max(math.floor(pair_turning(_YARN_FAST)), 0)
         high = min(math.ceil(pair_turning(_YARN_SLOW)), self.dims - 1)
@@ -99,11 +99,11 @@ class Rope:
 
 
 def rope_from(checkpoint: Checkpoint, head_dim: int) -> Rope:
-    """The position embedding of *checkpoint*'s keys and tensors, as llama.cpp reads them.
+    """Position embedding from the keys and tensors of *checkpoint*, read as by llama.cpp.
 
     Raises:
-        Unsupported: a kind of scaling we do not know, or two at once.
-        InvalidFormat: a key of the wrong kind, or divisors of the wrong size.
+        Unsupported: unknown scaling, or two kinds of it.
+        InvalidFormat: a key has the wrong type, or frequency factors have the wrong size.
     """
     dims = checkpoint.integer("rope.dimension_count", head_dim)
     pairs = (dims // 2,)
@@ -130,13 +130,13 @@ def rope_from(checkpoint: Checkpoint, head_dim: int) -> Rope:
     original = checkpoint.integer("rope.scaling.original_context_length", context)
     rope = Rope(
         dims=dims,
-        base=checkpoint.number("rope.freq_base", 10000.0),
+        theta=checkpoint.number("rope.freq_base", 10000.0),
         style=checkpoint.rope_style,
         scaling="longrope" if long is not None else scaling,
         factor=factor if scaling != "none" else 1.0,
         original_context=original,
-        divisors=checkpoint.numbers("rope_freqs.weight", pairs) if short is None else short,
-        long_divisors=long,
+        freq_factors=checkpoint.numbers("rope_freqs.weight", pairs) if short is None else short,
+        long_freq_factors=long,
     )
     given = checkpoint.number("rope.scaling.attn_factor", 1.0)
     implied = 1.0

@@ -1,9 +1,9 @@
-"""The decoder-only transformer every family is a configuration of.
+"""The decoder-only transformer; every family is a configuration of it.
 
     block:  x += post_norm(attention(attn_norm(x)));  x += post_norm(ffn(ffn_norm(x)))
 
-``plan.py`` writes that down as a program; here it is bound to weights and run on batches. On the
-compiled backend the results for a token are the same bits whatever else is in the batch.
+``plan.py`` writes that as a program; here it is bound to weights and run on batches. On the native
+backend, results for a token are bit-identical whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Model:
     """A transformer bound to its weights and a backend.
 
     Attributes:
-        config: what it is.
-        ops: what computes it.
-        screen: finds the logits that matter without the others; ``None``: it is not used.
-        meter: tells whether the screen pays; ``None`` where that is not asked.
-        gave_up_screen: it did not.
+        config: its configuration.
+        ops: the compute backend.
+        screen: computes only the logits that can affect the result; ``None``: not used.
+        meter: measures whether the screen saves time; ``None``: not measured.
+        gave_up_screen: it did not, and was dropped.
     """
 
     def __init__(
@@ -55,14 +55,14 @@ class Model:
 
         Args:
             checkpoint: the model.
-            config: what it is.
+            config: its configuration.
             ops: the backend.
-            exact_head: whether to screen the rows of the head; ``auto``: where it saves time.
+            exact_head: screen the rows of the head; ``auto``: where it saves time.
 
         Raises:
             InvalidFormat: tensors are missing, unexpected or of the wrong shape.
             Unsupported: *ops* has no kernel for an encoding.
-            IntegrityError: a file changed while it was read.
+            IntegrityError: a file changed while it was being read.
         """
         self.config = config
         self.ops = ops
@@ -76,7 +76,7 @@ class Model:
         config, ops = self.config, self.ops
         head = head_name(checkpoint)
         screened = is_screened(checkpoint, config, ops, exact_head)
-        # A model that does not write looks rows up and hardly ever reads all of the head.
+        # An embedding model reads single rows and hardly ever all of the head.
         by_row = (head,) if screened or not config.writes else ()
         self._weights = bind(checkpoint, config, ops, by_row=by_row)
         self._head = self._weights[head]
@@ -90,23 +90,23 @@ class Model:
         self._files = mapped_files(read)
 
     def check_files(self) -> None:
-        """Make sure that the files a pass reads are what was loaded.
+        """Check that the mapped files are the ones that were loaded.
 
         Raises:
-            IntegrityError: one has been cut off or written to; what was computed since is void.
+            IntegrityError: one was truncated or modified; results computed since are invalid.
         """
         for file in self._files:
             file.check()
 
     def hidden(self, segments: Sequence[Segment]) -> list[Array]:
-        """What the head reads after the wanted tokens of each segment, ``(wanted, dim)``.
+        """Hidden states that the head reads, of each segment's requested tokens, ``(n, dim)``.
 
-        The caches hold the segments' tokens afterwards.
+        Afterwards the caches hold the segments' tokens.
 
         Raises:
-            UsageError: no segments, one without tokens, an id outside the vocabulary, or a cache
-                that two segments share.
-            InferenceError: a cache has no room.
+            UsageError: there are no segments, a segment is empty, an id is outside the
+                vocabulary, or two segments share a cache.
+            InferenceError: a cache is full.
             IntegrityError: as :meth:`check_files`.
         """
         self._check(segments)
@@ -124,22 +124,22 @@ class Model:
         return self.ops.softcap(logits, cap) if cap else logits
 
     def give_up_screen(self) -> None:
-        """Read the whole head from here on, interleaved in memory where there is room.
+        """Read the whole head from now on, interleaved in memory if there is room.
 
-        Logits stay the same bits.
+        The logits stay bit-identical.
         """
         self.screen = self.meter = None
         self.gave_up_screen = True
         if self._head_weight is None:
             return
-        logger.info("screening the output head does not pay here: every step reads all of it")
+        logger.info("screening the output head does not save time here: every step reads all of it")
         try:
             self._head = self.ops.prepare(self._head_weight)
         except MemoryError:
             logger.info("no memory for its interleaved rows: they are read from the file")
 
     def run(self, segments: Sequence[Segment]) -> list[Array]:
-        """Logits after the wanted tokens of each segment, ``(wanted, vocab_size)``.
+        """Logits of the requested tokens of each segment, ``(n, vocab_size)``.
 
         Raises:
             UsageError: as :meth:`hidden`.
@@ -149,19 +149,19 @@ class Model:
         return _parts(self.head(self._run(segments)), segments)
 
     def forward(self, tokens: Sequence[int], cache: Cache, *, all_positions: bool = False) -> Array:
-        """Logits after *tokens*, which continue what *cache* holds; it holds them afterwards.
+        """Logits after *tokens*, which continue the sequence in *cache* and are added to it.
 
         Args:
             tokens: T token ids, at least one.
-            cache: positions seen before.
-            all_positions: logits after every one of *tokens*, not only after the last.
+            cache: keys and values of the positions before.
+            all_positions: logits at every position, not only the last.
 
         Returns:
             ``(T, vocab_size)`` or ``(1, vocab_size)``.
 
         Raises:
-            UsageError: no tokens, or an id outside the vocabulary.
-            InferenceError: the cache has no room for them.
+            UsageError: *tokens* is empty, or has an id outside the vocabulary.
+            InferenceError: the cache is full.
         """
         return self.run([Segment(tokens, cache, "all" if all_positions else "last")])[0]
 
@@ -199,7 +199,7 @@ class Model:
                 )
             if segment.cache.length and not self.config.causal:
                 raise InferenceError(
-                    "the model's positions see those behind them: a text cannot be run in parts",
+                    "attention in this model is bidirectional: a text cannot be run in parts",
                     hint="pass the whole text",
                 )
             needed = segment.cache.length + len(segment.tokens)
@@ -211,6 +211,6 @@ class Model:
 
 
 def _parts(rows: Array, segments: Sequence[Segment]) -> list[Array]:
-    """*rows* of the whole batch, by segment."""
+    """*rows* of the whole batch, split by segment."""
     ends = list(accumulate(segment.rows for segment in segments))
     return [rows[end - segment.rows : end] for end, segment in zip(ends, segments, strict=True)]

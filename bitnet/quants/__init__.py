@@ -1,1 +1,1 @@
-"""Weight encodings: the bytes of a block to numbers and back."""
+"""Quantization types: from the bytes of a block to numbers and back."""

@@ -33,15 +33,15 @@ _X86_BLOCK, _ARM_BLOCK = 128, 64
 
 
 def unpack_i2_s(packed: NDArray[np.uint8], shape: Sequence[int], *, arm: bool = False) -> Ternary:
-    """The ternary matrix of one I2_S tensor.
+    """Ternary matrix of one I2_S tensor.
 
     Args:
-        packed: the tensor's bytes, codes and scale; padding behind them is ignored.
+        packed: the tensor's bytes, codes and scale; padding after them is ignored.
         shape: ``(rows, columns)``.
         arm: the file was written on ARM.
 
     Raises:
-        InvalidFormat: too few bytes, a size that has no whole blocks, a code 3, a scale that is not
+        InvalidFormat: too few bytes, incomplete blocks, a code 3, or a scale that is not
             finite.
     """
     n, block = math.prod(shape), _ARM_BLOCK if arm else _X86_BLOCK
@@ -51,7 +51,7 @@ def unpack_i2_s(packed: NDArray[np.uint8], shape: Sequence[int], *, arm: bool = 
 
 
 def i2_s_scale(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.float32]:
-    """The scale of :func:`unpack_i2_s` alone, shape ``(1, 1)``; raises what that does for it."""
+    """Only the scale of :func:`unpack_i2_s`, shape ``(1, 1)``; raises the same errors for it."""
     return _scale(packed, shape, _X86_BLOCK)
 
 
@@ -73,10 +73,10 @@ def _scale(packed: NDArray[np.uint8], shape: Sequence[int], block: int) -> NDArr
 
 
 def pack_i2_s(ternary: Ternary, *, arm: bool = False) -> NDArray[np.uint8]:
-    """The bytes of an I2_S tensor, ``n / 4 + 32`` of them.
+    """Bytes of an I2_S tensor, ``n / 4 + 32`` of them.
 
     Raises:
-        InvalidFormat: more than one scale, or a size that has no whole blocks.
+        InvalidFormat: more than one scale, or incomplete blocks.
     """
     block = _ARM_BLOCK if arm else _X86_BLOCK
     n = ternary.codes.size

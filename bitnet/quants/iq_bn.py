@@ -42,7 +42,7 @@ _POW3_DOWN = np.array([81, 27, 9, 3, 1], dtype=np.uint8)
 
 
 def unpack_iq2_bn(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
-    """The ternary matrix of an IQ2_BN tensor of *shape* ``(rows, columns)``."""
+    """Ternary matrix of an IQ2_BN tensor of *shape* ``(rows, columns)``."""
     rows = packed.reshape(shape[0], -1)
     fields = pow2_fields(rows[:, 4:].reshape(-1, 16), (0, 2, 4, 6))  # (blocks, 4, 16)
     codes = codes_from_unsigned(fields, "IQ2_BN").reshape(tuple(shape))
@@ -50,7 +50,7 @@ def unpack_iq2_bn(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
 
 
 def iq2_bn_scales(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.float32]:
-    """The row scales of an IQ2_BN tensor alone, shape ``(rows, 1)``."""
+    """Row scales of an IQ2_BN tensor, shape ``(rows, 1)``."""
     return _row_scales(packed.reshape(shape[0], 4 + shape[1] // 4)[:, :4], "<f4")
 
 
@@ -75,7 +75,7 @@ def pack_iq2_bn(ternary: Ternary) -> NDArray[np.uint8]:
 
 
 def unpack_iq2_bn_r4(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
-    """The ternary matrix of an IQ2_BN_R4 tensor; the number of rows is a multiple of four."""
+    """Ternary matrix of an IQ2_BN_R4 tensor; the number of rows is a multiple of four."""
     rows, columns = shape
     quads = packed.reshape(rows // 4, -1)
     body = quads[:, 16:].reshape(rows // 4, columns // _BLOCK, 4, 4, 4)  # quad, block, g, r, j
@@ -86,7 +86,7 @@ def unpack_iq2_bn_r4(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary
 
 
 def unpack_iq1_bn(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
-    """The ternary matrix of an IQ1_BN tensor of *shape* ``(rows, columns)``."""
+    """Ternary matrix of an IQ1_BN tensor of *shape* ``(rows, columns)``."""
     rows = packed.reshape(shape[0], -1)
     blocks = rows[:, 2:].reshape(-1, 13)
     fives = _digits(blocks[:, :12, None] * _POW3_DOWN)  # (blocks, 12, 5)

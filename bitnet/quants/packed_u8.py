@@ -23,7 +23,7 @@ __all__ = ["pack_u8", "u8_scale", "unpack_u8"]
 
 
 def unpack_u8(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
-    """The ternary matrix with scale 1 of packed bytes; *shape* is the matrix's, unpacked."""
+    """Ternary matrix, with scale 1, of packed bytes; *shape* is that of the unpacked matrix."""
     rows, columns = shape
     fields = pow2_fields(packed.reshape(rows // 4, columns).T, (0, 2, 4, 6))  # (columns, 4, rows/4)
     codes = codes_from_unsigned(fields, "packed U8").reshape(columns, rows).T
@@ -31,7 +31,7 @@ def unpack_u8(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
 
 
 def u8_scale(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.float32]:
-    """The scale of :func:`unpack_u8`, 1, shape ``(1, 1)``; ValueError where the size is wrong."""
+    """Scale of :func:`unpack_u8`: 1, shape ``(1, 1)``; ValueError if the size is wrong."""
     packed.reshape(shape[0] // 4, shape[1])
     return np.ones((1, 1), dtype=np.float32)
 

@@ -1,7 +1,7 @@
-"""Which function decodes and encodes each weight encoding.
+"""Codecs of each quantization type.
 
-Ternary encodings have modules of their own here; F32, F16 and BF16 are plain casts; every other
-one goes through gguf-py, whose tables follow llama.cpp.
+Ternary types have their own modules here; F32, F16 and BF16 are plain casts; all others use
+gguf-py, whose tables follow llama.cpp.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
     "without_rounding",
 ]
 
-# Encodings without a GGML type id: the ARM order of I2_S is chosen by the user, packed U8 comes
+# Types without a GGML type id: the ARM order of I2_S is chosen by the user, packed U8 comes
 # from safetensors. Their sizes are checked by their own modules.
 I2_S_ARM = QuantType("I2_S_ARM", 36, 1, 1)
 PACKED_U8 = QuantType("PACKED_U8", -1, 1, 1)
@@ -44,7 +44,7 @@ PACKED_U8 = QuantType("PACKED_U8", -1, 1, 1)
 
 @dataclass(frozen=True)
 class _TernaryCodec:
-    """How a ternary encoding is read and written; *scales* reads them without the codes."""
+    """Codec of a ternary type; *scales* reads the scales without the codes."""
 
     unpack: Callable[[NDArray[np.uint8], Sequence[int]], Ternary]
     pack: Callable[[Ternary], NDArray[np.uint8]] | None
@@ -76,22 +76,22 @@ _PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 
 
 def rounds_activations(weight: Weight) -> bool:
-    """Whether a linear layer of *weight* rounds its input to int8 per token (W1.58A8).
+    """True if a linear layer of *weight* rounds its input to int8 per token (W1.58A8).
 
-    Layers of ternary weights do where the model is a BitNet, which is trained that way. TQ1_0 and
-    TQ2_0 hold other ternary models as well, whose inputs were floats in training.
+    Ternary layers of BitNet models do, since they are trained that way. TQ1_0 and TQ2_0 also store
+    other ternary models, which were trained with float inputs.
     """
     return weight.quant.name in _TERNARY and weight.rounds_input
 
 
 def without_rounding(weight: Weight) -> Weight:
-    """*weight* in an encoding whose products do not round a token's input as a whole.
+    """*weight* in a type whose products do not round a token's whole input.
 
     TQ1_0 and TQ2_0 become Q4_0 of the same numbers: a Q4_0 block has a float16 scale as they do,
-    for fewer weights. Weights of a layer that rounds its input, and all others, stay as they are.
+    for fewer weights. Other weights, and those of a layer that rounds its input, are unchanged.
 
     Raises:
-        InvalidFormat: the bytes cannot be that encoding.
+        InvalidFormat: the bytes are invalid for the type.
     """
     if weight.rounds_input or weight.quant.name not in _TERNARY:
         return weight
@@ -100,11 +100,11 @@ def without_rounding(weight: Weight) -> Weight:
 
 
 def unpack_ternary(weight: Weight) -> Ternary:
-    """The codes and scales of a ternary *weight*, its own ``scale`` folded in.
+    """Codes and scales of a ternary *weight*, with its own ``scale`` folded in.
 
     Raises:
-        InvalidFormat: the bytes cannot be that encoding.
-        Unsupported: the encoding is not ternary, or has no decoder.
+        InvalidFormat: the bytes are invalid for the type.
+        Unsupported: the type is not ternary, or has no decoder.
     """
     codec = _ternary_codec(weight)
     try:
@@ -117,11 +117,11 @@ def unpack_ternary(weight: Weight) -> Ternary:
 
 
 def ternary_scales(weight: Weight) -> NDArray[np.float32]:
-    """The scales of :func:`unpack_ternary` alone, without unpacking codes where that can be.
+    """Only the scales of :func:`unpack_ternary`, without unpacking codes if possible.
 
     Raises:
-        InvalidFormat: the bytes cannot be that encoding.
-        Unsupported: the encoding is not ternary, or has no decoder.
+        InvalidFormat: the bytes are invalid for the type.
+        Unsupported: the type is not ternary, or has no decoder.
     """
     codec = _ternary_codec(weight)
     if codec.scales is None:
@@ -142,17 +142,17 @@ def _ternary_codec(weight: Weight) -> _TernaryCodec:
 
 
 def _folded(scales: NDArray[np.float32], weight: Weight) -> NDArray[np.float32]:
-    """*scales* times the weight's own, one per row where its groups agree."""
+    """*scales* times the weight's own scale; one per row where its groups agree."""
     scales = scales * np.float32(weight.scale)
     return scales[:, :1] if (scales == scales[:, :1]).all() else scales
 
 
 def dequantize(weight: Weight) -> NDArray[np.float32]:
-    """The numbers of *weight* as float32 in its shape.
+    """*weight* as float32, in its shape.
 
     Raises:
-        InvalidFormat: the bytes cannot be that encoding.
-        Unsupported: no decoder for the encoding.
+        InvalidFormat: the bytes are invalid for the type.
+        Unsupported: the type has no decoder.
     """
     name = weight.quant.name
     if name in _TERNARY:
@@ -176,7 +176,7 @@ def quantize(name: str, values: NDArray[np.float32], quant: QuantType) -> Weight
     Ternary encodings round as :func:`~bitnet.quants.ternary.ternarize` does.
 
     Raises:
-        Unsupported: no encoder, or the columns do not fill whole blocks.
+        Unsupported: there is no encoder, or the columns do not fill whole blocks.
     """
     codec = _TERNARY.get(quant.name)
     if codec is not None:

@@ -1,4 +1,4 @@
-"""Ternary matrices out of their packing: codes -1, 0, +1 and the scales that go with them."""
+"""Ternary matrices: codes -1, 0, +1 and their scales."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Ternary:
 
 
 def ternarize(weights: NDArray[np.floating]) -> Ternary:
-    """Weights trained for BitNet b1.58, rounded as its training does: by the mean magnitude.
+    """Quantize weights trained for BitNet b1.58 as its training does: by the mean magnitude.
 
     Args:
         weights: master weights, shape ``(rows, columns)``.

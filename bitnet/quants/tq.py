@@ -39,7 +39,7 @@ _POW3 = np.array([1, 3, 9, 27, 81], dtype=np.uint8)
 
 
 def unpack_tq2_0(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
-    """The ternary matrix of a TQ2_0 tensor of *shape* ``(rows, columns)``."""
+    """Ternary matrix of a TQ2_0 tensor of *shape* ``(rows, columns)``."""
     blocks = packed.reshape(-1, _TQ2_BYTES)
     fields = pow2_fields(blocks[:, :64].reshape(-1, 2, 32), (0, 2, 4, 6))  # (blocks, 2, 4, 32)
     codes = codes_from_unsigned(fields, "TQ2_0").reshape(tuple(shape))
@@ -47,7 +47,7 @@ def unpack_tq2_0(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
 
 
 def unpack_tq1_0(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
-    """The ternary matrix of a TQ1_0 tensor of *shape* ``(rows, columns)``."""
+    """Ternary matrix of a TQ1_0 tensor of *shape* ``(rows, columns)``."""
     blocks = packed.reshape(-1, _TQ1_BYTES)
     parts = [
         _top_digits(blocks[:, None, start:stop] * _POW3[:count, None])
@@ -58,17 +58,17 @@ def unpack_tq1_0(packed: NDArray[np.uint8], shape: Sequence[int]) -> Ternary:
 
 
 def tq1_0_scales(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.float32]:
-    """The block scales of a TQ1_0 tensor alone, shape ``(rows, columns / 256)``."""
+    """Block scales of a TQ1_0 tensor, shape ``(rows, columns / 256)``."""
     return _scales(packed.reshape(-1, _TQ1_BYTES)[:, 52:], shape)
 
 
 def tq2_0_scales(packed: NDArray[np.uint8], shape: Sequence[int]) -> NDArray[np.float32]:
-    """The block scales of a TQ2_0 tensor alone, shape ``(rows, columns / 256)``."""
+    """Block scales of a TQ2_0 tensor, shape ``(rows, columns / 256)``."""
     return _scales(packed.reshape(-1, _TQ2_BYTES)[:, 64:], shape)
 
 
 def pack_tq2_0(ternary: Ternary) -> NDArray[np.uint8]:
-    """The bytes of a TQ2_0 tensor; scales are rounded to float16."""
+    """Bytes of a TQ2_0 tensor; scales are rounded to float16."""
     fields = (ternary.codes.reshape(-1, 2, 4, 32) + np.int8(1)).astype(np.uint8)
     shifts = np.array([0, 2, 4, 6], dtype=np.uint8)[:, None]
     codes = np.bitwise_or.reduce(fields << shifts, axis=2).reshape(-1, 64)
@@ -76,7 +76,7 @@ def pack_tq2_0(ternary: Ternary) -> NDArray[np.uint8]:
 
 
 def pack_tq1_0(ternary: Ternary) -> NDArray[np.uint8]:
-    """The bytes of a TQ1_0 tensor; scales are rounded to float16."""
+    """Bytes of a TQ1_0 tensor; scales are rounded to float16."""
     digits = (ternary.codes.reshape(-1, _BLOCK) + np.int8(1)).astype(np.uint16)
     columns = [
         _base3(digits[:, :160].reshape(-1, 5, 32)),

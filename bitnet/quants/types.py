@@ -1,7 +1,7 @@
-"""Every weight encoding a GGUF file can name: ids, blocks and bytes, per dialect.
+"""Every quantization type a GGUF file can name: ids, blocks and bytes, per dialect.
 
-Three programs write GGUF files and number their encodings independently: llama.cpp, bitnet.cpp (a
-fork of it) and ik_llama.cpp (another one). Most ids mean the same everywhere; 36 to 39 do not:
+Three programs write GGUF files and number their types independently: llama.cpp, bitnet.cpp (a
+fork of it) and ik_llama.cpp (another fork). Most ids agree; 36 to 39 do not:
 
     id   llama.cpp     bitnet.cpp   ik_llama.cpp
     36   (removed)     I2_S         I2_S
@@ -46,13 +46,13 @@ _TENSOR_SCALE_BYTES = 32  # I2_S, TL1, TL2, one f32 scale in a padded tail
 
 @dataclass(frozen=True)
 class QuantType:
-    """A weight encoding.
+    """A quantization type.
 
     Attributes:
-        name: as ggml spells it: ``F16``, ``Q4_K``, ``I2_S``.
+        name: in ggml's spelling: ``F16``, ``Q4_K``, ``I2_S``.
         ggml_id: number in the tensor directory.
         block_size: weights per block, along a row.
-        type_size: bytes per block; 0 for an id that the dialect does not know.
+        type_size: bytes per block; 0 for an id unknown to the dialect.
         row_bytes: bytes in front of each row (ik_llama.cpp's row scales).
     """
 
@@ -64,12 +64,12 @@ class QuantType:
 
     @property
     def known(self) -> bool:
-        """Whether the encoding's size is known; others can be listed and copied only."""
+        """True if the size of the type is known; other tensors can only be listed and copied."""
         return self.type_size > 0
 
     @property
     def is_ternary(self) -> bool:
-        """Whether the weights are -1, 0 and +1 times a scale."""
+        """True if the weights are -1, 0 and +1 times a scale."""
         return self.name in _TERNARY
 
     @property
@@ -80,7 +80,7 @@ class QuantType:
         return 5 / 3 if self.name == "TL2" else 8 * self.type_size / self.block_size
 
     def size_bytes(self, shape: Sequence[int]) -> int | None:
-        """Bytes of a tensor of *shape* (rows first), ``None`` where *shape* cannot be encoded."""
+        """Bytes of a tensor of *shape* (rows first); ``None`` if *shape* cannot be encoded."""
         n = math.prod(shape)
         columns = shape[-1] if shape else 1
         if not self.known or columns % self.block_size:
@@ -224,28 +224,28 @@ _ONLY_LLAMA = frozenset({40, 41})
 
 
 def by_id(ggml_id: int, dialect: Dialect = LLAMA_CPP) -> QuantType:
-    """The encoding *ggml_id* stands for in *dialect*.
+    """The type with the id *ggml_id* in *dialect*.
 
-    An id the dialect does not know gives a type named ``UNKNOWN_<id>`` that is not
-    :attr:`~QuantType.known`: such a tensor can be listed and copied, and nothing else.
+    An unknown id gives a type named ``UNKNOWN_<id>`` that is not :attr:`~QuantType.known`: such a
+    tensor can be listed and copied, but not read.
     """
     found = _BY_ID[dialect].get(ggml_id)
     return found or QuantType(f"UNKNOWN_{ggml_id}", ggml_id, 1, 0)
 
 
 def by_name(name: str) -> QuantType | None:
-    """The encoding called *name*, whatever dialect it belongs to."""
+    """The type named *name*, in any dialect."""
     return _BY_NAME.get(name.upper())
 
 
 class TensorEvidence(NamedTuple):
-    """What a tensor directory says about one tensor before its encoding is known.
+    """Evidence of the dialect from one entry of a tensor directory.
 
     Attributes:
-        ggml_id: number of the encoding.
+        ggml_id: number of the type.
         shape: rows first.
-        room_bytes: bytes until the next tensor or the end of the file, ``None`` when the size of
-            the file is not known.
+        room_bytes: bytes until the next tensor or the end of the file; ``None`` if the file's
+            size is unknown.
     """
 
     ggml_id: int
@@ -256,11 +256,11 @@ class TensorEvidence(NamedTuple):
 def resolve_dialect(
     architecture: str, tensors: Iterable[TensorEvidence], *, alignment: int = 32
 ) -> Dialect:
-    """Which program's numbering a file uses.
+    """Dialect of a file: the program whose type ids it uses.
 
-    Ids that only one dialect has decide first. Then the contested ids: a reading under which every
-    such tensor fits exactly into its room wins. What is left is decided by the architecture, since
-    bitnet.cpp runs BitNet models and little else.
+    Ids that only one dialect has decide first. Then the contested ids: the dialect in which every
+    such tensor exactly fills its room wins. Otherwise the architecture decides, since bitnet.cpp
+    runs BitNet models and little else.
     """
     seen = list(tensors)
     ids = {entry.ggml_id for entry in seen}
@@ -283,7 +283,7 @@ def resolve_dialect(
 
 
 def _fits(entry: TensorEvidence, dialect: Dialect, alignment: int) -> bool:
-    """Whether *entry* read in *dialect* ends where the next tensor starts."""
+    """True if *entry* read in *dialect* ends where the next tensor starts."""
     kind = _BY_ID[dialect].get(entry.ggml_id)
     size = kind.size_bytes(entry.shape) if kind is not None else None
     if size is None:

@@ -16,16 +16,16 @@ __all__ = ["Weight"]
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A named tensor as the file holds it.
+    """A named tensor as stored in the file.
 
     Attributes:
         name: GGUF name, such as ``blk.0.attn_q.weight``.
         shape: rows first: ``(outputs, inputs)`` for a linear layer, ``(n,)`` for a norm.
-        quant: the encoding of *data*.
+        quant: quantization type of *data*.
         data: the tensor's bytes, one-dimensional uint8, usually a view into the mapped file.
-        scale: factor on top of what *data* decodes to (a scale kept in another tensor).
-        rounds_input: a layer of ternary weights rounds its input to int8 per token (W1.58A8), as
-            BitNets are trained; ``False`` for ternary models that were trained without that.
+        scale: additional factor on the decoded *data* (a scale stored in another tensor).
+        rounds_input: if ternary, the layer rounds its input to int8 per token (W1.58A8), as BitNet
+            models are trained; false for ternary models trained with float inputs.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""An answer while it is written: pieces in; text, log-probabilities, reasons, figures out."""
+"""An answer while it is generated: takes tokens; gives text, log-probabilities and metrics."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ __all__ = ["Answer", "Stats", "StopStrings", "peak_memory"]
 
 @dataclass
 class Stats:
-    """What a generation took; complete when it has ended.
+    """Metrics of a generation, complete when it has ended.
 
     Attributes:
-        backend: what computed, with its instruction set.
+        backend: compute backend, with its instruction set.
         load_s: seconds to load tokenizer and model.
-        tokenize_s: seconds spent between text and ids, both ways.
+        tokenize_s: seconds spent encoding and decoding.
         prefill_s: seconds from the prompt's ids to the first token.
         decode_s: seconds for the tokens after the first.
         prompt_tokens: ids of the prompt.
-        reused_tokens: how many of them the cache still had from the prompt before.
-        tokens: ids generated, with the one that ended the answer.
-        passes: how often the model was run.
+        reused_tokens: prompt tokens found in the KV cache.
+        tokens: ids generated, including the one that ended the answer.
+        passes: forward passes of the model.
         drafted: tokens drafted by lookup.
-        accepted: how many of them the model would have written as well.
-        screened: tokens chosen without the whole output head.
-        rescored_share: share of its rows computed for them, on average, 0 to 1.
-        screen_given_up: screening did not pay for this model, so it was stopped.
-        peak_memory_bytes: most memory the process has had so far; 0 if the system does not say.
+        accepted: drafted tokens that the model accepted.
+        screened: tokens chosen without computing the whole output head.
+        rescored_share: share of the head's rows computed for them, on average, 0 to 1.
+        screen_given_up: screening was stopped because it did not save time with this model.
+        peak_memory_bytes: peak resident memory of the process; 0 if the system does not report it.
     """
 
     backend: str = ""
@@ -64,46 +64,46 @@ class Stats:
 
     @property
     def prefill_tokens_per_s(self) -> float:
-        """Prompt ids run per second; 0 before the first token."""
+        """Prompt tokens per second; 0 before the first token."""
         run = self.prompt_tokens - self.reused_tokens
         return run / self.prefill_s if self.prefill_s else 0.0
 
     @property
     def decode_tokens_per_s(self) -> float:
-        """Ids per second after the first; 0 while there are none."""
+        """Tokens per second after the first; 0 while there are none."""
         return (self.tokens - 1) / self.decode_s if self.decode_s and self.tokens > 1 else 0.0
 
     @property
     def acceptance(self) -> float:
-        """Share of the drafted tokens that were right, 0 to 1; 0 when there were none."""
+        """Share of the drafted tokens that were accepted, 0 to 1; 0 when there were none."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property
     def tokenize_share(self) -> float:
-        """Share of the time since loading that went into text and ids, 0 to 1."""
+        """Share of the time since loading spent encoding and decoding text, 0 to 1."""
         total = self.tokenize_s + self.prefill_s + self.decode_s
         return self.tokenize_s / total if total else 0.0
 
 
 class StopStrings:
-    """Ends a text before the first of some strings, however it is cut into pieces.
+    """Ends a text before the first of some stop strings, wherever it is split into pieces.
 
-    What could be the beginning of one is held back until it is not.
+    Text that could be the beginning of a stop string is held back until that is decided.
 
     Attributes:
-        found: one ended the text.
-        match: the one that did; empty: none.
+        found: a stop string ended the text.
+        match: that stop string; empty if there was none.
     """
 
     def __init__(self, stops: Texts[str]) -> None:
-        """Stops at any of *stops*; empty ones are ignored."""
+        """Stop at any of *stops*; empty strings are ignored."""
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         self.found = False
         self.match = ""
 
     def push(self, text: str) -> str:
-        """The part of the text so far that is certain now; nothing once one was found."""
+        """Text that has become certain; empty once a stop string was found."""
         if self.found:
             return ""
         self._held += text
@@ -114,12 +114,12 @@ class StopStrings:
         return certain
 
     def finish(self) -> str:
-        """What was held back and turned out to be text."""
+        """Text that was held back and did not become a stop string."""
         held, self._held = self._held, ""
         return "" if self.found else held
 
     def _undecided(self) -> int:
-        """Length of the longest end of the text that one of the strings begins with."""
+        """Length of the longest suffix with which one of the stop strings begins."""
         longest = max((len(stop) for stop in self._stops), default=0)
         for count in range(min(longest - 1, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-count:]) for stop in self._stops):
@@ -128,20 +128,20 @@ class StopStrings:
 
 
 class Answer:
-    """One answer: :meth:`take` its pieces, or iterate over it once for its text, piece by piece.
+    """One answer: :meth:`take` its pieces, or iterate over it once for its text.
 
-    The attributes grow with it, and hold what there is when it is left early.
+    The attributes are updated with each piece and keep their values when iteration stops early.
 
     Attributes:
-        sequence: what writes it.
-        prompt_ids: ids the model continues.
-        ids: ids generated, without a stop id; those of a stop text are among them.
-        logprobs: of every one of *ids*; empty unless asked for.
-        text: everything written so far, but calls of functions.
-        calls: functions that it calls, where some were offered.
-        finish_reason: why it ended, as a :class:`Piece` says; ``None`` while it runs.
+        sequence: the sequence that generates it.
+        prompt_ids: token ids of the prompt.
+        ids: ids generated, without the stop id; those of a stop string are included.
+        logprobs: one entry for each of *ids*; empty unless requested.
+        text: the text so far, without function calls.
+        calls: the functions it calls, if the request offered any.
+        finish_reason: why it ended, as in :class:`Piece`; ``None`` while it runs.
         error: what went wrong if the reason is ``error``.
-        stats: what it took.
+        stats: its metrics.
     """
 
     def __init__(
@@ -152,13 +152,13 @@ class Answer:
         run: Callable[[Sequence], Generator[Piece]] | None = None,
         stats: Stats | None = None,
     ) -> None:
-        """The answer that *sequence* writes.
+        """The answer that *sequence* generates.
 
         Args:
-            tokenizer: turns its tokens into text.
-            sequence: the prompt and what is wanted.
-            run: gives the pieces of *sequence* to whoever iterates.
-            stats: what was known before, such as the seconds to load.
+            tokenizer: decodes its tokens.
+            sequence: the prompt and its request.
+            run: yields the pieces of *sequence* to the caller that iterates.
+            stats: metrics known before, such as the load time.
         """
         self.sequence = sequence
         self.prompt_ids = tuple(sequence.ids)
@@ -176,7 +176,7 @@ class Answer:
         self._reader = None if rules is None else rules.reader()
         self._shown = {} if rules is None else rules.shown
         self._at = time.perf_counter()
-        # A space that begins the answer is part of it.
+        # A space at the beginning of the answer is part of it.
         self._stream = tokenizer.stream(skip_special=True)
         self._stream.skip([token for token in self.prompt_ids if self._is_known(token)])
         self.stats.tokenize_s += time.perf_counter() - self._at
@@ -184,13 +184,13 @@ class Answer:
 
     @property
     def stop_text(self) -> str:
-        """The stop text that ended it; empty: none did."""
+        """The stop string that ended it; empty if none did."""
         return self._stops.match
 
     def take(self, piece: Piece) -> Piece:
-        """*piece* with the text that it makes certain; its reason is set where a stop text ends it.
+        """*piece* with the text it makes certain, and the finish reason if a stop string ends it.
 
-        Time since the piece before, or since the answer was made, is the time it took.
+        The time since the previous piece, or since the answer was created, counts as its time.
         """
         self._count(piece)
         started = time.perf_counter()
@@ -208,7 +208,7 @@ class Answer:
         return replace(piece, text=taken, finish_reason=reason, described=described, calls=calls)
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> Piece:
-        """End it from outside; the last piece, with the text that was held back."""
+        """End the answer from outside; the last piece, with the text that was held back."""
         self.error = error
         piece = Piece(None, finish_reason=reason)
         self._count(piece)
@@ -216,11 +216,11 @@ class Answer:
         return replace(piece, text=text, calls=calls)
 
     def __iter__(self) -> Iterator[str]:
-        """The text in pieces; they are never empty.
+        """The text in non-empty pieces.
 
         Raises:
             InferenceError: the prompt does not fit the context, or memory runs out.
-            UsageError: the prompt is empty or has ids the model does not know, or the answer has
+            UsageError: the prompt is empty or has ids outside the vocabulary, or the answer has
                 been read before.
         """
         if self._run is None:
@@ -237,7 +237,7 @@ class Answer:
                 self._at = time.perf_counter()  # what the reader does meanwhile is not ours
 
     def _add(self, text: str, reason: FinishReason | None) -> tuple[str, tuple[CallDelta, ...]]:
-        """Text and calls that are certain after *text*, the next part of what was written."""
+        """Text and calls that are certain after the next part, *text*."""
         if reason and not self._stops.found:
             text += self._stops.push(self._stream.finish()) + self._stops.finish()
         deltas: list[CallDelta] = []
@@ -257,7 +257,7 @@ class Answer:
             self.calls[delta.index].arguments += delta.arguments
 
     def _count(self, piece: Piece) -> None:
-        """Add what *piece* took to the figures."""
+        """Add *piece* to the metrics."""
         stats, sequence, now = self.stats, self.sequence, time.perf_counter()
         passed, self._at = now - self._at, now
         if stats.tokens:
@@ -273,7 +273,7 @@ class Answer:
         self.error = self.error or sequence.error
 
     def _described(self, piece: Piece) -> TokenLogprob:
-        """*piece*, a token that was generated with log-probabilities."""
+        """*piece*, a token generated with log-probabilities, with its text and bytes."""
         assert piece.token is not None
         assert piece.logprob is not None
         top = tuple(self._token(*pair) for pair in piece.top_logprobs)
@@ -284,12 +284,12 @@ class Answer:
         return TokenLogprob(token, raw.decode("utf-8", "replace"), raw, logprob)
 
     def _is_known(self, token: int) -> bool:
-        # Some embeddings are padded with rows that stand for nothing.
+        # Some embeddings are padded with rows that no token uses.
         return 0 <= token < self._tokenizer.vocab_size
 
 
 def peak_memory() -> int:
-    """Most bytes of memory this process has had resident so far; 0 if the system does not say."""
+    """Peak resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         import resource
     except ImportError:  # pragma: no cover - Windows

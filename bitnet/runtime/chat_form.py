@@ -1,4 +1,4 @@
-"""An answer in the form of OpenAI's chats, which other programs' dialects share in part."""
+"""An answer in the form of OpenAI's chat API, which other dialects share in part."""
 
 from __future__ import annotations
 
@@ -65,18 +65,18 @@ def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
 
 
 def finish_of(reason: FinishReason | None) -> str | None:
-    """OpenAI's word for why an answer ended, ours where it has none."""
+    """OpenAI's name of a finish reason; ours where OpenAI has none."""
     return "length" if reason == "context" else reason
 
 
 def chat_finish(answer: Answer) -> str | None:
-    """As :func:`finish_of`, of an answer that may call functions."""
+    """As :func:`finish_of`, for an answer that may call functions."""
     called = answer.calls and answer.finish_reason == "stop"
     return "tool_calls" if called else finish_of(answer.finish_reason)
 
 
 def message_of(answer: Answer) -> dict[str, Any]:
-    """The turn of a conversation that *answer* is."""
+    """*answer* as a message of the conversation."""
     message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
     if answer.calls:
         message["content"] = answer.text or None

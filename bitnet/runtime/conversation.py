@@ -1,4 +1,4 @@
-"""A conversation with a model: messages, answers, and what is left when one is cut short."""
+"""A conversation with a model: its messages and answers, also answers that were cut short."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["Conversation"]
 
 
 class Conversation:
-    """Messages back and forth; only what is new is computed.
+    """A conversation of several turns; only the new part of each prompt is computed.
 
     Attributes:
-        system: instructions that come first; empty: none.
+        system: instructions that come first; may be empty.
         turns: messages of user and assistant, oldest first.
-        stats: of the last answer, ``None`` before there is one.
-        finish_reason: of the last answer; ``None`` too where it was cut short from outside.
+        stats: metrics of the last answer, ``None`` before the first.
+        finish_reason: of the last answer; also ``None`` if it was cut short from outside.
     """
 
     def __init__(self, model: LanguageModel, wanted: Request, *, system: str = "") -> None:
-        """An empty conversation with *model*, whose answers are as *wanted*.
+        """An empty conversation with *model*, whose answers follow the settings of *wanted*.
 
-        Each answer draws with the seed after the last one's.
+        Each answer uses the seed of the previous one plus one.
 
         Raises:
             Unsupported: the model has no chat template.
@@ -47,14 +47,14 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """All messages, with the instructions."""
+        """All messages, including the system's."""
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.turns]
 
     def ask(self, text: str) -> Iterator[str]:
-        """The answer to *text*, piece by piece; closing the iterator cuts it short.
+        """The answer to *text*, in pieces; closing the iterator cuts it short.
 
-        A message that got no answer at all is forgotten; a part of an answer is kept.
+        A message without any answer is forgotten; a partial answer is kept.
 
         Raises:
             UsageError: *text* is empty, or the template does not accept the conversation.

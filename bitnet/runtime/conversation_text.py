@@ -1,4 +1,4 @@
-"""The text of a conversation for a model, with the functions it may call."""
+"""Text of a conversation in the model's chat template, with the functions it may call."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def conversation_text(
 ) -> tuple[str, Tools | None, CallFormat]:
     """The messages of *request* in the model's chat template, up to where the answer begins.
 
-    Where the template has no place for tools they are described in the instructions, and calls
-    and results of the conversation are written as text.
+    If the template does not support tools, they are described in the system message, and the
+    calls and results of the conversation are written as text.
 
     Returns:
-        The text, the functions that may be called (``None``: none) and how calls are written.
+        The text, the functions that may be called (``None``: none) and the format of calls.
 
     Raises:
-        Unsupported: the model has no chat template, or calls in a form that is not known.
+        Unsupported: the model has no chat template, or its format of calls is unknown.
         UsageError: the template does not accept this conversation.
     """
     messages = request.messages or ()
@@ -71,5 +71,5 @@ def conversation_text(
     prompt = explained(form, tools.given)
     try:
         return rendered(told(form, messages, prompt)), tools, form
-    except UsageError:  # some templates have no place for instructions either
+    except UsageError:  # some templates do not accept a system message either
         return rendered(told(form, messages, prompt, system=False)), tools, form

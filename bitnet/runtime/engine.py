@@ -1,4 +1,4 @@
-"""Token ids in, token ids out, one sequence at a time: the scheduler with a batch of one."""
+"""Generation for one sequence at a time: the scheduler with a batch of one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ __all__ = ["Engine"]
 
 
 class Engine:
-    """Runs one sequence at a time; what the next prompt shares with the last one is kept.
+    """Runs one sequence at a time; the prefix a prompt shares with the last one is not run again.
 
-    Several threads may use it: their sequences are run one after the other. A forked child may use
-    it, too; sequences begun before the fork go on in the parent alone.
+    Several threads may use it: their sequences run one after the other. So may a forked child;
+    sequences started before the fork continue in the parent only.
 
     Attributes:
-        model: what it runs.
+        model: the model that runs.
         context: positions a sequence may reach.
     """
 
@@ -42,12 +42,12 @@ class Engine:
         """An engine for *model*.
 
         Args:
-            model: what it runs.
+            model: the model to run.
             context: positions a sequence may reach; the model's own length by default.
             cache_dtype: of keys and values.
 
         Raises:
-            UsageError: *context* is below one, or beyond what the model was made for.
+            UsageError: *context* is below one, or longer than the model supports.
         """
         self.model = model
         self._cache_dtype = cache_dtype
@@ -56,7 +56,7 @@ class Engine:
         renew_in_child(self, Engine._after_fork)
 
     def _begin(self, context: int | None) -> None:
-        """Nothing runs and nothing is kept."""
+        """Start without any sequence or cache."""
         self._scheduler = Scheduler(
             self.model,
             context=context,
@@ -64,7 +64,7 @@ class Engine:
             cache_dtype=self._cache_dtype,
         )
         self._pieces: dict[sequence.Sequence, deque[Piece]] = {}
-        self._lock = threading.Lock()  # scheduler and caches are for one thread
+        self._lock = threading.Lock()  # scheduler and caches are not thread-safe
 
     def generate(
         self,
@@ -77,18 +77,18 @@ class Engine:
 
         Args:
             ids: the prompt.
-            request: what is wanted.
-            cancel: asked before every pass of the model; true ends the generation.
+            request: how to continue it.
+            cancel: called before every forward pass; true ends the generation.
 
         Raises:
             UsageError: *ids* is empty, or holds an id outside the vocabulary.
-            InferenceError: *ids* is longer than the context, the weights give no numbers, or memory
+            InferenceError: *ids* is longer than the context, the logits are not finite, or memory
                 runs out.
         """
         return self.run(self.start(ids, request), cancel=cancel)
 
     def start(self, ids: Sequence[int], request: Request | None = None) -> sequence.Sequence:
-        """The continuation of *ids* before it is run; :meth:`run` gives its pieces.
+        """The sequence that continues *ids*, before it runs; :meth:`run` yields its pieces.
 
         Raises:
             UsageError: as :meth:`generate`.
@@ -100,7 +100,7 @@ class Engine:
     def run(
         self, sequence: sequence.Sequence, *, cancel: Callable[[], bool] = lambda: False
     ) -> Generator[Piece]:
-        """The pieces of what :meth:`start` gave; closing the iterator cancels it.
+        """The pieces of a sequence from :meth:`start`; closing the iterator cancels it.
 
         Raises:
             InferenceError: as :meth:`generate`.
@@ -136,7 +136,7 @@ class Engine:
                     del self._pieces[sequence]
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
-        """Logits after every position of *ids*, ``(T, vocab_size)``; the cache stays untouched.
+        """Logits at every position of *ids*, ``(T, vocab_size)``; the cache is not changed.
 
         Raises:
             UsageError: *ids* is empty, or holds an id outside the vocabulary.
@@ -154,7 +154,7 @@ class Engine:
         return np.concatenate(parts)
 
     def reusable(self, ids: Sequence[int]) -> int:
-        """How many ids at the start of *ids* need not be run again."""
+        """Number of leading *ids* that need not be run again."""
         with self._lock:
             return self._scheduler.reusable(ids)
 
@@ -168,11 +168,11 @@ class Engine:
         with self._lock:
             if waiting:
                 return
-            # Two answers of one engine may be read in turns; each keeps its own pieces.
+            # Answers of one engine may be read alternately; each keeps its own pieces.
             for sequence, piece in self._scheduler.step():
                 self._pieces[sequence].append(piece)
 
     def _after_fork(self) -> None:
-        """In a forked child: no sequence of another thread, and nothing that a pass left half."""
+        """In a forked child: drop the sequences of other threads and a pass cut off by the fork."""
         if self._pieces or self._lock.locked():
             self._begin(self.context)

@@ -20,24 +20,23 @@ if TYPE_CHECKING:
 __all__ = ["PAGE", "KVCache"]
 
 SPLIT = 4 * PAGE  # keys whose results are merged in one go; ``kSplitPages`` in kernels.hpp
-SLACK = 256  # positions before one that is kept that it can be come back to as well
-KEPT = 2  # positions to come back to
+SLACK = 256  # positions before a kept one to which the cache can be truncated as well
+KEPT = 2  # positions to which it can be truncated
 
 
 class KVCache:
     """Keys and values of every layer, in pages of 64 positions.
 
-    Layers that see equally far back share their pages (:class:`PageTable`). A page is ``(layers, 2,
-    kv_heads, head_dim * 64)``: of each head the keys transposed, ``(head_dim, 64)``, and the values
-    as they come, ``(64, head_dim)``. Memory grows with use, by pages, and of layers with a window
-    only up to it. Full pages are shared by the caches that were copied from each other until one of
-    them writes there again.
+    Layers with the same attention window share their pages (:class:`PageTable`). A page is
+    ``(layers, 2, kv_heads, head_dim * 64)``: for each head the keys transposed, ``(head_dim, 64)``,
+    and the values, ``(64, head_dim)``. Memory grows with use, one page at a time, and for layers
+    with a window only up to its size. Full pages are shared by caches copied from each other, until
+    one of them writes to the page.
 
     Attributes:
         length: positions stored.
-        capacity: positions there is room for.
-        reach: positions of the prompt, by which contexts are stretched; all of *capacity* until it
-            is set.
+        capacity: positions it has room for.
+        reach: positions of the prompt, which select the RoPE scaling; *capacity* until it is set.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class KVCache:
         """An empty cache.
 
         Args:
-            config: of the model it serves.
+            config: of the model.
             capacity: positions, at least one.
             dtype: float16, or a wider type for exact comparisons.
 
@@ -70,12 +69,12 @@ class KVCache:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its pages, with those that others hold as well."""
+        """Bytes of its pages, including shared ones."""
         return sum(table.size_bytes for table in self._tables)
 
     @property
     def bytes_per_position(self) -> int:
-        """Bytes that one position takes while every layer sees it."""
+        """Bytes of one position while every layer keeps it."""
         return sum(table.page_bytes for table in self._tables) // PAGE
 
     def cost(self, positions: int, step: int) -> int:
@@ -105,10 +104,10 @@ class KVCache:
 
         Returns:
             Keys and values of the layer, ``(kv_heads, S, head_dim)``: copies of the last S
-            positions, which are all, or all that its window lets the new ones see and some before.
+            positions, all of them or, with a window, at least those the new ones attend to.
 
         Raises:
-            InferenceError: the capacity does not suffice.
+            InferenceError: the capacity is exceeded.
         """
         stop = self.length + len(keys)
         self._make_room(stop)
@@ -120,7 +119,7 @@ class KVCache:
             new = at - self.length
             page[0].reshape(self._heads, self._head_dim, PAGE)[:, :, slot] = keys[new]
             page[1].reshape(self._heads, PAGE, self._head_dim)[:, slot] = values[new]
-        # From where a split begins, so that partial sums are those of the compiled module.
+        # Start at a split, so that the partial sums equal those of the native module.
         first = table.seen_from(self.length) * PAGE // SPLIT * SPLIT // PAGE
         used = table.stored(place, first, pages_for(stop))
         stored = used.reshape(len(used), 2, self._heads, self._head_dim, PAGE)
@@ -133,14 +132,14 @@ class KVCache:
         )
 
     def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
-        """Addresses of its pages, with room for *count* more positions, to be filled in C++.
+        """Addresses of its pages, with room for *count* more positions, for the native module.
 
-        One array for each window, in the order of :func:`layers_by_window`; 0 where a page was let
-        go of. They stay valid until the next call of any method. ``None``: its numbers are not
+        One array for each window, in the order of :func:`layers_by_window`; 0 where a page was
+        freed. They stay valid until the next call of any method. ``None`` if the dtype is not
         float16.
 
         Raises:
-            InferenceError: the capacity does not suffice.
+            InferenceError: the capacity is exceeded.
         """
         if self._dtype != np.float16:
             return None
@@ -152,24 +151,24 @@ class KVCache:
         self.length += count
 
     def keep(self, length: int) -> None:
-        """Hold on to what is needed to come back to *length*, or up to 256 positions before.
+        """Keep the pages needed to truncate to *length*, or up to 256 positions before.
 
-        Layers with a window would let go of it. Of several lengths the two named last count.
+        Layers with a window would free them otherwise. The two lengths named last are kept.
         """
         self._kept = [*(one for one in self._kept if one != length), length][-KEPT:]
 
     def reusable(self, length: int) -> int:
-        """The longest beginning of at most *length* positions that can be come back to."""
+        """The longest prefix of at most *length* positions to which the cache can be truncated."""
         length = max(0, min(length, self.length))
         while (shorter := min(table.reach(length) for table in self._tables)) < length:
             length = shorter
         return length
 
     def truncate(self, length: int) -> None:
-        """Forget the positions from *length* on; prefix reuse and rejected drafts.
+        """Forget the positions from *length* on: prefix reuse and rejected drafts.
 
-        Those before that cannot be come back to are forgotten as well: :meth:`reusable`. What has
-        been appended since the last :meth:`pages` or :meth:`append` can always be taken back.
+        If that exact prefix is not available, the cache shrinks to :meth:`reusable`. Positions
+        appended since the last :meth:`pages` or :meth:`append` can always be taken back.
         """
         self.length = self.reusable(length)
         self._kept = [one for one in self._kept if one <= self.length]
@@ -177,11 +176,10 @@ class KVCache:
             table.cut(self.length)
 
     def copy_prefix(self, other: KVCache, length: int) -> None:
-        """Hold what *other*, of the same model, holds of its first *length* positions.
+        """Hold the first *length* positions of *other*, a cache of the same model.
 
         Raises:
-            InferenceError: *other* holds fewer or has let go of some, or the capacity does not
-                suffice.
+            InferenceError: *other* holds fewer or has freed some, or the capacity is exceeded.
         """
         if length > min(other.reusable(length), self.capacity):
             raise InferenceError(
@@ -197,7 +195,7 @@ class KVCache:
         return [range(max(0, length - SLACK), length) for length in self._kept]
 
     def _make_room(self, stop: int) -> None:
-        """Pages of its own for the positions from its length up to *stop*."""
+        """Own the pages for the positions from its length up to *stop*."""
         if stop > self.capacity:
             raise InferenceError(
                 f"{stop:,} positions, the context holds {self.capacity:,}",

@@ -1,4 +1,4 @@
-"""Pages of keys and values of layers that see equally far back."""
+"""Pages of keys and values of the layers that share an attention window."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def pages_for(positions: int) -> int:
 class PageTable:
     """Pages by place: place i holds positions 64i to 64i + 63, of all layers of one window.
 
-    Pages that no query to come can see are let go of, and written again as later ones: with a
-    window, memory stops growing. A page may be held by other tables too; it is copied before it is
+    Pages that no later query attends to are freed and reused for later positions, so memory stops
+    growing with a window. A page may be shared with other tables; it is copied before it is
     written to.
 
     Attributes:
-        window: positions a query sees, itself included; 0: all.
-        pages: by place; ``None``: let go of.
-        addresses: of the pages, 0 for those let go of.
+        window: positions a query attends to, itself included; 0: all.
+        pages: by place; ``None``: freed.
+        addresses: of the pages, 0 for freed ones.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class PageTable:
         self.pages: list[Array | None] = []
         self.addresses: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
         self._page_shape, self._dtype = page_shape, dtype
-        self._shared: set[int] = set()  # places of pages another table may hold too
+        self._shared: set[int] = set()  # places of pages that another table may hold too
         self._spare: list[Array] = []
 
     @property
@@ -54,12 +54,12 @@ class PageTable:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its pages, with those that others hold as well."""
+        """Bytes of its pages, including shared ones."""
         held = sum(page is not None for page in self.pages) + len(self._spare)
         return held * self.page_bytes
 
     def seen_from(self, position: int) -> int:
-        """The first place that a query at *position* sees."""
+        """The first place that a query at *position* attends to."""
         return max(0, position + 1 - self.window) // PAGE if self.window else 0
 
     def most_pages(self, positions: int, step: int, kept: Iterable[int]) -> int:
@@ -68,22 +68,22 @@ class PageTable:
         Args:
             positions: of the whole sequence.
             step: tokens of one pass at most.
-            kept: positions before each place it shall be able to come back to.
+            kept: for each kept position, the positions before it that must stay available.
         """
         whole = pages_for(positions)
         if not self.window:
             return whole
-        # One more where a window begins within a page, and one that is spare.
+        # One more where a window begins within a page, and a spare one.
         running = pages_for(self.window - 1 + step) + 2
         return min(whole, running + sum(pages_for(self.window + back) + 1 for back in kept))
 
     def make_room(self, length: int, stop: int, kept: Iterable[range]) -> None:
-        """Own pages for the positions from *length* up to *stop*.
+        """Own the pages for the positions from *length* up to *stop*.
 
         Args:
             length: positions stored.
-            stop: positions there shall be room for.
-            kept: positions that are read from again some day, beside those to come.
+            stop: end of the positions to make room for.
+            kept: positions that may be read again, besides those to come.
         """
         pages = list(self.pages)
         seen = self.seen_from(length)
@@ -102,7 +102,7 @@ class PageTable:
         self._set(pages)
 
     def reach(self, length: int) -> int:
-        """The longest beginning of at most *length* positions that can be continued."""
+        """The longest prefix of at most *length* positions that can be continued."""
         if not self.window:
             return length
         while missing := [
@@ -118,7 +118,7 @@ class PageTable:
         self._set(self.pages[: pages_for(length)])
 
     def copy(self, other: PageTable, length: int, kept: Iterable[range]) -> None:
-        """Hold what *other* does of its first *length* positions, as far as it is read again."""
+        """Share the first *length* positions of *other*, as far as they may be read again."""
         keep = {place for part in kept for place in self._places(part)}
         keep.update(range(self.seen_from(length), pages_for(length)))
         held = {place for place in keep if other.pages[place] is not None}
@@ -129,7 +129,7 @@ class PageTable:
         other._shared |= held
 
     def stored(self, place: int, start: int, stop: int) -> Array:
-        """Pages of layer *place* of the table, of the pages *start* to *stop*; zeros where none is.
+        """Pages *start* to *stop* of layer *place* of the table; zeros for freed ones.
 
         Returns:
             ``(pages, 2, kv_heads, head_dim * 64)``.
@@ -138,7 +138,7 @@ class PageTable:
         return np.stack([empty if page is None else page[place] for page in self.pages[start:stop]])
 
     def _places(self, positions: range) -> range:
-        """Pages that the queries at *positions* see, before them."""
+        """Places of the pages before *positions* that queries there attend to."""
         return range(self.seen_from(positions.start), pages_for(positions.stop))
 
     def _let_go(self, pages: list[Array | None], place: int, keep: set[int]) -> None:

@@ -52,25 +52,25 @@ if TYPE_CHECKING:
 
 __all__ = ["LanguageModel", "load"]
 
-VECTORS_AT_ONCE = 16  # texts in a pass at most; their tokens fill it, none is padded
+VECTORS_AT_ONCE = 16  # texts per forward pass; they are packed without padding
 
 
 class LanguageModel:
-    """A model ready to write; :func:`load` makes it.
+    """A model ready to generate; :func:`load` creates it.
 
-    :meth:`scheduler` runs several answers together. Those of :meth:`answer`, :meth:`stream` and
-    the like are written one at a time, whichever threads ask for them; what a prompt shares with
-    the one before is not computed again.
+    :meth:`scheduler` runs several answers together. Answers of :meth:`answer`, :meth:`stream` and
+    similar methods are generated one at a time, from any thread; the prefix that a prompt shares
+    with the previous one is not computed again.
 
     Attributes:
-        path: where it came from.
+        path: of the model file.
         tokenizer: text to ids and back.
         context: positions a sequence may reach.
-        config: what kind of transformer it is.
-        backend: what computes it, with its instruction set.
+        config: configuration of the transformer.
+        backend: compute backend, with its instruction set.
         load_s: seconds it took to load.
-        ignored_keys: keys of the model that were treated as if they were not there.
-        prompts: texts that the model wants before those it makes vectors of, by name.
+        ignored_keys: keys of the model file that were ignored on request.
+        prompts: prefixes that the model expects before texts it embeds, by name.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LanguageModel:
 
     @property
     def engine(self) -> Engine:
-        """Runs one sequence at a time, for this object's own answers.
+        """Runs one sequence at a time, for the answers of this object.
 
         Raises:
             InferenceError: the model is closed.
@@ -113,19 +113,19 @@ class LanguageModel:
         return self.engine.model
 
     def scheduler(self, *, max_batch: int = 8, kv_budget_bytes: int | None = None) -> Scheduler:
-        """Runs several sequences together, in one thread; the arguments are those of its class."""
+        """A scheduler of several sequences, for use in one thread; arguments as for its class."""
         return Scheduler(
             self.model, context=self.context, max_batch=max_batch, kv_budget_bytes=kv_budget_bytes
         )
 
     def prepare(self, request: Request) -> tuple[list[int], Request]:
-        """Ids of what *request* asks, and the request with this model's stop ids and grammar.
+        """Prompt ids of *request*, and the request with this model's stop ids and grammar.
 
         Raises:
             UsageError: the prompt is empty, the template does not accept the conversation, the
-                schema or the regular expression is wrong, or a prompt of that name is not known.
-            Unsupported: the model makes vectors, and an answer is wanted; no chat template; or a
-                schema or a regular expression, and llguidance is not installed.
+                schema or the regular expression is wrong, or the prompt name is unknown.
+            Unsupported: an embedding model is asked for an answer; it has no chat template; or a schema or
+                regular expression is given and llguidance is not installed.
         """
         if request.embed:
             return self.embedding_ids(request.prompt, request.prompt_name), request
@@ -141,7 +141,7 @@ class LanguageModel:
             ids = self._encoded(request.prompt)
         else:
             text, tools, form = conversation_text(self.tokenizer, request)
-            # The template writes BOS itself where the model wants it.
+            # The template writes BOS itself if the model needs it.
             ids = self.tokenizer.encode(text, add_special=False)
             if tools is not None:
                 calls = tools.rules(form, self.tokenizer)
@@ -155,7 +155,7 @@ class LanguageModel:
         )
 
     def answer(self, request: Request) -> Answer:
-        """The answer to *request*; iterate over it for the text as it is written.
+        """The answer to *request*; iterate over it for the text as it is generated.
 
         Raises:
             UsageError: as :meth:`prepare`.
@@ -170,26 +170,26 @@ class LanguageModel:
         return Answer(self.tokenizer, engine.start(ids, request), run=engine.run, stats=stats)
 
     def stream(self, prompt: str | Sequence[int], **options: Any) -> Answer:
-        """The continuation of *prompt*; iterate over it for the text as it is written.
+        """The continuation of *prompt*; iterate over it for the text as it is generated.
 
         Args:
-            prompt: text, or ids as the tokenizer or :meth:`encode_chat` gives them.
+            prompt: text, or ids from the tokenizer or :meth:`encode_chat`.
             options: fields of a :class:`bitnet.runtime.request.Request`: ``max_tokens`` (128),
                 ``stop``, ``sampling``, ``lookup``, ``json_schema``, ``regex``, ``logprobs``,
-                ``min_tokens``; ``None`` stands for the default. An answer under a grammar that
-                ``max_tokens`` cuts short is not whole.
+                    ``min_tokens``; ``None`` means the default. An answer with a grammar is
+                    incomplete if ``max_tokens`` cuts it short.
 
         Raises:
             UsageError: the prompt is empty, a value is out of its range, or the schema or the
                 regular expression is wrong.
             InferenceError: the prompt does not fit the context.
-            Unsupported: a schema or a regular expression, and llguidance is not installed.
+            Unsupported: a schema or regular expression is given and llguidance is not installed.
         """
         given = {name: value for name, value in options.items() if value is not None}
         return self.answer(Request(prompt=prompt, **given))
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> str:
-        """The continuation of *prompt* as one text; *options* are those of :meth:`stream`."""
+        """The continuation of *prompt* as one text; *options* as for :meth:`stream`."""
         return "".join(self.stream(prompt, **options))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> str:
@@ -198,7 +198,7 @@ class LanguageModel:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """Grammars that an answer can be made to follow.
+        """Grammars that constrain an answer.
 
         Raises:
             Unsupported: llguidance is not installed.
@@ -206,7 +206,7 @@ class LanguageModel:
         return Grammars(self.tokenizer)
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Ids of a conversation, up to where the assistant's answer begins.
+        """Ids of a conversation, up to the beginning of the assistant's answer.
 
         Args:
             messages: ``{"role": ..., "content": ...}``, oldest first.
@@ -226,23 +226,23 @@ class LanguageModel:
         normalize: bool = True,
         dimensions: int | None = None,
     ) -> NDArray[np.float32]:
-        """Vectors of *texts*, pooled as the model says; the mean where it does not.
+        """Embeddings of *texts*, pooled as the model says; by the mean if it does not.
 
         Args:
-            texts: texts, or ids. Ids are taken as they are; texts get the prompt, and what the
-                tokenizer puts around them.
+            texts: texts, or ids. Ids are used unchanged; texts get the prompt and the tokenizer's
+                special tokens.
             prompt_name: one of :attr:`prompts`; the model's default when not given.
             normalize: scale each vector to length one.
-            dimensions: keep this many of its first numbers; all when not given.
+            dimensions: number of leading dimensions to keep; all when not given.
 
         Returns:
             ``(len(texts), dimensions)``; one row for a single text.
 
         Raises:
-            UsageError: a prompt of that name is not known, *dimensions* is out of its range, or a
-                text has no tokens or unknown ids.
-            InferenceError: a text is longer than the context, the weights give no numbers, or
-                memory runs out.
+            UsageError: the prompt name is unknown, *dimensions* is out of its range, or a text
+                has no tokens or unknown ids.
+            InferenceError: a text is longer than the context, the hidden states are not finite,
+                or memory runs out.
         """
         check_vectors(self.config.dim, dimensions)
         given = [texts] if isinstance(texts, str) else texts
@@ -253,7 +253,7 @@ class LanguageModel:
             )
             for one in given
         ]
-        # Those of a pass end together.
+        # Texts of one pass finish together.
         for sequence in sorted(running, key=lambda one: one.prompt_tokens, reverse=True):
             scheduler.queue(sequence)
         while scheduler.busy:
@@ -266,10 +266,10 @@ class LanguageModel:
         return rows
 
     def embedding_ids(self, text: str | Sequence[int], prompt_name: str | None = None) -> list[int]:
-        """Ids of what becomes a vector; the arguments are those of :meth:`embed`.
+        """Ids of a text to embed; the arguments are those of :meth:`embed`.
 
         Raises:
-            UsageError: a prompt of that name is not known, or *text* is not a text.
+            UsageError: the prompt name is unknown, or *text* is not a text.
         """
         name = self.prompts.default if prompt_name is None else prompt_name
         if name and name not in self.prompts.texts:
@@ -288,7 +288,7 @@ class LanguageModel:
         return self._encoded(whole) if whole else self.tokenizer.encode(whole)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
-        """Logits after every position of *ids*, ``(len(ids), vocab_size)``.
+        """Logits at every position of *ids*, ``(len(ids), vocab_size)``.
 
         Raises:
             UsageError: *ids* is empty, or holds an id outside the vocabulary.
@@ -297,7 +297,7 @@ class LanguageModel:
         return self.engine.logits(ids)
 
     def close(self) -> None:
-        """Let go of weights and cache; the object cannot be used afterwards."""
+        """Free weights and cache; the object cannot be used afterwards."""
         self._engine = None
 
     def __enter__(self) -> LanguageModel:
@@ -312,10 +312,10 @@ class LanguageModel:
     def _calls_grammar(
         self, request: Request, tools: Tools, form: CallFormat
     ) -> CompiledGrammar | None:
-        """Makes the answer calls and nothing else, or calls or what follows a schema.
+        """Grammar that permits only calls, or calls and answers that follow a schema.
 
         Raises:
-            UsageError: a schema is wrong, or the answer has to match a regular expression.
+            UsageError: a schema is invalid, or a regular expression is given as well.
         """
         schema = None
         if not tools.required:
@@ -352,29 +352,29 @@ def load(
     i2_s_layout: I2SLayout = "x86",
     ignore_keys: Collection[str] = (),
 ) -> LanguageModel:
-    """*model* with its tokenizer, ready to write.
+    """*model* with its tokenizer, ready to generate.
 
     Args:
-        model: GGUF file, or folder with ``config.json`` and safetensors files, or either when it
-            is open.
-        tokenizer: the tokenizer, or a file or folder with it; found by itself when not given.
+        model: GGUF file, folder with ``config.json`` and safetensors files, or an open
+            checkpoint.
+        tokenizer: the tokenizer, or a file or folder with it; discovered when not given.
         pre: pre-tokenizer name to use instead of what the GGUF file says.
         context: positions a sequence may reach; the model's own length when not given.
         threads: compute threads; 0: ``BITNET_THREADS``, else as many as there are cores.
-        allow_mock: without a tokenizer, take bytes for tokens.
-        exact_head: whether to choose tokens without reading the whole output head; they are the
-            same. ``auto``: where it saves time.
-        i2_s_layout: the processor that wrote I2_S weights; no file says it. An open model was
-            opened with one.
-        ignore_keys: keys of the model to treat as if they were not there; as *i2_s_layout*.
+        allow_mock: without a tokenizer, treat bytes as tokens.
+        exact_head: choose tokens without computing the whole output head, with identical
+            results: on, off, or ``auto`` where it saves time.
+        i2_s_layout: processor that wrote the I2_S weights, which no file records; ignored for
+            an open checkpoint.
+        ignore_keys: metadata keys to ignore; also ignored for an open checkpoint.
 
     Raises:
-        NotFound: nothing is there.
-        TokenizerNotFound: there is no tokenizer that is exactly the model's.
-        VocabMismatch: *tokenizer* is not the model's.
+        NotFound: the file does not exist.
+        TokenizerNotFound: no tokenizer matches the model exactly.
+        VocabMismatch: *tokenizer* does not match the model.
         UsageError: a value is out of its range.
-        InvalidFormat: a damaged file.
-        Unsupported: the architecture, an encoding, or not a model at all.
+        InvalidFormat: the file is damaged.
+        Unsupported: the architecture or an encoding is unknown, or the file is not a model.
         InferenceError: not enough memory.
     """
     if exact_head not in get_args(ExactHead):

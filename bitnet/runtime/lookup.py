@@ -1,8 +1,8 @@
-"""Drafts for speculative decoding, from what a text has said before.
+"""Drafts for speculative decoding, looked up in the text so far.
 
-A text that quotes itself (code, summaries, tables) often goes on as it did when its last tokens
-stood there before. What followed then is checked by the model in one pass; what the model would
-have written itself stays, so the answer is the same with and without drafts.
+A text that repeats itself (code, summaries, tables) often continues as it did where its last tokens
+occurred before. The model checks that continuation in one pass and accepts only the tokens it would
+have generated itself, so the answer is the same with and without drafts.
 """
 
 from __future__ import annotations
@@ -11,30 +11,30 @@ from collections import defaultdict
 
 __all__ = ["Lookup"]
 
-SHORTEST = 2  # tokens that have to agree before a draft is made
-LONGEST = 32  # tokens compared to find the best place
-PLACES = 32  # latest places looked at
+SHORTEST = 2  # matching tokens before a draft is made
+LONGEST = 32  # tokens compared to find the best match
+PLACES = 32  # most recent matches compared
 FIRST = 4  # tokens of the first draft
-LONGEST_PAUSE = 64  # tokens without a draft after many that failed
+LONGEST_PAUSE = 64  # tokens without a draft after many rejected ones
 
 
 class Lookup:
-    """Drafts for one sequence: as long as they have paid lately.
+    """Drafts for one sequence, as long as enough of them are accepted.
 
     Attributes:
-        limit: tokens of a draft at most.
+        limit: most tokens in a draft.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._ends: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
-        self._indexed = SHORTEST - 1  # places before this one are in _ends
+        self._indexed = SHORTEST - 1  # positions before this one are in _ends
         self._length = min(limit, FIRST)
         self._failures = 0
-        self._resume = 0  # length of the text from which on to draft again
+        self._resume = 0  # length of the text from which to draft again
 
     def draft(self, ids: list[int], room: int) -> list[int]:
-        """What may follow *ids*, the whole text so far: *room* tokens at most, often none."""
+        """Likely continuation of *ids*, the whole text so far: up to *room* tokens, often none."""
         self._index(ids)
         wanted = min(self._length, room)
         if len(ids) < max(self._resume, SHORTEST) or wanted < 1:
@@ -42,14 +42,14 @@ class Lookup:
         at = self._best(ids)
         if at is None:
             return []
-        # A text that repeats itself runs into its own draft.
+        # A text that repeats itself continues into its own draft.
         text = ids[at:]
         for place in range(wanted - len(text)):
             text.append(text[place])
         return text[:wanted]
 
     def report(self, length: int, *, drafted: int, accepted: int) -> None:
-        """Learn that *accepted* of *drafted* tokens were right; the text is *length* long."""
+        """Record that *accepted* of *drafted* tokens were accepted in a text of *length* tokens."""
         if accepted == drafted:
             self._length = min(self.limit, 2 * self._length)
         else:
@@ -59,14 +59,14 @@ class Lookup:
             self._resume = length + min(LONGEST_PAUSE, 2**self._failures)
 
     def _index(self, ids: list[int]) -> None:
-        # The last tokens themselves are no place to continue from.
+        # The last tokens themselves cannot be continued from.
         for end in range(self._indexed, len(ids)):
             if end >= SHORTEST:
                 self._ends[tuple(ids[end - SHORTEST : end])].append(end)
         self._indexed = max(self._indexed, len(ids))
 
     def _best(self, ids: list[int]) -> int | None:
-        """Where the longest end of *ids* stood before, the latest if there are several."""
+        """End of the longest earlier match of the end of *ids*; the latest of equal ones."""
         best, longest = None, 0
         for end in reversed(self._ends.get(tuple(ids[-SHORTEST:]), [])[-PLACES:]):
             agree = _agreement(ids, end)
@@ -76,7 +76,7 @@ class Lookup:
 
 
 def _agreement(ids: list[int], end: int) -> int:
-    """How many tokens before *end* are those at the end of *ids*."""
+    """Number of tokens before *end* that equal those at the end of *ids*."""
     count = SHORTEST
     while count < min(LONGEST, end) and ids[end - count - 1] == ids[-count - 1]:
         count += 1

@@ -1,4 +1,4 @@
-"""What the command line can say about running a model; cheap to import."""
+"""Options and parameters for running a model; cheap to import."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 DEFAULT_SEED = 42
 MAX_BIAS = 1e9
 MAX_LOGPROBS = 100
-MAX_LOOKUP = 15  # with the token before them as many as the kernels for decoding take
+MAX_LOOKUP = 15  # drafted tokens and the last one fill a batch of the decode kernels
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is chosen. A value out of its range is a :class:`UsageError`.
+    """Parameters of sampling. A value out of its range is a :class:`UsageError`.
 
-    ``logit_bias`` maps token ids to what is added to their logits; ``ID=BIAS`` texts will do.
+    ``logit_bias`` maps token ids to values added to their logits; ``ID=BIAS`` texts also work.
     """
 
     SECTION: ClassVar = "Sampling"
@@ -80,14 +80,14 @@ class SamplingParams:
                 )
 
     def actual_seed(self) -> int:
-        """The seed that holds: given, ``BITNET_SEED``, 42 where runs shall repeat, or a new one."""
+        """Effective seed: as given, ``BITNET_SEED``, 42 in reproducible runs, or a random one."""
         given = self.seed if self.seed is not None else settings.seed()
         if given is not None:
             return given
         return DEFAULT_SEED if settings.deterministic() else secrets.randbits(62)
 
     def turn(self, number: int = 0) -> SamplingParams:
-        """These, with the seed of answer *number* of several: each draws differently."""
+        """These parameters with the seed for answer *number* of several, so that they differ."""
         return replace(self, seed=(self.actual_seed() + number) % 2**64)
 
 
@@ -117,7 +117,7 @@ def _split(entries: Iterable[str]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class VectorOptions:
-    """Which texts become vectors, and in what form."""
+    """Texts to embed, and the form of their vectors."""
 
     input: str = option(
         "-",
@@ -146,7 +146,7 @@ class VectorOptions:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model to run, with which tokenizer, on what."""
+    """The model to run, its tokenizer and its resources."""
 
     SECTION: ClassVar = "Model"
 
@@ -193,7 +193,7 @@ class ModelOptions:
     no_default_features: bool = option(False, "accepted for old scripts, as --features")
 
     def __post_init__(self) -> None:
-        """Check what a type cannot say.
+        """Check value ranges.
 
         Raises:
             UsageError: a number is out of range.
@@ -207,7 +207,7 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """What to write about, and what to show besides."""
+    """The prompt, and additional output."""
 
     SECTION: ClassVar = "Text"
 
@@ -221,7 +221,7 @@ class PromptOptions:
     chat: bool = option(False, "the text is a message to answer, in the model's chat template")
     system: str = option("", "with --chat: instructions that come before the message")
     dump_ids: bool = option(False, "print the ids of prompt and answer on stderr")
-    stats: bool = option(False, "print more figures on stderr")
+    stats: bool = option(False, "print more metrics on stderr")
     json_schema: str = option(
         "", "JSON schema that the answer has to follow, or a file with it", metavar="FILE|JSON"
     )
@@ -232,7 +232,7 @@ class PromptOptions:
     )  # fmt: skip
 
     def __post_init__(self) -> None:
-        """Check what a type cannot say.
+        """Check combinations of options.
 
         Raises:
             UsageError: options contradict each other.

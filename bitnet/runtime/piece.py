@@ -1,4 +1,4 @@
-"""One generated token on its way from the scheduler to whoever reads the answer."""
+"""One generated token on its way from the scheduler to the reader of the answer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ FinishReason = Literal["stop", "length", "context", "cancelled", "deadline", "er
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token and how likely the model found it.
+    """A token and its log-probability.
 
     Attributes:
         id: of the token.
-        text: what it stands for; U+FFFD where its bytes are only a part of a character.
-        bytes: what it stands for, exactly.
+        text: its text; U+FFFD where its bytes are only part of a character.
+        bytes: its exact bytes.
         logprob: natural logarithm of its probability, before penalties, bias and filters.
-        top: the likeliest tokens at its place, likeliest first; empty within such a list.
+        top: the likeliest tokens at its position, likeliest first; empty for entries of this list.
     """
 
     id: int
@@ -41,15 +41,15 @@ class Piece:
     Attributes:
         token: its id; ``None`` in a piece that only says how the answer ended.
         logprob: natural logarithm of its probability under the model; ``None`` unless asked for.
-        top_logprobs: the likeliest tokens at its place, as ``(id, logprob)``.
-        finish_reason: ``None`` but in the last piece. ``stop``: a stop id, which is no part of the
-            answer, a stop text, or a grammar that is complete. ``length``: as many tokens as asked
-            for. ``context``: the context is full. ``cancelled``: nobody wants the rest.
+        top_logprobs: the likeliest tokens at its position, as ``(id, logprob)``.
+        finish_reason: ``None`` except in the last piece. ``stop``: a stop id (not part of the
+            answer), a stop string, or a complete grammar. ``length``: ``max_tokens`` reached.
+            ``context``: the context is full. ``cancelled``: the client cancelled it.
             ``deadline``: it took too long. The last two and ``error`` come without a token.
-        text: what is certain of the answer's text now, often empty.
+        text: text of the answer that has become certain, often empty.
         described: the token with its log-probabilities, if it is part of the answer and they were
-            asked for.
-        calls: what is certain now of the functions that the answer calls.
+            requested.
+        calls: parts of function calls that have become certain.
     """
 
     token: int | None

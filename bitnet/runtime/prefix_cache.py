@@ -1,7 +1,7 @@
-"""KV caches of running sequences and of those before them, which new prompts may continue.
+"""KV caches of running and finished sequences, whose prefixes new prompts can reuse.
 
-A sequence leases a cache. When it ends, the cache stays with the ids it holds, until a prompt that
-begins with them takes it over or copies from it, or until others need the room.
+A sequence leases a cache. When it ends, the cache stays with its ids until a prompt with the same
+prefix takes it over or copies from it, or until another sequence needs the memory.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Lease:
-    """A cache in use, or waiting to be used again.
+    """A cache in use, or available for reuse.
 
     Attributes:
-        cache: it holds a beginning of *ids*.
-        ids: of the sequence that has it, or had it last; grows with the sequence.
-        size_bytes: what it counts for in the budget.
-        busy: whether a sequence has it.
+        cache: keys and values of a prefix of *ids*.
+        ids: of the sequence that uses it or used it last; grows with the sequence.
+        size_bytes: its part of the memory budget.
+        busy: a sequence uses it.
     """
 
     cache: KVCache
@@ -39,16 +39,16 @@ class Lease:
     busy: bool = True
 
     def shared(self, ids: Sequence[int]) -> int:
-        """How many of *ids* it can go on from; the last one has to be run in any case."""
+        """Number of leading *ids* it can reuse; the last id has to be run in any case."""
         shared = min(common_prefix(self.ids, ids), max(0, len(ids) - 1))
         return self.cache.reusable(shared)
 
 
 class PrefixCache:
-    """A bounded number of caches within a bounded memory.
+    """A bounded number of caches in bounded memory.
 
     Attributes:
-        budget_bytes: what all of them may take; ``None``: no bound.
+        budget_bytes: memory that all of them may take; ``None``: unlimited.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class PrefixCache:
         step: int = 256,
         regime: Callable[[int], Hashable] = lambda _reach: 0,
     ) -> None:
-        """Room for *slots* caches as *new_cache* makes them, for passes of up to *step* tokens.
+        """Room for *slots* caches created by *new_cache*, for passes of up to *step* tokens.
 
-        Prompts share a cache when *regime* gives the same for their lengths.
+        Prompts can share a cache only when *regime* is the same for their lengths.
         """
         self._regime = regime
         self.budget_bytes = budget_bytes
@@ -73,7 +73,7 @@ class PrefixCache:
 
     @property
     def size_bytes(self) -> int:
-        """What counts at the moment, of running sequences and of idle caches."""
+        """Bytes counted at the moment, for running sequences and idle caches."""
         return sum(lease.size_bytes for lease in self._leases)
 
     def cost(self, positions: int) -> int:
@@ -85,26 +85,26 @@ class PrefixCache:
         return self._measure.affordable(size_bytes, self._step)
 
     def best(self, ids: Sequence[int], *, but: Lease | None = None) -> tuple[Lease | None, int]:
-        """The cache that holds most of the beginning of *ids*, and how much it holds."""
+        """The cache that shares the longest prefix with *ids*, and its length."""
         best, longest = None, 0
         regime = self._regime(but.cache.reach if but else len(ids))
         for lease in self._leases:
             if self._regime(lease.cache.reach) != regime:
                 continue
             shared = lease.shared(ids)
-            # The latest of equals: its neighbours in memory are the warmest.
+            # The most recent of equals: nearest in the processor's caches.
             if lease is not but and shared and shared >= longest:
                 best, longest = lease, shared
         return best, longest
 
     def lease(self, ids: list[int], positions: int, *, reuse: bool = True) -> Lease | None:
-        """A cache for *ids* that may grow to *positions*, ``None`` while there is no room.
+        """A cache for *ids* that may grow to *positions*; ``None`` while there is no room.
 
-        It holds what it can of the beginning of *ids* already, unless nothing is to be reused.
+        It already holds the longest available prefix of *ids*, if *reuse* is true.
         """
         lease = self._leased(ids, positions, reuse=reuse)
         if lease:
-            lease.cache.keep(len(ids) - 1)  # the same prompt, or one that ends differently
+            lease.cache.keep(len(ids) - 1)  # for the same prompt, or one that ends differently
         return lease
 
     def _leased(self, ids: list[int], positions: int, *, reuse: bool) -> Lease | None:
@@ -120,14 +120,14 @@ class PrefixCache:
         if source:
             lease.cache.copy_prefix(source.cache, shared)
         if begun >= PAGE:
-            lease.cache.keep(begun)  # where two prompts part, a third one may
+            lease.cache.keep(begun)  # two prompts diverge here, and a third one may as well
         lease.cache.reach = len(ids)
         self._leases.append(lease)
         logger.debug("a cache of its own, %d of %d ids copied", shared, len(ids))
         return lease
 
     def improve(self, lease: Lease) -> int:
-        """Copy what another cache has come to hold of the ids of *lease*; how much it holds."""
+        """Copy the prefix that another cache has reached meanwhile; the number of ids it holds."""
         source, shared = self.best(lease.ids, but=lease)
         if source and shared > lease.cache.length:
             lease.cache.copy_prefix(source.cache, shared)
@@ -135,7 +135,7 @@ class PrefixCache:
         return lease.cache.length
 
     def release(self, lease: Lease, *, keep: bool = True) -> None:
-        """Take *lease* back from its sequence; to be used again unless it is not to be kept."""
+        """Take *lease* back from its sequence; keep it for reuse if *keep* is true."""
         self._leases.remove(lease)
         if keep and lease.cache.length:
             lease.busy = False
@@ -143,7 +143,7 @@ class PrefixCache:
             self._leases.append(lease)
 
     def drop_idle(self) -> bool:
-        """Let go of every cache that no sequence has; whether there were any."""
+        """Free every cache that is not in use; true if there were any."""
         before = len(self._leases)
         self._leases = [lease for lease in self._leases if lease.busy]
         return len(self._leases) < before
@@ -169,7 +169,7 @@ class PrefixCache:
         return self.budget_bytes is None or self.size_bytes + needed <= self.budget_bytes
 
     def _make_room(self, needed: int) -> bool:
-        """Drop idle caches, the oldest first, until there is room; none if that is not enough."""
+        """Free idle caches, oldest first, until *needed* fits; none if all would not suffice."""
         kept = list(self._leases)
         for lease in kept:
             if self._fits(needed):
@@ -183,7 +183,7 @@ class PrefixCache:
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many values the two have in common from the first on."""
+    """Number of leading values that the two have in common."""
     low, high = 0, min(len(first), len(second))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""What an answer shall be: one record for the command line, an HTTP body and a row of a file."""
+"""The request for an answer: one record for the command line, HTTP and batches."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ __all__ = ["Grammar", "Matcher", "Request", "check_messages", "check_prompt"]
 
 
 class Matcher(Protocol):
-    """Where one answer stands in its grammar; ``runtime.structured`` has the real one."""
+    """State of one answer in its grammar; ``runtime.structured`` implements it."""
 
     @property
     def finished(self) -> bool:
-        """Whether the answer is complete and nothing may follow it."""
+        """True if the answer is complete and nothing may follow it."""
 
     def allowed(self) -> NDArray[np.intp]:
-        """Ids that may come next, rising; those that end an answer where it may end."""
+        """Ids that may come next, ascending; stop ids where the answer may end."""
 
     def accept(self, token: int) -> None:
-        """Count *token*, one of those allowed, as the next one."""
+        """Advance by *token*, one of those allowed."""
 
     def valid(self, tokens: Sequence[int]) -> int:
-        """How many of *tokens*, from the first on, may follow one another."""
+        """Number of leading *tokens* that the grammar accepts in sequence."""
 
 
 class Grammar(Protocol):
-    """What every answer has to look like."""
+    """A constraint that answers have to follow."""
 
     def start(self) -> Matcher:
         """The state before the first token of an answer."""
@@ -46,33 +46,33 @@ class Grammar(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """One answer that is wanted. A value out of its range is a :class:`UsageError` naming it.
+    """Request for one answer. A value out of its range is a :class:`UsageError` naming it.
 
     Attributes:
-        max_tokens: tokens at most.
-        stop: texts that end the answer and are no part of it.
-        lookup: tokens at most to draft in a pass from what was written before. It changes the
-            speed and never the answer.
-        sampling: how tokens are chosen.
+        max_tokens: most tokens to generate.
+        stop: texts that end the answer and are not part of it.
+        lookup: most tokens to draft per pass from the text so far. It changes the speed and never
+            the answer.
+        sampling: parameters of sampling.
         prompt: text to continue, or its ids.
         messages: a conversation to answer instead, ``{"role": ..., "content": ...}``, oldest first.
-        tools: functions that the model may call in its answer to *messages*, as OpenAI has them.
+        tools: functions that the model may call in its answer to *messages*, in OpenAI's form.
         tool_choice: ``none``, ``auto``, ``required``, or ``{"type": "function", "function":
             {"name": ...}}``; with the last two the answer is a call that follows the schema.
         parallel_tool_calls: an answer may call several functions.
-        template_variables: more for the chat template.
+        template_variables: additional variables for the chat template.
         json_schema: the answer is JSON that follows it, as a mapping or as text.
         regex: the whole answer matches it.
-        logprobs: how many alternatives to report with each token; ``None``: no log-probabilities.
-        min_tokens: tokens before which no stop id is chosen.
-        ignore_eos: the answer goes on where the model would end it.
-        embed: no answer but a vector, pooled as the model wants it, the mean where it does not say.
-        prompt_name: with *embed*, the model's prompt that stands before the text; ``None``: its
-            default one.
+        logprobs: number of alternatives to report for each token; ``None``: no log-probabilities.
+        min_tokens: tokens before the first stop id is allowed.
+        ignore_eos: continue the answer where the model would end it.
+        embed: compute a vector instead of an answer, pooled as the model says, else by the mean.
+        prompt_name: with *embed*, name of the model's prompt before the text; ``None``: its
+            default.
         stop_ids: token ids that end the answer; a :class:`LanguageModel` fills in its own.
         grammar: *json_schema* or *regex* for the tokens of one model; a :class:`LanguageModel`
             fills it in.
-        calls: how calls in the answer are found; a :class:`LanguageModel` fills it in.
+        calls: how to find calls in the answer; a :class:`LanguageModel` fills it in.
     """
 
     SECTION: ClassVar = "Answer"
@@ -105,10 +105,10 @@ class Request:
     calls: CallRules | None = None
 
     def __post_init__(self) -> None:
-        """Check what a type cannot say.
+        """Check value ranges.
 
         Raises:
-            UsageError: a value is out of its range, or two of them contradict each other.
+            UsageError: a value is out of its range, or two values contradict each other.
         """
         object.__setattr__(self, "stop", _stops(self.stop))
         check_bounds(self)
@@ -129,9 +129,9 @@ class Request:
         """The request that *given*, a JSON object, describes.
 
         Args:
-            given: fields of a request and of its sampling by their names; ``None``, and -1 where
-                it means nothing else, stand for what *default* has.
-            default: for all that *given* leaves out.
+            given: fields of a request and of its sampling parameters; ``None``, and -1 where it has
+                no other meaning, select the value of *default*.
+            default: values of the fields that *given* leaves out.
             names: a dialect's own names of some fields, for errors.
 
         Raises:
@@ -162,17 +162,17 @@ class Request:
         return replace(default, **own)
 
     def choice(self, number: int) -> Request:
-        """This request as answer *number* of several: each draws differently."""
+        """This request for answer *number* of several, with a seed of its own."""
         return replace(self, sampling=self.sampling.turn(number))
 
 
-# What a JSON object may say; the rest follows from it.
+# Fields that a JSON object may have; the rest is derived.
 _JSON = {
     *("prompt", "messages", "json_schema", "regex"),
     *("tools", "tool_choice", "parallel_tool_calls"),
     *("max_tokens", "min_tokens", "ignore_eos", "stop", "lookup", "logprobs"),
 }
-_MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 is other programs' word for the default
+_MINUS_ONE = {"seed", "top_k", "max_tokens"}  # -1 means the default in other programs
 _KINDS = {"int": int, "float": float, "int | None": int, "float | None": float}
 
 
@@ -203,7 +203,7 @@ def _checked(name: str, value: Any, kind: str) -> Any:
 
 
 def check_messages(messages: Any) -> None:
-    """Accept a conversation.
+    """Check the form of a conversation.
 
     Raises:
         UsageError: it is not a list of messages, each with a role and content; it says where.
@@ -245,7 +245,7 @@ def _stops(given: Any) -> list[str]:
 
 
 def check_prompt(text: str) -> None:
-    """Accept what a model can continue.
+    """Check a prompt.
 
     Raises:
         UsageError: *text* is empty or holds a NUL character.

@@ -2,9 +2,9 @@
 
 Order, as in llama.cpp: penalties, logit bias, top-k, top-p, min-p, temperature, one random draw.
 
-Every filter keeps a beginning of the tokens in falling order, so only as many are sorted as can be
-kept, and the vocabulary is looked at in whole passes of float32. All choosing works on *values* at
-*ids*: the whole vocabulary, or the part of it that may be chosen.
+Every filter keeps a prefix of the tokens in descending order, so only as many are sorted as can be
+kept, and the vocabulary is scanned in whole float32 passes. All functions work on *values* at
+*ids*: the whole vocabulary, or a part of it that may be chosen.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Sampled", "Sampler", "SamplingParams"]
 
-GROUP = 64  # values of which only the highest helps to bound the k-th highest of all from below
-BLOCK = 512  # weights summed up before a draw looks into one block of them
-MOST_WANTED = 1024  # tokens of top-k beyond which the whole vocabulary is looked at
-TAIL = 8.0  # how far below what top-p leaves out a token is looked at, natural logarithms
-FIRST_SORTED = 256  # tokens sorted at first when a filter may need any number of them
+GROUP = 64  # values per group; the groups' maxima bound the k-th highest value from below
+BLOCK = 512  # weights summed before a draw looks inside one block
+MOST_WANTED = 1024  # larger top-k values scan the whole vocabulary
+TAIL = 8.0  # natural logarithms below top-p's cut-off at which tokens are ignored
+FIRST_SORTED = 256  # tokens sorted first when a filter may need any number of them
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Sampled:
     Attributes:
         token: its id.
         logprob: natural logarithm of its probability under the model, before any adjustment;
-            ``None`` when nobody asked.
-        top: the likeliest tokens with their logarithms, likeliest first.
+            ``None`` unless requested.
+        top: the likeliest tokens with their log-probabilities, likeliest first.
     """
 
     token: int
@@ -52,10 +52,10 @@ class Sampled:
 
 
 class Sampler:
-    """Chooses the tokens of one sequence; the same seed and logits give the same tokens."""
+    """Samples the tokens of one sequence; the same seed and logits give the same tokens."""
 
     def __init__(self, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
-        """A sampler for the continuation of *prompt*, which the repetition penalty counts in."""
+        """A sampler for the continuation of *prompt*, which the repetition penalty includes."""
         self.params = params
         self._seen = set(prompt)
         self._counts: Counter[int] = Counter()
@@ -69,7 +69,7 @@ class Sampler:
 
     @cached_property
     def _random(self) -> np.random.Generator:
-        """The draws; greedy answers need none, and NumPy's generators take 3 MB and 20 ms."""
+        """The random generator, created when needed: it takes 3 MB and 20 ms."""
         return np.random.Generator(np.random.PCG64(self._seed))
 
     def sample(
@@ -79,18 +79,18 @@ class Sampler:
         top: int | None = None,
         allowed: NDArray[np.intp] | None = None,
     ) -> Sampled:
-        """The next token, which is counted as generated from now on.
+        """The next token, which then counts as generated.
 
         Args:
             logits: ``(vocab_size,)``.
-            top: how many of the likeliest tokens to report; ``None``: no log-probabilities at all.
-            allowed: ids that may be chosen, rising; all when not given.
+            top: number of likeliest tokens to report; ``None``: no log-probabilities.
+            allowed: ids that may be chosen, ascending; all when not given.
 
         Raises:
-            InferenceError: the logits are not numbers, or no token may be chosen.
+            InferenceError: the logits are not finite, or no token may be chosen.
             UsageError: a biased token id is outside the vocabulary.
         """
-        # A NaN is the minimum and the maximum of whatever it is in.
+        # NaN propagates to both the minimum and the maximum.
         if not (math.isfinite(logits.min()) and math.isfinite(logits.max())):
             raise InferenceError(
                 "the model's logits are not finite numbers",
@@ -110,7 +110,7 @@ class Sampler:
         return Sampled(token) if top is None else _with_logprobs(token, logits, top)
 
     def wanted(self, foreseen: Iterable[int] = ()) -> Wanted | None:
-        """Which logits :meth:`sample_among` needs for the next token; ``None``: all of them.
+        """Logits that :meth:`sample_among` needs for the next token; ``None``: all of them.
 
         Args:
             foreseen: tokens that may be counted as generated before it.
@@ -129,7 +129,7 @@ class Sampler:
             return None
         touched = np.empty(0, dtype=np.int64)
         if self._adjusts:
-            # Other tokens keep their logits, so only these have to be known whatever they are.
+            # Other tokens keep their logits; only these are needed whatever their values are.
             ids = {*self._counts, *params.logit_bias, *foreseen}
             if params.repetition_penalty != 1:
                 ids |= self._seen
@@ -137,13 +137,13 @@ class Sampler:
         return Wanted(count, margin, touched)
 
     def sample_among(self, candidates: Candidates) -> Sampled | None:
-        """The token that :meth:`sample` would give for all logits, from those that matter.
+        """The token that :meth:`sample` would choose from all logits, given those that matter.
 
         Args:
-            candidates: what :meth:`wanted` asked for.
+            candidates: the logits that :meth:`wanted` requested.
 
         Returns:
-            ``None`` if they do not decide it; then nothing has been drawn or counted.
+            ``None`` if they do not decide it; then nothing was drawn or counted.
         """
         values = candidates.logits
         if self._adjusts:
@@ -160,7 +160,7 @@ class Sampler:
     def _choose_among(
         self, values: NDArray[np.floating[Any]], candidates: Candidates
     ) -> int | None:
-        """Where in *values* the chosen token is; ``None`` if another might be chosen."""
+        """Index of the chosen token in *values*; ``None`` if another one might be chosen."""
         params, bound = self.params, candidates.bound
         if params.temperature == 0 or params.top_k == 1:
             at = int(values.argmax())
@@ -182,16 +182,16 @@ class Sampler:
         count = counts.pop()
         if counts or count > len(order) or values[order[count - 1]] < bound:
             return None
-        # Where min-p may have ended the beginning, no token outside may belong to it.
+        # If min-p may have cut the prefix, a token outside must not belong to it.
         following = float(weights[count]) if count < len(order) else 0.0
         if following < params.min_p <= math.exp(bound - float(best)) * (1 + 1e-9):
             return None
         return self._drawn(values, order[:count], best)
 
     def _kept(self, weights: NDArray[np.float64], total: float) -> int:
-        """How many of falling *weights*, the first being one, top-p of *total* and min-p leave."""
+        """Number of descending *weights*, the first being 1, kept by top-p of *total* and min-p."""
         params = self.params
-        # The token that reaches the sum still belongs to it, so one always stays.
+        # The token that reaches the sum is kept, so at least one remains.
         limit = params.top_p * total if params.top_p < 1 else math.inf
         count = int(np.searchsorted(np.cumsum(weights), limit)) + 1
         if params.min_p > 0:
@@ -209,7 +209,7 @@ class Sampler:
         logits: NDArray[np.floating[Any]],
         candidates: Candidates | None = None,
     ) -> NDArray[np.floating[Any]]:
-        """Penalties and bias; a copy. *logits* are of all tokens, or of *candidates*."""
+        """Copy of *logits* with penalties and bias; of all tokens, or of *candidates*."""
         params, out = self.params, logits.copy()
         size = len(out) if candidates is None else candidates.vocab_size
 
@@ -234,13 +234,13 @@ class Sampler:
         return out
 
     def _choose(self, values: NDArray[np.floating[Any]]) -> int:
-        """Where in *values* the chosen token is."""
+        """Index of the chosen token in *values*."""
         params = self.params
         if params.temperature == 0 or params.top_k == 1:
             return int(values.argmax())
         if params.top_k in range(1, len(values)):
             order = _likeliest(values, params.top_k)
-            # top-p is a share of what top-k has left.
+            # top-p applies to what top-k has kept.
             return self._filtered(values, [order], values[order])
         if params.top_p < 1 or params.min_p > 0:
             return self._filtered(values, _sorted_beginnings(values), values)
@@ -252,14 +252,14 @@ class Sampler:
         orders: Iterable[NDArray[np.intp]],
         whole: NDArray[np.floating[Any]],
     ) -> int:
-        """A draw from what top-p, a share of *whole*, and min-p leave of the first of *orders*.
+        """Draw from the tokens of the first of *orders* that top-p of *whole* and min-p keep.
 
-        If the filters leave all of it, the next and longer one is looked at.
+        If the filters keep all of them, the next, longer order is used.
         """
         best = values.max()
         total = _weights(whole, best).sum(dtype=np.float64)
         for order in orders:
-            kept = values[order].astype(np.float64)  # falling
+            kept = values[order].astype(np.float64)  # descending
             count = self._kept(np.exp(kept - best), total)
             if count < len(order):
                 break
@@ -271,7 +271,7 @@ class Sampler:
         order: NDArray[np.intp],
         best: np.floating[Any],
     ) -> int:
-        """A draw from what is left, *order*, by falling value."""
+        """Draw from *order*, the remaining tokens by descending value."""
         kept = values[order].astype(np.float64)
         cumulative = np.cumsum(_weights(kept, best, self.params.temperature))
         drawn = self._random.random() * cumulative[-1]
@@ -279,7 +279,7 @@ class Sampler:
         return int(order[min(np.searchsorted(cumulative, drawn, side="right"), last)])
 
     def _draw_any(self, values: NDArray[np.floating[Any]]) -> int:
-        """A draw from all *values*, whose order plays no part."""
+        """Draw from all *values*, in any order."""
         weights = _weights(values, values.max(), self.params.temperature)
         starts = np.arange(0, len(weights), BLOCK)
         blocks = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
@@ -287,7 +287,7 @@ class Sampler:
         block = int(np.searchsorted(blocks, drawn, side="right"))
         start = int(starts[block])
         inside = np.cumsum(weights[start : start + BLOCK], dtype=np.float64)
-        # The sums of a block differ in the last bit; a token without weight is never drawn.
+        # Sums of a block differ in the last bit; a token of weight zero is never drawn.
         left = min(drawn - (blocks[block - 1] if block else 0.0), np.nextafter(inside[-1], 0))
         return start + int(np.searchsorted(inside, left, side="right"))
 
@@ -303,9 +303,9 @@ def _with_logprobs(token: int, logits: NDArray[np.floating[Any]], top: int) -> S
 def _totals(
     weights: NDArray[np.floating[Any]], best: np.floating[Any], candidates: Candidates
 ) -> tuple[float, float]:
-    """Between what lies the sum of the weights of all tokens, *weights* being those known.
+    """Bounds of the sum of the weights of all tokens, given the known *weights*.
 
-    The slack covers exponentials in float32, also of differences rounded to float32.
+    The slack covers rounding of exponentials and of differences in float32.
     """
     known = float(weights.sum(dtype=np.float64))
     above = math.exp(min(candidates.bound - float(best), 600.0))
@@ -316,13 +316,13 @@ def _totals(
 def _weights(
     values: NDArray[np.floating[Any]], best: np.floating[Any], temperature: float = 1.0
 ) -> NDArray[np.floating[Any]]:
-    """Probabilities of *values* at a temperature, up to a common factor: one for *best*."""
-    # A temperature below the smallest float leaves the likeliest, without an overflow.
+    """Probabilities of *values* at a temperature, up to a factor: *best* has weight 1."""
+    # A temperature below the smallest float selects the likeliest token, without overflow.
     return np.exp((values - best) * min(1 / temperature, 1e25))
 
 
 def _sorted_beginnings(values: NDArray[np.floating[Any]]) -> Iterator[NDArray[np.intp]]:
-    """Ids of the highest *values*, highest first: some, more of them, all."""
+    """Ids of the highest *values*, descending: some, then more, then all."""
     count = FIRST_SORTED
     while count < len(values):
         yield _likeliest(values, count)
@@ -331,13 +331,13 @@ def _sorted_beginnings(values: NDArray[np.floating[Any]]) -> Iterator[NDArray[np
 
 
 def _likeliest(values: NDArray[np.floating[Any]], count: int) -> NDArray[np.intp]:
-    """Ids of the *count* highest *values*, highest first; equal ones by id."""
+    """Ids of the *count* highest *values*, descending; equal ones by id."""
     if count >= len(values):
         return np.argsort(-values, kind="stable")
     groups = len(values) // GROUP
     maxima = values
     if count * 4 <= groups:
-        # As many groups as asked for have a maximum of at least the threshold.
+        # At least *count* groups have a maximum that reaches the threshold.
         maxima = values[: groups * GROUP].reshape(GROUP, groups).max(axis=0)
     threshold = np.partition(maxima, -count)[-count]
     candidates = np.flatnonzero(values >= threshold)

@@ -1,17 +1,17 @@
-"""Continuous batching: several sequences, one pass of the model at a time.
+"""Continuous batching: several sequences, one forward pass at a time.
 
 A sequence is waiting, then running, then finished. Each step admits, plans and runs:
 
-- admit: waiting sequences start running in the order they came, while fewer than ``max_batch`` run
-  and their keys and values have room;
-- plan: every sequence that decodes takes part with its last token and its drafts; beside them go
-  prompts, a prefill chunk in all, so that a long prompt holds up the others for a bounded time;
-- run: one pass of the model; each sequence samples from its own logits and may finish.
+- admit: waiting sequences start in order of arrival, while fewer than ``max_batch`` run and the
+  memory budget has room for their KV caches;
+- plan: each decoding sequence contributes its last token and its drafts; prompts contribute one
+  prefill chunk in all, so that a long prompt delays the others for a bounded time only;
+- run: one forward pass; each sequence samples from its own logits and may finish.
 
-What a sequence writes depends on nothing but itself: its sampler is its own, and the model's
-results for a token are the same whatever is in the batch.
+The text of a sequence depends on nothing but itself: it has its own sampler, and the model's
+results for a token do not depend on the rest of the batch.
 
-Single-threaded: whoever has requests from several threads hands them over between steps.
+Single-threaded: requests from several threads are handed over between steps.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ __all__ = ["PREFILL_CHUNK", "Scheduler", "Sequence"]
 logger = logging.getLogger(__name__)
 
 PREFILL_CHUNK = 256  # tokens: enough to keep the matrix products busy
-MAX_STALL_S = 0.25  # that a reader of another answer hardly notices
-SMALLEST_CHUNK = 16  # tokens: below, a pass does not get faster
-WORTH_WAITING = 32  # tokens of a prompt that are rather copied after this pass than computed in it
-DECODE_ROWS = 16  # tokens that the kernels for decoding take; drafts beyond them do not pay
+MAX_STALL_S = 0.25  # a delay that readers of other answers hardly notice
+SMALLEST_CHUNK = 16  # tokens: smaller passes are not faster
+WORTH_WAITING = 32  # prompt tokens worth copying after this pass instead of computing them in it
+DECODE_ROWS = 16  # rows of the decode kernels; drafts beyond them are not worth it
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What one sequence contributes to a pass."""
+    """The tokens that one sequence contributes to a pass."""
 
     sequence: Sequence
     segment: Segment
@@ -61,14 +61,14 @@ class _Part:
 
 
 class Scheduler:
-    """Runs sequences together.
+    """Runs several sequences together.
 
     Attributes:
-        model: what it runs.
+        model: the model that runs.
         context: positions a sequence may reach.
         max_batch: sequences that run at the same time; others wait.
-        prefill_chunk: tokens of prompts in one pass at most.
-        max_stall_s: seconds that prompts may add to a pass while others write.
+        prefill_chunk: most prompt tokens in one pass.
+        max_stall_s: seconds by which prompts may delay a pass while others decode.
     """
 
     def __init__(
@@ -85,20 +85,20 @@ class Scheduler:
         """A scheduler for *model*.
 
         Args:
-            model: what it runs.
+            model: the model to run.
             context: positions a sequence may reach; the model's own length by default.
-            max_batch: sequences that run at the same time, at least one; as many caches are kept
-                for prompts to come.
-            prefill_chunk: tokens of prompts in one pass at most, at least one.
-            max_stall_s: seconds that prompts may add to a pass while others write; measured, and
-                kept to by smaller chunks.
-            kv_budget_bytes: memory of all caches; a sequence waits until its prompt and the most it
-                may write have room. ``None``: no bound.
+            max_batch: sequences that run at the same time, at least one; also the number of caches
+                kept for later prompts.
+            prefill_chunk: most prompt tokens in one pass, at least one.
+            max_stall_s: seconds by which prompts may delay a pass while others decode; measured,
+                and observed by reducing the chunk.
+            kv_budget_bytes: memory of all KV caches; a sequence waits until its prompt and the
+                longest answer it may generate fit. ``None``: unlimited.
             cache_dtype: of keys and values.
 
         Raises:
-            UsageError: a number is out of its range, or the context beyond what the model was made
-                for.
+            UsageError: a number is out of its range, or the context longer than the model
+                supports.
         """
         limit = model.config.context_length
         if context is not None and context > limit and model.config.rope.scaling != "dynamic":
@@ -114,7 +114,7 @@ class Scheduler:
         self.max_batch = max_batch
         self.prefill_chunk = prefill_chunk
         self.max_stall_s = max_stall_s
-        self._prefill_token_s = 0.0  # of the last passes with prompts
+        self._prefill_token_s = 0.0  # of recent passes with prompts
         self._cache_dtype = np.dtype(cache_dtype)
         self._caches = PrefixCache(
             self.new_cache,
@@ -127,9 +127,9 @@ class Scheduler:
         self._running: list[Sequence] = []
 
     def step(self) -> list[tuple[Sequence, Piece]]:
-        """Run the model once; what the sequences have written by that.
+        """Run one forward pass; the pieces that the sequences generated.
 
-        A sequence that fails ends with a piece that says so; the others go on.
+        A sequence that fails ends with a piece that reports it; the others continue.
         """
         pieces = self._admit()
         parts = self._plan()
@@ -140,7 +140,7 @@ class Scheduler:
         return pieces
 
     def _admit(self) -> list[tuple[Sequence, Piece]]:
-        """Waiting to running, first come, first served, while there is a place and memory."""
+        """Move waiting sequences to running, in order of arrival, while they fit."""
         while self._waiting and len(self._running) < self.max_batch:
             sequence = self._waiting[0]
             try:
@@ -160,7 +160,7 @@ class Scheduler:
         return []
 
     def _plan(self) -> list[_Part]:
-        """What the next pass runs: the last token of all that decode, drafts, a prefill chunk."""
+        """Parts of the next pass: last tokens and drafts of decoding sequences, a prefill chunk."""
         for sequence in self._running:
             self._start_over_beyond_border(sequence)
         decoding = [sequence for sequence in self._running if sequence.decodes]
@@ -172,26 +172,26 @@ class Scheduler:
             while draft and regime(max(reach, len(sequence.ids) + len(draft))) != regime(
                 max(reach, len(sequence.ids))
             ):
-                draft.pop()  # it would be rotated in another way than the token before
+                draft.pop()  # its RoPE frequencies would differ from those of the token before
             spare -= len(draft)
             parts.append(_part(sequence, [sequence.ids[-1], *draft], draft))
         return parts + self._prefills(self._chunk() if decoding else self.prefill_chunk)
 
     def _prefills(self, room: int) -> list[_Part]:
-        """The beginning of the prompts that are not in a cache yet, first come, first served."""
+        """Next chunk of the prompts that are not in a cache yet, in order of arrival."""
         parts: list[_Part] = []
         for sequence in self._running:
             if sequence.decodes:
                 continue
             if not (sequence.passes or sequence.request.embed):
-                # Also without room: with a window, what can be copied now is soon let go of.
+                # Even without room: with a window, pages that can be copied now are soon freed.
                 sequence.reused = self._caches.improve(_lease(sequence))
                 if _should_wait(sequence, [part.sequence for part in parts]):
                     continue
             if not room:
                 continue
             start = _lease(sequence).cache.length
-            # A text whose positions see those behind them is run as a whole.
+            # With bidirectional attention a text is run as a whole.
             whole = not self.model.config.causal
             chunk = sequence.ids[start:] if whole else sequence.ids[start : start + room]
             room = max(0, room - len(chunk))
@@ -199,7 +199,7 @@ class Scheduler:
         return parts
 
     def _run(self, parts: list[_Part]) -> list[tuple[Sequence, Piece]]:
-        """One pass, and what follows from its logits."""
+        """Run one pass and advance its sequences."""
         lengths = [part.segment.cache.length for part in parts]
         started = time.perf_counter()
         try:
@@ -225,29 +225,29 @@ class Scheduler:
                 continue
             written = sequence.advance(rows, part.draft, context=self.context)
             if part.draft:
-                # The last token has not been run, and what was drafted in vain has to go.
+                # The last token has not been run, and rejected drafts have to be removed.
                 _lease(sequence).cache.truncate(len(sequence.ids) - 1)
             pieces += [(sequence, piece) for piece in written]
         return pieces
 
     @property
     def busy(self) -> bool:
-        """Whether :meth:`step` has something to do."""
+        """True if :meth:`step` has something to do."""
         return bool(self._waiting or self._running)
 
     @property
     def waiting(self) -> int:
-        """Sequences that wait for room."""
+        """Number of sequences that wait for room."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """Sequences that take part in passes."""
+        """Number of running sequences."""
         return len(self._running)
 
     @property
     def kv_bytes(self) -> int:
-        """Memory that counts as taken, by sequences that run and by caches kept."""
+        """Bytes counted for running sequences and kept caches."""
         return self._caches.size_bytes
 
     def submit(self, ids: abc.Sequence[int], request: Request | None = None) -> Sequence:
@@ -255,15 +255,15 @@ class Scheduler:
 
         Raises:
             UsageError: *ids* is empty, or an id or a biased id is outside the vocabulary.
-            InferenceError: *ids* is longer than the context, or the memory for it and for the most
-                it may write will never suffice.
+            InferenceError: *ids* is longer than the context, or the budget is too small for it and
+                the longest answer it may generate.
         """
         sequence = self.prepare(ids, request)
         self.queue(sequence)
         return sequence
 
     def prepare(self, ids: abc.Sequence[int], request: Request | None = None) -> Sequence:
-        """The continuation of *ids*, not queued yet.
+        """The sequence that continues *ids*, not queued yet.
 
         Raises:
             UsageError: as :meth:`submit`.
@@ -283,11 +283,11 @@ class Scheduler:
         return sequence
 
     def queue(self, sequence: Sequence) -> None:
-        """Let *sequence*, which :meth:`prepare` gave, take part as soon as there is room."""
+        """Run *sequence*, from :meth:`prepare`, as soon as there is room."""
         self._waiting.append(sequence)
 
     def cancel(self, sequence: Sequence) -> None:
-        """End *sequence* wherever it stands; one that has ended stays as it is."""
+        """End *sequence* in any state; a finished one is unchanged."""
         if sequence.finish_reason:
             return
         sequence.finish_reason = "cancelled"
@@ -297,7 +297,7 @@ class Scheduler:
             self._waiting.remove(sequence)
 
     def reusable(self, ids: abc.Sequence[int]) -> int:
-        """How many ids at the start of *ids* need not be run again."""
+        """Number of leading *ids* that need not be run again."""
         return self._caches.best(list(ids))[1]
 
     def forget(self) -> None:
@@ -317,7 +317,7 @@ class Scheduler:
         return KVCache(self.model.config, self.context, dtype=self._cache_dtype)
 
     def check(self, ids: abc.Sequence[int]) -> None:
-        """Accept a prompt.
+        """Check a prompt.
 
         Raises:
             UsageError: *ids* is empty, or holds an id outside the vocabulary.
@@ -350,28 +350,28 @@ class Scheduler:
         return min(self.context, sequence.positions)
 
     def _start_over_beyond_border(self, sequence: Sequence) -> None:
-        """Run an answer that leaves the original context anew, as a prompt of its length is run.
+        """Rerun an answer that crosses the original context length, as a prompt of that length.
 
-        Long and short divisors do not mix (transformers does the same: Phi-3's
+        Long and short frequency factors do not mix (transformers does the same: Phi-3's
         ``prepare_inputs_for_generation``).
         """
         cache, config = _lease(sequence).cache, self.model.config
-        if config.rope.long_divisors is None or len(sequence.ids) <= cache.reach:
+        if config.rope.long_freq_factors is None or len(sequence.ids) <= cache.reach:
             return
         if config.regime(len(sequence.ids)) != config.regime(cache.reach):
-            logger.info("beyond the original context: %d positions run anew", cache.length)
+            logger.info("beyond the original context: %d positions are run again", cache.length)
             cache.truncate(0)
             cache.reach = len(sequence.ids)
 
     def _chunk(self) -> int:
-        """Tokens of prompts beside sequences that are writing."""
+        """Prompt tokens per pass while other sequences decode."""
         if not self._prefill_token_s:
             return min(self.prefill_chunk, SMALLEST_CHUNK)
         affordable = int(self.max_stall_s / self._prefill_token_s)
         return min(self.prefill_chunk, max(SMALLEST_CHUNK, affordable))
 
     def _pass(self, parts: list[_Part]) -> list[Any]:
-        """Logits after the wanted tokens of each part; hidden states where a vector is wanted."""
+        """Logits of the requested tokens of each part; hidden states for embeddings."""
         segments = [part.segment for part in parts]
         if not any(part.sequence.request.embed for part in parts):
             wanted = [part.sequence.wanted(part.draft) for part in parts]
@@ -383,14 +383,14 @@ class Scheduler:
         return results
 
     def _one_by_one(self, parts: list[_Part], error: Exception) -> list[tuple[Sequence, Piece]]:
-        """The pass again for each sequence alone: one that fails leaves the others as they are."""
+        """Run the pass again for each sequence alone, so that only the failing one is affected."""
         if len(parts) > 1:
             return [piece for part in parts for piece in self._run([part])]
         sequence = parts[0].sequence
         return [(sequence, sequence.fail(error))]
 
     def _observe(self, parts: list[_Part], passed_s: float) -> None:
-        """Learn what a token of a prompt costs; those that write beside it are counted in."""
+        """Update the measured time per prompt token; decoding tokens in the pass are included."""
         chunks = [part for part in parts if len(part.segment.tokens) > 1 + len(part.draft)]
         tokens = sum(len(part.segment.tokens) for part in chunks)
         if tokens >= SMALLEST_CHUNK:
@@ -400,7 +400,7 @@ class Scheduler:
     def _without_memory(
         self, parts: list[_Part], error: MemoryError
     ) -> list[tuple[Sequence, Piece]]:
-        """Make room for the next try; if nothing else is left, the latest to come has to go."""
+        """Free memory for another try; as a last resort, fail the sequence that came last."""
         if self._caches.drop_idle():
             return []
         sequence = max((part.sequence for part in parts), key=self._running.index)
@@ -428,9 +428,9 @@ def _lease(sequence: Sequence) -> Lease:
 
 
 def _should_wait(sequence: Sequence, ahead: list[Sequence]) -> bool:
-    """Whether one of those *ahead* computes in this pass what *sequence* can copy after it."""
+    """True if a sequence in *ahead* computes in this pass a prefix that *sequence* can copy."""
     shared = [(common_prefix(one.ids, sequence.ids), _lease(one).cache.length) for one in ahead]
-    # What one has already computed has been copied, or cannot be.
+    # What it has computed already was copied, or cannot be.
     to_come = max((count for count, computed in shared if computed < count), default=0)
     return to_come - _lease(sequence).cache.length >= WORTH_WAITING
 

@@ -1,4 +1,4 @@
-"""The logits of a pass: all of them, or only those that can matter to whoever reads them."""
+"""The logits of a pass: all of them, or only those that can affect the next token."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Logits", "ScreenedLogits", "run"]
 
-MOST_AT_ONCE = 8  # positions beyond which the whole head, read once, costs no more
+MOST_AT_ONCE = 8  # positions above which computing the whole head costs no more
 
 
 @dataclass(frozen=True, eq=False)
 class ScreenedLogits:
-    """Those logits of one position that can matter.
+    """Those logits of one position that can affect the next token.
 
     Attributes:
-        candidates: their ids and what bounds the others.
+        candidates: their ids, and bounds of the others.
     """
 
     candidates: Candidates
@@ -32,7 +32,7 @@ class ScreenedLogits:
     _hidden: Array
 
     def full(self) -> Array:
-        """All logits, ``(vocab_size,)``, which takes a pass over the head."""
+        """All logits, ``(vocab_size,)``, which computes the whole head."""
         if self._model.meter is not None:
             self._model.meter.undecided()
         logits: Array = self._model.head(self._hidden[None])[0]
@@ -45,12 +45,12 @@ Logits: TypeAlias = "Array | ScreenedLogits"
 def run(
     model: Model, segments: Sequence[Segment], wanted: Sequence[Wanted | None]
 ) -> list[list[Logits]]:
-    """Logits after the wanted tokens of each segment.
+    """Logits of the requested tokens of each segment.
 
     Args:
-        model: what to run.
+        model: the model to run.
         segments: the pass.
-        wanted: which logits each segment needs; ``None``: all.
+        wanted: logits that each segment needs; ``None``: all.
 
     Raises:
         UsageError: as :meth:`bitnet.models.transformer.Model.hidden`.

@@ -1,4 +1,4 @@
-"""One prompt and its answer while they are with the scheduler."""
+"""One prompt and its answer, as the scheduler runs them."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ __all__ = ["Sequence"]
 
 
 class Sequence:
-    """A handle on an answer; :meth:`bitnet.runtime.scheduler.Scheduler.submit` makes it.
+    """An answer in progress; :meth:`bitnet.runtime.scheduler.Scheduler.submit` creates it.
 
     Attributes:
-        ids: prompt and answer so far; the cache holds a beginning of them.
-        prompt_tokens: how many of them are the prompt.
-        request: what is wanted.
-        reused: ids of the prompt that a cache had already.
-        passes: passes of the model it took part in.
+        ids: prompt and answer so far; the cache holds a prefix of them.
+        prompt_tokens: number of them that belong to the prompt.
+        request: the request it answers.
+        reused: prompt ids found in the KV cache.
+        passes: forward passes it took part in.
         drafted: tokens drafted by lookup.
-        accepted: how many of them the model would have written as well.
-        screened: tokens chosen without the whole output head.
-        rescored: shares of its rows that were computed for them, added up.
-        screen_given_up: screening did not pay for this model, so it was stopped.
+        accepted: drafted tokens that the model accepted.
+        screened: tokens chosen without computing the whole output head.
+        rescored: sum over them of the share of the head's rows computed.
+        screen_given_up: screening was stopped because it did not save time with this model.
         finish_reason: ``None`` until it has ended.
         error: what went wrong if the reason is ``error``.
-        embedding: where a vector is wanted, what the hidden states so far make of it, ``(dim,)``.
+        embedding: for an embedding, its value after the hidden states so far, ``(dim,)``.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class Sequence:
 
     @property
     def positions(self) -> int:
-        """Positions of a cache that it may come to need, were the context without end."""
+        """Cache positions it may need, regardless of the context length."""
         return self.prompt_tokens + (0 if self.request.embed else self.request.max_tokens - 1)
 
     @property
     def pools_last(self) -> bool:
-        """Whether its vector is what stands after the last id alone."""
+        """True if its vector is the last hidden state alone."""
         return self._pooling == "last"
 
     @property
     def decodes(self) -> bool:
-        """Whether its next pass is its last id alone; otherwise it still reads its prompt."""
+        """True if its next pass runs its last id only; else it is still in prefill."""
         return self.left == 1 and not self.request.embed
 
     @property
@@ -89,11 +89,11 @@ class Sequence:
 
     @property
     def left(self) -> int:
-        """Ids that have not been run; one while decoding."""
+        """Number of ids not run yet; 1 while decoding."""
         return len(self.ids) - (self.lease.cache.length if self.lease else 0)
 
     def draft(self, room: int) -> list[int]:
-        """Tokens that may follow, at most *room*."""
+        """At most *room* tokens that are likely to follow."""
         if self._lookup is None:
             return []
         draft = self._lookup.draft(self.ids, min(room, self.request.max_tokens - self.tokens - 1))
@@ -102,7 +102,7 @@ class Sequence:
         return draft
 
     def wanted(self, draft: list[int]) -> Wanted | None:
-        """Which logits choosing what follows needs; ``None``: all of them."""
+        """Logits needed to choose the next tokens; ``None``: all of them."""
         if self.request.logprobs is not None or self._matcher or self._is_too_short:
             return None
         return self._sampler.wanted(draft)
@@ -110,15 +110,15 @@ class Sequence:
     def advance(
         self, logits: abc.Iterable[Logits], draft: list[int], *, context: int
     ) -> list[Piece]:
-        """Choose what follows.
+        """Choose the next tokens.
 
         Args:
             logits: after the last id and each token of *draft*.
-            draft: tokens that were run on trial.
-            context: ids after which there is no room.
+            draft: speculative tokens that were run.
+            context: maximum number of ids.
 
         Returns:
-            The token after the last id; further ones as far as *draft* foresaw them.
+            The token after the last id, and further ones as far as *draft* was accepted.
         """
         pieces: list[Piece] = []
         accepted = 0
@@ -130,7 +130,7 @@ class Sequence:
                 accepted += 1
         except Exception as error:  # noqa: BLE001 - it is this sequence's alone
             pieces.append(self.fail(error))
-        except BaseException as error:  # a panic of a compiled library is no Exception
+        except BaseException as error:  # a panic of a compiled library is not an Exception
             if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
                 raise
             pieces.append(self.fail(InferenceError(f"internal error: {type(error).__name__}")))
@@ -141,7 +141,7 @@ class Sequence:
         return pieces
 
     def add_hidden(self, states: NDArray[np.floating[Any]]) -> list[Piece]:
-        """Take in *states*, ``(T, dim)``, after ids of its prompt; a last piece after them all."""
+        """Add *states*, ``(T, dim)``, of prompt ids; a final piece after the last of them."""
         rows = states.astype(np.float64)
         if self.pools_last:
             self.embedding = rows[-1]
@@ -162,7 +162,7 @@ class Sequence:
         return [Piece(None, finish_reason="stop")]
 
     def vector(self, *, normalize: bool, dimensions: int | None) -> NDArray[np.float32]:
-        """Its vector, once it has ended, ``(dimensions,)``; see :meth:`LanguageModel.embed`."""
+        """Its finished vector, ``(dimensions,)``; see :meth:`LanguageModel.embed`."""
         assert self.embedding is not None, "a vector that is complete"
         return finished(self.embedding, normalize=normalize, dimensions=dimensions)
 
@@ -187,7 +187,7 @@ class Sequence:
         if self._is_too_short:
             allowed = np.arange(len(logits)) if allowed is None else allowed
             going_on = np.setdiff1d(allowed, list(self.request.stop_ids))
-            allowed = going_on if len(going_on) else allowed  # a grammar may be complete
+            allowed = going_on if len(going_on) else allowed  # the grammar may be complete
         return self._sampler.sample(logits, top=self.request.logprobs, allowed=allowed)
 
     def _next(self, logits: Logits, context: int) -> list[Piece]:

@@ -1,7 +1,7 @@
-"""Answers that have to look like something: a JSON schema, any JSON object, a regular expression.
+"""Answers constrained by a JSON schema, to any JSON object, or by a regular expression.
 
-The ``llguidance`` library says after every token which ones may follow. It knows the tokens as the
-bytes that the model's own tokenizer gives them.
+The ``llguidance`` library says after every token which ones may follow. It sees the tokens as the
+bytes that the model's own tokenizer decodes them to.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ __all__ = ["CompiledGrammar", "GrammarMatcher", "Grammars"]
 logger = logging.getLogger(__name__)
 
 MOST_KEPT = 16  # compiled grammars; a large one takes tens of megabytes
-# One way to write whitespace: what may go on forever is where small models get stuck.
+# Only one whitespace style: small models get stuck where whitespace may repeat forever.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class GrammarMatcher:
-    """Where one answer stands in its grammar."""
+    """State of one answer in its grammar."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self._matcher = matcher
@@ -43,14 +43,14 @@ class GrammarMatcher:
 
     @property
     def finished(self) -> bool:
-        """Whether the answer is complete and nothing may follow it."""
+        """True if the answer is complete and nothing may follow it."""
         return bool(self._matcher.is_stopped())
 
     def allowed(self) -> NDArray[np.intp]:
-        """Ids that may come next, rising; those that end an answer where it may end.
+        """Ids that may come next, ascending; stop ids where the answer may end.
 
         Raises:
-            Unsupported: the grammar is beyond the library's limits here.
+            Unsupported: the grammar exceeds the library's limits.
         """
         packed = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         self._check()
@@ -58,7 +58,7 @@ class GrammarMatcher:
         return np.flatnonzero(bits)
 
     def accept(self, token: int) -> None:
-        """Count *token*, one of those allowed, as the next one.
+        """Advance by *token*, one of those allowed.
 
         Raises:
             Unsupported: it is not allowed.
@@ -67,7 +67,7 @@ class GrammarMatcher:
         self._check()
 
     def valid(self, tokens: Sequence[int]) -> int:
-        """How many of *tokens*, from the first on, may follow one another."""
+        """Number of leading *tokens* that the grammar accepts in sequence."""
         return int(self._matcher.validate_tokens(list(tokens)))
 
     def _check(self) -> None:
@@ -86,23 +86,23 @@ class GrammarMatcher:
 
 
 class CompiledGrammar:
-    """A grammar for the tokens of one tokenizer; any number of answers may follow it."""
+    """A grammar for the tokens of one tokenizer; any number of answers may use it."""
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
-        """The grammar that *matcher*, the library's, stands at the beginning of."""
+        """The grammar whose initial state is *matcher*, an object of the library."""
         self._matcher = matcher
         self._vocab_size = vocab_size
 
     def start(self) -> GrammarMatcher:
-        """The state before the first token of an answer; a clone, which takes microseconds."""
+        """State before the first token of an answer: a clone, which takes microseconds."""
         return GrammarMatcher(self._matcher.deep_copy(), self._vocab_size)
 
 
 class Grammars:
-    """Makes grammars for answers of one tokenizer."""
+    """Compiles grammars for the tokens of one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Grammars over the tokens of *tokenizer*.
+        """Grammars for the tokens of *tokenizer*.
 
         Raises:
             Unsupported: the library is not installed.
@@ -119,10 +119,10 @@ class Grammars:
         self._kept: OrderedDict[bytes, CompiledGrammar] = OrderedDict()  # by digest, oldest first
 
     def json_schema(self, schema: str | bool | Mapping[str, Any]) -> CompiledGrammar:
-        """JSON text that follows *schema*, as a mapping or as text.
+        """Grammar of JSON that follows *schema*, a mapping or text.
 
         Raises:
-            UsageError: it is no JSON, no valid schema, or uses what the library does not know.
+            UsageError: it is not JSON, is not a valid schema, or uses an unsupported feature.
         """
         compile_schema = self._library.LLMatcher.grammar_from_json_schema
         text = json.dumps(self.checked_schema(schema))
@@ -132,14 +132,14 @@ class Grammars:
         """*schema* as an object.
 
         Raises:
-            UsageError: it is no JSON, or no schema that allows anything.
+            UsageError: it is not JSON, or is a schema that allows nothing.
         """
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
             except ValueError as error:
                 raise UsageError(
-                    f"the JSON schema is no JSON: {error}",
+                    f"the JSON schema is not JSON: {error}",
                     hint="""--json-schema '{"type": "object"}', or the name of a file""",
                 ) from None
         if not isinstance(schema, (bool, dict)):
@@ -152,30 +152,30 @@ class Grammars:
                 "the JSON schema false allows no answer at all",
                 hint="true, or an object, allows some",
             )
-        return {} if schema is True else schema  # the library takes a style with an object only
+        return {} if schema is True else schema  # the library sets a style on objects only
 
     def json_object(self) -> CompiledGrammar:
-        """Any JSON object."""
+        """Grammar of any JSON object."""
         return self.json_schema({"type": "object"})
 
     def lark(self, kind: str, text: str) -> CompiledGrammar:
-        """The grammar *text* in the library's Lark form; *kind* names it in errors.
+        """Grammar *text* in the library's Lark form; *kind* names it in errors.
 
         Raises:
-            UsageError: a schema in it cannot be used.
+            UsageError: a schema in it is not supported.
         """
         return self._compiled(kind, self._library.LLMatcher.grammar_from_lark(text))
 
     def regex(self, pattern: str) -> CompiledGrammar:
-        """Text that *pattern* matches as a whole.
+        """Grammar of text that *pattern* matches as a whole.
 
         Raises:
-            UsageError: it is no regular expression, or one with look-around or back-references.
+            UsageError: it is not a regular expression, or uses look-around or back-references.
         """
         return self._compiled("regex", self._library.LLMatcher.grammar_from_regex(pattern))
 
     def _compiled(self, kind: str, text: str) -> CompiledGrammar:
-        """The grammar *text*, compiled once for as long as it is kept; any thread may call this."""
+        """Grammar *text*, compiled on first use and cached; thread-safe."""
         digest = hashlib.sha256(text.encode()).digest()
         kept = self._kept.pop(digest, None) or self._compile(kind, text)
         self._kept[digest] = kept
@@ -195,14 +195,14 @@ class Grammars:
         for message in messages:
             logger.warning("%s: %s", kind, message)
         matcher = self._library.LLMatcher(self._vocabulary, text, log_level=0)
-        matcher.compute_bitmask()  # the slowest one, here and not in a pass of the model
+        matcher.compute_bitmask()  # the slowest one, here and not in a forward pass
         return CompiledGrammar(matcher, self._tokenizer.vocab_size)
 
     @cached_property
     def _vocabulary(self) -> Any:
-        """The library's own view of the tokens; making it takes a tenth of a second."""
+        """The library's view of the vocabulary; creating it takes a tenth of a second."""
         tokenizer = self._tokenizer
-        # Where nothing ends an answer, an id beyond the vocabulary stands for the end.
+        # If no id ends an answer, an id beyond the vocabulary stands for the end.
         ends = sorted(tokenizer.stop_ids) or [tokenizer.vocab_size]
         tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
         if not tokenizer.stop_ids:
@@ -213,7 +213,7 @@ class Grammars:
 
 
 class _Tokens:
-    """A tokenizer as the library wants to see it."""
+    """A tokenizer with the attributes that the library expects."""
 
     def __init__(self, tokenizer: Tokenizer, tokens: list[bytes], end: int) -> None:
         self.tokens = tokens
@@ -226,7 +226,7 @@ class _Tokens:
         self._longest = max(map(len, tokens))
 
     def __call__(self, text: str) -> list[int]:
-        """Ids of *text*, a part of an answer: no space comes before it."""
+        """Ids of *text*, a part of an answer: no space is put before it."""
         ids = self._tokenizer.encode(text, add_special=False, parse_special=False)
         raw = text.encode()
         if b"".join(self.tokens[token] for token in ids) == raw:
@@ -234,7 +234,7 @@ class _Tokens:
         return list(self._longest_first(raw))
 
     def _longest_first(self, raw: bytes) -> Iterator[int]:
-        """Ids whose bytes are *raw*, as far as there are any."""
+        """Ids whose bytes are *raw*, longest tokens first, as far as they exist."""
         while raw:
             lengths = range(min(self._longest, len(raw)), 0, -1)
             token = next((self._ids[raw[:n]] for n in lengths if raw[:n] in self._ids), None)
@@ -245,5 +245,5 @@ class _Tokens:
 
 
 def _first_line(message: str) -> str:
-    """What a message of the library says, without the picture of where."""
+    """First part of a message of the library, without its drawing of the position."""
     return " ".join(message.split("<state>")[0].split("\n  ")[0].split())[:200]

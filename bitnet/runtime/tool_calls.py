@@ -1,4 +1,4 @@
-"""Calls of functions in the text of an answer, while it is written."""
+"""Function calls in the text of an answer, found while it is generated."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class CallDelta:
     """A part of a call.
 
     Attributes:
-        index: which call of the answer.
-        arguments: the next part of its arguments, JSON text.
-        id: of the call, in its first part.
-        name: of the function, in its first part.
+        index: number of the call in the answer.
+        arguments: next part of its arguments, JSON text.
+        id: of the call, in its first part only.
+        name: of the function, in its first part only.
     """
 
     index: int
@@ -58,14 +58,14 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class CallRules:
-    """How the calls of one answer are found.
+    """Rules for finding the calls in an answer.
 
     Attributes:
-        form: how the model writes them.
+        form: format of the model's calls.
         names: functions that may be called.
-        guided: a grammar makes the answer nothing but calls, exactly as *form* has them.
-        parallel: there may be several.
-        shown: control tokens that are read as their text.
+        guided: a grammar restricts the answer to calls, exactly in *form*.
+        parallel: several calls are allowed.
+        shown: control tokens that are read as text.
     """
 
     form: CallFormat
@@ -75,7 +75,7 @@ class CallRules:
     shown: Mapping[int, str] = field(default_factory=dict)
 
     def reader(self) -> CallReader:
-        """What reads one answer."""
+        """A reader for one answer."""
         return CallReader(self)
 
 
@@ -88,9 +88,9 @@ class _Value:
         self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """The position in *text*, the next part, where the value ends; ``None`` while it does not.
+        """Position in the next part *text* where the value ends; ``None`` if it does not end yet.
 
-        The first part begins with the value.
+        The first part starts with the value.
         """
         for at, character in enumerate(text):
             if self._in_text:
@@ -106,10 +106,10 @@ class _Value:
 
 
 class CallReader:
-    """Takes the text of an answer apart: what is said, and what is called.
+    """Splits the text of an answer into text and calls.
 
-    A call in a free answer is told once it is complete, its arguments are an object and its
-    function exists; what is none of these stays text. A guided one is told as it is written.
+    In a free answer a call is reported when it is complete, its arguments are an object and its
+    function exists; anything else stays text. A guided call is reported as it is generated.
     """
 
     def __init__(self, rules: CallRules) -> None:
@@ -117,16 +117,16 @@ class CallReader:
         self._rules = rules
         self._form = rules.form
         self._held = ""
-        self._seen = 0  # of a call, how much of what is held is looked at
-        self._at = 0  # where the call's JSON begins in it
+        self._seen = 0  # characters of the held text already examined
+        self._at = 0  # position in it where the call's JSON begins
         self._value: _Value | None = None
         self._calls = 0
-        self._fresh = not self._form.marker  # a call may stand here without a marker before it
+        self._fresh = not self._form.marker  # a call may come here without a marker before it
         head = re.escape(self._form.head).replace(re.escape(NAME), r"([\w.-]+)")
         self._head = re.compile(head if self._form.listed else re.escape(self._form.opening) + head)
 
     def push(self, text: str) -> tuple[str, list[CallDelta]]:
-        """What is certain after *text*, the next part: text, and parts of calls."""
+        """Text and parts of calls that are certain after the next part, *text*."""
         self._held += text
         if self._rules.guided:
             return "", self._guided()
@@ -137,7 +137,7 @@ class CallReader:
         return "".join(said), deltas
 
     def finish(self) -> str:
-        """What is left: an incomplete call stays text where the answer is free."""
+        """The remaining text; in a free answer an incomplete call is text."""
         left = self._held
         if self._fresh and self._calls:
             left, _ = self._undressed(final=True)
@@ -162,7 +162,7 @@ class CallReader:
         return found
 
     def _begun(self, name: str) -> CallDelta:
-        # Mistral's templates want nine letters and digits.
+        # Mistral's templates expect nine letters and digits.
         call_id = "".join(secrets.choice(_IDS) for _ in range(9))
         self._calls += 1
         return CallDelta(self._calls - 1, id=call_id, name=name)
@@ -170,7 +170,7 @@ class CallReader:
     # --- a free answer ---------------------------------------------------------------------------
 
     def _spoken(self, said: list[str], _: list[CallDelta]) -> bool:
-        """Find the beginning of a call in what is held; whether there is more to do."""
+        """Find the beginning of a call in the held text; true if there is more to do."""
         marker = self._form.marker
         if self._fresh:
             rest, undecided = self._undressed()
@@ -188,7 +188,7 @@ class CallReader:
         return False
 
     def _undressed(self, *, final: bool = False) -> tuple[str, bool]:
-        """What is held without what says nothing; and whether that may go on, unless *final*."""
+        """Held text without dressing; and true if that may continue, unless *final*."""
         rest, dressing = self._held.lstrip(), sorted(self._form.dressing, key=len, reverse=True)
         while rest:
             if not final and any(one != rest and one.startswith(rest) for one in dressing):
@@ -219,7 +219,7 @@ class CallReader:
             else:
                 self._give_up(said, marked)
             return True
-        # What could be the beginning of a marker, with the space before it, is held back.
+        # The possible beginning of a marker is held back, with the space before it.
         keep = next(n for n in range(len(marker), -1, -1) if before.endswith(marker[:n]))
         sure = before[: len(before) - keep].rstrip()
         said.append(sure)
@@ -231,7 +231,7 @@ class CallReader:
         self._at = at
 
     def _called(self, said: list[str], deltas: list[CallDelta]) -> bool:
-        """Read a call up to its end; whether there is more to do."""
+        """Read a call up to its end; true if there is more to do."""
         assert self._value is not None
         fresh = self._held[self._seen :]
         end = self._value.end(fresh)
@@ -252,12 +252,12 @@ class CallReader:
         return True
 
     def _give_up(self, said: list[str], end: int) -> None:
-        """Take what looked like a call, up to *end*, as text."""
+        """Treat a supposed call, up to *end*, as text."""
         said.append(self._held[:end])
         self._held = self._held[end:]
 
     def _read(self, text: str) -> list[tuple[str, str]] | None:
-        """Names and arguments of the calls that *text* is; ``None`` where it is none."""
+        """Names and arguments of the calls in *text*; ``None`` if it is not a call."""
         if "[ARGS]" in self._form.head:
             name = text[: self._at].strip().removeprefix(self._form.marker)
             name = name.partition("[ARGS]")[0].partition("[CALL_ID]")[0].strip()
@@ -301,9 +301,9 @@ def _calls_in(text: str) -> list[tuple[str, str]] | None:
 
 
 def _members(text: str, at: int) -> tuple[dict[str, tuple[Any, str]], int] | None:
-    """Members of the object at *at* with their own text, and where it ends; ``None``: no object.
+    """Members of the object at *at* with their source text, and its end; ``None``: not an object.
 
-    The text of a member is kept as it is: read and written again, numbers would change.
+    The source text is kept because parsing and writing would change numbers.
     """
 
     def skip(at: int) -> int:

@@ -1,9 +1,9 @@
-"""How models write that they call a function: one row for each form, by the chat template.
+"""Formats in which models write function calls: a table, selected by the chat template.
 
-Sources of the forms are the chat templates themselves: NousResearch's Hermes 2 Pro, Qwen 2.5 and 3
+The formats come from the chat templates themselves: NousResearch's Hermes 2 Pro, Qwen 2.5 and 3
 (``<tool_call>``), SmolLM2 1.7B (a list in it), Llama 3.1 and 3.2 (an object with ``parameters``),
 Mistral 7B v0.3 and later (``[TOOL_CALLS]``), Phi-4 mini and Granite 3 (``<|tool_call|>``).
-Gemma 3 has no place for tools; Google's guide has it answer with an object with ``parameters``.
+Gemma 3's template does not support tools; Google's guide has it write one with ``parameters``.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ NAME = "\0"  # stands for the function's name in a head
 
 @dataclass(frozen=True)
 class CallFormat:
-    """The form of calls in an answer.
+    """Format of the calls in an answer.
 
     Attributes:
-        name: of the form.
-        opening: what begins the calls, as the template writes it.
+        name: of the format.
+        opening: text before the calls, as the template writes it.
         head: a call up to its arguments, with ``NAME`` for the function's name.
         tail: a call after its arguments.
-        closing: what ends the calls.
-        between: what stands between two calls.
-        listed: all calls stand in one pair of opening and closing; otherwise each has its own.
-        marker: the text that says a call follows; empty: an answer is a call from its beginning.
-        dressing: texts that may stand around calls and say nothing.
+        closing: text after the calls.
+        between: text between two calls.
+        listed: one pair of opening and closing surrounds all calls; otherwise each has its own.
+        marker: text that announces a call; empty: an answer is a call from its beginning.
+        dressing: texts around calls that have no meaning.
     """
 
     name: str
@@ -50,7 +50,7 @@ class CallFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that are single tokens in some vocabularies, and then control tokens in some."""
+        """Texts that are single tokens, some of them control tokens, in some vocabularies."""
         own = (self.marker, *self.dressing, "[ARGS]" if "[ARGS]" in self.head else "")
         return tuple(one for one in own if one)
 
@@ -63,7 +63,7 @@ HERMES = CallFormat(
 )  # fmt: skip
 GEMMA = CallFormat("gemma", head=_PARAMETERS, dressing=_FENCES)
 
-#: Forms with a text of the template that tells each, the most telling first.
+#: Formats, each with a text of the template that identifies it; the most specific first.
 FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     (
         ("[TOOL_CALLS]", "[ARGS]"),
@@ -108,15 +108,15 @@ FORMATS: tuple[tuple[tuple[str, ...], CallFormat], ...] = (
     ((), CallFormat("json", dressing=(";", *_FENCES))),
 )  # fmt: skip
 
-# Forms that are not JSON, or not all of it.
+# Formats that are not JSON, or only partly.
 _UNKNOWN = ("<function=", "<start_function_call>", "<|channel|>", "tool▁calls▁begin", "<arg_key>")
 
 
 def format_of(template: str) -> CallFormat:
-    """The form of calls that the chat template *template*, which has a place for tools, asks for.
+    """The format of calls that the chat template *template*, which supports tools, asks for.
 
     Raises:
-        Unsupported: it asks for one that is not known here.
+        Unsupported: the format is unknown.
     """
     for sign in _UNKNOWN:
         if sign in template:
@@ -128,12 +128,12 @@ def format_of(template: str) -> CallFormat:
 
 
 def without_branch(template: str) -> CallFormat:
-    """The form of calls asked of a model whose *template* has no place for tools."""
+    """Format of calls for a model whose *template* does not support tools."""
     return GEMMA if "<start_of_turn>" in template else HERMES
 
 
 def explained(form: CallFormat, tools: Sequence[Mapping[str, Any]]) -> str:
-    """Words for a model whose template has none about *tools*."""
+    """Instructions about *tools* for a model whose template has none."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
     example = _written(form, "NAME", '{"ARGUMENT": VALUE}')
     return (
@@ -146,13 +146,13 @@ def explained(form: CallFormat, tools: Sequence[Mapping[str, Any]]) -> str:
 def told(
     form: CallFormat, messages: Sequence[Mapping[str, Any]], prompt: str, *, system: bool = True
 ) -> list[dict[str, Any]]:
-    """*messages* for a template that has no place for tools: calls and results become text.
+    """*messages* for a template that does not support tools: calls and results become text.
 
     Args:
         form: how calls are written.
         messages: the conversation.
-        prompt: said before it; may be empty.
-        system: say it as the system does; else as the user does.
+        prompt: instructions before the conversation; may be empty.
+        system: put them in a system message; otherwise in the user's.
     """
     said = list(_spelled(form, messages))
     if not prompt:

@@ -24,13 +24,13 @@ _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 
 @dataclass(frozen=True)
 class Tools:
-    """What may be called, and whether it has to be.
+    """The functions of a request, and its ``tool_choice``.
 
     Attributes:
-        given: the functions, as the template is told of them.
-        callable: those of them that may be called.
-        required: the answer is a call.
-        parallel: it may be several.
+        given: the functions, as the template receives them.
+        callable: those that may be called.
+        required: the answer must be a call.
+        parallel: it may contain several calls.
     """
 
     given: tuple[Mapping[str, Any], ...]
@@ -39,7 +39,7 @@ class Tools:
     parallel: bool
 
     def rules(self, form: CallFormat, tokenizer: Tokenizer) -> CallRules:
-        """How calls in an answer of the model with *tokenizer* are found."""
+        """Rules for finding the calls in an answer of the model with *tokenizer*."""
         names = frozenset(tool["function"]["name"] for tool in self.callable)
         shown = {token: text for text, token in _control_tokens(form, tokenizer).items()}
         return CallRules(form, names, self.required, self.parallel, shown)
@@ -47,12 +47,12 @@ class Tools:
     def grammar(
         self, form: CallFormat, tokenizer: Tokenizer, schema: Mapping[str, Any] | bool | None = None
     ) -> str:
-        """Calls, in the Lark form that the grammar library takes.
+        """Grammar of calls, in the grammar library's Lark form.
 
         Args:
-            form: how the model writes them.
-            tokenizer: says which parts of them are single control tokens.
-            schema: of an answer that calls nothing, where one may be given.
+            form: format of the model's calls.
+            tokenizer: knows which parts of it are single control tokens.
+            schema: schema of an answer without calls, if one is allowed.
         """
         tokens = _control_tokens(form, tokenizer)
         heads, rules = [], []
@@ -75,16 +75,16 @@ class Tools:
 
 
 def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | None:
-    """The functions of a request; ``None`` where there are none or none may be called.
+    """Tools of a request; ``None`` if there are none or none may be called.
 
     Args:
         given: ``{"type": "function", "function": {"name": ..., "parameters": SCHEMA}}``.
         choice: ``none``, ``auto``, ``required`` or
             ``{"type": "function", "function": {"name": ...}}``.
-        parallel: an answer may call several.
+        parallel: allow several calls in an answer.
 
     Raises:
-        UsageError: a value is wrong; names the field.
+        UsageError: a value is wrong; the error names its field.
     """
     tools = tuple(given or ())
     for number, tool in enumerate(tools):
@@ -136,14 +136,14 @@ def _check(tool: Any, where: str) -> None:
 
 
 def _control_tokens(form: CallFormat, tokenizer: Tokenizer) -> dict[str, int]:
-    """Ids of the texts of *form* that are one control token each."""
+    """Ids of those texts of *form* that are single control tokens."""
     wanted = {text.encode(): text for text in form.markers}
     spelled = ((tokenizer.token_bytes(token), token) for token in tokenizer.special_ids)
     return {wanted[raw]: token for raw, token in spelled if raw in wanted}
 
 
 def _literal(text: str, tokens: Mapping[str, int]) -> str:
-    """*text* as the grammar has it; control tokens are no text there."""
+    """*text* as a literal of the grammar; control tokens are referred to by id."""
     for marker, token in tokens.items():
         before, found, after = text.partition(marker)
         if found:

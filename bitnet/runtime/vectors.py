@@ -1,4 +1,4 @@
-"""Vectors of texts: how they end, and how they are made small."""
+"""Embedding vectors: pooling and rounding."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["check_vectors", "finished", "rounded"]
 
 
 def check_vectors(dim: int, dimensions: int | None, precision: str = "float32") -> None:
-    """Accept how vectors are wanted.
+    """Check the requested form of vectors.
 
     Args:
-        dim: of the model's vectors.
-        dimensions: how many of their first numbers are wanted; ``None``: all.
+        dim: dimensions of the model's vectors.
+        dimensions: number of leading dimensions to keep; ``None``: all.
         precision: one of :data:`PRECISIONS`.
 
     Raises:
-        UsageError: one of them cannot be.
+        UsageError: a value is not possible.
     """
     if dimensions is not None and not 1 <= dimensions <= dim:
         raise UsageError(
@@ -47,18 +47,18 @@ def check_vectors(dim: int, dimensions: int | None, precision: str = "float32") 
 def finished(
     vector: NDArray[np.float64], *, normalize: bool, dimensions: int | None
 ) -> NDArray[np.float32]:
-    """The first *dimensions* numbers of *vector*, scaled to length one where that is asked for."""
+    """The first *dimensions* numbers of *vector*, normalized to length one on request."""
     kept = vector[:dimensions]
     length = float(np.linalg.norm(kept)) if normalize else 1.0
     return (kept / (length or 1.0)).astype(np.float32)
 
 
 def rounded(vectors: NDArray[np.float32], precision: Precision) -> NDArray[Any]:
-    """*vectors*, ``(N, dim)``, in fewer bits; compare them by the cosine of their angle.
+    """*vectors*, ``(N, dim)``, in fewer bits; compare them by cosine similarity.
 
-    ``int8`` and ``uint8`` round each vector by its largest number to -127..127, and to 1..255 with
-    zero at 128. The bits of ``ubinary`` say which numbers are above zero, the first one in the
-    highest bit, 8 in a byte; ``binary`` has the same bytes less 128, as sentence-transformers.
+    ``int8`` and ``uint8`` scale each vector by its largest absolute value to -127..127, or to
+    1..255 with zero at 128. Bits of ``ubinary`` tell which numbers are positive, the first one in
+    the highest bit, 8 per byte; ``binary`` has the same bytes minus 128, as sentence-transformers.
 
     Returns:
         ``(N, dim)`` float32, int8 or uint8; ``(N, dim // 8)`` int8 or uint8 for bits.

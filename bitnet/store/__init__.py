@@ -1,15 +1,15 @@
-"""The store: every file once, under its SHA-256; what projects have are links to it.
+"""The store: every file once, under its SHA-256; files of projects are links to it.
 
-    <cache>/store/sha256/ab/ab12...          the bytes; read-only, never changed
-    <cache>/store/verified/<name>.json       which digest was found at a path, and its state then
-    <cache>/store/names/<name>.json          which digest a file of a repository, or an address, had
-    <cache>/store/partial/<digest>/model.gguf.partial         on its way, resumable
-    <cache>/store/partial/<digest>/model.gguf.partial.json    which version, which parts
-    <cache>/store/partial/<digest>.lock                       who fetches it
+    <cache>/store/sha256/ab/ab12...          content; read-only, never changed
+    <cache>/store/verified/<name>.json       digest found at a path, and the file's state then
+    <cache>/store/names/<name>.json          digest of a file in a repository, or at an address
+    <cache>/store/partial/<digest>/model.gguf.partial         partial download, resumable
+    <cache>/store/partial/<digest>/model.gguf.partial.json    its version and finished parts
+    <cache>/store/partial/<digest>.lock                       held by the process that fetches it
 
-A digest is computed once. As long as size, time of change and inode of a file stay what they were
-then, it is not read again. A file of the store that was changed all the same, through a hard link
-in a project, is noticed by them, read, and removed. Deleting anything here costs only time.
+A digest is computed once. While size, modification time and inode of a file are unchanged, it is
+not read again. If a file of the store is changed through a hard link in a project, these reveal it,
+and the file is read and removed. Deleting anything here costs only time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files by their digest: found, taken in, linked to where they are wanted."""
+"""Files by digest: find them, add them, and link them into projects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Blob:
-    """A file of the store: where it is, its digest, and its bytes."""
+    """A file of the store: its path, digest and size in bytes."""
 
     path: Path
     sha256: str
@@ -41,9 +41,9 @@ class Store:
     """The files in a cache folder.
 
     Args:
-        root: the cache folder; made when something is put into it.
-        rehash: read files again instead of trusting what was found before.
-        beside: another cache folder, which is only read.
+        root: the cache folder; created when something is put into it.
+        rehash: read files again instead of trusting records.
+        beside: another cache folder, read-only.
     """
 
     def __init__(self, root: Path, *, rehash: bool = False, beside: Path | None = None) -> None:
@@ -57,13 +57,13 @@ class Store:
     # --- what is there -----------------------------------------------------------------------
 
     def path_of(self, sha256: str) -> Path:
-        """Where the file with this digest is, or would be."""
+        """Path of the file with this digest, existing or not."""
         return self.folder / "sha256" / sha256[:2] / sha256
 
     def find(self, sha256: str) -> Blob | None:
-        """The file with this digest, if it is there and has not been changed.
+        """The file with this digest, if it exists and is unchanged.
 
-        One that has been changed, by editing what was a link to it, is removed.
+        A file that was changed by editing a link to it is removed.
         """
         path = self.path_of(sha256)
         if not path.is_file():
@@ -76,7 +76,7 @@ class Store:
         return None
 
     def blobs(self) -> Iterator[Blob]:
-        """Every file of the store, as its name promises; nothing is read."""
+        """Every file of the store, by its name; nothing is read."""
         with suppress(OSError):
             for path in sorted((self.folder / "sha256").glob("??/*")):
                 with suppress(OSError):
@@ -84,7 +84,7 @@ class Store:
                         yield Blob(path, path.name, path.stat().st_size)
 
     def users(self) -> dict[str, list[str]]:
-        """Paths of projects' files that are in the store, by digest, as far as they are known."""
+        """Known paths of projects' files that are in the store, by digest."""
         found: dict[str, list[str]] = {}
         for record in self.verified:
             if not record.path.startswith(f"{self.root}{os.sep}") and record.is_unchanged:
@@ -94,10 +94,10 @@ class Store:
     # --- digests -----------------------------------------------------------------------------
 
     def digest_of(self, path: Path) -> str:
-        """SHA-256 of *path*, read only if it has changed since it was read the last time.
+        """SHA-256 of *path*, computed only if the file has changed since the last time.
 
         Raises:
-            BitnetError: it cannot be read.
+            BitnetError: the file cannot be read.
         """
         try:
             known = None if self.rehash else self.verified.digest_of(path)
@@ -109,7 +109,7 @@ class Store:
         return known
 
     def is_intact(self, path: Path, sha256: str, size: int | None = None) -> bool:
-        """Whether *path* is a file with this digest; its size is looked at first."""
+        """True if *path* is a file with this digest; its size is checked first."""
         try:
             if not path.is_file() or (size is not None and path.stat().st_size != size):
                 return False
@@ -120,7 +120,7 @@ class Store:
     # --- taking in, handing out --------------------------------------------------------------
 
     def publish(self, partial: Partial, sha256: str) -> Blob:
-        """Give the finished *partial*, whose digest this is, its place.
+        """Move the finished *partial* with this digest to its path in the store.
 
         Raises:
             OSError: that is not possible.
@@ -142,18 +142,18 @@ class Store:
         alone: bool,
         ready: Callable[[], None] = lambda: None,
     ) -> Blob:
-        """Make a file of *chunks*; it gets its place only if it is the right one.
+        """Store a file made of *chunks*, if its content is as expected.
 
         Args:
             chunks: the bytes.
-            name: what to call it.
-            sha256: what it must be.
-            size: bytes it must have.
+            name: its name in errors.
+            sha256: expected digest.
+            size: expected size in bytes.
             alone: no other process of this machine does the same.
-            ready: called when it is whole and right, just before it gets its place.
+            ready: called when the file is complete and verified, before it is moved into place.
 
         Raises:
-            HashMismatch: it is another file; nothing is kept.
+            HashMismatch: the content differs; nothing is kept.
             OSError: it cannot be written.
         """
         version = Version("", size=size, sha256=sha256)
@@ -179,9 +179,9 @@ class Store:
             partial.discard()
 
     def adopt(self, found: Path, sha256: str) -> Blob | None:
-        """Take in *found*, a file elsewhere that should have this digest; ``None`` if it has not.
+        """Add *found*, a file elsewhere expected to have this digest; ``None`` if it does not.
 
-        The other file stays as it is; the two share their bytes where the file system can.
+        The original stays unchanged; both share their blocks if the file system can do so.
         """
         try:
             if not found.is_file() or sha256_of(found) != sha256:
@@ -200,7 +200,7 @@ class Store:
         return Blob(path, sha256, path.stat().st_size)
 
     def find_elsewhere(self, sha256: str, places: Iterable[Path] = ()) -> Blob | None:
-        """The file with this digest out of other places, or out of Hugging Face's cache."""
+        """The file with this digest from *places* or from Hugging Face's cache."""
         theirs = [Store(self.beside).path_of(sha256)] if self.beside is not None else []
         for place in (*places, *theirs, *_hugging_face(sha256)):
             if place.is_file() and (blob := self.adopt(place, sha256)) is not None:
@@ -208,11 +208,11 @@ class Store:
         return None
 
     def place(self, blob: Blob, target: Path) -> None:
-        """Make *target* the file *blob*; what was there is replaced.
+        """Make *target* the file *blob*, replacing an existing file.
 
         Raises:
-            NoSpace: no room for a copy.
-            PermissionDenied: the folder may not be written.
+            NoSpace: there is not enough room for a copy.
+            PermissionDenied: the folder is not writable.
         """
         try:
             how = links.link(blob.path, target)
@@ -228,18 +228,18 @@ class Store:
         self.verified.remember(target, blob.sha256, placed=True)
 
     def is_ours(self, path: Path) -> bool:
-        """Whether *path* was put there by us and has not been changed since."""
+        """True if *path* was placed there by this program and is unchanged."""
         record = self.verified.record_of(path)
         return record is not None and record.placed and record.is_unchanged
 
     def drop(self, blob: Blob) -> None:
-        """Remove *blob* from the store, such as a package whose content was taken out."""
+        """Remove *blob* from the store, such as a package whose content was extracted."""
         with suppress(OSError):
             links.remove(blob.path)
         self.verified.forget(blob.path)
 
     def _seal(self, path: Path, sha256: str) -> None:
-        """Note a digest that was just computed; from here on a change of *path* shows."""
+        """Record a digest that was just computed, so that later changes of *path* show."""
         links.make_read_only(path)
         with suppress(OSError):
             os.utime(path, (time.time(), time.time() - 2 * SETTLED_S))
@@ -247,7 +247,7 @@ class Store:
 
 
 def _hugging_face(sha256: str) -> list[Path]:
-    """Files in Hugging Face's cache whose name is this digest: large ones are kept like that."""
+    """Files in Hugging Face's cache whose name is this digest, as those of large files are."""
     cache = settings.hf_hub_cache() or settings.expanded(settings.hf_home()) / "hub"
     try:
         return sorted(settings.expanded(cache).glob(f"models--*/blobs/{sha256}"))

@@ -1,14 +1,14 @@
 """A bundle: files of a store in one tar file, for machines without a network.
 
-    bitnet-bundle.json          what follows, in this order, and what the files are called
-    bitnet.lock.json            where a project wants them
-    attestations/<sha256>.json  what the model with this digest is
-    sha256/<sha256>             the bytes
+    bitnet-bundle.json          list of the members, in order, and the names of the files
+    bitnet.lock.json            lock file of a project
+    attestations/<sha256>.json  attestation of the model with this digest
+    sha256/<sha256>             content
 
-The same files make the same bundle, bit by bit: no times, no owners, no paths of the machine.
-Reading is strict: every header must be the one that would be written for the member that is listed.
-So a bundle names no path that anything is written to, and holds no links, no second file of a name
-and nothing besides. Any ``tar`` can list and unpack it.
+The same files give the same bundle, bit by bit: no times, owners or paths of the machine.
+Reading is strict: every header must equal the one that would be written for the listed member.
+So a bundle cannot name a path to write to, and contains no links, no duplicate names and nothing
+else. Any ``tar`` can list and unpack it.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ LOCK_FILE = "bitnet.lock.json"
 
 _CHUNK = 1 << 20
 _BLOCK = tarfile.BLOCKSIZE
-_LARGEST_TEXT = 64 << 20  # of the manifest, the lock file, an attestation
+_LARGEST_TEXT = 64 << 20  # bytes of the manifest, the lock file, an attestation
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class Member:
-    """A member of the tar file: its name, digest and bytes."""
+    """A member of the tar file: its name, digest and size in bytes."""
 
     name: str
     sha256: str
@@ -69,19 +69,19 @@ class Member:
 
     @property
     def is_blob(self) -> bool:
-        """Whether it is a file of the store, and not a text about them."""
+        """True if it is a file of the store, and not metadata."""
         return self.name == f"sha256/{self.sha256}"
 
 
 @dataclass(frozen=True)
 class Contents:
-    """What a bundle is made of.
+    """Content of a bundle to write.
 
     Attributes:
-        blobs: where the bytes are, by digest.
-        names: what the files are called.
-        models: what an open name stands for: ``repo``, ``revision``, ``asked`` and ``files``.
-        lock: text of the lock file, if it is of a project.
+        blobs: files by digest.
+        names: names of the files.
+        models: meaning of model names: ``repo``, ``revision``, ``asked`` and ``files``.
+        lock: text of a project's lock file, if there is one.
         attestations: texts, by digest of the model.
     """
 
@@ -94,16 +94,16 @@ class Contents:
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle that is open; :func:`read_bundle` gives it.
+    """An open bundle, from :func:`read_bundle`.
 
     Attributes:
-        path: the file.
+        path: of the bundle.
         blobs: the files, in order.
-        names: what the files are called.
+        names: names of the files.
         models: as in :class:`Contents`.
         lock: as in :class:`Contents`.
         attestations: texts, by digest of the model.
-        start: where the first file begins.
+        start: offset of the first file.
     """
 
     path: Path
@@ -124,19 +124,19 @@ def write_bundle(
     """Write *contents* to *path*: the whole file, or nothing.
 
     Args:
-        contents: what goes in; every digest is computed again on the way.
-        path: the file.
-        force: replace a file that is there.
-        report: told how many bytes of how many are written.
+        contents: content of the bundle; every digest is computed again while writing.
+        path: of the bundle.
+        force: replace an existing file.
+        report: called with the bytes written so far and in total.
 
     Returns:
         The SHA-256 of the file.
 
     Raises:
-        UsageError: there is a file at *path*.
-        HashMismatch: a file has been changed.
-        NoSpace: it does not fit on the disk.
-        PermissionDenied: the folder cannot be written.
+        UsageError: *path* exists.
+        HashMismatch: a file has changed.
+        NoSpace: the disk is full.
+        PermissionDenied: the folder is not writable.
     """
     if path.exists() and not force:
         raise UsageError(f"{path} exists", hint="replace it with --force, or choose another name")
@@ -211,14 +211,14 @@ def _put_file(put: Callable[[bytes], None], blob: Blob) -> None:
 
 
 def _header(name: str, size: int) -> bytes:
-    """The header of a member: nothing in it but name and size."""
+    """Header of a member: nothing but name and size."""
     entry = tarfile.TarInfo(name)
     entry.size = size
     return entry.tobuf(tarfile.GNU_FORMAT, "ascii", "strict")
 
 
 def _whole_size(manifest: int, members: list[Member] | tuple[Member, ...]) -> int:
-    """Bytes of a whole bundle, with the empty blocks at its end."""
+    """Bytes of the whole bundle, including the empty blocks at its end."""
     sizes = [manifest, *(member.size for member in members)]
     used = sum(_BLOCK + size + -size % _BLOCK for size in sizes) + 2 * _BLOCK
     return used + -used % tarfile.RECORDSIZE
@@ -226,10 +226,10 @@ def _whole_size(manifest: int, members: list[Member] | tuple[Member, ...]) -> in
 
 @contextmanager
 def _fresh_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that becomes *path* when the block ends well.
+    """A file that becomes *path* when the block ends without an error.
 
-    Until then it has no name at all where the system knows such files (Linux), so that nothing is
-    left of it when the process is killed.
+    Where the system supports unnamed files (Linux), it has no name until then, so nothing is left
+    of it when the process is killed.
     """
     fresh = path.with_name(f".{path.name[:99]}.{os.getpid()}-{token_hex(4)}")
     try:
@@ -256,13 +256,13 @@ def _fresh_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def read_bundle(path: Path) -> Bundle:
-    """The bundle at *path*: its list and texts are checked, its files are not yet read.
+    """The bundle at *path*, with its list and texts checked; its files are not read yet.
 
     Raises:
-        InvalidFormat: it is not a bundle, or is damaged, or not complete.
-        HashMismatch: a text is not the one that is listed.
-        Unsupported: another version of the format.
-        NotFound: there is no such file.
+        InvalidFormat: it is not a bundle, or is damaged or incomplete.
+        HashMismatch: a text differs from the list.
+        Unsupported: the version of the format is unknown.
+        NotFound: the file does not exist.
     """
     try:
         with path.open("rb") as file:
@@ -299,7 +299,7 @@ def read_bundle(path: Path) -> Bundle:
 def _parsed(
     text: bytes, path: Path
 ) -> tuple[tuple[Member, ...], tuple[Name, ...], tuple[dict[str, Any], ...]]:
-    """The lists of a manifest."""
+    """Parsed content of a manifest."""
     try:
         document = json.loads(text)
         version = document["version"]
@@ -356,21 +356,21 @@ _NOT_TEXTS = ("commit", "size")
 def unpack(
     bundle: Bundle, store: Store, *, lock_s: float, report: Report = lambda _d, _t: None
 ) -> list[str]:
-    """Put every file of *bundle* that is missing into *store*; gives back the digests of those.
+    """Put every missing file of *bundle* into *store*; the digests of those files.
 
-    A file gets its place when all of it is there and has its digest. When one has not, nothing of
-    the bundle stays; when the process is killed, what is whole stays, and the next run goes on.
+    A file is moved into place when it is complete and verified. If one is wrong, nothing of the
+    bundle stays; if the process is killed, finished files stay, and the next run continues.
 
     Args:
-        bundle: an open one.
-        store: where the files go.
-        lock_s: how long to wait for a process that fetches one of them.
-        report: told how many bytes of how many are read.
+        bundle: an open bundle.
+        store: the destination.
+        lock_s: seconds to wait for a process that fetches one of the files.
+        report: called with the bytes read so far and in total.
 
     Raises:
-        IntegrityError: a file is not the one that is listed.
+        IntegrityError: a file differs from the list.
         NoSpace: the files do not fit on the disk.
-        CacheBusy: another process has been fetching one of them for too long.
+        CacheBusy: another process fetched one of them for too long.
     """
     make_cache(store.root)
     _need_space(bundle, store)
@@ -409,7 +409,7 @@ def _need_space(bundle: Bundle, store: Store) -> None:
 
 
 def _expect(file: IO[bytes], member: Member, path: Path) -> None:
-    """Read the header of *member*, which has to be the next thing in *file*."""
+    """Read the header of *member*, which must be next in *file*."""
     if file.read(_BLOCK) != _header(member.name, member.size):
         raise InvalidFormat(
             f"{path}: something else is where {member.name} belongs", hint="copy it again"
@@ -426,7 +426,7 @@ def _text(file: IO[bytes], member: Member, path: Path) -> bytes:
 
 
 def _taken(file: IO[bytes], member: Member, bundle: Bundle, store: Store, lock_s: float) -> bool:
-    """Whether the bytes of *member* were put into *store*; they are there in any case."""
+    """Put the bytes of *member* into *store*; true unless they were there already."""
     folder = store.folder / "partial"
     folder.mkdir(exist_ok=True)
     what = f"the file {member.sha256[:16]} of {bundle.path.name}"

@@ -1,4 +1,4 @@
-"""One file under a second name: sharing its blocks, its inode, or nothing but its bytes."""
+"""A second name for a file: as a reflink, a hard link or a copy."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _FICLONE = 0x40049409  # linux/fs.h
 
 
 def link(source: Path, target: Path) -> str:
-    """Make *target* the same file as *source* in one step, and say how.
+    """Make *target* the same file as *source* in one step.
 
-    First a reflink: two files that share blocks until one of them is changed. Where the file system
-    cannot, a hard link; where that is impossible too, a copy. What was at *target* is replaced: a
-    reader sees the old or the new file.
+    First a reflink is tried: two files that share blocks until one is changed; then a hard link;
+    then a copy. An existing *target* is replaced atomically: a reader sees the old or the new
+    file.
 
     Returns:
         ``reflink``, ``hard link`` or ``copy``; empty if both are one file already.
@@ -48,7 +48,7 @@ def link(source: Path, target: Path) -> str:
 
 
 def replace_file(source: Path, target: Path) -> None:
-    """Rename *source* to *target*, also over a file that may not be written.
+    """Rename *source* to *target*, even if *target* is read-only.
 
     Raises:
         OSError: that is not possible.
@@ -58,12 +58,12 @@ def replace_file(source: Path, target: Path) -> None:
     except PermissionError:
         if os.name != "nt":
             raise
-        target.chmod(stat.S_IWRITE)  # Windows replaces nothing that is read-only
+        target.chmod(stat.S_IWRITE)  # Windows cannot replace a read-only file
         source.replace(target)
 
 
 def remove(path: Path) -> None:
-    """Delete *path*, also if it may not be written; nothing happens if it is not there.
+    """Delete *path*, even if it is read-only; nothing happens if it does not exist.
 
     Raises:
         OSError: it cannot be deleted.
@@ -80,13 +80,13 @@ def remove(path: Path) -> None:
 
 
 def make_read_only(path: Path) -> None:
-    """Take the right to write *path* from everybody, as far as the file system has rights."""
+    """Make *path* read-only for all users, where the file system has permissions."""
     with suppress(OSError):
         path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o222)
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in *folder* last; file systems without that promise are left alone."""
+    """Make a rename in *folder* durable, on file systems that can."""
     with suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
         try:
@@ -114,14 +114,14 @@ def _made(source: Path, fresh: Path) -> str:
 
 
 def _as(source: Path, fresh: Path) -> None:
-    """Give *fresh* the time of *source*: it is in the past, so that a change shows at once."""
+    """Set the time of *fresh* to that of *source*: in the past, so that a change shows at once."""
     status = source.stat()
     with suppress(OSError):
         os.utime(fresh, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _reflinked(source: Path, fresh: Path) -> bool:
-    """Whether *fresh* was made as a reflink of *source*."""
+    """Make *fresh* a reflink of *source*; true if that was possible."""
     if platform.system() == "Linux":
         import fcntl
 

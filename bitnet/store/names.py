@@ -1,4 +1,4 @@
-"""Which file a name stood for: the digest of a file of a repository, or of an address."""
+"""Records of names: the digest of a file in a repository, or at an address."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Name:
-    """A name and what it stood for when it was last looked up.
+    """A name and its file when it was last looked up.
 
     Attributes:
-        repo: repository on the hub, an address without anything secret, or a packaged model's id.
-        revision: branch, tag, commit or version that was asked for; the ETag of an address.
+        repo: repository on the hub, an address without secrets, or a packaged model's id.
+        revision: branch, tag, commit or version that was requested; the ETag of an address.
         file: path inside the repository.
-        commit: what *revision* was then.
+        commit: commit of *revision* at that time.
         sha256: digest of the file, hexadecimal.
         size: bytes.
         kind: ``tokenizer``, ``model`` or ``package``.
-        key: what the cache's listing calls it.
+        key: its name in the cache's listing.
     """
 
     repo: str
@@ -46,18 +46,18 @@ class Name:
 
 
 def model_key(repo: str, revision: str, file: str) -> str:
-    """What the cache's listing calls a file of a model's repository."""
+    """Name of a file of a model's repository in the cache's listing."""
     return f"{repo.replace('/', '--')}/{revision}/{file}"
 
 
 class Names:
-    """The records in *folder*: one per identity."""
+    """Records in *folder*, one per identity."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __iter__(self) -> Iterator[Name]:
-        """Every record that can be read."""
+        """Every readable record."""
         with suppress(OSError):
             for path in sorted(self._folder.iterdir()):
                 name = _read(path)
@@ -65,20 +65,20 @@ class Names:
                     yield name
 
     def find(self, *identity: str) -> Name | None:
-        """What *identity* stood for, such as repository, revision and file."""
+        """Record of *identity*, such as repository, revision and file."""
         return _read(self.file_for(*identity))
 
     def write(self, name: Name, *identity: str) -> None:
-        """Note what *identity* stands for; without permission nothing happens."""
+        """Record the meaning of *identity*; without permission nothing happens."""
         if self.find(*identity) != name:
             keep(self.file_for(*identity), json.dumps(asdict(name)).encode())
 
     def of(self, sha256: str) -> list[Name]:
-        """The names that the file with this digest had."""
+        """Names of the file with this digest."""
         return [name for name in self if name.sha256 == sha256]
 
     def file_for(self, *identity: str) -> Path:
-        """Where the record of *identity* is kept."""
+        """Path of the record of *identity*."""
         text = json.dumps(identity)
         return self._folder / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 

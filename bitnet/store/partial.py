@@ -1,14 +1,14 @@
-"""Files on their way: one per version, continued in place by the process that fetches it next.
+"""Partial downloads: one per version, resumed in place by the next process that fetches it.
 
     model.gguf.partial.4711-1f9c0a33        being written by process 4711
-    model.gguf.partial.4711-1f9c0a33.json   what it belongs to (below)
+    model.gguf.partial.4711-1f9c0a33.json   its sidecar (below)
     model.gguf.partial                      left behind by a process that stopped, resumable
-    model.gguf.partial.json                 what that one belongs to
+    model.gguf.partial.json                 its sidecar
 
 The sidecar binds the bytes to one version of one file: digest, or address, ETag, commit and size.
-A process takes over what another one left by renaming it, which only one can do, and writes only
+A process takes over a partial file by renaming it, which only one process can do, and writes only
 under a name of its own. So two processes that both believe to hold the lock never write into the
-same file, and no byte is ever copied.
+same file, and no byte is copied.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _FLUSH_BYTES = 16 << 20
 _SYNC_FILE_RANGE_WRITE = 2  # linux/fs.h
 _FORGOTTEN_S = 14 * 24 * 3600.0
 _SWEPT_TIMES = 100
-_ABANDONED_S = 900.0  # silence after which a process that cannot be asked counts as gone
+_ABANDONED_S = 900.0  # silence after which a process on another machine counts as gone
 
 
 @dataclass(frozen=True)
 class Version:
-    """One version of one file as its server describes it; what it does not say is ``None``.
+    """One version of one file as described by its server; unknown values are ``None``.
 
     Attributes:
-        url: where to fetch it; names the commit where the hub told one.
+        url: where to fetch it; names the commit if the hub reported one.
         commit: commit of the repository.
-        etag: strong ETag without quotes; the hub's own where there is one, else the file server's.
+        etag: strong ETag without quotes; the hub's if there is one, else the file server's.
         size: bytes.
         sha256: hexadecimal, lower case.
     """
@@ -63,33 +63,33 @@ class Version:
 
     @property
     def key(self) -> str:
-        """What tells it from every other version; the digest where that is known."""
+        """Identity of the version; the digest if it is known."""
         if self.sha256 is not None:
             return self.sha256
-        # A signature in an address is a new one every time; an ETag tells versions apart as well.
+        # A signed address changes every time; an ETag identifies a version as well.
         place = _shown(self.url) if self.etag else self.url
         text = json.dumps([place, self.etag, None if self.etag else self.commit, self.size])
         return f"version-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
     @property
     def is_bound(self) -> bool:
-        """Whether bytes fetched now can be told from those of another version later."""
+        """True if bytes fetched now can be told from another version's bytes later."""
         known = self.sha256 is not None or self.etag is not None
         return known or None not in (self.commit, self.size)
 
 
 @dataclass(frozen=True)
 class Sidecar:
-    """What the bytes of a partial file belong to.
+    """Record of the version that a partial file belongs to.
 
     Attributes:
-        url: where they come from, without what may be secret.
-        key: of the version.
+        url: source of the bytes, without secrets.
+        key: identity of the version.
         size: bytes of the whole file.
         sent_etag: strong ETag of the server that sent the bytes, for ``If-Range``.
-        done: parts that are written; ``None``: everything up to the end of the partial file.
-        inode: the partial file's number, so that a sidecar is never taken for another file's.
-        owner: who wrote it.
+        done: parts already written; ``None``: everything up to the end of the partial file.
+        inode: of the partial file, so that a sidecar is never applied to another file.
+        owner: process that wrote it.
     """
 
     url: str
@@ -102,12 +102,12 @@ class Sidecar:
 
 
 class Partial:
-    """A file being written by this process alone; :meth:`begin` makes one.
+    """A file that only this process writes; :meth:`begin` creates one.
 
     Attributes:
-        path: where it is now.
-        done: the parts that are written.
-        resumed: bytes that an earlier process had fetched.
+        path: its current path.
+        done: parts already written.
+        resumed: bytes fetched by an earlier process.
         is_left: it was left for the next process.
     """
 
@@ -136,19 +136,19 @@ class Partial:
     def begin(
         cls, folder: Path, name: str, version: Version, *, alone: bool, fresh: bool = False
     ) -> Partial:
-        """A file in *folder* for *version*, with what earlier processes left of it.
+        """A file in *folder* for *version*, resuming what earlier processes left.
 
-        What they left besides is deleted.
+        Other leftovers are deleted.
 
         Args:
-            folder: of this version.
+            folder: folder of this version.
             name: of the file, for people.
-            version: what is going to be written.
-            alone: the kernel keeps every other process of this machine out.
-            fresh: delete what there is, since it proved wrong.
+            version: the version to fetch.
+            alone: the kernel keeps other processes of this machine out.
+            fresh: delete existing parts, since they proved wrong.
 
         Raises:
-            OSError: no file can be made.
+            OSError: the file cannot be created.
         """
         folder.mkdir(parents=True, exist_ok=True)
         own = folder / f"{name}.partial.{os.getpid()}-{uuid.uuid4().hex[:8]}"
@@ -167,10 +167,10 @@ class Partial:
 
     @classmethod
     def _take(cls, path: Path, sidecar: Sidecar, own: Path, version: Version) -> Partial | None:
-        """*path* under the name *own*, or ``None`` if another process was faster.
+        """Rename *path* to *own*; ``None`` if another process was faster.
 
-        The sidecar is there under both names before the file has the new one: whenever this
-        process is killed, one of the names has both.
+        The sidecar exists under both names before the file is renamed, so whenever this process is
+        killed, a file and its sidecar share a name.
         """
         try:
             fd = os.open(path, os.O_RDWR | _BINARY)
@@ -180,7 +180,7 @@ class Partial:
             partial = cls(own, version, fd)
             partial._restore(sidecar)
             partial.note()
-            if os.name == "nt":  # pragma: no cover  # no open file can be renamed there
+            if os.name == "nt":  # pragma: no cover  # an open file cannot be renamed there
                 os.close(fd)
                 path.replace(own)
                 partial.fd = os.open(own, os.O_RDWR | _BINARY)
@@ -197,7 +197,7 @@ class Partial:
         return partial
 
     def _restore(self, sidecar: Sidecar) -> None:
-        """Count what *sidecar* says is there, as far as the file has it."""
+        """Count the parts that *sidecar* records and that the file has."""
         length = os.fstat(self.fd).st_size
         for start, stop in _parts(sidecar, length):
             self.done.add(start, stop)
@@ -207,21 +207,21 @@ class Partial:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the bytes are written in the order of the file."""
+        """True if the bytes are written from the beginning of the file without a gap."""
         return self._contiguous
 
     @property
     def sent_etag(self) -> str | None:
-        """Strong ETag of the server the bytes come from."""
+        """Strong ETag of the server that sends the bytes."""
         return self._sidecar.sent_etag
 
     def bind(self, sent_etag: str | None) -> None:
-        """Say which version the server sends; from now on the bytes are worth keeping."""
+        """Record the version the server sends; from now on the bytes can be resumed."""
         self._sidecar = replace(self._sidecar, sent_etag=sent_etag)
         self.note()
 
     def scatter(self) -> None:
-        """Allow parts to be written in any order; :meth:`note` then tells which are there."""
+        """Allow parts to be written in any order; :meth:`note` then records them."""
         if self._contiguous:
             self._contiguous = False
             self.note()
@@ -243,7 +243,7 @@ class Partial:
             return os.write(self.fd, view)
 
     def flush_behind(self) -> None:
-        """Let the disk start on what has come, so that publishing need not wait for all of it."""
+        """Let the disk start writing, so that publishing does not wait for everything."""
         frontier = self.done.frontier
         if frontier - self._flushed >= _FLUSH_BYTES:
             _start_writing(self.fd, self._flushed, frontier - self._flushed)
@@ -261,7 +261,7 @@ class Partial:
         fresh.replace(_sidecar_of(beside))
 
     def restart(self) -> None:
-        """Forget every byte."""
+        """Discard every byte."""
         os.ftruncate(self.fd, 0)
         self.done = Ranges()
         self._flushed = 0
@@ -269,7 +269,7 @@ class Partial:
         self.bind(None)
 
     def publish(self, destination: Path) -> None:
-        """Give the file its name; whatever had the name is replaced in the same instant."""
+        """Rename the file to *destination*, replacing an existing file atomically."""
         os.fsync(self.fd)
         self.close()
         replace_file(self.path, destination)
@@ -277,43 +277,43 @@ class Partial:
         self._clear()
 
     def leave(self) -> None:
-        """Stop, and leave what there is as ``<file>.partial`` for the next process."""
+        """Stop, and leave the file as ``<file>.partial`` for the next process."""
         if not (self._bound and self.done.total):
             self.discard()
             return
         self.close()
-        with suppress(OSError):  # for example a full disk: the sidecar from the start is enough
+        with suppress(OSError):  # for example a full disk: the first sidecar is enough
             self.is_left = True
             self._note(self._rest)
             self.path.replace(self._rest)
             _unlink(_sidecar_of(self.path))
 
     def discard(self) -> None:
-        """Stop, and delete what there is."""
+        """Stop, and delete the file."""
         self.close()
         _unlink(self.path)
         self._clear()
 
     def _clear(self) -> None:
-        """Delete what belonged to the file, and its folder if nothing else is in it."""
+        """Delete the file's records, and its folder if it is empty."""
         _unlink(_sidecar_of(self.path))
         _unlink(Path(f"{self.path}.json.new"))
         with suppress(OSError):
             self.path.parent.rmdir()
 
     def close(self) -> None:
-        """Close the file; the last step of every ending."""
+        """Close the file; the last step in any case."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
 
 
 def clear(folder: Path, *, alone: bool) -> None:
-    """Delete what is in *folder* of a version that is in the store, with its lock held.
+    """Delete partial files in *folder*, of a version now in the store, with its lock held.
 
     Args:
         folder: of the version.
-        alone: the kernel keeps every other process of this machine out.
+        alone: the kernel keeps other processes of this machine out.
     """
     for path in _partials(folder):
         if _is_free(path, alone=alone):
@@ -326,9 +326,9 @@ def clear(folder: Path, *, alone: bool) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what nothing has continued for weeks: partial files below *folder*, with their locks.
+    """Delete partial files below *folder* that were not resumed for weeks, with their locks.
 
-    A lock that is held is of a file being fetched: its partial file was written just now.
+    If a lock is held, its file is being fetched: its partial file was written just now.
     """
     with suppress(OSError):
         for inner in [path for path in folder.iterdir() if path.is_dir()]:
@@ -336,11 +336,11 @@ def sweep(folder: Path) -> None:
                 if _silence_s(path) > _FORGOTTEN_S:
                     _delete(path)
             with suppress(OSError):
-                inner.rmdir()  # only if it is empty
+                inner.rmdir()  # fails unless it is empty
 
 
 def _partials(folder: Path) -> list[Path]:
-    """The partial files in *folder*, without their sidecars; sidecars of none of them go."""
+    """Partial files in *folder*, without sidecars; sidecars without a file are deleted."""
     try:
         paths = {path for path in folder.iterdir() if ".partial" in path.name}
     except OSError:
@@ -354,9 +354,9 @@ def _partials(folder: Path) -> list[Path]:
 
 
 def _is_free(path: Path, *, alone: bool) -> bool:
-    """Whether no process writes into *path* any more.
+    """True if no process writes into *path* any more.
 
-    With *alone*, none on this machine can, whatever its container.
+    With *alone*, no process of this machine can, whatever its container.
     """
     sidecar = _read_sidecar(path)
     owner = Owner.parse(json.dumps(sidecar.owner)) if sidecar is not None else None
@@ -374,7 +374,7 @@ def _silence_s(path: Path) -> float:
 
 
 def _usable(paths: list[Path], version: Version) -> list[tuple[Path, Sidecar]]:
-    """Which of *paths* hold bytes of *version*, those with the most of them first."""
+    """Those of *paths* that hold bytes of *version*, the largest first."""
     found: list[tuple[int, Path, Sidecar]] = []
     for path in paths:
         sidecar = _read_sidecar(path)
@@ -391,7 +391,7 @@ def _usable(paths: list[Path], version: Version) -> list[tuple[Path, Sidecar]]:
 
 
 def _created(path: Path) -> int:
-    """The new file *path*, open; another process may be sweeping its folder, which is empty."""
+    """The new file *path*, open; a process that sweeps the empty folder may interfere."""
     for _ in range(_SWEPT_TIMES):
         with suppress(FileNotFoundError):
             return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
@@ -400,7 +400,7 @@ def _created(path: Path) -> int:
 
 
 def _parts(sidecar: Sidecar, length: int) -> list[tuple[int, int]]:
-    """The parts that are there of a file that is *length* bytes long."""
+    """Parts that exist of a file that is *length* bytes long."""
     noted = sidecar.done if sidecar.done is not None else [[0, length]]
     return [(start, min(stop, length)) for start, stop in noted if start < min(stop, length)]
 
@@ -410,7 +410,7 @@ def _sidecar_of(path: Path) -> Path:
 
 
 def _read_sidecar(path: Path) -> Sidecar | None:
-    """The sidecar of the partial file *path*, if it has one that is its own."""
+    """Sidecar of the partial file *path*; ``None`` if it is missing or of another file."""
     try:
         fields = json.loads(_sidecar_of(path).read_text(encoding="utf-8"))
         sidecar = Sidecar(**fields)
@@ -433,7 +433,7 @@ def _shown(url: str) -> str:
 
 
 def _start_writing(fd: int, start: int, length: int) -> None:
-    """Start writing a part of a file to disk without waiting for it (Linux; nothing elsewhere)."""
+    """Start writing a part of a file to disk without waiting (Linux; a no-op elsewhere)."""
     if sys.platform == "linux":
         with suppress(AttributeError):
             offset, count = ctypes.c_int64(start), ctypes.c_int64(length)

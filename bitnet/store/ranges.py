@@ -1,4 +1,4 @@
-"""Byte ranges: which parts of a file are there, and which are missing."""
+"""Byte ranges: the parts of a file that exist, and the gaps."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ class Ranges:
 
     @property
     def total(self) -> int:
-        """Bytes in all ranges together."""
+        """Total bytes of all ranges."""
         return sum(stop - start for start, stop in self._parts)
 
     @property
     def frontier(self) -> int:
-        """Bytes from the beginning without a gap."""
+        """Number of bytes from the beginning without a gap."""
         return self._parts[0][1] if self._parts and self._parts[0][0] == 0 else 0
 
     @property
     def is_prefix(self) -> bool:
-        """Whether the bytes are one range from the beginning, or none."""
+        """True if the bytes are one range from the beginning, or none."""
         return not self._parts or (len(self._parts) == 1 and self._parts[0][0] == 0)
 
     def missing(self, size: int) -> list[tuple[int, int]]:
-        """The gaps in the first *size* bytes."""
+        """Gaps in the first *size* bytes."""
         gaps: list[tuple[int, int]] = []
         position = 0
         for start, stop in self._parts:

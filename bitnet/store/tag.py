@@ -1,4 +1,4 @@
-"""``CACHEDIR.TAG``: which folder is a cache of ours, for backups and for ``clean-cache``."""
+"""``CACHEDIR.TAG``: marks a folder as this program's cache, for backups and ``clean-cache``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["AREAS", "TAG", "has_tag", "is_marked", "make_cache", "strange_names"]
 
 AREAS = ("tokenizers", "models", "store", "screens", "measurements", "reports")
-# Names below these folders that only this program gives.
+# Names that only this program gives to files below these folders.
 _OUR_NAMES = re.compile(
     r"tokenizers/(compiled/([0-9a-f]{64}\.tok|digests/[0-9a-f]{32}\.json)"
     r"|([\w.]+-\d+k|url-[0-9a-f]{16}|hub-.+@.+|cl100k_base)/.+)"
@@ -33,13 +33,13 @@ _TEXT = SIGNATURE + b"\n# Cache of bitnet; any file in it may be deleted at any 
 
 
 def make_cache(root: Path) -> None:
-    """Make the cache folder *root* and its ``store``, each marked as a cache where it is ours.
+    """Create the cache folder *root* and its ``store``, and mark each as a cache if it is ours.
 
-    A folder that holds files of others is not marked: it may be a project's, and a backup would
-    leave it out. Its ``store`` is ours in any case.
+    A folder that holds other files is not marked: it may be a project's, and backups would leave
+    it out. Its ``store`` is always marked.
 
     Raises:
-        PermissionDenied: the folder cannot be made.
+        PermissionDenied: the folder cannot be created.
         NoSpace: the disk is full.
     """
     try:
@@ -59,7 +59,7 @@ def make_cache(root: Path) -> None:
 
 
 def has_tag(folder: Path) -> bool:
-    """Whether *folder* carries our mark, not only that of some cache."""
+    """True if *folder* carries this program's tag, and not only some cache's."""
     try:
         content = (folder / TAG).read_bytes()
     except OSError:
@@ -68,11 +68,11 @@ def has_tag(folder: Path) -> bool:
 
 
 def is_marked(root: Path, path: Path) -> bool:
-    """Whether *path* in the cache folder *root* is surely a file that this program made.
+    """True if *path* in the cache folder *root* is certainly a file that this program made.
 
-    In a folder with our mark every file is, below the folders that a cache has, unless there are
-    others beside those: a mark can be copied into a project. Without it, a file is that has a name
-    only we give, or lies beside a record of where we fetched it from.
+    In a folder with the tag that applies to every file below the folders that a cache has, unless
+    there are other entries next to those: a tag can be copied into a project. Without the tag,
+    it applies to files with a name that only this program gives, or next to a download record.
     """
     inside = path.relative_to(root)
     if _is_default(root) or (has_tag(root) and not strange_names(root)):
@@ -85,21 +85,21 @@ def is_marked(root: Path, path: Path) -> bool:
 
 
 def strange_names(root: Path) -> list[str]:
-    """What lies in *root* and is not of a cache, sorted.
+    """Names in *root* that do not belong to a cache, sorted.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the folder cannot be read.
     """
     return sorted({item.name for item in root.iterdir()} - _BESIDE)
 
 
 def _is_default(root: Path) -> bool:
-    """Whether *root* is where a cache is made when nothing else is asked for."""
+    """True if *root* is the default place of the cache."""
     return settings.cache_dir_override() is None and root == settings.cache_dir()
 
 
 def _may_be_marked(folder: Path) -> bool:
-    """Whether *folder* is missing or empty, or holds nothing but what we have made."""
+    """True if *folder* is missing or empty, or holds only files of this program."""
     if folder.name == "store" or not folder.is_dir() or _is_default(folder):
         return True
     if any(item.name not in AREAS for item in folder.iterdir()):

@@ -1,4 +1,4 @@
-"""Digests that were computed once: a file that has not changed since is not read again."""
+"""Records of computed digests: a file that has not changed since is not read again."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 __all__ = ["SETTLED_S", "Verified", "VerifiedFiles"]
 
-# Two changes within one tick of a file system's clock leave the same time behind; FAT counts in
-# steps of two seconds. A file changed less than this ago may change again without showing it.
+# Two changes within one tick of a file system's clock leave the same time; FAT counts in steps of
+# two seconds. A file changed less than this ago may change again without showing it.
 SETTLED_S = 3.0
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A file as it was when its digest was computed.
+    """A file at the time its digest was computed.
 
     Attributes:
         path: absolute.
         sha256: hexadecimal.
         size: bytes.
-        mtime_ns: when it was last changed.
+        mtime_ns: modification time.
         inode: its number on its file system.
-        placed: we put it there; else it was only read.
-        ctime_ns: when anything about it last changed, which nobody can set back; 0 when that was
+        placed: this program placed it there; else it was only read.
+        ctime_ns: time of the last change of any kind, which cannot be set back; 0 when that was
             only a moment before.
     """
 
@@ -48,7 +48,7 @@ class Verified:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the file is still the one that was read."""
+        """True if the file is still the one that was read."""
         try:
             status = os.stat(self.path)  # noqa: PTH116
         except (OSError, ValueError):
@@ -58,7 +58,7 @@ class Verified:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether, besides, nothing was done to it, not even a link made or a time set."""
+        """True if, in addition, no link was made to it and no time was set."""
         try:
             changed = os.stat(self.path).st_ctime_ns  # noqa: PTH116
         except (OSError, ValueError):
@@ -67,13 +67,13 @@ class Verified:
 
 
 class VerifiedFiles:
-    """The records in *folder*, one per path."""
+    """Records in *folder*, one per path."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def __iter__(self) -> Iterator[Verified]:
-        """Every record that can be read."""
+        """Every readable record."""
         with suppress(OSError):
             for path in sorted(self._folder.iterdir()):
                 record = _read(path)
@@ -81,24 +81,24 @@ class VerifiedFiles:
                     yield record
 
     def record_of(self, path: Path) -> Verified | None:
-        """What was found at *path* the last time, whatever is there now."""
+        """Last record of *path*, whatever is there now."""
         record = _read(self.file_for(path))
         return record if record is not None and record.path == _absolute(path) else None
 
     def digest_of(self, path: Path) -> str | None:
-        """The digest of *path*, if it was computed and nothing has changed since."""
+        """Digest of *path*, if it was computed and the file has not changed since."""
         record = self.record_of(path)
         return record.sha256 if record is not None and record.is_unchanged else None
 
     def remember(self, path: Path, sha256: str, *, placed: bool = False) -> None:
-        """Note that *path* has this digest, unless it was changed only a moment ago.
+        """Record that *path* has this digest, unless it was changed only a moment ago.
 
-        A folder that cannot be written only means that the file is read again.
+        If the folder is not writable, the file is merely read again next time.
 
         Args:
             path: the file.
-            sha256: its digest, just computed or vouched for.
-            placed: we have just put it there.
+            sha256: its digest, just computed or known from elsewhere.
+            placed: this program has just placed it there.
         """
         try:
             status = path.stat()
@@ -129,7 +129,7 @@ class VerifiedFiles:
                 self.forget(Path(record.path))
 
     def file_for(self, path: Path) -> Path:
-        """Where the record of *path* is kept."""
+        """Path of the record of *path*."""
         name = hashlib.sha256(os.fsencode(_absolute(path))).hexdigest()[:32]
         return self._folder / f"{name}.json"
 

@@ -266,7 +266,7 @@ def test_a_key_or_tensor_twice_is_refused(backend):
 
 
 def test_names_that_are_no_utf8_are_refused(backend):
-    with pytest.raises(InvalidFormat, match="key is no UTF-8"):
+    with pytest.raises(InvalidFormat, match="key is not UTF-8"):
         GGUF.parse(gguf_bytes({b"\xff".decode("latin-1"): 1}).replace("ÿ".encode(), b"\xff\xff"))
 
 

@@ -29,7 +29,7 @@ def test_a_sound_file_has_no_findings():
     ("offset", "code", "severity", "text"),
     [
         (64, "tensor-overlap", "failed", "tensors token_embd.weight and b share 32 bytes"),
-        (100, "unaligned", "failed", "no multiple of the alignment 32"),
+        (100, "unaligned", "failed", "not a multiple of the alignment 32"),
         (160, "gap", "note", "64 unused bytes between token_embd.weight and b"),
         (4096, "truncated", "failed", "tensor b needs bytes"),
     ],

@@ -146,7 +146,7 @@ def test_keys_under_another_prefix_are_found():
         ("attention.head_count", 0, "no heads"),
         ("feed_forward_length", 0, "a size below 1"),
         ("context_length", 0, "no context"),
-        ("rope.freq_base", 0.0, "a rope base"),
+        ("rope.freq_base", 0.0, "a rope_theta"),
         ("rope.freq_base", float("nan"), "expected a finite number"),
         ("rope.scaling.original_context_length", 0, "an original context below 2"),
         ("attention.sliding_window_pattern", [True], "another number of layers"),
@@ -154,7 +154,7 @@ def test_keys_under_another_prefix_are_found():
         ("attention.layer_norm_rms_epsilon", "small", "expected a finite number"),
         ("block_count", None, "block_count is missing"),
         ("block_count", True, "expected an integer"),
-        ("rope.dimension_count", 66, "rotated elements outside"),
+        ("rope.dimension_count", 66, "rotary dimensions outside"),
         ("rope.dimension_count", 5, "an odd number"),
     ],
 )
@@ -194,7 +194,7 @@ def test_gemma_alternates_windows():
     assert config_from(tiny("gemma2")).windows == (4, 0)
     gemma3 = config_from(tiny("gemma3"))
     assert gemma3.windows == (4, 4)
-    assert gemma3.local_rope.base == 10000.0
+    assert gemma3.local_rope.theta == 10000.0
 
 
 @pytest.mark.parametrize("value", [2**64 - 1, 2**63, 2**32, -1, 1.5, True, "8", [8]])

@@ -304,7 +304,7 @@ def test_code_of_another_model_is_still_refused(tmp_path):
     path = published(tmp_path / "model", "Falcon3-7B-1.58bit")
     other = FALCON3["auto_map"] | {"AutoModelForCausalLM": "modeling_x.OtherForCausalLM"}
     (path / "config.json").write_text(json.dumps(FALCON3 | {"auto_map": other}))
-    with pytest.raises(Unsupported, match="brings code of its own"):
+    with pytest.raises(Unsupported, match="brings custom code"):
         open_checkpoint(path)
 
 

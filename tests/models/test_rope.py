@@ -7,7 +7,7 @@ import pytest
 
 from bitnet.models.rope import Rope
 
-BASE = {"dims": 8, "base": 10000.0, "style": "half"}
+BASE = {"dims": 8, "theta": 10000.0, "style": "half"}
 PLAIN = np.array([1.0, 0.1, 0.01, 0.001])
 
 
@@ -23,7 +23,7 @@ def test_linear_scaling_divides():
 
 
 def test_divisors_apply_to_each_pair():
-    rope = Rope(**BASE, divisors=np.array([1, 2, 4, 8], dtype=np.float32))
+    rope = Rope(**BASE, freq_factors=np.array([1, 2, 4, 8], dtype=np.float32))
     np.testing.assert_allclose(rope.frequencies(100)[0], PLAIN / [1, 2, 4, 8])
 
 
@@ -34,8 +34,8 @@ def test_long_divisors_hold_beyond_the_original_context(context, divisor):
         scaling="longrope",
         factor=4.0,
         original_context=16,
-        divisors=np.full(4, 2, dtype=np.float32),
-        long_divisors=np.full(4, 4, dtype=np.float32),
+        freq_factors=np.full(4, 2, dtype=np.float32),
+        long_freq_factors=np.full(4, 4, dtype=np.float32),
     )
     frequencies, factor = rope.frequencies(context)
     np.testing.assert_allclose(frequencies, PLAIN / divisor)

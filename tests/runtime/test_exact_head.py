@@ -266,7 +266,7 @@ def test_a_screen_that_does_not_pay_is_given_up_and_changes_no_token(
     assert answers[0] == answers[1]
     assert model.screen is None
     assert model.gave_up_screen
-    assert sum("does not pay" in record.message for record in caplog.records) == 1
+    assert sum("does not save time" in record.message for record in caplog.records) == 1
 
 
 def test_a_screen_that_was_asked_for_is_never_given_up(models: tuple[Any, Any]) -> None:

@@ -221,7 +221,7 @@ def test_a_grammar_without_any_token_for_it_is_an_error(model):
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("{", "the JSON schema is no JSON: "),
+        ("{", "the JSON schema is not JSON: "),
         ("[1]", r"a JSON schema is an object, not \[1\]"),
         ({"type": "foo"}, "the JSON schema cannot be used: Invalid type: foo"),
         ({"type": "string", "pattern": "(["}, "regex parse error"),

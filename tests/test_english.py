@@ -1,0 +1,111 @@
+"""Plain English and the field's words (CONTRIBUTING, Glossary) in code, messages and pages."""
+
+import ast
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+PYTHON = sorted(
+    path
+    for room in ("runtime", "models", "families", "store", "formats", "quants", "cache")
+    for path in (ROOT / "bitnet" / room).rglob("*.py")
+)
+PAGES = [ROOT / "CONTRIBUTING.md"]
+
+# Pattern, and how the same is said in this project.
+OPENINGS = [
+    (r"(What|Who|Whose|Which)\b", "begin with a noun: 'Token ids of *text*', or a verb: 'Return'"),
+    (r"(Whether|How|Where|When|Why)\b", "'True if ...', 'Number of ...', 'Path of ...'"),
+]
+PHRASES = [
+    (r"(?<!\bthere )\b(?:is|are|was|were) no (?!longer\b|more than\b|\w+er than\b)", "'is not a'"),
+    (r"\b(?:nobody|somebody|anybody|everybody|whoever)\b", "'no user', 'a client', 'the caller'"),
+    (r"\bfigures\b", "'metrics', 'numbers'"),
+    (r"\bpays\b", "'is worth', 'is faster'"),
+    (r"\b(?:is|are|was|were|be|as) wanted\b", "'requested', 'expected', 'needed'"),
+    (r"\banew\b", "'again'"),
+    (r"\bsurely\b", "'certainly', or leave it out"),
+    (r"\belse than\b", "'other than'"),
+    (r"\bfares\b|\bhow \w+ fares?\b", "'state', 'status'"),
+    (r"\b(?:thereof|wherein|whereof|hereby|therein)\b", "'of it', 'in which'"),
+]
+
+
+def _doc_nodes(tree):
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
+            yield node
+
+
+def _comments(source):
+    """Comments with their lines; those that follow each other are one."""
+    found = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            text = token.string.lstrip("#: ")
+            if found and found[-1][1] == token.start[0] - 1 and token.line.lstrip()[0] == "#":
+                found[-1] = (f"{found[-1][0]} {text}", token.start[0])
+            else:
+                found.append((text, token.start[0]))
+    return [(line, text) for text, line in found]
+
+
+def passages(source):
+    """(line, text, is it a docstring?) of everything in Python *source* that people read."""
+    tree = ast.parse(source)
+    docs = {id(node.body[0].value) for node in _doc_nodes(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, " ".join(node.value.split()), id(node) in docs
+    for line, text in _comments(source):
+        yield line, text, False
+
+
+def findings(passages):
+    found = []
+    for line, text, docstring in passages:
+        prose = re.sub(r"``?[^`]+``?", "CODE", re.sub(r'"[^"]*"', "QUOTE", text))
+        rules = [(rf"^{opening}", advice) for opening, advice in OPENINGS if docstring]
+        for pattern, advice in [*rules, *PHRASES]:
+            if match := re.search(pattern, prose, re.IGNORECASE if pattern[0] != "^" else 0):
+                found.append(f"line {line}: {match[0]!r} in {prose[:90]!r}: {advice}")
+    return found
+
+
+def _id(path):
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=_id)
+def test_code_speaks_plain_english(path):
+    assert findings(passages(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("path", PAGES, ids=_id)
+def test_pages_speak_plain_english(path):
+    text = re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    paragraphs = [(0, " ".join(part.split()), False) for part in text.split("\n\n")]
+    assert findings(paragraphs) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ('"""What it is."""', 1),
+        ('"""Token ids of a text."""', 0),
+        ('def f():\n    """Whether it is."""', 1),
+        ("# a file is\n# no model", 1),
+        ("there = 'there is no model'", 0),
+        ("raise ValueError(f'{name} is no model')", 1),
+        ("note = 'the answer is no longer read, and takes no more than a second'", 0),
+        ("x = 1  # nobody reads it", 1),
+    ],
+)
+def test_the_patterns_find_what_they_are_for(source, count):
+    assert len(findings(passages(source))) == count
