@@ -124,8 +124,8 @@ class LanguageModel:
         Raises:
             UsageError: the prompt is empty, the template does not accept the conversation, the
                 schema or the regular expression is wrong, or the prompt name is unknown.
-            Unsupported: an embedding model is asked for an answer; it has no chat template; or a schema or
-                regular expression is given and llguidance is not installed.
+            Unsupported: an embedding model is asked for an answer; it has no chat template; or
+                a schema or regular expression is given and llguidance is not installed.
         """
         if request.embed:
             return self.embedding_ids(request.prompt, request.prompt_name), request

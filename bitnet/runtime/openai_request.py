@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's requests as our own, with the fields that vLLM and llama.cpp's server add."""
+"""Requests in OpenAI's form as our own, with the extensions of vLLM and llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ __all__ = [
 ]
 
 SAMPLING = tuple(entry.name for entry in fields(SamplingParams))
-# Fields that say what the answer must be, apart from response_format.
+# Fields that constrain the answer, besides response_format.
 GRAMMARS = ("json_schema", "guided_json", "guided_regex", "guided_choice", "structured_outputs")
 _SPECIAL = re.compile(r"[][\\.+*?()|{}^$#&~-]")  # of a regular expression
-# Variables of a chat template that are not a client's to set.
+# Variables of a chat template that clients must not set.
 _OURS = {
     "self", "messages", "tools", "documents", "bos_token", "eos_token", "add_generation_prompt",
 }  # fmt: skip
 
 
 def request_of(body: Mapping[str, Any], default: Request) -> Request:
-    """What *body* says about an answer, all but the prompt.
+    """Our request for *body*, without the prompt.
 
     Args:
-        body: a request for a chat or a continuation; a field that is missing is ``None``.
-        default: for what *body* leaves out.
+        body: a chat or completion request; missing fields are ``None``.
+        default: values of fields that *body* leaves out.
 
     Raises:
-        UsageError: a value is of the wrong type or out of its range, or two contradict each other.
+        UsageError: a value has the wrong type or is out of its range, or two contradict each other.
     """
     names = (*SAMPLING, "max_tokens", "min_tokens", "ignore_eos", "stop")
     given = {name: body.get(name) for name in names} | grammar_of(body)[1]
@@ -53,7 +53,7 @@ def request_of(body: Mapping[str, Any], default: Request) -> Request:
 
 
 def chat_request(body: Mapping[str, Any], default: Request) -> Request:
-    """The answer that *body*, a request for a chat with messages that are checked, wants.
+    """Our request for *body*, a chat request whose messages are checked.
 
     Raises:
         UsageError: as :func:`request_of`, or a tool or a variable of the template is wrong.
@@ -73,12 +73,12 @@ def chat_request(body: Mapping[str, Any], default: Request) -> Request:
 
 
 def texts_of(given: Any, field: str, *, at_most: int) -> list[str | list[int]]:
-    """The texts in any of the four forms OpenAI takes them in.
+    """Texts in any of the four forms that OpenAI accepts.
 
     Args:
         given: a text, its ids, or a list of either.
-        field: of the request that holds them, for the message.
-        at_most: so many.
+        field: name of the field in the request, for errors.
+        at_most: largest number of texts.
 
     Raises:
         UsageError: there are none, or too many.
@@ -93,10 +93,10 @@ def texts_of(given: Any, field: str, *, at_most: int) -> list[str | list[int]]:
 
 
 def grammar_of(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The field of *body* that says what the answer must be, and ``json_schema`` or ``regex``.
+    """The field of *body* that constrains the answer, and ``json_schema`` or ``regex``.
 
     Raises:
-        UsageError: there are two such fields, or one of them holds none of its forms.
+        UsageError: two such fields are given, or the form of one is unknown.
     """
     found: dict[str, tuple[str, Any]] = {}
     for name in GRAMMARS[:-1]:
@@ -119,12 +119,12 @@ def grammar_of(body: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def schema_of(form: Any, field: str = "response_format") -> dict[str, Any] | None:
-    """The schema that the answer follows; ``None``: any text.
+    """Schema of the answer; ``None``: any text.
 
     Args:
-        form: ``{"type": "text"}``, ``{"type": "json_object"}`` or a ``json_schema``, as chats and
-            as responses have it; ``None``: any text.
-        field: that it is in, for the message.
+        form: ``{"type": "text"}``, ``{"type": "json_object"}`` or a ``json_schema``, in the form
+            of chats or of responses; ``None``: any text.
+        field: name of the field, for errors.
 
     Raises:
         UsageError: it is none of them.
