@@ -61,7 +61,7 @@ def main():
     run("inspect-gguf", model)
     json.loads(run("inspect-gguf", model, "--json"))
     run("explain-tokenizer", model)
-    run("export-tokenizer", model, "--into", exported)
+    run("export-tokenizer", model, "--output", exported)
     run("verify-tokenizer", model, "--against", exported + "/tokenizer.json")
     run("-c", ROUND_TRIP, model, TEXT.encode().hex(), program=[sys.executable])
     run("verify", "--model", model)

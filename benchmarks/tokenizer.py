@@ -122,7 +122,7 @@ def vocabularies(data, more, folder):
     yield "LLaMA-3", data / "tokenizers/llama3/tokenizer.json", peers.JSON
     qwen = Path(folder) / "qwen2"
     command = [sys.executable, "-m", "bitnet", "export-tokenizer"]
-    command += [data / "vocab/ggml-vocab-qwen2.gguf", "--into", qwen]
+    command += [data / "vocab/ggml-vocab-qwen2.gguf", "--output", qwen]
     subprocess.run(list(map(str, command)), check=True, capture_output=True)
     yield "Qwen 2", qwen / "tokenizer.json", peers.JSON
     for entry in more:

@@ -13,14 +13,14 @@ import os
 import signal
 import sys
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from invoke.exceptions import Exit, ParseError, UnexpectedExit, UnknownFileType
+from invoke.parser.context import ParserContext
 from invoke.program import Program as InvokeProgram
 
 import bitnet
-from bitnet import settings, terminal
+from bitnet import positional, settings, terminal
 from bitnet.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.invocation import as_started, harmless, word
 from bitnet.tasks import load
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from invoke.collection import Collection
+    from invoke.parser import Parser
     from invoke.parser.argument import Argument
-    from invoke.parser.context import ParserContext
 
 __all__ = ["Program", "main", "started_by_invoke"]
 
 _HELP = ("--help", "-h")
 # Letters that other engines' programs have for options.
-_LETTERS = {"-m": "--model", "-n": "--max-tokens", "-o": "--output"}
+_LETTERS = {"-m": "--model", "-p": "--prompt", "-n": "--max-tokens", "-o": "--output"}
 
 
 class Program(InvokeProgram):
@@ -147,6 +147,12 @@ class Program(InvokeProgram):
         ]
         return [*super().core_args(), *(self.task_args() if self.binary == "inv" else listing)]
 
+    def _make_parser(self) -> Parser:
+        """Options of Invoke come before the command: behind it they are not its options."""
+        parser: Parser = super()._make_parser()
+        parser.initial = ParserContext()
+        return parser
+
     def parse_tasks(self) -> None:
         """Parse what follows the core options; ``--help`` wins, ``_`` in a name means ``-``."""
         words: list[str] = self.core.unparsed
@@ -157,9 +163,10 @@ class Program(InvokeProgram):
         self._obey_plain_words(words)
         before = words[: words.index("--")] if "--" in words else words
         if any(word in _HELP for word in before) and before[0] in self.parser.contexts:
-            self.print_task_help(before[0])
+            self.print_task_help(self.parser.contexts[before[0]].name)
             raise Exit
-        self._name_optional_positional(words, len(before))
+        self.typed = [*words]
+        words[: len(before)] = positional.named(before, self.parser.contexts)
         super().parse_tasks()
         if self.core.remainder:
             for context in self.tasks:
@@ -172,45 +179,23 @@ class Program(InvokeProgram):
     def _obey_plain_words(self, words: list[str]) -> None:
         """Do what ``help``, ``help infer``, ``list``, ``version`` and ``cache list`` mean."""
         known = self.parser.contexts
+        names = [*known, *known.aliases]
         if not words or words[0] in known:
             return
-        if ".".join(words[:2]) in known:
-            words[:2] = [".".join(words[:2])]
-        elif words[0] == "help" and words[1:2] and words[1] in known:
-            words[:] = [words[1], "--help"]
-        elif words == ["help", "network"]:
+        if words == ["help", "network"]:
             _show(network_help(self.collection))
             raise Exit
-        elif words[0] == "help" and len(words) == 2:
-            words[:1] = []  # which is said not to be a command
+        if words[0] == "help" and words[1:]:
+            words[:] = [*words[1:], "--help"]  # what is not a command is said not to be one
+        if ".".join(words[:2]) in known:
+            words[:2] = [".".join(words[:2])]
         elif len(words) == 1 and words[0] in ("help", "list", "version"):
             show = {"help": self.print_help, "list": self.list_tasks, "version": self.print_version}
             show[words[0]]()
             raise Exit
-
-    def _name_optional_positional(self, words: list[str], end: int) -> None:
-        """Write ``doctor network`` as ``doctor --area=network``.
-
-        Invoke gives words only to positional arguments without a default; those come first.
-        """
-        context = self.parser.contexts.get(words[0]) if words else None
-        if context is None:
-            return
-        optional = [arg for arg in context.positional_args if arg.default is not None]
-        flags, required = context.flags, len(context.positional_args) - len(optional)
-        may_chain = not required  # else a text that happens to be the name of a command is a text
-        for place in range(1, end if optional else 0):
-            word, previous = words[place], words[place - 1]
-            is_value = previous in flags and flags[previous].takes_value
-            if may_chain and word in self.parser.contexts:
-                return
-            if word.startswith("-") or is_value:
-                continue
-            if required:
-                required -= 1
-            else:
-                words[place] = f"--{optional[0].name}={word}"
-                return
+        elif members := sorted(name for name in names if name.startswith(f"{words[0]}.")):
+            listed = ", ".join(name.partition(".")[2] for name in members)
+            raise UsageError(f"{words[0]} needs one of {listed}", hint="bitnet --help")
 
     def _explained(self, error: ParseError) -> UsageError:
         """What the user did wrong, in words, with the nearest thing that would have worked."""
@@ -259,17 +244,18 @@ class Program(InvokeProgram):
                 hint=_nearest(token, list(self.collection.task_names)) or usage,
             )
         before = words[words.index(token) - 1] if token in words[1:] else ""
-        flag = before.partition("=")[0]
+        flag, given, _ = before.partition("=")
         if flag in context.flags and not context.flags[flag].takes_value:
             off = f", or --no-{flag[2:]}" if context.flags[flag].default is True else ""
             return UsageError(
                 f"{flag} takes no value, got {token!r}", hint=f"write {flag} or leave it out{off}"
             )
-        if flag in context.flags:
+        if flag in context.flags and not given:
             return _twice(flag, words, context, usage)
         return UsageError(
             f"{context.name}: unexpected argument {token!r}",
-            hint=_meant(token, context) or f"a value with spaces needs quotes; see: {usage}",
+            hint=_meant(token, context, words, self.typed)
+            or f"a value with spaces needs quotes; see: {usage}",
         )
 
     # --- texts -------------------------------------------------------------------------------
@@ -320,14 +306,17 @@ def _twice(flag: str, words: list[str], context: ParserContext, usage: str) -> U
     return UsageError(f"{flag} is given twice", hint=usage)
 
 
-def _meant(token: str, context: ParserContext) -> str:
-    """The command with *token* as the value it probably is: of a model, or a prompt."""
-    is_file = token.endswith(".gguf") or Path(token).exists()
-    wanted = ["--input"] if token.endswith(".jsonl") else []
-    wanted += ["--model", "--prompt"] if is_file else ["--prompt", "--model"]
-    wanted += ["--id", "--model-dir"]
-    flag = next((name for name in wanted if name in context.flags), "")
-    return f"bitnet {context.name} {flag} {word(token)}" if flag else ""
+def _meant(token: str, context: ParserContext, words: list[str], typed: list[str]) -> str:
+    """The command line *typed*, understood as *words*, with the name that *token* lacks."""
+    free = [name for name in context.flags if not any(each.startswith(name) for each in words)]
+    likely = ["--input"] if token.endswith((".jsonl", ".txt")) else []
+    likely += ["--prompt", "--model-dir", "--output"]
+    flag = next((name for name in likely if name in free), "")
+    if not flag or token not in typed:
+        return ""
+    at = typed.index(token)
+    line = " ".join([*map(word, typed[:at]), flag, *map(word, typed[at:])])
+    return f"bitnet {line}"
 
 
 def _nearest(given: str, known: list[str]) -> str:

@@ -84,7 +84,7 @@ def _backend() -> Finding:
 def _model(path: Path | None) -> Finding:
     """What the file is, as its header says; ``bitnet verify`` looks inside."""
     if path is None:
-        return Finding("skipped", "Model", "none named; --model PATH or BITNET_GGUF names one")
+        return Finding("skipped", "Model", "none named; a path, or BITNET_GGUF, names one")
     try:
         checkpoint = open_checkpoint(path)
     except BitnetError as error:

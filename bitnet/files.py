@@ -95,7 +95,7 @@ def place(source: Path, target: Path) -> None:
     except OSError as error:
         problem = from_os_error(error, target)
         if isinstance(problem, NoSpace | PermissionDenied):
-            problem = type(problem)(problem.message, hint="choose another folder: --into or --out")
+            problem = type(problem)(problem.message, hint="choose another folder: --output")
         raise problem from error
 
 

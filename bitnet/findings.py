@@ -2,7 +2,7 @@
 
 ✓ tensors: all 272 of architecture llama with its shapes
 ! weights: blk.3.ffn_up.weight: 1 negative scales
-compare with another engine: bitnet crossval --model FILE, or fetch it again
+compare with another engine: bitnet crossval MODEL, or fetch it again
 ✗ tensor-overlap: tensors a and b share 32 bytes
 - forward pass: not run: the file cannot be read
 """

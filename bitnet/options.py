@@ -25,6 +25,8 @@ def option(
     *,
     choices: Iterable[str] = (),
     synonyms: Iterable[str] = (),
+    formerly: Iterable[str] = (),
+    positional: bool = False,
     short: str = "",
     count: bool = False,
     metavar: str = "",
@@ -38,6 +40,8 @@ def option(
         help: one sentence, with the unit where there is one.
         choices: the only values allowed.
         synonyms: other long names, dashed.
+        formerly: long names that it had; they work, and help does not show them.
+        positional: its value may stand without its name.
         short: a one-letter name.
         count: the option takes no value and counts how often it is given.
         metavar: what help shows for the value.
@@ -48,6 +52,8 @@ def option(
         "help": help,
         "choices": tuple(choices),
         "synonyms": tuple(synonyms),
+        "formerly": tuple(formerly),
+        "positional": positional,
         "short": short,
         "count": count,
         "metavar": metavar,

@@ -95,5 +95,5 @@ def _check(path: Path, vocab_size: int) -> None:
     if found != vocab_size:
         raise VocabMismatch(
             f"Vocabulary size mismatch: expected {vocab_size}, got {found} ({path})",
-            hint="bitnet tokenizer --source mirror --into models --force",
+            hint="bitnet tokenizer --source mirror --output models --force",
         )

@@ -322,7 +322,7 @@ api_key = Setting(
     help="key that clients of `bitnet serve` must send",
     secret=True,
 )
-gguf = Setting("BITNET_GGUF", parse=Path, default=None, help="model used when --model is not given")
+gguf = Setting("BITNET_GGUF", parse=Path, default=None, help="model used where a command gets none")
 backend = Setting(
     "BITNET_BACKEND",
     parse=_backend,

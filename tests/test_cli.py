@@ -396,4 +396,4 @@ def test_a_terminal_that_knows_ascii_only_gets_ascii_and_no_error(monkeypatch):
 def test_usage_puts_what_may_be_left_out_in_brackets(run, capsys):
     assert "Usage: bitnet check [--options] PATH\n" in run("check", "--help")[1]
     Program(COMMANDS, "bitnet").run(["bitnet", "doctor", "--help"], exit=False)
-    assert "Usage: bitnet doctor [--options] [AREA]\n" in capsys.readouterr().out
+    assert "Usage: bitnet doctor [--options] [AREA] [MODEL]\n" in capsys.readouterr().out

@@ -48,7 +48,7 @@ LAYERS = [
         "inspect_gguf",
     ],
     ["tasks"],
-    ["usage"],
+    ["usage", "positional"],
     ["cli"],
     ["__main__"],
 ]

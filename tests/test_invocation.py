@@ -28,7 +28,7 @@ def hint(command, cwd, path):
     return done.stderr.partition("fetch a model: ")[2].strip()
 
 
-ARGUMENTS = " download-model --id smollm2-135m"
+ARGUMENTS = " download-model smollm2-135m"
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the programs are scripts")

@@ -23,16 +23,14 @@ def test_help_and_list_are_what_they_say(bitnet):
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (("infer", "hello"), "bitnet infer --prompt hello"),
         (("infer", "hello world"), "bitnet infer --prompt 'hello world'"),
         (("infer", "-m", "a.gguf"), "did you mean --model?"),
-        (("infer", "-p", "a"), "bitnet infer --prompt a"),
-        (("verify", "a.gguf"), "bitnet verify --model a.gguf"),
-        (("verify", "my models/a.gguf"), "bitnet verify --model 'my models/a.gguf'"),
-        (("plan", "a.gguf"), "bitnet plan --model a.gguf"),
+        (("infer", "a.gguf", "hello"), "bitnet infer a.gguf --prompt hello"),
+        (("infer", "-p", "a"), "did you mean --prompt?"),
+        (("infer", "a.gguf", "--model", "b.gguf"), "leave one of them out"),
         (("batch", "rows.jsonl"), "bitnet batch --input rows.jsonl"),
+        (("batch", "a.gguf", "rows.jsonl"), "bitnet batch a.gguf --input rows.jsonl"),
         (("health", "my-models"), "bitnet health --model-dir my-models"),
-        (("download-model", "smollm2-135m"), "bitnet download-model --id smollm2-135m"),
         (("convert", "--force"), "bitnet convert --help"),
     ],
 )
@@ -74,9 +72,8 @@ REFUSES = sorted(
 
 def minimal(name):
     """A command line of *name* that is understood."""
-    arguments = {entry.name: entry for entry in load()[name].get_arguments()}
-    words = ["x" for entry in arguments.values() if entry.positional and entry.default is None]
-    return (name, *words, *(f"--{each.replace('_', '-')}=x" for each in load()[name].required))
+    needed = [one for one in load()[name].get_arguments() if getattr(one, "required", False)]
+    return (name, *("x" if one.positional else f"--{one.names[0]}=x" for one in needed))
 
 
 @pytest.mark.parametrize("value", NONSENSE)

@@ -181,7 +181,7 @@ def read_report(path: Path) -> Report:
         if facts["schema"] != SCHEMA:
             raise Unsupported(
                 f"{path} has schema {facts['schema']!r}, expected {SCHEMA}",
-                hint="measure again with this version: bitnet bench --model MODEL --json",
+                hint="measure again with this version: bitnet bench MODEL --json",
             )
         return _report(facts)
     except OSError as error:
@@ -189,7 +189,7 @@ def read_report(path: Path) -> Report:
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidFormat(
             f"{path} is no report of bench: {type(error).__name__}: {error}",
-            hint="make one: bitnet bench --model MODEL --json >before.json",
+            hint="make one: bitnet bench MODEL --json >before.json",
         ) from None
 
 

@@ -125,7 +125,7 @@ def plan_files(
             hint=f"bitnet ci-init --with {EVERY[0]}",
         )
     if not project.is_dir():
-        raise NotFound(f"no folder {project}", hint="name the root of a project: --into DIR")
+        raise NotFound(f"no folder {project}", hint="name the root of a project: --project DIR")
     asked = {needed for name in names for needed in (name, *_NEEDS.get(name, ()))}
     wanted = [name for name in EVERY if name in asked]
     planned = [_planned(project, *_place(name), branch, summary_of(name)) for name in wanted]

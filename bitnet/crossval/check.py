@@ -97,7 +97,7 @@ def replay(
         text = (
             f"the file has SHA-256 {sha256[:16]}..., the report's {evidence.model.sha256[:16]}..."
         )
-        return [Finding("failed", "replay", text, "name the model of the report: --model FILE")]
+        return [Finding("failed", "replay", text, "name the model of the report, too")]
     chosen = random.SystemRandom().sample(evidence.rows, min(count, len(evidence.rows)))
     if not chosen:
         return [Finding("skipped", "replay", "the report has no positions")]

@@ -303,7 +303,7 @@ def _reference(evidence: Evidence) -> Finding:
     if its + CLEARLY_BETTER < ours:
         better = f"it predicts the prompts better than we do ({its:.2f} against {ours:.2f} nats)"
         return Finding("failed", "reference", f"{said}, but {better}: we read the model wrong")
-    hint = "choose another engine: --reference NAME"
+    hint = "choose another engine: --against NAME"
     return Finding("skipped", "reference", f"rejected, its logits are wrong: {said}", hint)
 
 

@@ -16,10 +16,11 @@ REFERENCE_NAMES = ("llama.cpp", "ik_llama.cpp", "transformers", "recorded", "flo
 class CrossvalOptions:
     """The engine to compare with, the prompts, and where the report goes."""
 
-    reference: str = option(
+    against: str = option(
         "",
         f"engine to compare with, one of {', '.join(REFERENCE_NAMES)}; default: the first that "
         "reads the model and is installed",
+        formerly=("reference",),
         metavar="NAME",
     )
     recording: str = option(
@@ -57,16 +58,14 @@ class CrossvalOptions:
         Raises:
             UsageError: a value is out of range, or options contradict each other.
         """
-        if self.reference not in ("", *REFERENCE_NAMES):
+        if self.against not in ("", *REFERENCE_NAMES):
             raise UsageError(
-                f"--reference expects one of {', '.join(REFERENCE_NAMES)}, got {self.reference!r}"
+                f"--against expects one of {', '.join(REFERENCE_NAMES)}, got {self.against!r}"
             )
-        if self.reference == "recorded" and not self.recording:
-            raise UsageError(
-                "--reference recorded needs the file", hint="name it: --recording FILE"
-            )
-        if self.recording and self.reference not in ("", "recorded"):
-            raise UsageError("--recording is a reference by itself", hint="leave --reference out")
+        if self.against == "recorded" and not self.recording:
+            raise UsageError("--against recorded needs the file", hint="name it: --recording FILE")
+        if self.recording and self.against not in ("", "recorded"):
+            raise UsageError("--recording is a reference by itself", hint="leave --against out")
         if self.recording and self.prompts:
             raise UsageError("a recording brings its own prompts", hint="leave --prompts out")
         for name, wanted in (("--bisect", self.bisect), ("--record", self.record)):

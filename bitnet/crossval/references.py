@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 
 INSTALL = "pip install 'bitnet-xtask[crossval]'"
 LIMIT_S = 3600.0
-_OTHER = "choose another reference: --reference NAME"
+_OTHER = "choose another reference: --against NAME"
 
 # The engines are built with OpenMP, whose threads spin while they wait for each other, after every
 # operation. Beside other work, two such threads took 151 s for what one did in 13 s.
@@ -363,7 +363,7 @@ def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) 
     if not chosen.reads(checkpoint):
         raise UsageError(
             f"{name} cannot be asked about {checkpoint.path.name}",
-            hint="leave --reference out, and one that can is chosen",
+            hint="leave --against out, and one that can is chosen",
         )
     return chosen
 

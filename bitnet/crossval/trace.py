@@ -212,7 +212,7 @@ def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InvalidFormat(
             f"{name} is not a recorded trace: {type(error).__name__}: {error}",
-            hint="record one: bitnet crossval --model MODEL --record FILE",
+            hint="record one: bitnet crossval MODEL --record FILE",
         ) from error
 
 
@@ -258,7 +258,7 @@ def read_trace(path: Path) -> Trace:
     except ValueError as error:
         raise InvalidFormat(
             f"{path.name} is not JSON: {error}",
-            hint="record one: bitnet crossval --model MODEL --record FILE",
+            hint="record one: bitnet crossval MODEL --record FILE",
         ) from error
     if not isinstance(values, dict):
         raise InvalidFormat(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["empty", "folder_without_model", "known_kind", "missing", "other_kind"]
 
-_FETCH = "check the path, or fetch a model: bitnet download-model --id smollm2-135m"
+_FETCH = "check the path, or fetch a model: bitnet download-model smollm2-135m"
 _KINDS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the file itself", "git lfs pull"),
     (b"PK\x03\x04", "a zip archive or a PyTorch checkpoint", "convert it to GGUF first"),
@@ -43,7 +43,7 @@ def folder_without_model(path: Path) -> NotFound:
     return NotFound(
         f"{path} is a folder with {len(found)} GGUF file{'s' * (len(found) != 1)}, "
         "expected a GGUF file, or a folder with config.json and *.safetensors",
-        hint=f"name the file itself: --model {word(found[0])}",
+        hint=f"name the file itself: {word(found[0])}",
     )
 
 

@@ -167,7 +167,7 @@ class Chosen:
         if blob is None:
             raise NotFound(
                 f"{model.id} is not on this machine",
-                hint=f"fetch it first: bitnet download-model --id {model.id}",
+                hint=f"fetch it first: bitnet download-model {model.id}",
             )
         for file, found in {model.file: blob, **notices(model, store)}.items():
             identity = model.id, model.version, file

@@ -137,7 +137,7 @@ def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
     if bundle.lock is None:
         raise UsageError(
             f"{bundle.path} has no lock file that says where its files belong",
-            hint="leave --into out: the models can be used by name",
+            hint="leave --project out: the models can be used by name",
         )
     try:
         text = bundle.lock.decode()
@@ -148,7 +148,7 @@ def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
     if there and not force and {*there} != {*wanted}:
         raise UsageError(
             f"{into / lockfile.NAME} pins other files than {bundle.path}; it stays",
-            hint="choose another folder with --into, or replace it with --force",
+            hint="choose another folder with --project, or replace it with --force",
         )
     return text
 

@@ -256,7 +256,7 @@ def require_folder(folder: Path) -> None:
     except FileExistsError as error:
         raise PermissionDenied(
             f"{error.strerror} (os error {error.errno}): cannot make {folder}",
-            hint="a file is where the folder belongs: choose another with --into or --out",
+            hint="a file is where the folder belongs: choose another with --output",
         ) from error
     except OSError as error:
         raise from_os_error(error, folder) from error

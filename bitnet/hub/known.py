@@ -23,7 +23,7 @@ class KnownModel:
     """A model and what is known of it without reading it.
 
     Attributes:
-        name: what ``--model`` and ``run`` take.
+        name: what commands take as MODEL.
         file: the file of its weights, as its author calls it.
         size_bytes: of all files, ``None`` if unknown.
         family: architecture, empty if unknown.
@@ -85,7 +85,7 @@ def _fetched(called: str, parts: list[Name], store: Store) -> KnownModel:
 
 
 def _called(name: Name) -> str:
-    """The name that *name* has for ``--model``; a folder with safetensors is one model."""
+    """The name that *name* has as MODEL; a folder with safetensors is one model."""
     revision = "" if name.revision == "main" else f"@{name.revision}"
     file = f":{name.file}" if name.file.endswith(".gguf") else ""
     return f"hf:{name.repo}{revision}{file}"

@@ -78,10 +78,10 @@ class NamedModel:
     def command(self) -> str:
         """What fetches it."""
         if self.packaged:
-            return f"bitnet download-model --id {word(self.packaged)}"
+            return f"bitnet download-model {word(self.packaged)}"
         more = "" if self.revision == "main" else f" --rev {word(self.revision)}"
         more += f" --file {word(self.file)}" if self.file else ""
-        return f"bitnet download-model --id {word(self.repo)}{more}"
+        return f"bitnet download-model {word(self.repo)}{more}"
 
     def folder(self, cache: Path) -> Path:
         """Where *cache* has links to its files."""

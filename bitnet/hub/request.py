@@ -100,7 +100,7 @@ def provide(
 
 
 def _below(file: str, *, flat: bool) -> Path:
-    """Where *file* goes in the folder of --out."""
+    """Where *file* goes in the folder of --output."""
     return Path(path_of(file).name) if flat else path_of(file)
 
 

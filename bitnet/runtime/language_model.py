@@ -134,7 +134,7 @@ class LanguageModel:
             why = pooling if self.config.causal else "its attention looks both ways"
             raise Unsupported(
                 f"{self.path.name} makes vectors of texts and does not write any ({why})",
-                hint=f"bitnet embed --model {word(self.path)} --input texts.txt",
+                hint=f"bitnet embed {word(self.path)} --input texts.txt",
             )
         calls = None
         if request.messages is None:
@@ -406,5 +406,5 @@ def _memory_errors(path: Path) -> Iterator[None]:
     except MemoryError as error:
         raise InferenceError(
             f"not enough memory for {path.name}{f': {error}' if str(error) else ''}",
-            hint=f"bitnet plan --model {word(path)}",
+            hint=f"bitnet plan {word(path)}",
         ) from error

@@ -155,6 +155,7 @@ class ModelOptions:
         "GGUF file or folder with safetensors, a name that `models` lists, or hf:ORG/REPO[:FILE]; "
         "default: BITNET_GGUF, else smollm2-135m, which is fetched into the cache",
         metavar="PATH|NAME",
+        positional=True,
     )
     tokenizer: str = option(
         "",

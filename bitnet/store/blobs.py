@@ -219,9 +219,7 @@ class Store:
         except OSError as error:
             problem = from_os_error(error, target)
             if isinstance(problem, NoSpace | PermissionDenied):
-                problem = type(problem)(
-                    problem.message, hint="choose another folder: --into or --out"
-                )
+                problem = type(problem)(problem.message, hint="choose another folder: --output")
             raise problem from error
         if how:
             logger.info("%s: %s of %s", target, how, blob.path)

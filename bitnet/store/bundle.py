@@ -275,7 +275,7 @@ def read_bundle(path: Path) -> Bundle:
             if not is_ours:
                 raise InvalidFormat(
                     f"{path} is not a bundle: it does not begin with {MANIFEST}",
-                    hint="make one with: bitnet bundle.export --output FILE",
+                    hint="make one with: bitnet bundle.export MODEL --output FILE",
                 )
             members, names, models = _parsed(file.read(size), path)
             wanted, found = _whole_size(size, members), os.fstat(file.fileno()).st_size

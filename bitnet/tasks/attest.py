@@ -12,7 +12,7 @@ from bitnet.terminal import as_json
 
 @task(
     group="Check",
-    example="bitnet attest --model smollm2-135m --output smollm2.json",
+    example="bitnet attest smollm2-135m --output smollm2.json",
     help={
         "model": "GGUF file, folder with config.json, or name of a model; else BITNET_GGUF",
         "output": "file to write; without it the attestation is printed",
@@ -20,6 +20,7 @@ from bitnet.terminal import as_json
         "tokenizer": "tokenizer file or folder for the trace; else the model's own",
         "trace": "run both backends over a few tokens and record what they compute",
     },
+    positional=["model"],
     metavars={"model": "PATH|NAME", "output": "FILE", "name": "NAME", "tokenizer": "PATH"},
 )
 def attest(c, model="", output="", name="", tokenizer="", trace=True, show=Output()):
@@ -36,9 +37,7 @@ def attest(c, model="", output="", name="", tokenizer="", trace=True, show=Outpu
 
     path = model or settings.gguf()
     if not path:
-        raise UsageError(
-            "attest needs --model", hint="bitnet attest --model PATH, or set BITNET_GGUF"
-        )
+        raise UsageError("attest needs MODEL", hint="bitnet attest PATH, or set BITNET_GGUF")
     path = Context().model(path)
     checkpoint = open_checkpoint(path)
     try:

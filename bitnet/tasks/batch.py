@@ -21,7 +21,7 @@ SHOWN = 20  # failed rows
 @task(
     group="Run",
     example='echo \'{"prompt": "Why is the sky blue?"}\' > prompts.jsonl\n'
-    "bitnet batch --model smollm2-135m --input prompts.jsonl --output answers.jsonl",
+    "bitnet batch smollm2-135m --input prompts.jsonl --output answers.jsonl",
     required=("input", "output"),
 )
 def batch(

@@ -27,11 +27,14 @@ class BenchOptions:
         "", "numbers of threads to measure with; default: 1 and --threads", metavar="LIST"
     )
     repetitions: int = option(5, "times each test is measured, after one that does not count")
-    compare: str = option(
-        "", "earlier output of --json; adds what became faster and slower", metavar="FILE"
+    against: str = option(
+        "",
+        "earlier output of --json; adds what became faster and slower",
+        formerly=("compare",),
+        metavar="FILE",
     )
     max_slowdown: float | None = option(
-        None, "with --compare: fail when a test became slower by more percent", metavar="PERCENT"
+        None, "with --against: fail when a test became slower by more percent", metavar="PERCENT"
     )
 
     def __post_init__(self) -> None:
@@ -40,8 +43,8 @@ class BenchOptions:
         Raises:
             UsageError: a number is out of range, or options do not go together.
         """
-        if self.max_slowdown is not None and not self.compare:
-            raise UsageError("--max-slowdown needs --compare", hint="add --compare FILE")
+        if self.max_slowdown is not None and not self.against:
+            raise UsageError("--max-slowdown needs --against", hint="add --against FILE")
         if self.max_slowdown is not None and not 0 <= self.max_slowdown < 100:
             raise UsageError(
                 f"--max-slowdown is {self.max_slowdown:g}, expected 0 to less than 100"
@@ -50,7 +53,7 @@ class BenchOptions:
 
 @task(
     group="Run",
-    example="bitnet bench --model smollm2-135m --tests pp128,tg32",
+    example="bitnet bench smollm2-135m --tests pp128,tg32",
 )
 def bench(
     c,
@@ -65,7 +68,7 @@ def bench(
     from bitnet.bench import Plan, changes, measure, read_report, slowdown
 
     plan = Plan.of(wanted.tests, wanted.thread_counts, wanted.repetitions, threads=model.threads)
-    before = read_report(Path(wanted.compare)) if wanted.compare else None
+    before = read_report(Path(wanted.against)) if wanted.against else None
     running = open_model(model, common)
     found = measure(
         running,

@@ -16,7 +16,7 @@ from bitnet.terminal import as_json
 
 @task(
     group="Models",
-    example="bitnet bundle.export --model smollm2-135m --output smollm2.tar",
+    example="bitnet bundle export smollm2-135m --output smollm2.tar",
     name="bundle.export",
     help={
         "output": "the file to write",
@@ -24,6 +24,7 @@ from bitnet.terminal import as_json
         "tokenizer": f"a tokenizer: {', '.join(TOKENIZERS)}; may be repeated",
         "force": "replace a file that is there",
     },
+    positional=["model"],
     metavars={"output": "FILE", "model": "NAME", "tokenizer": "NAME"},
     required=["output"],
 )
@@ -38,7 +39,7 @@ def bundle_export(
 ):
     """Write models and tokenizers to one file, for elsewhere.
 
-    Without --model and --tokenizer it holds everything that bitnet.lock.json pins. What a model
+    Without MODEL and --tokenizer it holds everything that bitnet.lock.json pins. What a model
     needs goes along: its tokenizer where that is another file, its notices, its attestation, and
     what the lock file says about it. Nothing is fetched. `bundle.import` reads the file on a
     machine without a network.
@@ -65,7 +66,7 @@ def bundle_export(
         if not entries:
             raise NotFound(
                 f"{chosen.project.lock_path} pins nothing that could be exported",
-                hint="name models with --model; `bitnet models` lists them",
+                hint="`bitnet models` lists them: bitnet bundle.export MODEL --output FILE",
             )
         paths = chosen.add_locked(entries)
     attestations: dict[str, bytes] = {}

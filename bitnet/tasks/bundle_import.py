@@ -15,21 +15,22 @@ from bitnet.terminal import as_json
 
 @task(
     group="Models",
-    example="bitnet bundle.import smollm2.tar",
+    example="bitnet bundle import smollm2.tar",
     name="bundle.import",
     positional=["file"],
     help={
         "file": "what `bundle.export` wrote",
-        "into": "folder of a project that gets the lock file and the files that it pins",
+        "project": "folder of a project that gets the lock file and the files that it pins",
         "force": "let names and the lock file of the bundle replace those that are here",
     },
-    metavars={"file": "FILE", "into": "DIR"},
+    formerly={"project": ("into",)},
+    metavars={"file": "FILE", "project": "DIR"},
 )
-def bundle_import(c, file=None, into="", force=False, cache=CacheOptions(), shown=Output()):
+def bundle_import(c, file=None, project="", force=False, cache=CacheOptions(), shown=Output()):
     """Take in a bundle; its models can then be used by name.
 
     Every digest is computed before a file is kept, and nothing is kept of a bundle that is damaged.
-    No connection is opened. With --into the files go to their places in a project too, as `sync`
+    No connection is opened. With --project the files go to their places in a project too, as `sync`
     puts them there.
     """
     from bitnet.hub.bundle_import import import_bundle
@@ -38,7 +39,7 @@ def bundle_import(c, file=None, into="", force=False, cache=CacheOptions(), show
     from bitnet.verify.attestation import Attestation
 
     context = Context(FetchOptions(offline=True), cache, shown)
-    folder = Path(into) if into else None
+    folder = Path(project) if project else None
     with Progress(Path(file).name, mode=shown.progress) as bar:
         got = import_bundle(
             Path(file),

@@ -7,7 +7,7 @@ from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
 
-@task(group="Cache", example="bitnet cache.list", name="cache.list")
+@task(group="Cache", example="bitnet cache list", name="cache.list")
 def cache_list(c, cache=CacheOptions(), output=Output()):
     """List what is in the cache, with sizes and last use."""
     import time

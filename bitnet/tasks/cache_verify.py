@@ -10,7 +10,7 @@ from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
 
-@task(group="Cache", example="bitnet cache.verify", name="cache.verify")
+@task(group="Cache", example="bitnet cache verify", name="cache.verify")
 def cache_verify(c, cache=CacheOptions(), output=Output()):
     """Check every file in the cache for damage.
 

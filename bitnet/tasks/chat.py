@@ -40,7 +40,7 @@ CUT_OFF = {
 
 @task(
     group="Run",
-    example="bitnet chat --model smollm2-135m",
+    example="bitnet chat smollm2-135m",
     help={"system": "instructions that come before the conversation"},
 )
 def chat(

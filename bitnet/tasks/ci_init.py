@@ -16,18 +16,19 @@ from bitnet.terminal import as_json
         "with_": "a template to write, instead of the usual five; may be repeated",
         "from_": "where CI has bitnet from: git+https://HOST/OWNER/REPO@COMMIT, or a folder or a "
         "wheel of the project; default: the commit that this bitnet was installed from",
-        "into": "root of the project",
+        "project": "root of the project",
         "branch": "the project's default branch",
         "force": "overwrite files that have other content",
         "dry_run": "show what would be written, and write nothing",
     },
-    metavars={"with_": "NAME", "from_": "SOURCE", "into": "DIR", "branch": "NAME"},
+    formerly={"project": ("into",)},
+    metavars={"with_": "NAME", "from_": "SOURCE", "project": "DIR", "branch": "NAME"},
 )
 def ci_init(
     c,
     with_: list[str] | None = None,
     from_="",
-    into=".",
+    project=".",
     branch="main",
     force=False,
     dry_run=False,
@@ -42,9 +43,9 @@ def ci_init(
     from bitnet.ci.templates import DEFAULT, plan_files, write_files
 
     names = with_ or list(DEFAULT)
-    planned = plan_files(Path(into), names, branch=branch, source=from_)
+    planned = plan_files(Path(project), names, branch=branch, source=from_)
     if not dry_run:
-        write_files(Path(into), planned, force=force)
+        write_files(Path(project), planned, force=force)
     if output.json:
         print(as_json([{"path": str(file.path), "state": file.state} for file in planned]))
         return

@@ -12,7 +12,8 @@ from bitnet.terminal import as_json
 
 @task(
     group="Cache",
-    example="bitnet clean-cache --older-than 30d --dry-run",
+    aliases=("cache.clean",),
+    example="bitnet cache clean --older-than 30d --dry-run",
     help={
         "dry_run": "show what would be removed, and remove nothing",
         "yes": "remove without asking",

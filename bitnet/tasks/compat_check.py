@@ -23,7 +23,12 @@ from bitnet.terminal import as_json
     },
     positional=["model"],
     choices={"approximate_tokenizer": ("", "cl100k_base")},
-    metavars={"tokenizer": "PATH", "pre": "NAME", "approximate_tokenizer": "cl100k_base"},
+    metavars={
+        "model": "PATH|NAME",
+        "tokenizer": "PATH",
+        "pre": "NAME",
+        "approximate_tokenizer": "cl100k_base",
+    },
 )
 def compat_check(
     c,

@@ -58,7 +58,7 @@ class Context:
         return Project(folder, self.cache.root, fetch, output, force, update, verify, limits=limits)
 
     def model(self, named: str | Path, *, fetch: bool = False) -> Path:
-        """The file or folder that ``--model`` means, everywhere.
+        """The file or folder that MODEL means, everywhere.
 
         A path that exists is that path. Otherwise ``hf:ORG/REPO[@REVISION][:FILE]`` is a model on
         the hub and a name of the registry that model; they are kept in the cache, and nothing is

@@ -23,7 +23,10 @@ class ConvertOptions:
     """What is converted into what."""
 
     model: str = option(
-        "", "GGUF file, folder with safetensors, or name of a model", metavar="PATH|NAME"
+        "",
+        "GGUF file, folder with safetensors, or name of a model",
+        metavar="PATH|NAME",
+        positional=True,
     )
     output: str = option("", "the new GGUF file; must not exist", metavar="FILE")
     type: str = option(
@@ -53,7 +56,7 @@ class ConvertOptions:
 
 @task(
     group="Models",
-    example="bitnet convert --model smollm2-135m --output q8.gguf --type Q8_0 --allow-lossy",
+    example="bitnet convert smollm2-135m --output q8.gguf --type Q8_0 --allow-lossy",
     required=["model", "output"],
 )
 def convert(c, wanted=ConvertOptions(), shown=Output()):

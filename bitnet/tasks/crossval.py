@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 @task(
     group="Check",
-    example="bitnet crossval --model smollm2-135m --reference float64 --report-dir reports",
+    example="bitnet crossval smollm2-135m --against float64 --report-dir reports",
 )
 def crossval(
     c,
@@ -74,7 +74,7 @@ def _report(wanted, texts, options, common):
     from bitnet.files import write_text
 
     checkpoint = open_file(options, common)
-    reference = _reference(checkpoint, wanted.reference, wanted.recording)
+    reference = _reference(checkpoint, wanted.against, wanted.recording)
     with load_model(options, common, checkpoint) as model:
         outcome = cross_validate(
             model,
@@ -98,7 +98,7 @@ def _report_of_tokens(wanted, texts, options, common):
 
     _, tokenizer = open_tokenizer(options, common)
     checkpoint = open_file(options, common)
-    reference = _reference(checkpoint, wanted.reference, wanted.recording)
+    reference = _reference(checkpoint, wanted.against, wanted.recording)
     facts = _facts(checkpoint)
     outcome = compare_tokens(tokenizer, checkpoint, reference, texts=texts, facts=facts)
     return Report.of(outcome.evidence)
@@ -193,7 +193,7 @@ def _end(verdict, state, wanted, *, quiet):
     kind = VerificationFailed if verdict.status == "failed" else ReferenceUnavailable
     if quiet:
         raise Exit(code=kind.exit_code)
-    hint = "find where they part: --bisect; check the file: bitnet verify --model FILE"
+    hint = "find where they part: --bisect; check the file: bitnet verify MODEL"
     raise kind(f"crossval {verdict.status}: {reasons}", hint=verdict.hint or hint)
 
 
@@ -220,7 +220,7 @@ def _check(wanted, options, common):
     if wrong:
         raise VerificationFailed(
             f"{wanted.check} does not hold: {'; '.join(one.text for one in wrong)}",
-            hint="compare again: bitnet crossval --model MODEL --report-dir DIR",
+            hint="compare again: bitnet crossval MODEL --report-dir DIR",
         )
     _end(report.verdict, report.evidence.reference.state, wanted, quiet=output.json)
 

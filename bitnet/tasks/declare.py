@@ -2,7 +2,8 @@
 
 Invoke derives options from a function's signature. This wrapper keeps that, and closes the gaps a
 user would fall into: nothing is positional unless named, no short flags are invented, numbers and
-choices are checked with a readable error, and options can have synonyms.
+choices are checked with a readable error, and options can have synonyms. What is positional can be
+given by its name, too.
 
     @task(
         help={"source": "where to fetch it from"},
@@ -83,10 +84,12 @@ class Option(Argument):
         help: str,
         choices: tuple[str, ...] = (),
         synonyms: tuple[str, ...] = (),
+        formerly: tuple[str, ...] = (),
         short: str = "",
         count: bool = False,
         metavar: str = "",
         positional: bool = False,
+        required: bool = False,
         hidden: bool = False,
         section: str = "Options",
     ) -> None:
@@ -94,10 +97,12 @@ class Option(Argument):
         self.type = type
         self.choices = choices
         self.hidden = hidden
+        self.required = required or (positional and default is None)
         self.section = section
+        self.shown = (dashed, *synonyms)
         self.metavar = metavar or ("|".join(choices) if choices else _METAVARS.get(type, ""))
         super().__init__(
-            names=(dashed, *synonyms, *((short,) if short else ())),
+            names=(*self.shown, *formerly, *((short,) if short else ())),
             kind=int if count else type if type in (bool, list) else str,
             default=default,
             help=help,
@@ -113,23 +118,24 @@ class Option(Argument):
             UsageError: it is not of the option's type or not one of its choices.
             ParseError: an unknown option stands where a positional value is expected.
         """
-        if self.positional and isinstance(value, str) and value.startswith("-") and value != "-":
+        eaten = self.positional and self.default is None  # Invoke gives it whatever comes next
+        if eaten and isinstance(value, str) and value.startswith("-") and value != "-":
             raise ParseError(f"No idea what {value!r} is!")
         if cast and self.takes_value and self.kind is not list and self.raw_value is not None:
-            raise UsageError(f"{self._said()} is given twice", hint="leave one of them out")
+            raise UsageError(f"{self.said()} is given twice", hint="leave one of them out")
         if cast and self.type in _WORDS and not self.incrementable:
             value = self._number(value)
             self.raw_value = self._value = value
             return
         if cast and self.choices and value not in self.choices:
             raise UsageError(
-                f"{self._said()} expects one of {', '.join(self.choices)}, got {value!r}"
+                f"{self.said()} expects one of {', '.join(self.choices)}, got {value!r}"
             )
         if isinstance(value, str) and not (self.positional or self.metavar.startswith(_PATHS)):
             value = terminal.argument(value)
         super().set_value(value, cast)
 
-    def _said(self) -> str:
+    def said(self) -> str:
         """The option as a message calls it."""
         return self.names[0].upper() if self.positional else f"--{self.names[0]}"
 
@@ -144,17 +150,17 @@ class Option(Argument):
 
     def spelled(self) -> str:
         """The option with its synonyms as help shows it: ``-v, --verbose``, ``--seed=INT``."""
-        if self.positional:
-            return self.names[0].upper()
         value = f"={self.metavar}" if self.takes_value else ""
-        long = [f"--{name}{value}" for name in self.names if len(name) > 1]
+        long = [f"--{name}{value}" for name in self.shown]
         if self.kind is bool and self.default is True:
             long[0] = f"--[no-]{self.names[0]}"
-        return ", ".join([f"-{name}" for name in self.names if len(name) == 1] + long)
+        bare = [self.names[0].upper()] if self.positional else []
+        return ", ".join([*bare, *(f"-{name}" for name in self.names if len(name) == 1), *long])
 
     def in_usage(self) -> str:
-        """A positional argument as the usage line shows it: ``PATH``, or ``[AREA]`` if optional."""
-        return self.spelled() if self.default is None else f"[{self.spelled()}]"
+        """A positional argument in the usage line: ``MODEL``, or ``[MODEL]`` if optional."""
+        name = self.names[0].upper() + ("..." if self.kind is list else "")
+        return name if self.required else f"[{name}]"
 
     def described(self) -> str:
         """Help with the default where there is one to speak of."""
@@ -176,6 +182,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         *,
         choices: Mapping[str, Iterable[str]] | None = None,
         synonyms: Mapping[str, Iterable[str]] | None = None,
+        formerly: Mapping[str, Iterable[str]] | None = None,
         metavars: Mapping[str, str] | None = None,
         required: Iterable[str] = (),
         remainder: bool = False,
@@ -188,6 +195,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         super().__init__(body, positional=tuple(positional), auto_shortflags=False, **rest)
         self.choices = {name: tuple(values) for name, values in (choices or {}).items()}
         self.synonyms = {name: tuple(values) for name, values in (synonyms or {}).items()}
+        self.formerly = {name: tuple(values) for name, values in (formerly or {}).items()}
         self.metavars = dict(metavars or {})
         self.required = tuple(required)
         self.takes_remainder = remainder
@@ -206,10 +214,10 @@ class Task(InvokeTask):  # type: ignore[type-arg]
 
     def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
         """The options of this command, in the order of its signature."""
-        options: list[Argument] = []
+        options: list[Option] = []
         for name, parameter in self.argspec(self.body).parameters.items():
             if is_dataclass(parameter.default):
-                options += _options_of(parameter.default)
+                options += _options_of(parameter.default, self.required)
                 continue
             default = parameter.default
             if default is inspect.Parameter.empty:
@@ -223,19 +231,24 @@ class Task(InvokeTask):  # type: ignore[type-arg]
                     help=self.help.get(name, ""),
                     choices=self.choices.get(name, ()),
                     synonyms=self.synonyms.get(name, ()),
+                    formerly=self.formerly.get(name, ()),
                     metavar=self.metavars.get(name, ""),
                     positional=name in self.positional,
+                    required=name in self.required,
                 )
             )
-        options.sort(key=lambda entry: not entry.positional)
-        return options
+        options.sort(
+            key=lambda entry: (not entry.positional, entry.positional and not entry.required)
+        )
+        return [*options]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command: check required options, fold groups, set up logging."""
-        for name in self.required:
-            if kwargs.get(name) in (None, "", []):
+        for entry in self.get_arguments():
+            missing = entry.name in self.required and kwargs.get(entry.name) in (None, "", [])
+            if missing and isinstance(entry, Option):
                 raise UsageError(
-                    f"{self.name.replace('_', '-')} needs --{name.replace('_', '-')}",
+                    f"{self.name.replace('_', '-')} needs {entry.said()}",
                     hint=f"bitnet {self.name.replace('_', '-')} --help",
                 )
         for name, default in self.groups.items():
@@ -254,27 +267,33 @@ def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
 
     Args:
         declaration: ``help`` (text per parameter, required for each), ``choices``,
-            ``synonyms`` (other long names per parameter), ``metavars``, ``required``,
-            ``positional``, ``remainder`` (text after `` -- `` is wanted), ``checks_settings``
-            (off: the command itself reports variables with impossible values), ``name``
-            (``cache.list`` makes a namespace), ``aliases``, ``group`` (one of :data:`GROUPS`),
-            ``example`` (lines for a shell, which run where the README ends).
+            ``synonyms`` (other long names per parameter), ``formerly`` (long names that they had,
+            which help does not show), ``metavars``, ``required``, ``positional``, ``remainder``
+            (text after `` -- `` is wanted), ``checks_settings`` (off: the command itself reports
+            variables with impossible values), ``name`` (``cache.list`` makes a namespace),
+            ``aliases``, ``group`` (one of :data:`GROUPS`), ``example`` (lines for a shell, which
+            run where the README ends).
     """
     return lambda body: Task(body, **declaration)
 
 
-def _options_of(group: Any) -> Iterator[Option]:
+def _options_of(group: Any, required: Iterable[str]) -> Iterator[Option]:
     """The options that the dataclass *group* stands for."""
     for entry in fields(group):
         value = getattr(group, entry.name)
         if is_dataclass(value):
-            yield from _options_of(value)
+            yield from _options_of(value, required)
         elif "help" in entry.metadata:
             kind = _type_of(entry.type, value)
             known = {name: one for name, one in entry.metadata.items() if name != "bounds"}
             section = getattr(group, "SECTION", "Options")
             yield Option(
-                entry.name, type=kind, default=_default_of(value), section=section, **known
+                entry.name,
+                type=kind,
+                default=_default_of(value),
+                section=section,
+                required=entry.name in required,
+                **known,
             )
 
 

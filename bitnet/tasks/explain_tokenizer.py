@@ -22,7 +22,7 @@ from bitnet.terminal import as_json
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
     },
     positional=["model"],
-    metavars={"tokenizer": "PATH", "pre": "NAME"},
+    metavars={"model": "PATH|NAME", "tokenizer": "PATH", "pre": "NAME"},
 )
 def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
     """Show every place a tokenizer was looked for, and why."""

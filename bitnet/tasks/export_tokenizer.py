@@ -11,24 +11,25 @@ from bitnet.terminal import as_json
 
 @task(
     group="Tokenizers",
-    example="bitnet export-tokenizer smollm2-135m --into exported",
+    example="bitnet export-tokenizer smollm2-135m --output exported",
     help={
-        "tokenizer": "GGUF file, tokenizer file or folder, or name of a model",
-        "into": "folder that receives the files",
+        "model": "GGUF file, tokenizer file or folder, or name of a model",
+        "output": "folder that receives the files",
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
         "force": "replace files that are there",
     },
-    positional=["tokenizer"],
-    required=["into"],
-    metavars={"into": "DIR", "pre": "NAME"},
+    positional=["model"],
+    required=["output"],
+    formerly={"model": ("tokenizer",), "output": ("into",)},
+    metavars={"model": "PATH|NAME", "output": "DIR", "pre": "NAME"},
 )
-def export_tokenizer(c, tokenizer=None, into="", pre="", force=False, output=Output()):
+def export_tokenizer(c, model=None, output="", pre="", force=False, shown=Output()):
     """Write a tokenizer as tokenizer.json, exactly or not at all."""
     from bitnet.tokenizer.export import export_tokenizer as export
     from bitnet.tokenizer.load import load_spec
 
-    files = export(load_spec(Context().model(tokenizer), pre=pre or None), Path(into), force=force)
-    if output.json:
+    files = export(load_spec(Context().model(model), pre=pre or None), Path(output), force=force)
+    if shown.json:
         print(as_json({"files": [str(path) for path in files]}))
     else:
         print("\n".join(str(path) for path in files))

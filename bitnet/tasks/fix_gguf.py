@@ -46,18 +46,20 @@ class Fix:
 @task(
     group="Models",
     example="bitnet fix-gguf smollm2-135m --set general.name=Mine --output fixed.gguf",
-    positional=["path"],
+    positional=["model"],
+    formerly={"model": ("path",)},
+    metavars={"model": "PATH|NAME"},
     required=["output"],
-    help={"path": "GGUF file, or name of a model, to copy; it is not changed"},
+    help={"model": "GGUF file, or name of a model, to copy; it is not changed"},
 )
-def fix_gguf(c, path=None, fix=Fix(), shown=Output()):
+def fix_gguf(c, model=None, fix=Fix(), shown=Output()):
     """Write a copy of a GGUF file with corrected metadata."""
     from pathlib import Path
 
     from bitnet.formats.gguf_write import write_copy
     from bitnet.progress import Progress
 
-    source = Context().model(path)
+    source = Context().model(model)
     with Progress(f"writing {fix.output}", mode=shown.progress) as progress:
         changes = write_copy(
             source, Path(fix.output), changes=fix.changes, on_progress=progress.reach

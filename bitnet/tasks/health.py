@@ -66,7 +66,7 @@ def health(
     print(*(f"❌ Failed: {model}" for model in failed), sep="\n")
     raise VerificationFailed(
         f"❌ Health check failed: {', '.join(failed)}",
-        hint=f"bitnet verify --model {word(failed[0])}",
+        hint=f"bitnet verify {word(failed[0])}",
     )
 
 

@@ -29,7 +29,7 @@ LARGE_VOCABULARY = 128_000
 
 @task(
     group="Run",
-    example='bitnet infer --model smollm2-135m --prompt "Once upon a time" --max-tokens 32',
+    example='bitnet infer smollm2-135m --prompt "Once upon a time" --max-tokens 32',
 )
 def infer(
     c,

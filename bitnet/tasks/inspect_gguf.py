@@ -10,17 +10,19 @@ from bitnet.terminal import as_json
 @task(
     group="Models",
     example="bitnet inspect-gguf smollm2-135m",
-    positional=["path"],
+    positional=["model"],
+    formerly={"model": ("path",)},
+    metavars={"model": "PATH|NAME"},
     help={
-        "path": "GGUF file, any part of a split model, or name of a model",
+        "model": "GGUF file, any part of a split model, or name of a model",
         "full": "count every ternary weight; without it a sample of each tensor is read",
     },
 )
-def inspect_gguf(c, path=None, full=False, output=Output()):
+def inspect_gguf(c, model=None, full=False, output=Output()):
     """Show what is inside a GGUF file, and what is odd about it."""
     from bitnet.inspect_gguf import inspect_gguf
 
-    found = inspect_gguf(Context().model(path), full=full)
+    found = inspect_gguf(Context().model(model), full=full)
     if output.json:
         print(as_json(found.as_json()))
         return

@@ -16,7 +16,7 @@ from bitnet.terminal import as_json
 def models(c, cache=CacheOptions(), output=Output()):
     """List the models that are here, and those to be had.
 
-    The first column is what `run` and --model take. "runs here" is judged by the file where it is
+    The first column is what commands take as MODEL. "runs here" is judged by the file where it is
     here, else by family and size; "?" says that this is not known before it is fetched.
     """
     from bitnet.hub.known import known_models

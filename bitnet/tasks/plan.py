@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from pathlib import Path
 
-from bitnet.errors import UsageError
+from bitnet.errors import NotFound, Offline
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.terminal import as_json
 
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_SUFFIXES = (".gguf", ".safetensors")
+
 
 @task(
     group="Models",
-    example="bitnet plan --model smollm2-135m",
+    example="bitnet plan smollm2-135m",
     help={
-        "id": "ORG/REPO on the hub, or a packaged model such as smollm2-135m",
+        "model": "GGUF file, folder, name of a model, or ORG/REPO on the hub",
         "file": "file in the repository, or a pattern that means one",
         "rev": "branch, tag or commit",
-        "model": "instead: a model that is here, a GGUF file, a folder, or a name",
     },
+    positional=["model"],
     synonyms={"rev": ("ref", "revision")},
-    metavars={"id": "ID", "file": "NAME", "rev": "REV", "model": "PATH|NAME"},
+    formerly={"model": ("id",)},
+    metavars={"model": "PATH|NAME|REPO", "file": "NAME", "rev": "REV"},
 )
 def plan(
     c,
-    id="",
+    model=None,
     file="",
     rev="main",
-    model="",
     common=Context(),
 ):
     """Say what fetching and running a model would take.
@@ -35,10 +40,18 @@ def plan(
     Reads the headers only, wherever they are: size, licence, access, architecture,
     tokenizer, memory, and whether it will run here.
     """
-    if bool(id) == bool(model):
-        raise UsageError("plan needs one of --id and --model", hint="bitnet plan --id smollm2-135m")
-    found = _plan_file(common.model(model)) if model else _plan_id(id, file, rev, common)
+    local = None if file or rev != "main" else _here(model, common)
+    found = _plan_id(model, file, rev, common) if local is None else _plan_file(local)
     print(as_json(found.facts()) if common.output.json else "\n".join(found.lines()))
+
+
+def _here(model, common):
+    """Where *model* is if it is here, or can only be a path; ``None``: look on the hub."""
+    with suppress(NotFound, Offline):
+        path = common.model(model)
+        if path.exists() or not _REPO.fullmatch(model) or path.suffix in _SUFFIXES:
+            return path
+    return None
 
 
 def _plan_file(path: Path):
@@ -50,10 +63,15 @@ def _plan_file(path: Path):
 
 def _plan_id(id, file, rev, common):
     from bitnet import plan
+    from bitnet.hub import named as by_name
     from bitnet.hub.probe import probe
     from bitnet.hub.request import ModelRequest
 
     project = common.project()
+    named = by_name.parse(id)
+    if named is not None and named.repo:
+        id, file = named.repo, file or named.file
+        rev = rev if rev != "main" else named.revision
     request = ModelRequest(id, file, rev)
     found = probe(request, project, fits=plan.fits_in_memory)
     origin = plan.Origin(found.licence, found.gated)

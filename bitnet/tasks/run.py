@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 from bitnet.errors import UsageError
+from bitnet.invocation import word
 from bitnet.runtime.options import ModelOptions, PromptOptions
 from bitnet.runtime.request import Request
 from bitnet.tasks.chat import talk_on_terminal
@@ -18,16 +19,15 @@ from bitnet.tasks.running import given_text, open_model, piped_text
 @task(
     group="Run",
     example='bitnet run smollm2-135m "Why is the sky blue?"',
-    positional=["name", "prompt"],
+    positional=["prompt"],
+    required=["model"],
     help={
-        "name": "name of a model, hf:ORG/REPO[:FILE], or a path; `models` lists the names",
         "prompt": "text to answer; without it what is piped in, or a conversation",
         "system": "instructions that come before the conversation",
     },
 )
 def run(
     c,
-    name=None,
     prompt="",
     system="",
     wanted=Request(max_tokens=1024),
@@ -40,19 +40,15 @@ def run(
     once: a model with a chat template as a message, another one by continuing the text. Otherwise
     it talks with you.
     """
-    if model.model and model.model != name:
-        raise UsageError(
-            f"run got two models, {name} and --model {model.model}", hint="leave --model out"
-        )
     text = _text(prompt)
-    instructions = given_text(system, "--system")
+    instructions, name = given_text(system, "--system"), model.model
     model = replace(model, model=str(common.model(name, fetch=True)))
     with open_model(model, common) as running:
         chats = bool(running.tokenizer.chat_template)
         if text is None and not chats:
             raise UsageError(
                 f"{name} has no chat template, it only continues a text",
-                hint=f"bitnet run {name} 'Once upon a time'",
+                hint=f"bitnet run {word(name)} 'Once upon a time'",
             )
         if instructions and not chats:
             raise UsageError(f"{name} has no chat template: --system needs one")

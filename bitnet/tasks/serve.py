@@ -21,7 +21,7 @@ from bitnet.tasks.running import load_model, open_file, say
 logger = logging.getLogger(__name__)
 
 
-@task(group="Serve", example="bitnet serve --model smollm2-135m --port 9999", aliases=("worker",))
+@task(group="Serve", example="bitnet serve smollm2-135m --port 9999", aliases=("worker",))
 def serve(
     c,
     options=ServeOptions(),

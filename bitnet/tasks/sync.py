@@ -50,7 +50,7 @@ def sync(
     if not entries:
         raise NotFound(
             f"{project.lock_path} pins nothing",
-            hint="fetch something: bitnet download-model --id smollm2-135m",
+            hint="fetch something: bitnet download-model smollm2-135m",
         )
     if check:
         _check(project, entries, common.output)

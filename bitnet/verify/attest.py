@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 _SHOWN = 5
 _LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")  # the first stands for all
 HINT = (
-    "fetch it again; a change of yours: bitnet attest --model F --output FILE, "
-    "then bitnet verify --model F --against FILE"
+    "fetch it again; a change of yours: bitnet attest F --output FILE, "
+    "then bitnet verify F --against FILE"
 )
 
 

@@ -161,7 +161,7 @@ class Attestation:
     @classmethod
     def parse(cls, text: bytes | str, label: str) -> Attestation:
         """The attestation that *text* is; errors as :meth:`read`."""
-        hint = "make it again: bitnet attest --model ORIGINAL --output FILE"
+        hint = "make it again: bitnet attest ORIGINAL --output FILE"
         try:
             facts = json.loads(text)
             schema = facts["schema"]

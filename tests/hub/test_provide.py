@@ -306,4 +306,4 @@ def test_interrupted_progress_survives_another_replica(hub, projects):
 def test_offline_without_the_file_says_what_fetches_it(projects):
     with pytest.raises(Offline) as caught:
         provide_model(WEIGHTS, offline(projects[0]))
-    assert "bitnet download-model --id org/model --file model.gguf" in caught.value.hint
+    assert "bitnet download-model org/model --file model.gguf" in caught.value.hint

@@ -243,7 +243,7 @@ def test_fetching_again_offline_says_so(project, change):
 def test_the_offline_hint_for_a_model_names_its_file(project):
     with pytest.raises(Offline) as caught:
         provide_model(WEIGHTS, offline(project))
-    assert "bitnet download-model --id org/model --file model.gguf" in caught.value.hint
+    assert "bitnet download-model org/model --file model.gguf" in caught.value.hint
 
 
 def test_a_damaged_model_is_not_used_offline_and_replaced_online(project):

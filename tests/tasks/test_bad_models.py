@@ -28,11 +28,11 @@ MODEL = {
     "verify-tokenizer": ("verify-tokenizer", "--against", "bad.gguf"),
 }
 # A finding among others, below; names of what is in the cache, and no paths.
-OTHERWISE = {"doctor", "bundle.export"}
+OTHERWISE = {"doctor", "bundle.export", "download-model"}
 TAKES_A_MODEL = {"model", "path", "tokenizer"}  # options, and the words without one
 TAKE_A_TOKENIZER = ("export-tokenizer", "tokenize", "verify-tokenizer")
 
-CHECK = "check the path, or fetch a model: bitnet download-model --id smollm2-135m"
+CHECK = "check the path, or fetch a model: bitnet download-model smollm2-135m"
 PASS = "fetch it again, or pass a .gguf file or a folder with config.json and *.safetensors"
 NEITHER = "bad.gguf is neither a GGUF file nor safetensors"
 BAD = {

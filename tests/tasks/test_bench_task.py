@@ -46,7 +46,7 @@ def test_json_can_be_compared_with_later(bitnet, words, tmp_path):
 @pytest.mark.parametrize(
     ("more", "code", "said"),
     [
-        (("--max-slowdown", 5), 2, "--max-slowdown needs --compare"),
+        (("--max-slowdown", 5), 2, "--max-slowdown needs --against"),
         (("--compare", "none.json"), 19, "none.json"),
         (("--compare", "x", "--max-slowdown", 100), 2, "expected 0 to less than 100"),
         (("--thread-counts", "0"), 2, "--thread-counts"),

@@ -172,8 +172,8 @@ def test_what_is_not_here_is_refused_with_what_fetches_it(hub, model, machine, b
     hub.seen.clear()
     path = tmp_path / "none.tar"
     for words, hint in (
-        (("--model", "tiny"), "bitnet download-model --id org/one --file tiny.gguf"),
-        (("--model", "smollm2-135m"), "bitnet download-model --id smollm2-135m"),
+        (("--model", "tiny"), "bitnet download-model org/one --file tiny.gguf"),
+        (("--model", "smollm2-135m"), "bitnet download-model smollm2-135m"),
         (("--tokenizer", "mirror"), "bitnet tokenizer --source mirror"),
         ((), "bitnet models"),
     ):

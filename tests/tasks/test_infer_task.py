@@ -151,7 +151,7 @@ def test_no_model_and_no_network_is_one_error(bitnet, model, monkeypatch):
     monkeypatch.setenv("BITNET_OFFLINE", "1")
     done = bitnet("infer", "--prompt", "a")
     assert done.code == 23
-    assert "download-model --id smollm2-135m" in done.err
+    assert "download-model smollm2-135m" in done.err
 
 
 def test_a_model_without_tokenizer_needs_consent_to_fetch_one(bitnet, tmp_path, monkeypatch):

@@ -164,7 +164,7 @@ def test_all_parts_of_a_split_model_are_fetched(hub, bitnet):
         (("--id", "smollm2-135m", "--rev", "next"), 2, "is pinned to version"),
         (("--id", "org/model", "--file", "*.zip"), 19, "it has "),
         (("--id", "smollm2-135m", "--offline"), 23, "is switched off"),
-        ((), 2, "needs --id"),
+        ((), 2, "needs MODEL"),
     ],
 )
 def test_what_cannot_be_fetched_is_one_error_with_its_exit_code(hub, bitnet, words, code, said):

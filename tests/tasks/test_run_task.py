@@ -14,15 +14,14 @@ from bitnet.store import Store
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 READERS = [
-    ("infer", "--prompt", "a", "--max-tokens", 1, "--model"),
-    ("bench", "--tests", "pp4", "--repetitions", 1, "--model"),
-    ("verify", "--model"),
-    ("attest", "--no-trace", "--model"),
-    ("plan", "--model"),
+    ("infer", "--prompt", "a", "--max-tokens", 1),
+    ("bench", "--tests", "pp4", "--repetitions", 1),
+    ("verify",),
+    ("attest", "--no-trace"),
     ("inspect-gguf",),
     ("explain-tokenizer",),
     ("compat-check",),
-    ("convert", "--output", "made/c.gguf", "--type", "F16", "--model"),
+    ("convert", "--output", "made/c.gguf", "--type", "F16"),
     ("fix-gguf", "--output", "made/f.gguf", "--set", "general.name:string=x"),
     ("export-tokenizer", "--into", "made/out"),
     ("verify-tokenizer", "--against", "hf:org/one"),
@@ -84,7 +83,7 @@ def test_every_command_takes_a_name_and_does_not_fetch_it(named, bitnet, folder,
     refused = bitnet(*words, "tiny")
     assert refused.code == 19, refused.err
     assert "is not on this machine" in refused.err
-    assert "bitnet download-model --id org/one --file tiny.gguf" in refused.err
+    assert "bitnet download-model org/one --file tiny.gguf" in refused.err
     assert named.requests() == []
     assert bitnet("run", "hf:org/one", "a", "--max-tokens", 1).code == 0
     named.seen.clear()

@@ -189,7 +189,7 @@ def test_export_replaces_nothing_unless_forced(model, tmp_path, bitnet):
         (["export-tokenizer", "m.gguf", "--into", "out", "--pre", "x"], 20, "pre-tokenizer 'x'"),
         (["verify-tokenizer", "m.gguf"], 2, "needs --against"),
         (["verify-tokenizer", "none", "--against", "m.gguf"], 19, "no model of that name: none"),
-        (["export-tokenizer", "m.gguf"], 2, "needs --into"),
+        (["export-tokenizer", "m.gguf"], 2, "needs --output"),
         (["export-tokenizer", "none", "--into", "out"], 19, "no model of that name: none"),
         (["export-tokenizer", "torn.gguf", "--into", "out"], 13, "torn.gguf"),
     ],

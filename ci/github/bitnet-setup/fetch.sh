@@ -23,6 +23,6 @@ if [ -f bitnet.lock.json ]; then
     exit 0
 fi
 if [ -n "${HF_TOKEN:-}" ]; then source=official; else source=mirror; fi
-bitnet download-model --id "${BITNET_MODEL:-smollm2-135m}" --no-progress
-bitnet tokenizer --source "$source" --into models --no-progress
+bitnet download-model "${BITNET_MODEL:-smollm2-135m}" --no-progress
+bitnet tokenizer --source "$source" --output models --no-progress
 echo "skipped=" >> "$GITHUB_OUTPUT"
