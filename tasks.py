@@ -16,14 +16,15 @@ ROOT = Path(__file__).parent
 @task(
     help={
         "args": "arguments for pytest, such as '-k resume -x'",
-        "fast": "leave out what is slow, and use every core",
-        "coverage": "trace branches, which takes half as long again; below 90 % fails",
+        "slow": "run the slow tests instead: documented commands, workflows, whole models",
+        "coverage": "trace branches of all tests, which takes long; below 90 % fails",
     }
 )
-def test(c, args="", fast=False, coverage=False):
-    """Run the tests."""
-    options = ["-n auto -m 'not slow'"] * fast + ["--cov=bitnet --cov-fail-under=90"] * coverage
-    c.run(" ".join([f"{sys.executable} -m pytest", *options, args]), pty=False)
+def test(c, args="", slow=False, coverage=False):
+    """Run the tests on every core; those marked slow only when they are asked for."""
+    chosen = "" if coverage else "-m slow" if slow else "-m 'not slow'"
+    traced = "--cov=bitnet --cov-fail-under=90" if coverage else ""
+    c.run(f"{sys.executable} -m pytest -n auto {chosen} {traced} {args}", pty=False)
 
 
 @task(help={"since": "commit from which on files count as changed"})
@@ -38,7 +39,7 @@ def check(c, since="origin/main"):
             "git ls-files --others --exclude-standard",
             hide=True,
         ).stdout
-    test(c, args=" ".join(_tests_beside(listed.splitlines())), fast=True)
+    test(c, args=" ".join(_tests_beside(listed.splitlines())))
 
 
 def _tests_beside(changed):

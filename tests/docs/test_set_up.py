@@ -28,3 +28,11 @@ def test_ci_runs_the_line_of_the_readme(marker):
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert re.search(rf"^<!-- {marker} -->\n```sh\n.*pip install", readme, re.MULTILINE)
     assert f"$(readme_command {marker})" in (ROOT / ".ci/run").read_text(encoding="utf-8")
+
+
+def test_every_job_is_one_of_ci():
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    jobs = re.search(r"^every=\((.*)\)$", script, re.MULTILINE)[1].split()
+    assert set(re.findall(r"^(\w+)\(\) \{$", script, re.MULTILINE)) >= set(jobs)
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    assert f"job: [{', '.join(jobs)}]" in workflow
