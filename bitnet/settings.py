@@ -336,6 +336,12 @@ threads = Setting(
     default=0,
     help="compute threads; 0: one per core, within the quota of a container",
 )
+bitnet_cpp_dir = Setting(
+    "BITNET_CPP_DIR",
+    parse=Path,
+    default=None,
+    help="folder where bitnet.cpp was built, for `crossval --against bitnet.cpp`",
+)
 ternary_layout = Setting(
     "BITNET_TERNARY_LAYOUT",
     parse=_layout,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from bitnet.crossval.answers import Answered, Count
 from bitnet.crossval.bounds import bounds_for
-from bitnet.crossval.compare import Greedy, Nearness, Row, TokenizerParity
+from bitnet.crossval.compare import Greedy, Nearness, Row, TokenizerParity, compare
 from bitnet.crossval.evidence import (
     Evidence,
     Machine,
@@ -15,6 +15,8 @@ from bitnet.crossval.evidence import (
     ReferenceFacts,
     TokenizerFacts,
 )
+from bitnet.crossval.exact import exact_trace
+from bitnet.crossval.judge import judge
 
 NEAR = Nearness(1e-3, 1.0, 0.05, 2.0)
 ROW = Row(0, 0, 1, 1, 3.0, 1.0, 1e-3, 0.99, 0.1, 1, 3.0, 2.0, NEAR, NEAR)
@@ -62,3 +64,12 @@ def evidence(*rows, greedy=(), parity=PARITY, **changes):
 
 
 PASSED = evidence(ROW, ROW, greedy=[Greedy(0, 8, 8)])
+
+
+def verdict_on_float64(checkpoint, ids, theirs):
+    """The verdict on the float64 pass itself by *theirs*."""
+    exact = exact_trace(checkpoint, [("p", ids)])
+    found = compare(exact, theirs, exact=exact)
+    bounds = bounds_for("float", theirs.arithmetic)
+    ours = replace(PASSED.ours, arithmetic="float")
+    return judge(evidence(*found.rows, bounds=bounds, ours=ours))

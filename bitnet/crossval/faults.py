@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["count_faults", "identity_faults", "row_faults"]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_OWN_LIBRARY = ("llama.cpp", "ik_llama.cpp")  # references that name the file that computed
+# References that name the file that computed.
+_OWN_LIBRARY = ("llama.cpp", "bitnet.cpp", "ik_llama.cpp")
 
 
 def identity_faults(evidence: Evidence) -> Iterator[str]:

@@ -27,7 +27,7 @@ _PARAMS_BYTES = 1024  # more than any version's struct; the callee reads its own
 # n_ctx, n_batch, n_ubatch as llama_context_default_params() gives them.
 _SIZES = struct.pack("<3I", 512, 2048, 512)
 # rope_freq_base and _scale, four yarn factors, yarn_orig_ctx, defrag_thold; cb_eval comes next.
-_ROPE = struct.pack("<6fIf", 0, 0, -1, -1, -1, -1, 0, -1)
+_ROPES = tuple(struct.pack("<6fIf", 0, 0, -1, *yarn, 0, -1) for yarn in ((-1, -1, -1), (1, 32, 1)))
 _THREADS = struct.pack("<2I", 4, 4)  # n_threads, n_threads_batch
 # rope_scaling_type, pooling_type, attention_type, flash_attn_type; forks have only three of them.
 _UNSET = struct.pack("<i", -1)
@@ -74,6 +74,7 @@ class Llama:
         threads: int,
         weights: bool = True,
         tokenize_with_model: bool = False,
+        batch: int = 0,
     ) -> None:
         """Load the model at *path*.
 
@@ -83,12 +84,14 @@ class Llama:
             threads: compute threads.
             weights: read them, too; without them it can tokenize and nothing else.
             tokenize_with_model: the fork's ``llama_tokenize`` wants the model, not its vocabulary.
+            batch: positions it computes at a time; 0: all.
 
         Raises:
             EngineError: the library is laid out otherwise, or refuses the file.
         """
         self._c = library
         self._threads = threads
+        self._batch = batch
         _declare(library)
         library.llama_backend_init()
         params = library.llama_model_default_params()
@@ -97,7 +100,10 @@ class Llama:
         self._model = library.llama_model_load_from_file(os.fsencode(path), params)
         if not self._model:
             raise EngineError("the engine does not load the file")
-        self._vocabulary = library.llama_model_get_vocab(self._model)
+        self._vocabulary = self._model
+        if hasattr(library, "llama_model_get_vocab"):
+            library.llama_model_get_vocab.restype = ctypes.c_void_p
+            self._vocabulary = library.llama_model_get_vocab(ctypes.c_void_p(self._model))
         self._tokenizes = self._model if tokenize_with_model else self._vocabulary
         self.n_vocab = int(library.llama_vocab_n_tokens(self._vocabulary))
 
@@ -154,13 +160,14 @@ class Llama:
     def _context_params(self, size: int, watch: Callable[..., None] | None) -> tuple[_Params, Any]:
         params = self._c.llama_context_default_params()
         raw = bytes(params.raw)
-        sizes, rope = raw.find(_SIZES), raw.find(_ROPE)
-        after = rope + len(_ROPE)
+        sizes, rope = raw.find(_SIZES), max(map(raw.find, _ROPES))
+        after = -(-(rope + len(_ROPES[0])) // 8) * 8  # cb_eval is a pointer
         kv_types = struct.pack("<2i", _F16, _F16)
-        known = 0 <= sizes < rope and raw[after + 16 : after + 24] == kv_types and after % 8 == 0
+        known = 0 <= sizes < rope and raw[after + 16 : after + 24] == kv_types
         if not known or _THREADS not in raw[sizes:rope]:
             raise EngineError("the engine's parameters are laid out in an unknown way")
-        struct.pack_into("<3I", params.raw, sizes, size, size, size)
+        batch = min(size, self._batch or size)
+        struct.pack_into("<3I", params.raw, sizes, size, size, batch)
         if raw[rope - 16 : rope] == 4 * _UNSET:
             # No flash attention: its sums are rounded to f16.
             struct.pack_into("<i", params.raw, rope - 4, 0)
@@ -243,6 +250,14 @@ def _watcher(library: Any, watch: Callable[..., None]) -> Callable[[int, bool, A
     return called
 
 
+# Names of 2024, when functions took the model for its vocabulary.
+_OLDER = {
+    "llama_model_load_from_file": "llama_load_model_from_file",
+    "llama_init_from_model": "llama_new_context_with_model",
+    "llama_vocab_n_tokens": "llama_n_vocab",
+}
+
+
 def _declare(c: Any) -> None:
     """Argument and result types of the functions used."""
     pointer, ints = ctypes.c_void_p, ctypes.POINTER(ctypes.c_int32)
@@ -256,7 +271,6 @@ def _declare(c: Any) -> None:
         ("llama_free", None, [pointer]),
         ("llama_n_ctx", ctypes.c_uint32, [pointer]),
         ("llama_set_n_threads", None, [pointer, int32, int32]),
-        ("llama_model_get_vocab", pointer, [pointer]),
         ("llama_vocab_n_tokens", int32, [pointer]),
         ("llama_tokenize", int32, [pointer, text, int32, ints, int32, flag, flag]),
         ("llama_detokenize", int32, [pointer, ints, int32, text, int32, flag, flag]),
@@ -268,8 +282,8 @@ def _declare(c: Any) -> None:
         ("ggml_nbytes", size, [pointer]),
         ("ggml_backend_tensor_get", None, [pointer, pointer, size, size]),
     ):
-        try:
-            function = getattr(c, name)
-        except AttributeError:
-            raise EngineError(f"the engine does not export {name}") from None
+        function = getattr(c, name, None) or getattr(c, _OLDER.get(name, name), None)
+        if function is None:
+            raise EngineError(f"the engine does not export {name}")
         function.restype, function.argtypes = result, arguments
+        setattr(c, name, function)

@@ -9,7 +9,10 @@ from bitnet.options import option
 
 __all__ = ["REFERENCE_NAMES", "CrossvalOptions"]
 
-REFERENCE_NAMES = ("llama.cpp", "ik_llama.cpp", "transformers", "recorded", "float64")
+REFERENCE_NAMES = (
+    *("llama.cpp", "bitnet.cpp", "ik_llama.cpp"),
+    *("transformers", "recorded", "float64"),
+)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@
 A process of its own, because a foreign engine may crash, print, keep threads or bring its own
 OpenMP. The request names ``engine``, ``model``, ``prompts`` (lists of ids), ``steps`` of the
 continuation of each, ``texts`` to tokenize (each with whether special tokens go around it),
-``threads`` and, to dump intermediates, ``tensors`` (a folder). The answer is a trace
-(:mod:`bitnet.crossval.trace`), or ``{"error": ...}``.
+``threads``, for an engine that is no Python package its ``library``, and, to dump intermediates,
+``tensors`` (a folder). The answer is a trace (:mod:`bitnet.crossval.trace`), or
+``{"error": ...}``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import ctypes
 import importlib
 import importlib.metadata
 import json
+import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,8 +61,11 @@ class _Engine(Protocol):
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """What the engine says, as JSON values."""
     name = request["engine"]
-    distribution, _ = DISTRIBUTIONS[name]
-    engine = _ENGINES[name](request["model"], request["threads"], bool(request["prompts"]))
+    make = _ENGINES[name]
+    if "library" in request:
+        make = partial(make, library=request["library"])
+    engine = make(request["model"], request["threads"], bool(request["prompts"]))
+    digest = sha256_of(engine.library)
     if request.get("tensors"):
         _dump(engine, request["prompts"][0], Path(request["tensors"]))
     tokenized = [engine.tokenize(text, special) for text, special in request["texts"]]
@@ -67,15 +73,23 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     asked = [] if request.get("tensors") else zip(request["prompts"], request["steps"], strict=True)
     trace = Trace(
         engine=name,
-        version=f"{distribution} {importlib.metadata.version(distribution)}",
+        version=_version(name, digest),
         arithmetic="float" if engine.arithmetic == "float" else "int8",
         prompts=tuple(_prompt(engine, ids, steps) for ids, steps in asked),
         tokenized=tuple(known) if known else None,
         decoded=tuple(map(engine.detokenize, known)) if known else None,
         library=engine.library.name,
-        library_sha256=sha256_of(engine.library),
+        library_sha256=digest,
     )
     return trace.as_json()
+
+
+def _version(name: str, digest: str) -> str:
+    """Of the package that brings the engine; of a build of one's own that it is one."""
+    if name not in DISTRIBUTIONS:
+        return f"build {digest[:12]}"
+    distribution, _ = DISTRIBUTIONS[name]
+    return f"{distribution} {importlib.metadata.version(distribution)}"
 
 
 def _prompt(engine: _Engine, ids: Sequence[int], steps: int) -> PromptTrace:
@@ -211,8 +225,39 @@ def _ik_llama_cpp(path: str, threads: int, weights: bool) -> _LlamaEngine:
     return _LlamaEngine(model, library)
 
 
-_ENGINES: dict[str, Callable[[str, int, bool], Any]] = {
+def _bitnet_cpp(path: str, threads: int, weights: bool, *, library: str) -> _LlamaEngine:
+    c = ctypes.CDLL(library)
+    product = getattr(c, "ggml_vec_dot_i2_i8_s", None)
+    if product is None:
+        raise EngineError(f"{library} has no products of I2_S: it is not of bitnet.cpp")
+    # It keeps the results of a product on the stack, for all positions of a batch.
+    model = Llama(c, path, threads=threads, weights=weights, batch=64)
+    return _LlamaEngine(model, _file_of(product) or Path(library))
+
+
+class _Symbol(ctypes.Structure):
+    """``Dl_info`` of the C library."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("address", ctypes.c_void_p),
+    )
+
+
+def _file_of(function: Any) -> Path | None:
+    """The library that *function* is in: one may be loaded by another."""
+    found = _Symbol()
+    look_up = getattr(ctypes.CDLL(None), "dladdr", None) if sys.platform != "win32" else None
+    if look_up is None or not look_up(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(found)):
+        return None
+    return Path(os.fsdecode(found.file))
+
+
+_ENGINES: dict[str, Callable[..., Any]] = {
     "llama.cpp": _llama_cpp,
+    "bitnet.cpp": _bitnet_cpp,
     "ik_llama.cpp": _ik_llama_cpp,
     "transformers": _TransformersEngine,
 }

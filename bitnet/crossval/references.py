@@ -1,6 +1,7 @@
 """The engines to compare with: one class each, found by name.
 
 llama.cpp       the wheel xllamacpp; every GGUF encoding but BitNet's own
+bitnet.cpp      the build in BITNET_CPP_DIR; I2_S, as it is
 ik_llama.cpp    the wheel ik-llama-cpp-python; the same, and ternary weights
 transformers    folders with safetensors, in float32
 recorded        a trace in a file, of any engine on any machine
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import settings
 from bitnet.crossval.exact import exact_trace
+from bitnet.crossval.own_build import bitnet_cpp_library
 from bitnet.crossval.trace import Trace, read_trace, trace_from
 from bitnet.errors import InvalidFormat, ReferenceUnavailable, UsageError, VerificationFailed
 from bitnet.quants.iq_bn import SHORTEST_ROW
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHAIN",
     "REFERENCES",
+    "BitnetCpp",
     "EngineFailed",
     "IkLlamaCpp",
     "LlamaCpp",
@@ -267,6 +270,30 @@ class IkLlamaCpp(_CppEngine):
         yield converted
 
 
+class BitnetCpp(_CppEngine):
+    """bitnet.cpp as its user built it, for I2_S files: the engine that they are made for."""
+
+    name = "bitnet.cpp"
+
+    def reads(self, checkpoint: Checkpoint) -> bool:
+        return super().reads(checkpoint) and _is_i2_s(checkpoint)
+
+    def installed(self) -> bool:
+        return bitnet_cpp_library() is not None
+
+    def _ask(self, question: Question, model: Path, folder: Path, **more: Any) -> dict[str, Any]:
+        library = bitnet_cpp_library()
+        if library is None:
+            raise ReferenceUnavailable(
+                f"the reference {self.name} is not installed: BITNET_CPP_DIR is not set",
+                hint="build bitnet.cpp, and name its folder in BITNET_CPP_DIR; docs/how-to/"
+                "bitnet-cpp.md says how, or accept that nothing is compared: --allow-missing",
+            )
+        # Built with clang it has no OpenMP, and its own threads wait for each other by spinning.
+        alone = replace(question, threads=1)
+        return super()._ask(alone, model, folder, library=str(library), **more)
+
+
 class Transformers(_InProcess):
     """Hugging Face's own code in float32."""
 
@@ -341,7 +368,7 @@ def _cut(one: PromptTrace, positions: int, steps: int) -> PromptTrace:
 
 
 REFERENCES: dict[str, type[Reference]] = {
-    one.name: one for one in (LlamaCpp, IkLlamaCpp, Transformers, Float64)
+    one.name: one for one in (LlamaCpp, BitnetCpp, IkLlamaCpp, Transformers, Float64)
 }
 CHAIN: tuple[type[Reference], ...] = (LlamaCpp, IkLlamaCpp, Transformers)  # tried in this order
 
@@ -349,15 +376,17 @@ CHAIN: tuple[type[Reference], ...] = (LlamaCpp, IkLlamaCpp, Transformers)  # tri
 def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) -> Reference:
     """The reference *name*; without one the first of :data:`CHAIN` that reads *checkpoint*.
 
-    One that is installed goes before one that is not. A *recording* is a reference by itself.
+    One that is installed goes before one that is not, and bitnet.cpp, which takes a build of one's
+    own, before them all. A *recording* is a reference by itself.
 
     Raises:
-        UsageError: *name* cannot be asked about such a model.
+        UsageError: *name* cannot be asked about such a model, or ``BITNET_CPP_DIR`` is wrong.
     """
     if recording is not None:
         return Recorded(recording)
     if not name:
-        able = [one for one in (kind() for kind in CHAIN) if one.reads(checkpoint)]
+        chain: list[type[Reference]] = [*([BitnetCpp] if bitnet_cpp_library() else []), *CHAIN]
+        able = [one for one in (kind() for kind in chain) if one.reads(checkpoint)]
         return next((one for one in able if one.installed()), able[0])
     chosen = REFERENCES[name]()
     if not chosen.reads(checkpoint):

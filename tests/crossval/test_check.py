@@ -166,6 +166,7 @@ def test_engines_are_known_by_the_digests_of_their_files(change, check):
 
 def test_there_is_a_report_of_each_model_that_is_measured():
     assert [path.parent.name for path in COMMITTED] == [
+        "bitnet-tiny-bitnet-cpp",
         "bitnet-tiny-ik",
         "bitnet-tiny-transformers",
         "gemma3",

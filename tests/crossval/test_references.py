@@ -5,20 +5,16 @@ import json
 import subprocess
 import sys
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import tiny_models
-from crossval_evidence import PASSED, evidence
+from crossval_evidence import verdict_on_float64
 from tiny_models import TOKENS, VOCAB, ternary_gguf, tiny_gguf
 
 from bitnet.convert import Request, convert
 from bitnet.crossval import exact, references
-from bitnet.crossval.bounds import bounds_for
-from bitnet.crossval.compare import compare
 from bitnet.crossval.exact import exact_trace
-from bitnet.crossval.judge import judge
 from bitnet.crossval.references import (
     EngineFailed,
     Float64,
@@ -56,12 +52,7 @@ def question(checkpoint, **more):
 
 
 def judged(checkpoint, theirs):
-    """The verdict on the float64 pass itself by *theirs*."""
-    exact = exact_trace(checkpoint, [("p", IDS)])
-    found = compare(exact, theirs, exact=exact)
-    bounds = bounds_for("float", theirs.arithmetic)
-    ours = replace(PASSED.ours, arithmetic="float")
-    return judge(evidence(*found.rows, bounds=bounds, ours=ours))
+    return verdict_on_float64(checkpoint, IDS, theirs)
 
 
 @needs("xllamacpp")

@@ -1,0 +1,44 @@
+"""The library of an engine that people build themselves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bitnet.errors import UsageError
+from bitnet.settings import bitnet_cpp_dir, expanded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["bitnet_cpp_library"]
+
+_NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
+# Below a checkout, a folder of CMake, or one it installed into.
+_PLACES = ("", "lib", "bin", "src", "3rdparty/llama.cpp/src")
+
+
+def bitnet_cpp_library() -> Path | None:
+    """The library in the folder that ``BITNET_CPP_DIR`` names; ``None`` where it names none.
+
+    Raises:
+        UsageError: it is not the folder of a build.
+    """
+    setting = bitnet_cpp_dir()
+    if setting is None:
+        return None
+    folder = expanded(setting).absolute()
+    if not folder.is_dir():
+        raise UsageError(
+            f"BITNET_CPP_DIR={setting}: there is no such folder",
+            hint="name the folder where bitnet.cpp was built",
+        )
+    for root in (folder, folder / "build"):
+        for place in _PLACES:
+            for name in _NAMES:
+                if (root / place / name).is_file():
+                    return root / place / name
+    raise UsageError(
+        f"BITNET_CPP_DIR={setting}: there is no {_NAMES[0]} in it, so nothing was built there, or "
+        "without -DBUILD_SHARED_LIBS=ON",
+        hint="name the folder where bitnet.cpp was built",
+    )

@@ -1,0 +1,159 @@
+"""bitnet.cpp as a reference: a build of one's own, or what is told where there is none."""
+
+import importlib.util
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+from crossval_evidence import verdict_on_float64
+from tiny_models import ternary_gguf, tiny_gguf
+
+from bitnet.crossval import llama_api
+from bitnet.crossval.llama_api import EngineError, Llama
+from bitnet.crossval.references import BitnetCpp, EngineFailed, Question, choose
+from bitnet.errors import ReferenceUnavailable, UsageError
+from bitnet.formats.containers import open_checkpoint
+from bitnet.shipped import SHIPPED
+
+BUILD = os.environ.get("BITNET_CPP_DIR")
+with_a_build = pytest.mark.skipif(
+    not BUILD, reason="BITNET_CPP_DIR names no build of bitnet.cpp: docs/how-to/bitnet-cpp.md"
+)
+IDS = (0, 5, 9, 3, 44, 12, 13, 14, 30, 20, 21, 7, 8)
+
+
+@pytest.fixture
+def ternary(tmp_path):
+    return open_checkpoint(ternary_gguf(tmp_path / "ternary.gguf"))
+
+
+def question(checkpoint, **more):
+    return Question(checkpoint, prompts=(("p", IDS),), **more)
+
+
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """Where a build would have its library; there is nothing."""
+    place = tmp_path / "build" / "3rdparty" / "llama.cpp" / "src" / "libllama.so"
+    place.parent.mkdir(parents=True)
+    monkeypatch.setenv("BITNET_CPP_DIR", str(tmp_path))
+    return place
+
+
+def test_without_a_build_it_says_what_to_set(ternary):
+    assert not BitnetCpp().installed()
+    with pytest.raises(ReferenceUnavailable, match="BITNET_CPP_DIR is not set") as raised:
+        choose("bitnet.cpp", ternary).trace(question(ternary))
+    assert "docs/how-to/bitnet-cpp.md" in raised.value.hint
+    assert Path("docs/how-to/bitnet-cpp.md").is_file()
+    assert choose("", ternary).name == "ik_llama.cpp"
+
+
+def test_a_folder_that_is_not_there_is_a_mistake_and_no_absence(ternary, monkeypatch):
+    monkeypatch.setenv("BITNET_CPP_DIR", "/no/such/folder")
+    for name in ("", "bitnet.cpp"):
+        with pytest.raises(UsageError, match="/no/such/folder: there is no such folder"):
+            choose(name, ternary).trace(question(ternary))
+
+
+def test_a_folder_without_a_library_is_no_build(ternary, library):
+    with pytest.raises(UsageError, match="nothing was built there"):
+        choose("bitnet.cpp", ternary).trace(question(ternary))
+
+
+def test_a_file_that_is_no_library_is_told(ternary, library):
+    library.write_text("not one")
+    with pytest.raises(EngineFailed, match=r"cannot run ternary\.gguf: OSError: .*libllama"):
+        choose("", ternary).trace(question(ternary))
+
+
+def test_a_library_of_something_else_is_told(ternary, library):
+    shutil.copy(importlib.util.find_spec("numpy.random.mtrand").origin, library)
+    with pytest.raises(EngineFailed, match="has no products of I2_S: it is not"):
+        choose("", ternary).trace(question(ternary))
+
+
+def test_it_is_asked_about_i2_s_alone(tmp_path, library):
+    library.touch()
+    checkpoint = open_checkpoint(tiny_gguf(tmp_path / "tiny.gguf"))
+    with pytest.raises(UsageError, match=r"bitnet\.cpp cannot be asked about tiny\.gguf"):
+        choose("bitnet.cpp", checkpoint)
+    assert choose("", checkpoint).name == "llama.cpp"
+
+
+# llama_context_params of bitnet.cpp's llama.cpp: sizes, sequences, threads, three that are unset,
+# eight of rope, four bytes of nothing, then cb_eval with what it is given, types of the cache.
+OLD = struct.pack(
+    "<4I 2i 3i 6f I f 4x 2Q 2i 8?",
+    *(512, 2048, 512, 1, 4, 4, -1, -1, -1, 0, 0, -1, 1, 32, 1, 0, -1, 0, 0, 1, 1),
+    *(False, False, True, False, True, False, False, False),
+)
+
+
+class Old:
+    """A library of 2024, as far as contexts go."""
+
+    def __init__(self, raw):
+        self.raw = raw
+
+    def llama_context_default_params(self):
+        params = llama_api._Params()
+        params.raw[: len(self.raw)] = list(self.raw)
+        return params
+
+
+def old(raw, batch=0):
+    model = object.__new__(Llama)
+    model._c, model._batch = Old(raw), batch
+    return model
+
+
+def test_parameters_of_2024_are_found_in_their_places():
+    params, callback = old(OLD, batch=64)._context_params(200, watch=lambda *_: None)
+    raw = bytes(params.raw)
+    assert struct.unpack_from("<4I", raw) == (200, 200, 64, 1)
+    assert callback is not None
+    (address,) = struct.unpack_from("<Q", raw, 72)
+    assert address
+    assert raw[16:72] + raw[80 : len(OLD)] == OLD[16:72] + OLD[80:]
+
+
+def test_parameters_of_an_unknown_layout_are_refused():
+    with pytest.raises(EngineError, match="laid out in an unknown way"):
+        old(OLD[:36] + b"\0\0\0\0" + OLD[36:])._context_params(200, None)
+    with pytest.raises(EngineError, match="laid out in an unknown way"):
+        old(OLD.replace(struct.pack("<2f", 32, 1), struct.pack("<2f", 33, 1)))._context_params(
+            9, None
+        )
+
+
+@with_a_build
+def test_a_build_agrees_with_the_float64_pass_and_gives_intermediates(ternary, monkeypatch):
+    monkeypatch.setenv("BITNET_CPP_DIR", BUILD)
+    for checkpoint in (ternary, open_checkpoint(SHIPPED["bitnet-tiny"].path)):
+        asked = question(checkpoint, texts=(("ab", True),), greedy=3)
+        chosen = choose("", checkpoint)
+        assert chosen.name == "bitnet.cpp"
+        trace = chosen.trace(asked)
+        assert (trace.arithmetic, len(trace.prompts[0].greedy)) == ("int8", 3)
+        assert len(trace.tokenized) == len(trace.decoded) == 1
+        assert "ggml" in trace.library
+        verdict = verdict_on_float64(checkpoint, IDS, trace)
+        (checked,) = (one for one in verdict.findings if one.subject == "reference")
+        assert not checked.failed
+        found = chosen.tensors(asked)
+        assert {"attn_norm-0", "Qcur-1", "attn_sub_norm-1", "l_out-1"} <= set(found)
+
+
+@with_a_build
+def test_more_positions_than_its_stack_holds_are_computed_in_parts(monkeypatch):
+    monkeypatch.setenv("BITNET_CPP_DIR", BUILD)
+    tiny = open_checkpoint(SHIPPED["bitnet-tiny"].path)
+    ids = tuple(number % 2000 for number in range(7, 7 + 13 * 200, 13))
+    trace = BitnetCpp().trace(Question(tiny, prompts=(("p", ids),)))
+    verdict = verdict_on_float64(tiny, ids, trace)
+    (checked,) = (one for one in verdict.findings if one.subject == "reference")
+    assert len(trace.prompts[0].positions) == 200
+    assert not checked.failed
