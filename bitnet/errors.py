@@ -2,6 +2,7 @@
 
     BitnetError                    1   our own bug when raised bare
     |- UsageError                  2   wrong command line, wrong value of a setting
+    |  `- WrongType                    a value of another type; a TypeError as well
     |- NoSpace                    10   disk full or over quota
     |- AuthError                  11
     |  |- TokenMissing                 the hub wants an access token and none is set
@@ -63,6 +64,7 @@ __all__ = [
     "UsageError",
     "VerificationFailed",
     "VocabMismatch",
+    "WrongType",
     "from_os_error",
 ]
 
@@ -92,6 +94,10 @@ class UsageError(BitnetError):
     def __init__(self, message: str, *, hint: str = "", field: str = "") -> None:
         super().__init__(message, hint=hint)
         self.field = field
+
+
+class WrongType(UsageError, TypeError):
+    """A value of a type that the parameter does not take."""
 
 
 class NoSpace(BitnetError):

@@ -7,10 +7,12 @@ options from it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bitnet import settings
+from bitnet.arguments import check_type
 from bitnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,11 +71,18 @@ def check_bounds(record: Any) -> None:
     """Accept a dataclass whose numbers are within their bounds.
 
     Raises:
-        UsageError: one is not, or is no number at all; it names the field.
+        UsageError: one is not; it names the field.
+        WrongType: one is not a number, or has a fraction where the field is an ``int``.
     """
     for entry in fields(record):
         bounds, value = entry.metadata.get("bounds"), getattr(record, entry.name)
-        if not bounds or value is None:
+        if not bounds:
+            continue
+        whole, optional = str(entry.type).startswith("int"), "None" in str(entry.type)
+        expected = f"{'a whole' if whole else 'a'} number{' or None' * optional}"
+        kind = Integral if whole else Real
+        check_type(entry.name, value, expected, kind, *[None] * optional)
+        if value is None:
             continue
         low, high = bounds
         if not low <= value <= (float("inf") if high is None else high):  # NaN is in no range

@@ -1,8 +1,16 @@
 """The names other people's code imports."""
 
 import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+
+import bitnet
+from bitnet import errors
 
 PACKAGES = ["bitnet", "bitnet.tokenizer", "bitnet.errors"]
 
@@ -22,3 +30,136 @@ def test_every_public_name_is_there_once_and_sorted(name):
 def test_an_unknown_name_is_an_attribute_error(name):
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = importlib.import_module(name).no_such_name
+
+
+def test_every_exception_can_be_imported_from_the_package():
+    exceptions = {name for name in errors.__all__ if isinstance(getattr(errors, name), type)}
+    assert len(exceptions) > 20
+    assert exceptions <= set(bitnet.__all__)
+
+
+def test_importing_the_package_loads_nothing_else():
+    program = (
+        "import sys, bitnet; dir(bitnet); "
+        "print([name for name in sys.modules if name.startswith('bitnet.') or name == 'numpy'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.fixture(scope="module")
+def model():
+    with bitnet.load("bitnet-tiny") as loaded:
+        yield loaded
+
+
+def test_the_model_of_the_package_loads_by_its_name(model, tmp_path, monkeypatch):
+    assert model.path.name == "bitnet-tiny.gguf"
+    monkeypatch.chdir(tmp_path)
+    Path("bitnet-tiny").mkdir()  # what is there comes first
+    with pytest.raises(bitnet.BitnetError):
+        bitnet.load("bitnet-tiny")
+    with pytest.raises(bitnet.NotFound):
+        bitnet.load("bitnet-huge")
+
+
+def test_sampling_is_given_as_a_whole_or_by_its_fields(model):
+    whole = bitnet.SamplingParams(temperature=0.8, seed=7)
+    drawn = model.generate("She was", max_tokens=12, sampling=whole)
+    assert drawn == model.generate("She was", max_tokens=12, temperature=0.8, seed=7)
+    other = model.generate("She was", max_tokens=12, sampling=whole, seed=8, temperature=None)
+    assert other == model.generate(
+        "She was", max_tokens=12, sampling=bitnet.SamplingParams(temperature=0.8, seed=8)
+    )
+    assert len({drawn, other, model.generate("She was", max_tokens=12)}) == 3
+
+
+def test_vectors_are_made_by_a_loaded_model_or_by_a_name(model):
+    texts = ["one", "another"]
+    vectors = bitnet.embed(model, texts, dimensions=8)
+    assert vectors.shape == (2, 8)
+    np.testing.assert_array_equal(vectors, bitnet.embed("bitnet-tiny", texts, dimensions=8))
+    assert bitnet.embed(model, ["a"], normalize=False).shape == (1, model.config.dim)
+
+
+def test_ids_of_numpy_are_ids(model):
+    ids = np.array(model.tokenizer.encode("She was"))
+    assert model.generate(ids, max_tokens=3) == model.generate(list(map(int, ids)), max_tokens=3)
+    assert model.tokenizer.decode(ids, skip_special=True) == "She was"
+
+
+# What is called, the parameter that is named, and the two types.
+WRONG = (
+    (lambda m: bitnet.load(3), "model is of type int, expected a path"),
+    (lambda m: bitnet.load(None), "model is of type None, expected a path"),
+    (lambda m: bitnet.load(m.path, context="a"), "context is of type str, expected a whole number"),
+    (lambda m: bitnet.load(m.path, context=1.5), "context is of type float"),
+    (lambda m: bitnet.load(m.path, threads="2"), "threads is of type str, expected a whole number"),
+    (lambda m: bitnet.load(m.path, tokenizer=3), "tokenizer is of type int, expected a Tokenizer"),
+    (lambda m: bitnet.load(m.path, pre=3), "pre is of type int, expected a text"),
+    (lambda m: bitnet.load(m.path, allow_mock="no"), "allow_mock is of type str, expected True"),
+    (lambda m: bitnet.load(m.path, ignore_keys="a"), "ignore_keys is of type str, expected a list"),
+    (lambda m: bitnet.load_tokenizer(None), "path is of type None, expected a path"),
+    (lambda m: bitnet.embed(3, ["a"]), "model is of type int, expected a path"),
+    (lambda m: m.generate(None), "prompt is of type None, expected a text or token ids"),
+    (lambda m: m.generate(b"a"), "prompt is of type bytes, expected a text or token ids"),
+    (lambda m: m.generate([1, "a"]), r"prompt\[1\] is of type str, expected a token id"),
+    (lambda m: m.generate("a", max_tokens="3"), "max_tokens is of type str, expected a whole"),
+    (lambda m: m.generate("a", max_tokens=True), "max_tokens is of type bool"),
+    (lambda m: m.generate("a", logprobs=1.5), "logprobs is of type float, expected a whole number"),
+    (lambda m: m.generate("a", sampling={}), "sampling is of type dict, expected SamplingParams"),
+    (lambda m: m.generate("a", regex=3), "regex is of type int, expected a text"),
+    (lambda m: m.generate("a", hot=1), "'hot' is not an option of an answer: max_tokens, stop"),
+    (lambda m: m.generate("a", prompt="b"), "prompt"),
+    (lambda m: m.chat(None), "messages is of type None, expected a list"),
+    (lambda m: m.embed(None), "texts is of type None, expected a text or a list"),
+    (lambda m: m.embed([None]), "input is of type None, expected a text or token ids"),
+    (lambda m: m.embed(["a"], dimensions="8"), "dimensions is of type str, expected a whole"),
+    (lambda m: m.embed(["a"], prompt_name=8), "prompt_name is of type int, expected a text"),
+    (lambda m: m.logits("abc"), "ids is of type str, expected token ids"),
+    (lambda m: m.logits([1.5]), r"ids\[0\] is of type float, expected a token id"),
+    (lambda m: m.tokenizer.encode(3), "text is of type int, expected a text"),
+    (lambda m: m.tokenizer.encode_batch("ab"), "texts is of type str, expected a list of texts"),
+    (lambda m: m.tokenizer.encode_batch([3]), r"texts\[0\] is of type int, expected a text"),
+    (lambda m: m.tokenizer.decode(3), "ids is of type int, expected token ids"),
+    (lambda m: m.tokenizer.decode(["a"]), "id is of type str, expected a token id"),
+    (lambda m: m.tokenizer.count(3), "source is of type int, expected a text, a path"),
+    (lambda m: m.tokenizer.spans(3), "text is of type int, expected a text"),
+    (lambda m: bitnet.SamplingParams(temperature="hot"), "temperature is of type str, expected a"),
+    (lambda m: bitnet.SamplingParams(temperature=None), "temperature is of type None"),
+    (lambda m: bitnet.SamplingParams(top_k=1.5), "top_k is of type float, expected a whole number"),
+    (lambda m: bitnet.SamplingParams(seed="a"), "seed is of type str, expected a whole number or"),
+    (
+        lambda m: bitnet.SamplingParams(logit_bias=3),
+        "logit_bias is of type int, expected a",
+    ),
+    (lambda m: bitnet.narrate(1, "a", "b"), "actor is of type int, expected a text"),
+)
+
+
+@pytest.mark.parametrize(("call", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_a_wrong_type_names_the_parameter_and_both_types(model, call, said):
+    with pytest.raises(TypeError, match=said) as caught:
+        call(model)
+    if said != "prompt":  # given twice, which Python itself refuses
+        assert isinstance(caught.value, bitnet.UsageError)
+
+
+def test_an_event_is_written_by_a_function(capfd):
+    bitnet.narrate("pool", "greeting", 'Two\n"lines"', "Hi! 👋", tokens=3, absent=None)
+    bitnet.narrate("pool", "greeting", "Hello", level="WARN", worker_id="w1", as_json=True)
+    plain, coded = capfd.readouterr().err.splitlines()
+    assert plain == (
+        'INFO actor="pool" action="greeting" tokens="3" human="Two\\n\\"lines\\"" cute="Hi! 👋"'
+    )
+    event = json.loads(coded)
+    assert event.pop("time")
+    assert event == {
+        "level": "WARN",
+        "actor": "pool",
+        "action": "greeting",
+        "worker_id": "w1",
+        "human": "Hello",
+    }
+    with pytest.raises(bitnet.UsageError, match="level is 'LOUD', expected INFO, WARN, ERROR"):
+        bitnet.narrate("pool", "greeting", "Hello", level="LOUD")

@@ -68,7 +68,7 @@ def open_checkpoint(
         UsageError: the layout is unknown.
     """
     if i2_s_layout not in get_args(I2SLayout):
-        raise UsageError(f"--i2-s-layout is {i2_s_layout!r}, expected x86 or arm")
+        raise UsageError(f"i2_s_layout is {i2_s_layout!r}, expected x86 or arm")
     path = Path(path)
     started = time.perf_counter()
     checkpoint = container_of(path).open(path, ignore_keys)

@@ -10,16 +10,20 @@ Close it, or use it as a context manager::
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Collection, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
-from bitnet.errors import InferenceError, Unsupported, UsageError
+from bitnet.arguments import check_ids, check_type, wrong_type
+from bitnet.errors import InferenceError, Unsupported, UsageError, WrongType
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.formats.containers import I2SLayout, open_checkpoint
 from bitnet.formats.sentence_transformers import Prompts
@@ -30,17 +34,18 @@ from bitnet.models.load import load_model
 from bitnet.runtime.answer import Answer, Stats
 from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.engine import Engine
+from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.request import Request, check_prompt
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars
 from bitnet.runtime.vectors import check_vectors
+from bitnet.shipped import SHIPPED
 from bitnet.tokenizer import Tokenizer, resolve_tokenizer
 from bitnet.tokenizer.discover import fits
 from bitnet.tokenizer.model_facts import model_facts
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -50,7 +55,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.tool_formats import CallFormat
     from bitnet.runtime.tools import Tools
 
-__all__ = ["LanguageModel", "load"]
+__all__ = ["LanguageModel", "embed", "load"]
 
 VECTORS_AT_ONCE = 16  # texts per forward pass; they are packed without padding
 
@@ -176,8 +181,9 @@ class LanguageModel:
             prompt: text, or ids from the tokenizer or :meth:`encode_chat`.
             options: fields of a :class:`bitnet.runtime.request.Request`: ``max_tokens`` (128),
                 ``stop``, ``sampling``, ``lookup``, ``json_schema``, ``regex``, ``logprobs``,
-                    ``min_tokens``; ``None`` means the default. An answer with a grammar is
-                    incomplete if ``max_tokens`` cuts it short.
+                ``min_tokens``; or of :class:`bitnet.SamplingParams`, such as ``temperature``.
+                ``None`` means the default. An answer with a grammar is incomplete if
+                ``max_tokens`` cuts it short.
 
         Raises:
             UsageError: the prompt is empty, a value is out of its range, or the schema or the
@@ -185,8 +191,7 @@ class LanguageModel:
             InferenceError: the prompt does not fit the context.
             Unsupported: a schema or regular expression is given and llguidance is not installed.
         """
-        given = {name: value for name, value in options.items() if value is not None}
-        return self.answer(Request(prompt=prompt, **given))
+        return self.answer(_request(prompt, options))
 
     def generate(self, prompt: str | Sequence[int], **options: Any) -> str:
         """The continuation of *prompt* as one text; *options* as for :meth:`stream`."""
@@ -214,7 +219,9 @@ class LanguageModel:
         Raises:
             Unsupported: the model has no chat template.
             UsageError: its template does not accept this conversation.
+            WrongType: *messages* is not a list.
         """
+        check_type("messages", messages, "a list of messages, each a mapping", list, tuple)
         text, *_ = conversation_text(self.tokenizer, Request(messages=messages))
         return self.tokenizer.encode(text, add_special=False)
 
@@ -245,6 +252,8 @@ class LanguageModel:
                 or memory runs out.
         """
         check_vectors(self.config.dim, dimensions)
+        check_type("prompt_name", prompt_name, "a text or None", str, None)
+        check_type("texts", texts, "a text or a list of them", str, Sequence, np.ndarray)
         given = [texts] if isinstance(texts, str) else texts
         scheduler = self.scheduler(max_batch=VECTORS_AT_ONCE)
         running = [
@@ -280,10 +289,7 @@ class LanguageModel:
                 field="prompt_name",
             )
         if not isinstance(text, str):
-            is_ids = not isinstance(text, int) and all(isinstance(one, int) for one in text)
-            if not is_ids:
-                raise UsageError("an input is neither a text nor ids", field="input")
-            return self._encoded(text)
+            return check_ids("input", text, "a text or token ids")
         whole = self.prompts.texts.get(name, "") + text
         return self._encoded(whole) if whole else self.tokenizer.encode(whole)
 
@@ -294,7 +300,7 @@ class LanguageModel:
             UsageError: *ids* is empty, or holds an id outside the vocabulary.
             InferenceError: *ids* is longer than the context.
         """
-        return self.engine.logits(ids)
+        return self.engine.logits(check_ids("ids", ids))
 
     def close(self) -> None:
         """Free weights and cache; the object cannot be used afterwards."""
@@ -333,9 +339,7 @@ class LanguageModel:
 
     def _encoded(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
-            if isinstance(prompt, bytes | bytearray):
-                raise UsageError("the prompt is bytes, not text", hint="decode it first")
-            return list(prompt)
+            return check_ids("prompt", prompt, "a text or token ids")
         check_prompt(prompt)
         return self.tokenizer.encode(prompt)
 
@@ -356,7 +360,7 @@ def load(
 
     Args:
         model: GGUF file, folder with ``config.json`` and safetensors files, or an open
-            checkpoint.
+            checkpoint; or ``bitnet-tiny``, the model of this package.
         tokenizer: the tokenizer, or a file or folder with it; discovered when not given.
         pre: pre-tokenizer name to use instead of what the GGUF file says.
         context: positions a sequence may reach; the model's own length when not given.
@@ -373,13 +377,24 @@ def load(
         TokenizerNotFound: no tokenizer matches the model exactly.
         VocabMismatch: *tokenizer* does not match the model.
         UsageError: a value is out of its range.
+        WrongType: a value is of another type.
         InvalidFormat: the file is damaged.
         Unsupported: the architecture or an encoding is unknown, or the file is not a model.
         InferenceError: not enough memory.
     """
+    check_type("model", model, "a path, a name or an open checkpoint", str, os.PathLike, Checkpoint)
+    check_type(
+        "tokenizer", tokenizer, "a Tokenizer, a path or None", Tokenizer, str, os.PathLike, None
+    )
+    check_type("pre", pre, "a text or None", str, None)
+    check_type("context", context, "a whole number or None", Integral, None)
+    check_type("threads", threads, "a whole number", Integral)
+    check_type("allow_mock", allow_mock, "True or False", bool)
+    if isinstance(ignore_keys, str) or not isinstance(ignore_keys, Collection):
+        raise wrong_type("ignore_keys", ignore_keys, "a list of keys")
     if exact_head not in get_args(ExactHead):
-        raise UsageError(f"--exact-head is {exact_head!r}, expected auto, on or off")
-    path = model.path if isinstance(model, Checkpoint) else Path(model)
+        raise UsageError(f"exact_head is {exact_head!r}, expected auto, on or off")
+    path = model.path if isinstance(model, Checkpoint) else _path(model)
     with _memory_errors(path):
         if isinstance(model, Checkpoint):
             checkpoint = model
@@ -397,6 +412,54 @@ def load(
     loaded.ignored_keys = tuple(sorted(checkpoint.ignored))
     loaded.prompts = checkpoint.prompts
     return loaded
+
+
+def embed(
+    model: LanguageModel | str | os.PathLike[str],
+    texts: str | Sequence[str | Sequence[int]],
+    **options: Any,
+) -> NDArray[np.float32]:
+    """Vectors of *texts*, as :meth:`LanguageModel.embed` makes them.
+
+    Args:
+        model: one that is loaded, or what :func:`load` takes, which is loaded for these texts.
+        texts: as of :meth:`LanguageModel.embed`.
+        options: as of :meth:`LanguageModel.embed`.
+
+    Returns:
+        ``(len(texts), dim)``; one row for a single text.
+
+    Raises:
+        BitnetError: as :func:`load` and :meth:`LanguageModel.embed`.
+    """
+    if isinstance(model, LanguageModel):
+        return model.embed(texts, **options)
+    with load(model) as loaded:
+        return loaded.embed(texts, **options)
+
+
+_SAMPLING = tuple(entry.name for entry in fields(SamplingParams))
+_ANSWER = (
+    *("max_tokens", "stop", "sampling", "lookup", "json_schema", "regex", "logprobs"),
+    *("min_tokens", *_SAMPLING),
+)
+
+
+def _request(prompt: str | Sequence[int], options: Mapping[str, Any]) -> Request:
+    """The request for the continuation of *prompt*, with *options* as :meth:`stream` takes them."""
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in _ANSWER:
+            raise WrongType(f"{name!r} is not an option of an answer: {', '.join(_ANSWER)}")
+    drawn = {name: given.pop(name) for name in _SAMPLING if name in given}
+    request = Request(prompt=prompt, **given)
+    return replace(request, sampling=replace(request.sampling, **drawn)) if drawn else request
+
+
+def _path(model: str | os.PathLike[str]) -> Path:
+    """Where *model* is: the path itself, or that of the package's model of this name."""
+    path = Path(model)
+    return SHIPPED[str(model)].path if str(model) in SHIPPED and not path.exists() else path
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from bitnet import settings
+from bitnet.arguments import wrong_type
 from bitnet.errors import UsageError
 from bitnet.options import check_bounds, option
 
@@ -93,6 +94,8 @@ class SamplingParams:
 
 def _biases(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
     """Biases from ``ID=BIAS`` texts, or from a mapping whose ids may be texts, as in JSON."""
+    if isinstance(entries, str) or not isinstance(entries, Iterable):
+        raise wrong_type("logit_bias", entries, "a mapping from token ids to numbers")
     given = entries.items() if isinstance(entries, Mapping) else _split(entries)
     biases = {}
     for token, bias in given:

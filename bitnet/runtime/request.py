@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from bitnet.arguments import check_type
 from bitnet.errors import UsageError
 from bitnet.options import check_bounds, option
 from bitnet.runtime.options import MAX_LOGPROBS, MAX_LOOKUP, SamplingParams
@@ -112,6 +113,8 @@ class Request:
         """
         object.__setattr__(self, "stop", _stops(self.stop))
         check_bounds(self)
+        check_type("sampling", self.sampling, "SamplingParams", SamplingParams)
+        check_type("regex", self.regex, "a text or None", str, None)
         read_tools(self.tools, self.tool_choice)
         if self.json_schema is not None and self.regex is not None:
             raise UsageError(

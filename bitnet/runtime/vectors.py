@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bitnet.arguments import check_type
 from bitnet.errors import UsageError
 from bitnet.runtime.options import PRECISIONS, Precision
 
@@ -26,6 +28,7 @@ def check_vectors(dim: int, dimensions: int | None, precision: str = "float32") 
     Raises:
         UsageError: a value is not possible.
     """
+    check_type("dimensions", dimensions, "a whole number or None", Integral, None)
     if dimensions is not None and not 1 <= dimensions <= dim:
         raise UsageError(
             f"{dimensions:,} dimensions, the vectors of this model have {dim:,}",

@@ -18,12 +18,15 @@ import sys
 import threading
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from bitnet.arguments import check_type
+from bitnet.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["ACTIONS", "Level", "Narrator", "log_as_events", "stderr_as_events"]
+__all__ = ["ACTIONS", "Level", "Narrator", "log_as_events", "narrate", "stderr_as_events"]
 
 Level = Literal["INFO", "WARN", "ERROR"]
 
@@ -109,7 +112,8 @@ class Narrator:
             level: how serious it is.
             fields: what else is known, such as ``request_id``; ``None`` is left out.
         """
-        event = {"actor": actor, "action": action, "worker_id": self.worker_id}
+        event = {"actor": actor, "action": action}
+        event |= {"worker_id": self.worker_id} if self.worker_id else {}
         event |= {name: value for name, value in fields.items() if value is not None}
         event |= {"human": human, "cute": cute} if cute else {"human": human}
         if self._as_json:
@@ -149,6 +153,48 @@ class Narrator:
     def _line(self, line: str) -> None:
         with self._writing, suppress(OSError, ValueError):  # ValueError: the stream is closed
             self._write(line)
+
+
+def narrate(
+    actor: str,
+    action: str,
+    human: str,
+    cute: str = "",
+    *,
+    level: Level = "INFO",
+    worker_id: str = "",
+    as_json: bool = False,
+    **fields: Any,
+) -> None:
+    """Write one event to stderr, in the form of a worker's own.
+
+    Args:
+        actor: as of :meth:`Narrator.narrate`, and so are *action* to *level* and *fields*.
+        action: as there; not only those of :data:`ACTIONS`.
+        human: as there.
+        cute: as there.
+        level: as there.
+        worker_id: the worker that the event is about; left out when empty.
+        as_json: a JSON line instead of the console form.
+        fields: what else is known.
+
+    Raises:
+        UsageError: *level* is not one of those there are.
+        WrongType: a value is not a text.
+    """
+    texts = {"actor": actor, "action": action, "human": human, "cute": cute, "worker_id": worker_id}
+    for name, value in texts.items():
+        check_type(name, value, "a text", str)
+    if level not in get_args(Level):
+        raise UsageError(
+            f"level is {level!r}, expected {', '.join(get_args(Level))}", field="level"
+        )
+    narrator = Narrator(_to_stderr, worker_id=worker_id, as_json=as_json)
+    narrator.narrate(actor, action, human, cute, level=level, **fields)
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 class _Events(logging.Handler):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet import __version__, settings
+from bitnet.arguments import check_type
 from bitnet.errors import TokenizerNotFound
 from bitnet.formats import not_a_model
 from bitnet.formats.gguf import GGUF, MAGIC
@@ -63,7 +64,12 @@ def load_tokenizer(
         path: as of :func:`load_spec`.
         pre: as of :func:`load_spec`.
         verify: read the files again all the same.
+
+    Raises:
+        WrongType: *path* is not a path.
+        BitnetError: as :func:`load_spec`.
     """
+    check_type("path", path, "a path", str, os.PathLike)
     key = _content_key(Path(path), pre, verify=verify)
     found = Tokenizer.from_cache(key, source=str(path)) if key else None
     if found is not None:

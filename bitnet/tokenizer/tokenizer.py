@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import operator
+import os
+from collections.abc import Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from bitnet.arguments import wrong_type
 from bitnet.errors import InvalidFormat, UsageError
 from bitnet.tokenizer.compiled import find_compiled, open_compiled
 from bitnet.tokenizer.counting import count_ids
@@ -16,8 +19,7 @@ from bitnet.tokenizer.spec import SPACE_SYMBOL
 from bitnet.tokenizer.steps import NotNative
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from typing import BinaryIO
 
     from bitnet.tokenizer.decoding import Chain
@@ -130,7 +132,10 @@ class Tokenizer:
 
         Raises:
             UsageError: *text* holds half of a surrogate pair.
+            WrongType: *text* is not a text.
         """
+        if not isinstance(text, str):
+            raise wrong_type("text", text, "a text")
         with _utf8():
             ids = self._engine.encode(text, parse_special=parse_special)
         return self._within_affixes(ids) if add_special else ids
@@ -144,9 +149,16 @@ class Tokenizer:
 
         Raises:
             UsageError: a text holds half of a surrogate pair.
+            WrongType: *texts* is one text, or holds something else.
         """
+        if isinstance(texts, str) or not isinstance(texts, Iterable):
+            raise wrong_type("texts", texts, "a list of texts")
+        given = list(texts)
+        for place, text in enumerate(given):
+            if not isinstance(text, str):
+                raise wrong_type(f"texts[{place}]", text, "a text")
         with _utf8():
-            found = self._engine.encode_batch(list(texts), parse_special=parse_special)
+            found = self._engine.encode_batch(given, parse_special=parse_special)
         return [self._within_affixes(ids) for ids in found] if add_special else found
 
     def count(
@@ -170,7 +182,10 @@ class Tokenizer:
         Raises:
             UsageError: not UTF-8.
             NotFound: there is no such file.
+            WrongType: *source* is none of these.
         """
+        if not isinstance(source, str | os.PathLike) and not hasattr(source, "read"):
+            raise wrong_type("source", source, "a text, a path or an open file")
         affixes = (self._prefix, self._suffix) if add_special else ((), ())
         with _utf8():
             return count_ids(self._engine, source, parse_special=parse_special, affixes=affixes)
@@ -186,7 +201,10 @@ class Tokenizer:
 
         Raises:
             UsageError: *text* holds half of a surrogate pair.
+            WrongType: *text* is not a text.
         """
+        if not isinstance(text, str):
+            raise wrong_type("text", text, "a text")
         with _utf8():
             found = self._engine.spans(text, parse_special=parse_special)
         spans = [TokenSpan(*span) for span in found]
@@ -215,7 +233,10 @@ class Tokenizer:
 
         Raises:
             UsageError: an id is not in the vocabulary.
+            WrongType: *ids* is not iterable, or holds something else.
         """
+        if not isinstance(ids, Iterable):
+            raise wrong_type("ids", ids, "token ids")
         stream = self.stream(skip_special=skip_special)
         return "".join(map(stream.push, ids)) + stream.finish()
 
@@ -240,8 +261,12 @@ class Tokenizer:
 
         Raises:
             UsageError: it is not in the vocabulary.
+            WrongType: it is not an integer.
         """
-        id = operator.index(id)
+        try:
+            id = operator.index(id)
+        except TypeError:
+            raise wrong_type("id", id, "a token id") from None
         if not 0 <= id < self.vocab_size:
             raise UsageError(
                 f"token id {id} is not in the vocabulary of {self.source}: "

@@ -190,7 +190,7 @@ def test_an_argument_out_of_its_range_is_refused(tmp_path, wrong):
 
 
 def test_what_is_no_text_is_refused(model):
-    with pytest.raises(UsageError, match="bytes, not text"):
+    with pytest.raises(UsageError, match="prompt is of type bytes, expected a text"):
         model.generate(b"ab")
     with pytest.raises(UsageError, match="a list of messages"):
         model.chat("ab")
