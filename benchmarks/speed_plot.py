@@ -1,0 +1,143 @@
+"""The README's picture of speed, drawn from the measurements in ``benchmarks/results``.
+
+    python benchmarks/speed_plot.py [--check]
+
+Bars of one model and one kind are to one scale. ``--check`` writes nothing and fails when the
+picture is not what the measurements say.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks/results"
+PICTURE = ROOT / "docs/images/speed.svg"
+THREADS = "2"
+KINDS = {"pp512 tok/s": "prefill, a prompt of 512 tokens", "tg128 tok/s": "decode, 128 tokens"}
+OURS, LLAMA, IK = "bitnet", "llama.cpp", "ik_llama.cpp"
+
+
+@dataclass(frozen=True)
+class Group:
+    """The bars of one model.
+
+    Attributes:
+        title: name and encoding of the model.
+        file: Markdown file below the results; the rates are in its first table.
+        bars: label of each bar, and the row of the table: the model if it has one, and the engine.
+    """
+
+    title: str
+    file: str
+    bars: dict[str, tuple[str, ...]]
+
+
+def _of(model: str) -> dict[str, tuple[str, ...]]:
+    return {engine: (model, engine) for engine in (OURS, IK, LLAMA)}
+
+
+GROUPS = (
+    Group("SmolLM2 135M, Q4_1", "runtime.md", _of("SmolLM2-135M-Instruct.Q4_1.gguf")),
+    Group("Gemma 3 270M, Q4_K_M", "runtime.md", _of("gemma-3-270m-q4_k_m.gguf")),
+    Group(
+        "Ternary 2B, as BitNet b1.58 2B-4T (synthetic weights)",
+        "ternary.md",
+        {
+            OURS: ("bitnet I2_S, f16 head",),
+            IK: ("ik_llama.cpp IQ2_BN_R4, f16 head",),
+            f"{IK}, lossy head": ("ik_llama.cpp IQ2_BN_R4, IQ4_NL head (lossy)",),
+            LLAMA: ("llama.cpp TQ2_0, f16 head",),
+        },
+    ),
+)
+NOTE = (
+    "Tokens per second, two threads of an AMD EPYC (Zen 4, AVX-512 VNNI), engines in turns, "
+    "2026-11-21; benchmarks/results/runtime.md and ternary.md"
+)
+
+WIDTH, LEFT, COLUMN, BAR, STEP = 920, 190, 360, 15, 20
+STYLE = """
+  svg { font: 13px system-ui, sans-serif; }
+  .back { fill: #fff; } text { fill: #24292f; } .small { font-size: 11px; fill: #57606a; }
+  .ours { fill: #3f51b5; } .peer { fill: #b4bccb; } .title { font-weight: 600; }
+  @media (prefers-color-scheme: dark) {
+    .back { fill: #0d1117; } text { fill: #e6edf3; } .small { fill: #9198a1; }
+    .ours { fill: #8c9eff; } .peer { fill: #4a5361; }
+  }"""
+
+
+def first_table(path: Path) -> list[dict[str, str]]:
+    """Rows of the first table of a Markdown file, by the names of its columns."""
+    rows: list[list[str]] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in line.strip("|").split("|")])
+        elif rows:
+            break
+    head, _, *body = rows
+    return [dict(zip(head, row, strict=True)) for row in body]
+
+
+def rate(group: Group, names: tuple[str, ...], kind: str) -> float:
+    """Tokens per second in the one row of *group* that has *names*."""
+    columns = ("model", "engine")[-len(names) :]
+    (row,) = (
+        row
+        for row in first_table(RESULTS / group.file)
+        if row["threads"] == THREADS and tuple(row[column] for column in columns) == names
+    )
+    return float(row[kind])
+
+
+def picture() -> str:
+    """The SVG file."""
+    parts, y = [], 24
+    for number, said in enumerate(KINDS.values()):
+        parts.append(f'<text class="title" x="{LEFT + number * COLUMN}" y="{y}">{said}</text>')
+    for group in GROUPS:
+        y += 30
+        parts.append(f'<text class="title" x="12" y="{y}">{escape(group.title)}</text>')
+        y += 8
+        for label, names in group.bars.items():
+            look = "ours" if label == OURS else "peer"
+            parts.append(f'<text x="12" y="{y + 12}">{escape(label)}</text>')
+            for number, kind in enumerate(KINDS):
+                most = max(rate(group, other, kind) for other in group.bars.values())
+                value, x = rate(group, names, kind), LEFT + number * COLUMN
+                long = (COLUMN - 80) * value / most
+                parts.append(
+                    f'<rect class="{look}" x="{x}" y="{y}" width="{long:.1f}" height="{BAR}"/>'
+                    f'<text x="{x + long + 6:.1f}" y="{y + 12}">{value:,.0f}</text>'
+                )
+            y += STEP
+    y += 26
+    parts.append(f'<text class="small" x="12" y="{y}">{escape(NOTE)}</text>')
+    height = y + 14
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" role="img">'
+    )
+    title = "<title>Tokens per second of bitnet, ik_llama.cpp and llama.cpp</title>"
+    back = f'<rect class="back" width="{WIDTH}" height="{height}"/>'
+    return "\n".join([head, title, f"<style>{STYLE}\n</style>", back, *parts, "</svg>", ""])
+
+
+def main() -> int:
+    """Draw, or compare."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    if not parser.parse_args().check:
+        PICTURE.write_text(picture(), encoding="utf-8")
+    elif PICTURE.read_text(encoding="utf-8") != picture():
+        print("not current: docs/images/speed.svg; run: python benchmarks/speed_plot.py")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

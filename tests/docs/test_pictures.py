@@ -1,0 +1,47 @@
+"""The picture of speed in the README is drawn from the measurements that are kept beside it."""
+
+import importlib.util
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def plot():
+    spec = importlib.util.spec_from_file_location("speed_plot", ROOT / "benchmarks/speed_plot.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_picture_is_what_the_measurements_say(plot):
+    assert plot.PICTURE.read_text(encoding="utf-8") == plot.picture()
+
+
+def test_it_has_a_bar_for_each_engine_and_kind_and_the_longest_is_the_fastest(plot):
+    drawn = ElementTree.fromstring(plot.picture())
+    bars = [one for one in drawn.iter() if one.get("class") in ("ours", "peer")]
+    assert len(bars) == sum(2 * len(group.bars) for group in plot.GROUPS) == 20
+    texts = [one.text for one in drawn.iter() if one.tag.endswith("text")]
+    for group in plot.GROUPS:
+        for kind in plot.KINDS:
+            rates = {name: plot.rate(group, row, kind) for name, row in group.bars.items()}
+            assert set(rates) <= set(texts)
+            assert {f"{rate:,.0f}" for rate in rates.values()} <= set(texts)
+    widths = [float(bar.get("width")) for bar in bars[:6:2]]
+    prefill = [
+        plot.rate(plot.GROUPS[0], row, "pp512 tok/s") for row in plot.GROUPS[0].bars.values()
+    ]
+    assert [width / widths[0] for width in widths] == pytest.approx(
+        [rate / prefill[0] for rate in prefill], rel=1e-2
+    )
+
+
+def test_the_readme_shows_it_and_the_chat_page():
+    shown = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert {"docs/images/speed.svg", "docs/images/chat-desktop-light.png"} <= set(shown)
+    assert all((ROOT / path).is_file() for path in shown)
