@@ -367,6 +367,30 @@ step_summary = Setting(
     default=None,
     help="file that reports are appended to; GitHub Actions sets it and shows it with the job",
 )
+otel_endpoint = Setting(
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    parse=str.strip,
+    default="",
+    help="OpenTelemetry collector that a worker sends traces to over HTTP, with the extra "
+    "otel; how, the other variables of OpenTelemetry say",
+)
+otel_traces_exporter = Setting(
+    "OTEL_TRACES_EXPORTER",
+    parse=str.strip,
+    default="",
+    help="otlp: traces are sent, also where no collector is named; none: they are not",
+)
+otel_protocol = Setting(
+    "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+    "OTEL_EXPORTER_OTLP_PROTOCOL",
+    parse=str.strip,
+    default="",
+    help="only http/protobuf; with another one no traces are sent, and a warning says so",
+)
+otel_disabled = Setting(
+    "OTEL_SDK_DISABLED", parse=str.strip, default="", help="true: no traces are sent"
+)
 no_color = Setting(
     "NO_COLOR", parse=bool, default=False, help="any value: no colours on the terminal"
 )

@@ -64,7 +64,12 @@ ANY_TEXT = {
     "a secret": {"BITNET_API_KEY", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"},
     "names of hosts": {"BITNET_HUB_HOSTS"},
     "any value means the same": {"NO_COLOR"},
-}
+    "other programs' words": {
+        "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL",
+        "OTEL_SDK_DISABLED", "OTEL_TRACES_EXPORTER",
+    },
+}  # fmt: skip
 REFUSES = sorted(
     {name for setting in settings.ALL for name in setting.names}.difference(*ANY_TEXT.values())
 )

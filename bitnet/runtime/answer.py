@@ -142,6 +142,7 @@ class Answer:
         finish_reason: why it ended, as in :class:`Piece`; ``None`` while it runs.
         error: what went wrong if the reason is ``error``.
         stats: its metrics.
+        begun_at: ``time.perf_counter`` at its creation; its durations start there.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class Answer:
         rules = sequence.request.calls
         self._reader = None if rules is None else rules.reader()
         self._shown = {} if rules is None else rules.shown
-        self._at = time.perf_counter()
+        self._at = self.begun_at = time.perf_counter()
         # A space at the beginning of the answer is part of it.
         self._stream = tokenizer.stream(skip_special=True)
         self._stream.skip([token for token in self.prompt_ids if self._is_known(token)])

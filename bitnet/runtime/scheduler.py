@@ -155,6 +155,7 @@ class Scheduler:
             if sequence.lease is None:
                 break
             self._running.append(self._waiting.popleft())
+            sequence.admitted_at = time.perf_counter()
             sequence.reused = sequence.lease.cache.length
             logger.debug("%d sequences run, %d wait", len(self._running), len(self._waiting))
         return []

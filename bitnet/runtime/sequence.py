@@ -40,6 +40,7 @@ class Sequence:
         screened: tokens chosen without computing the whole output head.
         rescored: sum over them of the share of the head's rows computed.
         screen_given_up: screening was stopped because it did not save time with this model.
+        admitted_at: ``time.perf_counter`` when the scheduler admitted it; ``None`` while it waits.
         finish_reason: ``None`` until it has ended.
         error: what went wrong if the reason is ``error``.
         embedding: for an embedding, its value after the hidden states so far, ``(dim,)``.
@@ -58,6 +59,7 @@ class Sequence:
         self.screened = 0
         self.rescored = 0.0
         self.screen_given_up = False
+        self.admitted_at: float | None = None
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
         self.embedding: NDArray[np.float64] | None = None

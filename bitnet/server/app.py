@@ -17,11 +17,13 @@ from bitnet.server import chat_routes, pages, text_routes
 from bitnet.server.dialects import anthropic, llama_server, ollama, responses
 from bitnet.server.faults import Refused, from_error, from_validation
 from bitnet.server.guard import Guard
+from bitnet.server.tracing import Traced
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from bitnet.server.service import Service
+    from bitnet.server.tracing import Tracing
 
 __all__ = ["create_app"]
 
@@ -34,6 +36,7 @@ def create_app(
     local_only: bool = False,
     origins: Sequence[str] = (),
     access_log: bool = False,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """The application that serves *service*.
 
@@ -44,6 +47,7 @@ def create_app(
         local_only: refuse requests that name another host than this machine.
         origins: of web pages elsewhere that may call from a browser; ``*``: all.
         access_log: narrate every request.
+        tracing: makes a span of each request that asks for an answer.
     """
 
     @asynccontextmanager
@@ -88,6 +92,8 @@ def create_app(
             allow_headers=["*"],
             expose_headers=["X-Request-ID", "Retry-After"],
         )
+    if tracing is not None:
+        app.add_middleware(Traced, tracing=tracing)
     return app
 
 

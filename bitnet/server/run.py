@@ -20,6 +20,7 @@ from bitnet.server.guard import MAX_HEADER_BYTES
 from bitnet.server.metrics import Metrics
 from bitnet.server.options import is_loopback
 from bitnet.server.service import Service
+from bitnet.server.tracing import tracing_from_environment
 from bitnet.server.worker import Worker
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def run(
         worker, metrics, narrate, model_name(model.path), int(time.time()),
         options.max_output_tokens, tuple(options.alias),
     )  # fmt: skip
+    tracing = tracing_from_environment()
     app = create_app(
         service,
         api_key=key,
@@ -92,10 +94,15 @@ def run(
         local_only=not key and is_loopback(options.host),
         origins=options.allow_origin,
         access_log=options.access_log,
+        tracing=tracing,
     )
     server = _Server(_configuration(app, options), worker, narrate, drain_s=options.drain)
-    with server.signals(), _garbage_as_events(narrate):
-        _serve(server, bound, narrate, ready)
+    try:
+        with server.signals(), _garbage_as_events(narrate):
+            _serve(server, bound, narrate, ready)
+    finally:
+        if tracing is not None:
+            tracing.close()
     narrate("server_stop", "The worker has stopped", "Good night! 🌙")
     if server.stopped_at_once:
         raise Interrupted("stopped at once; running answers were cut off")

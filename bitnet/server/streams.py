@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -95,6 +96,7 @@ class Exchange:
         self._begun = False
         self._service: Service = request.app.state.service
         self._order: Order | None = None
+        self._began_at = 0.0
 
     async def collect(self) -> list[Answer]:
         """The whole answers; they end early when the client goes away.
@@ -174,6 +176,7 @@ class Exchange:
         return order, pieces, (index, piece)
 
     async def _submitted(self) -> Order:
+        self._began_at = time.perf_counter()
         self._order = order = await self._service.worker.submit(
             lambda: self._make(self._body, self._service), self._places, compiles=self._compiles
         )
@@ -200,6 +203,7 @@ class Exchange:
     def _completed(self, answers: list[Answer]) -> None:
         tokens = sum(answer.stats.tokens for answer in answers)
         self._begun = False
+        self._trace()
         self._service.narrate(
             "inference_complete",
             f"Wrote {tokens} tokens",
@@ -218,10 +222,12 @@ class Exchange:
         request_id = self._request.state.request_id
         narrate = self._service.narrate
         if not isinstance(error, Exception) or getattr(error, "status", 0) == GONE:
+            self._trace("cancelled")
             message = "The client has gone; its answer is given up"
             narrate("inference_cancelled", message, "Bye bye! 👋", request_id=request_id)
             return
         known = from_error(error)
+        self._trace(str(known.status))
         narrate(
             "inference_failed",
             f"Inference failed: {known.message}",
@@ -230,6 +236,19 @@ class Exchange:
             request_id=request_id,
             code=known.code,
         )
+
+    def _trace(self, error: str = "") -> None:
+        """Tell the request's span, if it has one, what was asked and answered."""
+        span = self._request.scope["state"].get("span")
+        if span is not None and self._order is not None:
+            span.answered(
+                getattr(self._body, "model", None) or self._service.name,
+                self._service.name,
+                self._order.answers,
+                choices=getattr(self._body, "n", None) or 1,
+                begun_s=self._began_at,
+                error=error,
+            )
 
 
 class _Events(StreamingResponse):

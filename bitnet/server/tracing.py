@@ -1,0 +1,238 @@
+"""OpenTelemetry traces: a span for each request, with the words of its conventions for GenAI.
+
+Off unless the standard variables ask for it, and then of the extra ``otel``; nothing of it is
+imported before. Names are those of opentelemetry.io/docs/specs/semconv/gen-ai.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from bitnet import __version__, settings
+from bitnet.runtime.chat_form import chat_finish
+from bitnet.server.faults import GONE
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+
+    from bitnet.runtime.answer import Answer
+
+    Scope = MutableMapping[str, Any]
+    Event = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Event]]
+    Send = Callable[[Event], Awaitable[None]]
+    App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+__all__ = ["RequestSpan", "Traced", "Tracing", "tracing_from_environment"]
+
+logger = logging.getLogger(__name__)
+
+NANO = 10**9
+_SAMPLING = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "presence_penalty")
+
+
+def tracing_from_environment() -> Tracing | None:
+    """What makes traces, where the environment says where to send them; ``None``: nothing does.
+
+    What it asks for and is not here is a warning: a worker that cannot be watched still answers.
+    """
+    exporter = settings.otel_traces_exporter() or ("otlp" if settings.otel_endpoint() else "none")
+    if exporter == "none" or settings.otel_disabled().lower() == "true":
+        return None
+    if exporter != "otlp":
+        logger.warning("no traces: OTEL_TRACES_EXPORTER is %s, only otlp is served", exporter)
+        return None
+    protocol = settings.otel_protocol()
+    if protocol not in ("", "http/protobuf"):
+        logger.warning(
+            "no traces: OTEL_EXPORTER_OTLP_PROTOCOL is %s, only http/protobuf is served", protocol
+        )
+        return None
+    try:
+        return Tracing()
+    except ModuleNotFoundError as error:
+        logger.warning(
+            "no traces: the package %s is missing: pip install 'bitnet-xtask[otel]'", error.name
+        )
+    except ValueError as error:
+        logger.warning("no traces: one of the variables OTEL_... is wrong: %s", error)
+    return None
+
+
+class Tracing:
+    """Sends spans to the collector that the environment names."""
+
+    def __init__(self) -> None:
+        """Start sending.
+
+        Raises:
+            ModuleNotFoundError: the extra is not installed.
+        """
+        from opentelemetry import propagate, trace
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        resource = Resource.create()
+        if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+            resource = resource.merge(Resource({SERVICE_NAME: "bitnet"}))
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        self._tracer = self._provider.get_tracer("bitnet", __version__)
+        self._trace = trace
+        self._extract = propagate.extract
+
+    def close(self) -> None:
+        """Send what is left, for as long as ``OTEL_BSP_EXPORT_TIMEOUT`` and the like allow."""
+        self._provider.shutdown()
+
+    def begin(self, scope: Scope) -> RequestSpan:
+        """The span of the request in *scope*, below that which its headers name."""
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        attributes = {"http.request.method": scope["method"], "url.path": scope["path"]}
+        span = self._tracer.start_span(
+            scope["method"],
+            context=self._extract(headers),
+            kind=self._trace.SpanKind.SERVER,
+            attributes=attributes,
+        )
+        return RequestSpan(self._tracer, self._trace, span)
+
+
+class RequestSpan:
+    """The span of one request while it is worked on."""
+
+    def __init__(self, tracer: Any, trace: Any, span: Any) -> None:
+        """Made by :meth:`Tracing.begin`."""
+        self._tracer = tracer
+        self._trace = trace
+        self._span = span
+        self._is_named = False
+        # Clocks of answers count from some moment of their own.
+        self._epoch_ns = time.time_ns() - int(time.perf_counter() * NANO)
+
+    def answered(
+        self,
+        asked: str,
+        model: str,
+        answers: Sequence[Answer],
+        *,
+        choices: int,
+        begun_s: float,
+        error: str = "",
+    ) -> None:
+        """Say what was asked and answered.
+
+        Args:
+            asked: the model's name as the client has it.
+            model: its own name.
+            answers: all of the request; they have ended, or are left as they are.
+            choices: how many of them each prompt has.
+            begun_s: ``time.perf_counter`` when work on the request began.
+            error: a word for what went wrong; empty: nothing.
+        """
+        if not self._span.is_recording():
+            return
+        facts = _facts(asked, model, answers, choices)
+        self._span.set_attributes(facts)
+        self._span.update_name(f"{facts['gen_ai.operation.name']} {asked}")
+        self._is_named = True
+        if error:
+            self._failed(error)
+        parent = self._trace.set_span_in_context(self._span)
+        for index, answer in enumerate(answers):
+            first = answer.begun_at + answer.stats.prefill_s
+            admitted = answer.sequence.admitted_at or first
+            steps = [
+                ("prepare", begun_s, answer.begun_at),
+                ("queue", answer.begun_at, admitted),
+                ("prefill", admitted, first),
+            ]
+            if answer.stats.tokens:
+                steps.append(("decode", first, first + answer.stats.decode_s))
+            for name, start_s, end_s in steps:
+                span = self._tracer.start_span(
+                    name,
+                    context=parent,
+                    start_time=self._at(start_s),
+                    attributes={"bitnet.choice": index},
+                )
+                span.end(self._at(max(start_s, end_s)))
+
+    def end(self, route: str, method: str, status: int) -> None:
+        """End it with the status that the client got."""
+        self._span.set_attribute("http.response.status_code", status)
+        if route:
+            self._span.set_attribute("http.route", route)
+            if not self._is_named:
+                self._span.update_name(f"{method} {route}")
+        if status >= 500:
+            self._failed(str(status))
+        self._span.end()
+
+    def _failed(self, error: str) -> None:
+        self._span.set_attribute("error.type", error)
+        self._span.set_status(self._trace.StatusCode.ERROR)
+
+    def _at(self, moment_s: float) -> int:
+        return self._epoch_ns + int(moment_s * NANO)
+
+
+class Traced:
+    """ASGI middleware that makes a span of each POST; others only ask how the worker fares."""
+
+    def __init__(self, app: App, *, tracing: Tracing) -> None:
+        self._app = app
+        self._tracing = tracing
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        span = self._tracing.begin(scope)
+        scope.setdefault("state", {})["span"] = span
+        status = GONE
+
+        async def watched(event: Event) -> None:
+            nonlocal status
+            if event["type"] == "http.response.start":
+                status = event["status"]
+            await send(event)
+
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            span.end(getattr(scope.get("route"), "path", ""), scope["method"], status)
+
+
+def _facts(
+    asked: str, model: str, answers: Sequence[Answer], choices: int
+) -> dict[str, str | int | float | list[str]]:
+    request, firsts = answers[0].sequence.request, answers[::choices]
+    operation = "embeddings" if request.embed else "chat" if request.messages else "text_completion"
+    facts: dict[str, str | int | float | list[str]] = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "bitnet",
+        "gen_ai.request.model": asked,
+        "gen_ai.response.model": model,
+        "gen_ai.usage.input_tokens": sum(one.stats.prompt_tokens for one in firsts),
+    }
+    if request.embed:
+        return facts
+    for name in _SAMPLING:
+        if (value := getattr(request.sampling, name)) is not None:
+            facts[f"gen_ai.request.{name}"] = value
+    return facts | {
+        "gen_ai.request.max_tokens": request.max_tokens,
+        "gen_ai.request.stop_sequences": list(request.stop),
+        "gen_ai.request.choice.count": choices,
+        "gen_ai.usage.output_tokens": sum(one.stats.tokens for one in answers),
+        "gen_ai.usage.cache_read.input_tokens": sum(one.stats.reused_tokens for one in firsts),
+        "gen_ai.response.finish_reasons": [str(chat_finish(one)) for one in answers],
+    }
