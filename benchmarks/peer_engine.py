@@ -3,11 +3,12 @@
     python benchmarks/peer_engine.py ENGINE MODEL THREADS CONTEXT
 
 ENGINE is ``bitnet``, ``bitnet:LEVEL:HEAD`` (instruction set, ``--exact-head``; either may be
-empty), ``llama.cpp`` (package xllamacpp) or ``ik_llama.cpp`` (package
-ik-llama-cpp-python). A line such as ``pp 128`` or ``tg 64`` is answered with its seconds as JSON,
-an empty one with the peak memory of the process. What llama.cpp's API calls ``n_ctx``, ``n_batch``
-and ``n_ubatch`` is found by its default values, because no package ships a header. BENCHMARK_LEVEL
-names the instruction set that ``bitnet`` uses.
+empty), the path of a shared library of llama.cpp's C interface, ``llama.cpp`` (package xllamacpp),
+``ik_llama.cpp`` (package ik-llama-cpp-python) or ``openvino`` (package openvino-genai). A line such
+as ``pp 128``, ``tg 64`` or ``tg 32@4096`` (tokens after a prompt of 4,096, which is not timed) is
+answered with its seconds as JSON, an empty one with the peak memory of the process. What
+llama.cpp's API calls ``n_ctx``, ``n_batch`` and ``n_ubatch`` is found by its default values,
+because no package ships a header. BENCHMARK_LEVEL names the instruction set that ``bitnet`` uses.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 FIRST_ID = 100  # ids FIRST_ID, FIRST_ID + 1 ... are ordinary tokens of every vocabulary in use
 IDS = 1000
+BATCH = 512  # of llama.cpp and its forks, their default of n_ubatch
 
 
 def prompt(count):
@@ -60,7 +62,7 @@ class Llama:
         at = bytes(params.raw).find(struct.pack("<3I", 512, 2048, 512))
         if not model or at < 0:
             raise SystemExit("the engine does not load the model, or is laid out in an unknown way")
-        struct.pack_into("<3I", params.raw, at, context, 512, 512)
+        struct.pack_into("<3I", params.raw, at, context, BATCH, BATCH)
         self.context = ctypes.c_void_p(c.llama_init_from_model(model, params))
         c.llama_set_n_threads(self.context, threads, threads)
 
@@ -74,20 +76,26 @@ class Llama:
             self.c.llama_kv_cache_clear(self.context)
 
     def decode(self, ids):
-        """One pass over *ids*, logits for the last of them."""
+        """Passes over *ids*, at most a batch each, logits for the last of them."""
+        for start in range(0, len(ids), BATCH):
+            self._decode(ids[start : start + BATCH])
+        self.c.llama_get_logits_ith(self.context, -1)
+
+    def _decode(self, ids):
         tokens = (ctypes.c_int32 * len(ids))(*ids)
         # Forks want the position and the sequence, too.
         batch = self.c.llama_batch_get_one(tokens, len(ids), self.position, 0)
         if self.c.llama_decode(self.context, batch):
             raise SystemExit("llama_decode failed")
         self.position += len(ids)
-        self.c.llama_get_logits_ith(self.context, -1)
 
-    def run(self, kind, count):
-        """Seconds to read *count* tokens at once (``pp``) or one by one (``tg``)."""
+    def run(self, kind, count, depth=0):
+        """Seconds to read *count* tokens at once (``pp``) or one by one (``tg``) behind *depth*."""
         self.clear()
         self.position = 0
         ids = prompt(count)
+        if depth:
+            self.decode(prompt(depth))
         start = time.perf_counter()
         for piece in [ids] if kind == "pp" else [[i] for i in ids]:
             self.decode(piece)
@@ -107,23 +115,67 @@ class Bitnet:
         options = {"threads": threads, "context": context, "exact_head": head or "auto"}
         self.engine = bitnet.load(path, **options).engine
 
-    def run(self, kind, count):
-        """Seconds to read *count* tokens at once (``pp``) or one by one (``tg``)."""
+    def run(self, kind, count, depth=0):
+        """Seconds to read *count* tokens at once (``pp``) or write them (``tg``) behind *depth*."""
         from bitnet.runtime.request import Request
 
         self.engine.reset()
-        ids = prompt(count if kind == "pp" else 1)
-        start = time.perf_counter()
-        wanted = Request(max_tokens=1 if kind == "pp" else count)
-        pieces = sum(1 for _ in self.engine.generate(ids, wanted))
+        ids = prompt(count if kind == "pp" else 1 + depth)
+        wanted = Request(max_tokens=1 if kind == "pp" else count + bool(depth))
+        pieces = self.engine.generate(ids, wanted)
+        start, found = time.perf_counter(), 0
+        if depth:
+            next(pieces)  # the prompt is read
+            start, found = time.perf_counter(), 1
+        found += sum(1 for _ in pieces)
         seconds = time.perf_counter() - start
-        if pieces != wanted.max_tokens:
-            raise SystemExit(f"{pieces} tokens instead of {wanted.max_tokens}")
+        if found != wanted.max_tokens:
+            raise SystemExit(f"{found} tokens instead of {wanted.max_tokens}")
         return seconds
+
+
+class OpenVINO:
+    """OpenVINO GenAI, which reads the same file; its prefix cache is met with new ids each time."""
+
+    def __init__(self, path, threads):
+        import numpy as np
+        import openvino
+        import openvino_genai
+
+        self.np, self.tensor, self.genai = np, openvino.Tensor, openvino_genai
+        self.pipeline = openvino_genai.LLMPipeline(path, "CPU", INFERENCE_NUM_THREADS=threads)
+        self.offset = 0
+
+    def run(self, kind, count, depth=0):
+        """Seconds to read *count* tokens and write one (``pp``), or to write *count* (``tg``)."""
+        self.offset += 1
+        ids = [FIRST_ID + (7 * i + self.offset) % IDS for i in range(count if kind == "pp" else 1)]
+        ids += prompt(depth)
+        wanted = self.genai.GenerationConfig()
+        wanted.max_new_tokens = 1 if kind == "pp" else count + bool(depth)
+        wanted.ignore_eos, wanted.do_sample = True, False
+        first = []
+
+        def heard(_text):
+            first.append(time.perf_counter())
+            return self.genai.StreamingStatus.RUNNING
+
+        start = time.perf_counter()
+        inputs = self.genai.TokenizedInputs(
+            self.tensor(self.np.array([ids], dtype=self.np.int64)),
+            self.tensor(self.np.ones((1, len(ids)), dtype=self.np.int64)),
+        )
+        result = self.pipeline.generate(inputs, wanted, heard if depth else None)
+        end = time.perf_counter()
+        if len(result.tokens[0]) != wanted.max_new_tokens:
+            raise SystemExit(f"{len(result.tokens[0])} tokens instead of {wanted.max_new_tokens}")
+        return end - (first[0] if depth else start)
 
 
 def library_of(engine):
     """Path of the shared library that a peer's package installs."""
+    if "/" in engine:
+        return engine
     if engine == "llama.cpp":
         import xllamacpp
 
@@ -148,6 +200,8 @@ def main():
     if engine.startswith("bitnet"):
         _, level, head = (engine + "::").split(":")[:3]
         running = Bitnet(path, threads, context, level=level, head=head)
+    elif engine == "openvino":
+        running = OpenVINO(path, threads)
     else:
         running = Llama(library_of(engine), path, threads, context)
     reply = {"load_s": time.perf_counter() - start}
@@ -156,7 +210,8 @@ def main():
         words = sys.stdin.readline().split()
         if not words:
             break
-        reply = {"seconds": running.run(words[0], int(words[1]))}
+        count, _, depth = words[1].partition("@")
+        reply = {"seconds": running.run(words[0], int(count), int(depth or 0))}
     print(json.dumps({"peak_mb": peak_mb()}), file=answers, flush=True)
     answers.close()
     os._exit(0)  # some libraries crash in their own cleaning up

@@ -1,9 +1,12 @@
 """Prefill, decode, memory and start of real models, beside llama.cpp and ik_llama.cpp.
 
-    python benchmarks/runtime.py MODEL... [--peer-python PYTHON] [--json FILE] [--table FILE]
+    python benchmarks/runtime.py MODEL... [--peers FOLDER] [--peer-python PYTHON]
+        [--tests pp128,pp512,pp4096,tg128,tg32@4096] [--json FILE] [--table FILE]
 
-PYTHON is the interpreter of an environment with the packages ``xllamacpp`` and
-``ik-llama-cpp-python``; a peer that cannot be imported there is reported as absent. Every engine
+FOLDER is what peers.py built for this machine: llama.cpp and ik_llama.cpp. PYTHON is the
+interpreter of an environment with the packages ``xllamacpp`` and ``ik-llama-cpp-python``, which
+are taken where FOLDER has no such engine, and ``openvino-genai``; a peer that cannot be had is
+reported as absent. Every engine
 runs in a process of its own; they take turns test by test, so that a machine that is slower for a
 while is so for all. The first turn does not count.
 """
@@ -20,10 +23,12 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from peers import library
+
 from bitnet import native
 from bitnet.bench.machine import describe_machine
 
-ENGINES = {"bitnet": "bitnet", "llama.cpp": "xllamacpp", "ik_llama.cpp": "ik_llama_cpp"}
+ENGINES = {"llama.cpp": "xllamacpp", "ik_llama.cpp": "ik_llama_cpp", "openvino": "openvino_genai"}
 WORKER = Path(__file__).with_name("peer_engine.py")
 INFER = [sys.executable, "-m", "bitnet", "infer", "--prompt", "Hello", "--max-tokens", "1"]
 
@@ -62,24 +67,31 @@ class Engine:
         return peak
 
 
-def present(peer_python):
-    """Interpreter of each engine that can be imported, and the names of the others."""
-    found, absent = {"bitnet": sys.executable}, []
-    for name, module in list(ENGINES.items())[1:]:
+def present(peer_python, folder=None):
+    """Interpreter and argument of each engine that there is, and the names of the others.
+
+    Those that were built in *folder* count before those that can be imported.
+    """
+    found, absent = {"bitnet": (sys.executable, "bitnet")}, []
+    for name, module in ENGINES.items():
+        built = library(folder, name) if folder else None
         code = [peer_python or sys.executable, "-c", f"import {module}"]
-        if subprocess.run(code, capture_output=True, check=False).returncode:
+        if built:
+            found[name] = (sys.executable, str(built))
+        elif subprocess.run(code, capture_output=True, check=False).returncode:
             absent.append(name)
         else:
-            found[name] = code[0]
+            found[name] = (code[0], name)
     return found, absent
 
 
 def measure(model, threads, engines, options):
     """Rates, load times and peaks of every engine with one number of threads."""
     tests = options.tests.split(",")
-    context = 1024
+    context = max(1024, *(sum(map(int, test[2:].split("@"))) + 64 for test in tests))
     running = {
-        name: Engine(name, python, model, threads, context) for name, python in engines.items()
+        name: Engine(argument, python, model, threads, context)
+        for name, (python, argument) in engines.items()
     }
     rates = {name: {test: [] for test in tests} for name in running}
     for turn in range(options.turns + 1):
@@ -87,7 +99,7 @@ def measure(model, threads, engines, options):
             for name, engine in running.items():
                 seconds = engine.seconds(test)
                 if turn:
-                    rates[name][test].append(int(test[2:]) / seconds)
+                    rates[name][test].append(int(test[2:].partition("@")[0]) / seconds)
     return {
         name: {
             "rates": rates[name],
@@ -137,6 +149,7 @@ def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="+", type=Path)
+    parser.add_argument("--peers", type=Path)
     parser.add_argument("--peer-python", default="")
     parser.add_argument("--threads", default="1,2")
     parser.add_argument("--tests", default="pp128,pp512,tg128")
@@ -148,7 +161,7 @@ def main():
     options = parser.parse_args()
     if options.level:
         os.environ["BENCHMARK_LEVEL"] = options.level
-    engines, absent = present(options.peer_python)
+    engines, absent = present(options.peer_python, options.peers)
     threads = [int(count) for count in options.threads.split(",")]
     results, starts = {}, {}
     for model in options.models:

