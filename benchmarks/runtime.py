@@ -4,11 +4,10 @@
         [--tests pp128,pp512,pp4096,tg128,tg32@4096] [--json FILE] [--table FILE]
 
 FOLDER is what peers.py built for this machine: llama.cpp and ik_llama.cpp. PYTHON is the
-interpreter of an environment with the packages ``xllamacpp`` and ``ik-llama-cpp-python``, which
-are taken where FOLDER has no such engine, and ``openvino-genai``; a peer that cannot be had is
-reported as absent. Every engine
-runs in a process of its own; they take turns test by test, so that a machine that is slower for a
-while is so for all. The first turn does not count.
+interpreter of an environment with the packages ``xllamacpp`` and ``ik-llama-cpp-python``, which are
+taken where FOLDER has no such engine, and ``openvino-genai``; a peer that cannot be had is reported
+as absent. Every engine runs in a process of its own; they take turns test by test, so that a
+machine that is slower for a while is so for all. The first turn does not count.
 """
 
 from __future__ import annotations

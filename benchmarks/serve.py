@@ -1,15 +1,16 @@
 """A worker under load: answers, latency, throughput and memory, beside llama.cpp's server.
 
-    python benchmarks/serve.py MODEL [--clients 50 --requests 200] [--peer-python PYTHON]
-        [--turns 5] [--threads N] [--json FILE] [--table FILE]
+    python benchmarks/serve.py MODEL [--clients 50 --requests 200] [--peers FOLDER]
+        [--peer-python PYTHON] [--turns 5] [--threads N] [--json FILE] [--table FILE]
 
-PYTHON is the interpreter of an environment with the package ``xllamacpp``, which has llama.cpp's
-server; without it ours runs alone. Each server is a process of its own with the model, context,
-threads and number of slots of the other, and gets the same requests: streamed completions, the
-likeliest tokens. Load: CLIENTS clients with REQUESTS requests each, every text compared with what
-the model writes alone, and the worker's memory read as they go. Rates: 1 and 8 clients at a time;
-the servers take turns, and the first turn does not count. A server that has to wait is stopped
-(SIGSTOP), so that it takes no time from the other.
+FOLDER is what peers.py built for this machine. Without it PYTHON is the interpreter of an
+environment with the package ``xllamacpp``, which has llama.cpp's server, too; without either ours
+runs alone. Each server is a process of its own with the model, context, threads and number of slots
+of the other, and gets the same requests: streamed completions, the likeliest tokens. Load: CLIENTS
+clients with REQUESTS requests each, every text compared with what the model writes alone, and the
+worker's memory read as they go. Rates: 1 and 8 clients at a time; the servers take turns, and the
+first turn does not count. A server that has to wait is stopped (SIGSTOP), so that it takes no time
+from the other.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ import time
 import urllib.request
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from peers import program
 
 from bitnet.bench.machine import describe_machine
 from bitnet.runtime.language_model import load
@@ -113,10 +116,17 @@ def started(options, work):
         "--queue", max(64, options.clients),
     ]  # fmt: skip
     servers = [Server("bitnet", [str(word) for word in ours], port, work)]
-    if options.peer_python:
+    built = program(options.peers, "llama.cpp") if options.peers else None
+    if built:
+        peer = [
+            built, "-m", options.model, "--host", "127.0.0.1", "--port", other, "-t",
+            options.threads, "-c", CONTEXT * SLOTS, "-np", SLOTS,
+        ]  # fmt: skip
+    elif options.peer_python:
         peer = [
             options.peer_python, PEER, options.model, other, options.threads, CONTEXT, SLOTS,
         ]  # fmt: skip
+    if built or options.peer_python:
         servers.append(Server("llama.cpp", [str(word) for word in peer], other, work))
     for server, path in zip(servers, ("/health/ready", "/health"), strict=False):
         server.wait(path)
@@ -317,6 +327,7 @@ def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
+    parser.add_argument("--peers", type=Path)
     parser.add_argument("--peer-python", default="")
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--requests", type=int, default=200, help="of each client; 0: no load")
