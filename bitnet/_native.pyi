@@ -6,7 +6,7 @@ from typing import Any
 import numpy
 from numpy.typing import NDArray
 
-INTERFACE: int
+INTERFACE: str
 
 def cpu_features() -> list[str]: ...
 def set_leak_warnings(wanted: bool) -> None: ...
@@ -107,13 +107,6 @@ def embed(
 def rms_norm(
     x: NDArray[numpy.float32],
     weight: NDArray[numpy.float32],
-    eps: float,
-    out: NDArray[numpy.float32],
-) -> None: ...
-def layer_norm(
-    x: NDArray[numpy.float32],
-    weight: NDArray[numpy.float32],
-    bias: NDArray[numpy.float32],
     eps: float,
     out: NDArray[numpy.float32],
 ) -> None: ...

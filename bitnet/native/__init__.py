@@ -7,6 +7,7 @@ an error, ``BITNET_BACKEND=reference`` leaves it unused.
 from __future__ import annotations
 
 import atexit
+import hashlib
 import logging
 import os
 import platform
@@ -24,11 +25,11 @@ from bitnet.errors import Unsupported
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["backend_name", "cpu_features", "module", "processor"]
+__all__ = ["backend_name", "cpu_features", "interface", "module", "processor"]
 
 logger = logging.getLogger(__name__)
 
-INTERFACE = 9  # what C++ and Python take and give each other; CMakeLists.txt reads this line
+_STUB = Path(__file__).parents[1] / "_native.pyi"  # what the module takes and gives
 
 _INSTALL = (
     "install a C++ compiler and install this again from its sources (pip install .), "
@@ -45,12 +46,22 @@ def _import() -> tuple[ModuleType | None, str, str]:
         found = import_module("bitnet._native")
     except ImportError as error:
         return None, str(error), _INSTALL
-    built = getattr(found, "INTERFACE", 0)
-    if built != INTERFACE:
-        reason = f"{found.__file__} was built for interface {built}, expected {INTERFACE}"
+    built, wanted = str(getattr(found, "INTERFACE", "")), interface()
+    if not wanted:
+        return None, f"{_STUB} is missing, which tells what it was built for", _INSTALL
+    if built != wanted:
+        reason = f"{found.__file__} was built for interface {built[:12]}, expected {wanted[:12]}"
         return None, reason, "build it again, where its sources are: pip install ."
     atexit.register(_expect_leaks, found, os.getpid())
     return found, "", ""
+
+
+def interface() -> str:
+    """SHA-256 of the stub of the module these sources were written for; empty without the stub."""
+    try:
+        return hashlib.sha256(_STUB.read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def _interpreter_refused() -> str:

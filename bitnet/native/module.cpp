@@ -6,7 +6,6 @@
 #include "bind/graph.hpp"
 #include "bind/kernels.hpp"
 #include "bind/head.hpp"
-#include "cpu.hpp"
 #include "file_guard.hpp"
 #include "gguf.hpp"
 #include "tokenizer_bind.hpp"
@@ -16,8 +15,6 @@ namespace nb = nanobind;
 NB_MODULE(_native, m) {
     m.doc() = "Compiled parts of bitnet; import them through bitnet.native.";
     m.attr("INTERFACE") = BITNET_INTERFACE;
-    m.def("cpu_features", &bitnet::cpu_feature_names,
-          "Names of the instruction sets that can be used on this machine.");
     m.def("set_leak_warnings", &nb::set_leak_warnings, nb::arg("wanted"),
           "Whether the end of the process tells which objects of this module are left.");
     bitnet::bind_file_guard(m);

@@ -207,6 +207,8 @@ PLANTED = {
     "screen tile": "screen of the head",
     "screen sixth": "screen of the head",
     "screen pack": "screen of the head",
+    "pack": "packing of ternary weights",
+    "make dense": "packing of ternary weights",
 }
 
 

@@ -35,18 +35,6 @@ def test_rms_norm(shape, level):
     assert nmse(out, expected) < NMSE
 
 
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("shape", [(3, 17), (5, 576)])
-def test_layer_norm(shape, biased, level):
-    x, w, out = random(*shape), random(shape[1], seed=2), np.empty(shape, dtype=np.float32)
-    bias = random(shape[1] if biased else 0, seed=3)
-    NATIVE.layer_norm(x, w, bias, 1e-5, out)
-    exact = x.astype(np.float64)
-    centred = exact - exact.mean(axis=1, keepdims=True)
-    expected = centred / np.sqrt(np.mean(centred**2, axis=1, keepdims=True) + 1e-5) * w
-    assert nmse(out, expected + bias if biased else expected) < NMSE
-
-
 @pytest.mark.parametrize("pairs", [1, 10, 32])
 @pytest.mark.parametrize("half", [True, False])
 def test_rope_rotates_pairs_and_keeps_the_rest(half, pairs, level):

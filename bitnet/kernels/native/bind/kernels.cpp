@@ -96,13 +96,6 @@ void bind_rms_norm(const Floats& x, const Floats& weight, float eps, const OutFl
     rms_norm(x.data(), weight.data(), rows, cols, eps, out.data());
 }
 
-void bind_layer_norm(const Floats& x, const Floats& weight, const Floats& bias, float eps, const OutFloats& out) {
-    const auto cols = int64_t(weight.size()), rows = rows_of(x, out, cols);
-    require(bias.size() == 0 || bias.size() == weight.size(), "bias must be empty or like the weight");
-    const Computing computing;
-    layer_norm(x.data(), weight.data(), bias.size() ? bias.data() : nullptr, rows, cols, eps, out.data());
-}
-
 void bind_rope(const Floats& x, const Floats& cos, const Floats& sin, bool half, const OutFloats& out) {
     require(x.ndim() == 3 && cos.ndim() == 2 && cos.shape(0) == x.shape(0) && cos.size() == sin.size() &&
                 out.size() == x.size() && 2 * cos.shape(1) <= x.shape(2),
@@ -167,12 +160,23 @@ uint64_t bind_sum_bytes(const Bytes& bytes) {
     return sum_bytes(bytes.data(), int64_t(bytes.size()));
 }
 
-std::vector<std::string> type_names() { return {kTypeNames, kTypeNames + kTypes}; }
+std::vector<std::string> type_names() {
+    std::vector<std::string> names;
+    for (const Encoding& each : kEncodings) names.emplace_back(each.name);
+    return names;
+}
+
+std::vector<std::string> instruction_sets() {
+    std::vector<std::string> names = levels();
+    names.erase(names.begin());  // scalar
+    return names;
+}
 
 }  // namespace
 
 void bind_kernels(nb::module_& m) {
     m.def("kernel_types", &type_names, "Names of the weight encodings; a name's place is its type number.");
+    m.def("cpu_features", &instruction_sets, "Names of the instruction sets that can be used on this machine.");
     m.def("kernel_levels", &levels, "Instruction sets the kernels can use here, slowest first.");
     m.def("kernel_level", &level, "The instruction set in use.");
     m.def("set_kernel_level", &set_level, "name"_a, "Use another of kernel_levels(); False if it is none.");
@@ -192,8 +196,6 @@ void bind_kernels(nb::module_& m) {
     m.def("embed", &bind_embed, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
           "ids"_a.noconvert(), "out"_a.noconvert(), "Weight rows as float32.");
     m.def("rms_norm", &bind_rms_norm, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a, "out"_a.noconvert());
-    m.def("layer_norm", &bind_layer_norm, "x"_a.noconvert(), "weight"_a.noconvert(), "bias"_a.noconvert(),
-          "eps"_a, "out"_a.noconvert());
     m.def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "half"_a,
           "out"_a.noconvert());
     m.def("gate", &bind_gate, "kind"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(),

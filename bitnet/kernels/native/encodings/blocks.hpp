@@ -26,31 +26,45 @@ enum class Type : int {
 };
 
 constexpr int kTypes = int(Type::kCount);
-constexpr const char* kTypeNames[kTypes] = {"F32",  "F16",  "BF16", "Q8_0", "Q4_0",  "Q4_1",  "Q5_0",
-                                            "Q5_1", "Q4_K", "Q5_K", "Q6_K",
-                                            "F32_R16", "F16_R16", "BF16_R16", "Q8_0_R16", "Q4_0_R16", "Q4_1_R16",
-                                            "Q5_0_R16", "Q5_1_R16", "Q4_K_R16", "Q5_K_R16", "Q6_K_R16",
-                                            "TERNARY", "TERNARY_BLOCKS", "TERNARY_DENSE"};
 
-// Weights per block and bytes per block; a row is a whole number of blocks.
-struct BlockSize {
+// A block is *weights* weights in *bytes* bytes; a row is a whole number of blocks.
+struct Encoding {
+    const char* name;
     int weights, bytes;
+    bool minimum = false;  // w = scale * code + min, rather than scale * code
 };
-constexpr BlockSize kBlocks[kTypes] = {{1, 4},     {1, 2},     {1, 2},     {32, 34},  {32, 18},
-                                       {32, 20},   {32, 22},   {32, 24},   {256, 144}, {256, 176},
-                                       {256, 210},
-                                       {1, 4},     {1, 2},     {1, 2},     {32, 34},  {32, 18},
-                                       {32, 20},   {32, 22},   {32, 24},   {256, 148}, {256, 180},
-                                       {256, 210}, {16, 4},    {256, 68},  {20, 4}};
+constexpr Encoding kEncodings[kTypes] = {
+    {"F32", 1, 4},
+    {"F16", 1, 2},
+    {"BF16", 1, 2},
+    {"Q8_0", 32, 34},
+    {"Q4_0", 32, 18},
+    {"Q4_1", 32, 20, true},
+    {"Q5_0", 32, 22},
+    {"Q5_1", 32, 24, true},
+    {"Q4_K", 256, 144, true},
+    {"Q5_K", 256, 176, true},
+    {"Q6_K", 256, 210},
+    {"F32_R16", 1, 4},
+    {"F16_R16", 1, 2},
+    {"BF16_R16", 1, 2},
+    {"Q8_0_R16", 32, 34},
+    {"Q4_0_R16", 32, 18},
+    {"Q4_1_R16", 32, 20, true},
+    {"Q5_0_R16", 32, 22},
+    {"Q5_1_R16", 32, 24, true},
+    {"Q4_K_R16", 256, 148, true},
+    {"Q5_K_R16", 256, 180, true},
+    {"Q6_K_R16", 256, 210},
+    {"TERNARY", 16, 4},
+    {"TERNARY_BLOCKS", 256, 68},
+    {"TERNARY_DENSE", 20, 4},
+};
+constexpr const Encoding& encoding(Type t) { return kEncodings[int(t)]; }
 
 constexpr bool is_tiled(Type t) { return t >= Type::F32_R16 && t <= Type::Q6_K_R16; }
 constexpr bool is_float(Type t) { return t <= Type::BF16 || (t >= Type::F32_R16 && t <= Type::BF16_R16); }
 constexpr bool is_ternary(Type t) { return t >= Type::Ternary && t <= Type::TernaryDense; }
-// w = scale * code + min, rather than scale * code.
-constexpr bool has_minimum(Type t) {
-    return t == Type::Q4_1 || t == Type::Q5_1 || t == Type::Q4_K || t == Type::Q5_K || t == Type::Q4_1_R16 ||
-           t == Type::Q5_1_R16 || t == Type::Q4_K_R16 || t == Type::Q5_K_R16;
-}
 // The encoding with interleaved rows of one that has none.
 constexpr bool can_tile(Type t) { return t <= Type::Q6_K; }
 constexpr Type tiled(Type t) { return Type(int(t) + int(Type::F32_R16)); }
@@ -146,7 +160,7 @@ struct Group {
 
 // Group *g* (weights 32g .. 32g+31) of a row in a block encoding (Q*). This is the specification.
 [[maybe_unused]] inline void unpack_group(Type type, const uint8_t* row, int64_t g, Group& out) {
-    const BlockSize size = kBlocks[int(type)];
+    const Encoding& size = encoding(type);
     const uint8_t* block = row + g * 32 / size.weights * size.bytes;
     out.min = 0.0f;
     const auto nibbles = [&](const uint8_t* q, uint32_t high, int offset) {

@@ -107,9 +107,9 @@ void pack_floats(const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* til
 }  // namespace
 
 void pack_tile(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* tile) {
-    const BlockSize size = kBlocks[int(type)];
+    const Encoding& size = encoding(type);
     const int64_t blocks = cols / size.weights, row_bytes = blocks * size.bytes;
-    const int64_t block_bytes = kTileRows * kBlocks[int(tiled(type))].bytes;
+    const int64_t block_bytes = kTileRows * encoding(tiled(type)).bytes;
     if (rows < kTileRows) std::memset(tile, 0, size_t(blocks * block_bytes));
     if (type == Type::F32) return pack_floats<uint32_t>(weight, rows, cols, tile);
     if (is_float(type)) return pack_floats<uint16_t>(weight, rows, cols, tile);
@@ -124,7 +124,7 @@ void pack_tile(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uin
 }
 
 void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out) {
-    const BlockSize from = kBlocks[int(type)], to = kBlocks[int(tiled(type))];
+    const Encoding &from = encoding(type), &to = encoding(tiled(type));
     const int64_t tiles = (rows + kTileRows - 1) / kTileRows, blocks = cols / from.weights;
     constexpr int64_t kTilesPerChunk = 8;
     parallel_for((tiles + kTilesPerChunk - 1) / kTilesPerChunk, [&](int64_t chunk) {

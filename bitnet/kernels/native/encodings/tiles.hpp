@@ -46,13 +46,12 @@ constexpr TileLayout tile_layout(Type type) {
 // Of a power of two, such as `offset` is where it is not 0.
 constexpr int log2_of(int power) { return power <= 1 ? 0 : 1 + log2_of(power / 2); }
 
-constexpr bool tile_size_agrees(Type type) {
-    return tile_layout(type).block() == kTileRows * kBlocks[int(type)].bytes;
+constexpr bool tile_sizes_agree() {
+    for (int t = int(Type::Q8_0_R16); t <= int(Type::Q6_K_R16); ++t)
+        if (tile_layout(Type(t)).block() != kTileRows * kEncodings[t].bytes) return false;
+    return true;
 }
-static_assert(tile_size_agrees(Type::Q8_0_R16) && tile_size_agrees(Type::Q4_0_R16), "tile layout");
-static_assert(tile_size_agrees(Type::Q4_1_R16) && tile_size_agrees(Type::Q5_0_R16), "tile layout");
-static_assert(tile_size_agrees(Type::Q5_1_R16) && tile_size_agrees(Type::Q4_K_R16), "tile layout");
-static_assert(tile_size_agrees(Type::Q5_K_R16) && tile_size_agrees(Type::Q6_K_R16), "tile layout");
+static_assert(tile_sizes_agree(), "tile layout");
 
 // Rows of a file as tiles, on all threads; *out* has rows rounded up to 16 times row_bytes(tiled).
 void pack_rows(Type type, const uint8_t* weight, int64_t rows, int64_t cols, uint8_t* out);

@@ -97,14 +97,6 @@ struct ScreenKernels {
     ScreenSixth sixth;
     ScreenPack pack;
 };
-const ScreenKernels& screen_scalar_kernels();
-#if defined(BITNET_X86)
-const ScreenKernels& screen_avx2_kernels();
-const ScreenKernels& screen_avx512_kernels();
-#elif defined(BITNET_ARM)
-const ScreenKernels& screen_neon_kernels();
-#endif
-
 // Fills tiles t0 .. t1 - 1 and their sixth bits, step, residual and norm; false when the head has weights that
 // cannot be screened.
 bool build_screen(const ScreenedMatrix& m, int64_t t0, int64_t t1);

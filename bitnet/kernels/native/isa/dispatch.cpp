@@ -1,7 +1,7 @@
 // Which kernels are used: the best instruction set, minus those that fail their self-test (self_test.cpp).
 #include "isa/dispatch.hpp"
 
-#include "cpu.hpp"
+#include "isa/cpu.hpp"
 #include "ops/ops.hpp"
 
 namespace bitnet {
@@ -9,12 +9,10 @@ namespace {
 
 std::vector<const Kernels*> available() {
     std::vector<const Kernels*> found = {&scalar_kernels()};
-#if defined(BITNET_X86)
-    if (cpu_features().avx2) found.push_back(&avx2_kernels());
-    if (cpu_features().avx512_vnni) found.push_back(&avx512_kernels());
-#elif defined(BITNET_ARM)
-    if (cpu_features().neon_dotprod) found.push_back(&neon_kernels());
-#endif
+#define BITNET_ADD(name) \
+    if (cpu_features().name) found.push_back(&name##_kernels());
+    BITNET_LEVELS(BITNET_ADD)
+#undef BITNET_ADD
     return found;
 }
 
@@ -59,7 +57,7 @@ bool plant_wrong_kernel(const std::string& what) {
             for (int64_t r = r0; r < r1; ++r) a.y[t * a.rows + r] = 1.0f;
     };
     for (int i = 0; i < kTypes; ++i) {
-        const std::string name = std::string("linear ") + kTypeNames[i];
+        const std::string name = std::string("linear ") + kEncodings[i].name;
         if (what == name || what == name + " decode") k.decode[i] = ones;
         if (what == name || what == name + " prefill") k.prefill[i] = ones;
         if (what.rfind(name + " ", 0) == 0 || what == name) return true;
@@ -90,6 +88,17 @@ bool plant_wrong_kernel(const std::string& what) {
             const bool fits = scalar_kernels().screen.pack(m, tile, rows);
             m.residual[tile * kScreenRows + 1] = 0.0f;
             return fits;
+        };
+    else if (what == "pack")
+        k.pack_two_bits = [](TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out) {
+            const bool bad = scalar_kernels().pack_two_bits(source, rows, cols, out);
+            out[4 * cols - 1] ^= 1;
+            return bad;
+        };
+    else if (what == "make dense")
+        k.make_dense = [](const uint8_t* tile, int64_t cols, uint8_t* out) {
+            scalar_kernels().make_dense(tile, cols, out);
+            out[0] += 1;
         };
     else return false;
     return true;

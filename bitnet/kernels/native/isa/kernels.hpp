@@ -25,6 +25,7 @@
 #include <cstdint>
 
 #include "head/screen.hpp"
+#include "isa/levels.hpp"
 #include "encodings/tiles.hpp"
 
 namespace bitnet {
@@ -107,6 +108,8 @@ struct RopeArgs {
     float* out = nullptr;
 };
 
+enum class TernarySource : int;  // ternary/layout.hpp
+
 struct Kernels {
     const char* name;
     LinearKernel decode[kTypes];
@@ -116,9 +119,8 @@ struct Kernels {
     void (*quantize_ternary)(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum);
     // Row *row* of a matrix in a float or block encoding as float32.
     void (*dequantize)(Type type, const uint8_t* weight, int64_t row, int64_t cols, float* out);
-    // Per row of *cols*: x / sqrt(mean(x^2) + eps) * weight; layer_norm also centres and adds bias.
+    // Per row of *cols*: x / sqrt(mean(x^2) + eps) * weight.
     void (*rms_norm)(const float* x, const float* weight, int64_t cols, float eps, float* out);
-    void (*layer_norm)(const float* x, const float* weight, const float* bias, int64_t cols, float eps, float* out);
     void (*rope)(const RopeArgs&, int64_t t0, int64_t t1);
     void (*gate)(Gate kind, const float* gate, const float* up, int64_t n, float* out);
     // cap * tanh(x / cap); out may be x.
@@ -131,25 +133,21 @@ struct Kernels {
                            uint16_t* page);
     // 16 rows of *cols* floats of a type in rows, each where its pointer says, as a tile.
     void (*gather)(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
+    // A tile of 16 whole rows of i2_s or tq2_0, *cols* a multiple of 128, with two bits per weight
+    // (ternary/layout.hpp); returns whether a code was 3.
+    bool (*pack_two_bits)(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out);
+    // The same tile, which has at least *cols* columns, as one of TernaryDense with *cols*.
+    void (*make_dense)(const uint8_t* tile, int64_t cols, uint8_t* out);
     ScreenKernels screen;
 };
 
-// The entries of the ternary encodings, from files of their own; rows start at a multiple of 16.
-void add_scalar_ternary(Kernels&);
-#if defined(BITNET_X86)
-void add_avx2_ternary(Kernels&);
-void add_avx512_ternary(Kernels&);
-void add_vbmi_ternary(Kernels&);
-#elif defined(BITNET_ARM)
-void add_neon_ternary(Kernels&);
-#endif
-
-const Kernels& scalar_kernels();
-#if defined(BITNET_X86)
-const Kernels& avx2_kernels();
-const Kernels& avx512_kernels();
-#elif defined(BITNET_ARM)
-const Kernels& neon_kernels();
-#endif
+// Every level's table, and what the files of its folder add to it.
+#define BITNET_DECLARE(name)              \
+    const Kernels& name##_kernels();      \
+    void add_##name##_ternary(Kernels&);  \
+    void add_##name##_head(Kernels&);
+BITNET_DECLARE(scalar)
+BITNET_LEVELS(BITNET_DECLARE)
+#undef BITNET_DECLARE
 
 }  // namespace bitnet

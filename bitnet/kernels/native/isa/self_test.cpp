@@ -27,7 +27,7 @@ struct Random {
 
 // Random bytes are valid codes almost everywhere; scales must be ordinary numbers.
 std::vector<uint8_t> random_weights(Type type, int64_t rows, int64_t cols, Random& random) {
-    const BlockSize size = kBlocks[int(type)];
+    const Encoding& size = encoding(type);
     std::vector<uint8_t> bytes(size_t(weight_bytes(type, rows, cols)));
     for (uint8_t& b : bytes) b = uint8_t(random.next() >> 11);
     const auto put_half = [&](size_t at) {
@@ -96,7 +96,7 @@ struct Product {
     LinearArgs a;
 
     explicit Product(Type type) {
-        const int64_t cols = kBlocks[int(type)].weights <= 32 ? 480 : 512, stride = block_inputs(cols);
+        const int64_t cols = encoding(type).weights <= 32 ? 480 : 512, stride = block_inputs(cols);
         Random random;
         weight = random_matrix(type, kRows, cols, random);
         x.resize(size_t(kTokens * cols)), step.resize(x.size()), q.resize(x.size()), sums.resize(x.size());
@@ -150,6 +150,13 @@ bool dequantize_agrees(const Kernels& k) {
     return true;
 }
 
+// Rows one after the other give the bits of the same rows in tiles.
+bool float_rows_agree(Type type) {
+    Product rows(type), tiles(tiled(type));
+    const LinearKernel kernel = detail::active().decode[int(tiled(type))];
+    return rows.run(linear_float_rows, Product::kTokens) == tiles.run(kernel, Product::kTokens);
+}
+
 bool gather_agrees(const Kernels& k) {
     constexpr int64_t kCols = 51;
     Random random;
@@ -161,6 +168,31 @@ bool gather_agrees(const Kernels& k) {
         scalar_kernels().gather(type, rows, kCols, expected.data());
         k.gather(type, rows, kCols, got.data());
         if (got != expected) return false;
+        if (!float_rows_agree(type)) return false;
+    }
+    return true;
+}
+
+// Rows of a file that say 0, 1 and 2, as tiles: the same bytes.
+bool packing_agrees(const Kernels& k) {
+    constexpr int64_t kCols = 512, kDense = kCols / kDenseStep * kDenseStep;
+    const Kernels& s = scalar_kernels();
+    Random random;
+    for (const TernarySource source : {TernarySource::i2_s, TernarySource::tq2_0}) {
+        std::vector<uint8_t> rows(size_t(ternary_source_bytes(source, kTernaryRows, kCols)));
+        std::vector<uint8_t> got(4 * kCols), expected(4 * kCols), dense(kDense / kDenseStep * 64), expected_dense(dense.size());
+        for (const bool wrong : {false, true}) {
+            for (uint8_t& b : rows) {
+                b = uint8_t(random.next() >> 11);
+                if (!wrong) b &= uint8_t(~((b & (b >> 1) & 0x55) << 1));  // no code is 3
+            }
+            if (s.pack_two_bits(source, rows.data(), kCols, expected.data()) != wrong) return false;
+            if (k.pack_two_bits(source, rows.data(), kCols, got.data()) != wrong || got != expected) return false;
+        }
+        for (uint8_t& b : expected) b &= uint8_t(~((b & (b >> 1) & 0x55) << 1));
+        s.make_dense(expected.data(), kDense, expected_dense.data());
+        k.make_dense(expected.data(), kDense, dense.data());
+        if (dense != expected_dense) return false;
     }
     return true;
 }
@@ -257,16 +289,13 @@ bool row_ops_agree(const Kernels& k) {
     return close(got, expected, false);
 }
 
-bool norm_and_rope_agree(const Kernels& k) {
+bool rope_agrees(const Kernels& k) {
     constexpr int64_t kCols = 84;
     Random random;
     std::vector<float> x(kCols), w(kCols), got(kCols), expected(kCols);
     for (float& f : x) f = random.unit();
     for (float& f : w) f = random.unit();
     const Kernels& s = scalar_kernels();
-    s.layer_norm(x.data(), w.data(), w.data(), kCols, 1e-5f, expected.data());
-    k.layer_norm(x.data(), w.data(), w.data(), kCols, 1e-5f, got.data());
-    if (!close(got, expected, false)) return false;
     for (const bool half : {true, false}) {
         RopeArgs a;
         a.x = x.data(), a.cos = w.data(), a.sin = w.data() + 20, a.half = half;
@@ -340,7 +369,7 @@ std::vector<std::string> self_test() {
         if (!linear_agrees(Type(i), chosen)) {
             chosen.decode[i] = scalar.decode[i];
             chosen.prefill[i] = scalar.prefill[i];
-            replaced.push_back(std::string("linear ") + kTypeNames[i]);
+            replaced.push_back(std::string("linear ") + kEncodings[i].name);
         }
     }
     const auto check = [&](bool agrees, const char* name, auto... members) {
@@ -352,7 +381,8 @@ std::vector<std::string> self_test() {
     check(gather_agrees(chosen), "gather", &Kernels::gather);
     check(screen_agrees(chosen.screen), "screen of the head", &Kernels::screen);
     check(row_ops_agree(chosen), "rms_norm, gate and softcap", &Kernels::rms_norm, &Kernels::gate, &Kernels::softcap);
-    check(norm_and_rope_agree(chosen), "layer_norm and rope", &Kernels::layer_norm, &Kernels::rope);
+    check(rope_agrees(chosen), "rope", &Kernels::rope);
+    check(packing_agrees(chosen), "packing of ternary weights", &Kernels::pack_two_bits, &Kernels::make_dense);
     check(rounding_agrees(chosen), "rounding of activations", &Kernels::quantize_block, &Kernels::quantize_ternary);
     check(attention_agrees(chosen), "attention", &Kernels::attend, &Kernels::store_position);
     return replaced;

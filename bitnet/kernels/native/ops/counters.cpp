@@ -8,10 +8,12 @@
 namespace bitnet {
 namespace {
 
-constexpr const char* kLevelNames[] = {"scalar", "avx2", "avx512_vnni", "neon_dotprod"};
-constexpr int kLevels = 4, kOps = int(Op::kCount);
-constexpr const char* kOpNames[kOps] = {"linear", "linear", "embed", "rms_norm", "layer_norm",
-                                        "rope",   "gate",   "attention", "softcap"};
+#define BITNET_NAME(name) #name,
+constexpr const char* kLevelNames[] = {"scalar", BITNET_LEVELS(BITNET_NAME)};
+#undef BITNET_NAME
+constexpr int kLevels = int(sizeof kLevelNames / sizeof *kLevelNames), kOps = int(Op::kCount);
+constexpr const char* kOpNames[kOps] = {"linear", "linear", "embed", "rms_norm", "rope",
+                                        "gate",   "attention", "softcap"};
 
 std::atomic<uint64_t> calls[kLevels][kOps][kTypes];
 
@@ -25,7 +27,6 @@ bool replaced(Op op, Type type, const Kernels& now) {
         case Op::prefill: return now.prefill[int(type)] == scalar.prefill[int(type)];
         case Op::embed: return now.dequantize == scalar.dequantize;
         case Op::rms_norm: return now.rms_norm == scalar.rms_norm;
-        case Op::layer_norm: return now.layer_norm == scalar.layer_norm;
         case Op::rope: return now.rope == scalar.rope;
         case Op::gate: return now.gate == scalar.gate;
         case Op::attention: return now.attend == scalar.attend;
@@ -52,7 +53,7 @@ std::map<std::string, uint64_t> counters() {
                 const uint64_t n = calls[level][op][type].load(std::memory_order_relaxed);
                 if (n == 0) continue;
                 std::string name = kOpNames[op];
-                if (has_type(op)) name += std::string("/") + kTypeNames[type];
+                if (has_type(op)) name += std::string("/") + kEncodings[type].name;
                 name += std::string("/") + kLevelNames[level];
                 if (op == int(Op::decode)) name += "/decode";
                 if (op == int(Op::prefill)) name += "/prefill";

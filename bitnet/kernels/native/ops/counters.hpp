@@ -9,7 +9,7 @@
 
 namespace bitnet {
 
-enum class Op : int { decode, prefill, embed, rms_norm, layer_norm, rope, gate, attention, softcap, kCount };
+enum class Op : int { decode, prefill, embed, rms_norm, rope, gate, attention, softcap, kCount };
 
 // One more call of *op* of the active kernels; *type* only matters for the first three.
 void count_call(Op op, Type type = Type::F32);

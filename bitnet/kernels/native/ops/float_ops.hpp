@@ -114,7 +114,7 @@ inline void put_group(const Group& group, float* out) {
 }
 
 void dequantize(Type type, const uint8_t* weight, int64_t r, int64_t cols, float* out) {
-    const BlockSize size = kBlocks[int(type)];
+    const Encoding& size = encoding(type);
     const int64_t stride = cols / size.weights * size.bytes;
     if (is_tiled(type)) {
         const uint8_t* tile = weight + (r - r % kTileRows) * stride;
@@ -150,14 +150,6 @@ void rms_norm(const float* x, const float* weight, int64_t cols, float eps, floa
     const float mean = sum_over(cols, [&](int64_t i) { return x[i] * x[i]; }) / float(cols);
     const float s = 1.0f / std::sqrt(mean + eps);
     for (int64_t i = 0; i < cols; ++i) out[i] = x[i] * s * weight[i];
-}
-
-void layer_norm(const float* x, const float* weight, const float* bias, int64_t cols, float eps, float* out) {
-    const float mean = sum_over(cols, [&](int64_t i) { return x[i]; }) / float(cols);
-    const float variance =
-        sum_over(cols, [&](int64_t i) { return (x[i] - mean) * (x[i] - mean); }) / float(cols);
-    const float s = 1.0f / std::sqrt(variance + eps);
-    for (int64_t i = 0; i < cols; ++i) out[i] = (x[i] - mean) * s * weight[i] + (bias ? bias[i] : 0.0f);
 }
 
 void rope(const RopeArgs& a, int64_t t0, int64_t t1) {

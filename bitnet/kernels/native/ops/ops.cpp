@@ -14,7 +14,7 @@ namespace bitnet {
 using detail::active;
 
 int64_t row_bytes(Type type, int64_t cols) {
-    const BlockSize size = kBlocks[int(type)];
+    const Encoding& size = encoding(type);
     return cols % size.weights ? 0 : cols / size.weights * size.bytes;
 }
 
@@ -38,15 +38,6 @@ void rms_norm(const float* x, const float* weight, int64_t rows, int64_t cols, f
     count_call(Op::rms_norm);
     Split(rows, 1, rows * cols < kSerialWork).run([&](int64_t r0, int64_t r1) {
         for (int64_t r = r0; r < r1; ++r) active().rms_norm(x + r * cols, weight, cols, eps, out + r * cols);
-    });
-}
-
-void layer_norm(const float* x, const float* weight, const float* bias, int64_t rows, int64_t cols, float eps,
-                float* out) {
-    count_call(Op::layer_norm);
-    Split(rows, 1, rows * cols < kSerialWork).run([&](int64_t r0, int64_t r1) {
-        for (int64_t r = r0; r < r1; ++r)
-            active().layer_norm(x + r * cols, weight, bias, cols, eps, out + r * cols);
     });
 }
 

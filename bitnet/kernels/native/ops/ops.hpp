@@ -9,7 +9,7 @@
 
 namespace bitnet {
 
-// Instruction sets this machine can run, slowest first: "scalar", "avx2", "avx512_vnni".
+// Instruction sets this machine can run, slowest first: "scalar", "avx2", ...
 std::vector<std::string> levels();
 std::string level();
 // False when *name* is not one of levels().
@@ -20,7 +20,7 @@ bool has_kernel(Type type);
 std::vector<std::string> self_test();
 
 // For tests of the self-test: the kernel "linear F16_R16", "linear Q8_0_R16 prefill", "dequantize", "gather",
-// "screen tile", "screen sixth" or "screen pack" is wrong until set_level; false for other names.
+// "screen tile", "screen sixth", "screen pack", "pack" or "make dense" is wrong until set_level; false for other names.
 bool plant_wrong_kernel(const std::string& what);
 
 // Bytes of a weight row, 0 when *cols* is not a whole number of blocks.
@@ -35,8 +35,6 @@ void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, in
 void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const int64_t* ids, int64_t count,
            float* out);
 void rms_norm(const float* x, const float* weight, int64_t rows, int64_t cols, float eps, float* out);
-void layer_norm(const float* x, const float* weight, const float* bias, int64_t rows, int64_t cols, float eps,
-                float* out);
 void rope(const RopeArgs& args, int64_t tokens);
 void gate(Gate kind, const float* gate, const float* up, int64_t n, float* out);
 // *args* of several sequences.

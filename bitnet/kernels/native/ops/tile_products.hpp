@@ -5,6 +5,8 @@
 // tile, and `prefetch_line`.
 #pragma once
 
+#include <utility>
+
 #include "isa/kernels.hpp"
 
 namespace bitnet {
@@ -44,7 +46,7 @@ struct Codes {
     static constexpr int kMax = kEight ? (kSigned ? 128 : 255) : tile_layout(kType).high == 0 ? 15
                                 : tile_layout(kType).high == 64 ? 31 : 63;
     static constexpr int kOffset = kSigned ? 0 : tile_layout(kType).offset;
-    static constexpr bool kHalves = kType == Type::Q6_K_R16, kMin = has_minimum(kType);
+    static constexpr bool kHalves = kType == Type::Q6_K_R16, kMin = encoding(kType).minimum;
 };
 
 // Scales and minima of a block for one vector of rows; `of` those of its group j.
@@ -269,7 +271,7 @@ inline void add_column(const uint8_t* column, int first, const float* x, int64_t
 // Vectors first .. first+V-1 of the tile at row r times tokens t .. t+N-1.
 template <Type kType, int V, int N>
 void float_tile(const LinearArgs& a, int64_t r, int first, int64_t t) {
-    constexpr int64_t kColumn = kTileRows * kBlocks[int(kType)].bytes;
+    constexpr int64_t kColumn = kTileRows * encoding(kType).bytes;
     const uint8_t* tile = a.weight + r * a.row_bytes;
     const float* x = a.x + t * a.cols;
     typename Vec::Float total[V][N];
@@ -308,20 +310,19 @@ void linear_float(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
     }
 }
 
-void add_tiled_linear(Kernels& k) {
-    const auto put = [&k](Type type, LinearKernel kernel) { k.decode[int(type)] = k.prefill[int(type)] = kernel; };
-    put(Type::F32_R16, linear_float<Type::F32_R16>);
-    put(Type::F16_R16, linear_float<Type::F16_R16>);
-    put(Type::BF16_R16, linear_float<Type::BF16_R16>);
-    put(Type::Q8_0_R16, linear_block<Type::Q8_0_R16>);
-    put(Type::Q4_0_R16, linear_block<Type::Q4_0_R16>);
-    put(Type::Q4_1_R16, linear_block<Type::Q4_1_R16>);
-    put(Type::Q5_0_R16, linear_block<Type::Q5_0_R16>);
-    put(Type::Q5_1_R16, linear_block<Type::Q5_1_R16>);
-    put(Type::Q4_K_R16, linear_block<Type::Q4_K_R16>);
-    put(Type::Q5_K_R16, linear_block<Type::Q5_K_R16>);
-    put(Type::Q6_K_R16, linear_block<Type::Q6_K_R16>);
+template <Type kType>
+constexpr LinearKernel tiled_kernel() {
+    if constexpr (is_float(kType)) return linear_float<kType>;
+    else return linear_block<kType>;
 }
+
+template <int... kIndex>
+void add_tiled_linear(Kernels& k, std::integer_sequence<int, kIndex...>) {
+    ((k.decode[int(tiled(Type(kIndex)))] = k.prefill[int(tiled(Type(kIndex)))] = tiled_kernel<tiled(Type(kIndex))>()), ...);
+}
+
+// Every encoding with interleaved rows.
+void add_tiled_linear(Kernels& k) { add_tiled_linear(k, std::make_integer_sequence<int, int(Type::F32_R16)>()); }
 
 }  // namespace
 }  // namespace bitnet

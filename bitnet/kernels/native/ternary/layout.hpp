@@ -63,12 +63,8 @@ constexpr int64_t ternary_source_bytes(TernarySource source, int64_t rows, int64
 bool pack_ternary(TernarySource source, const uint8_t* data, int64_t rows, int64_t inputs, Type type, int64_t cols,
                   uint8_t* out);
 
-// A tile of 16 whole rows of i2_s or tq2_0 with two bits per weight; returns whether a code is 3.
-using TilePacker = bool (*)(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out);
-#if defined(BITNET_X86)
-bool pack_two_bit_avx2(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out);
-void make_dense_avx2(const uint8_t* tile, int64_t cols, uint8_t* out);
-#endif
+// `Kernels::pack_two_bits` on any processor.
+bool pack_two_bits(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out);
 
 // Row *r* of a packed matrix of *rows* x *cols* as float32.
 void unpack_ternary_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, int64_t r, float scale, float* out);

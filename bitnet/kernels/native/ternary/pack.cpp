@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "cpu.hpp"
+#include "isa/dispatch.hpp"
 #include "system/thread_pool.hpp"
 
 namespace bitnet {
@@ -88,22 +88,6 @@ uint32_t pack_16(const uint8_t* code) {
            read<uint32_t>(code + 12) << 6;
 }
 
-TilePacker fast_packer(const Source& source) {
-    const bool two_bit = source.kind == TernarySource::i2_s || source.kind == TernarySource::tq2_0;
-#if defined(BITNET_X86)
-    if (two_bit && source.cols % 128 == 0 && cpu_features().avx2) return pack_two_bit_avx2;
-#endif
-    (void)two_bit;
-    return nullptr;
-}
-
-auto dense_maker() {
-#if defined(BITNET_X86)
-    if (cpu_features().avx2) return make_dense_avx2;
-#endif
-    return make_dense;
-}
-
 // A tile with two bits per weight; returns whether a code was 3.
 bool pack_tile(const Source& source, int64_t tile, int64_t cols, uint8_t* out) {
     alignas(64) uint8_t code[kPart];
@@ -127,6 +111,10 @@ bool pack_tile(const Source& source, int64_t tile, int64_t cols, uint8_t* out) {
 
 }  // namespace
 
+bool pack_two_bits(TernarySource kind, const uint8_t* rows, int64_t cols, uint8_t* out) {
+    return pack_tile({kind, rows, kTernaryRows, cols}, 0, cols, out);
+}
+
 bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t inputs, Type type, int64_t cols,
                   uint8_t* out) {
     const Source source{kind, data, rows, inputs};
@@ -134,8 +122,9 @@ bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t
     const bool dense = type == Type::TernaryDense;
     // A dense tile is made of one with two bits per weight, which lies in a core's own cache.
     const int64_t wide = (cols + kTernaryStep - 1) / kTernaryStep * kTernaryStep;
-    const TilePacker fast = fast_packer(source);
-    const auto densify = dense_maker();
+    const Kernels& kernels = detail::active();
+    const bool two_bit = kind == TernarySource::i2_s || kind == TernarySource::tq2_0;
+    const bool whole = two_bit && inputs % 128 == 0;
     std::atomic<bool> valid{true};
     parallel_for((tiles + kTilesPerChunk - 1) / kTilesPerChunk, [&](int64_t chunk) {
         const int64_t end = std::min(tiles, (chunk + 1) * kTilesPerChunk);
@@ -143,13 +132,13 @@ bool pack_ternary(TernarySource kind, const uint8_t* data, int64_t rows, int64_t
             uint8_t* at = out + tile * ternary_tile_bytes(type, cols);
             uint8_t* two_bits = dense ? thread_scratch(size_t(wide) * 4) : at;
             bool bad;
-            if (fast && (tile + 1) * kTernaryRows <= rows) {
-                bad = fast(kind, data + tile * kTernaryRows * row_bytes, inputs, two_bits);
+            if (whole && (tile + 1) * kTernaryRows <= rows) {
+                bad = kernels.pack_two_bits(kind, data + tile * kTernaryRows * row_bytes, inputs, two_bits);
                 std::fill(two_bits + 4 * inputs, two_bits + 4 * wide, kZeroWeights);
             } else {
                 bad = pack_tile(source, tile, wide, two_bits);
             }
-            if (dense) densify(two_bits, cols, at);
+            if (dense) kernels.make_dense(two_bits, cols, at);
             if (bad) valid = false;
         }
     });

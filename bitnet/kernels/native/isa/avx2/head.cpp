@@ -4,6 +4,7 @@
 #include "head/pack.hpp"
 #include "head/sixth_x86.hpp"
 #include "head/tile.hpp"
+#include "isa/kernels.hpp"
 #include "isa/simd_x86.hpp"
 
 namespace bitnet {
@@ -77,9 +78,6 @@ void tile_avx2(const uint8_t* tile, int64_t blocks, const ScreenInput& x, const 
 
 }  // namespace
 
-const ScreenKernels& screen_avx2_kernels() {
-    static const ScreenKernels kernels = {tile_avx2, sixth_x86, pack_tile};
-    return kernels;
-}
+void add_avx2_head(Kernels& k) { k.screen = {tile_avx2, sixth_x86, pack_tile}; }
 
 }  // namespace bitnet

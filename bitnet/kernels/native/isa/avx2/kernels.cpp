@@ -1,9 +1,8 @@
 // AVX2 with FMA and F16C: products of bytes by vpmaddubsw, added in 16 bits as deep as they fit.
 #define BITNET_F16C
-#include "ops/attention.hpp"
-#include "ops/float_ops.hpp"
-#include "ops/float_rows.hpp"
 #include "isa/simd_x86.hpp"
+#include "ops/float_rows.hpp"
+#include "ops/row_ops.hpp"
 
 namespace bitnet {
 namespace {
@@ -77,12 +76,11 @@ const Kernels& avx2_kernels() {
     static const Kernels table = [] {
         Kernels k = scalar_kernels();
         k.name = "avx2";
+        add_row_ops(k);
         add_tiled_linear(k);
         add_avx2_ternary(k);
-        k.quantize_block = quantize_block_x86, k.quantize_ternary = quantize_ternary, k.dequantize = dequantize;
-        k.rms_norm = rms_norm, k.layer_norm = layer_norm, k.rope = rope, k.gate = gate, k.softcap = softcap;
-        k.attend = attend, k.store_position = store_position;
-        k.gather = gather_rows_x86, k.screen = screen_avx2_kernels();
+        add_avx2_head(k);
+        k.quantize_block = quantize_block_x86, k.gather = gather_rows_x86;
         return k;
     }();
     return table;

@@ -254,16 +254,12 @@ struct Dense {
 
 namespace bitnet {
 
-bool pack_two_bit_avx2(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out) {
-    return pack_two_bit_tile(source, rows, cols, out);
-}
-
-void make_dense_avx2(const uint8_t* tile, int64_t cols, uint8_t* out) { make_dense(tile, cols, out); }
-
 void add_avx2_ternary(Kernels& k) {
     use<TwoBits, false>(k, Type::Ternary);
     use<TwoBits, true>(k, Type::TernaryBlocks);
     use<Dense, false>(k, Type::TernaryDense);
+    k.pack_two_bits = pack_two_bit_tile;
+    k.make_dense = make_dense;
 }
 
 }  // namespace bitnet

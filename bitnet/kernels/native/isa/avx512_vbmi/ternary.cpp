@@ -99,6 +99,8 @@ struct Dense {
 
 namespace bitnet {
 
-void add_vbmi_ternary(Kernels& k) { use<Dense, false>(k, Type::TernaryDense); }
+void add_avx512_vbmi_ternary(Kernels&);
+
+void add_avx512_vbmi_ternary(Kernels& k) { use<Dense, false>(k, Type::TernaryDense); }
 
 }  // namespace bitnet

@@ -4,6 +4,7 @@
 #include "head/pack.hpp"
 #include "head/sixth_x86.hpp"
 #include "head/tile.hpp"
+#include "isa/kernels.hpp"
 
 namespace bitnet {
 namespace {
@@ -53,9 +54,6 @@ void tile_avx512(const uint8_t* tile, int64_t blocks, const ScreenInput& x, cons
 
 }  // namespace
 
-const ScreenKernels& screen_avx512_kernels() {
-    static const ScreenKernels kernels = {tile_avx512, sixth_x86, pack_tile};
-    return kernels;
-}
+void add_avx512_vnni_head(Kernels& k) { k.screen = {tile_avx512, sixth_x86, pack_tile}; }
 
 }  // namespace bitnet

@@ -1,9 +1,8 @@
 // AVX-512 F, BW, DQ, VL and VNNI: vpdpbusd adds four products of bytes to 32 bits at once.
 #define BITNET_F16C
-#include "ops/attention.hpp"
-#include "ops/float_ops.hpp"
-#include "ops/float_rows.hpp"
 #include "isa/simd_x86.hpp"
+#include "ops/float_rows.hpp"
+#include "ops/row_ops.hpp"
 
 namespace bitnet {
 namespace {
@@ -62,16 +61,15 @@ struct Vec {
 
 namespace bitnet {
 
-const Kernels& avx512_kernels() {
+const Kernels& avx512_vnni_kernels() {
     static const Kernels table = [] {
         Kernels k = scalar_kernels();
         k.name = "avx512_vnni";
+        add_row_ops(k);
         add_tiled_linear(k);
-        add_avx512_ternary(k);
-        k.quantize_block = quantize_block_x86, k.quantize_ternary = quantize_ternary, k.dequantize = dequantize;
-        k.rms_norm = rms_norm, k.layer_norm = layer_norm, k.rope = rope, k.gate = gate, k.softcap = softcap;
-        k.attend = attend, k.store_position = store_position;
-        k.gather = gather_rows_x86, k.screen = screen_avx512_kernels();
+        add_avx512_vnni_ternary(k);
+        add_avx512_vnni_head(k);
+        k.quantize_block = quantize_block_x86, k.gather = gather_rows_x86;
         return k;
     }();
     return table;

@@ -1,7 +1,7 @@
 // Ternary kernels of AVX-512 VNNI for two bits per weight.
 #include "ternary/simd_avx512.hpp"
 
-#include "cpu.hpp"
+#include "isa/cpu.hpp"
 
 namespace bitnet {
 namespace {
@@ -61,11 +61,13 @@ struct TwoBits {
 
 namespace bitnet {
 
-void add_avx512_ternary(Kernels& k) {
+void add_avx512_vbmi_ternary(Kernels&);  // another folder
+
+void add_avx512_vnni_ternary(Kernels& k) {
     add_avx2_ternary(k);  // TernaryDense, for processors without VBMI
     use<TwoBits, false>(k, Type::Ternary);
     use<TwoBits, true>(k, Type::TernaryBlocks);
-    if (cpu_features().avx512_vbmi) add_vbmi_ternary(k);
+    if (cpu_features().avx512_vbmi) add_avx512_vbmi_ternary(k);
 }
 
 }  // namespace bitnet

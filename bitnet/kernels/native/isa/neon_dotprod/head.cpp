@@ -1,6 +1,7 @@
 // The screen with NEON dot products: the 16 rows of a tile are the lanes of four registers.
 #include "head/pack.hpp"
 #include "head/tile.hpp"
+#include "isa/kernels.hpp"
 #include "isa/simd_neon.hpp"
 
 namespace bitnet {
@@ -90,9 +91,6 @@ void sixth_neon(const uint8_t* row, int64_t cols, const ScreenInput& x, float* s
 
 }  // namespace
 
-const ScreenKernels& screen_neon_kernels() {
-    static const ScreenKernels kernels = {tile_neon, sixth_neon, pack_tile};
-    return kernels;
-}
+void add_neon_dotprod_head(Kernels& k) { k.screen = {tile_neon, sixth_neon, pack_tile}; }
 
 }  // namespace bitnet

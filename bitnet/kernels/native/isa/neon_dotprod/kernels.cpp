@@ -1,8 +1,7 @@
 // NEON with dot products (Armv8.2): sdot adds four products of signed bytes to 32 bits at once.
 #define BITNET_NEON
-#include "ops/attention.hpp"
-#include "ops/float_ops.hpp"
 #include "isa/simd_neon.hpp"
+#include "ops/row_ops.hpp"
 
 namespace bitnet {
 namespace {
@@ -91,16 +90,14 @@ struct Vec {
 
 namespace bitnet {
 
-const Kernels& neon_kernels() {
+const Kernels& neon_dotprod_kernels() {
     static const Kernels table = [] {
         Kernels k = scalar_kernels();
         k.name = "neon_dotprod";
+        add_row_ops(k);
         add_tiled_linear(k);
-        add_neon_ternary(k);
-        k.quantize_block = quantize_block, k.quantize_ternary = quantize_ternary, k.dequantize = dequantize;
-        k.rms_norm = rms_norm, k.layer_norm = layer_norm, k.rope = rope, k.gate = gate, k.softcap = softcap;
-        k.attend = attend, k.store_position = store_position;
-        k.screen = screen_neon_kernels();
+        add_neon_dotprod_ternary(k);
+        add_neon_dotprod_head(k);
         return k;
     }();
     return table;

@@ -153,7 +153,7 @@ struct TwoBits {
 
 namespace bitnet {
 
-void add_neon_ternary(Kernels& k) {
+void add_neon_dotprod_ternary(Kernels& k) {
     use<TwoBits, false>(k, Type::Ternary);
     use<TwoBits, true>(k, Type::TernaryBlocks);
 }

@@ -1,6 +1,7 @@
 // The screen in plain C++: what the SIMD versions compute.
 #include "head/pack.hpp"
 #include "head/tile.hpp"
+#include "isa/kernels.hpp"
 
 namespace bitnet {
 namespace {
@@ -44,9 +45,6 @@ void sixth_scalar(const uint8_t* row, int64_t cols, const ScreenInput& x, float*
 
 }  // namespace
 
-const ScreenKernels& screen_scalar_kernels() {
-    static const ScreenKernels kernels = {tile_scalar, sixth_scalar, pack_tile};
-    return kernels;
-}
+void add_scalar_head(Kernels& k) { k.screen = {tile_scalar, sixth_scalar, pack_tile}; }
 
 }  // namespace bitnet

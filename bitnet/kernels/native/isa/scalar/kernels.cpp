@@ -1,10 +1,8 @@
 // The specification: one row and one token at a time, on any processor.
 #include <algorithm>
 
-#include "ops/attention.hpp"
-#include "ops/float_ops.hpp"
 #include "ops/float_rows.hpp"
-#include "isa/kernels.hpp"
+#include "ops/row_ops.hpp"
 
 namespace bitnet {
 namespace {
@@ -46,7 +44,7 @@ float dot_block(const LinearArgs& a, int64_t r, int64_t t) {
             sum = std::fma(float(part[1]) * x.step[1], group.scale[1], sum);
         } else {
             sum = std::fma(std::fma(float(part[1]), x.step[1], first), group.scale[0], sum);
-            if (has_minimum(a.type)) sum = std::fma(x.sum, group.min, sum);
+            if (encoding(a.type).minimum) sum = std::fma(x.sum, group.min, sum);
         }
     }
     return sum;
@@ -64,14 +62,13 @@ constexpr LinearKernel kFloat = linear<dot_float>, kBlock = linear<dot_block>;
 
 const Kernels& scalar_kernels() {
     static const Kernels table = [] {
-        Kernels k = {"scalar",
-                     {kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock,
-                      kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock},
-                     {kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock,
-                      kFloat, kFloat, kFloat, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock},
-                     quantize_block, quantize_ternary, dequantize, rms_norm, layer_norm, rope, gate, softcap, attend, store_position,
-                     gather_rows, screen_scalar_kernels()};
+        Kernels k{};
+        k.name = "scalar";
+        for (int i = 0; i < kTypes; ++i) k.decode[i] = k.prefill[i] = is_float(Type(i)) ? kFloat : kBlock;
+        add_row_ops(k);
         add_scalar_ternary(k);
+        add_scalar_head(k);
+        k.gather = gather_rows;
         return k;
     }();
     return table;

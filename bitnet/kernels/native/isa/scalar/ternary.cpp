@@ -40,6 +40,8 @@ void linear_blocks(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
 void add_scalar_ternary(Kernels& k) {
     for (const Type type : {Type::Ternary, Type::TernaryDense}) k.decode[int(type)] = k.prefill[int(type)] = linear;
     k.decode[int(Type::TernaryBlocks)] = k.prefill[int(Type::TernaryBlocks)] = linear_blocks;
+    k.pack_two_bits = pack_two_bits;
+    k.make_dense = make_dense;
 }
 
 }  // namespace bitnet

@@ -1,12 +1,12 @@
-#include "cpu.hpp"
+#include "isa/cpu.hpp"
 
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(BITNET_X86)
 #if defined(_MSC_VER)
 #include <intrin.h>
 #else
 #include <cpuid.h>
 #endif
-#elif defined(__aarch64__) && defined(__linux__)
+#elif defined(BITNET_ARM) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
 
@@ -15,7 +15,7 @@
 namespace bitnet {
 namespace {
 
-#if defined(__x86_64__) || defined(_M_X64)
+#if defined(BITNET_X86)
 
 struct Registers {
     uint32_t a = 0, b = 0, c = 0, d = 0;
@@ -57,13 +57,14 @@ CpuFeatures detect() {
     const bool fma = bit(basic.c, 12);
     const bool f16c = bit(basic.c, 29);
     found.avx2 = ymm && fma && f16c && bit(extended.b, 5);
+    // With F, DQ, BW and VL.
     found.avx512_vnni = found.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) &&
                         bit(extended.b, 30) && bit(extended.b, 31) && bit(extended.c, 11);
     found.avx512_vbmi = found.avx512_vnni && bit(extended.c, 1);
     return found;
 }
 
-#elif defined(__aarch64__)
+#elif defined(BITNET_ARM)
 
 CpuFeatures detect() {
     CpuFeatures found;
@@ -87,15 +88,6 @@ CpuFeatures detect() { return {}; }
 const CpuFeatures& cpu_features() {
     static const CpuFeatures found = detect();
     return found;
-}
-
-std::vector<std::string> cpu_feature_names() {
-    const CpuFeatures& found = cpu_features();
-    std::vector<std::string> names;
-    if (found.avx2) names.emplace_back("avx2");
-    if (found.avx512_vnni) names.emplace_back("avx512_vnni");
-    if (found.neon_dotprod) names.emplace_back("neon_dotprod");
-    return names;
 }
 
 }  // namespace bitnet
