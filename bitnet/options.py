@@ -6,6 +6,7 @@ options from it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from pathlib import Path
@@ -18,7 +19,10 @@ from bitnet.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["CacheOptions", "check_bounds", "option"]
+__all__ = ["CacheOptions", "check_bounds", "option", "parse_duration"]
+
+_DURATION = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhdw])")
+_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 def option(
@@ -92,6 +96,21 @@ def check_bounds(record: Any) -> None:
                 f"{entry.name} is {value}, expected {most}{' ' * bool(most)}{low:g}{end}",
                 field=entry.name,
             )
+
+
+def parse_duration(text: str, flag: str) -> float:
+    """Seconds in ``30d``, ``12h``, ``90m``, ``2w`` or ``45s``, the value of *flag*.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None:
+        raise UsageError(
+            f"{flag} expects a number and a unit, got {text!r}",
+            hint="for example 30d; the units are s, m, h, d, w",
+        )
+    return float(match["count"]) * _UNIT_S[match["unit"]]
 
 
 @dataclass(frozen=True)

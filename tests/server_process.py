@@ -8,20 +8,22 @@ import httpx
 import uvicorn
 from waiting import PATIENCE_S
 
+from bitnet.formats.containers import open_checkpoint
 from bitnet.runtime.language_model import load
 from bitnet.server.app import create_app
 from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics
+from bitnet.server.models import Models
 from bitnet.server.narration import Narrator
-from bitnet.server.service import Service
-from bitnet.server.worker import Worker
+from bitnet.server.source import Source
 
 
 class Running:
     """A worker that listens; *lines* are what it narrated."""
 
-    def __init__(self, service, server, lines):
-        self.service = service
+    def __init__(self, models, server, lines):
+        self.models = models
+        self.service = models.default.service
         self.lines = lines
         self.port = server.servers[0].sockets[0].getsockname()[1]
         self.address = f"http://127.0.0.1:{self.port}"
@@ -32,23 +34,26 @@ class Running:
 
 
 @contextlib.contextmanager
-def listening(
-    path,
-    *,
-    name="tiny",
-    app_options=None,
-    lines=None,
-    ignore_keys=(),
-    max_output_tokens=48,
-    **worker_options,
-):
+def listening(path, *, name="tiny", app_options=None, lines=None, ignore_keys=(), **options):
+    """A worker with the model at *path*, which is loaded."""
+    source = Source(name, path, lambda: open_checkpoint(path, ignore_keys=ignore_keys), load)
+    with serving_all([source], app_options=app_options, lines=lines, **options) as worker:
+        yield worker
+
+
+def source_of(path, name="", **more):
+    return Source(name or path.stem, path, lambda: open_checkpoint(path), load, **more)
+
+
+@contextlib.contextmanager
+def serving_all(sources, *, app_options=None, lines=None, loaded=True, **options):
+    """A worker with all models of *sources*, the first of them loaded or none."""
     lines = [] if lines is None else lines
-    metrics = Metrics()
-    with load(path, ignore_keys=ignore_keys) as model:
-        worker = Worker(model, metrics, **worker_options)
-        narrate = Narrator(lines.append, worker_id="w1")
-        service = Service(worker, metrics, narrate, name, int(time.time()), max_output_tokens)
-        app = create_app(service, **(app_options or {}))
+    metrics, narrate = Metrics(), Narrator(lines.append, worker_id="w1")
+    with Models(sources, metrics, narrate, **({"max_output_tokens": 48} | options)) as models:
+        if loaded:
+            models.pin(models.default, sources[0].load(sources[0].open()))
+        app = create_app(models, metrics, narrate, **(app_options or {}))
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -65,7 +70,7 @@ def listening(
             while not server.started:
                 assert thread.is_alive()
                 time.sleep(0.005)
-            running = Running(service, server, lines)
+            running = Running(models, server, lines)
             with running.http:
                 yield running
         finally:

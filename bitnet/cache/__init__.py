@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from bitnet.cache.check import Verdict, verify
 from bitnet.cache.entries import Entry, entries
-from bitnet.cache.prune import Plan, Selection, parse_age, plan, prune, refuse_unless_cache
+from bitnet.cache.prune import Plan, Selection, plan, prune, refuse_unless_cache
 
 __all__ = [
     "Entry",
@@ -27,7 +27,6 @@ __all__ = [
     "Selection",
     "Verdict",
     "entries",
-    "parse_age",
     "plan",
     "prune",
     "refuse_unless_cache",

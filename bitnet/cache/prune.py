@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections import Counter
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from bitnet.errors import (
     UsageError,
     from_os_error,
 )
-from bitnet.options import option
+from bitnet.options import option, parse_duration
 from bitnet.progress import human_size
 from bitnet.store import Store, links
 from bitnet.store.tag import has_tag, is_marked, strange_names
@@ -29,15 +28,11 @@ from bitnet.store.tag import has_tag, is_marked, strange_names
 __all__ = [
     "Plan",
     "Selection",
-    "parse_age",
     "plan",
     "prune",
     "refuse_unless_cache",
     "space_hint",
 ]
-
-_AGE = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhdw])")
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 @dataclass(frozen=True)
@@ -99,21 +94,6 @@ class Plan:
         ]
 
 
-def parse_age(text: str) -> float:
-    """Seconds in ``30d``, ``12h``, ``90m``, ``2w`` or ``45s``.
-
-    Raises:
-        UsageError: it is none of these.
-    """
-    match = _AGE.fullmatch(text.strip().lower())
-    if match is None:
-        raise UsageError(
-            f"--older-than expects a number and a unit, got {text!r}",
-            hint="for example 30d; the units are s, m, h, d, w",
-        )
-    return float(match["count"]) * _UNIT_S[match["unit"]]
-
-
 def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Plan:
     """Entries that *selection* would remove; nothing is removed yet.
 
@@ -126,7 +106,7 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Pla
         raise UsageError(f"--keep expects a number of files, 0 or more, got {selection.keep}")
     if selection.tokenizers_only and selection.models:
         raise UsageError("--tokenizers-only and --models exclude each other")
-    age_s = parse_age(selection.older_than) if selection.older_than else None
+    age_s = parse_duration(selection.older_than, "--older-than") if selection.older_than else None
     now_s = time.time() if now_s is None else now_s
     seen = [entry for entry in entries(root) if _in_scope(root, entry, selection)]
     chosen = [entry for entry in seen if is_marked(root, entry.path)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
@@ -22,14 +22,19 @@ from bitnet.server.tracing import Traced
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from bitnet.server.service import Service
+    from bitnet.server.entry import Entry
+    from bitnet.server.metrics import Metrics
+    from bitnet.server.models import Models
+    from bitnet.server.narration import Narrator
     from bitnet.server.tracing import Tracing
 
 __all__ = ["create_app"]
 
 
 def create_app(
-    service: Service,
+    models: Models,
+    metrics: Metrics,
+    narrate: Narrator,
     *,
     api_key: str = "",
     max_body: int = 1 << 20,
@@ -38,10 +43,12 @@ def create_app(
     access_log: bool = False,
     tracing: Tracing | None = None,
 ) -> FastAPI:
-    """The application that serves *service*.
+    """The application that serves *models*.
 
     Args:
-        service: what the routes work with; its worker is started and stopped with the application.
+        models: what the routes work with; they are started and stopped with the application.
+        metrics: counts requests.
+        narrate: told of requests.
         api_key: what clients must send; empty: nothing.
         max_body: bytes a request may have.
         local_only: refuse requests that name another host than this machine.
@@ -52,32 +59,31 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        service.worker.start()
-        service.metrics.watch(service.worker)
+        models.start()
         yield
-        service.worker.stop()
+        models.stop()
 
     app = FastAPI(
         title="bitnet",
         version=__version__,
-        summary="One language model over HTTP, OpenAI-compatible",
+        summary="Language models over HTTP, OpenAI-compatible",
         lifespan=lifespan,
         redoc_url=None,
         docs_url=None,  # the page comes from another host; /docs below does not
         openapi_url="/openapi.json",
     )
-    app.state.service = service
+    app.state.models = models
     app.include_router(chat_routes.router)
     app.include_router(text_routes.router)
     app.include_router(pages.router)
     for dialect in (anthropic, llama_server, ollama, responses):
         app.include_router(dialect.router)
-    _add_plain_routes(app, service)
+    _add_plain_routes(app, models, metrics)
     _add_error_handlers(app)
     app.add_middleware(
         Guard,
-        metrics=service.metrics,
-        narrate=service.narrate,
+        metrics=metrics,
+        narrate=narrate,
         api_key=api_key,
         max_body=max_body,
         local_only=local_only,
@@ -97,46 +103,56 @@ def create_app(
     return app
 
 
-def _add_plain_routes(app: FastAPI, service: Service) -> None:
+def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
     """Health, figures and the list of models."""
 
     @app.get("/health/live", tags=["health"], summary="Whether the process answers")
     async def live() -> JSONResponse:
-        if service.worker.failure is None:
+        dead = models.dead
+        if dead is None:
             return JSONResponse({"status": "alive"})
-        return JSONResponse({"status": "dead", "reason": "the model's thread has ended"}, 503)
+        facts = {"status": "dead", "reason": "the model's thread has ended", "model": dead.name}
+        return JSONResponse(facts, 503)
 
     @app.get("/health/ready", tags=["health"], summary="Whether requests are taken")
     async def ready() -> JSONResponse:
-        worker = service.worker
-        status = "draining" if worker.draining else "ready" if worker.alive else "stopped"
-        facts = {"status": status, "model": service.name, "open": worker.open_jobs}
+        status = "draining" if models.draining else "ready" if models.alive else "stopped"
+        facts = {
+            "status": status,
+            "model": models.default.name,
+            "open": models.open_jobs,
+            "models": {name: one.state for name, one in models.entries.items()},
+        }
         return JSONResponse(facts, 200 if status == "ready" else 503)
 
     @app.get("/metrics", tags=["health"], summary="Figures for Prometheus")
-    async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+    async def figures() -> Response:
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
-    def model_facts() -> dict[str, Any]:
-        ignored = service.model.ignored_keys
-        said = {"ignored_keys": list(ignored)} if ignored else {}
-        return said | {
-            "id": service.name,
+    async def facts_of(entry: Entry) -> dict[str, Any]:
+        said: dict[str, Any] = {
+            "id": entry.name,
             "object": "model",
-            "created": service.created,
+            "created": models.created,
             "owned_by": "bitnet",
-            "context_length": service.model.context,
-            "backend": service.model.backend,
+            "status": {"value": entry.state},
         }
+        with suppress(BitnetError):  # a broken one is said to be so when it is asked
+            said["context_length"] = (await entry.facts()).context
+        if entry.service is not None:
+            model = entry.service.model
+            ignored = list(model.ignored_keys)
+            said |= {"backend": model.backend} | ({"ignored_keys": ignored} if ignored else {})
+        return said
 
-    @app.get("/v1/models", tags=["OpenAI"], summary="The model")
-    async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model_facts()]}
+    @app.get("/v1/models", tags=["OpenAI"], summary="The models")
+    async def listed() -> dict[str, Any]:
+        entries = models.entries.values()
+        return {"object": "list", "data": [await facts_of(entry) for entry in entries]}
 
-    @app.get("/v1/models/{name:path}", tags=["OpenAI"], summary="The model, by its name")
+    @app.get("/v1/models/{name:path}", tags=["OpenAI"], summary="A model, by its name")
     async def model(name: str) -> dict[str, Any]:
-        service.check_name(name)
-        return model_facts()
+        return await facts_of(models.find(name))
 
 
 def _add_error_handlers(app: FastAPI) -> None:

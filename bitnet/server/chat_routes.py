@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse, Response
 
 from bitnet.runtime.chat_form import chat_finish, chat_logprobs, chat_reply, usage
 from bitnet.server import openai
+from bitnet.server.models import service_of
 from bitnet.server.shapes import ChatRequest
 from bitnet.server.streams import Exchange
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
-    from bitnet.server.service import Service
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -27,11 +27,10 @@ _KIND = "chat.completion.chunk"
 @router.post("/v1/chat/completions", summary="The next message of a conversation")
 async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer in the model's own chat template; ``stream`` sends server-sent events."""
-    service: Service = request.app.state.service
-    service.check_name(body.model)
+    service = await service_of(request, body.model)
     head = openai.reply_head("chatcmpl-", service.name)
     exchange = Exchange(
-        request, openai.chat, body, places=body.n or 1, compiles=openai.compiles(body)
+        service, request, openai.chat, body, places=body.n or 1, compiles=openai.compiles(body)
     )
     if not body.stream:
         answers = await exchange.collect()

@@ -100,6 +100,8 @@ class Guard:
                 raise
             await _refuse(refusal, scope["path"], counted)
         finally:
+            for end in scope["state"].get("ends", ()):
+                end()
             route = scope.get("route")
             path = getattr(route, "path", "other")
             self._metrics.requests.labels(path, str(status or GONE)).inc()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from bitnet.errors import BitnetError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.narration import Narrator
 
-__all__ = ["narrated"]
+__all__ = ["failures", "loaded", "narrated", "opened"]
 
 
 def narrated(
@@ -22,29 +23,46 @@ def narrated(
     load: Callable[[Checkpoint], LanguageModel],
     narrate: Narrator,
 ) -> LanguageModel:
-    """The model that *load* makes of what *open_file* opens.
-
-    Args:
-        open_file: opens the file or folder.
-        load: loads the open model, tokenizer included.
-        narrate: told each step.
+    """The model that *load* makes of what *open_file* opens; as :func:`opened` and :func:`loaded`.
 
     Raises:
         BitnetError: as *open_file* and *load*; it has been narrated.
     """
-    try:
+    return loaded(opened(open_file, narrate), load, narrate)
+
+
+def opened(open_file: Callable[[], Checkpoint], narrate: Narrator) -> Checkpoint:
+    """The model that *open_file* opens; no weight is read.
+
+    Args:
+        open_file: opens the file or folder.
+        narrate: told what the header says.
+
+    Raises:
+        BitnetError: as *open_file*; it has been narrated.
+    """
+    with failures(narrate):
         checkpoint = open_file()
         if checkpoint.gguf is not None:
             _describe(checkpoint.gguf, narrate)
+        return checkpoint
+
+
+def loaded(
+    checkpoint: Checkpoint, load: Callable[[Checkpoint], LanguageModel], narrate: Narrator
+) -> LanguageModel:
+    """The model that *load* makes of the open *checkpoint*.
+
+    Args:
+        checkpoint: the open file or folder.
+        load: loads it, tokenizer included.
+        narrate: told each step.
+
+    Raises:
+        BitnetError: as *load*; it has been narrated.
+    """
+    with failures(narrate):
         model = load(checkpoint)
-    except BitnetError as error:
-        narrate(
-            "model_load_failed",
-            f"Model load failed: {error.message}",
-            "Oh no, the model would not load! 😟",
-            level="ERROR",
-        )
-        raise
     count = model.tokenizer.vocab_size
     is_gguf = checkpoint.gguf is not None
     if is_gguf and model.tokenizer.source.startswith("embedded"):
@@ -77,6 +95,21 @@ def narrated(
         context=model.context,
     )
     return model
+
+
+@contextmanager
+def failures(narrate: Narrator) -> Iterator[None]:
+    """Say that a model does not load, and why."""
+    try:
+        yield
+    except BitnetError as error:
+        narrate(
+            "model_load_failed",
+            f"Model load failed: {error.message}",
+            "Oh no, the model would not load! 😟",
+            level="ERROR",
+        )
+        raise
 
 
 def _describe(gguf: GGUF, narrate: Narrator) -> None:

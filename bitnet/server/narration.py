@@ -10,6 +10,7 @@ disk, a closed pipe) loses the event and nothing else.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import logging
@@ -50,6 +51,8 @@ ACTIONS: dict[str, str] = {
     "gguf_load_complete": LOADER,
     "model_load_success": WORKER,
     "model_load_failed": WORKER,
+    "models_found": WORKER,
+    "model_unloaded": WORKER,
     "test_mode": WORKER,
     "callback_sent": WORKER,
     "callback_failed": WORKER,
@@ -91,6 +94,13 @@ class Narrator:
         self.worker_id = worker_id
         self._writing = threading.Lock()
         self._said: dict[str, tuple[float, int, int]] = {}  # begin of a span, lines, left out
+        self._always: dict[str, Any] = {}
+
+    def about(self, **fields: Any) -> Narrator:
+        """This narrator, with *fields* in every event."""
+        other = copy.copy(self)
+        other._always = {**self._always, **fields}
+        return other
 
     def narrate(
         self,
@@ -114,7 +124,8 @@ class Narrator:
         """
         event = {"actor": actor, "action": action}
         event |= {"worker_id": self.worker_id} if self.worker_id else {}
-        event |= {name: value for name, value in fields.items() if value is not None}
+        known = {**fields, **self._always}
+        event |= {name: value for name, value in known.items() if value is not None}
         event |= {"human": human, "cute": cute} if cute else {"human": human}
         if self._as_json:
             line = json.dumps({"time": self._now().isoformat(), "level": level, **event})

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from bitnet import settings
 from bitnet.errors import UsageError, from_os_error
-from bitnet.options import option
+from bitnet.options import option, parse_duration
 
 __all__ = ["ServeOptions", "is_loopback"]
 
@@ -31,6 +31,14 @@ def _is_address(text: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # brackets that do not match, or a port that is none
         return False
+
+
+def _machine_bytes() -> int:
+    """The memory of this machine."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # pragma: no cover - Windows
+        return 8 * 10**9
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,24 @@ class ServeOptions:
         [], "origin of web pages that may call from a browser, * for every one; default: none",
         synonyms=("cors-origin",), metavar="ORIGIN",
     )  # fmt: skip
-    alias: list[str] = option([], "another name of the model for clients; may be repeated")
+    alias: list[str] = option(
+        [], "another name of the model for clients, NAME=MODEL of one of --models; may be repeated",
+        metavar="NAME",
+    )  # fmt: skip
+    models: str = option(
+        "",
+        "several models, as --model takes them, with commas between; a folder of models: all in "
+        "it; each is loaded when a request names it",
+        metavar="MODEL,MODEL",
+    )
+    models_idle: str = option(
+        "10m", "unload one of --models that was not used for this long: 45s, 10m, 2h; never: none",
+        metavar="TIME",
+    )  # fmt: skip
+    memory_budget: int = option(
+        0, "megabytes that --models may take together while they are loaded; 0: three quarters of "
+        "the machine's memory",
+    )  # fmt: skip
     access_log: bool = option(False, "an event for every request, with its status and its time")
     narration: str = option("console", "form of the events on stderr", choices=("console", "json"))
 
@@ -82,8 +107,11 @@ class ServeOptions:
             if getattr(self, name) < 1:
                 flag = name.replace("_", "-")
                 raise UsageError(f"--{flag} is {getattr(self, name)}, expected at least 1")
-        if self.kv_memory < 0:
-            raise UsageError(f"--kv-memory is {self.kv_memory}, expected at least 0")
+        for name in ("kv_memory", "memory_budget"):
+            if getattr(self, name) < 0:
+                flag = name.replace("_", "-")
+                raise UsageError(f"--{flag} is {getattr(self, name)}, expected at least 0")
+        _ = self.idle_s
         for name in ("deadline", "drain"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UsageError(f"--{name} is {getattr(self, name)}, expected a number above 0")
@@ -144,12 +172,23 @@ class ServeOptions:
     @property
     def kv_budget_bytes(self) -> int:
         """Bytes that keys and values may take."""
-        if self.kv_memory:
-            return self.kv_memory * 10**6
-        try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
-        except (AttributeError, ValueError, OSError):  # pragma: no cover - Windows
-            return 2 * 10**9
+        return self.kv_memory * 10**6 or _machine_bytes() // 4
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that loaded models may take."""
+        return self.memory_budget * 10**6 or _machine_bytes() // 4 * 3
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds after which a model is unloaded that no request has used.
+
+        Raises:
+            UsageError: it is not a duration.
+        """
+        if self.models_idle.strip().lower() in ("0", "never"):
+            return float("inf")
+        return parse_duration(self.models_idle, "--models-idle")
 
     @property
     def calls_back(self) -> bool:

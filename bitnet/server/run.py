@@ -17,19 +17,16 @@ from bitnet.server.address import address_of, listen
 from bitnet.server.app import create_app
 from bitnet.server.connection import PatientProtocol
 from bitnet.server.guard import MAX_HEADER_BYTES
-from bitnet.server.metrics import Metrics
 from bitnet.server.options import is_loopback
-from bitnet.server.service import Service
 from bitnet.server.tracing import tracing_from_environment
-from bitnet.server.worker import Worker
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
-    from pathlib import Path
     from types import FrameType
 
-    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.server.metrics import Metrics
+    from bitnet.server.models import Models
     from bitnet.server.narration import Narrator
     from bitnet.server.options import ServeOptions
 
@@ -45,20 +42,22 @@ POLL_S = 0.05
 
 
 def run(
-    model: LanguageModel,
+    models: Models,
+    metrics: Metrics,
     options: ServeOptions,
     narrate: Narrator,
     *,
     bound: socket.socket,
     ready: Callable[[str], None],
 ) -> None:
-    """Serve *model* until a signal ends it.
+    """Serve *models* until a signal ends it.
 
     SIGTERM and the first SIGINT: no new requests, answers that run may finish for ``drain``
     seconds and then end with what there is of them. The second SIGINT: they end at once.
 
     Args:
-        model: what answers.
+        models: what answers.
+        metrics: counts what happens.
         options: where and how.
         narrate: told what happens.
         bound: the socket to listen on, from :func:`bitnet.server.address.bind`; closed after.
@@ -73,22 +72,11 @@ def run(
     key = options.key()
     if not key and not is_loopback(options.host):
         logger.warning("anybody who reaches %s can use this worker: there is no key", options.host)
-    metrics = Metrics(model_name(model.path))
-    worker = Worker(
-        model,
-        metrics,
-        max_batch=options.max_batch,
-        queue=options.queue,
-        deadline_s=options.deadline,
-        kv_budget_bytes=options.kv_budget_bytes,
-    )
-    service = Service(
-        worker, metrics, narrate, model_name(model.path), int(time.time()),
-        options.max_output_tokens, tuple(options.alias),
-    )  # fmt: skip
     tracing = tracing_from_environment()
     app = create_app(
-        service,
+        models,
+        metrics,
+        narrate,
         api_key=key,
         max_body=options.max_body,
         local_only=not key and is_loopback(options.host),
@@ -96,7 +84,7 @@ def run(
         access_log=options.access_log,
         tracing=tracing,
     )
-    server = _Server(_configuration(app, options), worker, narrate, drain_s=options.drain)
+    server = _Server(_configuration(app, options), models, narrate, drain_s=options.drain)
     try:
         with server.signals(), _garbage_as_events(narrate):
             _serve(server, bound, narrate, ready)
@@ -106,11 +94,12 @@ def run(
     narrate("server_stop", "The worker has stopped", "Good night! 🌙")
     if server.stopped_at_once:
         raise Interrupted("stopped at once; running answers were cut off")
-    if worker.failure is not None:
+    if (dead := models.dead) is not None:
+        failure = dead.worker.failure
         raise InferenceError(
-            f"the thread that ran the model died: {type(worker.failure).__name__}",
+            f"{dead.name}: the thread that ran the model died: {type(failure).__name__}",
             hint="start the worker again; what was being written is lost",
-        ) from worker.failure
+        ) from failure
 
 
 @contextmanager
@@ -130,11 +119,6 @@ def _garbage_as_events(narrate: Narrator) -> Iterator[None]:
         yield
     finally:
         log.removeFilter(told)
-
-
-def model_name(path: Path) -> str:
-    """The name of the model at *path* for clients: a file's without ``.gguf``, a folder's whole."""
-    return path.name.removesuffix(".gguf") or path.resolve().name
 
 
 def _serve(
@@ -159,7 +143,7 @@ def _serve(
         threading.Thread(target=ready, args=(at,), daemon=True).start()
         server.run(sockets=[listening])
     finally:
-        server.worker.stop()
+        server.models.stop()
         listening.close()
 
 
@@ -183,13 +167,13 @@ def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server; a signal drains the worker and does not end the program by itself."""
+    """uvicorn's server; a signal drains the models and does not end the program by itself."""
 
     def __init__(
-        self, config: uvicorn.Config, worker: Worker, narrate: Narrator, *, drain_s: float
+        self, config: uvicorn.Config, models: Models, narrate: Narrator, *, drain_s: float
     ) -> None:
         super().__init__(config)
-        self.worker = worker
+        self.models = models
         self._narrate = narrate
         self._drain_s = drain_s
         self._interrupts = 0
@@ -223,21 +207,21 @@ class _Server(uvicorn.Server):
 
     def _drain(self, until: float) -> None:
         """Drain from the first signal on; a second SIGINT ends every answer."""
-        if not self.worker.draining:
+        if not self.models.draining:
             self._narrate(
                 "draining",
-                f"Stopping: {self.worker.open_jobs} answers may finish, new requests are refused",
+                f"Stopping: {self.models.open_jobs} answers may finish, new requests are refused",
                 "Let me just finish my sentence! 🧹",
             )
-        self.worker.drain(0 if self.stopped_at_once else max(0, until - time.monotonic()))
+        self.models.drain(0 if self.stopped_at_once else max(0, until - time.monotonic()))
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop: connections are taken while answers run, to be told of the end."""
         if (until := self._draining_until) is not None:
             self._drain(until)
             over = self.stopped_at_once or time.monotonic() > until
-            self.should_exit = self.should_exit or over or not self.worker.open_jobs
-        if self.worker.failure is not None:
+            self.should_exit = self.should_exit or over or not self.models.open_jobs
+        if self.models.dead is not None:
             self.should_exit = True
         return await super().on_tick(counter)
 
@@ -261,7 +245,7 @@ class _Server(uvicorn.Server):
         """Wait for a second SIGINT, then a little for the ends of answers, and no longer."""
         while not self.stopped_at_once:
             await asyncio.sleep(POLL_S)
-        self.worker.drain(0)
+        self.models.drain(0)
         await asyncio.sleep(LAST_WORDS_S)
         self.force_exit = True
 

@@ -1,4 +1,4 @@
-"""What the routes work with: one model behind a worker, its name, its figures and its events."""
+"""A loaded model as the routes work with it: its worker, its name and its events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.request import Request
     from bitnet.runtime.sequence import Sequence
-    from bitnet.server.metrics import Metrics
     from bitnet.server.narration import Narrator
     from bitnet.server.worker import Worker
 
@@ -21,42 +20,29 @@ __all__ = ["Service"]
 
 @dataclass(frozen=True)
 class Service:
-    """What the routes work with.
+    """A loaded model.
 
     Attributes:
         worker: runs the model.
-        metrics: counts.
         narrate: tells what happens.
         name: of the model, as clients see it.
-        created: when it was loaded, in seconds since the epoch.
         max_output_tokens: tokens one answer may have.
-        aliases: other names that clients may use.
     """
 
     worker: Worker
-    metrics: Metrics
     narrate: Narrator
     name: str
-    created: int
     max_output_tokens: int = 4096
-    aliases: tuple[str, ...] = ()
 
     @property
     def model(self) -> LanguageModel:
         """What answers."""
         return self.worker.model
 
-    def check_name(self, name: str | None) -> None:
-        """Accept a request for the model *name*.
-
-        Raises:
-            Refused: there is no such model here (404).
-        """
-        if name is not None and name not in (self.name, *self.aliases):
-            raise Refused(
-                404, f"there is no model {name[:100]!r}, only {self.name!r}",
-                code="model_not_found", param="model",
-            )  # fmt: skip
+    def close(self) -> None:
+        """End every answer, the thread and the model."""
+        self.worker.stop()
+        self.model.close()
 
     def sequences(
         self, ids: list[int], request: Request, *, tokens: int, choices: int = 1

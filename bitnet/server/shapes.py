@@ -199,6 +199,7 @@ class TokenizeRequest(Shape):
     """A text to turn into ids."""
 
     content: str
+    model: str | None = None
     add_special: bool = True
     with_pieces: bool = False
 
@@ -207,6 +208,7 @@ class DetokenizeRequest(Shape):
     """Ids to turn into text."""
 
     tokens: list[TokenId]
+    model: str | None = None
 
 
 class EmbeddingRequest(Shape):

@@ -72,6 +72,7 @@ class Exchange:
 
     def __init__(
         self,
+        service: Service,
         request: Request,
         make: Callable[[Any, Service], list[Sequence]],
         body: Any,
@@ -82,6 +83,7 @@ class Exchange:
         """An exchange that :meth:`collect` or :meth:`stream` carries out.
 
         Args:
+            service: what answers.
             request: whose connection it is.
             make: makes the sequences of *body*, in a thread.
             body: what was sent.
@@ -94,7 +96,7 @@ class Exchange:
         self._places = places
         self._compiles = compiles
         self._begun = False
-        self._service: Service = request.app.state.service
+        self._service = service
         self._order: Order | None = None
         self._began_at = 0.0
 
@@ -178,7 +180,10 @@ class Exchange:
     async def _submitted(self) -> Order:
         self._began_at = time.perf_counter()
         self._order = order = await self._service.worker.submit(
-            lambda: self._make(self._body, self._service), self._places, compiles=self._compiles
+            lambda: self._make(self._body, self._service),
+            self._places,
+            compiles=self._compiles,
+            deadline=self._request.state.deadline,
         )
         count = len(order.answers)
         self._begun = True

@@ -18,6 +18,7 @@ from bitnet.runtime.text_form import (
 )
 from bitnet.server import openai
 from bitnet.server.faults import Refused
+from bitnet.server.models import service_of
 from bitnet.server.shapes import (
     CompletionRequest,
     DetokenizeRequest,
@@ -42,10 +43,9 @@ router = APIRouter()
 @router.post("/v1/inference", tags=["worker"], summary="The continuation of a text")
 async def inference(body: InferenceRequest, request: Request) -> Response:
     """Continue ``prompt``, the likeliest tokens by default."""
-    service: Service = request.app.state.service
-    service.check_name(body.model)
+    service = await service_of(request, body.model)
     request_id = request.state.request_id
-    exchange = Exchange(request, openai.inference, body, compiles=openai.compiles(body))
+    exchange = Exchange(service, request, openai.inference, body, compiles=openai.compiles(body))
     if not body.stream:
         (answer,) = await exchange.collect()
         return JSONResponse(_inference_facts(answer, request_id, service))
@@ -76,13 +76,12 @@ def _inference_facts(answer: Answer, request_id: str, service: Service) -> dict[
 @router.post("/v1/completions", tags=["OpenAI"], summary="The continuation of texts")
 async def completions(body: CompletionRequest, request: Request) -> Response:
     """Continue ``prompt``; ``stream`` sends server-sent events."""
-    service: Service = request.app.state.service
-    service.check_name(body.model)
+    service = await service_of(request, body.model)
     head = openai.reply_head("cmpl-", service.name)
     choices = body.n or 1
     places = len(openai.prompts_of(body.prompt)) * choices
     exchange = Exchange(
-        request, openai.completions, body, places=places, compiles=openai.compiles(body)
+        service, request, openai.completions, body, places=places, compiles=openai.compiles(body)
     )
     has_logprobs = body.logprobs is not None
 
@@ -119,22 +118,22 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 @router.post("/v1/embeddings", tags=["OpenAI"], summary="Vectors of texts")
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """The last hidden states of each text, pooled as the model wants it; of length one."""
-    service: Service = request.app.state.service
-    service.check_name(body.model)
-    rows, counted = await vectors(body, request)
+    service = await service_of(request, body.model)
+    rows, counted = await vectors(body, service, request)
     return JSONResponse(embeddings_reply(dict(body), rows, service.name, counted))
 
 
-async def vectors(body: EmbeddingRequest, request: Request) -> tuple[list[NDArray[Any]], int]:
+async def vectors(
+    body: EmbeddingRequest, service: Service, request: Request
+) -> tuple[list[NDArray[Any]], int]:
     """The vectors of the texts of *body*, and how many ids those have together.
 
     Raises:
         Refused: something in it cannot be, or the worker stops.
     """
-    service: Service = request.app.state.service
     asked = dict(body)
     precision = vector_precision(asked, service.model.config.dim)
-    answers = await Exchange(request, openai.embeddings, body).collect()
+    answers = await Exchange(service, request, openai.embeddings, body).collect()
     if any(answer.finish_reason != "stop" for answer in answers):
         raise Refused(503, "the worker is stopping", kind="server_error", retry_after_s=5)
     counted = sum(answer.stats.prompt_tokens for answer in answers)
@@ -144,7 +143,7 @@ async def vectors(body: EmbeddingRequest, request: Request) -> tuple[list[NDArra
 @router.post("/tokenize", tags=["worker"], summary="The ids of a text")
 async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
     """Ids of ``content``; ``with_pieces`` adds the text of each."""
-    worker = request.app.state.service.worker
+    worker = (await service_of(request, body.model)).worker
     tokenizer = worker.model.tokenizer
 
     def made() -> list[Any]:
@@ -161,7 +160,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> dict[str, Any]:
 @router.post("/detokenize", tags=["worker"], summary="The text of ids")
 async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, str]:
     """Text of ``tokens``."""
-    worker = request.app.state.service.worker
+    worker = (await service_of(request, body.model)).worker
     with worker.place():
         made = partial(worker.model.tokenizer.decode, body.tokens)
         return {"content": await worker.prepared(made)}

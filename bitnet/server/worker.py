@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from bitnet.runtime.request import Request
     from bitnet.runtime.scheduler import Scheduler
     from bitnet.runtime.sequence import Sequence
-    from bitnet.server.metrics import Metrics
+    from bitnet.server.metrics import ModelMetrics
 
-__all__ = ["Order", "Worker"]
+__all__ = ["Order", "Worker", "stopping", "too_late"]
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class Worker:
     def __init__(
         self,
         model: LanguageModel,
-        metrics: Metrics,
+        metrics: ModelMetrics,
         *,
         max_batch: int = 8,
         queue: int = 64,
@@ -175,7 +175,12 @@ class Worker:
         return self._scheduler.prepare(ids, request)
 
     async def submit(
-        self, make: Callable[[], list[Sequence]], places: int, *, compiles: bool = False
+        self,
+        make: Callable[[], list[Sequence]],
+        places: int,
+        *,
+        compiles: bool = False,
+        deadline: float | None = None,
     ) -> Order:
         """Accept the sequences that *make* gives, all or none.
 
@@ -183,12 +188,14 @@ class Worker:
             make: called in a thread.
             places: places of the queue that they take together.
             compiles: *make* may have to compile a grammar.
+            deadline: ``time.monotonic`` after which they end; ``None``: as long as one may take.
 
         Raises:
             Refused: the worker stops (503), as many answers wait as may (429), or there are more
                 of them than ever may (400); or as *make*.
         """
-        deadline = time.monotonic() + self.deadline_s
+        if deadline is None:
+            deadline = time.monotonic() + self.deadline_s
         with self.place(places) as kept:
             tokenizer = self.model.tokenizer
             answers = await self.prepared(
@@ -197,7 +204,7 @@ class Worker:
             order = Order(answers, deadline, places)
             with self._changed:
                 if self.failure is not None or self._stopped:
-                    raise _stopping()
+                    raise stopping()
                 self._inbox.append(order)
                 kept.clear()  # the order has them now
                 self._changed.notify()
@@ -219,7 +226,7 @@ class Worker:
                 raise Refused(
                     400, f"the grammar of the answer was not ready after {limit_s:g} s: simplify it"
                 ) from None
-            raise _too_late(limit_s) from None
+            raise too_late(limit_s) from None
 
     @contextmanager
     def place(self, count: int = 1) -> Iterator[list[int]]:
@@ -280,7 +287,7 @@ class Worker:
 
     def _take_places(self, count: int) -> None:
         if self.draining or self.failure is not None:
-            raise _stopping()
+            raise stopping()
         if count > self._limit:
             raise Refused(
                 400, f"{count} answers in one request; this worker takes {self._limit} at a time"
@@ -318,7 +325,7 @@ class Worker:
             while self._take_in():
                 self._step()
         except BaseException as error:
-            logger.exception("the thread that runs the model has ended")
+            logger.exception("the thread that runs the model %s has ended", self.model.path.name)
             with self._changed:
                 self.failure = error
         finally:
@@ -335,7 +342,7 @@ class Worker:
             if self.failure is None:
                 self._finish(order, index, order.answers[index].end("cancelled"))
             else:
-                self._fail(order, index, _stopping())
+                self._fail(order, index, stopping())
 
     def _step(self) -> None:
         """One pass of the model; if it fails as a whole, its answers do, and the worker goes on."""
@@ -344,7 +351,7 @@ class Worker:
             for sequence, piece in self._scheduler.step() if self._scheduler.busy else ():
                 self._deliver(sequence, piece)
         except Exception as error:
-            logger.exception("a pass of the model failed")
+            logger.exception("a pass of the model %s failed", self.model.path.name)
             failed, self._running = self._running, {}
             self._scheduler = self._new_scheduler()
             for order, index in failed.values():
@@ -378,7 +385,7 @@ class Worker:
             del self._running[sequence]
             answer = order.answers[index]
             if late and not order.cancelled:
-                last = answer.end("deadline", _too_late(self.deadline_s))
+                last = answer.end("deadline", too_late(self.deadline_s))
             else:
                 last = answer.end("cancelled")
             self._finish(order, index, last)
@@ -420,11 +427,13 @@ class Worker:
         order.put(index, last)
 
 
-def _stopping() -> Refused:
+def stopping() -> Refused:
+    """No more requests are taken."""
     return Refused(503, "the worker is stopping", kind="server_error", retry_after_s=5)
 
 
-def _too_late(limit_s: float) -> Refused:
+def too_late(limit_s: float) -> Refused:
+    """The answer took longer than *limit_s* seconds."""
     return Refused(
         504, f"the answer was not ready after {limit_s:g} s", kind="server_error", code="deadline"
     )

@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from invoke.exceptions import Exit
 
-from bitnet.errors import BitnetError, Unsupported
+from bitnet.errors import BitnetError, Unsupported, UsageError
 from bitnet.runtime.options import ModelOptions
 from bitnet.server.narration import log_as_events, stderr_as_events
 from bitnet.server.options import ServeOptions
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
-from bitnet.tasks.running import load_model, open_file, say
+from bitnet.tasks.running import load_model, model_path, open_file, say
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ def serve(
 
 
 def _serve(parts, options, model, common):
-    bind, run, narrated, narrate = parts
+    bind, run, served, narrate = parts
     options.key()
     options.check_tls()
     narrate(
@@ -57,12 +59,104 @@ def _serve(parts, options, model, common):
         port=options.port,
     )
     ready = partial(_tell, options, narrate, common.fetch)
-    opener, loader = partial(open_file, model, common), partial(load_model, model, common)
-    with (
-        bind(options.host, options.port) as bound,  # before a client waits for a model
-        narrated(opener, loader, narrate) as running,
-    ):
-        run(running, options, narrate, bound=bound, ready=ready)
+    with bind(options.host, options.port) as bound:  # before a client waits for a model
+        models, metrics = served(options, model, common, narrate)
+        with models:
+            if not options.models:
+                models.load_first()
+            run(models, metrics, options, narrate, bound=bound, ready=ready)
+
+
+def _served(options, model, common, narrate):
+    """The models that *options* and *model* name, none of them loaded, and what counts."""
+    from bitnet.server.loading import failures
+    from bitnet.server.metrics import Metrics
+    from bitnet.server.models import Models
+
+    metrics = Metrics()
+    with failures(narrate) if not options.models else nullcontext():
+        sources = _sources(options, model, common)
+    many = {"idle_s": options.idle_s, "memory_bytes": options.memory_bytes}
+    models = Models(
+        sources,
+        metrics,
+        narrate,
+        max_output_tokens=options.max_output_tokens,
+        max_batch=options.max_batch,
+        queue=options.queue,
+        deadline_s=options.deadline,
+        kv_budget_bytes=options.kv_budget_bytes,
+        **(many if options.models else {}),
+    )
+    if options.models:
+        narrate(
+            "models_found",
+            f"Serving {', '.join(models.entries)}; each is loaded when a request names it",
+            "So many friends to talk to! 📚",
+            count=len(models.entries),
+        )
+    return models, metrics
+
+
+def _sources(options, model, common):
+    """The models to serve, by the names that clients have for them.
+
+    Raises:
+        UsageError: two have one name, an alias is of none of them, or an option is for one model.
+    """
+    from bitnet.server.source import Source, model_name
+
+    found: dict[str, Source] = {}
+    for given, path in _paths(options, model, common):
+        name = model_name(path)
+        if name in found and found[name].path.resolve() != path.resolve():
+            raise UsageError(
+                f"two models are called {name!r}: {found[name].path} and {path}",
+                hint="rename one of them, or serve them with two workers",
+            )
+        here = replace(model, model=str(path))
+        opener, loader = partial(open_file, here, common), partial(load_model, here, common)
+        aliases = () if given in ("", name) or Path(given) == path else (given,)
+        found.setdefault(name, Source(name, path, opener, loader, aliases, model.context))
+    for alias in options.alias:
+        short, _, of = alias.partition("=")
+        of = of or next(iter(found))
+        one, taken = _called(of, found), _called(short, found)
+        if one is None:
+            names = ", ".join(map(repr, found))
+            raise UsageError(f"--alias {alias}: there is no model {of!r}, only {names}")
+        if not short or taken not in (None, one):
+            raise UsageError(f"--alias {alias}: {short!r} cannot be another name of {one.name!r}")
+        found[one.name] = replace(one, aliases=(*one.aliases, short))
+    return [*found.values()]
+
+
+def _called(name, sources):
+    return next((one for one in sources.values() if name in (one.name, *one.aliases)), None)
+
+
+def _paths(options, model, common):
+    """Each model to serve: what was given for it, and the file or folder."""
+    if not options.models:
+        yield model.model, model_path(model, common)
+        return
+    for name in ("model", "tokenizer", "pre", "chat_template"):
+        if getattr(model, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} and --models exclude each other",
+                hint="what belongs to one model needs a worker of its own",
+            )
+    from bitnet.server.source import is_model, models_in
+
+    given = options.models
+    for one in [given] if Path(given).exists() else [part.strip() for part in given.split(",")]:
+        if not one:
+            raise UsageError(f"--models is {given!r}, expected models with commas between")
+        path = common.model(one, fetch=model.auto_download)
+        if path.is_dir() and not is_model(path):
+            yield from (("", below) for below in models_in(path))
+        else:
+            yield one, path
 
 
 def _for_many(model):
@@ -83,7 +177,6 @@ def _parts(options):
 
     try:
         from bitnet.server.address import bind
-        from bitnet.server.loading import narrated
         from bitnet.server.run import run
     except ModuleNotFoundError as error:
         raise Unsupported(
@@ -93,7 +186,7 @@ def _parts(options):
     worker_id = options.worker_id or f"worker-{secrets.token_hex(4)}"
     write = partial(say, stream=sys.stderr)  # also when something else stands for stderr
     narrate = Narrator(write, worker_id=worker_id, as_json=options.narration == "json")
-    return bind, run, narrated, narrate
+    return bind, run, _served, narrate
 
 
 def _tell(options, narrate, fetch, address):

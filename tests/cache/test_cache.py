@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from bitnet.cache import (
     Selection,
     entries,
-    parse_age,
     plan,
     prune,
     refuse_unless_cache,
     verify,
 )
 from bitnet.errors import InvalidFormat, NotFound, PermissionDenied, UsageError
+from bitnet.options import parse_duration
 
 needs_links = pytest.mark.skipif(os.name == "nt", reason="links need a privilege there")
 NOW_S = 2_000_000_000.0
@@ -342,12 +342,12 @@ def test_a_folder_that_cannot_be_read_is_a_permission_error(root):
 @pytest.mark.parametrize("text", ["30", "d", "-3d", "3y", "", "1e3d", "3 d x"])
 def test_an_age_needs_a_number_and_a_unit(text):
     with pytest.raises(UsageError, match="--older-than"):
-        parse_age(text)
+        parse_duration(text, "--older-than")
 
 
 @given(st.integers(0, 10_000), st.sampled_from(["s", "m", "h", "d", "w"]))
 def test_ages_scale_with_their_unit(count, unit):
-    assert parse_age(f"{count}{unit}") == count * parse_age(f"1{unit}")
+    assert parse_duration(f"{count}{unit}", "-") == count * parse_duration(f"1{unit}", "-")
 
 
 @pytest.mark.parametrize(

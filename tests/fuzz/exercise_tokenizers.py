@@ -99,9 +99,8 @@ def _served():
     with tempfile.TemporaryDirectory() as folder:
         path = tiny_gguf(Path(folder) / "tiny.gguf", **{"tokenizer.chat_template": template})
         model = load(path)
-    metrics = Metrics()
     narrate = Narrator(lambda line: None, worker_id="w1")
-    return Service(Worker(model, metrics), metrics, narrate, "tiny", 0, 64)
+    return Service(Worker(model, Metrics().of("tiny")), narrate, "tiny", 64)
 
 
 def _opened(data, name, read):

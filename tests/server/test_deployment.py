@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import shlex
 import shutil
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from serve_process import serving
 from waiting import PATIENCE_S, free_port
 
 trustme = pytest.importorskip("trustme")
@@ -24,28 +24,10 @@ PROGRAM = Path(sys.executable).parent / "bitnet"
 
 @contextlib.contextmanager
 def worker(*words, **environment):
-    """A worker that listens, and the lines it has written."""
-    lines = []
-    process = subprocess.Popen(
-        [PROGRAM, "serve", *map(str, words)], stderr=subprocess.PIPE, text=True,
-        env=os.environ | environment,
-    )  # fmt: skip
-    try:
-        for line in process.stderr:
-            lines.append(line)
-            if "INFO HTTP server listening on" in line:
-                break
-        else:
-            raise AssertionError("".join(lines))
-        yield process, lines
-        process.send_signal(signal.SIGTERM)
-        lines += process.communicate(timeout=PATIENCE_S)[1].splitlines()
-        assert process.returncode == 0, lines
-    finally:
-        with contextlib.suppress(OSError):
-            process.kill()
-        process.wait()
-        process.stderr.close()
+    """A worker that listens, and ends in order."""
+    with serving(*words, env=environment) as process:
+        yield process
+        assert process.end(signal.SIGTERM) == 0, process.lines
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +64,7 @@ def test_https_answers_and_plain_http_does_not(model_path, authority, pems, word
     files = [word if word.startswith("--") else pems / word for word in words]
     trusted = ssl.create_default_context()
     authority.configure_trust(trusted)
-    with worker("--model", model_path, "--port", port, *files) as (_, lines):
+    with worker("--model", model_path, "--port", port, *files) as process:
         with pytest.raises(httpx.TransportError):
             httpx.get(f"http://127.0.0.1:{port}/health/live", timeout=PATIENCE_S)
         with httpx.Client(base_url=f"https://localhost:{port}", verify=trusted) as client:
@@ -94,7 +76,7 @@ def test_https_answers_and_plain_http_does_not(model_path, authority, pems, word
             assert client.post("/v1/inference", json=body, headers=page).status_code == 200
         with pytest.raises(httpx.ConnectError, match=r"(?i)certificate"):
             httpx.get(f"https://localhost:{port}/health/live", timeout=PATIENCE_S)
-    assert "Traceback" not in "".join(lines)
+    assert not any("Traceback" in line for line in process.lines)
 
 
 @pytest.mark.parametrize(

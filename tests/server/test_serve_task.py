@@ -14,60 +14,22 @@ from pathlib import Path
 
 import httpx
 import pytest
+from serve_process import Process
 from tiny_models import tiny_gguf
 from waiting import PATIENCE_S, free_port, until
-
-
-class Process:
-    """A worker; *lines* are read until it listens."""
-
-    def __init__(self, path, *words, port=0):
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bitnet", "serve", "--model", str(path), "--port",
-             str(port), *words],
-            stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-        )  # fmt: skip
-        self.lines = []
-        self.port = 0
-
-    def until(self, pattern):
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip("\n"))
-            if found := re.search(pattern, line):
-                return found
-        raise AssertionError("\n".join(self.lines))
-
-    def listen(self):
-        found = self.until(r"INFO HTTP server listening on (127\.0\.0\.1|0\.0\.0\.0):(\d+)")
-        self.port = int(found[2])
-        return self
-
-    def post(self, body):
-        address = f"http://127.0.0.1:{self.port}/v1/inference"
-        return httpx.post(address, json=body, timeout=PATIENCE_S)
-
-    def end(self):
-        rest = self.process.communicate(timeout=PATIENCE_S)
-        self.lines += rest[1].splitlines()
-        return self.process.returncode
 
 
 @pytest.fixture
 def started(model_path):
     processes = []
 
-    def start(*words, path=None, **more):
-        processes.append(Process(path or model_path, *words, **more))
+    def start(*words, path=None, port=0):
+        processes.append(Process("--model", path or model_path, "--port", port, *words))
         return processes[-1]
 
     yield start
     for one in processes:
-        with contextlib.suppress(OSError):
-            one.process.kill()
-        one.process.wait()
-        one.process.stdout.close()
-        one.process.stderr.close()
+        one.kill()
 
 
 def test_a_worker_says_what_it_does_and_ends_in_order(started):

@@ -59,7 +59,7 @@ def test_a_full_queue_refuses_and_says_when_to_come_again(serving, slow):
         slow()
         assert [one.result().status_code for one in waiting] == [200, 200]
     assert worker.post("/v1/inference", LONG).status_code == 200
-    assert "bitnet_refused_total 1.0" in worker.http.get("/metrics").text
+    assert 'bitnet_refused_total{model_name="tiny"} 1.0' in worker.http.get("/metrics").text
 
 
 @pytest.mark.parametrize("passes", [0, 1, 7])
@@ -75,7 +75,7 @@ def test_a_client_that_goes_frees_its_place(serving, slow, cancelled, passes):
     slow()
     until(lambda: worker.service.worker.open_jobs == 0)
     text = worker.http.get("/metrics").text
-    assert 'bitnet_answers_total{finish="cancelled"} 1.0' in text
+    assert 'bitnet_answers_total{finish="cancelled",model_name="tiny"} 1.0' in text
     assert worker.post("/v1/inference", LONG).status_code == 200
 
 
@@ -91,13 +91,15 @@ def test_a_client_that_goes_before_a_whole_answer_frees_its_place_too(serving, s
     assert cancelled.wait(PATIENCE_S)
     slow()
     until(lambda: worker.service.worker.open_jobs == 0)
-    assert 'finish="cancelled"} 1.0' in worker.http.get("/metrics").text
+    assert 'finish="cancelled",model_name="tiny"} 1.0' in worker.http.get("/metrics").text
 
 
 def test_a_slow_reader_holds_up_nobody(serving):
     worker = serving(max_batch=2, queue=4)
     with open_stream(worker, LONG):  # never reads
-        until(lambda: 'bitnet_answers_total{finish="length"} 1.0' in figures(worker))
+        until(
+            lambda: 'bitnet_answers_total{finish="length",model_name="tiny"} 1.0' in figures(worker)
+        )
         assert worker.post("/v1/inference", LONG).status_code == 200
 
 
@@ -195,7 +197,7 @@ def late(serving, monkeypatch):
 def test_an_answer_beyond_its_deadline_is_a_504(late):
     reply = late.post("/v1/inference", LONG)
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline")
-    assert 'bitnet_answers_total{finish="deadline"} 1.0' in figures(late)
+    assert 'bitnet_answers_total{finish="deadline",model_name="tiny"} 1.0' in figures(late)
     (line,) = [line for line in late.lines if 'action="inference_failed"' in line]
     assert 'code="deadline"' in line
 
@@ -268,23 +270,23 @@ def test_figures_stand_under_the_names_of_other_servers_too(serving, slow):
         replies = [pool.submit(worker.post, "/v1/inference", body) for _ in range(2)]
         until(lambda: worker.service.worker.open_jobs == 2)
         slow(1)
-        until(lambda: 'vllm:num_requests_running{model_name=""} 1.0' in figures(worker))
+        until(lambda: 'vllm:num_requests_running{model_name="tiny"} 1.0' in figures(worker))
         text = figures(worker)
-        assert 'vllm:num_requests_waiting{model_name=""} 1.0' in text
-        assert "llamacpp:requests_processing 1.0" in text
-        assert "llamacpp:requests_deferred 1.0" in text
+        assert 'vllm:num_requests_waiting{model_name="tiny"} 1.0' in text
+        assert 'llamacpp:requests_processing{model_name="tiny"} 1.0' in text
+        assert 'llamacpp:requests_deferred{model_name="tiny"} 1.0' in text
         slow()
         assert all(reply.result().status_code == 200 for reply in replies)
-    until(lambda: 'vllm:num_requests_running{model_name=""} 0.0' in figures(worker))
+    until(lambda: 'vllm:num_requests_running{model_name="tiny"} 0.0' in figures(worker))
     text = figures(worker)
     found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
-    prompt = float(found["bitnet_prompt_tokens_total"])
-    label = '{model_name=""}'
+    label = '{model_name="tiny"}'
+    prompt = float(found[f"bitnet_prompt_tokens_total{label}"])
     assert found[f"vllm:generation_tokens_total{label}"] == "10.0"
-    assert found["llamacpp:tokens_predicted_total"] == "10.0"
+    assert found[f"llamacpp:tokens_predicted_total{label}"] == "10.0"
     assert float(found[f"vllm:prompt_tokens_total{label}"]) == prompt > 0
     hits = float(found[f"vllm:prefix_cache_hits_total{label}"])
-    assert float(found["llamacpp:prompt_tokens_total"]) == prompt - hits
+    assert float(found[f"llamacpp:prompt_tokens_total{label}"]) == prompt - hits
     assert hits > 0
     assert found[f"vllm:time_to_first_token_seconds_count{label}"] == "2.0"
     assert found[f"vllm:inter_token_latency_seconds_count{label}"] == "8.0"

@@ -42,7 +42,8 @@ def test_infer_opens_a_file_without_tokenizer_once(bitnet, tmp_path, opened):
 def test_serve_opens_the_file_once(bitnet, model, opened, monkeypatch):
     served = []
     monkeypatch.setattr(
-        "bitnet.server.run.run", lambda running, *_rest, **_more: served.append(running.path)
+        "bitnet.server.run.run",
+        lambda models, *_rest, **_more: served.append(models.default.service.model.path),
     )
     assert bitnet("serve", "--model", model, "--port", 0).code == 0
     assert served == opened == [model]

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from bitnet.server.faults import Refused
+from bitnet.server.models import service_of
 from bitnet.server.prompts import check_size, made, prepared, sequences_of
 from bitnet.server.shapes import MAX_MESSAGES, MAX_STOPS, Message, Shape
 from bitnet.server.streams import NAMED, Exchange
@@ -71,11 +72,14 @@ class MessagesRequest(CountRequest):
 @router.post("/v1/messages", summary="The next message of a conversation, as Anthropic has it")
 async def messages(body: MessagesRequest, request: Request) -> Response:
     """Answer in the model's own chat template; ``stream`` sends Anthropic's events."""
-    service: Service = request.app.state.service
-    service.check_name(body.model)
+    service = await service_of(request, body.model)
     choice = (body.tool_choice or {}).get("type")
     exchange = Exchange(
-        request, _sequences, body, compiles=choice in ("any", "tool") or bool(_schema(body))
+        service,
+        request,
+        _sequences,
+        body,
+        compiles=choice in ("any", "tool") or bool(_schema(body)),
     )
     head = {
         "id": f"msg_{secrets.token_hex(12)}",
@@ -97,8 +101,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 @router.post("/v1/messages/count_tokens", summary="The tokens of a conversation")
 async def count_tokens(body: CountRequest, request: Request) -> dict[str, int]:
     """Tokens of the prompt that ``/v1/messages`` would make of it."""
-    service: Service = request.app.state.service
-    service.check_name(body.model)
+    service = await service_of(request, body.model)
     with service.worker.place():
         return {
             "input_tokens": await service.worker.prepared(

@@ -18,6 +18,7 @@ from bitnet.runtime.chat_form import token_facts, with_top
 from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.request import Request as Wanted
 from bitnet.server.faults import Refused
+from bitnet.server.models import entry_of, service_of
 from bitnet.server.prompts import check_size, made, sequences_of
 from bitnet.server.shapes import MAX_MESSAGES, MAX_STOPS, Message, Shape, TokenId
 from bitnet.server.streams import UNNAMED, Exchange
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece, TokenLogprob
     from bitnet.runtime.sequence import Sequence
+    from bitnet.server.models import Models
     from bitnet.server.service import Service
 
 router = APIRouter(tags=["llama-server"])
@@ -76,15 +78,15 @@ class TemplateRequest(Shape):
     """``/apply-template``."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    model: str | None = None
     tools: list[dict[str, Any]] | None = None
 
 
 @router.post("/completion", summary="The continuation of a text, as llama.cpp's server has it")
 async def completion(body: LlamaCompletion, request: Request) -> Response:
     """Continue ``prompt``; ``stream`` sends events without a last word."""
-    service: Service = request.app.state.service
-    service.check_name(body.model)
-    exchange = Exchange(request, _sequences, body, compiles=body.json_schema is not None)
+    service = await service_of(request, body.model)
+    exchange = Exchange(service, request, _sequences, body, compiles=body.json_schema is not None)
     if not body.stream:
         (answer,) = await exchange.collect()
         return JSONResponse(_ended(body, answer, service, answer.text))
@@ -105,7 +107,7 @@ async def completion(body: LlamaCompletion, request: Request) -> Response:
 @router.post("/apply-template", summary="The text that the chat template makes of a conversation")
 async def apply_template(body: TemplateRequest, request: Request) -> dict[str, str]:
     """The prompt of a chat, which is not answered."""
-    worker = request.app.state.service.worker
+    worker = (await service_of(request, body.model)).worker
     check_size("tools", body.tools)
     messages = [message.model_dump(exclude_none=True) for message in body.messages]
 
@@ -117,10 +119,10 @@ async def apply_template(body: TemplateRequest, request: Request) -> dict[str, s
         return {"prompt": await worker.prepared(rendered)}
 
 
-@router.get("/props", summary="Facts about the worker")
-async def props(request: Request) -> dict[str, Any]:
+@router.get("/props", summary="Facts about a model, which is loaded")
+async def props(request: Request, model: str | None = None) -> dict[str, Any]:
     """The chat template, the context and how many answers are written together."""
-    service: Service = request.app.state.service
+    service = await service_of(request, model)
     tokenizer = service.model.tokenizer
 
     def text(token: int | None) -> str:
@@ -140,9 +142,14 @@ async def props(request: Request) -> dict[str, Any]:
 
 
 @router.get("/slots", summary="How many answers are being written")
-async def slots(request: Request) -> list[dict[str, Any]]:
-    """A row for each answer that may be written at the same time, those in use first."""
-    service: Service = request.app.state.service
+async def slots(request: Request, model: str | None = None) -> list[dict[str, Any]]:
+    """A row for each answer that may be written at the same time, those in use first.
+
+    There is none while the model is not loaded.
+    """
+    service = entry_of(request, model).service
+    if service is None:
+        return []
     worker = service.worker
     return [
         {"id": slot, "n_ctx": service.model.context, "is_processing": slot < worker.open_jobs}
@@ -153,8 +160,8 @@ async def slots(request: Request) -> list[dict[str, Any]]:
 @router.get("/health", summary="Whether requests are taken, as llama.cpp's server says it")
 async def health(request: Request) -> JSONResponse:
     """``ok``, or status 503."""
-    worker = request.app.state.service.worker
-    if worker.alive and not worker.draining:
+    models: Models = request.app.state.models
+    if models.alive and not models.draining:
         return JSONResponse({"status": "ok"})
     raise Refused(503, "the worker is stopping", kind="unavailable_error", retry_after_s=5)
 

@@ -6,6 +6,8 @@ Names are those of github.com/ollama/ollama/blob/main/docs/api.md, defaults thos
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +17,10 @@ from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
 from bitnet import __version__
+from bitnet.errors import BitnetError
 from bitnet.runtime.chat_form import finish_of, with_top
 from bitnet.server.faults import Refused
+from bitnet.server.models import entry_of, service_of
 from bitnet.server.prompts import check_size, made, sequences_of
 from bitnet.server.shapes import MAX_MESSAGES, EmbeddingRequest, Message, Shape
 from bitnet.server.streams import LINES, Exchange
@@ -29,11 +33,18 @@ if TYPE_CHECKING:
     from bitnet.runtime.piece import Piece
     from bitnet.runtime.request import Request as Wanted
     from bitnet.runtime.sequence import Sequence
+    from bitnet.server.entry import Entry
+    from bitnet.server.models import Models
     from bitnet.server.service import Service
 
 router = APIRouter(prefix="/api", tags=["Ollama"])
 
 NANO = 10**9
+MOST_SECONDS = 10 * 365 * 86_400  # longer is for ever
+NEVER = "9999-12-31T23:59:59+00:00"
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)", re.ASCII)
+_DURATION = re.compile(rf"(?P<sign>-?)(?P<parts>({_PART.pattern})*)", re.ASCII)
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 _OPTIONS = {
     "num_predict": "max_tokens",
@@ -123,11 +134,16 @@ async def generate(body: OllamaGenerate, request: Request) -> Response:
 async def _answered(
     body: _Asked, request: Request, make: Any, said: Any, *, is_empty: bool
 ) -> Response:
-    _service(request, body.model)
+    idle_s = _seconds(body.keep_alive)
+    if is_empty and idle_s == 0:  # Ollama's way to unload a model
+        request.app.state.models.keep(_entry(request, body.model), idle_s)
+        facts = _head(body) | said("", []) | {"done": True, "done_reason": "unload"}
+        return JSONResponse(facts)
+    service = await _service(request, body.model, idle_s)
     if is_empty:  # Ollama's way to load a model
         facts = _head(body) | said("", []) | {"done": True, "done_reason": "load"}
         return JSONResponse(facts)
-    exchange = Exchange(request, make, body, compiles=bool(body.format))
+    exchange = Exchange(service, request, make, body, compiles=bool(body.format))
     if body.stream is False:
         (answer,) = await exchange.collect()
         logprobs = {"logprobs": [with_top(one) for one in answer.logprobs]}
@@ -151,7 +167,7 @@ async def _answered(
 @router.post("/embed", summary="Vectors of texts, as Ollama has it")
 async def embed(body: OllamaEmbed, request: Request) -> JSONResponse:
     """As ``/v1/embeddings``, in Ollama's form."""
-    service = _service(request, body.model)
+    service = await _service(request, body.model, _seconds(body.keep_alive))
     _check_options(body.options or {}, service)
     texts = [body.input] if isinstance(body.input, str) else body.input
     given: list[Any] = texts
@@ -162,7 +178,7 @@ async def embed(body: OllamaEmbed, request: Request) -> JSONResponse:
                 lambda: [ids_of(text)[:context] for text in texts]
             )
     asked = EmbeddingRequest(input=given, dimensions=body.dimensions)
-    rows, counted = await vectors(asked, request)
+    rows, counted = await vectors(asked, service, request)
     return JSONResponse(
         {
             "model": body.model,
@@ -175,34 +191,41 @@ async def embed(body: OllamaEmbed, request: Request) -> JSONResponse:
 @router.get("/tags", summary="The models, as Ollama lists them")
 async def tags(request: Request) -> dict[str, Any]:
     """Names, sizes and kinds."""
-    service: Service = request.app.state.service
-    return {"models": [_listed(service)]}
+    models: Models = request.app.state.models
+    return {"models": [await _listed(entry) for entry in models.entries.values()]}
 
 
 @router.get("/ps", summary="The models that are loaded, as Ollama lists them")
 async def running(request: Request) -> dict[str, Any]:
-    """As ``/api/tags``."""
-    service: Service = request.app.state.service
-    return {"models": [_listed(service) | {"size_vram": 0}]}
+    """As ``/api/tags``, with when each is unloaded if it is not used until then."""
+    models: Models = request.app.state.models
+    found = []
+    for entry in models.entries.values():
+        if entry.service is not None:
+            until = entry.expires_at
+            expires = NEVER if until is None else _time(until)
+            context = entry.service.model.context
+            more = {"size_vram": 0, "expires_at": expires, "context_length": context}
+            found.append(await _listed(entry) | more)
+    return {"models": found}
 
 
 @router.post("/show", summary="A model, as Ollama describes it")
 async def show(body: OllamaShow, request: Request) -> dict[str, Any]:
-    """Its chat template, its kind and what it can."""
-    service = _service(request, body.model)
-    model = service.model
-    architecture = model.config.architecture
-    template = model.tokenizer.chat_template or ""
+    """Its chat template, its kind and what it can; it is not loaded for that."""
+    entry = _entry(request, body.model)
+    facts, listed = await entry.facts(), await _listed(entry)
+    can = ["completion", *(["tools"] if facts.template else [])] if facts.writes else []
     return {
-        "template": template,
-        "details": _details(service),
-        "modified_at": _listed(service)["modified_at"],
+        "template": facts.template,
+        "details": listed["details"],
+        "modified_at": listed["modified_at"],
         "model_info": {
-            "general.architecture": architecture,
-            f"{architecture}.context_length": model.context,
-            f"{architecture}.embedding_length": model.config.dim,
+            "general.architecture": facts.architecture,
+            f"{facts.architecture}.context_length": facts.context,
+            f"{facts.architecture}.embedding_length": facts.dim,
         },
-        "capabilities": ["completion", *(["tools"] if template else []), "embedding"],
+        "capabilities": [*can, "embedding"],
     }
 
 
@@ -212,15 +235,49 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
-def _service(request: Request, name: str) -> Service:
-    """What serves the model *name*, whose tag may be left out.
+def _entry(request: Request, name: str) -> Entry:
+    """The model *name*, whose tag may be left out.
 
     Raises:
         Refused: there is no such model here.
     """
-    service: Service = request.app.state.service
-    service.check_name(name.removesuffix(":latest"))
+    return entry_of(request, name.removesuffix(":latest"))
+
+
+async def _service(request: Request, name: str, idle_s: float | None) -> Service:
+    """What serves the model *name*, which is kept for *idle_s* seconds after its last request.
+
+    Raises:
+        Refused: as :func:`bitnet.server.models.service_of`.
+    """
+    service = await service_of(request, name.removesuffix(":latest"))
+    request.app.state.models.keep(_entry(request, name), idle_s)
     return service
+
+
+def _seconds(keep_alive: float | str | None) -> float | None:
+    """Seconds that *keep_alive* stands for: a number, or a text such as ``5m``; below 0: always.
+
+    Raises:
+        Refused: it is neither.
+    """
+    if keep_alive is None:
+        return None
+    text = str(keep_alive).strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        parts = _DURATION.fullmatch(text)
+        if parts is None or not parts["parts"]:
+            raise Refused(
+                400, "keep_alive: expected seconds, or a duration such as 5m", param="keep_alive"
+            ) from None
+        found = _PART.findall(parts["parts"])
+        seconds = sum(float(count) * _UNITS[unit] for count, unit in found)
+        seconds = -seconds if parts["sign"] == "-" else seconds
+    if seconds != seconds:
+        raise Refused(400, "keep_alive is not a number", param="keep_alive")
+    return seconds if 0 <= seconds <= MOST_SECONDS else float("inf")
 
 
 def _chat(body: OllamaChat, service: Service) -> list[Sequence]:
@@ -331,21 +388,23 @@ def _ended(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _listed(service: Service) -> dict[str, Any]:
-    path = service.model.path
+async def _listed(entry: Entry) -> dict[str, Any]:
+    path = entry.source.path
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
     stats = [one.stat() for one in files]
-    changed = max((one.st_mtime for one in stats), default=0.0)
+    form = "gguf" if path.suffix == ".gguf" else "safetensors"
+    details: dict[str, Any] = {"format": form}
+    with suppress(BitnetError):  # a broken one is said to be so when it is asked
+        family = (await entry.facts()).architecture
+        details |= {"family": family, "families": [family]}
     return {
-        "name": service.name,
-        "model": service.name,
-        "modified_at": datetime.fromtimestamp(changed, timezone.utc).isoformat(),
+        "name": entry.name,
+        "model": entry.name,
+        "modified_at": _time(max((one.st_mtime for one in stats), default=0.0)),
         "size": sum(one.st_size for one in stats),
-        "details": _details(service),
+        "details": details,
     }
 
 
-def _details(service: Service) -> dict[str, Any]:
-    family = service.model.config.architecture
-    form = "gguf" if service.model.path.suffix == ".gguf" else "safetensors"
-    return {"format": form, "family": family, "families": [family]}
+def _time(since_epoch: float) -> str:
+    return datetime.fromtimestamp(since_epoch, timezone.utc).isoformat()

@@ -20,6 +20,7 @@ from bitnet.runtime.response_form import (
     response_schema,
 )
 from bitnet.server import openai
+from bitnet.server.models import service_of
 from bitnet.server.prompts import check_size, sequences_of
 from bitnet.server.shapes import MAX_MESSAGES, Shape
 from bitnet.server.streams import NAMED, Exchange
@@ -74,11 +75,10 @@ class ResponseRequest(Shape):
 @router.post("/v1/responses", summary="The next items of a conversation")
 async def responses(body: ResponseRequest, request: Request) -> Response:
     """Answer in the model's own chat template; ``stream`` sends OpenAI's events of responses."""
-    service: Service = request.app.state.service
-    service.check_name(body.model)
+    service = await service_of(request, body.model)
     facts = body.model_dump()
     compiles = body.tool_choice not in (None, "auto", "none") or bool(response_schema(facts))
-    exchange = Exchange(request, _sequences, body, compiles=compiles)
+    exchange = Exchange(service, request, _sequences, body, compiles=compiles)
     items = ResponseItems(facts, openai.reply_head("resp_", service.name))
     if not body.stream:
         (answer,) = await exchange.collect()

@@ -48,7 +48,7 @@ def test_stop_ends_the_answer_keeps_what_there_is_and_says_so(serving, person, s
     assert cancelled.wait(PATIENCE_S)
     slow()
     until(lambda: not worker.service.worker.open_jobs)
-    assert 'finish="cancelled"} 1.0' in worker.http.get("/metrics").text
+    assert 'finish="cancelled",model_name="tiny"} 1.0' in worker.http.get("/metrics").text
 
 
 def test_escape_stops_an_answer_and_what_was_typed_meanwhile_stays(worker, person, slow):

@@ -1,0 +1,165 @@
+"""A model that can be served: its name, where it is, and what its header says."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet.errors import BitnetError, NotFound, from_os_error
+from bitnet.formats import safetensors
+from bitnet.models.load import config_from
+from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.scheduler import PREFILL_CHUNK
+from bitnet.tokenizer import resolve_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.runtime.language_model import LanguageModel
+
+__all__ = [
+    "Facts",
+    "Source",
+    "facts_of",
+    "facts_of_loaded",
+    "is_model",
+    "memory_of",
+    "model_name",
+    "models_in",
+]
+
+_PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that can be served.
+
+    Attributes:
+        name: the model's, for clients.
+        path: the file or folder.
+        open: opens it, as :func:`bitnet.formats.containers.open_checkpoint`.
+        load: loads what *open* gave, tokenizer included.
+        aliases: other names that clients may use.
+        context: positions a sequence may reach; ``None``: as many as the model was made for.
+    """
+
+    name: str
+    path: Path
+    open: Callable[[], Checkpoint]
+    load: Callable[[Checkpoint], LanguageModel]
+    aliases: tuple[str, ...] = ()
+    context: int | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The header of a model.
+
+    Attributes:
+        architecture: GGUF's ``general.architecture``.
+        context: positions a sequence may reach.
+        dim: length of a hidden state.
+        writes: whether it writes text; one that does not makes vectors only.
+        template: the chat template; empty where there is none.
+    """
+
+    architecture: str
+    context: int
+    dim: int
+    writes: bool
+    template: str
+
+
+def model_name(path: Path) -> str:
+    """The name of the model at *path* for clients: a file's without ``.gguf``, a folder's whole."""
+    return path.name.removesuffix(".gguf") or path.resolve().name
+
+
+def is_model(folder: Path) -> bool:
+    """Whether *folder* is itself a model."""
+    return (folder / "config.json").exists() and safetensors.recognises(folder)
+
+
+def models_in(folder: Path) -> list[Path]:
+    """The models in *folder* and below it, each a GGUF file or a folder with safetensors files.
+
+    Hidden folders are left out, and so are the further parts of a split file and the files that
+    llama.cpp calls ``mmproj``, which are no models by themselves.
+
+    Raises:
+        NotFound: there is none.
+        PermissionDenied: a folder cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise from_os_error(error, error.filename or folder) from error
+
+    found: list[Path] = []
+    for place, folders, files in os.walk(folder, onerror=fail):
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        here = Path(place)
+        if is_model(here):
+            found.append(here)
+        found += [here / one for one in sorted(files) if _is_gguf(one)]
+    if not found:
+        raise NotFound(
+            f"no model in {folder}, nor in a folder below it",
+            hint="check the path; `bitnet models` lists the models that are here",
+        )
+    return found
+
+
+def _is_gguf(file: str) -> bool:
+    part = _PART.search(file)
+    is_first = part is None or int(part[1]) == 1
+    return file.endswith(".gguf") and is_first and not file.startswith(("mmproj", "."))
+
+
+def facts_of(source: Source) -> Facts:
+    """The header of the model at *source*, of which no weight is read.
+
+    Raises:
+        BitnetError: it is not a model that can be run.
+    """
+    checkpoint = source.open()
+    config = config_from(checkpoint)
+    try:
+        template = resolve_tokenizer(checkpoint).chat_template or ""
+    except BitnetError:  # to be named, or fetched, when the model is loaded
+        template = ""
+    context = source.context or config.context_length
+    return Facts(checkpoint.architecture, context, config.dim, config.writes, template)
+
+
+def facts_of_loaded(model: LanguageModel) -> Facts:
+    """The same of *model*."""
+    config = model.config
+    template = model.tokenizer.chat_template or ""
+    return Facts(config.architecture, model.context, config.dim, config.writes, template)
+
+
+def memory_of(
+    checkpoint: Checkpoint, *, context: int | None, max_batch: int, kv_budget_bytes: int | None
+) -> int:
+    """Bytes that the model takes at most once it is loaded: weights, and keys and values.
+
+    Args:
+        checkpoint: the open model.
+        context: positions a sequence may reach; ``None``: as many as it was made for.
+        max_batch: sequences that run at the same time.
+        kv_budget_bytes: the bound on keys and values; ``None``: there is none.
+
+    Raises:
+        BitnetError: it is not a model that can be run.
+    """
+    config = config_from(checkpoint)
+    positions = context or config.context_length
+    kv_bytes = max_batch * KVCache(config, positions).cost(positions, PREFILL_CHUNK)
+    if kv_budget_bytes is not None:
+        kv_bytes = min(kv_bytes, kv_budget_bytes)
+    return sum(weight.data.nbytes for weight in checkpoint.weights.values()) + kv_bytes

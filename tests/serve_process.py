@@ -1,0 +1,67 @@
+"""``bitnet serve`` as a process."""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+
+import httpx
+from waiting import PATIENCE_S
+
+
+class Process:
+    """A worker; *lines* are those of stderr that were read, at first until it listens."""
+
+    def __init__(self, *words, env=None):
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bitnet", "serve", *map(str, words)],
+            stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"} | (env or {}),
+        )  # fmt: skip
+        self.lines = []
+        self.port = 0
+
+    def until(self, pattern):
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            if found := re.search(pattern, line):
+                return found
+        raise AssertionError("\n".join(self.lines))
+
+    def listen(self):
+        found = self.until(r"INFO HTTP server listening on [^ ]+:(\d+)$")
+        self.port = int(found[1])
+        return self
+
+    @property
+    def address(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def post(self, body, path="/v1/inference"):
+        return httpx.post(self.address + path, json=body, timeout=PATIENCE_S)
+
+    def end(self, number=None):
+        """Its exit code; *number* is a signal to send first."""
+        if number is not None:
+            self.process.send_signal(number)
+        rest = self.process.communicate(timeout=PATIENCE_S)
+        self.lines += rest[1].splitlines()
+        return self.process.returncode
+
+    def kill(self):
+        with contextlib.suppress(OSError):
+            self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+@contextlib.contextmanager
+def serving(*words, env=None):
+    """A worker that listens; it is killed at the end if it has not ended by then."""
+    worker = Process(*words, env=env)
+    try:
+        yield worker.listen()
+    finally:
+        worker.kill()

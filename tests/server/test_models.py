@@ -1,0 +1,252 @@
+"""Several models in one worker: loaded for a request, unloaded when idle or for another."""
+
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from server_process import serving_all, source_of
+from tiny_models import tiny_gguf
+from waiting import until
+
+from bitnet.errors import InferenceError
+from bitnet.runtime.language_model import load
+from bitnet.server.source import memory_of
+
+ASK = {"prompt": "ab", "max_tokens": 5, "temperature": 0}
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Two models that give other answers."""
+    other = {"llama.rope.freq_base": 3.0}
+    return [tiny_gguf(tmp_path / "a.gguf"), tiny_gguf(tmp_path / "b.gguf", **other)]
+
+
+class Gate:
+    """Loads of a model wait for the test, and are counted."""
+
+    def __init__(self, source):
+        self.open = threading.Event()
+        self.loads = 0
+        self.error = None
+        self._load = source.load
+        self.source = replace(source, load=self.load)
+
+    def load(self, checkpoint):
+        self.loads += 1
+        self.open.wait()
+        if self.error is not None:
+            raise self.error
+        return self._load(checkpoint)
+
+
+@pytest.fixture
+def serve(paths):
+    """Start a worker with the two models, none of them loaded."""
+    with contextlib.ExitStack() as stack:
+
+        def start(*sources, **options):
+            sources = sources or [source_of(path) for path in paths]
+            return stack.enter_context(serving_all(sources, loaded=False, **options))
+
+        yield start
+
+
+@pytest.fixture
+def gate(paths):
+    gate = Gate(source_of(paths[1]))
+    yield gate
+    gate.open.set()
+
+
+def ask(worker, model=None, **more):
+    named = {"model": model} if model else {}
+    return worker.post("/v1/completions", ASK | named | more)
+
+
+def text(path):
+    with load(path) as model:
+        return model.generate("ab", max_tokens=5)
+
+
+def states(worker):
+    return worker.http.get("/health/ready").json()["models"]
+
+
+def test_each_is_loaded_by_a_request_that_names_it_and_gives_its_own_answer(serve, paths):
+    worker = serve()
+    assert states(worker) == {"a": "unloaded", "b": "unloaded"}
+    first, second = (ask(worker, name).json() for name in "ab")
+    assert [one["model"] for one in (first, second)] == ["a", "b"]
+    expected = [text(path) for path in paths]
+    assert [one["choices"][0]["text"] for one in (first, second)] == expected
+    assert expected[0] != expected[1]
+    assert states(worker) == {"a": "loaded", "b": "loaded"}
+
+
+def test_the_list_tells_what_is_loaded_and_loads_nothing(serve):
+    worker = serve()
+    ask(worker, "b")
+    listed = worker.http.get("/v1/models").json()["data"]
+    facts = [(one["id"], one["status"]["value"], one["context_length"]) for one in listed]
+    assert facts == [("a", "unloaded", 64), ("b", "loaded", 64)]
+    assert worker.http.get("/v1/models/a").json() == listed[0]
+    assert states(worker)["a"] == "unloaded"
+
+
+def test_the_first_is_the_default_and_an_unknown_name_is_told_what_there_is(serve, paths):
+    sources = [source_of(paths[0]), source_of(paths[1], aliases=("small",))]
+    worker = serve(*sources)
+    assert ask(worker).json()["model"] == "a"
+    assert ask(worker, "small").json()["model"] == "b"
+    reply = ask(worker, "c")
+    assert reply.status_code == 404
+    assert reply.json()["error"]["message"] == "there is no model 'c', there are 'a', 'b'"
+
+
+def test_a_model_is_loaded_once_for_all_that_wait_and_holds_up_no_other(serve, paths, gate):
+    worker = serve(source_of(paths[0]), gate.source)
+    ask(worker, "a")
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(ask, worker, "b") for _ in range(4)]
+        until(lambda: worker.models.find("b").waiting == 4 and gate.loads)
+        assert states(worker)["b"] == "loading"
+        assert ask(worker, "a").status_code == 200
+        gate.open.set()
+        assert [one.result().status_code for one in waiting] == [200] * 4
+    assert gate.loads == 1
+
+
+def test_a_load_that_fails_is_told_and_tried_again(serve, paths, gate):
+    gate.error = InferenceError("no such luck")
+    gate.open.set()
+    worker = serve(source_of(paths[0]), gate.source)
+    for loads in (1, 2):
+        reply = ask(worker, "b")
+        assert (reply.status_code, reply.json()["error"]["code"]) == (500, "model_load_failed")
+        assert "'b' cannot be loaded: no such luck" in reply.json()["error"]["message"]
+        assert gate.loads == loads
+    assert states(worker)["b"] == "failed"
+    assert ask(worker, "a").status_code == 200
+    gate.error = None
+    assert ask(worker, "b").status_code == 200
+
+
+def test_a_broken_file_is_listed_and_takes_no_other_down(serve, paths):
+    paths[1].write_bytes(paths[1].read_bytes()[:-100])
+    worker = serve()
+    assert [one["id"] for one in worker.http.get("/v1/models").json()["data"]] == ["a", "b"]
+    tags = worker.http.get("/api/tags").json()["models"]
+    assert [one["name"] for one in tags] == ["a", "b"]
+    assert ask(worker, "b").status_code == 500
+    assert ask(worker, "a").status_code == 200
+    assert any(
+        'action="model_load_failed"' in line and 'model_name="b"' in line for line in worker.lines
+    )
+
+
+def test_more_requests_than_the_queue_has_places_for_are_refused(serve, paths, gate):
+    worker = serve(source_of(paths[0]), gate.source, max_batch=1, queue=1)
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [pool.submit(ask, worker, "b") for _ in range(2)]
+        until(lambda: worker.models.find("b").waiting == 2)
+        reply = ask(worker, "b")
+        assert (reply.status_code, reply.headers["Retry-After"]) == (429, "1")
+        assert 'bitnet_refused_total{model_name="b"} 1.0' in worker.http.get("/metrics").text
+        gate.open.set()
+        assert [one.result().status_code for one in waiting] == [200] * 2
+
+
+def test_a_load_that_takes_longer_than_a_request_may_is_a_timeout(serve, paths, gate):
+    worker = serve(source_of(paths[0]), gate.source, deadline_s=0.2)
+    assert ask(worker, "b").status_code == 504
+    gate.open.set()
+    until(lambda: states(worker)["b"] == "loaded")  # for the next one
+
+
+def test_one_that_is_not_used_is_unloaded_and_loaded_again(serve):
+    worker = serve(idle_s=0.0)
+    for count in (1, 2):
+        assert ask(worker, "a").status_code == 200
+        until(lambda count=count: unloaded(worker, "a") == count)
+    assert states(worker)["a"] == "unloaded"
+
+
+def unloaded(worker, name):
+    said = f'action="model_unloaded" worker_id="w1" model_name="{name}"'
+    return sum(said in line for line in worker.lines)
+
+
+def test_one_that_is_used_is_not_unloaded(serve, slow):
+    worker = serve(idle_s=0.0)
+    slow(1)
+    with worker.http.stream("POST", "/v1/completions", json=ASK | {"stream": True}) as reply:
+        lines = reply.iter_lines()
+        assert states(worker)["a"] == "loaded"
+        assert not unloaded(worker, "a")
+        slow()
+        assert "data: [DONE]" in lines
+    until(lambda: unloaded(worker, "a"))
+
+
+def budget_for_one(path):
+    """Memory that one of the models takes, and half of it."""
+    source = source_of(path)
+    one = memory_of(source.open(), context=None, max_batch=8, kv_budget_bytes=None)
+    return one + one // 2
+
+
+def test_the_least_recently_used_makes_room(serve, paths):
+    third = tiny_gguf(paths[0].with_name("c.gguf"))
+    sources = [source_of(path) for path in (*paths, third)]
+    two = budget_for_one(paths[0]) // 3 * 4
+    worker = serve(*sources, memory_bytes=two)
+    for name in "aba":
+        ask(worker, name)
+    assert ask(worker, "c").status_code == 200
+    assert states(worker) == {"a": "loaded", "b": "unloaded", "c": "loaded"}
+
+
+def test_one_that_is_used_does_not_make_room_until_it_is_not(serve, paths, slow):
+    worker = serve(memory_bytes=budget_for_one(paths[0]))
+    with ThreadPoolExecutor(2) as pool:
+        using = pool.submit(ask, worker, "a")
+        until(lambda: worker.models.find("a").loaded)
+        waiting = pool.submit(ask, worker, "b")
+        until(lambda: states(worker)["b"] == "waiting")
+        assert states(worker)["a"] == "loaded"
+        slow()
+        assert [one.result().status_code for one in (using, waiting)] == [200, 200]
+    assert states(worker) == {"a": "unloaded", "b": "loaded"}
+
+
+def test_without_room_in_time_the_answer_says_so(serve, paths):
+    worker = serve(memory_bytes=budget_for_one(paths[0]), deadline_s=0.2)
+    worker.models.hold(worker.models.find("a"))
+    until(lambda: ask(worker, "a").status_code == 200)
+    reply = ask(worker, "b")
+    assert (reply.status_code, reply.headers["Retry-After"]) == (503, "5")
+    error = reply.json()["error"]
+    assert error["code"] == "no_memory"
+    assert "no memory for the model 'b' while others are in use: a" in error["message"]
+    until(lambda: states(worker)["b"] == "unloaded")  # nobody waits for it any more
+
+
+def test_one_that_never_fits_is_refused_at_once(serve, paths):
+    worker = serve(memory_bytes=1000)
+    reply = ask(worker, "a")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "model_too_large")
+    assert "--memory-budget is 1.0 kB" in reply.json()["error"]["message"]
+    assert "Retry-After" not in reply.headers
+
+
+def test_figures_are_by_model(serve):
+    worker = serve()
+    ask(worker, "a")
+    figures = worker.http.get("/metrics").text
+    for name, tokens in (("a", 5), ("b", 0)):
+        assert f'bitnet_tokens_total{{model_name="{name}"}} {tokens}.0' in figures
+        assert f'vllm:generation_tokens_total{{model_name="{name}"}} {tokens}.0' in figures
+        assert f'bitnet_model_loaded{{model_name="{name}"}} {tokens / 5}' in figures
