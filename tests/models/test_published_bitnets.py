@@ -6,6 +6,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hf_folders import bf16, save_tensors
+from published_bitnets import (
+    CONFIGS,
+    FALCON3,
+    HEAD,
+    LLAMA3,
+    ONE_BIT,
+    PLAIN,
+    SIZES,
+    published,
+    weights,
+)
 
 from bitnet import native
 from bitnet.convert import Request, convert
@@ -17,159 +28,8 @@ from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
 from bitnet.runtime.kv_cache import KVCache
 
-DIM, HEADS, KV_HEADS, HEAD, FFN, LAYERS, VOCAB = 256, 4, 2, 64, 512, 2, 64
 IDS = np.random.default_rng(3).integers(3, 60, 16).tolist()
 SAME = 1e-9  # of the range of the logits, in float64
-# As a GGUF file keeps them: with a little more or less, an activation may round to another int8.
-EPS_5, EPS_6 = float(np.float32(1e-5)), float(np.float32(1e-6))
-
-_SIZES = {
-    "hidden_size": DIM,
-    "intermediate_size": FFN,
-    "num_attention_heads": HEADS,
-    "num_hidden_layers": LAYERS,
-    "num_key_value_heads": KV_HEADS,
-    "vocab_size": VOCAB,
-    "max_position_embeddings": 64,
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "model_type": "llama",
-    "pretraining_tp": 1,
-    "rope_scaling": None,
-    "use_cache": True,
-}
-# huggingface.co/1bitLLM/bitnet_b1_58-large, but for the sizes; -3B has the same.
-ONE_BIT = _SIZES | {
-    "_name_or_path": "1bitLLM/bitnet_b1_58-large",
-    "architectures": ["BitnetForCausalLM"],
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "input_bits": 8,
-    "num_key_value_heads": HEADS,
-    "pad_token_id": 63,
-    "rms_norm_eps": EPS_5,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": True,
-    "torch_dtype": "float16",
-    "weight_bits": 1,
-}
-_PACKED = _SIZES | {
-    "architectures": ["LlamaForCausalLM"],
-    "is_bitnet_config": True,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-}
-# huggingface.co/HF1BitLLM/Llama3-8B-1.58-100B-tokens; the file has quantization_config twice.
-LLAMA3 = _PACKED | {
-    "rms_norm_eps": EPS_5,
-    "rope_interleaved": False,
-    "rope_theta": 500000.0,
-    "quantization_config": {"modules_to_not_convert": None, "quant_method": "bitnet"},
-}
-LLAMA3_TEXT = json.dumps(LLAMA3)[:-1] + ', "quantization_config": {"quant_method": "bitnet"}}'
-# huggingface.co/tiiuae/Falcon3-7B-Base-1.58bit
-_FALCON = "tiiuae/falcon3-7B--"
-FALCON3 = _PACKED | {
-    "activation": "swiglu",
-    "auto_map": {
-        "AutoConfig": f"{_FALCON}configuration_llama.LlamaConfig",
-        "AutoModel": f"{_FALCON}modeling_llama.LlamaModel",
-        "AutoModelForCausalLM": f"{_FALCON}modeling_llama.LlamaForCausalLM",
-        "AutoModelForQuestionAnswering": f"{_FALCON}modeling_llama.LlamaForQuestionAnswering",
-    },
-    "bos_token_id": 11,
-    "eos_token_id": 11,
-    "head_dim": HEAD,
-    "parallel_attn": False,
-    "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "bitnet"},
-    "rms_norm_eps": EPS_6,
-    "rope_theta": 1000042,
-}
-# What transformers writes of layers whose scale multiplies, as onebitllms makes them.
-MULTIPLIES = LLAMA3 | {
-    "quantization_config": {
-        "linear_class": "autobitlinear",
-        "modules_to_not_convert": None,
-        "quant_method": "bitnet",
-        "quantization_mode": "offline",
-    }
-}
-# A TriLM: ternary weights, and inputs that were floats in training. Its folder holds plain numbers.
-PLAIN = _PACKED | {"is_bitnet_config": False, "rms_norm_eps": EPS_5, "rope_theta": 10000.0}
-CONFIGS = {
-    "bitnet_b1_58-large": ONE_BIT,
-    "Llama3-8B-1.58": LLAMA3,
-    "Falcon3-7B-1.58bit": FALCON3,
-    "autobitlinear": MULTIPLIES,
-}
-SCALE = 16.0  # a power of two, which every encoding of a scale holds
-
-
-def weights(config):
-    """Tensors as they are stored, and the dense float64 matrices that they stand for."""
-    rng = np.random.default_rng(6)
-    stored, dense = {}, {}
-    kv = config["num_key_value_heads"] * HEAD
-    for layer in range(LAYERS):
-        at = f"model.layers.{layer}."
-        for part, shape in {
-            "self_attn.q_proj": (DIM, DIM),
-            "self_attn.k_proj": (kv, DIM),
-            "self_attn.v_proj": (kv, DIM),
-            "self_attn.o_proj": (DIM, DIM),
-            "mlp.gate_proj": (FFN, DIM),
-            "mlp.up_proj": (FFN, DIM),
-            "mlp.down_proj": (DIM, FFN),
-        }.items():
-            _add_matrix(config, f"{at}{part}.weight", shape, rng, stored, dense)
-        for norm in ("input_layernorm", "post_attention_layernorm"):
-            stored[f"{at}{norm}.weight"] = _halves(rng, DIM)
-        if config is ONE_BIT:
-            stored[f"{at}self_attn.inner_attn_ln.weight"] = _halves(rng, DIM)
-            stored[f"{at}mlp.ffn_layernorm.weight"] = _halves(rng, FFN)
-    stored["model.norm.weight"] = _halves(rng, DIM)
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        if not (name.startswith("lm_head") and config["tie_word_embeddings"]):
-            stored[name] = _halves(rng, (VOCAB, DIM)) * rng.choice([-0.5, 0.5], (VOCAB, DIM))
-    return stored, dense
-
-
-def _halves(rng, shape):
-    """Numbers from 0.5 to 1.5 that bfloat16 and float16 hold; products of them are rarely ties."""
-    values = (0.5 + rng.random(shape)).astype("<f4")
-    return (values.view("<u4") >> 16 << 16).view("<f4").astype(np.float64)
-
-
-def _add_matrix(config, name, shape, rng, stored, dense):
-    codes = rng.integers(-1, 2, shape)
-    if config is ONE_BIT:
-        # Masters; half of them are zeros, so that the mean of their sizes is a power of two.
-        codes = rng.permutation(np.resize([-1, 0, 1, 0], codes.size)).reshape(shape)
-        stored[name] = codes / 8
-        dense[name] = codes / 16
-        return
-    packed = np.zeros((shape[0] // 4, shape[1]), np.uint8)
-    for part, rows in enumerate(np.split(codes + 1, 4)):
-        packed |= (rows << (2 * part)).astype(np.uint8)
-    stored[name] = ("U8", packed)
-    multiplies = "linear_class" in config["quantization_config"]
-    stored[f"{name}_scale"] = bf16([1 / SCALE if multiplies else SCALE])
-    dense[name] = codes / SCALE
-
-
-def published(path, name):
-    path.mkdir()
-    stored = weights(CONFIGS[name])[0]
-    save_tensors(
-        path / "model.safetensors",
-        {key: one if isinstance(one, tuple) else bf16(one) for key, one in stored.items()},
-    )
-    text = LLAMA3_TEXT if name == "Llama3-8B-1.58" else json.dumps(CONFIGS[name])
-    (path / "config.json").write_text(text)
-    return path
 
 
 def without_rounding(path, *, outlier=1.0):
@@ -266,7 +126,7 @@ def test_transformers_with_rounded_inputs_gives_the_same(name, tmp_path, monkeyp
             return torch.nn.functional.linear(rounded, self.weight)
 
     known = {"head_dim": HEAD, "rope_theta": config["rope_theta"], "rms_norm_eps": eps}
-    said = transformers.LlamaConfig(**{key: config[key] for key in _SIZES} | known)
+    said = transformers.LlamaConfig(**{key: config[key] for key in SIZES} | known)
     said.tie_word_embeddings = config["tie_word_embeddings"]
     said._attn_implementation = "eager"
     model = transformers.LlamaForCausalLM(said).double().eval()
