@@ -43,7 +43,7 @@ def program_help(collection: Collection) -> Iterator[str]:
             yield from _entry(name, summary(commands[name]), NAMES)
     yield ""
     yield "What a command does and takes: bitnet COMMAND --help"
-    yield "Completion by the tab key: bitnet --print-completion-script=bash (or zsh, fish)"
+    yield "Completion by the tab key: bitnet completion bash (or zsh, fish), see its --help"
 
 
 def command_help(name: str, command: Task) -> Iterator[str]:

@@ -21,10 +21,9 @@ class CrossvalOptions:
 
     against: str = option(
         "",
-        f"engine to compare with, one of {', '.join(REFERENCE_NAMES)}; default: the first that "
-        "reads the model and is installed",
+        "engine to compare with; default: the first that reads the model and is installed",
+        choices=REFERENCE_NAMES,
         formerly=("reference",),
-        metavar="NAME",
     )
     recording: str = option(
         "", "compare with the trace in this file, made with --record", metavar="FILE"

@@ -33,10 +33,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+(?![\w{-])")
 VARIABLE = re.compile(r"\b(?:BITNET|HF|HUGGING)_[A-Z_]*[A-Z]\b")
 EXTRA = re.compile(r"bitnet-xtask\[([\w,-]+)\]")
 # Options of Invoke itself, which have no command, and places for options.
-GENERAL = {
-    *("--help", "--list", "--list-format", "--config", "--options"),
-    "--print-completion-script",
-}
+GENERAL = {"--help", "--list", "--list-format", "--config", "--options"}
 OTHER_PROGRAM = re.compile(r"\b(?:pip|ensurepip|llama-gguf-split) .*|:root\{.*", re.DOTALL)
 SENTENCES = [
     (place, OTHER_PROGRAM.sub("", text))

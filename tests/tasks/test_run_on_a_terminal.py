@@ -1,15 +1,13 @@
 """``run NAME`` in a process of its own: on a terminal, with a prompt, from a pipe."""
 
-import os
 import subprocess
 import sys
-import time
 
 import pytest
 from tiny_models import tiny_gguf
-from waiting import PATIENCE_S
 
-pty = pytest.importorskip("pty")
+pytest.importorskip("pty")
+from terminals import OnTerminal
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 RUN = [sys.executable, "-m", "bitnet", "run"]
@@ -27,68 +25,31 @@ def hub(hub, tmp_path, monkeypatch):
     return hub
 
 
-class OnTerminal:
-    """A process whose streams are all one terminal."""
-
-    def __init__(self, folder, *words):
-        self.ours, theirs = pty.openpty()
-        self.shown = ""
-        self.process = subprocess.Popen(
-            [*RUN, *words, "--max-tokens", "3"],
-            cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        )  # fmt: skip
-        os.close(theirs)
-
-    def until(self, text, count=1):
-        """Read until *text* was shown so often, or the process has ended."""
-        deadline = time.monotonic() + PATIENCE_S
-        while self.shown.count(text) < count:
-            assert time.monotonic() < deadline, self.shown
-            try:
-                chunk = os.read(self.ours, 65536)
-            except OSError:
-                chunk = b""
-            assert chunk, f"it ended first: {self.shown}"
-            self.shown += chunk.decode()
-
-    def type(self, line):
-        os.write(self.ours, f"{line}\n".encode())
-
-    def end(self):
-        """The exit code, once everything that was shown is read."""
-        while True:
-            try:
-                chunk = os.read(self.ours, 65536)
-            except OSError:
-                break
-            if not chunk:
-                break
-            self.shown += chunk.decode()
-        os.close(self.ours)
-        return self.process.wait(PATIENCE_S)
+def on_terminal(folder, *words):
+    return OnTerminal([*RUN, *words, "--max-tokens", "3"], folder=folder)
 
 
 def test_on_a_terminal_a_chat_model_is_fetched_and_talks(hub, tmp_path):
-    run = OnTerminal(tmp_path / "work", "hf:org/chats")
+    run = on_terminal(tmp_path / "work", "hf:org/chats")
     run.until("> ")
     assert "Fetching org/chats: chats.gguf" in run.shown
     assert run.shown.index("Fetching") < run.shown.index("/help lists commands")
-    run.type("a")
+    run.type("a\n")
     run.until("> ", 2)
-    run.type("/exit")
+    run.type("/exit\n")
     assert run.end() == 0
     assert list((tmp_path / "work").iterdir()) == []
 
 
 def test_on_a_terminal_a_prompt_is_answered_once(hub, tmp_path):
-    run = OnTerminal(tmp_path / "work", "hf:org/chats", "a")
+    run = on_terminal(tmp_path / "work", "hf:org/chats", "a")
     assert run.end() == 0
     assert "> " not in run.shown
     assert "/help" not in run.shown
 
 
 def test_on_a_terminal_a_model_that_cannot_chat_says_so(hub, tmp_path):
-    run = OnTerminal(tmp_path / "work", "hf:org/base")
+    run = on_terminal(tmp_path / "work", "hf:org/base")
     assert run.end() == 2
     assert "no chat template" in run.shown
 
@@ -110,10 +71,10 @@ def test_from_a_pipe_it_answers_once_and_stdout_has_only_the_answer(hub, tmp_pat
 def test_of_several_models_a_person_is_asked(hub, tmp_path):
     chats = (tmp_path / "chats.gguf").read_bytes()
     hub.add("org/chats", "chats-Q8_0.gguf", chats + bytes(1000))
-    run = OnTerminal(tmp_path / "work", "hf:org/chats", "a")
+    run = on_terminal(tmp_path / "work", "hf:org/chats", "a")
     run.until("which one?")
     assert hub.sent("cdn") == 0
     assert "4.9 MB" in run.shown
-    run.type("2")
+    run.type("2\n")
     assert run.end() == 0
     assert "Fetching org/chats: chats.gguf" in run.shown
