@@ -49,6 +49,7 @@ LAYERS = [
         "inspect_gguf",
     ],
     ["tasks"],
+    ["adapters"],
     ["usage", "positional"],
     ["cli"],
     ["__main__"],
@@ -109,7 +110,7 @@ def test_a_module_imports_only_from_layers_below(path):
 def test_only_tasks_call_the_hub(path):
     users = [name for _, name in _imports(path) if name.startswith("bitnet.hub")]
     # The same commands as Python objects are in `provision`, out of inference's reach.
-    assert not users or _area(path) in ("hub", "tasks", "provision")
+    assert not users or _area(path) in ("hub", "tasks", "provision", "adapters")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,0 +1,61 @@
+"""A model of this package as a ``SentenceTransformer`` (https://sbert.net)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from bitnet.runtime.language_model import LanguageModel
+
+__all__ = ["Embedding", "sentence_transformer"]
+
+
+def sentence_transformer(model: LanguageModel) -> SentenceTransformer:
+    """*model* with its prompts, for ``encode``, ``similarity`` and all that takes such an object.
+
+    It cannot be trained or saved: its weights are not torch's.
+    """
+    return SentenceTransformer(
+        modules=[Embedding(model)],
+        prompts=dict(model.prompts.texts),
+        default_prompt_name=model.prompts.default or None,
+        device="cpu",
+    )
+
+
+class Embedding(torch.nn.Module):
+    """The only module: tokenizes, runs the model, pools and normalizes as the model says."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        """Vectors of *model*, which the caller closes."""
+        super().__init__()
+        self.model = model
+        self.max_seq_length = model.context
+
+    def preprocess(
+        self, inputs: Sequence[str], prompt: str | None = None, **_: Any
+    ) -> dict[str, Any]:
+        """Token ids of *inputs*, each after *prompt*.
+
+        Raises:
+            UsageError: an input is not a text.
+        """
+        return {"ids": [self.model.embedding_ids((prompt or "") + one, "") for one in inputs]}
+
+    def forward(self, features: dict[str, Any], **_: Any) -> dict[str, Any]:
+        """*features* with a vector for each of their texts.
+
+        Raises:
+            InferenceError: a text is longer than the context.
+        """
+        vectors = torch.from_numpy(self.model.embed(features["ids"]))
+        return features | {"sentence_embedding": vectors}
+
+    def get_embedding_dimension(self) -> int:
+        """Dimensions of a vector."""
+        return self.model.config.dim
