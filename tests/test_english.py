@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 PYTHON = sorted(
     path
-    for room in ("runtime", "models", "families", "store", "formats", "quants", "cache")
+    for room in ("runtime", "models", "families", "store", "formats", "quants", "cache", "hub")
     for path in (ROOT / "bitnet" / room).rglob("*.py")
 )
 PAGES = [ROOT / "CONTRIBUTING.md"]

@@ -67,7 +67,7 @@ def test_another_program_of_the_same_name_on_the_path_is_not_meant(monkeypatch, 
     "text",
     [
         "a file in models/bitnet is not a command",
-        "update bitnet, or write the file anew",
+        "update bitnet, or write the file again",
         "architecture bitnet-b1.58",
         "/home/me/bitnet verify",
     ],

@@ -1,1 +1,1 @@
-"""The only code that opens outgoing connections; only :mod:`bitnet.tasks` calls it."""
+"""Outgoing connections: no other code opens any, and only :mod:`bitnet.tasks` calls it."""

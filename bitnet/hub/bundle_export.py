@@ -1,7 +1,7 @@
-"""What goes into a bundle: models and tokenizers by name, or what a lock file pins.
+"""Content of a bundle: models and tokenizers by name, or the files that a lock file pins.
 
-A bundle is made of what is here; nothing opens a connection. What the files are called goes along,
-so that a name means on the other machine what it means here.
+Only local files are bundled; no connection is opened. Their names are included, so that a name has
+the same meaning on the other machine.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Chosen:
-    """The files that go into a bundle, chosen one after the other.
+    """The files for a bundle, added one by one.
 
     Attributes:
         project: the working folder and the cache; offline.
-        paths: a place where each file is, by digest.
+        paths: one path of each file, by digest.
     """
 
     project: Project
@@ -47,11 +47,11 @@ class Chosen:
     _models: list[dict[str, Any]] = field(default_factory=list)
 
     def add_model(self, text: str, fits: Fits) -> Path:
-        """The model that is called *text*, with its notices; gives back where it is.
+        """Add the model *text* with its notices; return its path.
 
         Raises:
-            NotFound: it is not here.
-            UsageError: *text* is a path, or fits several models.
+            NotFound: it is not on this machine.
+            UsageError: *text* is a path, or matches several models.
         """
         model = named.parse(text)
         if model is None:
@@ -82,10 +82,10 @@ class Chosen:
         return path
 
     def add_tokenizer(self, repo: str, file: str, key: str, revision: str = "main") -> None:
-        """The tokenizer *file* of *repo*, which the cache keeps under *key*.
+        """Add the tokenizer *file* of *repo*, which the cache keeps under *key*.
 
         Raises:
-            NotFound: it is not here.
+            NotFound: it is not on this machine.
         """
         store = self.project.store
         known = store.names.find(repo, revision, file)
@@ -101,7 +101,7 @@ class Chosen:
         self._add(name, blob.path if blob is not None else place)
 
     def add_cached_tokenizer(self, path: Path) -> None:
-        """The tokenizer at *path*, if it is one that the cache keeps for models."""
+        """Add the tokenizer at *path*, if it is one that the cache keeps for models."""
         if path.parent.parent != self.project.cache / "tokenizers":
             return
         key, digest = path.parent.name, self.project.store.digest_of(path)
@@ -112,10 +112,10 @@ class Chosen:
         logger.warning("%s is not in the bundle: where it is from is not known", path)
 
     def add_locked(self, entries: Iterable[Locked]) -> list[Path]:
-        """Add the files that a lock file pins, and return where the project has its models.
+        """Add the files that a lock file pins; return the project's paths of its models.
 
         Raises:
-            NotFound: some of it is not here.
+            NotFound: one of them is not on this machine.
         """
         folders: dict[tuple[str, str], list[str]] = {}
         models: list[Path] = []
@@ -132,7 +132,7 @@ class Chosen:
         return models
 
     def contents(self, attestations: dict[str, bytes]) -> Contents:
-        """Everything that was chosen, and what the lock file says about it."""
+        """All files added, and their entries in the lock file."""
         blobs = {
             sha256: Blob(path, sha256, path.stat().st_size) for sha256, path in self.paths.items()
         }
@@ -175,13 +175,13 @@ class Chosen:
             self._add(Name(*identity, None, "", 0, "package", key), found.path)
 
     def _means(self, repo: str, revision: str, asked: str, files: list[str]) -> None:
-        """Note which *files* an open name stands for."""
+        """Record the *files* that a model name means."""
         one = {"repo": repo, "revision": revision, "asked": asked, "files": sorted(files)}
         if one not in self._models:
             self._models.append(one)
 
     def _add(self, name: Name, path: Path) -> None:
-        """*name* is the file at *path*; its commit goes along where the store knows it."""
+        """Add the file at *path* as *name*, with its commit if the store knows it."""
         sha256 = self.project.store.digest_of(path)
         identity = name.repo, name.revision, name.file
         known = self.project.store.names.find(*identity)

@@ -1,4 +1,4 @@
-"""What becomes of a bundle: its files are in the store, and its names mean them."""
+"""Import a bundle: put its files into the store and record their names."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Imported:
 
     Attributes:
         names: of its files.
-        fresh: digests of the files that were not here before.
-        models: names of the models that can be used now, with where they are.
+        fresh: digests of the files that were not in the store before.
+        models: paths of the models that are now available, by name.
         attestations: texts, by digest of the model.
     """
 
@@ -59,22 +59,22 @@ def import_bundle(
     into: Path | None,
     report: Report,
 ) -> Imported:
-    """Put what *path* holds into the store, and make its names known.
+    """Put the files of the bundle at *path* into the store and record their names.
 
-    The names come last: until then nothing of a bundle can be seen.
+    The names come last: until then nothing of the bundle is visible.
 
     Args:
         path: the bundle.
-        project: the cache, and how long to wait; offline. With ``force`` a name that stands for
-            another file here is changed.
-        fits: whether a model of so many bytes can be run here.
-        check: reads the text of an attestation, with a name for messages, or raises.
-        into: the folder of a project that gets the lock file; its own must not be another one.
-        report: told how many bytes of how many are read.
+        project: the cache and time limits; offline. With ``force``, names that mean another
+            file on this machine are replaced.
+        fits: returns whether a model of this many bytes can run here.
+        check: reads the text of an attestation, given a name for messages, or raises.
+        into: folder of a project that receives the lock file; it must not have a different one.
+        report: called with the bytes read so far and in total.
 
     Raises:
-        IntegrityError: the bundle is damaged, or not what it says; nothing of it is kept.
-        UsageError: *into* has another lock file, or there is none to put there.
+        IntegrityError: the bundle is damaged or inconsistent; nothing of it is kept.
+        UsageError: *into* has another lock file, or the bundle has none.
         BitnetError: as :func:`bitnet.store.bundle.unpack`.
     """
     bundle = read_bundle(path)
@@ -93,14 +93,14 @@ def import_bundle(
 
 
 def _usable(bundle: Bundle, project: Project, fits: Fits) -> dict[str, Path]:
-    """The models of *bundle* that can be used by name, with where they are."""
+    """Paths of the models of *bundle* that can be used by name."""
     digests = {name.sha256 for name in bundle.names}
     found = {}
     for row in known_models(project.store):
         model = named.parse(row.name)
         if model is None or row.path is None or row.path.name not in digests:
             continue
-        with suppress(NotFound, Offline):  # a part of a model, such as one file of a folder
+        with suppress(NotFound, Offline):  # only a part of a model, such as one file of a folder
             found[row.name] = named.provide(
                 model, project, fetch=False, announce=logger.info, fits=fits
             )
@@ -108,10 +108,10 @@ def _usable(bundle: Bundle, project: Project, fits: Fits) -> dict[str, Path]:
 
 
 def _checked(bundle: Bundle) -> list[tuple[NamedModel, list[str]]]:
-    """What open names of *bundle* stand for; every name in it may become a part of a path.
+    """Model names of *bundle* and their files; every name is checked, as paths are made of it.
 
     Raises:
-        InvalidFormat: one must not.
+        InvalidFormat: a name is invalid.
     """
     try:
         for name in bundle.names:
@@ -133,7 +133,7 @@ def _model(one: dict[str, Any]) -> NamedModel:
 
 
 def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
-    """The text of the lock file that *into* gets."""
+    """Text of the lock file for *into*."""
     if bundle.lock is None:
         raise UsageError(
             f"{bundle.path} has no lock file that says where its files belong",
@@ -154,7 +154,7 @@ def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
 
 
 def _make_known(name: Name, project: Project) -> None:
-    """Let *name* stand for its file, which is in the store."""
+    """Record that *name* means its file, which is in the store."""
     store, identity = project.store, (name.repo, name.revision, name.file)
     known = store.names.find(*identity)
     is_other = known is not None and known.sha256 != name.sha256 and not project.force

@@ -1,4 +1,4 @@
-"""Telling somebody that a worker is ready."""
+"""Notification that a worker is ready."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def call_back(
 
     Raises:
         Offline: the network is switched off.
-        NetworkError: nobody took it.
+        NetworkError: no attempt succeeded.
     """
     if options.is_offline:
         raise Offline(f"offline: {shown(url)} is not told that the worker is ready")

@@ -1,4 +1,4 @@
-"""Which files of a repository a ``--file`` pattern means."""
+"""Select the files of a repository that a ``--file`` pattern matches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Candidate", "candidates", "choose", "is_pattern", "models_in", "selected"]
 
 _PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
-# What belongs to a folder with safetensors and is needed to run it.
+# Files of a safetensors folder that are needed to run it.
 _FOLDER_FILES = (
     "config.json",
     "generation_config.json",
@@ -47,7 +47,7 @@ class Candidate:
             a folder.
         files: paths in the repository, in order.
         size: bytes of all files.
-        encoding: weight encoding that the name speaks of, empty if it does not.
+        encoding: quantization type in the name, empty if there is none.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Candidate:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no part of a split file is missing among *files*."""
+        """True if no part of a split file is missing from *files*."""
         part = _PART.fullmatch(self.files[0])
         return part is None or int(part["count"]) == len(self.files)
 
     def line(self, fits: bool | None) -> str:
-        """The candidate for people; *fits*: whether it can be run here, ``None`` if unknown."""
+        """The candidate as text; *fits*: it can run here, ``None`` if unknown."""
         memory = {True: "fits in RAM", False: "does not fit in RAM", None: "RAM unknown"}[fits]
         return (
             f"  {printable(self.name)}  {human_size(self.size)}  {self.encoding or '?'}  {memory}"
@@ -70,12 +70,12 @@ class Candidate:
 
 
 def is_pattern(file: str) -> bool:
-    """Whether *file* has wildcards, or is left open."""
+    """True if *file* has wildcards, or is empty."""
     return not file or any(character in file for character in "*?[")
 
 
 def candidates(files: Iterable[RepoFile], pattern: str) -> list[Candidate]:
-    """The models whose path or name matches *pattern*; all GGUF files when it is empty."""
+    """Models whose path or name matches *pattern*; all GGUF files when it is empty."""
     groups: dict[str, list[RepoFile]] = {}
     for file in files:
         name = file.path.rpartition("/")[2]
@@ -107,13 +107,13 @@ def selected(files: Iterable[RepoFile], include: list[str], exclude: list[str]) 
 
 
 def models_in(files: Iterable[RepoFile], pattern: str) -> list[Candidate]:
-    """The models that can be run: GGUF files, and folders with safetensors and ``config.json``.
+    """Runnable models: GGUF files, and folders with safetensors and ``config.json``.
 
-    A folder is one model, with its tokenizer; any part of a split file means all of them.
+    A folder is one model, with its tokenizer; one part of a split file stands for all of them.
 
     Args:
-        files: everything in the repository.
-        pattern: what the path or name of the weights must match; any when empty.
+        files: all files of the repository.
+        pattern: matched against path or name of the weights; empty matches all.
     """
     files = list(files)
     gguf = [
@@ -130,14 +130,14 @@ def models_in(files: Iterable[RepoFile], pattern: str) -> list[Candidate]:
 
 
 def _folders(files: list[RepoFile]) -> Iterator[Candidate]:
-    """The folders with safetensors that can be run."""
+    """Runnable folders with safetensors."""
     by_folder: dict[str, list[RepoFile]] = {}
     for file in files:
         by_folder.setdefault(file.path.rpartition("/")[0], []).append(file)
     for folder, inside in sorted(by_folder.items()):
         by_name = {file.path.rpartition("/")[2]: file for file in inside}
         weights = [name for name in by_name if name.endswith(".safetensors")]
-        # Some repositories have the same weights again in the form of their authors.
+        # Some repositories contain the same weights again in their authors' format.
         weights = [name for name in weights if name.startswith("model")] or weights
         if not weights or "config.json" not in by_name:
             continue
@@ -156,7 +156,7 @@ def _is_weights(file: str) -> bool:
 
 
 def _matches(file: str, pattern: str) -> bool:
-    """Whether *file* is *pattern*, or its path or name matches it."""
+    """True if *file* is *pattern*, or its path or name matches it."""
     name = file.rpartition("/")[2]
     return file == pattern or fnmatchcase(file, pattern) or fnmatchcase(name, pattern)
 
@@ -169,18 +169,18 @@ def choose(
     fits: Callable[[int], bool | None],
     files: Iterable[RepoFile] = (),
 ) -> Candidate:
-    """The one candidate.
+    """The only candidate.
 
     Args:
-        repo: whose files they are, for messages.
-        found: what :func:`candidates` gave.
-        pattern: what was asked for.
-        fits: whether a file of so many bytes can be run here.
-        files: everything in the repository, for the message when nothing fits.
+        repo: the repository, for messages.
+        found: the result of :func:`candidates`.
+        pattern: the requested pattern.
+        fits: returns whether a file of this many bytes can run here.
+        files: all files of the repository, for the message when nothing matches.
 
     Raises:
         NotFound: there is none.
-        UsageError: there are several; the text lists them with size, encoding and memory.
+        UsageError: there are several; the message lists them with size, encoding and memory.
     """
     if len(found) == 1:
         return found[0]

@@ -1,4 +1,4 @@
-"""The way to the hub step by step, to see at which one it ends."""
+"""Test the connection to the hub step by step to find the one that fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPEED_BYTES = 4 << 20
 
 
 def diagnose(options: FetchOptions) -> Iterator[Finding]:
-    """Each step of a download in turn; ends at the first that fails. Offline: opens nothing."""
+    """Result of each step of a download, up to the first that fails; opens nothing offline."""
     if options.is_offline:
         text = "switched off (BITNET_OFFLINE, HF_HUB_OFFLINE); nothing was opened"
         yield Finding("skipped", "network", text)
@@ -68,7 +68,7 @@ def _timed(name: str, look: Callable[[], str], url: str) -> Finding:
         problem = error
     except Transient as broken:
         problem = broken.error
-    except (OSError, UnicodeError) as error:  # requests' errors are OSErrors, a bad name is none
+    except (OSError, UnicodeError) as error:  # requests' errors are OSErrors, invalid names are not
         problem = NetworkError(f"{name} fails for {shown(url)}: {error}", hint=_HINTS[name])
     return replace(Finding.of(name, problem), duration_s=time.monotonic() - started)
 

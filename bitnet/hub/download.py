@@ -1,10 +1,10 @@
-"""One file into the store, once: whole and verified, or not there at all.
+"""Download one file into the store: complete and verified, or not at all.
 
-    HEAD  ->  in the store?  ->  lock  ->  there now?  ->  what was left  ->  space  ->  GET
+    HEAD  ->  in the store?  ->  lock  ->  there now?  ->  partial file  ->  space  ->  GET
           ->  size and SHA-256  ->  the caller's check  ->  fsync  ->  rename
 
-What was fetched before a failure stays in the store as ``<file>.partial``; the next run continues
-it in place (:mod:`bitnet.store.partial`).
+Bytes fetched before a failure stay in the store as ``<file>.partial``; the next run resumes it in
+place (:mod:`bitnet.store.partial`).
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ logger = logging.getLogger(__name__)
 
 LOCK_REPORT_S = 1.0
 FACTS_ATTEMPTS = 3  # before another server is asked
-ROUNDS = 3  # a file that is replaced, or deleted under us, this often is not fetched
-HEADROOM_BYTES = 16_000_000  # what a disk keeps free for everything else
+ROUNDS = 3  # give up on a file that is replaced, or deleted under us, this often
+HEADROOM_BYTES = 16_000_000  # disk space left free for everything else
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A file that was asked for.
+    """A fetched file.
 
     Attributes:
         path: where it is.
         sha256: hexadecimal, of the bytes on disk.
         size: bytes.
-        etag: strong ETag, where the server was asked and gave one.
+        etag: strong ETag, if the server was asked and sent one.
         commit: commit of the repository, likewise.
         cached: it was there already; nothing was transferred.
-        unchecked: nothing says what it should be.
+        unchecked: its expected digest is unknown.
     """
 
     path: Path
@@ -80,7 +80,7 @@ class Fetched:
 
 @dataclass(frozen=True)
 class _Order:
-    """What is to be fetched; *sha256* and *size* are what it must be, if that is known."""
+    """The file to fetch; *sha256* and *size* are the expected values, if known."""
 
     url: str
     name: str
@@ -106,26 +106,26 @@ def download(
     session: HubSession | None = None,
     store: Store | None = None,
 ) -> Fetched:
-    """Make *destination* the file at *url*: a link to the store, where it is fetched to.
+    """Make *destination* the file at *url*: a link into the store, to which it is fetched.
 
-    A file that is there is used if it has the right digest, and replaced otherwise; without
-    *sha256* and *size* any file is right.
+    An existing file with the right digest is used, any other is replaced; without *sha256* and
+    *size* any file is right.
 
     Args:
         url: address of the file, see :func:`bitnet.hub.repository.file_url`.
-        destination: where it goes; missing folders are made.
-        sha256: what it must be, hexadecimal; ``None`` accepts what the server announces.
-        size: bytes it must have.
+        destination: path of the link; missing folders are created.
+        sha256: expected digest, hexadecimal; ``None`` accepts what the server announces.
+        size: expected bytes.
         options: how to fetch.
         progress: how to show progress, see :class:`bitnet.progress.Progress`.
-        label: what to call it; the name of *destination* when empty.
+        label: name in messages; the name of *destination* when empty.
         check: called with the finished file before it gets its name; raises to refuse it.
-        force: fetch it even if it is there.
-        session: connections to use; otherwise one of its own.
-        store: where it is kept; the one of the settings when not given.
+        force: fetch it even if it exists.
+        session: connections to use; otherwise a new session.
+        store: where to keep it; the store of the settings when not given.
 
     Raises:
-        Offline: it is not there and the network is switched off.
+        Offline: it does not exist and the network is switched off.
         BitnetError: as :func:`fetch`.
     """
     store = store if store is not None else Store(settings.cache_dir())
@@ -135,7 +135,7 @@ def download(
         length = destination.stat().st_size
         if length and digest in (None, found) and size in (None, length):
             return Fetched(destination, found, length, None, None, cached=True)
-        logger.info("%s is not the file that is wanted: fetching it", destination)
+        logger.info("%s is not the expected file: fetching it", destination)
     if session is None:
         with HubSession(options) as own:
             return download(
@@ -152,7 +152,7 @@ def download(
             )
     if session.options.is_offline and (digest is None or store.find(digest) is None):
         raise Offline(
-            f"offline: {destination} is not there (or not the file that is wanted), and the "
+            f"offline: {destination} is not there (or not the expected file), and the "
             "network is switched off",
             hint=f"unset BITNET_OFFLINE and HF_HUB_OFFLINE, leave --offline away, or copy "
             f"{shown(url)} there from another machine",
@@ -188,32 +188,32 @@ def fetch(
     beside: Path | None = None,
     mirrors: tuple[str, ...] = (),
 ) -> Fetched:
-    """The file at *url* in *store*; transferred only if no file there has its digest.
+    """The file at *url*, in *store*; transferred only if the store does not have its digest.
 
     Args:
         url: address of the file.
-        store: where it goes.
+        store: destination.
         session: connections to use.
-        name: what to call it, for people and for what is left of it.
-        sha256: what it must be, hexadecimal; ``None`` accepts what the server announces.
-        size: bytes it must have.
+        name: name in messages and of the partial file.
+        sha256: expected digest, hexadecimal; ``None`` accepts what the server announces.
+        size: expected bytes.
         check: called with the finished file before it gets its name; raises to refuse it.
-        force: transfer it even if it is there.
+        force: transfer it even if the store has it.
         progress: how to show progress, see :class:`bitnet.progress.Progress`.
-        changed_hint: what helps when the server has another file than the one that is wanted.
-        beside: a file that may be the one; then nothing is transferred.
-        mirrors: further addresses of it, which are used where its digest is known.
+        changed_hint: hint for the case that the server has another file than expected.
+        beside: a local file that may be the expected one; then nothing is transferred.
+        mirrors: further addresses, which are used if its digest is known.
 
     Raises:
         Offline: it is not in the store and the network is switched off.
         UpstreamChanged: the server has another file than the pinned one.
-        HashMismatch: the bytes that came are not the right ones.
+        HashMismatch: the received bytes are wrong.
         InvalidFormat: the file is empty.
-        NetworkError: the server cannot be reached, or the transfer keeps breaking.
+        NetworkError: the server cannot be reached, or the transfer keeps failing.
         AuthError: access is refused.
-        NotFound: there is no such file.
-        NoSpace: it does not fit on the disk; what was fetched is kept.
-        PermissionDenied: the store cannot be written.
+        NotFound: the file does not exist.
+        NoSpace: the disk is full; received bytes are kept.
+        PermissionDenied: the store is not writable.
         CacheBusy: another process has been fetching it for too long.
     """
     order = _Order(url, name, sha256, size, check, force, changed_hint, mirrors)
@@ -246,10 +246,10 @@ def fetch(
 
 
 def require_folder(folder: Path) -> None:
-    """Make *folder*, and make sure that a file can be put there, before anything is fetched.
+    """Create *folder*, and check that it is writable, before anything is fetched.
 
     Raises:
-        PermissionDenied: that is not possible.
+        PermissionDenied: it cannot be created or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -269,7 +269,7 @@ def _found(blob: Blob, facts: FileFacts | None) -> Fetched:
 
 
 def _tidy(store: Store, key: str) -> None:
-    """Delete what is left on its way of a version that is in the store, if no process is at it."""
+    """Delete partial files of a version that is in the store, if no process uses them."""
     folder = store.folder / "partial" / key
     if folder.is_dir():
         with (
@@ -280,9 +280,9 @@ def _tidy(store: Store, key: str) -> None:
 
 
 def _held(store: Store, facts: FileFacts, beside: Path | None = None) -> Blob | None:
-    """The version that *facts* describes, if it is *beside*, in the store, or in another cache."""
+    """The version described by *facts*, if it is *beside*, in the store, or in another cache."""
     digest = facts.sha256
-    if digest is None:  # a server that names no digest: what came for this version before
+    if digest is None:  # the server names no digest: use what came for this version before
         known = store.names.find(facts.key) if facts.is_bound else None
         digest = known.sha256 if known is not None else None
     if digest is None:
@@ -293,7 +293,7 @@ def _held(store: Store, facts: FileFacts, beside: Path | None = None) -> Blob | 
 
 
 def _state(store: Store, facts: FileFacts) -> tuple[int, int] | None:
-    """What changes when this version is put into the store anew; ``None``: it is not there."""
+    """State of this version in the store, which changes when it is replaced; ``None``: absent."""
     known = store.names.find(facts.key)
     digest = facts.sha256 or (known.sha256 if known is not None else None)
     if digest is None:
@@ -315,7 +315,7 @@ def _locked(
     *,
     fresh: bool,
 ) -> Fetched:
-    """The file, fetched by this process or by the one that holds the lock."""
+    """The file, fetched by this process or by the holder of the lock."""
     make_cache(store.root)
     folder = store.folder / "partial"
     folder.mkdir(exist_ok=True)
@@ -358,7 +358,7 @@ def _transfer(
     except Replaced:
         partial.discard()
         raise
-    except BaseException:  # a broken transfer, a full disk, Ctrl-C: the next run continues
+    except BaseException:  # broken transfer, full disk, Ctrl-C: the next run resumes
         partial.leave()
         if partial.is_left:
             logger.warning(
@@ -385,10 +385,10 @@ def _transfer(
 
 
 def _facts(order: _Order, session: HubSession) -> FileFacts:
-    """What the server says about the file, if that is the file that is wanted.
+    """The server's description of the file, if it is the expected one.
 
     Raises:
-        UpstreamChanged: it is another one.
+        UpstreamChanged: it is a different file.
     """
     facts = _asked(order, session)
     for name, wanted, found in (
@@ -409,7 +409,7 @@ def _facts(order: _Order, session: HubSession) -> FileFacts:
 
 
 def _asked(order: _Order, session: HubSession) -> FileFacts:
-    """The facts about a file from the first server that answers."""
+    """Description of a file by the first server that answers."""
     *others, last = (order.url, *order.mirrors)
     for url in others:
         with suppress(NetworkError):
@@ -419,12 +419,12 @@ def _asked(order: _Order, session: HubSession) -> FileFacts:
 
 
 def _verify(order: _Order, facts: FileFacts, digest: str, size: int, *, mixed: bool) -> None:
-    """Refuse bytes that are not the file.
+    """Refuse bytes that are not the expected file.
 
     Raises:
-        _Damaged: they are not, and some come from an earlier run, or from a mirror.
-        HashMismatch: they are not.
-        InvalidFormat: there are none.
+        _Damaged: they differ, and some come from an earlier run or a mirror.
+        HashMismatch: they differ.
+        InvalidFormat: the file is empty.
     """
     wanted = facts.sha256
     wrong = ""
@@ -449,11 +449,11 @@ def _verify(order: _Order, facts: FileFacts, digest: str, size: int, *, mixed: b
 
 
 class _Damaged(Exception):
-    """What was fetched cannot be used, and fetching it from the beginning may help."""
+    """The fetched bytes are unusable; fetching from the beginning may help."""
 
 
 def _need_space(order: _Order, facts: FileFacts, partial: Partial, store: Store) -> None:
-    """Refuse a file whose missing bytes do not fit."""
+    """Refuse a file whose missing bytes do not fit on the disk."""
     if facts.size is None:
         return
     missing = facts.size - partial.done.total
@@ -468,7 +468,7 @@ def _need_space(order: _Order, facts: FileFacts, partial: Partial, store: Store)
 
 
 def _reporter(bar: Progress, lock: locks.Lock, clock: Callable[[], float]) -> Report:
-    """Tells the bar about every byte, and those who wait for the lock once a second."""
+    """Reporter for the bar, for every byte, and for waiting processes, once a second."""
     said = clock()
 
     def report(done: int, total: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Fault drill: ``BITNET_SIMULATE_NETWORK_ERROR`` breaks requests below everything that must cope.
+"""Network fault injection: ``BITNET_SIMULATE_NETWORK_ERROR`` breaks requests in the transport.
 
 ``1`` breaks every request. A list breaks one request per entry, in order, and then nothing:
 
@@ -7,7 +7,7 @@
     reset@1MB      the body breaks off there    timeout@1MB  the body stops there
     timeout:2      the same twice
 
-The faults are made in the transport: what retries, resumes and explains is the real code.
+The faults are injected below the code that retries, resumes and explains, which is the real one.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></
 
 @dataclass(frozen=True)
 class Fault:
-    """One broken request: what breaks, and after how many bytes of the body (None: at once)."""
+    """One broken request: the fault, and the bytes of the body before it (None: at once)."""
 
     kind: str
     after_bytes: int | None = None
 
 
 def parse_faults(text: str) -> tuple[list[Fault], bool]:
-    """The faults of a drill, and whether the last one repeats for ever.
+    """The faults of a drill, and true if the last one repeats forever.
 
     Raises:
         UsageError: *text* does not follow the grammar.
@@ -63,7 +63,7 @@ def parse_faults(text: str) -> tuple[list[Fault], bool]:
 
 
 class FaultyTransport(requests.adapters.HTTPAdapter):
-    """A transport that breaks the requests *text* says, and carries the others."""
+    """A transport that breaks the requests named by *text* and carries the others."""
 
     def __init__(self, text: str, **options: Any) -> None:
         super().__init__(**options)
@@ -71,7 +71,7 @@ class FaultyTransport(requests.adapters.HTTPAdapter):
         self._faults = deque(faults)
 
     def send(self, request: PreparedRequest, *args: Any, **options: Any) -> Response:
-        """Carry *request*, or break it the way the next fault says."""
+        """Carry *request*, or break it with the next fault."""
         if not self._faults:
             return super().send(request, *args, **options)
         fault = self._faults[0] if self._for_ever else self._faults.popleft()
@@ -81,7 +81,7 @@ class FaultyTransport(requests.adapters.HTTPAdapter):
         if request.method == "GET" and response.status_code in (200, 206):
             response.raw = _BreakingBody(response.raw, fault)
         else:
-            self._faults.appendleft(fault)  # it waits for a body to break
+            self._faults.appendleft(fault)  # keep it for a request with a body
         return response
 
     def _broken(self, fault: Fault, request: PreparedRequest) -> Response:
@@ -107,7 +107,7 @@ class FaultyTransport(requests.adapters.HTTPAdapter):
 
 
 class _BreakingBody:
-    """A reply's body that ends in an error after so many bytes; everything else is passed on."""
+    """A reply's body that ends in an error after some bytes; everything else is passed on."""
 
     def __init__(self, raw: Any, fault: Fault) -> None:
         self._raw = raw
@@ -115,7 +115,7 @@ class _BreakingBody:
         self._left = fault.after_bytes or 0
 
     def read1(self, amt: int, decode_content: bool | None = None) -> bytes:
-        """Up to *amt* bytes, or the fault."""
+        """Read up to *amt* bytes, or raise the fault."""
         if self._left <= 0:
             self._raw.close()
             if self._fault.kind == "timeout":

@@ -1,9 +1,9 @@
-"""``requests`` and what is used of ``urllib3``, imported without opening a socket.
+"""``requests`` and parts of ``urllib3``, imported without opening a socket.
 
-To see whether the machine has IPv6, ``urllib3`` binds a socket while it is imported (``_has_ipv6``
-in ``urllib3/util/connection.py``). Offline means no socket at all, and whether a command is offline
-may not be known before this import. It is made to skip that question; an address that cannot be
-reached is passed over when connecting.
+To find out whether the machine has IPv6, ``urllib3`` binds a socket on import (``_has_ipv6`` in
+``urllib3/util/connection.py``). Offline means no socket at all, and whether a command is offline
+may not be known before this import. So the check is skipped; addresses that cannot be reached are
+skipped when connecting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The models that can be run by name: this package's, the registry's, and what was fetched."""
+"""Models that can be run by name: this package's, the registry's, and fetched ones."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["KnownModel", "known_models"]
 
 @dataclass(frozen=True)
 class KnownModel:
-    """A model and what is known of it without reading it.
+    """A model and its metadata, known without reading it.
 
     Attributes:
-        name: what commands take as MODEL.
-        file: the file of its weights, as its author calls it.
+        name: MODEL argument of commands.
+        file: file name of its weights.
         size_bytes: of all files, ``None`` if unknown.
         family: architecture, empty if unknown.
         licence: name of the terms, empty if unknown.
-        path: where the store has its weights (the first of them), ``None`` if they are not here.
+        path: its weights in the store (the first file), ``None`` if they are not here.
     """
 
     name: str
@@ -40,7 +40,7 @@ class KnownModel:
 
 
 def known_models(store: Store) -> list[KnownModel]:
-    """This package's models, the registry's in its order, then what else was fetched, by name."""
+    """This package's models, the registry's in its order, then other fetched ones by name."""
     fetched: dict[str, list[Name]] = {}
     for name in store.names:
         is_weights = name.file.endswith((".gguf", ".safetensors"))
@@ -85,7 +85,7 @@ def _fetched(called: str, parts: list[Name], store: Store) -> KnownModel:
 
 
 def _called(name: Name) -> str:
-    """The name that *name* has as MODEL; a folder with safetensors is one model."""
+    """MODEL argument for *name*; a folder with safetensors is one model."""
     revision = "" if name.revision == "main" else f"@{name.revision}"
     file = f":{name.file}" if name.file.endswith(".gguf") else ""
     return f"hf:{name.repo}{revision}{file}"

@@ -1,4 +1,4 @@
-"""What all transfers of a command share: connections, bytes per second, and the end of it."""
+"""Limits shared by all transfers of a command: connections, rate, and cancellation."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Limits", "Stopped"]
 
-CONNECTIONS = 8  # of all files together, where nothing else is asked for
-_BURST_S = 0.125  # of the rate: what a connection reads at once
+CONNECTIONS = 8  # of all files together, by default
+_BURST_S = 0.125  # of the rate: bytes that a connection reads at once
 _POLL_S = 0.2
 
 
 class Stopped(Exception):  # never leaves the package
-    """Another transfer has failed, or the user has had enough; this one ends."""
+    """This transfer is cancelled: another one has failed, or the user interrupted."""
 
 
 class Limits:
-    """Limits of one command; every thread may use them.
+    """Limits of one command; thread-safe.
 
     Args:
-        rate: bytes per second of all connections together; 0: as fast as they come.
-        connections: that are open at once; 0: the usual number.
+        rate: bytes per second of all connections together; 0: unlimited.
+        connections: open at once; 0: the default.
         clock: monotonic seconds.
-        sleep: waits so many seconds; the limits' own wait ends early when they are stopped.
+        sleep: waits this many seconds; the limits' own wait ends early on cancellation.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class Limits:
         self._slots = threading.BoundedSemaphore(self.connections)
         self._lock = threading.Lock()
         self._told: list[Callable[[], None]] = []
-        self._paid_until = clock()  # when the bytes that came are allowed to have come
+        self._paid_until = clock()  # time at which the received bytes are within the rate
 
     # --- the end -----------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Let every transfer end soon."""
+        """Cancel every transfer."""
         self._stopped.set()
         with self._lock:
             told = list(self._told)
@@ -61,7 +61,7 @@ class Limits:
 
     @contextmanager
     def telling(self, end: Callable[[], None]) -> Iterator[None]:
-        """Call *end* when everything shall end, for what would go on waiting."""
+        """Call *end* on cancellation, to wake up whatever is waiting."""
         with self._lock:
             self._told.append(end)
         try:
@@ -71,19 +71,19 @@ class Limits:
                 self._told.remove(end)
 
     def go_on(self) -> None:
-        """Allow transfers again, once those that were to end have ended."""
+        """Allow transfers again, after the cancelled ones have ended."""
         self._stopped.clear()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether everything shall end."""
+        """True if transfers are cancelled."""
         return self._stopped.is_set()
 
     def sleep(self, duration_s: float) -> None:
         """Wait *duration_s* seconds.
 
         Raises:
-            Stopped: everything shall end.
+            Stopped: transfers are cancelled.
         """
         if self._stopped.wait(duration_s):
             raise Stopped
@@ -92,13 +92,13 @@ class Limits:
 
     @contextmanager
     def connection(self, ended: Callable[[], bool] = lambda: False) -> Iterator[bool]:
-        """One of the connections; gives whether it had to be waited for.
+        """Take one of the connections; yields true if it had to wait for one.
 
         Args:
-            ended: whether the transfer that asks has no use for it any more.
+            ended: true if the transfer that asks does not need it any more.
 
         Raises:
-            Stopped: everything shall end, or that transfer has ended.
+            Stopped: transfers are cancelled, or that transfer has ended.
         """
         waited = not self._slots.acquire(blocking=False)
         if waited:
@@ -113,16 +113,16 @@ class Limits:
     # --- bytes per second --------------------------------------------------------------------
 
     def share(self, count: int) -> int:
-        """How many of *count* bytes to read at once, so that the rate is kept smoothly."""
+        """Number of *count* bytes to read at once, so that the rate is kept smoothly."""
         return min(count, max(1, int(self.rate * _BURST_S))) if self.rate else count
 
     def pay(self, count: int, ended: Callable[[], bool] = lambda: False) -> float:
-        """Wait until *count* bytes, which have come, are within the rate; seconds waited.
+        """Wait until *count* received bytes are within the rate; the seconds waited.
 
-        Time without transfers is not saved up: after a pause the rate is the same.
+        Idle time is not credited: after a pause the rate is the same.
 
         Raises:
-            Stopped: everything shall end.
+            Stopped: transfers are cancelled.
         """
         if not self.rate:
             return 0.0

@@ -1,4 +1,4 @@
-"""``bitnet.lock.json``: which bytes a project works with, so that every machine gets the same ones.
+"""``bitnet.lock.json``: pins the files of a project, so that every machine gets the same bytes.
 
     {
       "version": 1,
@@ -17,9 +17,9 @@
       ]
     }
 
-Sorted and free of host names, times and machine paths: two people who lock the same files write the
-same text, and a mirror can serve them. *path* is where the file goes, relative to the folder of the
-lock file; ``null`` means the cache.
+Sorted and without host names, times and machine paths: two people who lock the same files write the
+same text, and a mirror can serve them. *path* is the place of the file relative to the folder of
+the lock file; ``null`` means the cache.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ class Locked:
     Attributes:
         kind: ``tokenizer`` and ``model`` come from the hub, ``package`` from a package index.
         repo: repository on the hub, or the id of a packaged model.
-        revision: what was asked for: a branch, a tag, a commit; the version of a package.
+        revision: as requested: a branch, a tag, a commit; the version of a package.
         file: path inside the repository.
-        commit: what *revision* was when it was locked; ``None`` if the server did not say.
+        commit: commit of *revision* when it was locked; ``None`` if the server did not report it.
         sha256: lower-case hexadecimal digest of the file.
         size: bytes.
         licence: name of the terms, empty if unknown.
-        path: where it goes, relative to the lock file with forward slashes; ``None``: the cache.
+        path: place relative to the lock file, with forward slashes; ``None``: the cache.
     """
 
     kind: Kind
@@ -86,15 +86,15 @@ class Locked:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What identifies the entry."""
+        """Identity of the entry."""
         return (self.kind, self.repo, self.revision, self.file)
 
 
 def read(path: Path) -> list[Locked]:
-    """The entries of the lock file at *path*; none if there is no such file.
+    """Entries of the lock file at *path*; empty if the file does not exist.
 
     Raises:
-        InvalidFormat: it is damaged, with the place of the damage.
+        InvalidFormat: it is damaged; the message says where.
         Unsupported: it has another schema version.
     """
     try:
@@ -109,10 +109,10 @@ def read(path: Path) -> list[Locked]:
 
 
 def parse(text: str, path: Path) -> list[Locked]:
-    """The entries of the lock file with this *text*; *path* is what messages call it.
+    """Entries of a lock file with this *text*; *path* is its name in messages.
 
     Raises:
-        InvalidFormat: it is damaged, with the place of the damage.
+        InvalidFormat: it is damaged; the message says where.
         Unsupported: it has another schema version.
     """
     try:
@@ -124,7 +124,7 @@ def parse(text: str, path: Path) -> list[Locked]:
     if document.get("version") != VERSION:
         raise Unsupported(
             f"{path} has version {document.get('version')!r}, this program reads {VERSION}",
-            hint="update bitnet, or write the file anew: bitnet sync --update",
+            hint="update bitnet, or write the file again: bitnet sync --update",
         )
     entries = [
         _entry(item, f"{path}: entry {number}") for number, item in enumerate(document["files"], 1)
@@ -134,29 +134,29 @@ def parse(text: str, path: Path) -> list[Locked]:
 
 
 def write(path: Path, entries: Iterable[Locked]) -> None:
-    """Write *entries* to *path*, sorted, in one step: a reader sees the old or the new file."""
+    """Write *entries* to *path*, sorted, atomically: a reader sees the old or the new file."""
     write_text(path, text_of_entries(entries))
 
 
 def text_of_entries(entries: Iterable[Locked]) -> str:
-    """The text of a lock file with *entries*."""
+    """Text of a lock file with *entries*."""
     ordered = sorted(entries, key=lambda entry: entry.key)
     document = {"version": VERSION, "files": [asdict(entry) for entry in ordered]}
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
 def find(entries: Iterable[Locked], entry: tuple[str, str, str, str]) -> Locked | None:
-    """The one of *entries* whose key is *entry*."""
+    """The entry with the key *entry*."""
     return next((known for known in entries if known.key == entry), None)
 
 
 def record(path: Path, *entries: Locked) -> bool:
-    """Put *entries* into the lock file at *path*, replacing those with their keys.
+    """Put *entries* into the lock file at *path*, replacing those with equal keys.
 
-    Call it with the lock of the file held when several processes may write.
+    Hold the lock of the file if several processes may write.
 
     Returns:
-        Whether the file changed.
+        True if the file changed.
     """
     before = known = read(path)
     for entry in entries:
@@ -170,14 +170,14 @@ def record(path: Path, *entries: Locked) -> bool:
 
 
 def _displaced(known: Locked, entry: Locked) -> Locked | None:
-    """*known* once *entry* is in its place: a tokenizer stays in the cache, a model is gone."""
+    """*known* after *entry* took its place: a tokenizer stays in the cache, a model is dropped."""
     if entry.path is None or known.path != entry.path or known.sha256 == entry.sha256:
         return known
     return replace(known, path=None) if known.kind == "tokenizer" else None
 
 
 def relative(path: Path, folder: Path) -> str | None:
-    """*path* relative to *folder* with forward slashes; ``None`` if it lies outside."""
+    """*path* relative to *folder* with forward slashes; ``None`` if it is outside."""
     try:
         return text_of(path.absolute().relative_to(folder.absolute()).as_posix())
     except ValueError:
@@ -208,7 +208,7 @@ def _entry(item: Any, where: str) -> Locked:
 
 
 def _refuse_contradictions(path: Path, entries: list[Locked]) -> None:
-    """Refuse two digests for one place, or for one file of one revision."""
+    """Refuse two digests for one path, or for one file of one revision."""
     seen: dict[object, Locked] = {}
     for entry in entries:
         names: list[object] = [entry.key]
@@ -231,7 +231,7 @@ def _text(value: Any) -> bool:
 
 
 def _stays_inside(text: str) -> bool:
-    """A lock file can come from somebody else: its paths must not leave the folder."""
+    """False if *text* leaves the folder: lock files are untrusted."""
     path = PurePosixPath(text)
     return not (path.is_absolute() or ".." in path.parts or "\\" in text or ":" in text)
 

@@ -1,4 +1,4 @@
-"""``[mirrors]`` in ``bitnet.toml``: which server has which repository.
+"""``[mirrors]`` in ``bitnet.toml``: servers by repository.
 
     [mirrors]
     default = "https://hub.example.org"
@@ -36,7 +36,7 @@ def mirrors(folder: Path) -> dict[str, str]:
     """The table in *folder*'s ``bitnet.toml``, several addresses with commas between them.
 
     Raises:
-        UsageError: the file is not TOML, or an address is none.
+        UsageError: the file is not TOML, or an address is invalid.
     """
     path = folder / NAME
     try:
@@ -45,7 +45,7 @@ def mirrors(folder: Path) -> dict[str, str]:
         return {}
     except OSError as error:
         raise from_os_error(error, path) from error
-    except ValueError as error:  # TOML and UTF-8 errors alike
+    except ValueError as error:  # both TOML and UTF-8 errors
         raise UsageError(f"{path} is not valid TOML: {error}", hint="correct it") from error
     table = document.get("mirrors", {})
     if not isinstance(table, dict):
@@ -64,7 +64,7 @@ def mirrors(folder: Path) -> dict[str, str]:
 
 
 def with_mirror(options: FetchOptions, repo: str, folder: Path) -> FetchOptions:
-    """*options* with the address of the server that *folder*'s file names for *repo*."""
+    """*options* with the server that *folder*'s file names for *repo*."""
     if options.base_url:
         return options
     table = mirrors(folder)

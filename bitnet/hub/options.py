@@ -1,4 +1,4 @@
-"""What the command line can say about fetching."""
+"""Command-line options of downloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FetchOptions", "FileSelection"]
 class FetchOptions:
     """How to fetch; every field is an option of every command that downloads.
 
-    Those that are not shown stand for settings, and win over them.
+    Hidden options override settings.
     """
 
     SECTION: ClassVar = "Network"
@@ -40,10 +40,10 @@ class FetchOptions:
     connections: int | None = option(None, "instead of BITNET_CONNECTIONS", hidden=True)
 
     def __post_init__(self) -> None:
-        """Check what a type cannot say.
+        """Check value ranges.
 
         Raises:
-            UsageError: a number is out of range, or the base URL is no HTTP address.
+            UsageError: a number is out of range, or the base URL is not an HTTP address.
         """
         if self.retries is not None and self.retries < 1:
             raise UsageError(f"--retries expects 1 or more, got {self.retries}")
@@ -74,43 +74,43 @@ class FetchOptions:
 
     @property
     def is_offline(self) -> bool:
-        """Whether connections are switched off, here or in the environment."""
+        """True if connections are switched off, here or in the environment."""
         return self.offline or settings.offline()
 
     @property
     def deadline_s(self) -> float:
-        """Seconds a transfer may go without progress."""
+        """Longest time of a transfer without progress, in seconds."""
         return self.timeout if self.timeout is not None else settings.download_timeout()
 
     @property
     def stall_s(self) -> float:
-        """Seconds of silence before a connection is replaced."""
+        """Silence in seconds after which a connection is replaced."""
         return self.stall_timeout if self.stall_timeout is not None else settings.stall_timeout()
 
     @property
     def lock_s(self) -> float:
-        """Seconds to wait for a process that fetches the same file."""
+        """Longest wait for a process that fetches the same file, in seconds."""
         return self.lock_timeout if self.lock_timeout is not None else settings.lock_timeout()
 
     @property
     def retry_after_s(self) -> float:
-        """Longest wait in seconds a server may ask for."""
+        """Longest wait that a server may ask for, in seconds."""
         given = self.retry_after_max
         return given if given is not None else settings.retry_after_max()
 
     @property
     def at_once(self) -> int:
-        """Parallel connections; 0: chosen by size and speed."""
+        """Number of parallel connections; 0: chosen by size and speed."""
         return self.connections if self.connections is not None else settings.connections()
 
     @property
     def rate(self) -> float:
-        """Bytes per second of all connections together; 0: no limit."""
+        """Bytes per second of all connections together; 0: unlimited."""
         return settings.parse_rate(self.limit_rate) if self.limit_rate else settings.limit_rate()
 
     @property
     def endpoint(self) -> str:
-        """Address of the hub, without a slash at the end; the first where there are several.
+        """Address of the hub, without a trailing slash; the first one if there are several.
 
         Raises:
             UsageError: ``HF_ENDPOINT`` is not an HTTP address.
@@ -119,7 +119,7 @@ class FetchOptions:
 
     @property
     def mirrors(self) -> tuple[str, ...]:
-        """The further addresses: they send parts of files, and get no access token."""
+        """Further addresses: they send parts of files, and get no access token."""
         return self._addresses[1:]
 
     @property
@@ -134,7 +134,7 @@ def _is_address(text: str) -> bool:
 
 @dataclass(frozen=True)
 class FileSelection:
-    """Which files of a repository; none of the two: the model that can be run."""
+    """Selection of files of a repository; without either, the runnable model."""
 
     include: list[str] = option(
         [], "fetch every file whose path or name matches; may be repeated", metavar="GLOB"

@@ -1,4 +1,4 @@
-"""``<file>.origin``: what earlier versions noted beside a file in the cache; only read."""
+"""``<file>.origin``: records that earlier versions wrote next to cached files; read-only."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["Origin", "known_digests"]
 
 @dataclass(frozen=True)
 class Origin:
-    """Repository, revision asked for, file, commit, digest and size.
+    """Repository, requested revision, file, commit, digest and size.
 
-    *repo* is empty for a file that somebody put there.
+    *repo* is empty for a file that was not downloaded.
     """
 
     repo: str
@@ -34,7 +34,7 @@ class Origin:
 
     @classmethod
     def of(cls, path: Path) -> Origin:
-        """What can be said about the file at *path* by looking at it."""
+        """Record made by reading the file at *path*."""
         try:
             size = path.stat().st_size
         except OSError as error:
@@ -43,7 +43,7 @@ class Origin:
 
     @classmethod
     def read(cls, path: Path) -> Origin | None:
-        """The record beside *path*; ``None`` if there is none that can be read."""
+        """Record next to *path*; ``None`` if there is no readable one."""
         try:
             record = cls(**json.loads(_beside(path).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -55,7 +55,7 @@ class Origin:
 def known_digests(cache: Path) -> dict[str, str]:
     """SHA-256 of files in *cache* whose digest is pinned or was recorded, by path."""
     known = {str(cache / model.entry): model.sha256 for model in PACKAGED.values()}
-    # Path.glob would fail on a folder that another process removes meanwhile.
+    # Path.glob fails on a folder that another process removes meanwhile.
     for record in sorted(glob("tokenizers/*/*.origin", root_dir=cache)):  # noqa: PTH207
         path = (cache / record).with_suffix("")
         origin = Origin.read(path)

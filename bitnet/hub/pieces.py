@@ -1,8 +1,7 @@
-"""Parts of a file for several connections: handed out in order, and taken from slow ones.
+"""Pieces of a file for several connections: handed out in order, and taken from slow ones.
 
-When nothing is left to hand out, a connection without work takes the tail of the piece that would
-last longest, so that the slowest server, or the slowest connection, does not decide when a file is
-there.
+When nothing is left to hand out, an idle connection takes the tail of the piece that would take
+longest, so that the slowest server or connection does not decide when a file is complete.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Piece", "Pieces"]
 
-STEAL_AFTER_S = 2.0  # a piece that lasts longer than this is worth another request
-SMALLEST_BYTES = 1 << 16  # less is not left to a slow connection
+STEAL_AFTER_S = 2.0  # a piece with more time to go than this is worth another request
+SMALLEST_BYTES = 1 << 16  # smallest tail left to a slow connection
 
 
 @dataclass
 class Piece:
-    """Bytes *at* to *stop* (exclusive) are still to come; ``None``: to the end of the file.
+    """Bytes *at* to *stop* (exclusive) are still missing; ``None``: to the end of the file.
 
     Attributes:
-        at: where the next byte belongs.
-        stop: end; comes nearer when the tail is taken away.
-        begun_s: when it was handed out.
-        begun_at: where *at* was then.
+        at: offset of the next byte.
+        stop: end; reduced when the tail is taken away.
+        begun_s: time at which it was handed out.
+        begun_at: *at* at that time.
     """
 
     at: int
@@ -38,15 +37,15 @@ class Piece:
 
     @property
     def left(self) -> int:
-        """Bytes that are still to come; the end has to be known."""
+        """Missing bytes; the end must be known."""
         return max(0, (self.stop or 0) - self.at)
 
 
 class Pieces:
-    """The pieces of one transfer; its lock has to be held.
+    """The pieces of one transfer; the caller must hold its lock.
 
     Args:
-        gaps: what is missing of the file.
+        gaps: missing parts of the file.
         length: bytes of a piece.
         clock: monotonic seconds.
     """
@@ -63,10 +62,10 @@ class Pieces:
         self._running: list[Piece] = []
 
     def take(self, rate: float = 0.0) -> Piece | None:
-        """The next piece, or the tail of one that is slow; ``None``: nothing to be had now.
+        """The next piece, or the tail of a slow one; ``None``: none at the moment.
 
         Args:
-            rate: bytes per second of the connection that asks, as far as it is known.
+            rate: bytes per second of the asking connection, if known.
         """
         piece = self._waiting.popleft() if self._waiting else self._stolen(rate)
         if piece is not None:
@@ -75,18 +74,18 @@ class Pieces:
         return piece
 
     def rate_of(self, piece: Piece) -> float:
-        """Bytes per second of *piece* since it was handed out; 0 while unknown."""
+        """Bytes per second of *piece* since it was handed out; 0 if unknown."""
         passed = self._clock() - piece.begun_s
         return (piece.at - piece.begun_at) / passed if passed > 0 else 0.0
 
     def end(self, piece: Piece) -> None:
-        """Take back *piece*; what is left of it is handed out again."""
+        """Take back *piece*; the rest of it is handed out again."""
         self._running = [one for one in self._running if one is not piece]
         if piece.left:
             self._waiting.append(Piece(piece.at, piece.stop))
 
     def _stolen(self, rate: float) -> Piece | None:
-        """The tail of the piece that would last longest, if that is long."""
+        """Tail of the piece that would take longest, if that is long enough."""
         now = self._clock()
         slow = [
             (piece.left / speed if (speed := self.rate_of(piece)) else float("inf"), speed, piece)

@@ -1,4 +1,4 @@
-"""What pip's output means when it fails, as an error of this project."""
+"""Translate pip's output into an error of this project."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ _VERSIONS = re.compile(r"\(from versions: ([^)]*)\)")
 
 
 def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetError:
-    """The error that pip's *output* amounts to.
+    """Error for a failed pip with this *output*.
 
     Args:
         output: everything pip printed, both streams.
-        requirements: what was asked for.
-        folder: where pip wrote.
+        requirements: the packages requested.
+        folder: pip's working folder.
     """
     text = redacted(output)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -97,11 +97,11 @@ def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetErro
 
 
 def redacted(text: str) -> str:
-    """*text* without logins and signatures in addresses, whole ones or paths on a server."""
+    """*text* with addresses stripped of logins, signatures and paths on a server."""
     return _QUERY.sub(r"\1?***", _CREDENTIALS.sub("//***@", text))
 
 
 def _line(lines: list[str], pattern: re.Pattern[str]) -> str:
-    """The last line that matches, shortened."""
+    """The last matching line, shortened."""
     found = next((line for line in reversed(lines) if pattern.search(line)), "")
     return found if len(found) <= 300 else found[:297] + "..."

@@ -1,7 +1,7 @@
-"""Files to their places: one, or all of a folder at once.
+"""Put files into their places: one, or a whole folder at once.
 
-A folder that is not there is made beside its place and renamed, so that it is seen with everything
-or not at all. In one that is there, the file that makes it a model goes first and comes last.
+A missing folder is created next to its place and renamed, so that it appears complete or not at
+all. In an existing one, the file that makes it a model is removed first and added last.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
 __all__ = ["common_folder", "place_all"]
 
-_ABANDONED_S = 900.0  # after which a folder still in the making counts as abandoned
+_ABANDONED_S = 900.0  # age at which an unfinished folder counts as abandoned
 
 
 def common_folder(paths: Sequence[Path]) -> Path:
-    """The folder that holds all of *paths*, or the one above it where it is not there yet."""
+    """Folder that contains all of *paths*, or its parent if it does not exist yet."""
     folder = _folder_of(paths)
     return folder if folder.is_dir() else folder.parent
 
 
 def place_all(items: Sequence[tuple[Fetched, Path, bool]], project: Project) -> list[Fetched]:
-    """Each file at its place: all of them, or none.
+    """Put each file into its place: all of them, or none.
 
     Args:
-        items: what there is, where it belongs, and whether that is ours to replace.
+        items: the file, its place, and true if a file there may be replaced.
         project: where the store is.
 
     Raises:
-        UsageError: another file is at one of the places, which was not put there by us.
-        NoSpace: no room for a copy.
-        PermissionDenied: a folder may not be written.
+        UsageError: another file is in one of the places, which this program did not put there.
+        NoSpace: there is not enough room for a copy.
+        PermissionDenied: a folder is not writable.
     """
     store = project.store
     todo: list[tuple[Blob, Path]] = []
@@ -70,7 +70,7 @@ def place_all(items: Sequence[tuple[Fetched, Path, bool]], project: Project) -> 
 
 
 def _place_folder(todo: list[tuple[Blob, Path]], folder: Path, project: Project) -> None:
-    """Make *folder* with everything in it."""
+    """Create *folder* with all of its files."""
     begun = f".{folder.name}.partial-"
     fresh = folder.with_name(f"{begun}{os.getpid()}-{token_hex(4)}")
     try:
@@ -96,7 +96,7 @@ def _place_folder(todo: list[tuple[Blob, Path]], folder: Path, project: Project)
 
 
 def _place_into(todo: list[tuple[Blob, Path]], project: Project) -> None:
-    """Put files where others may be already."""
+    """Put files into folders that may have others."""
     ordered = sorted(todo, key=lambda item: _rank(item[1]))
     if len(ordered) > 1:
         _, entry = ordered[-1]
@@ -107,7 +107,7 @@ def _place_into(todo: list[tuple[Blob, Path]], project: Project) -> None:
 
 
 def _rank(path: Path) -> tuple[bool, bool]:
-    """Highest for the files without which a folder is only a part of a model."""
+    """Sort key: last are the files without which a folder is not a complete model."""
     return path.name == "config.json", "-00001-of-" in path.name
 
 

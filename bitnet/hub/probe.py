@@ -1,4 +1,4 @@
-"""A model that is not here yet, as far as it can be read without fetching it."""
+"""Read parts of a model that is not here yet, without fetching it."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["Probe", "probe"]
 
 @dataclass(frozen=True)
 class Probe:
-    """What is known of a model, and how its bytes can be read.
+    """Facts about a model, and a reader for its bytes.
 
     Attributes:
-        name: of the file, of the first part of a split model.
-        size: bytes of that file, ``None`` if the server does not say.
+        name: of the file; of the first part of a split model.
+        size: bytes of that file, ``None`` if the server does not report it.
         licence: name of the terms, empty if unknown.
-        gated: a token of an account that accepted the terms is needed; ``None``: unknown.
-        path: the file, if it is here already.
-        read: bytes *start* to *stop* of it on the server; ``None`` if only the whole can be had.
+        gated: requires a token of an account that accepted the terms; ``None``: unknown.
+        path: the file, if it is local.
+        read: reads bytes *start* to *stop* from the server; ``None`` without range requests.
     """
 
     name: str
@@ -45,11 +45,11 @@ class Probe:
 
 
 def probe(request: ModelRequest, project: Project, *, fits: Callable[[int], bool | None]) -> Probe:
-    """Look at the model that *request* means, in its place or on the server.
+    """Facts about the model that *request* means, local or on the server.
 
     Raises:
-        BitnetError: as :func:`bitnet.hub.request.resolve`; the file is not here and the server
-            does not answer or refuses.
+        BitnetError: as :func:`bitnet.hub.request.resolve`; or the file is not here and the
+            server does not answer or refuses.
     """
     packaged = PACKAGED.get(request.id)
     if packaged is not None:
@@ -71,7 +71,7 @@ def _remote(source: Source, project: Project) -> Probe:
     try:
         repo = model_facts(source.repo, source.revision, options)
         licence, gated = licence or repo.licence or "", repo.gated
-    except BitnetError:  # a plain mirror serves files and knows nothing about them
+    except BitnetError:  # a plain mirror serves files without metadata
         gated = source.gated or None
     name = source.file.rpartition("/")[2]
 

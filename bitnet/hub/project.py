@@ -1,4 +1,4 @@
-"""A working folder with its lock file and cache, and what is provided to it."""
+"""A working folder with its lock file and cache, and the files provided to it."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Project:
-    """Where things are and how to fetch them; the same for all files of one command.
+    """Paths and download options, shared by all files of one command.
 
     Attributes:
-        folder: holds the lock file; ``models`` is below it.
+        folder: contains the lock file; ``models`` is below it.
         cache: the cache folder.
         options: how to fetch.
         progress: how progress is shown.
-        force: fetch again what is already there.
+        force: fetch again what exists.
         update: accept files that differ from the lock file.
-        verify: read files again instead of trusting what was found before.
-        records: what is provided is written into the lock file.
-        limits: what all transfers share.
-        read_only: a cache folder that is read besides.
+        verify: read files again instead of trusting records.
+        records: write provided files into the lock file.
+        limits: shared by all transfers.
+        read_only: a second cache folder that is only read.
     """
 
     folder: Path
@@ -58,7 +58,7 @@ class Project:
     read_only: Path | None = None
 
     def writable(self) -> Project:
-        """The project with a cache that can be written: below ``models`` if its own cannot be."""
+        """The project with a writable cache: below ``models`` if its own is not."""
         try:
             make_cache(self.cache)
             check_writable(self.cache / "store")
@@ -79,14 +79,14 @@ class Project:
         return Store(self.cache, rehash=self.verify, beside=self.read_only)
 
     def pinned(self, key: tuple[str, str, str, str]) -> Locked | None:
-        """What the lock file says about *key*; nothing when it is to be updated."""
+        """Lock file entry of *key*; ``None`` if it is to be updated."""
         return None if self.update else self._known(key)
 
     def _known(self, key: tuple[str, str, str, str]) -> Locked | None:
         return lockfile.find(lockfile.read(self.lock_path), key)
 
     def pin(self, *entries: Locked) -> None:
-        """Write *entries* into the lock file at once; several processes may do so."""
+        """Write *entries* into the lock file; safe for several processes."""
         if not self.records:
             return
         changed = [entry for entry in map(self._completed, entries) if entry is not None]
@@ -95,7 +95,7 @@ class Project:
         name = hashlib.sha256(os.fsencode(self.lock_path.absolute())).hexdigest()[:16]
         guard = self.store.folder / f"project-{name}.lock"
         with ExitStack() as stack:
-            with suppress(OSError, PermissionDenied):  # without a guard an entry may get lost
+            with suppress(OSError, PermissionDenied):  # without a lock an entry may get lost
                 make_cache(self.cache)
                 stack.enter_context(
                     locks.hold(guard, timeout_s=self.options.lock_s, what=lockfile.NAME)
@@ -110,7 +110,7 @@ class Project:
             logger.info("pinned %s/%s in %s", entry.repo, entry.file, self.lock_path)
 
     def _completed(self, entry: Locked) -> Locked | None:
-        """*entry* with what the lock file knew besides; ``None`` if it says all that already."""
+        """*entry* completed by the lock file's entry; ``None`` if that would not change it."""
         known = self._known(entry.key)
         if known is not None and known.sha256 == entry.sha256:
             entry = replace(
@@ -122,14 +122,14 @@ class Project:
         return None if known == entry else entry
 
     def require_connection(self, path: Path, command: str) -> None:
-        """Stop if the network is switched off.
+        """Raise if the network is switched off.
 
         Args:
-            path: what would be fetched.
-            command: what fetches it.
+            path: the file that would be fetched.
+            command: the command that fetches it.
 
         Raises:
-            Offline: it is.
+            Offline: the network is switched off.
         """
         if self.options.is_offline:
             state = "does not exist"
@@ -144,13 +144,13 @@ class Project:
 
 @dataclass(frozen=True)
 class Provided:
-    """A file that is where it should be.
+    """A file in its place.
 
     Attributes:
-        path: where the caller wanted it.
+        path: as requested by the caller.
         sha256: its digest.
         size: its bytes.
-        commit: of the repository, where the server said.
+        commit: of the repository, if the server reported it.
         cached: no bytes were transferred.
         licence: the licence line.
     """

@@ -1,9 +1,9 @@
-"""One question for every file: is it here, may it be used, where, and if not, fetch it.
+"""Provide a file: use a local copy if it is the right one, else fetch it.
 
-    at its place?  ->  in the store?  ->  in another cache?  ->  offline?  ->  fetch  ->  link
+    in its place?  ->  in the store?  ->  in another cache?  ->  offline?  ->  fetch  ->  link
 
-The first answer that fits ends it. A file is right when its digest is the one that is wanted; where
-no digest is known in advance, the server is asked for it first.
+The first match ends the search. A file is right if it has the expected digest; if no digest is
+known in advance, the server is asked for it first.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class HubFile:
 
     Attributes:
         repo: ``organisation/repository``.
-        revision: branch, tag or commit that was asked for.
+        revision: requested branch, tag or commit.
         file: path inside the repository.
-        commit: what to fetch instead of *revision*, where it is pinned.
+        commit: fetched instead of *revision*, if it is pinned.
     """
 
     repo: str
@@ -52,7 +52,7 @@ class HubFile:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What the file is known by."""
+        """Identity of the file."""
         return (self.repo, self.revision, self.file)
 
 
@@ -65,27 +65,27 @@ class Address:
 
     @property
     def identity(self) -> tuple[str, ...]:
-        """What the file is known by."""
+        """Identity of the file."""
         return (self.url,)
 
 
 @dataclass(frozen=True)
 class Want:
-    """A file that is wanted.
+    """A file to provide.
 
     Attributes:
-        source: where it can be had.
-        sha256: what it must be, as far as that is known.
-        size: bytes, likewise.
+        source: the file on a server.
+        sha256: expected digest, if known.
+        size: expected bytes, if known.
         kind: ``tokenizer``, ``model`` or ``package``.
-        key: what the cache's listing calls it.
-        command: what fetches it, for the hint when we are offline.
-        lasts: what the name stood for the last time is good enough; else the server is asked.
+        key: its name in the cache's listing.
+        command: the command that fetches it, for the hint when offline.
+        lasts: the last known file of this name is good enough; otherwise the server is asked.
         pinned: the digest comes from the lock file.
-        places: where an earlier version of this program kept it.
+        places: where earlier versions of this program kept it.
         check: called with the fetched file before it is kept; raises to refuse it.
         announce: called before a connection is opened; may raise.
-        changed_hint: what helps when the server has another file.
+        changed_hint: hint for the case that the server has another file.
     """
 
     source: HubFile | Address | PackagedModel
@@ -108,14 +108,14 @@ def provide(
     """The file of *want* at *target*, or in the store.
 
     Args:
-        want: which file.
-        project: where and how.
-        target: where it is wanted; a link to the store is put there.
-        ours: what is at *target* may be replaced, whatever it is.
+        want: the file.
+        project: folders and options.
+        target: path for a link to the store.
+        ours: a file at *target* may be replaced in any case.
 
     Raises:
         Offline: it is not here, and the network is switched off.
-        UsageError: another file is at *target*, which was not put there by us.
+        UsageError: another file is at *target*, which this program did not put there.
         UpstreamChanged: the server has another file than the pinned one.
         BitnetError: as :func:`bitnet.hub.download.fetch`.
     """
@@ -128,13 +128,13 @@ def provide(
 def obtain(
     want: Want, project: Project, target: Path | None = None, *, folder: Path | None = None
 ) -> Fetched:
-    """The file of *want* wherever it is: at *target*, in the store, or just fetched.
+    """The file of *want* where it is: at *target*, in the store, or just fetched.
 
     Args:
-        want: which file.
-        project: where and how.
-        target: where it is wanted.
-        folder: what must be there before anything is fetched; the folder of *target* by default.
+        want: the file.
+        project: folders and options.
+        target: its place.
+        folder: created before anything is fetched; the folder of *target* by default.
 
     Raises:
         BitnetError: as :func:`provide`.
@@ -151,7 +151,7 @@ def obtain(
 
 
 def _place(want: Want, project: Project) -> Path:
-    """Where the file would be, for messages."""
+    """Path that the file would have, for messages."""
     if want.places:
         return want.places[0]
     file = want.source.file
@@ -159,7 +159,7 @@ def _place(want: Want, project: Project) -> Path:
 
 
 def _here(want: Want, project: Project, target: Path | None) -> Fetched | None:
-    """The file, if it is known by its digest and on this machine."""
+    """The file, if its digest is known and it is on this machine."""
     if project.force:
         return None
     store = project.store
@@ -223,7 +223,7 @@ def _fetched(want: Want, project: Project, target: Path | None) -> Fetched:
 
 
 def _about_pin(error: HashMismatch | NotFound, want: Want) -> IntegrityError | NotFound:
-    """*error* as it concerns somebody who has pinned the file."""
+    """*error* for a user who has pinned the file."""
     source = want.source
     if not want.pinned or not isinstance(source, HubFile):
         return error
@@ -244,7 +244,7 @@ def _name(want: Want, got: Fetched) -> Name:
     source = want.source
     if isinstance(source, HubFile):
         where = source.repo, source.revision, source.file
-    else:  # the ETag tells two versions behind one address apart
+    else:  # the ETag distinguishes versions behind one address
         assert isinstance(source, Address)
         where = shown(source.url), got.etag or "", source.file
     return Name(*where, got.commit, got.sha256, got.size, want.kind, want.key)

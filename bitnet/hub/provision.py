@@ -1,8 +1,7 @@
-"""Files a project needs, in their place: found on disk, or fetched once and pinned.
+"""Provide the files of a project: found on disk, or fetched once and pinned.
 
 A tokenizer is linked into ``<cache>/tokenizers/<key>/tokenizer.json``, where discovery looks; two
-sources can share one key, and neither is handed out for the other. A model is linked to its place
-in the project.
+sources can share one key without being confused. A model is linked to its place in the project.
 """
 
 from __future__ import annotations
@@ -53,30 +52,30 @@ logger = logging.getLogger(__name__)
 
 
 def tokenizer_entry(source: Source, cache: Path) -> Path:
-    """Where the cache keeps the tokenizer of *source*."""
+    """Path of the tokenizer of *source* in the cache."""
     return cache / "tokenizers" / source.cache_key / Path(source.file).name
 
 
 def provide_tokenizer(
     source: Source, project: Project, *, check: VocabularyCheck, target: Path | None = None
 ) -> Provided:
-    """The tokenizer of *source* in the cache, or at *target* if that is given.
+    """The tokenizer of *source*, in the cache or at *target*.
 
-    What was fetched from the same source is used without a connection. A cached file that is not
-    what it should be is replaced, and the log says so.
+    A file fetched from the same source before is used without a connection. A cached file with
+    unexpected content is replaced, with a warning.
 
     Args:
-        source: which tokenizer.
-        project: where and how.
+        source: the tokenizer.
+        project: folders and options.
         check: accepts a file and the number of ids it must have, or raises.
-        target: where it is wanted.
+        target: place for it, if given.
 
     Raises:
-        Offline: not in the cache, and the network is switched off.
-        TokenMissing: the source wants a token and there is none; no connection was opened.
+        Offline: it is not in the cache, and the network is switched off.
+        TokenMissing: the source requires a token and there is none; no connection was opened.
         UpstreamChanged: the server's file is not the one in the lock file.
         VocabMismatch: the server's file has another vocabulary.
-        UsageError: another file is at *target*, which was not put there by us.
+        UsageError: another file is at *target*, which this program did not put there.
     """
     entry = tokenizer_entry(source, project.cache)
     pinned = project.pinned(("tokenizer", source.repo, source.revision, source.file))
@@ -131,7 +130,7 @@ def _tokenizer_want(
 
 
 def _command(source: Source) -> str:
-    """The command that fetches what *source* is, which may be a registered one by another name."""
+    """The command that fetches *source*, which may be registered under another name."""
     known = [name for name, other in sources.TOKENIZERS.items() if other.repo == source.repo]
     if known:
         return f"bitnet tokenizer --source {known[0]}"
@@ -139,7 +138,7 @@ def _command(source: Source) -> str:
 
 
 def _known_before(entry: Path, source: Source) -> str | None:
-    """The digest that an earlier version of this program noted beside *entry*, if it is right."""
+    """Digest recorded next to *entry* by an earlier version, if it is right."""
     origin = Origin.read(entry)
     if origin is None or (origin.repo, origin.revision) != (source.repo, source.revision):
         return None
@@ -147,7 +146,7 @@ def _known_before(entry: Path, source: Source) -> str | None:
 
 
 def _was_put_there(entry: Path, source: Source, project: Project, check: VocabularyCheck) -> bool:
-    """Whether *entry* is a usable file that came from elsewhere, such as from another machine."""
+    """True if *entry* is a usable file from elsewhere, such as another machine."""
     if project.force or project.update or not entry.is_file():
         return False
     record = project.store.verified.record_of(entry)
@@ -164,7 +163,7 @@ def _was_put_there(entry: Path, source: Source, project: Project, check: Vocabul
 def _say_what_changed(
     entry: Path, source: Source, project: Project, check: VocabularyCheck
 ) -> None:
-    """Warn if *entry* is not what we put there: then it is replaced."""
+    """Warn that *entry* has unexpected content and is replaced."""
     record = project.store.verified.record_of(entry)
     if record is None or not record.placed or not entry.is_file():
         return
@@ -182,10 +181,10 @@ def _say_what_changed(
 
 
 def model_path(project: Project, repo: str, file: str, revision: str = "main") -> Path:
-    """Where ``download-model`` puts *file* of *repo* unless told otherwise.
+    """Default path of *file* of *repo* for ``download-model``.
 
-    That is ``models/ORG-REPO/FILE``, or ``models/ORG--REPO@REVISION/FILE`` where the lock file has
-    another file at that place: of another revision, or of a repository that is spelled alike.
+    That is ``models/ORG-REPO/FILE``, or ``models/ORG--REPO@REVISION/FILE`` if the lock file has
+    another file at that path: of another revision, or of a repository with a similar name.
     """
     plain = project.folder / "models" / repo.replace("/", "-") / path_of(file)
     entries = lockfile.read(project.lock_path)
@@ -198,14 +197,14 @@ def model_path(project: Project, repo: str, file: str, revision: str = "main") -
 
 
 def _at(entries: list[Locked], path: Path, project: Project) -> Locked | None:
-    """The entry of the lock file that belongs at *path*."""
+    """Lock file entry of the file at *path*."""
     where = lockfile.relative(path, project.folder)
     return next((entry for entry in entries if where is not None and entry.path == where), None)
 
 
 @dataclass(frozen=True)
 class _Order:
-    """A model file that is wanted, and where."""
+    """A model file to provide, and its place."""
 
     source: Source
     path: Path
@@ -214,16 +213,16 @@ class _Order:
 
 
 def provide_model(source: Source, project: Project, *, target: Path | None = None) -> Provided:
-    """The model file of *source* at *target*, or below ``models``.
+    """Provide the model file of *source* at *target*, or below ``models``.
 
-    A file that is there with the digest of *source* or of the lock file is used without a
+    An existing file with the digest of *source* or of the lock file is used without a
     connection.
 
     Raises:
-        Offline: not there, and the network is switched off.
+        Offline: it is not here, and the network is switched off.
         UpstreamChanged: the server's file is not the one in the lock file.
-        UsageError: *source* and the lock file name different digests, or another file is at
-            *target*, which was not put there by us.
+        UsageError: *source* and the lock file have different digests, or another file is at
+            *target*, which this program did not put there.
     """
     return provide_models([(source, target)], project)[0]
 
@@ -231,13 +230,13 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
 def provide_models(
     wanted: Sequence[tuple[Source, Path | None]], project: Project
 ) -> list[Provided]:
-    """Model files, each as by :func:`provide_model`: all of them, or none.
+    """Provide model files as by :func:`provide_model`: all of them, or none.
 
-    Several are fetched at once, within the limits of *project*. They get their places when all
-    have come, and then their entries in the lock file.
+    Several are fetched at once, within the limits of *project*. When all are complete they are put
+    into their places, and then into the lock file.
 
     Raises:
-        BitnetError: the first of what went wrong; what came is kept in the store.
+        BitnetError: the first failure; fetched files stay in the store.
     """
     orders = [_order(source, target, project) for source, target in wanted]
     places = [order.path for order in orders]
@@ -269,7 +268,7 @@ def provide_models(
 
 
 def _order(source: Source, target: Path | None, project: Project) -> _Order:
-    """What is wanted, once nothing speaks against it."""
+    """The order for *source*, after checks for conflicts."""
     file_url(source.repo, source.revision, source.file, project.options)  # refuses bad names
     path = target or model_path(project, source.repo, source.file, source.revision)
     pinned = project.pinned(("model", source.repo, source.revision, source.file))
@@ -299,7 +298,7 @@ def _order(source: Source, target: Path | None, project: Project) -> _Order:
 
 
 def _obtained(order: _Order, project: Project, folder: Path | None) -> Fetched:
-    """The file of *order*: at its place, in the store, or just fetched."""
+    """The file of *order*: in its place, in the store, or just fetched."""
     want, path, source = order.want, order.path, order.source
     if not want.sha256 and project.options.is_offline and not project.update and path.exists():
         known = project.store.names.find(source.repo, source.revision, source.file)
@@ -313,7 +312,7 @@ def _obtained(order: _Order, project: Project, folder: Path | None) -> Fetched:
 
 
 def _described(order: _Order, got: Fetched, project: Project) -> Source:
-    """The source of *order* with its licence, as far as that is known."""
+    """The source of *order* with its licence, if known."""
     if got.unchecked or (got.cached and order.pinned is not None):
         return order.source
     return _with_licence(order.source, project)
@@ -326,7 +325,7 @@ _OWN_DIGEST = (
 
 
 def _refuse_shared(path: Path, source: Source, project: Project, sha256: str | None) -> None:
-    """Stop where the lock file has another file at *path*."""
+    """Refuse a *path* that the lock file assigns to another file."""
     there = _at(lockfile.read(project.lock_path), path, project)
     ours = ("model", source.repo, source.revision, source.file)
     if there is None or there.key == ours or there.sha256 == sha256 or project.force:
@@ -339,11 +338,11 @@ def _refuse_shared(path: Path, source: Source, project: Project, sha256: str | N
 
 
 def _with_licence(source: Source, project: Project) -> Source:
-    """*source* with the licence its page names, as far as the server knows pages."""
+    """*source* with the licence named on its page, if the server has pages."""
     if source.licence or project.options.is_offline:
         return source
     options = with_mirror(project.options, source.repo, project.folder)
-    options = replace(options, retries=min(options.retries or 3, 3))  # it is only for people
+    options = replace(options, retries=min(options.retries or 3, 3))  # only informative
     try:
         facts = model_facts(source.repo, source.revision, options)
     except BitnetError as error:
@@ -357,19 +356,19 @@ def _with_licence(source: Source, project: Project) -> Source:
 
 
 def _is_pinned_to(pinned: Locked | None, target: Path | None, project: Project) -> bool:
-    """Whether the lock file says that the file belongs at *target*: then it is mended there."""
+    """True if the lock file assigns the file to *target*: then it is repaired there."""
     if pinned is None or pinned.path is None or target is None:
         return False
     return pinned.path == lockfile.relative(target, project.folder)
 
 
 def _commit(pinned: Locked | None) -> str | None:
-    """What to fetch instead of a branch that may have moved."""
+    """The pinned commit, to fetch instead of a branch that may have moved."""
     return None if pinned is None else pinned.commit or pinned.revision
 
 
 def _blob(got: Fetched, project: Project) -> Blob:
-    """The file in the store, or where it was found if it is not there."""
+    """The file in the store, or where it was found."""
     return project.store.find(got.sha256) or Blob(got.path, got.sha256, got.size)
 
 

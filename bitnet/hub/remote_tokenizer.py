@@ -1,11 +1,11 @@
-"""A tokenizer named by its address: a URL, or a repository on the hub.
+"""A tokenizer given by address: a URL, or a repository on the hub.
 
     https://host/path/tokenizer.json     one file
     hf://org/repo[@revision][/file]      a repository, or one file of it
-    org/repo                             the same, where no such path exists here
+    org/repo                             the same, if this path does not exist here
 
 Naming it is consent to this one download. It is kept below ``<cache>/tokenizers`` with a record of
-its address, ETag and digest; while that file is there, no connection is opened for it again.
+its address, ETag and digest; while that file exists, no connection is opened for it again.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ __all__ = ["RemoteTokenizer", "parse", "provide"]
 
 logger = logging.getLogger(__name__)
 
-# What holds a vocabulary, in the order in which a folder's files are believed.
+# Files with a vocabulary, in order of preference.
 MAIN_FILES = ("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt")
-# What may say more about it.
+# Files with additional settings.
 SIDE_FILES = (
     "merges.txt",
     "tokenizer_config.json",
@@ -59,7 +59,7 @@ _FORMS = "write https://..., hf://org/repo, hf://org/repo@revision/file, or org/
 
 @dataclass(frozen=True)
 class RemoteTokenizer:
-    """Where a tokenizer is: at *url*, or in a repository (then *file* may be left open)."""
+    """Address of a tokenizer: *url*, or a repository (whose *file* may be empty)."""
 
     url: str = ""
     repo: str = ""
@@ -68,14 +68,14 @@ class RemoteTokenizer:
 
     @property
     def name(self) -> str:
-        """The address for people, without anything secret."""
+        """The address for messages, without secrets."""
         if self.url:
             return shown(self.url)
         revision = "" if self.revision == "main" else f"@{self.revision}"
         return f"{self.repo}{revision}{'/' if self.file else ''}{self.file}"
 
     def folder(self, cache: Path) -> Path:
-        """Where *cache* keeps it."""
+        """Folder of the tokenizer in *cache*."""
         if self.url:
             key = f"url-{hashlib.sha256(self.url.encode()).hexdigest()[:16]}"
         else:
@@ -85,10 +85,10 @@ class RemoteTokenizer:
 
 
 def parse(text: str) -> RemoteTokenizer | None:
-    """The address that *text* is; ``None`` for a path on this machine.
+    """The address in *text*; ``None`` for a path on this machine.
 
     Raises:
-        UsageError: it begins like an address and is none.
+        UsageError: it begins like an address but is invalid.
     """
     if text.startswith(("http://", "https://")):
         if not urlsplit(text).hostname or not urlsplit(text).path.strip("/"):
@@ -103,7 +103,7 @@ def parse(text: str) -> RemoteTokenizer | None:
                 repo=match["repo"], revision=match["revision"] or "main", file=match["file"] or ""
             )
         )
-    # A mistyped path must not open a connection: its folder is there.
+    # A mistyped path must not open a connection: its folder exists.
     is_path = Path(text).exists() or Path(text).parent.is_dir() or text.endswith(_FILE_SUFFIXES)
     if is_path or not _BARE.fullmatch(text):
         return None
@@ -120,16 +120,16 @@ def _checked(remote: RemoteTokenizer) -> RemoteTokenizer:
 
 
 def provide(remote: RemoteTokenizer, project: Project, *, check: Callable[[Path], object]) -> Path:
-    """The file of *remote* in the cache, with the files beside it that say more about it.
+    """The file of *remote* in the cache, with its additional files.
 
     Args:
-        remote: which tokenizer.
-        project: where and how.
-        check: reads the file, or raises; then it is not kept.
+        remote: the tokenizer.
+        project: folders and options.
+        check: reads the file or raises; then it is not kept.
 
     Raises:
         Offline: it is not in the cache, and the network is switched off.
-        NotFound: there is no such file, or the repository has no tokenizer.
+        NotFound: the file does not exist, or the repository has no tokenizer.
         BitnetError: it cannot be fetched, or *check* refuses it.
     """
     folder = remote.folder(project.cache)
@@ -161,7 +161,7 @@ def provide(remote: RemoteTokenizer, project: Project, *, check: Callable[[Path]
 
 
 def _names(remote: RemoteTokenizer) -> tuple[str, ...]:
-    """Names the file may have in the cache; how a file is read depends on its name."""
+    """Possible names of the file in the cache; the name decides how it is read."""
     if not remote.url:
         return (path_of(remote.file).name,) if remote.file else MAIN_FILES
     name = unquote(urlsplit(remote.url).path).rstrip("/").rpartition("/")[2]
@@ -170,7 +170,7 @@ def _names(remote: RemoteTokenizer) -> tuple[str, ...]:
 
 
 def _is_kept(path: Path, remote: RemoteTokenizer) -> bool:
-    """Whether *path* is what was fetched from there."""
+    """True if *path* is the file fetched from there."""
     record = Origin.read(path)
     if record is None or record.repo != (remote.name if remote.url else remote.repo):
         return False
@@ -178,7 +178,7 @@ def _is_kept(path: Path, remote: RemoteTokenizer) -> bool:
 
 
 def _fetch_repository(remote: RemoteTokenizer, folder: Path, project: Project) -> Path:
-    """The main file of a repository, after the files beside it: it stands for all of them."""
+    """Main file of a repository, fetched after its additional files: it stands for all."""
     project.require_connection(folder, f"the same command, or copy the files to {folder}")
     options = with_mirror(project.options, remote.repo, project.folder)
     files = [file.path for file in list_files(remote.repo, remote.revision, options)]

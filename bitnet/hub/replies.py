@@ -1,4 +1,4 @@
-"""What an unsuccessful reply means, as an error with the step that helps."""
+"""Translate unsuccessful replies into errors with a hint."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 _LONGEST_TEXT = 300
-_COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits are no size of a file
+_COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits cannot be a file size
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 
 _RESOLVE = re.compile(r"/(?P<repo>[^/]+/[^/]+|[^/]+)/resolve/(?P<revision>[^/]+)/(?P<file>.+)")
@@ -39,7 +39,7 @@ _API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)")
 
 
 def repository_of(url: str, endpoint: str) -> tuple[str, str, str] | None:
-    """Repository, revision and file that *url* names, if it is an address of the hub."""
+    """Repository, revision and file in *url*, if it is an address of the hub."""
     if not url.startswith(f"{endpoint}/"):
         return None
     match = _RESOLVE.fullmatch(urlsplit(url).path[len(urlsplit(endpoint).path) :])
@@ -51,13 +51,13 @@ def repository_of(url: str, endpoint: str) -> tuple[str, str, str] | None:
 def error_of(
     response: requests.Response, url: str, endpoint: str, *, with_token: bool
 ) -> BitnetError:
-    """The error that *response* to a request for *url* amounts to.
+    """Error for *response* to a request for *url*.
 
     Args:
         response: a reply with a status of 400 or more.
-        url: what was asked for, fit to be shown.
-        endpoint: address of the hub, fit to be shown.
-        with_token: whether an access token had been sent.
+        url: the requested address, without secrets.
+        endpoint: address of the hub, without secrets.
+        with_token: an access token was sent.
     """
     status, code = response.status_code, response.headers.get("X-Error-Code", "")
     said = printable(response.headers.get("X-Error-Message", ""))
@@ -112,12 +112,12 @@ def error_of(
 
 
 def _quoted(said: str) -> str:
-    """What the server says about an error, as the end of a sentence."""
+    """The server's message about an error, as the end of a sentence."""
     return f' (the server says: "{said}")' if said else ""
 
 
 def printable(text: str) -> str:
-    """*text* of a server, fit for a terminal and a log: one line, and nothing that steers."""
+    """*text* from a server as one line without control characters."""
     shown = "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode()
         for character in text.strip()
@@ -140,7 +140,7 @@ def _forbidden(text: str, url: str, endpoint: str, *, gated: bool, with_token: b
 
 
 def _page(url: str, endpoint: str) -> str:
-    """The page for people about the repository that *url* belongs to."""
+    """Web page of the repository in *url*."""
     named = repository_of(url, endpoint)
     if named is not None:
         return f"{endpoint}/{named[0]}"
@@ -149,7 +149,7 @@ def _page(url: str, endpoint: str) -> str:
 
 
 def refuse_pages(response: requests.Response, url: str) -> None:
-    """Refuse a web page, or an encoded body, where a file is expected.
+    """Refuse a web page, or an encoded body, in place of a file.
 
     Raises:
         NetworkError: *response* is one of them.
@@ -166,7 +166,7 @@ def refuse_pages(response: requests.Response, url: str) -> None:
 
 
 def not_expected(response: requests.Response, url: str, expected: str) -> NetworkError:
-    """The error for a reply that is something else than *expected*."""
+    """Error for a reply that is not *expected*."""
     kind = response.headers.get("Content-Type", "nothing known").partition(";")[0]
     return NetworkError(
         f"{url}: expected {expected}, got {kind}: a login page of this network, or a proxy's",
@@ -175,7 +175,7 @@ def not_expected(response: requests.Response, url: str, expected: str) -> Networ
 
 
 def as_count(value: str | None) -> int | None:
-    """The number of bytes that a header gives; ``None`` if it gives none that can be one."""
+    """Number of bytes in a header; ``None`` if it is missing or invalid."""
     text = (value or "").strip()
     return int(text) if _COUNT.fullmatch(text) else None
 

@@ -1,4 +1,4 @@
-"""What a hub says about its files without sending them."""
+"""Metadata of repositories and files on a hub."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ _MOST_PAGES = 10_000  # of a listing
 
 @dataclass(frozen=True)
 class FileFacts(Version):
-    """A version of a file and whether parts of it can be asked for."""
+    """A version of a file; and true if the server accepts range requests."""
 
     accepts_ranges: bool = False
 
 
 @dataclass(frozen=True)
 class RepoFile:
-    """A file in a repository: its path, size in bytes, and SHA-256 where the hub knows it."""
+    """A file in a repository: its path, size in bytes, and SHA-256 if the hub knows it."""
 
     path: str
     size: int
@@ -58,7 +58,7 @@ class RepoFile:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A repository: commit, whether access is gated, and the licence its card names."""
+    """A repository: commit, gated access, and the licence on its card."""
 
     repo: str
     commit: str | None
@@ -68,7 +68,7 @@ class ModelFacts:
 
 
 def file_url(repo: str, revision: str, file: str, options: FetchOptions | None = None) -> str:
-    """Where the hub has *file* of *repo* at *revision*.
+    """Address of *file* of *repo* at *revision* on the hub.
 
     Raises:
         UsageError: *repo* is not a repository's name, or *file* leaves the repository.
@@ -88,17 +88,17 @@ def head(
     session: HubSession | None = None,
     attempts: int | None = None,
 ) -> FileFacts:
-    """What the server says about the file at *url*, without its bytes.
+    """The server's description of the file at *url*, without its content.
 
     Args:
         url: address of the file.
         options: how to fetch.
-        session: connections to use; otherwise one of its own.
-        attempts: most of them, where another server can be asked.
+        session: connections to use; otherwise a new session.
+        attempts: most attempts, if another server can be asked.
 
     Raises:
         Offline: the network is switched off.
-        NotFound: there is no such file, revision or repository; says what there is.
+        NotFound: the file, revision or repository does not exist; says what exists.
         AuthError: access is refused.
         NetworkError: the server does not answer, or answers with a web page.
     """
@@ -120,7 +120,7 @@ def head(
                 etag=etag,
                 size=as_count(size),
                 sha256=sha256,
-                # A redirect goes to a store made for ranges; the first reply there proves it.
+                # A redirect leads to storage with range requests; its first reply proves it.
                 accepts_ranges=not final or facts.get("Accept-Ranges", "").lower() == "bytes",
             )
 
@@ -143,7 +143,7 @@ def list_files(
     """Every file of *repo* at *revision*, sorted by path.
 
     Raises:
-        NotFound: no such repository or revision.
+        NotFound: the repository or revision does not exist.
         AuthError: access is refused.
         NetworkError: the hub does not answer, or not with a listing.
     """
@@ -183,12 +183,12 @@ def model_facts(
     *,
     session: HubSession | None = None,
 ) -> ModelFacts:
-    """Commit, gate and licence of *repo* at *revision*.
+    """Commit, gated access and licence of *repo* at *revision*.
 
     Raises:
-        NotFound: no such repository or revision.
+        NotFound: the repository or revision does not exist.
         AuthError: access is refused.
-        NetworkError: the hub does not answer, or not with facts.
+        NetworkError: the hub does not answer, or not with this information.
     """
 
     def ask(session: HubSession) -> ModelFacts:
@@ -219,13 +219,13 @@ def read_range(
     *,
     session: HubSession | None = None,
 ) -> bytes:
-    """Bytes *start* to *stop* (exclusive) of the file at *url*; fewer where the file ends before.
+    """Bytes *start* to *stop* (exclusive) of the file at *url*; fewer if the file ends before.
 
     Raises:
         Offline: the network is switched off.
-        NotFound: there is no such file.
+        NotFound: the file does not exist.
         AuthError: access is refused.
-        NetworkError: the server does not answer, or cannot send a part.
+        NetworkError: the server does not answer, or does not support range requests.
     """
 
     def ask(session: HubSession) -> bytes:
@@ -246,7 +246,7 @@ def read_range(
 
 
 def strong_etag(value: str | None) -> str | None:
-    """The ETag *value* without quotes, ``None`` for a weak one or none."""
+    """ETag *value* without quotes, ``None`` if it is weak or missing."""
     if not value or value.startswith("W/"):
         return None
     return value.strip('"') or None
@@ -285,7 +285,7 @@ def _checked(repo: str) -> str:
 
 
 def _at_commit(url: str, commit: str | None, options: FetchOptions) -> str:
-    """*url* with the revision fixed, so that a push in between cannot mix two versions."""
+    """*url* with the commit as revision, so that a push in between cannot mix two versions."""
     named = repository_of(url, options.endpoint)
     if named is None or not commit or not re.fullmatch(r"[0-9a-f]{40}", commit):
         return url
@@ -304,10 +304,10 @@ def _repo_file(entry: dict[str, object]) -> RepoFile:
 
 
 def _size(value: object) -> int:
-    """A number of bytes in a listing.
+    """Number of bytes in a listing.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is invalid.
     """
     count = as_count(str(value)) if type(value) in (int, str) else None
     if count is None:
@@ -320,7 +320,7 @@ def _text(value: object) -> str | None:
 
 
 def _with_candidates(error: NotFound, url: str, session: HubSession) -> NotFound:
-    """*error* with the files or revisions that do exist, as far as the hub tells."""
+    """*error* with existing files or revisions, if the hub reports them."""
     named = repository_of(url, session.options.endpoint)
     if named is None or "repository does not exist" in error.message:
         return error
@@ -346,7 +346,7 @@ def _revisions(repo: str, session: HubSession) -> list[str]:
 
 
 def some_of(names: Iterable[str]) -> str:
-    """The first of *names*, and how many more there are."""
+    """The first of *names*, and the number of others."""
     every = [printable(name) for name in names]
     more = f" and {len(every) - _NAMES_SHOWN} more" if len(every) > _NAMES_SHOWN else ""
     return ", ".join(every[:_NAMES_SHOWN]) + more if every else "none"

@@ -1,4 +1,4 @@
-"""What ``download-model`` is asked for, resolved to files."""
+"""Resolve the options of ``download-model`` to files."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """The options of ``download-model`` that say what.
+    """Options of ``download-model`` that select files.
 
     Attributes:
         id: repository, registered name, or packaged model.
         file: path in the repository, pattern, or empty.
         revision: branch, tag or commit.
         sha256: digest the file must have, or empty.
-        out: folder for the file.
-        select: files to take, instead of a model.
+        out: folder for the files.
+        select: selected files, instead of a model.
     """
 
     id: str
@@ -62,10 +62,10 @@ def provide(
     fits: Callable[[int], bool | None],
     pick: Pick = lambda _repo, _found: None,
 ) -> list[Provided]:
-    """The files of *request* in their places.
+    """Provide the files of *request*.
 
     Raises:
-        UsageError: the request fits several models, or does not make sense.
+        UsageError: the request matches several models, or is contradictory.
         BitnetError: as :func:`~bitnet.hub.provision.provide_models`.
     """
     if request.sha256 and not _SHA256.fullmatch(request.sha256):
@@ -100,7 +100,7 @@ def provide(
 
 
 def _below(file: str, *, flat: bool) -> Path:
-    """Where *file* goes in the folder of --output."""
+    """Path of *file* in the folder of --output."""
     return Path(path_of(file).name) if flat else path_of(file)
 
 
@@ -111,13 +111,13 @@ def resolve(
     fits: Callable[[int], bool | None],
     pick: Pick = lambda _repo, _found: None,
 ) -> list[Source]:
-    """The files on the hub that *request* means: one, or all parts of a split model.
+    """Files on the hub that *request* means: one, or all parts of a split model.
 
-    A plain file name is taken as it is; a pattern needs the list of files from the hub.
+    A plain file name is used unchanged; a pattern needs the hub's list of files.
 
     Raises:
-        UsageError: several models fit; lists them.
-        NotFound: no file fits.
+        UsageError: several models match; lists them.
+        NotFound: no file matches.
         Offline: the list is needed and the network is switched off.
     """
     if request.id in SHIPPED:
@@ -159,7 +159,7 @@ def resolve(
 
 
 def _known_files(project: Project, repo: str) -> str:
-    """What is already here of *repo*, as a hint."""
+    """Local files of *repo*, as a hint."""
     pinned = [entry for entry in lockfile.read(project.lock_path) if entry.repo == repo]
     here = [entry.file for entry in pinned if model_path(project, repo, entry.file).exists()]
     return f"already here: {', '.join(f'--file {file}' for file in here)}" if here else ""

@@ -1,8 +1,8 @@
-"""One way to the network: retries, redirects by hand, the token's scope, the offline switch.
+"""HTTP sessions with retries, controlled redirects, the token's scope and the offline switch.
 
-A :class:`HubSession` is a ``requests`` session, so proxies and certificate bundles are found where
-``requests`` finds them. What it adds: the access token goes to the hub's own origin and nowhere
-else, replies become errors that say what to do, and what may pass is tried again.
+A :class:`HubSession` is a ``requests`` session, so proxies and certificate bundles are configured
+as for ``requests``. It adds: the access token is sent to the hub's own origin only, replies become
+errors with hints, and temporary failures are retried.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BACKOFF_S = 0.2  # doubles with every failure ...
-LONGEST_BACKOFF_S = 20.0  # ... up to here
-DRILL_ATTEMPTS = 3  # a fault drill is meant to fail
-UNKNOWN_HOST_ATTEMPTS = 5  # a name that does not exist now will hardly do so in five minutes
-JITTER = 0.1  # largest share added to a wait, so that many clients do not come back together
-STOP_POLL_S = 0.2  # how soon a waiting thread notices that the others have failed
+LONGEST_BACKOFF_S = 20.0  # ... up to this
+DRILL_ATTEMPTS = 3  # an injected fault is meant to fail
+UNKNOWN_HOST_ATTEMPTS = 5  # an unknown host name is unlikely to appear within minutes
+JITTER = 0.1  # largest share added to a wait, so that clients do not retry in step
+STOP_POLL_S = 0.2  # time in which a waiting thread notices cancellation
 CONNECT_TIMEOUT_S = 15.0
 MAX_REDIRECTS = 8
-FRESH_START_BYTES = 1 << 20  # an attempt that brought this much does not count as a failure
+FRESH_START_BYTES = 1 << 20  # an attempt that received this much does not count as a failure
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")  # one hub under several names
 _ADDRESS = re.compile(r"( for|:)? \w+://\S+?(?=: | |:?$)")
@@ -64,7 +64,7 @@ TROUBLESHOOTING = (
 
 
 class Transient(Exception):  # never leaves the package
-    """A failure that may pass: *error* is what to raise when it does not."""
+    """A temporary failure: *error* is raised when it persists."""
 
     def __init__(
         self,
@@ -80,18 +80,18 @@ class Transient(Exception):  # never leaves the package
 
     @property
     def reason(self) -> str:
-        """What failed, without the address: it stands in the error that ends it."""
+        """The failure without the address, which the final error names."""
         return _ADDRESS.sub("", self.error.message)
 
 
 def shown(url: str) -> str:
-    """*url* without what may be secret: user, password, query, fragment."""
+    """*url* without possible secrets: user, password, query, fragment."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 def shown_origin(url: str) -> str:
-    """Host of *url*, and its port where that is not the usual one."""
+    """Host of *url*, and its port if it is not the default."""
     _, host, port = origin(url)
     usual = {"http": 80, "https": 443}.get(urlsplit(url).scheme)
     return str(host) if port == usual else f"{host}:{port}"
@@ -108,15 +108,15 @@ class HubSession:
     """Connections for one command; use it as a context manager.
 
     Args:
-        options: what the user asked for.
+        options: the user's options.
         clock: monotonic seconds.
-        sleep: waits so many seconds.
+        sleep: waits this many seconds.
         now: seconds since the epoch, for ``Retry-After`` dates.
-        jitter: a number from 0 to 1, anew each time.
-        limits: shared with others; else its own.
+        jitter: returns a random number from 0 to 1.
+        limits: shared with others; otherwise its own.
 
     Raises:
-        UsageError: the fault drill in the environment cannot be read.
+        UsageError: the fault injection in the environment is invalid.
     """
 
     def __init__(
@@ -153,11 +153,11 @@ class HubSession:
         self._logins: dict[str, tuple[str, str]] = {}
 
     def reach(self, *, proxy: str, cert: str, logins: Mapping[str, tuple[str, str]]) -> None:
-        """Go by *proxy*, trust the certificates in *cert*, and log in where there is a login.
+        """Use *proxy*, trust the certificates in *cert*, and log in to hosts with a login.
 
         Args:
-            proxy: its address; empty for that of the environment.
-            cert: a file; empty for the usual ones.
+            proxy: its address; empty for the environment's.
+            cert: a file; empty for the default.
             logins: user and password, by scheme and host.
         """
         if proxy:
@@ -187,20 +187,20 @@ class HubSession:
         token: bool = True,
         also: Collection[int] = (),
     ) -> requests.Response:
-        """The reply to one request, its body not yet read, after redirects; tried once.
+        """The reply to one request after redirects, with its body unread; no retries.
 
         Args:
-            url: where to start.
+            url: first address.
             method: ``GET`` or ``HEAD``.
             headers: added to the request, on every hop.
             leave_origin: follow redirects to other hosts; otherwise such a redirect is the reply.
-            token: send the access token where it may go.
-            also: statuses that are a reply and not an error, besides successes.
+            token: send the access token to the hub.
+            also: statuses that are accepted besides successes.
 
         Raises:
             Offline: the network is switched off; nothing was opened.
-            Transient: a failure that may pass.
-            BitnetError: one that will not.
+            Transient: a temporary failure.
+            BitnetError: a permanent one.
         """
         if self.options.is_offline:
             raise Offline(
@@ -240,7 +240,7 @@ class HubSession:
         )
 
     def _is_the_hub(self, url: str) -> bool:
-        """Whether *url* is on the hub's own host, under whichever of its names."""
+        """True if *url* is on the hub's own host, under any of its names."""
         endpoint = self.options.endpoint
         if origin(url) == origin(endpoint):
             return True
@@ -263,7 +263,7 @@ class HubSession:
         leave_origin: bool,
         refused: requests.Response,
     ) -> requests.Response:
-        """An expired token must not lock anybody out of a public file: ask once more without."""
+        """Retry without a token: an expired one must not prevent access to a public file."""
         refused.close()
         try:
             response = self.open(
@@ -280,8 +280,8 @@ class HubSession:
         return response
 
     def _send(self, method: str, url: str, headers: Mapping[str, str]) -> requests.Response:
-        """One exchange, or :class:`Transient`."""
-        # Errors of requests quote addresses with their signatures: none of them is chained.
+        """Send one request; raises :class:`Transient`."""
+        # Errors of requests contain signed addresses, so none of them is chained.
         silence = min(self.options.stall_s, self.options.deadline_s)
         logger.debug("%s %s %s", method, shown(url), headers.get("Range", ""))
         try:
@@ -313,7 +313,7 @@ class HubSession:
     def _accepted(
         self, response: requests.Response, url: str, *, with_token: bool, elsewhere: str = ""
     ) -> requests.Response:
-        """*response* if it is a success, else what it says as an error."""
+        """*response* if it is a success, else raise its error."""
         if response.ok:
             return response
         response.close()
@@ -330,7 +330,7 @@ class HubSession:
         raise error
 
     def _retry_after(self, response: requests.Response) -> float | None:
-        """Seconds the server asks to wait; it says so in seconds or as a date."""
+        """Seconds the server asks to wait, given in seconds or as a date."""
         value = response.headers.get("Retry-After", "").strip()
         if value.isdecimal():
             return float(value)
@@ -341,10 +341,10 @@ class HubSession:
             return None
 
     def retrying(self, what: str, attempt: Callable[[], T], *, attempts: int | None = None) -> T:
-        """What *attempt* gives back, tried again, *attempts* times at most, where that may help.
+        """Result of *attempt*, retried up to *attempts* times where that may help.
 
         Raises:
-            BitnetError: the last failure, when there were too many.
+            BitnetError: the last failure, after too many.
         """
         patience = Patience(self)
         while True:
@@ -358,8 +358,8 @@ class HubSession:
         """The JSON document at *url* and the reply's headers.
 
         Raises:
-            NetworkError: no connection, or no JSON.
-            NotFound: there is nothing at *url*.
+            NetworkError: the connection failed, or the reply is not JSON.
+            NotFound: the document does not exist.
             AuthError: access is refused.
         """
 
@@ -378,7 +378,7 @@ class HubSession:
 
 
 class Patience:
-    """How long one operation goes on trying; threads that work on it share one."""
+    """Time and attempts left for one operation; its threads share one."""
 
     def __init__(self, session: HubSession) -> None:
         self._session = session
@@ -389,7 +389,7 @@ class Patience:
         self._last_gain = session.clock()
 
     def gained(self, count: int) -> None:
-        """Say that *count* bytes more have arrived."""
+        """Report that *count* more bytes have arrived."""
         with self._lock:
             self._last_gain = self._session.clock()
             self._waited_s = 0.0
@@ -403,7 +403,7 @@ class Patience:
         """Report a failure of *what* and wait before the next attempt, or until *stopped*.
 
         Raises:
-            BitnetError: there will be no next attempt.
+            BitnetError: there is no further attempt.
         """
         session, options = self._session, self._session.options
         with self._lock:
@@ -427,7 +427,7 @@ class Patience:
             if failures > 1:
                 logger.warning("%s: attempt %d failed: %s", what, failures, broken.reason)
             raise _given_up(broken.error, ending)
-        if broken.retry_after_s is None:  # a wait the server asked for is not silence
+        if broken.retry_after_s is None:  # a wait requested by the server is not silence
             with self._lock:
                 self._waited_s += wait
         number = f"{failures} of {most}" if most is not None else f"{failures}"
@@ -446,7 +446,7 @@ class Patience:
 
 
 def failed(url: str, reason: str) -> NetworkError:
-    """The error for a request to *url* that got no usable reply."""
+    """Error for a request to *url* without a usable reply."""
     return NetworkError(f"HTTP request failed for {shown(url)}: {reason}", hint=TROUBLESHOOTING)
 
 
@@ -457,7 +457,7 @@ def _given_up(error: BitnetError, ending: str) -> BitnetError:
 
 
 def _safe(here: str, target: str) -> str:
-    """*target* of a redirect from *here*, unless it gives up encryption."""
+    """*target* of a redirect from *here*; raises if it drops encryption."""
     if here.startswith("https:") and not target.startswith("https:"):
         raise NetworkError(
             f"{shown(here)} redirects to an unencrypted address: {shown(target)}",
@@ -467,12 +467,12 @@ def _safe(here: str, target: str) -> str:
 
 
 def _no_auth(request: requests.PreparedRequest) -> requests.PreparedRequest:
-    """Keeps requests from adding passwords out of ``~/.netrc`` to where no secret may go."""
+    """Prevent requests from adding passwords from ``~/.netrc``."""
     return request
 
 
 def _checked(token: str | None) -> str:
-    """*token* if it can stand in a header; requests would quote it in its error otherwise."""
+    """*token* if it is a valid header value; requests would quote it in its error otherwise."""
     if token is None or not (token.isascii() and token.isprintable() and " " not in token):
         raise TokenInvalid(
             "HF_TOKEN holds characters that no access token has",
@@ -482,7 +482,7 @@ def _checked(token: str | None) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Why a request failed, in a few words and without addresses."""
+    """Reason of a failed request in a few words, without addresses."""
     if isinstance(error, requests.exceptions.Timeout):
         return "timeout"
     if isinstance(error, requests.exceptions.ProxyError):

@@ -1,4 +1,4 @@
-"""What an entry of the lock file names, in its place."""
+"""Provide the file of a lock file entry."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["provide_locked"]
 
 
 def provide_locked(locked: Locked, project: Project, *, check: VocabularyCheck) -> Provided:
-    """The file that an entry of the lock file names, in its place.
+    """Provide the file that a lock file entry names.
 
     Raises:
-        UpstreamChanged: the server has another file, and updating was not asked for.
-        Unsupported: the entry names a tokenizer or package this version does not know.
+        UpstreamChanged: the server has another file, and an update was not requested.
+        Unsupported: the entry names a tokenizer or package unknown to this version.
     """
     target = project.folder / path_of(locked.path) if locked.path is not None else None
     if locked.kind == "model":

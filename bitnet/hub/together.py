@@ -1,4 +1,4 @@
-"""Several files at once: each in a thread of its own, and the first failure ends them all."""
+"""Run several downloads at once, in threads; the first failure cancels all."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ T = TypeVar("T")
 
 
 def at_once(calls: Sequence[Callable[[], T]], limits: Limits) -> list[T]:
-    """What *calls* give back, in their order; several of them run at a time.
+    """Results of *calls*, in their order; several of them run at a time.
 
-    When one fails, or the user stops the command, the others end soon; what they fetched is kept.
+    When one fails, or the user interrupts, the others end soon; fetched bytes are kept.
 
     Raises:
         BitnetError: the first failure.

