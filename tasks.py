@@ -1,4 +1,4 @@
-"""What ``inv`` offers in a checkout: every command of ``bitnet``, and the developer's own tasks."""
+"""Commands of ``inv`` in a checkout: every command of ``bitnet``, and the developer's own tasks."""
 
 import shlex
 import sys
@@ -189,7 +189,7 @@ def docs(c, check=False, site=False):
 
 @task()
 def screenshots(c):
-    """Write the pictures of the chat page anew (needs chromium, and BITNET_TEST_MODELS)."""
+    """Write the pictures of the chat page again (needs chromium, and BITNET_TEST_MODELS)."""
     folder = ROOT / "docs" / "images"
     with c.cd(str(ROOT)):
         c.run(

@@ -1,4 +1,4 @@
-"""How fast a file arrives: bitnet against curl and huggingface_hub, from a hub on loopback.
+"""Download speed of a file: bitnet against curl and huggingface_hub, from a hub on loopback.
 
     python benchmarks/download.py --size-mb 512 --rounds 5
     python benchmarks/download.py --store --size-mb 1000      two projects, resuming, a second use
@@ -101,7 +101,7 @@ def measure(size, rounds, rules, programs):
                 hub = process.stdout.readline().strip()
                 for _ in range(rounds):
                     for name in programs:
-                        os.sync()  # nobody pays for what another one has left to write
+                        os.sync()  # each run waits only for its own writes
                         seconds[name].append(one(name, hub, folder))
             finally:
                 process.terminate()
@@ -109,7 +109,7 @@ def measure(size, rounds, rules, programs):
 
 
 def measure_store(size_mb):
-    """What the store saves: two projects, a transfer that was cut at 86 %, a second use."""
+    """Savings of the store: two projects, a transfer that was cut at 86 %, a second use."""
     from bitnet.errors import NetworkError
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.project import Project

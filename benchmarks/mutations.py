@@ -1,4 +1,4 @@
-"""How many of the damages of tests/damages.py each stage of verify catches on a real model.
+"""Share of the damages of tests/damages.py that each stage of verify catches on a real model.
 
     python benchmarks/mutations.py models/SmolLM2-135M-Instruct.Q4_1.gguf
 

@@ -1,4 +1,4 @@
-"""How long a GGUF header takes to read: ours, ours without compiled code, and gguf-py's reader.
+"""Time to read a GGUF header: ours, ours without compiled code, and gguf-py's reader.
 
     python benchmarks/read_gguf.py FILE [--runs 50] [--oracle-runs 3]
 

@@ -47,7 +47,7 @@ class Engine:
         self.load_s = self.reply()["load_s"]
 
     def reply(self):
-        """What the engine says next."""
+        """Next output of the engine."""
         line = self.process.stdout.readline()
         if not line:
             raise SystemExit(f"an engine died: {' '.join(map(str, self.process.args))}")

@@ -135,7 +135,7 @@ def started(options, work):
 
 
 def free_port():
-    """A port nobody listens on."""
+    """A free port."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
@@ -256,7 +256,7 @@ def rates(servers, options):
     found = {server.name: {1: [], SLOTS: []} for server in servers}
     firsts = {server.name: {1: [], SLOTS: []} for server in servers}
     for turn, clients in itertools.product(range(options.turns + 1), (1, SLOTS)):
-        # Each turn has prompts of its own, so that nobody finds an answer's beginning in a cache.
+        # Each turn has prompts of its own, so that no prefix is found in a cache.
         count = options.turn_requests * clients
         start = turn * len(PROMPTS) + clients
         prompts = [f"{start + at}. {PROMPTS[at % len(PROMPTS)]}" for at in range(count)]

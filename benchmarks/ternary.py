@@ -59,7 +59,7 @@ def converted(model, kind, head, *, python, work):
 
 
 def contestants(options):
-    """Label -> (engine, interpreter, model) of everybody who can take part."""
+    """Label -> (engine, interpreter, model) of all that can take part."""
     engines, absent = present(options.peer_python)
     found = {label: (name, sys.executable, options.model) for label, name in VARIANTS.items()}
     if "ik_llama.cpp" in engines:

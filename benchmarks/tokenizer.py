@@ -1,4 +1,4 @@
-"""How long a tokenizer takes to load and to encode, ours beside the libraries.
+"""Time to load a tokenizer and to encode, for ours and the libraries.
 
     python benchmarks/tokenizer.py DATA [--runs 20] [--also NAME=tokenizer.json]... [--svg FILE]
 
@@ -67,7 +67,7 @@ print(json.dumps([1e3 * (loaded - start), 1e3 * (ready - start),
 
 
 def measure(code, path, cache):
-    """What *code* prints in a fresh process."""
+    """Output of *code* in a new process."""
     environment = os.environ | {"BITNET_CACHE_DIR": str(cache)}
     command = [sys.executable, "-c", code, str(path)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -1,6 +1,6 @@
-"""Local language models that just work, and prove it.
+"""Run, verify and serve BitNet and GGUF models on CPUs.
 
-Public names load on first use, so that ``import bitnet`` stays cheap.
+Public names are imported on first use, so that ``import bitnet`` stays fast.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The program behind ``bitnet``, ``python -m bitnet`` and, through ``tasks.py``, ``inv``.
 
-Invoke parses; this subclass turns everything that can go wrong into one readable error and the exit
-code of :mod:`bitnet.errors`.
+Invoke parses; this subclass turns every failure into one readable error and the exit code of
+:mod:`bitnet.errors`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["Program", "main", "started_by_invoke"]
 
 _HELP = ("--help", "-h")
-# Letters that other engines' programs have for options.
+# Short options of other engines' programs.
 _LETTERS = {"-m": "--model", "-p": "--prompt", "-n": "--max-tokens", "-o": "--output"}
 
 
@@ -50,14 +50,14 @@ class Program(InvokeProgram):
         )
 
     def run(self, argv: list[str] | None = None, exit: bool = True) -> None:
-        """Run the command line in *argv* and leave with its exit code (unless *exit* is false)."""
+        """Run the command line in *argv* and exit with its exit code (unless *exit* is false)."""
         code = self._guarded(sys.argv if argv is None else argv)
         if exit:
             terminal.settle(sys.stderr)
             sys.exit(code)
 
     def _guarded(self, argv: list[str]) -> int:
-        """Exit code of *argv*; every error is reported here and nowhere else."""
+        """Exit code of *argv*; all errors are reported here."""
         terminal.prepare()
         try:
             try:
@@ -83,7 +83,7 @@ class Program(InvokeProgram):
         except _Terminated:
             return self._report(Interrupted("terminated"))
         except BrokenPipeError:
-            # The reader has gone (``| head``): nothing left to say, and nobody to say it to.
+            # The reader has gone (``| head``): there is nothing left to report.
             terminal.let_go(sys.stdout)
             return 0
         except OSError as error:
@@ -141,7 +141,7 @@ class Program(InvokeProgram):
     # --- parsing -----------------------------------------------------------------------------
 
     def core_args(self) -> list[Argument]:
-        """Invoke's own options; those for finding task files only where there is one to find."""
+        """Invoke's own options; those that find task files only where there are any."""
         listing = [
             arg for arg in self.task_args() if arg.name in ("list", "list-depth", "list-format")
         ]
@@ -154,7 +154,7 @@ class Program(InvokeProgram):
         return parser
 
     def parse_tasks(self) -> None:
-        """Parse what follows the core options; ``--help`` wins, ``_`` in a name means ``-``."""
+        """Parse the words after the core options; ``--help`` wins, ``_`` in a name means ``-``."""
         words: list[str] = self.core.unparsed
         before = words[: words.index("--")] if "--" in words else words
         if before:
@@ -177,7 +177,7 @@ class Program(InvokeProgram):
                     )
 
     def _obey_plain_words(self, words: list[str]) -> None:
-        """Do what ``help``, ``help infer``, ``list``, ``version`` and ``cache list`` mean."""
+        """Handle ``help``, ``help infer``, ``list``, ``version`` and ``cache list``."""
         known = self.parser.contexts
         names = [*known, *known.aliases]
         if not words or words[0] in known:
@@ -198,7 +198,7 @@ class Program(InvokeProgram):
             raise UsageError(f"{words[0]} needs one of {listed}", hint="bitnet --help")
 
     def _explained(self, error: ParseError) -> UsageError:
-        """What the user did wrong, in words, with the nearest thing that would have worked."""
+        """The user's mistake in words, with the nearest correct command."""
         text = str(error)
         words = list(self.core.unparsed) if hasattr(self, "core") else list(self.argv[1:])
         context = error.context or self._context_of(words)
@@ -277,11 +277,11 @@ class Program(InvokeProgram):
         print(f"bitnet {self.version} ({backend_name()}, Python {python})")
 
     def print_help(self) -> None:
-        """What this is, an example, and the commands by group."""
+        """Print a summary, an example, and the commands by group."""
         _show(program_help(self.collection))
 
     def print_task_help(self, name: str) -> None:
-        """Usage, what the command does, an example, and every option with its default."""
+        """Print usage, description, an example, and every option with its default."""
         command = self.collection[name]
         if isinstance(command, Task):
             _show(command_help(name, command))
@@ -298,7 +298,7 @@ def _show(lines: Iterable[str]) -> None:
 
 
 def _twice(flag: str, words: list[str], context: ParserContext, usage: str) -> UsageError:
-    """*flag* has a value already, perhaps by another of its names."""
+    """Error: *flag* has a value already, perhaps by another of its names."""
     given = {name for each in words if (name := each.partition("=")[0]) in context.flags}
     same = [name for name in given if context.flags[name] is context.flags[flag]]
     if len(same) > 1:
@@ -320,14 +320,14 @@ def _meant(token: str, context: ParserContext, words: list[str], typed: list[str
 
 
 def _nearest(given: str, known: list[str]) -> str:
-    bare = {name.lstrip("-"): name for name in known}  # the dashes that all have say nothing
+    bare = {name.lstrip("-"): name for name in known}  # ignore the dashes that all have
     close = difflib.get_close_matches(given.lstrip("-"), bare, n=3, cutoff=0.6)
     found = [bare[name] for name in close]
     return f"did you mean {' or '.join(found)}?" if found else ""
 
 
 def _flag_without_value(words: list[str], context: ParserContext) -> str:
-    """The option in *words* that is followed by nothing it could take as its value."""
+    """The option in *words* that lacks its value."""
     for each, following in zip(words, [*words[1:], None], strict=True):
         if (
             each in context.flags
@@ -350,7 +350,7 @@ def _out_of_memory(error: MemoryError) -> InferenceError:
 
 
 def _of_a_name(error: UnicodeEncodeError) -> bool:
-    """Whether *error* is about the name of a file, which this locale cannot spell."""
+    """True if *error* is about a file name that this locale cannot encode."""
     spoken = codecs.lookup(sys.getfilesystemencoding()).name
     return spoken != "utf-8" and codecs.lookup(error.encoding).name == spoken
 
@@ -363,7 +363,7 @@ def _unspeakable(error: UnicodeEncodeError) -> UsageError:
 
 
 class _Terminated(BaseException):
-    """SIGTERM or SIGHUP, on its way through everything that cleans up behind itself."""
+    """SIGTERM or SIGHUP as an exception, so that cleanup code runs."""
 
 
 def _terminate(_signal: int, _frame: object) -> None:
@@ -371,7 +371,7 @@ def _terminate(_signal: int, _frame: object) -> None:
 
 
 def started_by_invoke() -> bool:
-    """Whether this process is ``inv``, ``invoke`` or ``python -m invoke``."""
+    """True if this process is ``inv``, ``invoke`` or ``python -m invoke``."""
     head, tail = os.path.split(sys.argv[0])
     name = tail.removesuffix(".exe")
     return name in ("inv", "invoke") or (name == "__main__.py" and head.endswith("invoke"))

@@ -1,8 +1,8 @@
-"""How many cores this process may use: its affinity, and the quota of its control group.
+"""Cores available to this process: its affinity, and the quota of its control group.
 
-A container started with ``--cpus=2`` sees all cores of its host and may use two cores' time: more
-threads would stop each other when the time of a period is used up. Both versions of control groups
-are read (Linux, ``cpu.max`` and ``cpu.cfs_quota_us``), from the process's own group up to the root.
+A container started with ``--cpus=2`` sees all cores of its host but may use the time of two: more
+threads would stall each other when the quota of a period is used up. Both versions of control
+groups are read (Linux, ``cpu.max`` and ``cpu.cfs_quota_us``), from the process's group to the root.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def thread_count() -> int:
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """Cores this process may run on, or as many as its quota pays for, a part of one as a whole.
+    """Cores this process may run on, or its quota in cores, rounded up, if that is less.
 
     Args:
-        root: where the system's ``proc`` and ``sys`` are found.
+        root: parent of the system's ``proc`` and ``sys``.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = len(os.sched_getaffinity(0))
@@ -39,7 +39,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Quotas of the groups this process is in, in cores."""
+    """Quotas, in cores, of the control groups of this process."""
     try:
         memberships = (root / "proc/self/cgroup").read_text().splitlines()
         mounts = list(_mounts((root / "proc/self/mountinfo").read_text()))
@@ -59,7 +59,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _mounts(mountinfo: str) -> Iterator[tuple[str, list[str], str, str]]:
-    """Kind, options, group at the mount point and mount point of each mount of control groups."""
+    """Kind, options, mounted group and mount point of each mount of control groups."""
     for line in mountinfo.splitlines():
         place, _, source = line.partition(" - ")
         fields, kind = place.split(" "), source.split(" ")
@@ -68,18 +68,18 @@ def _mounts(mountinfo: str) -> Iterator[tuple[str, list[str], str, str]]:
 
 
 def _folders(root: Path, group: str, mounted_group: str, mount_point: str) -> Iterator[Path]:
-    """Folders of *group* and of the groups it is in, as far as they are mounted."""
+    """Folders of *group* and its parents, as far as they are mounted."""
     top = root / mount_point.lstrip("/")
     try:
         inside = PurePosixPath(group).relative_to(mounted_group)
-    except ValueError:  # a container whose own group is the one that is mounted
+    except ValueError:  # a container whose own group is mounted
         inside = PurePosixPath()
     for part in (inside, *inside.parents):
         yield top / part
 
 
 def _read_max(folder: Path) -> float | None:
-    """Quota of a group of version 2, ``None`` where it has none."""
+    """Quota of a group of version 2, ``None`` if there is none."""
     try:
         quota, period = (folder / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -88,7 +88,7 @@ def _read_max(folder: Path) -> float | None:
 
 
 def _read_cfs(folder: Path) -> float | None:
-    """Quota of a group of version 1, ``None`` where it has none."""
+    """Quota of a group of version 1, ``None`` if there is none."""
     try:
         quota = int((folder / "cpu.cfs_quota_us").read_text())
         period = int((folder / "cpu.cfs_period_us").read_text())

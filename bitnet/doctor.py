@@ -1,4 +1,4 @@
-"""Is this machine fit to run: versions, processor, model, cache folder, settings; no network."""
+"""Diagnose this machine: versions, processor, model, cache folder, settings; no network."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ SPACE_BYTES = 1_000_000_000  # a small model with its tokenizer, and room to wor
 
 
 def examine(root: Path, model: Path | None = None) -> list[Finding]:
-    """Everything that can be said without the network.
+    """Findings about everything that does not need the network.
 
     Args:
         root: the cache folder.
-        model: GGUF file, or folder with safetensors, that the report is about.
+        model: GGUF file, or folder with safetensors, to include.
     """
     return [*_versions(), _backend(), _model(model), *_cache(root), *_settings()]
 
 
 def verdict(findings: Iterable[Finding]) -> str:
-    """One sentence: what is wrong first, and what to do about it."""
+    """One sentence: the first problem and its remedy."""
     wrong = next((finding for finding in findings if finding.failed), None)
     if wrong is None:
         return "Nothing is wrong."
@@ -47,7 +47,7 @@ def verdict(findings: Iterable[Finding]) -> str:
 
 
 def markdown(findings: list[Finding]) -> str:
-    """The findings as a block to paste into a bug report."""
+    """The findings as a Markdown block for a bug report."""
     lines = [str(finding) for finding in findings]
     return "\n".join(["### bitnet doctor", "", "```", *lines, verdict(findings), "```"])
 
@@ -82,7 +82,7 @@ def _backend() -> Finding:
 
 
 def _model(path: Path | None) -> Finding:
-    """What the file is, as its header says; ``bitnet verify`` looks inside."""
+    """Description of the model from its header; ``bitnet verify`` examines the content."""
     if path is None:
         return Finding("skipped", "Model", "none named; a path, or BITNET_GGUF, names one")
     try:
@@ -102,7 +102,7 @@ def _model(path: Path | None) -> Finding:
 
 
 def _cache(root: Path) -> list[Finding]:
-    """Whether the cache folder can be written and locked, and has room; leaves nothing behind."""
+    """Findings on the cache folder: writable, lockable, enough room; leaves nothing behind."""
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     found = []
     try:
@@ -128,7 +128,7 @@ def _locking(folder: Path) -> Finding:
             excludes = locks.is_held(path)
     except BitnetError as error:
         return Finding.of("locks", error)
-    # Without locks downloads stay right, several at once only do the work twice.
+    # Without locks downloads stay correct; simultaneous ones only repeat work.
     if not excludes:
         return Finding("note", "locks", "have no effect on this file system")
     return Finding("ok", "locks", "work")

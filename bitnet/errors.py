@@ -1,6 +1,6 @@
-"""Every exception that crosses a package border, each with the exit code it ends the program with.
+"""Every exception that crosses a package border, with the exit code of the program.
 
-    BitnetError                    1   our own bug when raised bare
+    BitnetError                    1   a bug of ours when raised itself
     |- UsageError                  2   wrong command line, wrong value of a setting
     |  `- WrongType                    a value of another type; a TypeError as well
     |- NoSpace                    10   disk full or over quota
@@ -8,9 +8,9 @@
     |  |- TokenMissing                 the hub wants an access token and none is set
     |  |- TokenInvalid                 the hub does not accept the token
     |  `- LicenceNotAccepted           the token is fine, the model's terms are not accepted yet
-    |- RateLimited                12   the server said 429 more often than we may try
-    |- IntegrityError             13   bytes are not what they should be
-    |  |- HashMismatch                 the SHA-256 or the size is another one
+    |- RateLimited                12   the server replied 429 too often
+    |- IntegrityError             13   bytes are not as expected
+    |  |- HashMismatch                 the SHA-256 or the size differs
     |  |- UpstreamChanged              the pinned file has been replaced on the server
     |  `- InvalidFormat                a damaged or malformed file
     |- NetworkError               14   no connection, time-out, broken transfer, unexpected reply
@@ -21,8 +21,8 @@
     |- PermissionDenied           18   unreadable, read-only or missing folder
     |- NotFound                   19   a file, repository, revision, task or key does not exist
     |  `- TokenizerNotFound            no exact tokenizer for this model
-    |- Unsupported                20   we understand what it is and cannot handle it
-    |- CacheBusy                  21   somebody else holds the cache entry
+    |- Unsupported                20   recognised, but not supported
+    |- CacheBusy                  21   another process holds the cache entry
     |- ReferenceUnavailable       22   the engine to compare with is not installed
     |- Offline                    23   the network is needed and switched off
     |- RowsFailed                 24    rows of a batch failed
@@ -70,7 +70,10 @@ __all__ = [
 
 
 class BitnetError(Exception):
-    """What failed, on what, what was expected; *hint* is the command or step that helps."""
+    """Base class; the message says what failed, on what, and what was expected.
+
+    *hint* is the command or step that helps.
+    """
 
     exit_code = 1
 
@@ -86,7 +89,7 @@ class BitnetError(Exception):
 class UsageError(BitnetError):
     """The command line, a request or a setting is wrong; nothing was done.
 
-    *field* is the name of the value that is wrong, as the message has it.
+    *field* is the name of the wrong value, as in the message.
     """
 
     exit_code = 2
@@ -101,7 +104,7 @@ class WrongType(UsageError, TypeError):
 
 
 class NoSpace(BitnetError):
-    """The disk is full or a quota is used up; what was written so far is kept."""
+    """The disk is full or a quota is used up; bytes written so far are kept."""
 
     exit_code = 10
 
@@ -131,7 +134,7 @@ class RateLimited(BitnetError):
 
 
 class IntegrityError(BitnetError):
-    """Bytes are not what they should be."""
+    """Bytes are not as expected."""
 
     exit_code = 13
 
@@ -149,7 +152,7 @@ class InvalidFormat(IntegrityError):
 
 
 class NetworkError(BitnetError):
-    """No connection, a time-out, a broken transfer, or a reply that makes no sense."""
+    """No connection, a time-out, a broken transfer, or an invalid reply."""
 
     exit_code = 14
 
@@ -177,7 +180,7 @@ class BenchmarkError(BitnetError):
 
 
 class PermissionDenied(BitnetError):
-    """A file or folder may not be read or written."""
+    """A file or folder is not readable or writable."""
 
     exit_code = 18
 
@@ -189,11 +192,11 @@ class NotFound(BitnetError):
 
 
 class TokenizerNotFound(NotFound):
-    """No tokenizer was found that is exactly the model's."""
+    """No tokenizer was found that matches the model exactly."""
 
 
 class Unsupported(BitnetError):
-    """Understood, and not supported."""
+    """Recognised, but not supported."""
 
     exit_code = 20
 
@@ -217,7 +220,7 @@ class Offline(BitnetError):
 
 
 class RowsFailed(BitnetError):
-    """Rows of a batch have no answer but an error; the others are answered."""
+    """Rows of a batch failed; the others are answered."""
 
     exit_code = 24
 
@@ -263,12 +266,12 @@ _PATH_IS_CLOSED = "get access to it (ls -l shows who has), or choose another one
 def from_os_error(
     error: OSError, path: str | os.PathLike[str], *, in_cache: bool = False
 ) -> BitnetError:
-    """The error of this module that an operating-system error on *path* amounts to.
+    """The error of this module for an operating-system error on *path*.
 
-    The texts keep the form ``Permission denied (os error 13)`` that scripts search for.
+    The texts keep the form ``Permission denied (os error 13)``, which scripts search for.
 
     Args:
-        error: what the system said.
+        error: the system's error.
         path: the file or folder.
         in_cache: it is in the cache, so another cache folder helps.
     """

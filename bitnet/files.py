@@ -1,4 +1,4 @@
-"""Whole files, in one step: digests, copies, new contents, room on the disk."""
+"""Atomic operations on whole files: digests, copies, new contents, free space."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = [
     "write_text",
 ]
 
-_READ_BYTES = 1 << 18  # stays in a core's own cache
+_READ_BYTES = 1 << 18  # fits into a core's cache
 
 
 def sha256_of(path: Path) -> str:
     """SHA-256 of the file *path*, hexadecimal.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     digest = hashlib.sha256()
     buffer = bytearray(_READ_BYTES)
@@ -51,7 +51,7 @@ def digest_of(path: Path) -> str:
 
 
 def free_space(folder: Path) -> int:
-    """Bytes free where *folder* is."""
+    """Bytes free on the file system of *folder*."""
     try:
         return shutil.disk_usage(folder).free
     except OSError as error:
@@ -59,7 +59,7 @@ def free_space(folder: Path) -> int:
 
 
 def matches(path: Path, *, sha256: str, size: int | None = None) -> bool:
-    """Whether *path* is a file with that digest; the size is looked at first."""
+    """True if *path* is a file with that digest; the size is checked first."""
     try:
         if not path.is_file() or (size is not None and path.stat().st_size != size):
             return False
@@ -69,14 +69,14 @@ def matches(path: Path, *, sha256: str, size: int | None = None) -> bool:
 
 
 def place(source: Path, target: Path) -> None:
-    """Make *target* a hard link to *source*, or a copy where that is impossible.
+    """Make *target* a hard link to *source*, or a copy if that is impossible.
 
-    What was at *target* is replaced in one step; a reader sees the old or the new file. Folders are
-    made. Nothing happens if both are the same file already.
+    An existing *target* is replaced atomically; a reader sees the old or the new file. Folders are
+    created. Nothing happens if both are the same file already.
 
     Raises:
-        NoSpace: no room for the copy.
-        PermissionDenied: the folder may not be written.
+        NoSpace: there is not enough room for the copy.
+        PermissionDenied: the folder is not writable.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -100,10 +100,10 @@ def place(source: Path, target: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Make *folder*, and a file in it that goes at once.
+    """Create *folder*, and test it with a file that is deleted at once.
 
     Raises:
-        BitnetError: that is not possible; :func:`from_os_error` says which.
+        BitnetError: that failed, as :func:`from_os_error` says.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,25 +115,25 @@ def check_writable(folder: Path) -> None:
 
 
 def text_of(path: str | os.PathLike[str]) -> str:
-    """*path* as text that means the same in every locale: its bytes read as UTF-8."""
+    """*path* as text with the same meaning in every locale: its bytes read as UTF-8."""
     return os.fsencode(path).decode("utf-8", "surrogateescape")
 
 
 def path_of(text: str) -> Path:
-    """The path that :func:`text_of` gives *text* for, as this process's locale spells it."""
+    """The path for which :func:`text_of` returns *text*, in this process's locale."""
     return Path(os.fsdecode(text.encode("utf-8", "surrogateescape")))
 
 
 def write_text(path: Path, text: str) -> None:
-    """:func:`write_bytes` of *text* as UTF-8."""
+    """Write *text* as UTF-8 with :func:`write_bytes`."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write *data* to *path* in one step; folders are made.
+    """Write *data* to *path* atomically; folders are created.
 
-    What is there keeps its permissions, a link keeps pointing where it does, and a device or pipe
-    is written to.
+    An existing file keeps its permissions, a link its target, and a device or pipe is written
+    to.
     """
     try:
         target = path.resolve()
@@ -157,10 +157,10 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def keep(path: Path, *parts: bytes | memoryview) -> str:
-    """Put *parts* at *path* in one step, for a cache that is only slower without them.
+    """Write *parts* to *path* atomically, for a cache that is only slower without them.
 
     Returns:
-        What kept them from being written; empty if they are there.
+        The reason why they could not be written; empty on success.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:

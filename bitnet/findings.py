@@ -1,4 +1,4 @@
-"""One finding and one way to show it, for every command that looks at something and judges it.
+"""Findings and their presentation, shared by all commands that check something.
 
 ✓ tensors: all 272 of architecture llama with its shapes
 ! weights: blk.3.ffn_up.weight: 1 negative scales
@@ -34,16 +34,16 @@ _MARKS: dict[Severity, str] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What was looked at and what was found.
+    """Result of one check.
 
     Attributes:
-        severity: ``failed`` (wrong), ``warning`` (unusual, and may still be right), ``note``
-            (harmless), ``skipped`` (not run; the text says why) or ``ok``.
-        subject: what was looked at, or the kind of finding for scripts: ``tensor-overlap``.
-        text: what was found, with names and numbers; never holds a secret.
-        hint: what helps, empty when nothing is wrong.
+        severity: ``failed`` (wrong), ``warning`` (unusual, but may be right), ``note``
+            (harmless), ``skipped`` (not run; the text gives the reason) or ``ok``.
+        subject: what was checked, or the kind of finding for scripts: ``tensor-overlap``.
+        text: the result, with names and numbers; never contains a secret.
+        hint: what helps; empty if there is no problem.
         exit_code: of a command that ends because of it; 0 leaves it to the command.
-        duration_s: how long looking took, ``None`` where that says nothing.
+        duration_s: time the check took, ``None`` if irrelevant.
     """
 
     severity: Severity
@@ -55,17 +55,17 @@ class Finding:
 
     @classmethod
     def of(cls, subject: str, error: BitnetError) -> Finding:
-        """The failure that *error* is."""
+        """The failure *error* as a finding."""
         return cls("failed", subject, error.message, error.hint, error.exit_code)
 
     @classmethod
     def judged(cls, subject: str, right: bool, text: str) -> Finding:
-        """``ok`` where *right*, else ``failed``."""
+        """``ok`` if *right*, else ``failed``."""
         return cls("ok" if right else "failed", subject, text)
 
     @property
     def failed(self) -> bool:
-        """It is wrong."""
+        """True if it is a failure."""
         return self.severity == "failed"
 
     def __str__(self) -> str:
@@ -84,19 +84,19 @@ class Finding:
 
 
 def passed(findings: Iterable[Finding]) -> bool:
-    """Something was found to be right, and nothing wrong; nothing at all is not a pass."""
+    """True if something was found right, and nothing wrong; an empty list does not pass."""
     severities = {finding.severity for finding in findings}
     return bool(severities - {"skipped"}) and "failed" not in severities
 
 
 def worst(findings: Iterable[Finding]) -> list[Finding]:
-    """*findings*, the worst first, else in their order."""
+    """*findings* sorted by severity, the worst first."""
     order = get_args(Severity)
     return sorted(findings, key=lambda finding: order.index(finding.severity))
 
 
 def render(findings: Iterable[Finding]) -> Iterator[str]:
-    """Lines for people: a finding each, and below what is wrong or unusual the hint."""
+    """Findings as text, one per line, with hints below problems and warnings."""
     for finding in findings:
         yield str(finding)
         if finding.hint and finding.severity in ("failed", "warning"):

@@ -1,4 +1,4 @@
-"""What a forked child must not take over: locks, and what a thread was changing under them."""
+"""Renewal of locks, and of the state they protect, in forked children."""
 
 from __future__ import annotations
 

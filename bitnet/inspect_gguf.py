@@ -1,6 +1,6 @@
-"""Everything worth knowing about a GGUF file, for people and as plain data.
+"""Inspection of a GGUF file, as text and as plain data.
 
-``inv inspect-gguf`` prints it. Nothing is loaded but the header and a sample of ternary tensors.
+``inv inspect-gguf`` prints it. Only the header and a sample of ternary tensors are read.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ __all__ = [
     "vocabulary",
 ]
 
-_FIRST = 3  # elements of an array that are shown
-_LONGEST = 100  # characters of a text that are shown
-_KV_BYTES = 2  # per number in the cache: f16
+_FIRST = 3  # elements shown of an array
+_LONGEST = 100  # characters shown of a text
+_KV_BYTES = 2  # per value in the KV cache: f16
 
 
 @dataclass(frozen=True)
 class VocabularySize:
-    """How many tokens there are, and how that is known.
+    """Number of tokens, and its source.
 
     Attributes:
-        size: number of tokens, ``None`` when the file does not say.
-        stated: the value of each key that may state it, ``None`` where absent.
-        derived_from: what *size* was counted from, empty when it is stated.
+        size: number of tokens, ``None`` if the file does not say.
+        stated: value of each key that may state it, ``None`` if absent.
+        derived_from: source of a derived *size*; empty if it is stated.
     """
 
     size: int | None
@@ -66,13 +66,13 @@ class VocabularySize:
 
 @dataclass(frozen=True)
 class Memory:
-    """What running the model takes, in bytes; ``None`` where the metadata does not say.
+    """Memory for running the model, in bytes; ``None`` if the metadata does not say.
 
     Attributes:
-        weights: all tensors as they are in the file.
+        weights: all tensors as stored.
         kv_per_token: keys and values of all layers for one token, at 16 bits.
-        context_length: tokens the model was made for.
-        kv_at_context: keys and values for that many tokens, of layers with a window at most it.
+        context_length: positions the model was trained for.
+        kv_at_context: KV cache of that many tokens; layers with a window keep at most the window.
         total: weights and a full cache.
     """
 
@@ -85,7 +85,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What :func:`inspect_gguf` finds; :meth:`as_json` and :meth:`lines` show it."""
+    """Result of :func:`inspect_gguf`; :meth:`as_json` and :meth:`lines` show it."""
 
     path: str
     files: list[str]
@@ -104,7 +104,7 @@ class Inspection:
     findings: list[Finding] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data; numbers that JSON does not have become texts."""
+        """Plain data; numbers without a JSON form become texts."""
         findings = [finding.facts() for finding in self.findings]
         plain: dict[str, Any] = _plain(asdict(self) | {"findings": findings})
         return plain
@@ -214,17 +214,17 @@ def inspect_gguf(path: Path, *, full: bool = False) -> Inspection:
         full: count every ternary weight instead of a sample.
 
     Raises:
-        InvalidFormat: no GGUF file, or a damaged one; a tensor that lies outside the file is a
-            finding, no error.
-        Unsupported: a version that is not read.
-        NotFound: no such file, or a part is missing.
+        InvalidFormat: not a GGUF file, or a damaged one; a tensor outside the file is a
+            finding, not an error.
+        Unsupported: the version is not supported.
+        NotFound: the file does not exist, or a part is missing.
     """
     with GGUF.open(path, verify_extents=False) as gguf:
         return examine(gguf, full=full)
 
 
 def examine(gguf: GGUF, *, full: bool = False) -> Inspection:
-    """What there is to know about an open file; see :func:`inspect_gguf`."""
+    """Inspection of an open file; see :func:`inspect_gguf`."""
     known = _known_vocabulary(gguf.metadata)
     findings = [*audit(gguf), *_pre_findings(gguf.metadata, known)]
     inside = not any(finding.subject == "truncated" for finding in findings)
@@ -275,7 +275,7 @@ def _row(info: TensorInfo) -> dict[str, Any]:
 
 
 def encodings(gguf: GGUF) -> list[dict[str, Any]]:
-    """Per encoding: number of tensors, weights and bytes; the largest first."""
+    """Per quantization type: number of tensors, weights and bytes; the largest first."""
     rows: dict[str, dict[str, Any]] = {}
     for info in gguf.tensors.values():
         row = rows.setdefault(
@@ -288,14 +288,14 @@ def encodings(gguf: GGUF) -> list[dict[str, Any]]:
 
 
 def _number(metadata: Mapping[str, Any], key: str) -> int | None:
-    """A count stated by *key*; ``None`` when it is absent or makes no sense."""
+    """A count stated by *key*; ``None`` if it is absent or invalid."""
     value = metadata.get(key)
     fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
     return int(value) if fits else None  # type: ignore[arg-type]
 
 
 def vocabulary(gguf: GGUF) -> VocabularySize:
-    """How many tokens the model has, from its header alone."""
+    """Number of tokens of the model, from its header alone."""
     keys = ["tokenizer.ggml.vocab_size", "llama.vocab_size"]
     if gguf.architecture not in ("", "llama"):
         keys.insert(1, f"{gguf.architecture}.vocab_size")
@@ -311,7 +311,7 @@ def vocabulary(gguf: GGUF) -> VocabularySize:
 
 
 def _known_vocabulary(metadata: Mapping[str, Any]) -> KnownVocabulary | None:
-    """The vocabulary that the embedded tokens, or else the merges, are known to be."""
+    """The known vocabulary that matches the embedded tokens, or else the merges."""
     tokens, merges = (metadata.get(f"tokenizer.ggml.{name}") for name in ("tokens", "merges"))
     if not isinstance(tokens, Array):
         return None
@@ -323,7 +323,7 @@ def _known_vocabulary(metadata: Mapping[str, Any]) -> KnownVocabulary | None:
 
 
 def _pre_findings(metadata: Mapping[str, Any], known: KnownVocabulary | None) -> Iterator[Finding]:
-    """A pre-tokenizer that is missing, or is another one than the vocabulary's."""
+    """Findings on a pre-tokenizer that is missing, or does not fit the vocabulary."""
     named = metadata.get("tokenizer.ggml.pre", "")
     if known is None or not fingerprints.another_pre(known, named):
         return
@@ -337,7 +337,7 @@ def _pre_findings(metadata: Mapping[str, Any], known: KnownVocabulary | None) ->
 
 
 def _tokenizer(metadata: Mapping[str, Any], known: KnownVocabulary | None) -> dict[str, Any]:
-    """The embedded tokenizer in a few facts; empty when there is none."""
+    """Summary of the embedded tokenizer; empty if there is none."""
     prefix = "tokenizer.ggml."
     facts: dict[str, Any] = {}
     for name in ("model", "pre"):
@@ -360,7 +360,7 @@ def _tokenizer(metadata: Mapping[str, Any], known: KnownVocabulary | None) -> di
 
 
 def memory(gguf: GGUF) -> Memory:
-    """What running the model takes, from its header alone."""
+    """Memory for running the model, from its header alone."""
     weights = sum(info.size_bytes for info in gguf.tensors.values())
     context = _number(gguf.metadata, f"{gguf.architecture}.context_length")
     per_token = _kv_per_token(gguf)
@@ -369,10 +369,10 @@ def memory(gguf: GGUF) -> Memory:
 
 
 def cache_bytes(gguf: GGUF, positions: int) -> int | None:
-    """Keys and values of *positions* tokens at 16 bits; ``None`` where the metadata does not say.
+    """Bytes of the KV cache of *positions* tokens at 16 bits; ``None`` if the metadata lacks it.
 
-    Layers with a window keep no more than it, and some to come back to; this needs a family that we
-    know.
+    Layers with a window keep at most the window and some positions before it; this requires a
+    known family.
     """
     per_token = _kv_per_token(gguf)
     if per_token is None or positions < 1:

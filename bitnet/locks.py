@@ -1,15 +1,15 @@
-"""Locks between processes: kernel locks with a bounded wait that says who holds them.
+"""Locks between processes: kernel locks with a bounded wait that names their holder.
 
-A lock file stays, or goes with the lock where it is beside a user's files. Only its holder deletes
-it, and a process that gets the lock on a deleted file takes the one of the same name instead. The
-holder writes who it is into the file; a record of a process that no longer lives is only history,
-since the kernel gave up its lock.
+A lock file is kept, or deleted with the lock if it is next to a user's files. Only its holder
+deletes it, and a process that locks a deleted file takes the one of the same name instead. The
+holder writes its identity into the file; the record of a dead process has no effect, since the
+kernel released its lock.
 
-Some shared file systems refuse kernel locks, and some grant one to every process at once. Which of
-them a folder is on is tried out once. There a lease takes the lock's place: a file that only one
-process can create, with its host, number, boot, namespace and start time inside, touched while it
-is held. A lease is taken from a process that is surely dead, or silent for minutes. It can be wrong
-where two machines cannot see each other, so callers stay correct without it; it only saves work.
+Some shared file systems refuse kernel locks, and some grant one to every process at once. This is
+tested once per file system. There a lease replaces the lock: a file that only one process can
+create, with its host, pid, boot, namespace and start time inside, touched while it is held. A lease
+is taken over from a process that is certainly dead, or silent for minutes. This can fail if two
+machines cannot see each other, so callers stay correct without locks; they only save work.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 10.0
 POLL_INTERVAL_S = 0.05
-LEASE_TOUCH_S = 20.0  # how often the holder of a lease shows that it lives
-LEASE_SILENCE_S = 180.0  # after so long without a sign its lease may be taken
-_PROCESS = uuid.uuid4().hex[:12]  # tells this process from an earlier one with its number
-# What flock answers where a file system has no locks, or its lock server does not run.
+LEASE_TOUCH_S = 20.0  # interval at which the holder of a lease shows that it is alive
+LEASE_SILENCE_S = 180.0  # silence after which a lease may be taken over
+_PROCESS = uuid.uuid4().hex[:12]  # distinguishes this process from an earlier one with its pid
+# Errors of flock where a file system has no locks, or its lock server does not run.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A process and what it does.
+    """A process and its work.
 
     Attributes:
-        pid: its number.
+        pid: its process id.
         host: name of its machine, or container.
         since: start of its work, in seconds since the epoch.
-        progress: how far the work is, in words.
-        process: tells processes with one number apart.
-        boot: start of the machine that numbers it; empty where that has no name.
-        namespace: what its number counts in; containers count for themselves.
-        started: when the process began, in ticks since the boot.
+        progress: of the work, in words.
+        process: distinguishes processes with the same pid.
+        boot: id of the machine's boot; empty if unknown.
+        namespace: namespace of the pid; containers have their own.
+        started: start of the process, in ticks since the boot.
     """
 
     pid: int
@@ -88,7 +88,7 @@ class Owner:
 
     @classmethod
     def parse(cls, text: str) -> Owner | None:
-        """The owner that *text* describes, ``None`` when it describes none."""
+        """The owner described by *text*; ``None`` if it is invalid."""
         try:
             fields = json.loads(text)
             names = ("progress", "process", "boot", "namespace", "started")
@@ -103,21 +103,21 @@ class Owner:
 
     @property
     def is_me(self) -> bool:
-        """Whether it is this process."""
+        """True if it is this process."""
         return self.pid == os.getpid() and self.process == _PROCESS
 
     @property
     def is_dead(self) -> bool:
-        """Whether it surely no longer runs; a process elsewhere is never surely dead.
+        """True if it certainly does not run; a process elsewhere is never certainly dead.
 
-        Elsewhere is another host, and another container or boot under the same host name.
+        Elsewhere means another host, or another container or boot under the same host name.
         """
         if self.is_me or self.host != socket.gethostname():
             return False
         if (self.boot, self.namespace) not in (("", ""), _place()):
             return False
         if self.pid == os.getpid():
-            return True  # our number, given to another process before us
+            return True  # our pid, used before by another process
         if not _exists(self.pid):
             return True
         return bool(self.started) and _started(self.pid) not in ("", self.started)
@@ -134,7 +134,7 @@ class Owner:
 
 
 def _exists(pid: int) -> bool:
-    """Whether a process with this number runs."""
+    """True if a process with this pid runs."""
     if os.name == "nt":  # pragma: no cover  # there, signal 0 is Ctrl-C
         import ctypes
 
@@ -153,7 +153,7 @@ def _exists(pid: int) -> bool:
 
 @cache
 def _place() -> tuple[str, str]:
-    """This boot of the machine, and what process numbers count in; empty where not known."""
+    """This boot of the machine, and the pid namespace; empty if unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
         return boot, os.readlink("/proc/self/ns/pid")  # noqa: PTH115
@@ -162,7 +162,7 @@ def _place() -> tuple[str, str]:
 
 
 def _started(pid: int) -> str:
-    """When process *pid* began, in ticks since the boot; empty where that is not known."""
+    """Start of process *pid*, in ticks since the boot; empty if unknown."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
@@ -172,11 +172,11 @@ def _started(pid: int) -> str:
 
 
 class Lock:
-    """A lock that is held; :func:`hold` gives it.
+    """A lock in use; :func:`hold` creates it.
 
     Attributes:
         path: the lock file.
-        is_kernel: the kernel excludes every other process of this machine; else it is a lease.
+        is_kernel: the kernel excludes all other processes of this machine; otherwise it is a lease.
     """
 
     def __init__(self, path: Path, *, is_kernel: bool) -> None:
@@ -188,9 +188,9 @@ class Lock:
             self.report("")
 
     def report(self, progress: str) -> None:
-        """Tell those who wait how far the work is."""
+        """Tell waiting processes the progress of the work."""
         record = Owner.me(since=self._owner.since, progress=progress).text()
-        # A record that cannot be written only makes the waiters' messages poorer.
+        # If the record cannot be written, only the waiters' messages are affected.
         with suppress(OSError), open(self._record, "r+", encoding="utf-8") as file:
             file.write(record)
             file.truncate()
@@ -210,18 +210,18 @@ def hold(
     """Hold the lock file *path*.
 
     Args:
-        path: the lock file; made when missing.
+        path: the lock file; created if missing.
         timeout_s: longest wait in seconds.
-        what: what is being waited for, for messages; the file's name when empty.
-        hint: what helps when the wait was too long.
-        leave: the file stays; else it is deleted with the lock, and what a killed process left is
-            deleted by the next one.
+        what: name of the work, for messages; the file's name when empty.
+        hint: what helps after too long a wait.
+        leave: keep the file; otherwise it is deleted with the lock, and a killed process's file by
+            the next one.
         clock: monotonic seconds.
-        sleep: waits so many seconds.
+        sleep: waits this many seconds.
 
     Raises:
         CacheBusy: the wait was too long; names the owner.
-        PermissionDenied: the lock file cannot be made.
+        PermissionDenied: the lock file cannot be created.
     """
     what = what or path.name
     try:
@@ -255,7 +255,7 @@ def hold(
 
 
 def _acquired(lock: _KernelLock | _Lease | FileLock) -> bool:
-    """Whether one attempt got *lock*."""
+    """Try once to get *lock*; true on success."""
     if isinstance(lock, FileLock):  # pragma: no cover
         try:
             lock.acquire(blocking=False)
@@ -277,7 +277,7 @@ class _KernelLock:
         self._fd = -1
 
     def acquire(self) -> bool:
-        """Try once, and again where the file was deleted meanwhile: that one is not held."""
+        """Try once, and again if the file was deleted meanwhile."""
         import fcntl
 
         while True:
@@ -296,7 +296,7 @@ class _KernelLock:
                     os.close(fd)
 
     def delete(self) -> None:
-        """Delete the file while it is held, unless another is in its place."""
+        """Delete the file while it is held, unless another one is in its place."""
         with suppress(OSError):
             if os.path.samestat(self._path.lstat(), os.fstat(self._fd)):
                 self._path.unlink()
@@ -305,18 +305,18 @@ class _KernelLock:
         nofollow = getattr(os, "O_NOFOLLOW", 0)
         try:
             return os.open(self._path, os.O_RDWR | os.O_CREAT | nofollow, 0o666)
-        except PermissionError:  # another user's, in a cache that is shared: it can be locked
+        except PermissionError:  # another user's file in a shared cache; it can still be locked
             return os.open(self._path, os.O_RDONLY | nofollow)
 
     def release(self) -> None:
-        """Give it up."""
+        """Release it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 def is_held(path: Path) -> bool:
-    """Whether a process holds the lock file *path*, or a lease on it, at this moment."""
+    """True if a process holds the lock file *path*, or a lease on it, at this moment."""
     if _lease_of(path).exists():
         return not _Lease(path).is_abandoned()
     if not path.exists():
@@ -332,15 +332,15 @@ def is_held(path: Path) -> bool:
 
 
 def owner_of(path: Path) -> Owner | None:
-    """Who wrote itself into the lock file last; it need not hold the lock any more."""
+    """Last recorded owner of the lock file; it need not hold the lock any more."""
     return _recorded(_lease_of(path)) or _recorded(path)
 
 
 def kernel_locks_work(folder: Path) -> bool:
-    """Whether a lock on a file in *folder* keeps a second one out; tried once per file system.
+    """True if a lock on a file in *folder* excludes a second one; tested once per file system.
 
     Raises:
-        OSError: no file can be made in *folder*.
+        OSError: a file cannot be created in *folder*.
     """
     if os.name == "nt":  # pragma: no cover
         return True
@@ -386,15 +386,15 @@ def _lease_of(path: Path) -> Path:
 
 
 class _Lease:
-    """A file that one process has created, in the place of a lock on *path*."""
+    """A file created by one process, in place of a lock on *path*."""
 
     def __init__(self, path: Path) -> None:
         self._path = _lease_of(path)
-        self._seen: tuple[tuple[int, int], float] | None = None  # sign of life, when we saw it
+        self._seen: tuple[tuple[int, int], float] | None = None  # last sign of life and its time
         self._released = threading.Event()
 
     def acquire(self) -> bool:
-        """Create it, in the place of an abandoned one if need be; whether that worked."""
+        """Create it, replacing an abandoned one if necessary; true on success."""
         if self._path.exists() and self.is_abandoned():
             self._take_away()
         try:
@@ -407,7 +407,7 @@ class _Lease:
         return True
 
     def release(self) -> None:
-        """Give it up, unless another process has taken it meanwhile."""
+        """Release it, unless another process has taken it over meanwhile."""
         self._released.set()
         owner = _recorded(self._path)
         if owner is not None and owner.is_me:
@@ -415,7 +415,7 @@ class _Lease:
                 self._path.unlink()
 
     def is_abandoned(self) -> bool:
-        """Whether its owner is surely dead, or has shown no sign of life for too long."""
+        """True if its owner is certainly dead, or silent for too long."""
         owner = _recorded(self._path)
         if owner is not None and owner.is_dead:
             return True
@@ -425,13 +425,13 @@ class _Lease:
             return False
         sign = status.st_ino, status.st_mtime_ns
         if self._seen is None or self._seen[0] != sign:
-            # Clocks of two machines differ: silence is measured by our own from here on.
+            # Clocks of two machines differ: silence is measured by our own clock.
             self._seen = sign, time.monotonic()
         silent_s = time.monotonic() - self._seen[1]
         return silent_s > LEASE_SILENCE_S or time.time() - status.st_mtime > 20 * LEASE_SILENCE_S
 
     def _take_away(self) -> None:
-        """Remove the abandoned lease; a fresh one that came in its place is put back."""
+        """Remove the abandoned lease; a new one that replaced it is put back."""
         before = _recorded(self._path)
         away = self._path.with_name(f"{self._path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
         with suppress(OSError):

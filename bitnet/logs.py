@@ -1,7 +1,7 @@
-"""Log output on stderr: levels from ``-v`` and from ``BITNET_LOG`` or ``RUST_LOG``.
+"""Logging on stderr: levels from ``-v`` and from ``BITNET_LOG`` or ``RUST_LOG``.
 
-The filters of the tool this one replaces keep working: ``bitnet_tokenizers::download=info`` sets
-the level of :mod:`bitnet.hub`, ``bitnet_tokenizers=debug`` that of everything about tokenizers.
+Filters of the tool that this one replaces still work: ``bitnet_tokenizers::download=info`` sets
+the level of :mod:`bitnet.hub`, ``bitnet_tokenizers=debug`` that of all tokenizer code.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ else:
 
 
 class _Stderr(_StreamHandler):
-    """Writes to the stderr of the moment, so that redirection and capture work."""
+    """Writes to the current stderr, so that redirection and capture work."""
 
     @property
     def stream(self) -> Any:
@@ -71,7 +71,7 @@ def configure(verbosity: int = 0, *, warnings: bool = True) -> None:
     """Set the levels: 0 shows warnings, 1 adds info, 2 adds debug; the environment can only add.
 
     Raises:
-        UsageError: the filter in the environment cannot be read.
+        UsageError: the filter in the environment is invalid.
     """
     root = logging.getLogger("bitnet")
     if not any(isinstance(handler, _Stderr) for handler in root.handlers):

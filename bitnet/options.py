@@ -1,7 +1,7 @@
 """Fields of frozen dataclasses that are command-line options.
 
-A layer declares what its part of the command line looks like; :mod:`bitnet.tasks.declare` makes the
-options from it.
+Each layer declares its part of the command line; :mod:`bitnet.tasks.declare` turns the fields into
+options.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def option(
         formerly: long names that it had; they work, and help does not show them.
         positional: its value may stand without its name.
         short: a one-letter name.
-        count: the option takes no value and counts how often it is given.
-        metavar: what help shows for the value.
-        hidden: accepted and not shown, since a setting says the same.
-        bounds: lowest and highest value, which :func:`check_bounds` keeps to.
+        count: the option has no value; its occurrences are counted.
+        metavar: placeholder of the value in help.
+        hidden: accepted but not shown, because a setting does the same.
+        bounds: lowest and highest value, enforced by :func:`check_bounds`.
     """
     metadata = {
         "help": help,
@@ -72,7 +72,7 @@ def option(
 
 
 def check_bounds(record: Any) -> None:
-    """Accept a dataclass whose numbers are within their bounds.
+    """Check that the numbers of a dataclass are within their bounds.
 
     Raises:
         UsageError: one is not; it names the field.
@@ -89,7 +89,7 @@ def check_bounds(record: Any) -> None:
         if value is None:
             continue
         low, high = bounds
-        if not low <= value <= (float("inf") if high is None else high):  # NaN is in no range
+        if not low <= value <= (float("inf") if high is None else high):  # also false for NaN
             most = "at least" if high is None else ""
             end = "" if high is None else f" to {high:,}" if type(high) is int else f" to {high:g}"
             raise UsageError(
@@ -115,7 +115,7 @@ def parse_duration(text: str, flag: str) -> float:
 
 @dataclass(frozen=True)
 class CacheOptions:
-    """Which cache folder a command works on."""
+    """The cache folder a command works on."""
 
     SECTION: ClassVar = "Cache"
 
@@ -125,7 +125,7 @@ class CacheOptions:
 
     @property
     def root(self) -> Path:
-        """The cache folder that holds now; it need not exist."""
+        """The effective cache folder; it need not exist."""
         if self.cache_dir:
             return settings.expanded(Path(self.cache_dir)).absolute()
         return settings.cache_dir()

@@ -1,7 +1,7 @@
-"""What downloading and running a model would take, from the header of its GGUF file alone.
+"""Requirements of downloading and running a model, from the header of its GGUF file alone.
 
-The header comes through a ``read(start, stop)`` function: of a file, or of ranges of one that is
-still on a server. Nothing here opens a connection.
+The header is read through a ``read(start, stop)`` function: from a file, or with range requests
+from a server. Nothing here opens a connection.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Machine",
+    "ModelOrigin",
     "ModelPlan",
-    "Origin",
     "fits_in_memory",
     "plan_file",
     "plan_model",
@@ -47,25 +47,25 @@ __all__ = [
 FIRST_WINDOW = 1 << 20
 LARGEST_HEADER = 256 << 20
 CONTEXT = 4096
-# Activations, logits and the interpreter, beside weights and cache.
+# Activations, logits and the interpreter, besides weights and cache.
 OVERHEAD_BYTES = 200_000_000
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine has left, in bytes; ``None`` where the system does not say."""
+    """Free resources of this machine, in bytes; ``None`` if the system does not say."""
 
     free_disk: int | None
     free_memory: int | None
 
 
 @dataclass(frozen=True)
-class Origin:
-    """What is known about a model beside its header.
+class ModelOrigin:
+    """Facts about a model that are not in its header.
 
     Attributes:
         licence: name of the terms, empty if unknown.
-        gated: whether the server wants a token of an account that accepted them; ``None``: unknown.
+        gated: the server requires a token of an account that accepted them; ``None``: unknown.
         local: the file is already here.
     """
 
@@ -76,27 +76,27 @@ class Origin:
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The answer.
+    """Requirements of a model, compared with a machine.
 
     Attributes:
         name: of the file.
         size_bytes: of the file, ``None`` if unknown.
-        header_bytes: how much of it had to be read; 0 for a folder.
-        licence: as the server, or else the file itself, names it.
-        gated: see :class:`Origin`.
-        local: see :class:`Origin`.
+        header_bytes: bytes of it that were read; 0 for a folder.
+        licence: as named by the server, or else by the file.
+        gated: see :class:`ModelOrigin`.
+        local: see :class:`ModelOrigin`.
         architecture: ``general.architecture``.
         parameters: weights in all tensors.
-        encodings: weight encodings with their share of the bytes, the largest first.
-        context_length: tokens the model was made for.
+        encodings: quantization types with their share of the bytes, the largest first.
+        context_length: positions the model was trained for.
         vocab_size: number of token ids.
-        tokenizer: whether one is embedded and complete, in words.
+        tokenizer: description of the embedded tokenizer.
         has_tokenizer: it is embedded and complete.
         chat_template: one is embedded.
-        memory_bytes: weights, cache of *memory_context* tokens, overhead; ``None`` if unknown.
-        memory_context: tokens of context that were counted.
-        machine: what there is.
-        findings: why it would not run or not fit; empty when it will.
+        memory_bytes: weights, KV cache of *memory_context* tokens, overhead; ``None`` if unknown.
+        memory_context: tokens of context that are included.
+        machine: free resources.
+        findings: reasons why it would not run or fit; empty if it will.
     """
 
     name: str
@@ -120,7 +120,7 @@ class ModelPlan:
 
     @property
     def runs(self) -> bool:
-        """Whether it can be downloaded to and run on this machine."""
+        """True if it can be downloaded to and run on this machine."""
         return not self.findings
 
     def facts(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class ModelPlan:
         }
 
     def lines(self) -> Iterator[str]:
-        """The plan for people, a line per question."""
+        """The plan as text, one question per line."""
         read = f"{_size(self.header_bytes)} of it read" if self.header_bytes else self._unread()
         yield f"{self.name}: {_size(self.size_bytes)} ({read})"
         yield f"  licence        {self.licence or 'not stated'}"
@@ -170,18 +170,18 @@ class ModelPlan:
 def read_header(
     read: Callable[[int, int], bytes], *, size: int | None = None, label: str = "model"
 ) -> tuple[GGUF, int]:
-    """The header of a GGUF file and how many bytes had to be read for it.
+    """Header of a GGUF file, and the number of bytes read for it.
 
     The window doubles until metadata and tensor directory are complete; nothing is read twice.
 
     Args:
-        read: gives bytes *start* to *stop*, fewer where the file ends.
-        size: of the whole file, where known.
-        label: what to call it in messages.
+        read: returns bytes *start* to *stop*, fewer at the end of the file.
+        size: of the whole file, if known.
+        label: name of the file in messages.
 
     Raises:
-        InvalidFormat: no GGUF file, a damaged one, or a header beyond all reason.
-        Unsupported: a version that is not read.
+        InvalidFormat: not a GGUF file, a damaged one, or an excessively long header.
+        Unsupported: the version is not supported.
     """
     buffer = b""
     wanted = FIRST_WINDOW
@@ -205,17 +205,17 @@ def read_header(
 
 def plan_model(
     read: Callable[[int, int], bytes],
-    origin: Origin,
+    origin: ModelOrigin,
     *,
     label: str,
     size: int | None,
     machine: Machine,
 ) -> ModelPlan:
-    """What the model behind *read* would take on *machine*.
+    """Requirements of the model behind *read*, compared with *machine*.
 
     Args:
         read: see :func:`read_header`.
-        origin: what is known from elsewhere.
+        origin: facts from elsewhere.
         label: name of the file.
         size: bytes of the file, ``None`` if unknown.
         machine: see :func:`this_machine`.
@@ -254,12 +254,12 @@ def plan_model(
     )
 
 
-def plan_file(path: Path, origin: Origin, *, machine: Machine) -> ModelPlan:
-    """:func:`plan_model` for a file that is here.
+def plan_file(path: Path, origin: ModelOrigin, *, machine: Machine) -> ModelPlan:
+    """:func:`plan_model` for a local file.
 
     Raises:
-        NotFound: no such file.
-        InvalidFormat: no GGUF file, or a damaged one.
+        NotFound: the file does not exist.
+        InvalidFormat: not a GGUF file, or a damaged one.
     """
     try:
         with path.open("rb") as file:
@@ -279,8 +279,8 @@ def plan_file(path: Path, origin: Origin, *, machine: Machine) -> ModelPlan:
         raise from_os_error(error, path) from error
 
 
-def plan_unread(name: str, size: int | None, origin: Origin, *, machine: Machine) -> ModelPlan:
-    """The plan for a file that cannot be read in parts: what its size alone says."""
+def plan_unread(name: str, size: int | None, origin: ModelOrigin, *, machine: Machine) -> ModelPlan:
+    """Plan for a file that cannot be read in parts, from its size alone."""
     needs = None if size is None else size + OVERHEAD_BYTES
     return ModelPlan(
         name=name,
@@ -305,7 +305,7 @@ def plan_unread(name: str, size: int | None, origin: Origin, *, machine: Machine
 
 
 def this_machine(folder: Path) -> Machine:
-    """Free disk where *folder* is, or would be, and memory that programs can still take."""
+    """Free disk space for *folder*, and memory that programs can still use."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -317,7 +317,7 @@ def this_machine(folder: Path) -> Machine:
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that can be taken without swapping; ``None`` if the system does not say."""
+    """Bytes of memory available without swapping; ``None`` if the system does not say."""
     if not sys.platform.startswith("linux"):
         return None
     try:
@@ -332,13 +332,13 @@ def free_memory() -> int | None:
 
 
 def fits_in_memory(size: int) -> bool | None:
-    """Whether a model file of *size* bytes can be run here, roughly; ``None`` if unknown."""
+    """True if a model file of *size* bytes can run here, roughly; ``None`` if unknown."""
     free = free_memory()
     return None if free is None else size + OVERHEAD_BYTES <= free
 
 
 def _tokenizer(gguf: GGUF) -> tuple[str, bool]:
-    """What the embedded tokenizer is worth, and whether it can be used as it is."""
+    """Description of the embedded tokenizer, and true if it is usable."""
     try:
         spec = spec_from_gguf(gguf)
     except BitnetError as error:
@@ -370,7 +370,7 @@ def _format_findings(gguf: GGUF) -> Iterator[Finding]:
 
 
 def _decodable(quant: QuantType) -> bool:
-    """Whether the weights can be turned into numbers: one row of zero bits is."""
+    """True if the weights can be decoded, tested with one row of zero bits."""
     columns = math.lcm(quant.block_size, 128) if quant.known else 0
     size = quant.size_bytes((4, columns))
     if not columns or size is None:
@@ -384,9 +384,9 @@ def _decodable(quant: QuantType) -> bool:
 
 
 def room_findings(
-    origin: Origin, size: int | None, needs: int | None, machine: Machine
+    origin: ModelOrigin, size: int | None, needs: int | None, machine: Machine
 ) -> Iterator[Finding]:
-    """What *machine* is too small for: *size* bytes to fetch, *needs* bytes of memory."""
+    """Findings if *machine* lacks *size* bytes of disk or *needs* bytes of memory."""
     disk, free = machine.free_disk, machine.free_memory
     if not origin.local and size is not None and disk is not None and size > disk:
         text = f"the file has {_size(size)}, the disk {_size(disk)} free"

@@ -1,4 +1,4 @@
-"""What running a model takes that is here as a folder: ``config.json`` with safetensors files."""
+"""Requirements of running a model in a local folder: ``config.json`` with safetensors files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bitnet.plan import (
     CONTEXT,
     OVERHEAD_BYTES,
     Machine,
+    ModelOrigin,
     ModelPlan,
-    Origin,
     plan_file,
     room_findings,
 )
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 __all__ = ["plan_path"]
 
 
-def plan_path(path: Path, origin: Origin, *, machine: Machine) -> ModelPlan:
-    """The plan of the model at *path*, a GGUF file or a folder.
+def plan_path(path: Path, origin: ModelOrigin, *, machine: Machine) -> ModelPlan:
+    """Plan of the model at *path*, a GGUF file or a folder.
 
     Raises:
-        BitnetError: as :func:`bitnet.formats.containers.open_checkpoint`, where it is a folder.
-        NotFound: no such file.
-        InvalidFormat: no model, or a damaged one.
+        BitnetError: as :func:`bitnet.formats.containers.open_checkpoint`, for a folder.
+        NotFound: the file does not exist.
+        InvalidFormat: not a model, or a damaged one.
     """
     if not path.is_dir():
         return plan_file(path, origin, machine=machine)
     return _plan(open_checkpoint(path), replace(origin, local=True), machine)
 
 
-def _plan(checkpoint: Checkpoint, origin: Origin, machine: Machine) -> ModelPlan:
+def _plan(checkpoint: Checkpoint, origin: ModelOrigin, machine: Machine) -> ModelPlan:
     config = config_from(checkpoint)
     context = min(CONTEXT, config.context_length)
     sizes: dict[str, int] = {}
@@ -83,7 +83,7 @@ def _plan(checkpoint: Checkpoint, origin: Origin, machine: Machine) -> ModelPlan
 
 
 def _tokenizer(checkpoint: Checkpoint) -> Tokenizer | BitnetError:
-    """The tokenizer that the model would get, or why there is none."""
+    """The tokenizer that the model would use, or the error if there is none."""
     try:
         return resolve_tokenizer(checkpoint)
     except BitnetError as error:

@@ -114,7 +114,7 @@ def _given(words: list[str], options: list[Option]) -> dict[str, str]:
 
 
 def _fits(word: str, option: Option, context: ParserContext | None) -> bool:
-    """Whether *word* can be a value of *option*; a text or a table is not an optional model."""
+    """True if *word* can be a value of *option*; a text or a table is not an optional model."""
     if option.choices:
         return word in option.choices
     if option.required or option.names[0] != "model" or context is None or Path(word).exists():

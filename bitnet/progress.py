@@ -180,7 +180,7 @@ class Progress:
 
 
 def _width(stream: TextIO) -> dict[str, Any]:
-    """How wide tqdm may draw: as wide as the terminal; 80 columns where that does not say."""
+    """Width of the bar in columns: the terminal's, or 80 if it is unknown."""
     try:
         columns = os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError, AttributeError):

@@ -442,7 +442,7 @@ def cache_dir() -> Path:
 
 
 def expanded(path: Path) -> Path:
-    """*path* with ``~`` replaced; as it is where nobody knows that user's home folder."""
+    """*path* with ``~`` replaced; unchanged if that user's home folder is unknown."""
     try:
         return path.expanduser()
     except RuntimeError:

@@ -74,17 +74,17 @@ class Source:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """What has to be fetched."""
+        """Files to fetch."""
         return (self.file,)
 
     @property
     def page(self) -> str:
-        """Where its owner describes it."""
+        """Its owner's page about it."""
         return f"https://huggingface.co/{self.repo}"
 
     @property
     def licence_line(self) -> str:
-        """What a person should read before using the file; no judgement about what it allows."""
+        """Text to read before using the file, without a judgement about what it allows."""
         if not self.licence:
             return f"Licence: see {self.page}"
         return f"Licence: {self.licence}, {self.licence_url} (you decide whether it fits your use)"

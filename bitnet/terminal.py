@@ -29,7 +29,7 @@ __all__ = [
 
 _MARKS = {"✓": "ok", "✗": "x", "·": "*", "✅": "ok", "❌": "x"}
 _LINE_START = re.compile(r"(?:^|\n) *\Z")
-_PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]")  # bytes of a name that were no text here
+_PARTS = re.compile("[\udc80-\udcff]+|[^\udc80-\udcff]")  # undecodable bytes of a name
 _BYTES = re.compile("[\udc80-\udcff]+")
 
 
@@ -86,7 +86,7 @@ def _as_utf8(raw: str) -> str:
 
 
 def has_bytes(text: str) -> bool:
-    """Whether there is something in *text* that the locale could not read."""
+    """True if *text* contains bytes that the locale could not decode."""
     return _BYTES.search(text) is not None
 
 
@@ -104,7 +104,7 @@ def argument(text: str) -> str:
 
 
 def lacks(text: str, stream: TextIO) -> bool:
-    """Whether the encoding of *stream* cannot write *text*."""
+    """True if the encoding of *stream* cannot represent *text*."""
     try:
         text.encode(stream.encoding or "utf-8")
     except UnicodeEncodeError:

@@ -82,7 +82,7 @@ def environment() -> str:
 
 
 def exit_codes() -> str:
-    """What every exit code means."""
+    """The meaning of every exit code."""
     table = _table(["Code", "Meaning"], [[str(code), text] for code, text in EXIT_CODES.items()])
     intro = "The same for every command; `inv exit-codes --json` prints them for programs."
     models = """\
@@ -135,12 +135,13 @@ def models() -> str:
         "## Keys of GGUF files",
         "Below the name of the architecture; every other key there is refused.",
         _rules(gguf_keys.COMMON),
-        "## Contexts that are stretched",
-        "`longrope` (Phi-3.5, Phi-4-mini) has two lists of divisors. A prompt within the original "
-        "context takes the short ones, a longer prompt the long ones, whatever room there is. An "
-        "answer that leaves the original context is run anew from its first token with the long "
-        "ones, once, and goes on from there; a token's logits are always those of a prompt of its "
-        "length. What two prompts share is reused while both lie on one side of the border.",
+        "## Extended contexts",
+        "`longrope` (Phi-3.5, Phi-4-mini) has two lists of frequency factors. A prompt within the "
+        "original context uses the short list, a longer prompt the long one, whatever the size of "
+        "the cache. An answer that leaves the original context is run again from its first token "
+        "with the long list, once, and continues from there; a token's logits are always those of "
+        "a prompt of its length. A prefix shared by two prompts is reused if both are on one side "
+        "of the border.",
         "`dynamic` raises the base beyond the context length: a prompt by its length, every token "
         "of the answer behind it by its own position, as transformers does. `--context` may be "
         "larger than the context length for these models only. Positions beyond it are not reused.",

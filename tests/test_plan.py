@@ -6,7 +6,7 @@ from builders import Tensor, f32, gguf_bytes, i2_s, llama_metadata, vocabulary, 
 
 from bitnet import plan
 from bitnet.errors import InvalidFormat, NotFound
-from bitnet.plan import Machine, Origin, plan_file, plan_model, plan_unread, read_header
+from bitnet.plan import Machine, ModelOrigin, plan_file, plan_model, plan_unread, read_header
 
 ROOMY = Machine(free_disk=10**12, free_memory=10**12)
 
@@ -34,7 +34,7 @@ def model(tmp_path):
 
 
 def test_a_model_that_runs_is_described_from_its_header(model):
-    found = plan_file(model, Origin(), machine=ROOMY)
+    found = plan_file(model, ModelOrigin(), machine=ROOMY)
     assert found.runs
     assert found.architecture == "llama"
     assert found.parameters == 40 * 256 + 256 * 256
@@ -91,16 +91,16 @@ def test_what_does_not_fit_is_a_problem(model):
     def read(start, stop):
         return content[start:stop]
 
-    remote = plan_model(read, Origin(), label="m", size=size, machine=tight)
+    remote = plan_model(read, ModelOrigin(), label="m", size=size, machine=tight)
     assert not remote.runs
     assert [finding.subject for finding in remote.findings] == ["disk", "memory"]
-    assert len(plan_file(model, Origin(), machine=tight).findings) == 1  # it is on the disk already
-    assert plan_file(model, Origin(), machine=Machine(None, None)).runs
+    assert len(plan_file(model, ModelOrigin(), machine=tight).findings) == 1  # already on the disk
+    assert plan_file(model, ModelOrigin(), machine=Machine(None, None)).runs
 
 
 def test_a_model_without_a_tokenizer_says_so(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", llama_metadata(), [f32("token_embd.weight", (4, 128))])
-    found = plan_file(path, Origin(), machine=ROOMY)
+    found = plan_file(path, ModelOrigin(), machine=ROOMY)
     assert not found.has_tokenizer
     assert [finding.subject for finding in found.findings] == ["tokenizer"]
 
@@ -108,13 +108,13 @@ def test_a_model_without_a_tokenizer_says_so(tmp_path):
 def test_weights_that_cannot_be_decoded_are_named(tmp_path):
     tensors = [Tensor("blk.0.attn_q.weight", (1, 256), 250, b"\0" * 64)]
     path = write_gguf(tmp_path / "m.gguf", metadata(), tensors)
-    found = plan_file(path, Origin(), machine=ROOMY)
+    found = plan_file(path, ModelOrigin(), machine=ROOMY)
     assert any("no decoder for" in finding.text for finding in found.findings)
 
 
 def test_an_architecture_that_does_not_run_is_named(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", llama_metadata("mamba"), [f32("x", (4, 128))])
-    found = plan_file(path, Origin(), machine=ROOMY)
+    found = plan_file(path, ModelOrigin(), machine=ROOMY)
     assert str(found.findings[0]).startswith(
         "✗ architecture: mamba is not supported; supported: arcee, bitnet"
     )
@@ -122,20 +122,20 @@ def test_an_architecture_that_does_not_run_is_named(tmp_path):
 
 def test_a_vocabulary_alone_does_not_run(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", metadata())
-    found = plan_file(path, Origin(), machine=ROOMY).findings
+    found = plan_file(path, ModelOrigin(), machine=ROOMY).findings
     assert "it has none, only metadata" in {finding.text for finding in found}
 
 
 def test_what_cannot_be_read_in_parts_is_planned_by_its_size():
-    found = plan_unread("m.gguf", 1000, Origin("MIT", gated=False), machine=ROOMY)
+    found = plan_unread("m.gguf", 1000, ModelOrigin("MIT", gated=False), machine=ROOMY)
     assert found.runs
     assert "open" in "\n".join(found.lines())
-    assert not plan_unread("m", 1000, Origin(), machine=replace(ROOMY, free_memory=5)).runs
+    assert not plan_unread("m", 1000, ModelOrigin(), machine=replace(ROOMY, free_memory=5)).runs
 
 
 def test_a_missing_file_is_not_found(tmp_path):
     with pytest.raises(NotFound):
-        plan_file(tmp_path / "none.gguf", Origin(), machine=ROOMY)
+        plan_file(tmp_path / "none.gguf", ModelOrigin(), machine=ROOMY)
 
 
 def test_the_machine_is_measured_where_the_folder_would_be(tmp_path):

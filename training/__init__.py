@@ -1,1 +1,1 @@
-"""How ``bitnet-tiny``, the model inside the package, was made: text in, model out."""
+"""Training of ``bitnet-tiny``, the model inside the package: text in, model out."""

@@ -76,7 +76,7 @@ def card(texts: Path, out: Path, model: Path) -> str:
             "",
             _CAN.format(context=context),
             "",
-            "## Figures",
+            "## Metrics",
             "",
             *_figures(model, state, len(seen.ids), lines[-1]),
             f"| loss on held-out text | {loss:.3f} nats per token: perplexity "

@@ -109,7 +109,7 @@ class Block(nn.Module):
         return x + functional.dropout(self.ffn(x, dtype), drop, self.training)
 
     def attention(self, x: Tensor, cos: Tensor, sin: Tensor, dtype: torch.dtype) -> Tensor:
-        """What attention adds to *x*."""
+        """Attention output, which is added to *x*."""
         shape, (batch, length, dim) = self.shape, x.shape
         parts = self.qkv(self.norm(x, self.attn_norm), dtype)
         q, k, v = (p.view(batch, length, -1, shape.head_dim).transpose(1, 2) for p in parts)
@@ -121,7 +121,7 @@ class Block(nn.Module):
         return self.o(self.norm(out, self.attn_sub_norm), dtype)[0]
 
     def ffn(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        """What the feed-forward network adds to *x*."""
+        """Feed-forward output, which is added to *x*."""
         gate, up = self.gate_up(self.norm(x, self.ffn_norm), dtype)
         hidden = functional.relu(gate).square() * up
         return self.down(self.norm(hidden, self.ffn_sub_norm), dtype)[0]

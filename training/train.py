@@ -28,7 +28,7 @@ __all__ = ["Recipe", "Trainer", "held_out_loss", "main"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """What decides a run, besides the texts and the :class:`~training.model.Shape`.
+    """Hyperparameters of a run, besides the texts and the :class:`~training.model.Shape`.
 
     Attributes:
         steps: how many there are; 0: *minutes* decide.
@@ -134,7 +134,7 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """How much of the training is done, 0 to 1."""
+        """Finished share of the training, 0 to 1."""
         recipe = self.recipe
         return self.step / recipe.steps if recipe.steps else self.seconds / 60 / recipe.minutes
 

@@ -1,10 +1,10 @@
-"""How fast a model loads, reads and writes on this machine, as numbers.
+"""Benchmarks of loading, prefill and decode on this machine.
 
-    pp128   a prompt of 128 tokens up to the first token it is answered with: tokens per second
-    tg128   128 tokens, one after the other, behind a prompt of one
+    pp128   prefill of 128 tokens, up to the first generated token: tokens per second
+    tg128   128 tokens generated one after the other, after a prompt of one
 
-Everything goes through the engine, as an answer does. The numbers of threads and the tests take
-turns, so that a machine which slows down for a while slows all of them.
+Everything runs through the engine, as an answer does. Tests and thread counts alternate, so that a
+temporary slowdown of the machine affects all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The machine a benchmark runs on, in words, and how fast it reads its memory."""
+"""Description of the machine a benchmark runs on, and its memory bandwidth."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ READ_BYTES = 256 << 20  # more than any cache holds
 
 @dataclass(frozen=True)
 class Machine:
-    """What was measured on.
+    """The machine of a benchmark.
 
     Attributes:
         cpu: name of the processor.
-        cores: those this process may use.
-        memory_bytes: memory of the machine; 0 if it does not say.
-        features: instruction sets the compiled module can use.
-        backend: what computed, with the level of its kernels.
+        cores: available to this process.
+        memory_bytes: memory of the machine; 0 if unknown.
+        features: instruction sets that the native module can use.
+        backend: compute backend, with the level of its kernels.
         read_bytes_per_s: bandwidth of a plain sum over memory, by number of threads.
         system: operating system and processor family.
         python: version.
@@ -51,7 +51,7 @@ class Machine:
 
 
 def describe_machine(threads: Sequence[int] = (), *, backend: str = "") -> Machine:
-    """This machine, its memory read with each number of *threads* by the compiled module."""
+    """This machine, with memory bandwidth measured for each of *threads* by the native module."""
     return Machine(
         cpu=native.processor(),
         cores=thread_count(),
@@ -65,12 +65,12 @@ def describe_machine(threads: Sequence[int] = (), *, backend: str = "") -> Machi
 def _memory() -> int:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not every system has these names
+    except (AttributeError, ValueError, OSError):  # not every system defines these names
         return 0
 
 
 def _read_rate(threads: int) -> float:
-    """Bytes per second of the best of five sums over memory; 0 without the compiled module."""
+    """Bytes per second, the best of five sums over memory; 0 without the native module."""
     module = native.module()
     if module is None:
         return 0.0

@@ -1,4 +1,4 @@
-"""Times what a plan says: loading, prompts and answers, by turns."""
+"""Time loading, prefill and decode according to a plan, in alternation."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 __all__ = ["Plan", "Test", "measure"]
 
 MAX_TOKENS = 1 << 20
-WRITTEN_TOKENS = 64  # of the answer whose share of tokenizing is measured
+WRITTEN_TOKENS = 64  # of the answer for which the tokenizer's share is measured
 TEXT = (
     "The old lighthouse keeper counted the ships that passed in the night, and wrote their names "
     "into a book with a blue cover. When the fog came in from the sea he lit the great lamp and "
-    "waited, because somebody out there was always looking for the way home.\n"
+    "waited, because someone out there was always looking for the way home.\n"
 )
 _TEST = re.compile(r"(pp|tg)([1-9]\d*)")
 
 
 @dataclass(frozen=True)
 class Test:
-    """What is timed: ``pp`` reads *tokens* at once, ``tg`` writes them one by one."""
+    """A benchmark: ``pp`` is prefill of *tokens*, ``tg`` generates them one by one."""
 
     kind: str
     tokens: int
 
     @classmethod
     def parse(cls, name: str) -> Test:
-        """The test called ``pp128``, ``tg32`` ...
+        """The test named ``pp128``, ``tg32`` ...
 
         Raises:
-            UsageError: there is no such test.
+            UsageError: the name is invalid.
         """
         match = _TEST.fullmatch(name.strip())
         if match is None or int(match[2]) > MAX_TOKENS:
@@ -64,7 +64,7 @@ class Test:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure, how often, with how many threads."""
+    """The tests, repetitions and thread counts to measure."""
 
     tests: tuple[Test, ...]
     threads: tuple[int, ...]
@@ -72,16 +72,16 @@ class Plan:
 
     @classmethod
     def of(cls, tests: str, thread_counts: str, repetitions: int, *, threads: int = 0) -> Plan:
-        """A plan from texts with commas.
+        """A plan from comma-separated texts.
 
         Args:
             tests: names of tests.
             thread_counts: numbers of threads; empty: 1 and *threads*.
-            repetitions: how often each is timed, after one time that does not count.
-            threads: the most there are; 0: ``BITNET_THREADS``, else one per core.
+            repetitions: timed runs of each, after one that is not counted.
+            threads: largest number; 0: ``BITNET_THREADS``, else one per core.
 
         Raises:
-            UsageError: a name or number makes no sense.
+            UsageError: a name or number is invalid.
         """
         if not 1 <= repetitions <= 1000:
             raise UsageError(f"--repetitions is {repetitions}, expected 1 to 1000")
@@ -97,7 +97,7 @@ class Plan:
                     hint="for example: --thread-counts 1,2,4",
                 )
         named = dict.fromkeys(Test.parse(name) for name in tests.split(","))
-        if native.module() is None:  # NumPy's threads are its own business
+        if native.module() is None:  # NumPy manages its own threads
             counts = {0: None}
         return cls(tuple(named), tuple(counts), repetitions)
 
@@ -109,13 +109,13 @@ def measure(
     reload: Callable[[], LanguageModel],
     on_step: Callable[[str], None] = lambda _text: None,
 ) -> Report:
-    """Time *plan*.
+    """Run the measurements of *plan*.
 
     Args:
-        model: loaded once, so that the disk is warm; it is closed.
-        plan: what to time.
-        reload: loads the same again.
-        on_step: told what is being timed.
+        model: loaded once before, so that the disk cache is warm; it is closed.
+        plan: the measurements.
+        reload: loads the same model again.
+        on_step: called with the measurement that begins.
 
     Raises:
         BenchmarkError: the model cannot be run, or its context is too short for a test.
@@ -134,7 +134,7 @@ def measure(
     try:
         load_s = []
         for count in range(plan.repetitions):
-            model.close()  # two at once would count twice as memory
+            model.close()  # two models at once would double the memory
             on_step(f"load {count + 1}/{plan.repetitions}")
             model = reload()
             load_s.append(model.load_s)
@@ -163,7 +163,7 @@ def _check_context(engine: Engine, tests: Sequence[Test]) -> None:
 def _rates(
     model: LanguageModel, plan: Plan, on_step: Callable[[str], None]
 ) -> tuple[Measured, ...]:
-    """Every test with every number of threads, in turns; the first turn does not count."""
+    """Every test with every number of threads, in alternation; the first round is not counted."""
     longest = max(test.tokens for test in plan.tests)
     ids = model.tokenizer.encode(TEXT)
     ids = (ids * math.ceil(longest / len(ids)))[:longest]

@@ -1,4 +1,4 @@
-"""What a benchmark found, as a table and as JSON, and how it differs from an earlier one."""
+"""Report of a benchmark as a table and as JSON, and its comparison with an earlier one."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Spread:
-    """Repeated measurements of one thing."""
+    """Repeated measurements of one quantity."""
 
     samples: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """The median sample."""
         return statistics.median(self.samples)
 
     def facts(self) -> dict[str, Any]:
@@ -61,15 +61,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class Report:
-    """What came out.
+    """Result of a benchmark.
 
     Attributes:
         model: name, size in bytes, architecture and context of the model.
-        machine: what it ran on.
+        machine: the machine it ran on.
         load_s: seconds to load tokenizer and model, from a warm disk.
         results: tokens per second.
-        peak_memory_bytes: most memory the process had, before the machine was measured.
-        tokenize_share: of an answer's time, the part between text and ids, 0 to 1.
+        peak_memory_bytes: peak memory of the process, before the machine was measured.
+        tokenize_share: share of an answer's time spent in the tokenizer, 0 to 1.
     """
 
     model: Mapping[str, Any]
@@ -121,7 +121,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Change:
-    """One figure before and after; a *ratio* above one is better."""
+    """One metric before and after; a *ratio* above one is better."""
 
     what: str
     before: float
@@ -133,7 +133,7 @@ class Change:
 
 
 def changes(before: Report, after: Report) -> list[Change]:
-    """What both reports measured: speeds first, then load time and memory."""
+    """Metrics in both reports: speeds first, then load time and memory."""
     old = {(one.test, one.threads): one.tokens_per_s.median for one in before.results}
     found = []
     for one in after.results:
@@ -151,7 +151,7 @@ def changes(before: Report, after: Report) -> list[Change]:
 
 
 def slowdown(found: Sequence[Change], *, at_most: float) -> BenchmarkError | None:
-    """The error that a speed fell by more than *at_most* percent, or that none was compared."""
+    """Error if a speed fell by more than *at_most* percent, or none could be compared."""
     speeds = [change for change in found if change.what.endswith("tok/s")]
     if not speeds:
         return BenchmarkError(
@@ -164,17 +164,17 @@ def slowdown(found: Sequence[Change], *, at_most: float) -> BenchmarkError | Non
     shown = ", ".join(f"{change.what} x{change.ratio:.2f}" for change in slower)
     return BenchmarkError(
         f"slower by more than {at_most:g} %: {shown}",
-        hint="measure again on a quiet machine, or accept the new figures",
+        hint="measure again on a quiet machine, or accept the new results",
     )
 
 
 def read_report(path: Path) -> Report:
-    """The report that ``bench --json`` printed into the file *path*.
+    """Report that ``bench --json`` printed into the file *path*.
 
     Raises:
-        NotFound: there is no such file.
-        InvalidFormat: it is no such report.
-        Unsupported: it is of another version.
+        NotFound: the file does not exist.
+        InvalidFormat: it is not such a report.
+        Unsupported: its version is unknown.
     """
     try:
         facts = json.loads(path.read_text("utf-8"))
@@ -188,7 +188,7 @@ def read_report(path: Path) -> Report:
         raise from_os_error(error, path) from error
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise InvalidFormat(
-            f"{path} is no report of bench: {type(error).__name__}: {error}",
+            f"{path} is not a report of bench: {type(error).__name__}: {error}",
             hint="make one: bitnet bench MODEL --json >before.json",
         ) from None
 
@@ -213,5 +213,5 @@ def _report(facts: Mapping[str, Any]) -> Report:
 def _spread(facts: Mapping[str, Any]) -> Spread:
     samples = tuple(float(sample) for sample in facts["samples"])
     if not samples or not all(0 < sample < math.inf for sample in samples):
-        raise ValueError("samples that are no positive numbers")
+        raise ValueError("samples that are not positive numbers")
     return Spread(samples)

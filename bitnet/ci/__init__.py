@@ -1,1 +1,1 @@
-"""Templates for continuous integration, and the linters that check what a project has."""
+"""Templates for continuous integration, and linters for a project's workflows."""

@@ -1,4 +1,4 @@
-"""Workflows and scripts through four linters, programs that the extra ``ci`` installs."""
+"""Run four linters over workflows and scripts; the extra ``ci`` installs them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = ["LINTERS", "Outcome", "lint"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """The word of one linter.
+    """Result of one linter.
 
     Attributes:
         linter: its name.
-        problems: what it found, for people; empty when nothing is wrong.
+        problems: its findings as text; empty if there are none.
         missing: it is not installed.
     """
 
@@ -41,7 +41,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Files:
-    """What there is to lint, as absolute paths."""
+    """Files to lint, as absolute paths."""
 
     workflows: list[str]
     actions: list[str]
@@ -49,10 +49,10 @@ class _Files:
 
 
 def lint(project: Path) -> list[Outcome]:
-    """Every linter over the workflows, actions and scripts of *project*; opens no connection.
+    """Run every linter over the workflows, actions and scripts of *project*; works offline.
 
     Raises:
-        NotFound: there is no workflow.
+        NotFound: there are no workflows.
     """
     folder = project.resolve()
 
@@ -75,13 +75,13 @@ def lint(project: Path) -> list[Outcome]:
 
 
 def _path() -> str:
-    """Where programs are looked for: first those installed beside this Python."""
+    """Search path for programs: first those installed with this Python."""
     beside = str(Path(sys.executable).parent)
     return os.pathsep.join([beside, settings.child_environment().get("PATH", "")])
 
 
 def _run(command: list[str], folder: Path) -> str:
-    """Output of *command* when it ends with an error, else nothing."""
+    """Output of *command* if it fails, else an empty text."""
     done = subprocess.run(
         command,
         cwd=folder,
@@ -112,7 +112,7 @@ def _zizmor(program: str, project: Path, files: _Files) -> str:
 
 
 def _actionlint(program: str, project: Path, files: _Files) -> str:
-    """Also shows every ``run:`` block to shellcheck, which it finds beside itself."""
+    """Run actionlint, which also passes every ``run:`` block to shellcheck."""
     return _run([program, "-no-color", *files.workflows], project) if files.workflows else ""
 
 

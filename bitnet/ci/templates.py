@@ -1,13 +1,13 @@
-"""The templates for continuous integration, and what writing them into a project would change.
+"""Templates for continuous integration, and the changes of writing them into a project.
 
     .github/workflows/<name>.yml            one file for each workflow of GitHub Actions
     .github/actions/bitnet-setup/           installs, restores, checks and fetches
-    .github/bitnet/source.txt               where CI has this program from; the project's own
-    .github/bitnet/*.txt                    what it needs, by version and SHA-256
-    scripts/*.sh                            what the workflows run, and a person can run as well
-    .gitlab/bitnet-ci.yml, .pre-commit-config.yaml, Dockerfile      where they are asked for
+    .github/bitnet/source.txt               where CI installs this program from; the project's own
+    .github/bitnet/*.txt                    pinned requirements, by version and SHA-256
+    scripts/*.sh                            run by the workflows, or by hand
+    .gitlab/bitnet-ci.yml, .pre-commit-config.yaml, Dockerfile      on request
 
-In a checkout the templates are in ``ci/``; a wheel carries the same files beside this module.
+In a checkout the templates are in ``ci/``; a wheel contains the same files next to this module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ EVERY = (*DEFAULT, "wheels", "release", "gitlab", "pre-commit", "docker")
 
 _ALONE = ("wheels", "release", "pre-commit")  # they use neither the action nor the scripts
 _NEEDS = {"release": ("wheels",)}
-_ELSEWHERE = {  # template: where it comes from, and where it goes
+_ELSEWHERE = {  # template: its path here, and in the project
     "gitlab": ("gitlab/bitnet-ci.yml", ".gitlab/bitnet-ci.yml"),
     "pre-commit": ("pre-commit/pre-commit-config.yaml", ".pre-commit-config.yaml"),
     "docker": ("docker/Dockerfile", "Dockerfile"),
@@ -52,14 +52,14 @@ State = Literal["new", "unchanged", "changed", "kept"]
 
 @dataclass(frozen=True)
 class Planned:
-    """One file as it would be written.
+    """One file to be written.
 
     Attributes:
         path: relative to the project.
         text: its content.
-        state: ``new``, ``unchanged``, ``changed`` (there, with other content) or ``kept`` (the
-            project's own from the first run on).
-        executable: it is a script.
+        state: ``new``, ``unchanged``, ``changed`` (exists with other content) or ``kept`` (belongs
+            to the project after the first run).
+        executable: true for scripts.
         summary: purpose of a template, in one sentence; empty for other files.
     """
 
@@ -90,7 +90,7 @@ def summary_of(name: str) -> str:
 
 
 def installed_from() -> str:
-    """The commit that this program was installed from, as pip noted it; empty for anything else."""
+    """Commit from which pip installed this program; empty if it was installed otherwise."""
     try:
         noted = distribution("bitnet-xtask").read_text("direct_url.json")
         facts = json.loads(noted or "{}")
@@ -104,17 +104,17 @@ def installed_from() -> str:
 def plan_files(
     project: Path, names: list[str], *, branch: str = "main", source: str = ""
 ) -> list[Planned]:
-    """The files that a project gets with the templates *names*, beside those it has.
+    """Files for a project with the templates *names*, compared with existing ones.
 
     Args:
         project: root of the project.
-        names: of :data:`EVERY`; what they call comes with them.
+        names: of :data:`EVERY`; files that they call are included.
         branch: the project's default branch.
-        source: where CI has this program from; what the project has, or what this installation
-            came from, when not given.
+        source: source from which CI installs this program; by default the project's, or that of
+            this installation.
 
     Raises:
-        UsageError: there is no such template, or *source* is neither a commit of a repository nor a
+        UsageError: a template is unknown, or *source* is not a commit of a repository, nor a
             folder or a wheel of the project.
         NotFound: the project does not exist.
     """
@@ -136,11 +136,11 @@ def plan_files(
 
 
 def write_files(project: Path, planned: list[Planned], *, force: bool = False) -> None:
-    """Write what is new, and with *force* what has other content; all of it or nothing.
+    """Write new files, and with *force* those with other content; all of them or none.
 
     Raises:
         UsageError: files have other content, and *force* is off.
-        PermissionDenied: the project may not be written.
+        PermissionDenied: the project is not writable.
     """
     changed = [str(file.path) for file in planned if file.state == "changed"]
     if changed and not force:
@@ -163,12 +163,12 @@ def write_files(project: Path, planned: list[Planned], *, force: bool = False) -
 
 
 def _place(name: str) -> tuple[str, str]:
-    """Where a template comes from, and where it goes."""
+    """Path of a template here, and in the project."""
     return _ELSEWHERE.get(name, (f"github/{name}.yml", f".github/workflows/{name}.yml"))
 
 
 def _shared() -> list[tuple[str, str]]:
-    """The action, the scripts and the lock files: where they come from, and where they go."""
+    """The action, the scripts and the lock files: paths here, and in the project."""
     folder = template_folder()
     setup, scripts, locks = (
         sorted(folder.glob(one)) for one in ("github/bitnet-setup/*", "scripts/*.sh", "lock/*.txt")
@@ -203,7 +203,7 @@ def _state(path: Path, text: str) -> State:
 
 
 def _source(project: Path, given: str) -> Planned:
-    """Where CI has this program from; a project's own choice is left alone."""
+    """Source from which CI installs this program; a project's own choice is kept."""
     path = project / _SOURCE
     if not given and path.exists():
         return Planned(Path(_SOURCE), "", "kept")

@@ -14,7 +14,7 @@ __all__ = ["FetchOptions", "FileSelection"]
 
 @dataclass(frozen=True)
 class FetchOptions:
-    """How to fetch; every field is an option of every command that downloads.
+    """Options of downloads; every field is an option of every command that downloads.
 
     Hidden options override settings.
     """

@@ -65,7 +65,7 @@ def interface() -> str:
 
 
 def _interpreter_refused() -> str:
-    """Why the module cannot be used in this interpreter; empty where it can."""
+    """The reason why the module cannot be used in this interpreter; empty if it can."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return "it has not been made for free-threaded Python"
     if not _in_main_interpreter():

@@ -38,10 +38,10 @@ class ShippedModel:
 
     @property
     def path(self) -> Path:
-        """Where the file is.
+        """Path of the file.
 
         Raises:
-            NotFound: the installation has lost it.
+            NotFound: it is missing from the installation.
         """
         path = Path(__file__).parent / self.file
         if not path.is_file():

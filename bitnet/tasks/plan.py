@@ -55,10 +55,10 @@ def _here(model, common):
 
 
 def _plan_file(path: Path):
-    from bitnet.plan import Origin, this_machine
+    from bitnet.plan import ModelOrigin, this_machine
     from bitnet.plan_folder import plan_path
 
-    return plan_path(path, Origin(), machine=this_machine(path.parent))
+    return plan_path(path, ModelOrigin(), machine=this_machine(path.parent))
 
 
 def _plan_id(id, file, rev, common):
@@ -74,7 +74,7 @@ def _plan_id(id, file, rev, common):
         rev = rev if rev != "main" else named.revision
     request = ModelRequest(id, file, rev)
     found = probe(request, project, fits=plan.fits_in_memory)
-    origin = plan.Origin(found.licence, found.gated)
+    origin = plan.ModelOrigin(found.licence, found.gated)
     machine = plan.this_machine(Path("models"))
     if found.path is not None:
         return plan.plan_file(found.path, origin, machine=machine)

@@ -6,7 +6,7 @@
     ids = tokenizer.encode("Hello")
     tokenizer.decode(ids)
 
-Names load on first use, so that importing the package stays cheap.
+Names are imported on first use, so that importing the package stays fast.
 """
 
 from __future__ import annotations

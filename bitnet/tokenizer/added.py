@@ -1,6 +1,6 @@
-"""Cuts added tokens out of a text, the way Hugging Face's ``AddedVocabulary`` does.
+"""Find added tokens in a text as Hugging Face's ``AddedVocabulary`` does.
 
-The leftmost match wins, then the longest. A match can swallow white space around it and can be
+The leftmost match wins, then the longest. A match can include white space around it and can be
 restricted to whole words. Every engine uses this one implementation, so they cannot disagree.
 """
 
@@ -26,12 +26,12 @@ _IS_SPACE = re.compile(f"[{_SPACE}]").match
 
 
 class AddedTokens:
-    """Added tokens of one stage: those looked for in raw text, or those in normalized text.
+    """Added tokens of one stage: those found in raw text, or those found in normalized text.
 
     Args:
         tokens: the added tokens of the vocabulary.
-        normalized: which stage; tokens of the other one are left out.
-        sentencepiece: of a SentencePiece model.
+        normalized: the stage; tokens of the other one are ignored.
+        sentencepiece: true for a SentencePiece model.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class AddedTokens:
         chosen = [token for token in tokens if token.normalized is normalized and token.text]
         self._all = _Matcher(chosen)
         self._ordinary = self._all
-        if sentencepiece:  # finds what it knows in the text of control tokens too
+        if sentencepiece:  # finds added tokens in the text of control tokens too
             self._ordinary = _Matcher([token for token in chosen if not token.special])
 
     def split(self, text: str, *, parse_special: bool = True) -> list[int | str]:
-        """Ids of the added tokens in *text* and, as they are, the stretches between them.
+        """Ids of the added tokens in *text*, and the unchanged text between them.
 
         Args:
             text: raw or normalized text, depending on the stage.
-            parse_special: recognise special tokens too; other added tokens always are. Where one
-                is not, its text stays in one stretch.
+            parse_special: recognise special tokens too; other added tokens always are. The text of
+                a token that is not recognised stays in one stretch.
         """
         parts = self.cut(text, parse_special=parse_special)
         return [text[start:stop] if id is None else id for id, start, stop in parts]
@@ -61,12 +61,12 @@ class AddedTokens:
     def cut(
         self, text: str, *, parse_special: bool = True
     ) -> Iterator[tuple[int | None, int, int]]:
-        """As :meth:`split`, in characters: id or ``None``, first, behind the last."""
+        """As :meth:`split`, in characters: id or ``None``, start, end."""
         return (self._all if parse_special else self._ordinary).cut(text, special=parse_special)
 
 
 class _Matcher:
-    """One set of tokens behind one regular expression, longest alternative first."""
+    """Tokens behind one regular expression, longest alternative first."""
 
     def __init__(self, tokens: list[AddedToken]) -> None:
         self._by_text: dict[str, AddedToken] = {}
@@ -93,7 +93,7 @@ class _Matcher:
                 start = max(start, done)
             if done < start:
                 yield None, done, start
-            if start < stop:  # else it lies in the white space of the token before
+            if start < stop:  # else it is within the white space of the token before
                 yield token.id, start, stop
             done = stop
         if done < len(text):
@@ -101,14 +101,14 @@ class _Matcher:
 
 
 class _Runs:
-    """Where runs of spaces begin and end; each is walked once, however many tokens lie in it."""
+    """Bounds of runs of spaces; each run is scanned once, however many tokens it contains."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._begin = self._known = self._end = 0
 
     def start(self, at: int) -> int:
-        """The first of the spaces before *at*, which only grows from call to call."""
+        """Start of the spaces before *at*, which must not decrease from call to call."""
         begin = at
         while begin > self._known and _IS_SPACE(self._text, begin - 1):
             begin -= 1
@@ -117,7 +117,7 @@ class _Runs:
         return self._begin
 
     def stop(self, at: int) -> int:
-        """The end of the spaces from *at* on, which only grows from call to call."""
+        """End of the spaces from *at* on, which must not decrease from call to call."""
         at = max(at, self._end)
         spaces = _SPACES.match(self._text, at)
         self._end = spaces.end() if spaces else at
@@ -132,9 +132,9 @@ def _is_whole_word(text: str, start: int, stop: int) -> bool:
 
 @cache
 def _is_word(character: str) -> bool:
-    r"""Whether *character* is in ``\w`` of Rust's regex crate.
+    r"""True if *character* is in ``\w`` of Rust's regex crate.
 
-    Python's tables are older and its ``\w`` is another set, so the library's own are asked.
+    Python's tables are older and its ``\w`` is a different set, so the library is asked.
     """
     if character.isascii():
         return character.isalnum() or character == "_"

@@ -1,4 +1,4 @@
-"""How far two tokenizers agree: ids of texts, texts of ids, and the tokens themselves."""
+"""Agreement of two tokenizers: ids of texts, texts of ids, and the tokens themselves."""
 
 from __future__ import annotations
 
@@ -60,15 +60,15 @@ PROBES: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Agreement:
-    """Outcome of a comparison.
+    """Result of a comparison.
 
     Attributes:
         equal: texts with equal ids.
         total: texts compared.
-        first_difference: the first text with other ids, ``None`` when there is none.
-        decoded_equal: lists of ids that both make the same text of.
-        decoded: lists of ids that were made text; 0 where texts were not compared.
-        first_ids: the first ids that stand for another text, ``None`` when there are none.
+        first_difference: the first text with different ids, ``None`` if there is none.
+        decoded_equal: lists of ids that both decode to the same text.
+        decoded: lists of ids decoded; 0 if decoding was not compared.
+        first_ids: the first ids that decode to different texts, ``None`` if there are none.
     """
 
     equal: int
@@ -85,7 +85,7 @@ class Agreement:
 
     @property
     def complete(self) -> bool:
-        """Every text has the same ids, and every list of ids the same text; at least one each."""
+        """True if all ids and all decoded texts are equal, with at least one of each."""
         return self.ratio == 1 and 0 < self.decoded == self.decoded_equal
 
     def __str__(self) -> str:
@@ -102,13 +102,13 @@ def measure_agreement(
     texts: Sequence[str] = PROBES,
     decode: tuple[Callable[[list[int]], str], Callable[[list[int]], str]] | None = None,
 ) -> Agreement:
-    """Compares two tokenizers text by text, and text by ids where they give the same ids.
+    """Compare the ids of two tokenizers for each text, and the texts of equal ids.
 
     Args:
         encode: text to ids.
         other: text to ids, of the other tokenizer.
-        texts: what to compare on.
-        decode: ids to text, of both; without them texts are not compared.
+        texts: texts to compare.
+        decode: ids to text, for both; without them decoding is not compared.
     """
     pairs = [(text, list(encode(text)), list(other(text))) for text in texts]
     decoded = []
@@ -122,11 +122,11 @@ def agreement(
     encoded: Sequence[tuple[str, Sequence[int], Sequence[int]]],
     decoded: Sequence[tuple[Sequence[int], str, str]] = (),
 ) -> Agreement:
-    """What two tokenizers have given, compared.
+    """Compare results of two tokenizers.
 
     Args:
-        encoded: texts, each with its ids by the one and by the other.
-        decoded: lists of ids, each with its text by the one and by the other.
+        encoded: texts, each with its ids from both.
+        decoded: lists of ids, each with its text from both.
     """
     different = [text for text, mine, theirs in encoded if tuple(mine) != tuple(theirs)]
     wrong = [ids for ids, mine, theirs in decoded if mine != theirs]
@@ -141,12 +141,12 @@ def agreement(
 
 
 def _lists(encoded: list[list[int]]) -> list[list[int]]:
-    """Ids of each text, and of two one behind the other: a text goes on without a beginning."""
+    """Ids of each text, and of pairs of texts, the second without a beginning of text."""
     joined = [one + other for one, other in pairwise(encoded)]
     return [ids for ids in (*encoded, *joined) if ids]
 
 
 def different_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
-    """Ids that both have and that stand for other bytes, in order."""
+    """Ids in both vocabularies whose bytes differ, ascending."""
     shared = range(min(one.vocab_size, other.vocab_size))
     return [id for id in shared if one.spelling(id) != other.spelling(id)]

@@ -1,4 +1,4 @@
-"""A tokenizer that is not the model's: only when asked for, and saying how wrong it is."""
+"""A tokenizer other than the model's, used only on request and with a measure of its error."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Approximation:
     """A stand-in for a model's tokenizer.
 
     Attributes:
-        name: what was asked for, such as ``cl100k_base``.
-        tokenizer: the stand-in; its ids mean something else to the model.
-        agreement: with the model's own tokenizer, ``None`` when that is not known.
+        name: as requested, such as ``cl100k_base``.
+        tokenizer: the stand-in; its ids have other meanings for the model.
+        agreement: with the model's own tokenizer, ``None`` if unknown.
     """
 
     name: str
@@ -37,13 +37,13 @@ class Approximation:
         return f"approximate: {self.name}: {self.agreement}"
 
     def facts(self) -> dict[str, object]:
-        """What every report made with it has to carry."""
+        """Notice for every report made with it."""
         share = None if self.agreement is None else round(self.agreement.ratio, 4)
         return {"approximate": True, "tokenizer": self.name, "agreement": share}
 
 
 def approximate(name: str, path: Path, *, exact: Tokenizer | None = None) -> Approximation:
-    """The tokenizer at *path* as a stand-in called *name*, measured against *exact*.
+    """The tokenizer at *path* as a stand-in named *name*, measured against *exact*.
 
     Raises:
         BitnetError: as for :func:`bitnet.tokenizer.load.load_tokenizer`.

@@ -16,13 +16,13 @@ _LEAF, _HAS_LEAF, _LABEL = 1 << 31, 1 << 8, (1 << 31) | 0xFF
 
 
 class CharsMap:
-    """Four bytes with the size of a double-array trie, the trie, and the texts it points to.
+    """Four bytes with the size of a double-array trie, the trie, and its replacement texts.
 
-    The trie is darts-clone's, in units of 32 bits; the texts end in a zero byte each. Everything in
-    it is checked here, so that what it makes of a text is a text.
+    The trie is darts-clone's, in units of 32 bits; each text ends in a zero byte. Everything is
+    checked here, so that the result of a replacement is valid text.
 
     Raises:
-        InvalidFormat: sizes that do not fit, entries that point outside, texts that are not UTF-8.
+        InvalidFormat: sizes are inconsistent, entries point outside, or texts are not UTF-8.
     """
 
     def __init__(self, blob: bytes) -> None:
@@ -51,7 +51,7 @@ class CharsMap:
         if good:
             value = units[leaf] & ~_LEAF
             good = bool((units[leaf] & _LEAF != 0).all() and (value < len(texts)).all())
-            # Not into the middle of a character.
+            # Must not point into the middle of a character.
             good = good and bool((texts[value] & 0xC0 != 0x80).all())
         if not good:
             raise InvalidFormat(
@@ -88,7 +88,7 @@ class CharsMap:
         return best
 
     def replacement(self, value: int) -> str:
-        """The text an entry is replaced by."""
+        """Replacement text of an entry."""
         return self._texts[value : self._texts.index(b"\0", value)].decode()
 
 

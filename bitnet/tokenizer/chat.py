@@ -1,4 +1,4 @@
-"""Chat templates: a conversation to the text the model was trained to continue.
+"""Chat templates: render a conversation as the text that the model was trained to continue.
 
 Templates are programs from the model's file. They run in an immutable sandbox set up as in
 ``transformers`` (``utils/chat_template_utils.py``), with bounds on steps and memory.
@@ -25,7 +25,7 @@ __all__ = ["ChatTemplate", "chat_template"]
 
 Message = dict[str, Any]
 
-_PROBE = "p\u2063r\u2063o\u2063b\u2063e"  # invisible separators: in no template
+_PROBE = "p\u2063r\u2063o\u2063b\u2063e"  # invisible separators, which no template contains
 
 
 def chat_template(tokenizer: Tokenizer) -> ChatTemplate:
@@ -59,11 +59,11 @@ class ChatTemplate:
         template: Jinja source.
         bos_token: text of the BOS token, as the template's variable of that name.
         eos_token: text of the EOS token, likewise.
-        source: what it belongs to, for messages.
+        source: the tokenizer's name, for messages.
         now: the clock behind ``strftime_now``.
 
     Raises:
-        InvalidFormat: the template has a syntax error; says the line.
+        InvalidFormat: the template has a syntax error; names the line.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class ChatTemplate:
                 f" at line {error.lineno}",
                 hint="name another template with --chat-template FILE",
             ) from None
-        # Python's own compiler refuses what is nested too deep.
+        # Python's own compiler refuses deep nesting.
         except (TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as error:
             raise InvalidFormat(f"the chat template of {source} is not valid: {error}") from None
 
     def _renew_lock(self) -> None:
-        """The sandbox counts steps of one rendering at a time."""
+        """The sandbox counts the steps of one rendering at a time."""
         self._lock = threading.Lock()
 
     def render(
@@ -130,13 +130,13 @@ class ChatTemplate:
                 calls tools needs none. Arguments of a call are a JSON text or the object.
             tools: JSON schemas of functions the model may call.
             documents: ``{"title": ..., "text": ...}`` to answer from.
-            add_generation_prompt: end with what introduces the assistant's answer.
-            variables: more variables for the template, such as ``enable_thinking``.
+            add_generation_prompt: end with the beginning of the assistant's turn.
+            variables: additional variables for the template, such as ``enable_thinking``.
 
         Raises:
             UsageError: the template does not accept this conversation.
-            Unsupported: a message holds more than text.
-            InvalidFormat: the template fails, or does not end within its bounds.
+            Unsupported: a message contains more than text.
+            InvalidFormat: the template fails, or exceeds its bounds.
         """
         return self._render(
             [self._suited(message) for message in messages],
@@ -176,7 +176,7 @@ class ChatTemplate:
             ) from None
 
     def _suited(self, message: Message) -> Message:
-        """*message* with content and calls in the form the template understands."""
+        """*message* with content and calls in the form that the template understands."""
         suited = dict(message)
         if isinstance(calls := message.get("tool_calls"), list) and self._takes_objects:
             suited["tool_calls"] = [_with_object(call) for call in calls]
@@ -184,7 +184,7 @@ class ChatTemplate:
         if content is None and message.get("role") == "assistant":
             content = suited["content"] = ""
         if isinstance(content, list):
-            flat = _flattened(content)  # refuses what is no text, also for a template with parts
+            flat = _flattened(content)  # refuses content other than text
             suited["content"] = content if self._takes_parts else flat
         elif isinstance(content, str) and not self._takes_text:
             suited["content"] = [{"type": "text", "text": content}]
@@ -192,17 +192,17 @@ class ChatTemplate:
 
     @cached_property
     def _takes_text(self) -> bool:
-        """Whether content given as a text reaches the output; assumed when neither form does."""
+        """True if content given as a text reaches the output, or if neither form does."""
         return self._shows(_PROBE) or not self._takes_parts
 
     @cached_property
     def _takes_parts(self) -> bool:
-        """Whether content given as a list of parts reaches the output as text."""
+        """True if content given as a list of parts reaches the output as text."""
         return self._shows([{"type": "text", "text": _PROBE}])
 
     @cached_property
     def _takes_objects(self) -> bool:
-        """Whether arguments of a call have to be an object to be written as JSON."""
+        """True if arguments of a call must be an object to be written as JSON."""
         text = json.dumps({_PROBE: 1}, ensure_ascii=False)
         return not self._writes(text, text) and self._writes({_PROBE: 1}, text)
 
@@ -227,7 +227,7 @@ class ChatTemplate:
 
 
 def _with_object(call: Any) -> Any:
-    """*call* of a tool with the object that its arguments spell, where they spell one."""
+    """*call* of a tool with its JSON arguments as an object, if they are one."""
     try:
         function = call["function"]
         arguments = json.loads(function["arguments"])
@@ -258,7 +258,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as models saw it in training: not escaped for HTML, keys in their order."""
+    """JSON as in the training data of models: not escaped for HTML, keys in order."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

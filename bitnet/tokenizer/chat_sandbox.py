@@ -1,4 +1,4 @@
-"""The environment chat templates run in: immutable, sandboxed, and bounded in steps and memory."""
+"""The environment of chat templates: immutable, sandboxed, and bounded in steps and memory."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_CHARS", "MAX_STEPS", "Overrun", "Sandbox"]
 
-MAX_STEPS = 1_000_000  # of one rendering: a loop's round is one, a call or filter several
-_CALL_STEPS = 10  # a call takes as long as so many rounds
-MAX_CHARS = 64 << 20  # length of any text a template makes
-# Work on a text or list counts as steps too: one for so many characters or items.
+MAX_STEPS = 1_000_000  # of one rendering: a loop iteration is one, a call or filter several
+_CALL_STEPS = 10  # a call costs as much as this many iterations
+MAX_CHARS = 64 << 20  # longest text that a template may produce
+# Work on a text or list also counts as steps: one for so many characters or items.
 _ITEMS_PER_STEP = 256
-_MAX_BITS = 4096  # of a number a template makes
-# A width of six digits, or one that comes with the arguments.
+_MAX_BITS = 4096  # of a number that a template computes
+# A width of six digits, or one given as an argument.
 _WIDE = re.compile(r"[0-9]{6,}|\*|\{[^{}]*:[^{}]*\{")
-# Filters that are called often and look at no more than the first level of a value.
+# Filters that are called often and read only the first level of a value.
 _READING = frozenset(
     {"do_default", "do_first", "do_last", "do_list", "do_map", "do_reject", "do_rejectattr"}
     | {"do_select", "do_selectattr", "do_items", "do_reverse", "do_attr", "do_batch", "do_slice"}
     | {"len"}
 )
-# Methods that make long texts from short ones.
+# Methods that produce long texts from short ones.
 _GROWING = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
 
 
 class Overrun(Exception):
-    """A template needed more steps or memory than any real one."""
+    """A template exceeded the bounds on steps or memory."""
 
 
 class _Generation(Extension):
@@ -55,7 +55,7 @@ class _Generation(Extension):
 
 
 class _Generator(CodeGenerator):
-    """Compiles loops and concatenations so that the sandbox sees them."""
+    """Compiles loops and concatenations so that the sandbox can count them."""
 
     def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802 - Jinja's name
         counted = nodes.EnvironmentAttribute("counted", lineno=node.lineno)
@@ -84,7 +84,7 @@ class _Generator(CodeGenerator):
 
 
 class _Counted:
-    """An iterable whose rounds count as steps."""
+    """An iterable whose iterations count as steps."""
 
     def __init__(self, items: Any, step: Callable[[], None]) -> None:
         self._items = items
@@ -118,16 +118,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters["indent"] = _narrow(self.filters["indent"])
         self.filters["format"] = _narrow(self.filters["format"])
         del self.globals["lipsum"]
-        for slow in ("striptags", "urlize"):  # quadratic in a text made for it
+        for slow in ("striptags", "urlize"):  # quadratic for malicious texts
             del self.filters[slow]
         self.filters = {name: self.counting(one) for name, one in self.filters.items()}
 
     def restart(self) -> None:
-        """Begins the count of one rendering."""
+        """Begin counting one rendering."""
         self._steps = 0
 
     def counted(self, items: Any) -> _Counted:
-        """*items* of a loop, each round a step."""
+        """*items* of a loop, with each iteration counted."""
         return _Counted(items, self._step)
 
     def counting(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,12 +153,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return value
 
     def _weigh(self, value: Any) -> None:
-        """Counts the work on *value*, without a look at what it holds."""
+        """Count the work on *value* by its size alone."""
         if isinstance(value, (str, list, tuple, dict)):
             self._step(1 + len(value) // _ITEMS_PER_STEP)
 
     def _shown(self, value: Any) -> Any:
-        """*value* that becomes text; lists that hold each other may be longer than any memory."""
+        """*value* that becomes text; nested lists may exceed any memory."""
         if isinstance(value, (list, tuple, dict)):
             _count(value)
         return value
@@ -181,7 +181,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(parts)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        """Also refuses the methods that make long texts from short ones."""
+        """Also refuse the methods that produce long texts from short ones."""
         growing = attr in _GROWING and isinstance(obj, str)
         return not growing and super().is_safe_attribute(obj, attr, value)
 
@@ -193,7 +193,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return wrapped
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls count as steps, and may not ask for enormous texts."""
+        """Count calls as steps, and refuse those that would produce enormous texts."""
         self._step(_CALL_STEPS)
         function = args[1] if len(args) > 1 else None
         bound = getattr(function, "__self__", None)
@@ -209,7 +209,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().call(*args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Refuses results that no memory could hold."""
+        """Refuse results that would not fit into memory."""
         if operator == "*":
             for text, times in ((left, right), (right, left)):
                 if isinstance(text, (str, list, tuple)) and isinstance(times, int):
@@ -235,7 +235,7 @@ def _check_bits(length: int) -> None:
 
 
 def _count(value: Any) -> None:
-    """Refuses lists and mappings of more items than steps, however they share them."""
+    """Refuse lists and mappings with more items than steps, even shared ones."""
     left = MAX_STEPS // 4
     waiting = [value]
     while waiting:
@@ -262,7 +262,7 @@ def _joined(separator: str, parts: list[str]) -> list[str]:
 
 
 def _narrow(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that makes no text out of a huge number."""
+    """A filter that does not convert huge numbers to text."""
 
     def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
         for argument in (*args, *kwargs.values()):

@@ -1,4 +1,4 @@
-"""Whether a tokenizer belongs to a model."""
+"""Check that a tokenizer belongs to a model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ __all__ = ["Compatibility", "compatibility"]
 
 @dataclass(frozen=True)
 class Compatibility:
-    """The judgement on a model and a tokenizer.
+    """Result of checking a tokenizer against a model.
 
     Attributes:
-        compatible: they belong together.
+        compatible: true if they belong together.
         verdict: one line for people.
-        findings: what is worth knowing besides, one line each.
+        findings: further observations, one line each.
         model_vocab: ids the model has.
         tokenizer_vocab: ids the tokenizer has.
         padded_rows: embedding rows beyond the vocabulary.
@@ -46,11 +46,11 @@ class Compatibility:
 def compatibility(
     model: Path | Checkpoint, tokenizer: Tokenizer, *, pre: str | None = None
 ) -> Compatibility:
-    """Judge *tokenizer* for *model*: size, token texts where the model embeds them, special ids.
+    """Check *tokenizer* against *model*: size, embedded token texts if any, special ids.
 
     Args:
         model: GGUF file, or folder with ``config.json``, or either when it is open.
-        tokenizer: what is judged.
+        tokenizer: the tokenizer to check.
         pre: pre-tokenizer name to use instead of what the GGUF file says.
     """
     facts = model_facts(model)
@@ -80,18 +80,18 @@ def compatibility(
 
 
 def _embedded(model: GGUF, pre: str | None, findings: list[str]) -> Tokenizer | None:
-    """The embedded tokenizer, good for its texts at least; ``None`` when there is no telling."""
+    """The embedded tokenizer, at least for its token texts; ``None`` if it is unusable."""
     try:
         return extract_tokenizer_from_gguf(model, pre=pre)
     except BitnetError as error:
         findings.append(f"the embedded tokenizer cannot be rebuilt: {error.message}")
-    with suppress(BitnetError):  # what a token stands for is the same however text is cut
+    with suppress(BitnetError):  # token texts do not depend on the pre-tokenizer
         return extract_tokenizer_from_gguf(model, pre="gpt-2")
     return None
 
 
 def _first_difference(own: Tokenizer, other: Tokenizer) -> str:
-    """How the vocabularies differ, empty when every id stands for the same bytes."""
+    """Difference of the vocabularies; empty if every id stands for the same bytes."""
     different = different_ids(own, other)
     if not different:
         return ""
@@ -103,7 +103,7 @@ def _first_difference(own: Tokenizer, other: Tokenizer) -> str:
 
 
 def _special_findings(tokenizer: Tokenizer) -> list[str]:
-    """What is missing or odd about special tokens and the chat template."""
+    """Findings on special tokens and the chat template."""
     findings = []
     if not tokenizer.stop_ids:
         findings.append("no end-of-generation token is known: generation stops only at its limit")

@@ -1,11 +1,11 @@
-"""Tokenizers in the form the native engine runs: one file of tables, mapped into memory.
+"""Compiled tokenizers for the native engine: one file of tables, mapped into memory.
 
 ``<cache>/tokenizers/compiled/<fingerprint>.tok`` is written when a tokenizer is first used and
-holds everything :class:`~bitnet.tokenizer.tokenizer.Tokenizer` needs, so later uses build nothing.
-The native module checks version, size and checksum before it looks inside; a file that does not
-pass is written again. Without a cache folder to write to, the tables live in memory.
+contains everything :class:`~bitnet.tokenizer.tokenizer.Tokenizer` needs, so later uses build
+nothing. The native module checks version, size and checksum before it reads the content; an invalid
+file is written again. Without a writable cache folder, the tables stay in memory.
 
-A specification with a step that the native engine does not do exactly as the ``tokenizers``
+A specification with a step that the native engine does not run exactly as the ``tokenizers``
 library does is refused here (:class:`NotNative`) and runs in the portable engine.
 """
 
@@ -59,7 +59,7 @@ _BYTE_LEVEL, _BYTE_FALLBACK, _IGNORE_MERGES, _SPACE_PREFIX, _TRIM, _FUSE = 1, 2,
 # Token flags, see tokenizer_file.hpp.
 _SPECIAL, _VERBATIM, _BYTE, _IN_MODEL, _USER, _UNUSED = 1, 2, 4, 8, 16, 32
 _NORMAL, _, _CONTROL, _USER_TYPE, _UNUSED_TYPE, _BYTE_TYPE = map(int, TokenType)
-_OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # the bytes that UTF-8 has
+_OF_TEXT = (*range(0xC0), *range(0xC2, 0xF5))  # bytes that occur in UTF-8
 _ADDED_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")  # bits of kAdded
 _META = (
     *("bos_id", "eos_id", "chat_template", "pre", "source", "fingerprint", "unknown_id"),
@@ -69,7 +69,7 @@ _META = (
 
 @dataclasses.dataclass
 class _Vocabulary:
-    """Spellings and flags of all tokens, as the file holds them."""
+    """Spellings and flags of all tokens, as stored in the file."""
 
     content: bytes
     offsets: bytes
@@ -78,7 +78,7 @@ class _Vocabulary:
 
 
 def _flags_by_kind(*, own: bool) -> bytes:
-    """Flags of a token that is not an added one, by its GGUF type."""
+    """Flags of a token that is not an added token, by its GGUF type."""
     flags = bytearray([0 if own else _IN_MODEL]) * 256
     for kind in (_NORMAL, _USER_TYPE, _UNUSED_TYPE):
         flags[kind] |= _IN_MODEL
@@ -89,7 +89,7 @@ def _flags_by_kind(*, own: bool) -> bytes:
 
 
 def _vocabulary(spec: TokenizerSpec, module: ModuleType) -> _Vocabulary:
-    """Most tokens are like each other: those are done at once, the others one by one."""
+    """Spellings and flags: most tokens are alike and done at once, the others one by one."""
     tokens = list(spec.tokens)
     own = spec.model in ("spm", "unigram")
     kinds = bytes(
@@ -125,7 +125,7 @@ def _vocabulary(spec: TokenizerSpec, module: ModuleType) -> _Vocabulary:
 
 
 def _merges(spec: TokenizerSpec, module: ModuleType) -> bytes:
-    """Ids of the halves of all merges; the module looks them up where they are still texts."""
+    """Ids of the halves of all merges; the module looks up those that are still texts."""
     raw = getattr(spec.merges, "raw", None)
     if raw is not None:
         packed = module.pair_ids(raw, token_ids(spec.tokens))
@@ -164,12 +164,12 @@ def _config(spec: TokenizerSpec) -> bytes:
 
 
 def is_verbatim(kind: int, *, added: bool) -> bool:
-    """Whether a token's text is its spelling: control tokens, and added ones but pieces."""
+    """True if a token's text is its spelling: control tokens, and added tokens except pieces."""
     return kind == _CONTROL or (added and kind != _USER_TYPE)
 
 
 def meta_of(spec: TokenizerSpec) -> dict[str, Any]:
-    """What a :class:`Tokenizer` knows beside its engine; plain JSON values."""
+    """Facts that a :class:`Tokenizer` needs besides its engine, as JSON values."""
     prefix, suffix = spec.affixes
     special = {id for id, kind in enumerate(spec.token_types) if kind == _CONTROL}
     special |= {token.id for token in spec.added if token.special}
@@ -203,12 +203,12 @@ def _key(fingerprint: str) -> bytes:
 
 
 def compile_spec(spec: TokenizerSpec) -> bytes:
-    """The content of the compiled file for *spec*.
+    """Content of the compiled file for *spec*.
 
     Raises:
-        NotNative: the native module is not there, or cannot do something exactly.
-        InvalidFormat: *spec* contradicts itself.
-        Unsupported: it asks for more than the bounds of :mod:`bitnet.tokenizer.limits`.
+        NotNative: the native module is missing, or cannot run a step exactly.
+        InvalidFormat: *spec* is inconsistent.
+        Unsupported: *spec* exceeds the bounds of :mod:`bitnet.tokenizer.limits`.
     """
     module = native.module()
     if module is None:
@@ -219,12 +219,12 @@ def compile_spec(spec: TokenizerSpec) -> bytes:
         raise NotNative(f"{spec.model} over the spelling of bytes")
     if spec.byte_level and spec.decoding[0].type not in ("Bytes", "ByteLevel"):
         raise NotNative("bytes that are not decoded as bytes")
-    # Merges that are still texts become ids that exist, or are refused, in _merges.
+    # Merges that are still texts become valid ids, or are refused, in _merges.
     check_spec(spec, merges=getattr(spec.merges, "raw", None) is None)
     try:
         return _content(spec, module)
     except (ValueError, TypeError, LookupError, AttributeError, struct.error) as error:
-        # The portable engine refuses what is damaged, and runs what only cannot be compiled.
+        # The portable engine refuses damaged ones, and runs those that cannot be compiled.
         raise NotNative(f"{type(error).__name__}: {error}") from error
 
 
@@ -250,7 +250,7 @@ def _content(spec: TokenizerSpec, module: ModuleType) -> bytes:
         charsmap=spec.charsmap,
         prefix=spec.continuing_prefix.encode() if spec.model == "wordpiece" else b"",
     )
-    module.TokenizerEngine(content)  # what cannot be opened is not kept
+    module.TokenizerEngine(content)  # content that cannot be opened is not kept
     return bytes(content)
 
 
@@ -263,10 +263,10 @@ def read_added(engine: TokenizerEngine) -> list[AddedToken]:
 
 
 def read_meta(engine: TokenizerEngine) -> dict[str, Any]:
-    """What :func:`meta_of` put into a compiled file.
+    """Facts that :func:`meta_of` stored in a compiled file.
 
     Raises:
-        ValueError: it is not that.
+        ValueError: the content is invalid.
     """
     meta = json.loads(engine.meta)
     size = len(engine)
@@ -305,7 +305,7 @@ def load_compiled(path: Path) -> TokenizerEngine:
     """The native engine over the mapped file at *path*.
 
     Raises:
-        NotNative: the native module is not there.
+        NotNative: the native module is missing.
         OSError: the file cannot be opened or mapped.
         ValueError: it is damaged, truncated or of another version.
     """
@@ -319,14 +319,14 @@ def load_compiled(path: Path) -> TokenizerEngine:
 
 
 def compiled_path(fingerprint: str) -> Path:
-    """Where the compiled form of a tokenizer with this fingerprint is kept."""
+    """Path of the compiled form of a tokenizer with this fingerprint."""
     return settings.cache_dir() / "tokenizers" / "compiled" / f"{fingerprint}.tok"
 
 
 def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | None:
-    """The native engine for *fingerprint* from the cache, and what :func:`read_meta` says of it.
+    """Native engine of *fingerprint* from the cache, and its facts from :func:`read_meta`.
 
-    ``None`` if it is not there and sound.
+    ``None`` if the file is missing or invalid.
     """
     if not fingerprint or native.module() is None:
         return None
@@ -346,12 +346,12 @@ def find_compiled(fingerprint: str) -> tuple[TokenizerEngine, dict[str, Any]] | 
 
 
 def open_compiled(spec: TokenizerSpec) -> tuple[TokenizerEngine, dict[str, Any]]:
-    """The native engine for *spec* and what is known beside it, as :func:`find_compiled`.
+    """Native engine of *spec*, and its facts, as :func:`find_compiled`.
 
-    Only ``spec.fingerprint`` is looked at when it is; sequences that load lazily stay unloaded.
+    If it is cached, only ``spec.fingerprint`` is read; lazy sequences stay unloaded.
 
     Raises:
-        NotNative: the native module is not there, or cannot do something exactly.
+        NotNative: the native module is missing, or cannot run a step exactly.
     """
     found = find_compiled(spec.fingerprint)
     if found is not None:

@@ -1,4 +1,4 @@
-"""How many ids a text has, without the text or its ids in memory."""
+"""Count the ids of a text without holding the text or its ids in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def count_ids(
     parse_special: bool,
     affixes: tuple[Sequence[int], Sequence[int]],
 ) -> int:
-    """Length of what ``Tokenizer.encode`` gives for all of *source*.
+    """Length of what ``Tokenizer.encode`` would return for all of *source*.
 
     Args:
         engine: encodes the parts.
@@ -38,7 +38,7 @@ def count_ids(
 
     Raises:
         UsageError: the file is not UTF-8; says where.
-        NotFound: there is no such file.
+        NotFound: the file does not exist.
     """
     before, after = map(list, affixes)
     total = 0
@@ -59,14 +59,14 @@ def count_ids(
 
 
 def _parts(engine: Engine, source: str | os.PathLike[str] | BinaryIO) -> Iterator[str]:
-    """The text, cut where no id changes; what has no such place comes as one part."""
+    """The text, split where that does not change ids; in one part if there is no such place."""
     if isinstance(source, str):
         yield from parts_of(source, engine.cut, _BLOCK)
         return
     waiting: list[str] = []
     with _reading(source) as (file, name):
         for block in _decoded(file, name):
-            # A cut looks at two characters on either side of it.
+            # A cut depends on two characters on either side of it.
             overlap = waiting[-1][-2:] if waiting else ""
             at = last_cut(engine.cut, overlap + block) if engine.cut is not None else 0
             if at <= len(overlap):
@@ -79,11 +79,11 @@ def _parts(engine: Engine, source: str | os.PathLike[str] | BinaryIO) -> Iterato
 
 
 def read_text(source: os.PathLike[str] | BinaryIO) -> str:
-    """All of a UTF-8 file, by its path or open for reading bytes.
+    """Content of a UTF-8 file, given by path or open for reading bytes.
 
     Raises:
         UsageError: it is not UTF-8; says where.
-        NotFound: there is no such file.
+        NotFound: the file does not exist.
     """
     with _reading(source) as (file, name):
         return "".join(_decoded(file, name))

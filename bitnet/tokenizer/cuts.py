@@ -1,21 +1,21 @@
-r"""Where a text can be cut so that its parts give the ids of the whole.
+r"""Cuts: places where a text can be split so that its parts give the ids of the whole.
 
-A cut lies between two characters. It changes nothing when, whatever the rest of the text is,
+A cut is between two characters. It does not change ids if, whatever the rest of the text is,
 
-- no added token is found across it, and none that takes in spaces or looks for borders of words
-  meets it;
-- the normalizer does to the two sides what it does to the whole. All those in ``_LOCAL`` look at a
-  character and the marks behind it, and no cut lies before a mark;
-- the pre-tokenizer ends a piece there. The expressions that have scanners (GPT-2's, LLaMA-3's,
-  o200k's and their kin) have no look-behind and one look-ahead, ``\s+(?!\S)``. Letters end
-  before a space, and a space before a letter begins a piece, as no white space precedes it; a
-  single line break before something visible ends a piece, since only ``[\r\n/]*`` and ``\s`` take
-  it in; letters end before a mark of punctuation. BERT's pre-tokenizer cuts at all of these;
-- or, without a pre-tokenizer, no token has the two characters side by side inside it. What merging
-  makes is a token, so nothing is ever joined across, and joins on one side do not depend on the
-  other. This is not so for Unigram, whose sums are rounded along the text.
+- no added token matches across it, and none that includes spaces or requires word borders is next
+  to it;
+- the normalizer treats the two sides as it treats the whole. Those in ``_LOCAL`` depend on a
+  character and the marks after it, and a cut is never before a mark;
+- the pre-tokenizer ends a piece there. The expressions with scanners (GPT-2's, LLaMA-3's, o200k's
+  and similar ones) have no look-behind and one look-ahead, ``\s+(?!\S)``. Letters end before a
+  space, and a space before a letter begins a piece, as no white space precedes it; a single line
+  break before something visible ends a piece, since only ``[\r\n/]*`` and ``\s`` match it; letters
+  end before punctuation. BERT's pre-tokenizer splits at all of these;
+- or, without a pre-tokenizer, no token contains the two characters side by side. Merging produces
+  only tokens, so it never joins across the cut, and merges on one side do not depend on the other.
+  This is not so for Unigram, whose sums are rounded along the text.
 
-What comes behind the first cut goes on: nothing is put before it.
+Text after the first cut is a continuation: nothing is put before it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["cut_pattern", "last_cut", "parts_of"]
 
 _LOCAL = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents", "BertNormalizer")
-# Letters that stay letters in every normal form, and no marks.
+# Letters that stay letters in every normal form and are not marks.
 _LETTERS = (
     r"A-Za-z\u0410-\u044f\u05d0-\u05ea\u0621-\u063a\u0905-\u0928"
     r"\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
@@ -50,12 +50,12 @@ _SCANNED = ("gpt-2", "llama3", "qwen2", "gpt-4o", "tekken", "qwen35")
 
 @dataclass(frozen=True)
 class _Rule:
-    """Cuts between a character of *left* and one of *right*, both classes of an expression."""
+    """Cuts between a character of *left* and one of *right*, both character classes."""
 
     left: str
     right: str
-    before: str = ""  # what must precede the character on the left
-    ahead: str = ""  # and follow the one on the right
+    before: str = ""  # must precede the character on the left
+    ahead: str = ""  # must follow the one on the right
 
     @property
     def pattern(self) -> str:
@@ -63,7 +63,7 @@ class _Rule:
         return f"(?<={self.before}[{self.left}])(?=[{self.right}]{ahead})"
 
     def allows(self, tokens: Iterable[AddedToken]) -> bool:
-        """Whether no added token can be found across a cut, or changed by it."""
+        """True if no added token can match across a cut, or be changed by it."""
         across = re.compile(f"[{self.left}][{self.right}]")
         near = re.compile(f"[{self.left}{self.right}{self.ahead}]")
         for token in tokens:
@@ -87,7 +87,7 @@ _RULES = (
 
 @cache
 def _scanned() -> frozenset[str]:
-    """Expressions known to have a scanner."""
+    """Expressions with a scanner."""
     steps = (step for name in _SCANNED for step in PRE_TOKENIZERS[name].steps)
     patterns = (step.options.get("pattern") for step in steps)
     own = {pattern["Regex"] for pattern in patterns if isinstance(pattern, dict)}
@@ -105,7 +105,7 @@ def _is_scanned(step: Step) -> bool:
 
 
 def _ends_pieces(steps: Sequence[Step]) -> bool:
-    """Whether the pre-tokenizer ends a piece at every cut, and each step before does no harm."""
+    """True if the pre-tokenizer ends a piece at every cut, and earlier steps do not interfere."""
     for step in steps:
         if step.type in ("BertPreTokenizer", "WhitespaceSplit"):
             return True
@@ -121,9 +121,9 @@ def _ends_pieces(steps: Sequence[Step]) -> bool:
 
 
 def _spaced(steps: Sequence[Step], *, alone: bool) -> bool:
-    """Whether the normalizer does no more than write U+2581 for the space and put something first.
+    """True if the normalizer only replaces spaces by U+2581 and adds a prefix.
 
-    Unless *alone*, a step behind it relies on finding no space.
+    Unless *alone*, a later step relies on there being no spaces.
     """
     if not alone and all(step.type == "Prepend" for step in steps):
         return False
@@ -139,16 +139,16 @@ def _spaced(steps: Sequence[Step], *, alone: bool) -> bool:
 
 
 def cut_pattern(spec: TokenizerSpec) -> str:
-    """The expression that matches, between two characters, every place known to be a cut.
+    """Expression that matches, between two characters, at every known cut.
 
-    Empty where none is known.
+    Empty if none is known.
     """
     rules = [rule for rule in _RULES if rule.allows(spec.added)]
     if spec.model in ("bpe", "wordpiece") and _ends_pieces(spec.pre_tokenizer):
         if not all(step.type in _LOCAL for step in spec.normalizer):
             return ""
         if spec.normalizer and any(token.normalized for token in spec.added):
-            return ""  # these look otherwise than the rules expect
+            return ""  # these look at more than the rules cover
         if any(step.type == "WhitespaceSplit" for step in spec.pre_tokenizer):
             rules = [rule for rule in rules if rule.right != _MARKS]
     elif _merges_alone(spec):
@@ -159,13 +159,13 @@ def cut_pattern(spec: TokenizerSpec) -> str:
 
 
 def _merges_alone(spec: TokenizerSpec) -> bool:
-    """Whether merging has the whole text before it, with spaces written as U+2581."""
-    # Gemma's splits at spaces, of which its normalizer leaves none.
+    """True if merging sees the whole text up to the cut, with spaces as U+2581."""
+    # Gemma's splits at spaces, which its normalizer has replaced.
     idle = {"pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
     if any(step.type != "Split" or step.options != idle for step in spec.pre_tokenizer):
         return False
     has_bytes = spec.byte_fallback and {f"<0x{byte:02X}>" for byte in range(256)} <= {*spec.tokens}
-    if spec.byte_level or not has_bytes:  # else what is unknown on both sides is one token
+    if spec.byte_level or not has_bytes:  # else unknown characters on both sides are one token
         return False
     if any("<0x" in text and len(text) > 6 and _BYTE_NAME.search(text) for text in spec.tokens):
         return False  # bytes that are joined with others are not spelled as the text is
@@ -177,15 +177,15 @@ def _merges_alone(spec: TokenizerSpec) -> bool:
 
 
 def _inside(rule: _Rule, spec: TokenizerSpec) -> bool:
-    """Whether some token has a cut of *rule* inside it."""
+    """True if a token contains a cut of *rule*."""
     across = re.compile(f"[{rule.left}][{rule.right}]")
     texts = "\x00".join(spec.tokens)
-    # A text that holds U+2581 itself is merged as one with a space.
+    # A text that contains U+2581 itself is merged as if it were a space.
     return across.search(texts.replace(SPACE_SYMBOL, " ")) is not None
 
 
 def last_cut(pattern: re.Pattern[str], text: str) -> int:
-    """The last cut in *text*, 0 when there is none."""
+    """Position of the last cut in *text*, 0 if there is none."""
     window = 4096
     while True:
         start = max(len(text) - window, 0)
@@ -196,7 +196,7 @@ def last_cut(pattern: re.Pattern[str], text: str) -> int:
 
 
 def parts_of(text: str, pattern: re.Pattern[str] | None, size: int) -> Iterator[str]:
-    """*text* in parts of at least *size* characters, the last one apart."""
+    """*text* in parts of at least *size* characters, except the last one."""
     done = 0
     while pattern is not None and len(text) - done > 2 * size:
         found = pattern.search(text, done + size)

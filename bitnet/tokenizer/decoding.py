@@ -1,10 +1,10 @@
-"""From ids back to text: a chain of steps, as ``tokenizer.json`` has them or a container implies.
+"""Decode ids to text: a chain of steps, from ``tokenizer.json`` or implied by a container.
 
-A chain works on tokens: :class:`Chain` gives each id's spelling to the first step, and every step
-hands tokens on, whole or in parts, so that text comes out as soon as nothing that follows can
-change it. What comes out in parts is, joined, what the original makes of all ids at once. Steps of
-``tokenizer.json`` do what the ``tokenizers`` library's decoders of the same name do; ``Bytes`` and
-``SentencePiece`` are what GGUF files, tiktoken's and SentencePiece's models imply.
+:class:`Chain` gives the spelling of each id to the first step, and every step passes tokens on,
+whole or in parts, so that text comes out as soon as later ids cannot change it. Joined, the parts
+equal the original's text for all ids at once. Steps of ``tokenizer.json`` do what the
+``tokenizers`` library's decoders of the same name do; ``Bytes`` and ``SentencePiece`` are implied
+by GGUF files and by tiktoken's and SentencePiece's models.
 """
 
 from __future__ import annotations
@@ -26,29 +26,29 @@ __all__ = ["Chain", "Decoder", "Spellings", "decoder_steps"]
 
 
 class Spellings(Protocol):
-    """What an engine knows of the tokens."""
+    """Spellings of tokens, as known to an engine."""
 
     def text(self, id: int) -> str:
-        """The token as the vocabulary has it; empty where an id has no token."""
+        """The token as in the vocabulary; empty for an id without a token."""
         ...
 
     def spelling(self, id: int) -> bytes:
-        """The bytes of a byte-level token; of others, and of added tokens, their text."""
+        """Bytes of a byte-level token; text of others, and of added tokens."""
         ...
 
     def is_verbatim(self, id: int) -> bool:
-        """Whether the token is an added or control token."""
+        """True if the token is an added or control token."""
         ...
 
     def is_byte(self, id: int) -> bool:
-        """Whether the token spells one byte, as ``<0x0A>`` does."""
+        """True if the token spells one byte, as ``<0x0A>`` does."""
         ...
 
 
 class _Bytes:
-    """Byte-level tokens; added tokens are their text, or (*respell*) what ByteLevel makes of it.
+    """Byte-level tokens; added tokens as their text, or (*respell*) as ByteLevel decodes it.
 
-    Tokens on both sides of one that is not shown share no character where they are *apart*.
+    If *apart*, tokens on both sides of a hidden token do not form a character together.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class _Bytes:
 
 
 class _SentencePiece:
-    """What SentencePiece's ``Decode`` does, with control tokens as their text."""
+    """SentencePiece's ``Decode``, with control tokens as their text."""
 
     def __init__(self, spellings: Spellings, options: dict[str, Any]) -> None:
         self._spellings = spellings
@@ -119,7 +119,7 @@ class _SentencePiece:
         return self._characters(final=True)
 
     def _characters(self, *, final: bool) -> str:
-        """The characters that are complete; each byte that is not part of one is U+FFFD."""
+        """Complete characters; each byte that is not part of one is U+FFFD."""
         out: list[str] = []
         while self._run:
             width = _width(self._run[0])
@@ -135,7 +135,7 @@ class _SentencePiece:
 
 
 def _width(lead: int) -> int:
-    """Bytes of the UTF-8 character that starts with *lead*."""
+    """Number of bytes of the UTF-8 character that starts with *lead*."""
     if lead < 0x80:
         return 1
     return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
@@ -191,22 +191,22 @@ class _Steps:
 
 
 class Chain(Protocol):
-    """One decoding at work: ids go in, text comes out."""
+    """One decoding in progress: ids in, text out."""
 
     def piece(self, id: int) -> bytes:
-        """What *id* stands for inside a text."""
+        """Text of *id* inside a text."""
         ...
 
     def take(self, id: int) -> str:
-        """The text that *id* makes certain."""
+        """Text that becomes certain with *id*."""
         ...
 
     def leave_out(self) -> str:
-        """The text that a special token which is not shown makes certain."""
+        """Text that becomes certain with a hidden special token."""
         ...
 
     def finish(self) -> str:
-        """What was held back."""
+        """Text that was held back."""
         ...
 
 
@@ -215,9 +215,9 @@ class Decoder:
 
     Args:
         steps: type and options of every step, in order.
-        spellings: how the tokens are spelled.
-        texts: tokens that are decoded as other texts than they are spelled: added tokens that are
-            looked for in normalized text, in ``tokenizer.json``.
+        spellings: spellings of the tokens.
+        texts: tokens whose decoded text differs from their spelling: in ``tokenizer.json``, added
+            tokens that are found in normalized text.
     """
 
     def __init__(
@@ -238,11 +238,11 @@ class Decoder:
 
 
 def decoder_steps(entry: dict[str, Any] | None) -> tuple[Step, ...]:
-    """The steps of the ``decoder`` of a ``tokenizer.json``, every option spelled out.
+    """Steps of the ``decoder`` of a ``tokenizer.json``, with every option explicit.
 
     Raises:
-        InvalidFormat: the ``tokenizers`` library does not take it.
-        Unsupported: a decoder for another purpose than text.
+        InvalidFormat: the ``tokenizers`` library does not accept it.
+        Unsupported: the decoder is not for text.
     """
     from tokenizers import Tokenizer, models
 

@@ -1,7 +1,7 @@
 """The decoders of ``tokenizer.json``, each as a step that takes tokens whole or in parts.
 
 Every step does what the ``tokenizers`` library's decoder of the same name does to a list of tokens,
-and hands on what nothing that follows can change.
+and passes on whatever later tokens cannot change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["REPLACEMENT", "STEPS", "DecodingStep", "Part"]
 
 REPLACEMENT = "\ufffd"
-_BYTE = re.compile(r"<0x(\+?[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")  # Rust's parser of numbers takes a sign
+_BYTE = re.compile(r"<0x(\+?[0-9A-Fa-f]|[0-9A-Fa-f]{2})>")  # Rust's number parser accepts a sign
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ class Part:
 
 
 class DecodingStep:
-    """One step at work. By default a step looks at one whole token at a time.
+    """One step in progress. By default a step reads one whole token at a time.
 
     Attributes:
-        fuses: makes one token of all of them.
-        anywhere: does the same to parts of a token as to the whole.
+        fuses: joins all tokens into one.
+        anywhere: treats parts of a token like the whole.
     """
 
     fuses = False
@@ -50,7 +50,7 @@ class DecodingStep:
         self._held = ""
 
     def take(self, part: Part) -> Iterable[Part]:
-        """What *part* makes certain."""
+        """Output that becomes certain with *part*."""
         if part.first:
             self._index += 1
         self._held += part.text
@@ -59,20 +59,20 @@ class DecodingStep:
             yield from self.token(text)
 
     def finish(self) -> Iterable[Part]:
-        """What was held back; no more parts follow."""
+        """Output that was held back; no more parts follow."""
         return ()
 
     def token(self, text: str) -> Iterable[Part]:
-        """What a whole token becomes; ``self._index`` counts them."""
+        """Output for a whole token; ``self._index`` counts them."""
         made: str = self.inside(text) if self._index else self.at_start(text)
         yield Part(made)
 
     def at_start(self, text: str) -> str:
-        """What the first token becomes."""
+        """Output for the first token."""
         return str(self.inside(text))
 
     def inside(self, text: str) -> Any:
-        """What a token becomes that is neither first nor last: text, or the bytes it stands for."""
+        """Output for a token that is neither first nor last: text, or its bytes."""
         return text
 
 
@@ -97,14 +97,14 @@ class _Replace(DecodingStep):
         return str(self._library.decode([text]))
 
     def take(self, part: Part) -> Iterable[Part]:
-        # One character is replaced wherever it stands, in parts of tokens too.
+        # One character is replaced anywhere, also in parts of tokens.
         if self._kind == "String" and len(self._pattern) == 1:
             return (Part(self.inside(part.text), part.first, part.last),)
         return super().take(part)
 
 
 class _Fuse(DecodingStep):
-    """Makes all tokens one, which goes on in parts."""
+    """Joins all tokens into one, which is passed on in parts."""
 
     fuses = True
 
@@ -118,7 +118,7 @@ class _Fuse(DecodingStep):
 
 
 class _Strip(DecodingStep):
-    """Takes characters off both ends of each token."""
+    """Strips characters from both ends of each token."""
 
     def __init__(self, options: dict[str, Any]) -> None:
         super().__init__(options)
@@ -176,7 +176,7 @@ class _ByteFallback(DecodingStep):
 
 
 class _Metaspace(DecodingStep):
-    """Spells spaces as spaces, but for those of the first token where encoding prepends one."""
+    """Replaces the symbol by spaces, except in a prefix that encoding prepends."""
 
     def inside(self, text: str) -> str:
         return text.replace(self.options.get("replacement", SPACE_SYMBOL), " ")
@@ -187,7 +187,7 @@ class _Metaspace(DecodingStep):
         return text.replace(self.options.get("replacement", SPACE_SYMBOL), "")
 
 
-# English as BERT's tokenizer cuts it, put together again.
+# English contractions and punctuation split by BERT's tokenizer, joined again.
 _CLEANUP = (
     (" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'"), (" n't", "n't"),
     (" 'm", "'m"), (" do not", " don't"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),

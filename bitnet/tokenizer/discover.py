@@ -1,8 +1,8 @@
-"""Finds the tokenizer of a model: the first place in :data:`CHAIN` that has one that fits.
+"""Find the tokenizer of a model: the first place in :data:`CHAIN` with one that fits.
 
-Explicit, then embedded in the GGUF file, then beside the model, one folder up, in our cache, in
-the Hugging Face cache of the model's own repository. Nothing here opens a connection: when no
-place has it, the answer is what could be fetched, and only a command the user typed does that.
+Explicit, then embedded in the GGUF file, then next to the model, one folder up, in our cache, in
+the Hugging Face cache of the model's own repository. No connection is opened: if no place has one,
+the result names what could be fetched, and only a command typed by the user does that.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Candidate:
-    """One place that was looked at.
+    """One place of the search.
 
     Attributes:
         place: name of the place in the chain.
         path: the file that would be used.
         verdict: ``chosen``, ``rejected``, ``absent`` or ``not needed`` (an earlier place won).
-        reason: why.
+        reason: reason for the verdict.
     """
 
     place: str
@@ -58,14 +58,14 @@ class Search:
     """The search for one model's tokenizer; :meth:`run` fills in the rest.
 
     Attributes:
-        model: what the model needs.
-        explicit: the file the user named, which then is the only candidate.
-        pre: name of the pre-tokenizer, overriding what the GGUF file says.
+        model: the model's requirements.
+        explicit: the file named by the user, which is then the only candidate.
+        pre: name of the pre-tokenizer, overriding the GGUF file's.
         exhaustive: look at every place, even after one has won.
         places: names of the places to look at; every place of :data:`CHAIN` when empty.
         candidates: every place looked at, in order.
-        tokenizer: the tokenizer that won.
-        place: the place it was found in.
+        tokenizer: the chosen tokenizer.
+        place: the place where it was found.
     """
 
     model: ModelFacts
@@ -79,7 +79,7 @@ class Search:
     refusal: BitnetError | None = None
 
     def run(self) -> Search:
-        """Walk the chain.
+        """Search the chain.
 
         Raises:
             BitnetError: the explicit tokenizer cannot be read or does not fit.
@@ -137,11 +137,11 @@ class Search:
 
 
 def fits(model: ModelFacts, tokenizer: Tokenizer) -> str:
-    """Why *tokenizer* fits *model*, in words.
+    """The reason why *tokenizer* fits *model*, in words.
 
     Raises:
-        VocabMismatch: it does not have exactly the model's ids (padded embedding rows apart), and
-            ``BITNET_STRICT_TOKENIZERS=0`` does not say to go on with a warning.
+        VocabMismatch: its ids differ from the model's (except padded embedding rows), and
+            ``BITNET_STRICT_TOKENIZERS=0`` does not turn that into a warning.
     """
     needed, has = model.token_count or model.vocab_size, tokenizer.vocab_size
     spare = model.padding(has)
@@ -216,7 +216,7 @@ CHAIN: dict[str, Callable[[ModelFacts], Iterator[Path]]] = {
 
 
 def download_info(model: ModelFacts) -> TokenizerDownloadInfo | None:
-    """What could be fetched for *model*; ``None`` when its vocabulary is not a known one."""
+    """Source of a tokenizer for *model*; ``None`` if its vocabulary is unknown."""
     source = for_model(model.architecture, model.vocab_size)
     if source is None:
         return None
@@ -225,7 +225,7 @@ def download_info(model: ModelFacts) -> TokenizerDownloadInfo | None:
 
 
 def not_found(search: Search) -> TokenizerNotFound:
-    """The error for a search that came to nothing: what was tried, what would help."""
+    """Error for an unsuccessful search: the places searched, and what would help."""
     model = search.model
     looked = "".join(
         f"\n - {entry.place}: {entry.path}: {entry.reason}" for entry in search.candidates
@@ -257,12 +257,12 @@ def resolve_tokenizer(
 
     Args:
         model: GGUF file, or folder with ``config.json``, or either when it is open.
-        explicit: tokenizer file or folder; then nothing else is looked at.
-        pre: pre-tokenizer name to use instead of what the GGUF file says or does not say.
-        allow_mock: fall back to bytes, loudly, unless ``BITNET_STRICT_TOKENIZERS=1``.
+        explicit: tokenizer file or folder; then nothing else is searched.
+        pre: pre-tokenizer name to use instead of the GGUF file's.
+        allow_mock: fall back to bytes, with a warning, unless ``BITNET_STRICT_TOKENIZERS=1``.
 
     Raises:
-        TokenizerNotFound: no place has one that fits; the text lists every place.
+        TokenizerNotFound: no place has one that fits; the message lists every place.
         VocabMismatch: the explicit one does not fit.
     """
     search = Search(model_facts(model), Path(explicit) if explicit else None, pre=pre).run()
@@ -298,10 +298,10 @@ class TokenizerDiscovery:
         return self.model.vocab_size
 
     def discover_tokenizer_strategy(self) -> Strategy:
-        """How the model comes by its tokenizer.
+        """The way in which the model gets its tokenizer.
 
         Raises:
-            TokenizerNotFound: it is on no disk and its vocabulary is not one that can be fetched.
+            TokenizerNotFound: it is not on disk and its vocabulary cannot be fetched.
         """
         search = Search(self.model).run()
         if search.tokenizer is not None:
@@ -317,7 +317,7 @@ class TokenizerDiscovery:
         raise not_found(search)
 
     def discover(self) -> Path:
-        """The file the tokenizer is in; the model itself when it is embedded.
+        """Path of the file with the tokenizer; the model itself if it is embedded.
 
         Raises:
             TokenizerNotFound: no place has one that fits.

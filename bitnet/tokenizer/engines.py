@@ -1,4 +1,4 @@
-"""What runs a specification: the compiled tables of the native module, or the portable engine."""
+"""Engines that run a specification: the native module's compiled tables, or the portable one."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ class Engine(Spellings, Protocol):
     cut: re.Pattern[str] | None  # see bitnet.tokenizer.cuts
 
     def encode(self, text: str, *, parse_special: bool, goes_on: bool = False) -> list[int]:
-        """Ids of *text*, nothing added around it; *goes_on*: it is what follows a cut."""
+        """Ids of *text* without BOS or EOS; *goes_on*: it continues after a cut."""
 
     def encode_batch(self, texts: Sequence[str], *, parse_special: bool) -> list[list[int]]:
         """Ids of each of *texts*."""
 
     def count(self, text: str, *, parse_special: bool, goes_on: bool) -> int:
-        """How many ids ``encode`` gives."""
+        """Number of ids that ``encode`` returns."""
 
     def spans(self, text: str, *, parse_special: bool) -> list[tuple[int, int, int]]:
-        """Ids of *text*, each with its first character and the one behind its last."""
+        """Ids of *text*, each with the start and end of its characters."""
 
     def id_of(self, text: str) -> int | None:
-        """The id of the token that is written *text*."""
+        """Id of the token spelled *text*."""
 
     def __len__(self) -> int: ...
 
 
 def native_engine(tables: TokenizerEngine, meta: dict[str, Any]) -> Engine:
-    """The engine over compiled *tables*; *meta* is what they say beside the ids."""
+    """Engine over compiled *tables*; *meta* is their additional information."""
     return _Native(tables, meta)
 
 
 def portable_engine(spec: TokenizerSpec) -> Engine:
-    """The engine that needs no compiled module.
+    """Engine that does not need the native module.
 
     Raises:
-        InvalidFormat: the specification's steps or vocabulary are not usable.
-        Unsupported: they ask for more than the bounds of :mod:`bitnet.tokenizer.limits`.
+        InvalidFormat: the specification's steps or vocabulary are unusable.
+        Unsupported: they exceed the bounds of :mod:`bitnet.tokenizer.limits`.
     """
     return _Portable(spec)
 
@@ -105,7 +105,7 @@ class _Native:
     def _many(
         self, texts: Sequence[str], *, parse_special: bool, goes_on: bool = False
     ) -> list[list[int]]:
-        """Ids of *texts*, long ones in parts, on as many threads as a pass of the model takes."""
+        """Ids of *texts*, long ones in parts, on as many threads as a forward pass uses."""
         parts: list[str] = []
         flags = bytearray()
         threads = thread_count()
@@ -132,7 +132,7 @@ class _Native:
 
     def spans(self, text: str, *, parse_special: bool) -> list[tuple[int, int, int]]:
         found: list[tuple[int, int, int]] = []
-        text.encode()  # raises what encoding raises for half of a surrogate pair
+        text.encode()  # raises encoding's error for half of a surrogate pair
         for id, start, stop in self._raw_tokens.cut(text, parse_special=parse_special):
             if id is not None:
                 found.append((id, start, stop))
@@ -186,7 +186,7 @@ class _Native:
 
     @cached_property
     def _normalizers(self) -> tuple[Any, Any]:
-        """The library's normalizer for the beginning of a text, and for what goes on."""
+        """The library's normalizers for the beginning of a text, and for a continuation."""
         from bitnet.tokenizer.library import library_for
 
         first, rest = (
@@ -204,7 +204,7 @@ class _Native:
         return AddedTokens(self._added)
 
     def _normalized(self, text: str, *, parse_special: bool, goes_on: bool = False) -> list[int]:
-        """The same as ``encode``, with the library's normalizer between the two native halves."""
+        """As ``encode``, with the library's normalizer between the two native halves."""
         from bitnet.tokenizer.library import fenced
 
         ids: list[int] = []
@@ -221,7 +221,7 @@ class _Native:
 
 
 class _Portable:
-    """Runs the specification without our compiled module."""
+    """Runs the specification without the native module."""
 
     name = "portable"
 

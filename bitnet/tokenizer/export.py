@@ -1,11 +1,11 @@
-"""Writes a tokenizer as the files Hugging Face's tools read, if they can say it exactly.
+"""Write a tokenizer in the files that Hugging Face's tools read, if they can express it exactly.
 
-    tokenizer.json            vocabulary, merges, how text is cut, added tokens, BOS and EOS
+    tokenizer.json            vocabulary, merges, pre-tokenizer, added tokens, BOS and EOS
     tokenizer_config.json     special tokens by role, chat template
     generation_config.json    every id that ends a generation
 
-What was written is read back with the ``tokenizers`` library and compared with the original on the
-probe texts before it is kept: a file that is only nearly right is not written.
+The files are read back with the ``tokenizers`` library and compared with the original on the probe
+texts before they are kept: an approximate file is not written.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) 
 
     Args:
         spec: any tokenizer.
-        folder: made if it is missing.
+        folder: created if it is missing.
         force: replace files that are there.
 
     Returns:
         The files written.
 
     Raises:
-        Unsupported: the ``tokenizers`` library would give other ids than the original.
+        Unsupported: the ``tokenizers`` library would give different ids.
         UsageError: a file is there already and *force* is off.
     """
     document = tokenizer_json(spec)
@@ -69,7 +69,7 @@ def export_tokenizer(spec: TokenizerSpec, folder: Path, *, force: bool = False) 
 
 
 def tokenizer_json(spec: TokenizerSpec) -> dict[str, Any]:
-    """*spec* in the structure of ``tokenizer.json``."""
+    """*spec* as a ``tokenizer.json``."""
     own = spec.model in ("spm", "unigram") and not (spec.normalizer or spec.pre_tokenizer)
     normalizer = _sentencepiece_normalizer(spec) if own else _steps(spec.normalizer)
     if own and spec.model == "unigram":
@@ -199,7 +199,7 @@ def _model(spec: TokenizerSpec) -> dict[str, Any]:
 
 
 def _merges_by_score(tokens: list[str], scores: Iterable[float]) -> list[list[str]]:
-    """Every way to join two tokens into a third, best score first: SentencePiece's order."""
+    """All ways to join two tokens into a third, best score first: SentencePiece's order."""
     known = {text: float(score) for text, score in zip(tokens, scores, strict=True)}
     ids = {text: id for id, text in enumerate(tokens)}
     found: list[tuple[float, int, int, str, str]] = []
@@ -231,7 +231,7 @@ def _prove(document: dict[str, Any], spec: TokenizerSpec) -> None:
     """Compare the ``tokenizers`` library on *document* with the original.
 
     Raises:
-        Unsupported: they differ; the text names the first difference.
+        Unsupported: they differ; the message names the first difference.
     """
     from tokenizers import Tokenizer
 

@@ -1,4 +1,4 @@
-"""Known vocabularies: what their GGUF file leaves out, found by a hash of the token list.
+"""Known vocabularies: facts missing from their GGUF files, found by a hash of the token list.
 
 Many files lack ``tokenizer.ggml.pre``, or say ``default``; some conversions name a wrong one. The
 token list itself tells which tokenizer it is, since two different tokenizers never share one.
@@ -32,17 +32,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class KnownVocabulary:
-    """What a known list of tokens implies.
+    """Facts implied by a known list of tokens.
 
     Attributes:
-        name: for people.
-        pre: its pre-tokenizer, as ``tokenizer.ggml.pre`` names it; empty where there is none.
+        name: for messages.
+        pre: its pre-tokenizer, as in ``tokenizer.ggml.pre``; empty if there is none.
         n_tokens: number of tokens.
-        n_merges: number of merges of its canonical conversion; 0 where there are none.
-        key: SHA-256 of the tokens, see :func:`fingerprint`; empty when only the merges are known.
-        merges_key: the same of the merge list; empty where there is none. Fine-tuned models
+        n_merges: number of merges of its canonical conversion; 0 if there are none.
+        key: SHA-256 of the tokens, see :func:`fingerprint`; empty if only the merges are known.
+        merges_key: the same for the merge list; empty if there is none. Fine-tuned models
             with more special tokens keep it.
-        also: other pre-tokenizers this list of tokens is known to be used with.
+        also: other pre-tokenizers with which this list of tokens is used.
     """
 
     name: str
@@ -55,7 +55,7 @@ class KnownVocabulary:
 
 
 def fingerprint(tokens: Sequence[str] | Sequence[bytes] | memoryview) -> str:
-    """SHA-256 of a token list: each token's UTF-8 bytes after their number as 64 bits.
+    """SHA-256 of a token list: for each token, its length as 64 bits and its UTF-8 bytes.
 
     That is how GGUF stores the list, so the raw bytes of the array give the same result.
     """
@@ -242,7 +242,7 @@ KNOWN: tuple[KnownVocabulary, ...] = (
         "f21dff0382d448ea564fe1869e6158795a0db82c4b0771f6fb3d5db9818f0166",
     ),
 )
-# Fields of a specification that are not hashed by their values: they are long, or do not matter.
+# Fields of a specification whose values are not hashed: they are long, or have no effect.
 _LONG = frozenset({"tokens", "merges", "scores", "token_types", "charsmap"})
 _ASIDE = frozenset({"source", "fingerprint"})
 _BY_KEY = {known.key: known for known in KNOWN if known.key}
@@ -265,12 +265,12 @@ def identify(n_tokens: int, n_merges: int, key: str) -> KnownVocabulary | None:
 
 
 def by_tokens(key: str) -> KnownVocabulary | None:
-    """The known vocabulary whose tokens have the fingerprint *key*, whatever merges are there."""
+    """The known vocabulary whose tokens have the fingerprint *key*, with any merges."""
     return _BY_KEY.get(key)
 
 
 def another_pre(known: KnownVocabulary, named: object) -> bool:
-    """Whether *named* cuts texts otherwise than the pre-tokenizer of *known*."""
+    """True if *named* splits text differently from the pre-tokenizer of *known*."""
     if not known.pre or named in known.also or named == known.pre:
         return False
     same = PRE_TOKENIZERS.get(named) if isinstance(named, str) else None
@@ -278,11 +278,11 @@ def another_pre(known: KnownVocabulary, named: object) -> bool:
 
 
 def identify_merges(n_merges: int, key: Callable[[], str]) -> KnownVocabulary | None:
-    """The known vocabulary with these merges, whatever its special tokens are called.
+    """The known vocabulary with these merges, regardless of its special tokens.
 
     Args:
         n_merges: length of the merge list.
-        key: gives :func:`fingerprint` of the merge list; only called when the length is known.
+        key: returns :func:`fingerprint` of the merge list; called only if the length is known.
     """
     if n_merges not in _MERGE_COUNTS:
         return None
@@ -290,10 +290,10 @@ def identify_merges(n_merges: int, key: Callable[[], str]) -> KnownVocabulary | 
 
 
 def spec_key(spec: TokenizerSpec, *content: bytes) -> str:
-    """Hash of everything a specification depends on: the key of its compiled form.
+    """Hash of everything a specification depends on: key of its compiled form.
 
     Args:
-        spec: all of it counts but its long sequences, which *content* stands for.
+        spec: hashed except for its long sequences, which *content* stands for.
         content: the bytes it was built from.
     """
     digest = hashlib.sha256()

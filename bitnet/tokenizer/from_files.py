@@ -1,4 +1,4 @@
-"""Tokenizers that lie in files of their own: which format it is, told by the content."""
+"""Tokenizers in files of their own, whose format is recognised by content."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ _GPT2_CLASSES = ("GPT2Tokenizer", "RobertaTokenizer", "GPT2TokenizerFast", "Robe
 
 
 def spec_from_file(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
-    """The tokenizer in one file, whatever it is called.
+    """The tokenizer in one file of any name.
 
     Args:
         path: a ``tokenizer.json``, ``tekken.json``, SentencePiece model, tiktoken rank file,
-            ``vocab.json`` (with ``merges.txt`` beside it) or ``vocab.txt``.
-        pre: overrides how a byte-level vocabulary cuts text, where the file does not say.
+            ``vocab.json`` (next to ``merges.txt``) or ``vocab.txt``.
+        pre: overrides the pre-tokenizer of a byte-level vocabulary, if the file has none.
 
     Raises:
-        InvalidFormat: none of these.
-        TokenizerNotFound: not enough to rebuild it exactly.
+        InvalidFormat: none of these formats.
+        TokenizerNotFound: too little information to rebuild it exactly.
     """
     path = Path(path)
     data = read_bytes(path)
@@ -70,11 +70,11 @@ def spec_from_file(path: str | os.PathLike[str], *, pre: str | None = None) -> T
 def spec_from_folder(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
     """The tokenizer of a model folder.
 
-    The original comes before what was made of it: ``tokenizer.model`` and ``tekken.json`` before
+    Originals take precedence over conversions: ``tokenizer.model`` and ``tekken.json`` before
     ``tokenizer.json``; then ``vocab.json`` with ``merges.txt``, then ``vocab.txt``.
 
     Raises:
-        TokenizerNotFound: none of them is there.
+        TokenizerNotFound: none of them exists.
     """
     folder = Path(path)
     if (folder / "tokenizer.model").is_file():
@@ -119,7 +119,7 @@ def spec_from_tokenizer_model(
 
 
 def _other_kind(path: Path, head: bytes) -> InvalidFormat:
-    if path.suffix == ".gguf":  # meant as a model
+    if path.suffix == ".gguf":  # intended as a model
         return not_a_model.other_kind(head, path.name)
     neither = f"{path} is neither a SentencePiece model nor a tiktoken rank file"
     if known := not_a_model.known_kind(head):
@@ -142,7 +142,7 @@ def _sentencepiece(path: Path, data: bytes) -> TokenizerSpec:
         types.append(_CONTROL)
         scores.append(0.0)
     bpe = model.kind == 2
-    # A Unigram model only prefers its user-defined pieces; they are not cut out.
+    # A Unigram model prefers its user-defined pieces but does not split at them.
     cut = (_UNKNOWN, _CONTROL, _USER_DEFINED) if bpe else (_UNKNOWN, _CONTROL)
     added = {
         id: AddedToken(id, piece, special=kind != _USER_DEFINED, normalized=kind == _USER_DEFINED)
@@ -191,7 +191,7 @@ def spec_from_vocab_merges(
     """The byte-level BPE in ``vocab.json`` and ``merges.txt``.
 
     Raises:
-        TokenizerNotFound: the files do not say how text is cut, and *pre* is not given.
+        TokenizerNotFound: the files do not define the pre-tokenizer, and *pre* is not given.
     """
     folder = Path(folder)
     path = folder / "vocab.json"
@@ -199,7 +199,7 @@ def spec_from_vocab_merges(
     if not isinstance(vocabulary, dict) or sorted(vocabulary.values()) != list(
         range(len(vocabulary))
     ):
-        raise InvalidFormat(f"{path} is no vocabulary: ids from 0 on by token are expected")
+        raise InvalidFormat(f"{path} is not a vocabulary: ids from 0 on by token are expected")
     merges_data = read_bytes(folder / "merges.txt")
     lines = merges_data.decode("utf-8", "replace").split("\n")
     lines = [line.removesuffix("\r") for line in lines if not line.startswith("#version")]
@@ -272,10 +272,10 @@ def spec_from_vocab_txt(path: str | os.PathLike[str]) -> TokenizerSpec:
     ids = {token: id for id, token in enumerate(tokens)}
     missing = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in ids]
     if missing:
-        raise InvalidFormat(f"{path} is no WordPiece vocabulary: it lacks {', '.join(missing)}")
+        raise InvalidFormat(f"{path} is not a WordPiece vocabulary: it lacks {', '.join(missing)}")
     lowercase = side.config.get("do_lower_case")
     if not isinstance(lowercase, bool):
-        # A vocabulary that can spell capital letters was made from text that had them.
+        # A vocabulary that can spell capital letters comes from cased text.
         special = {id for token, id in ids.items() if token.startswith("[")}
         lowercase = not any(
             char.isascii() and char.isupper()

@@ -1,7 +1,7 @@
-"""Tokenizers embedded in GGUF files: the ``tokenizer.ggml.*`` keys, made into a specification.
+"""Build a specification from the ``tokenizer.ggml.*`` keys of a GGUF file.
 
 Defaults for absent keys are llama.cpp's (``llama_vocab::impl::load`` in ``src/llama-vocab.cpp``);
-how text is cut and merged is the original tokenizer's, where the two differ.
+pre-tokenization and merging follow the original tokenizer where the two differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _UNSUPPORTED = {
     "hybriddna": "a BPE with DNA k-mers",
     "whitespace": "a whitespace tokenizer",
 }
-# Tokens of Phi-3 that do not swallow the white space after them; all its other special ones do.
+# Tokens of Phi-3 that do not include the white space after them; its other special tokens do.
 _PHI3_PLAIN = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 
 
@@ -46,9 +46,9 @@ def spec_from_gguf(gguf: GGUF, *, pre: str | None = None) -> TokenizerSpec:
         pre: overrides ``tokenizer.ggml.pre`` and the recognition of known vocabularies.
 
     Raises:
-        TokenizerNotFound: the file has no tokenizer, or not enough to rebuild it exactly.
-        Unsupported: a kind of tokenizer, or a pre-tokenizer, that is not known.
-        InvalidFormat: the keys contradict each other.
+        TokenizerNotFound: the file has no tokenizer, or too little information to rebuild it.
+        Unsupported: the kind of tokenizer, or the pre-tokenizer, is unknown.
+        InvalidFormat: the keys are inconsistent.
     """
     return spec_from_metadata(gguf.metadata, pre=pre, source=f"embedded in {gguf.path.name}")
 
@@ -101,7 +101,7 @@ def _merged(fields: Fields, name: str, kind: PreTokenizer) -> TokenizerSpec:
     bos = fields.special_id("bos", fallback if kind.has_bos else None)
     eos = fields.special_id("eos", fallback)
     separator = fields.token_id("seperator", None)
-    # Encoders call their end a separator.
+    # Encoders name their EOS a separator.
     add_sep = fields.flag("add_sep_token", name in ("jina-v1-en", "jina-v2-code", "roberta-bpe"))
     if add_sep and separator is not None and not fields.flag("add_eos_token", False):
         eos, add_eos = separator, True
@@ -142,13 +142,13 @@ def _merges(fields: Fields, tokens: Sequence[str]) -> LazySequence[tuple[int, in
             f"tokenizer.ggml.merges is missing, {fields.source}: a BPE cannot be rebuilt without",
             hint="name the model's own tokenizer.json with --tokenizer FILE",
         )
-    # A tiktoken vocabulary: ids are ranks, so the merges follow from the tokens.
+    # A tiktoken vocabulary: ids are ranks, from which the merges follow.
     found = merges_from_ranks(tokens, fields.normal_ids(), fields.source)
     return LazySequence(len(found), lambda: found)
 
 
 def _pre_name(fields: Fields, explicit: str | None) -> str:
-    """The pre-tokenizer: asked for, recognised by the vocabulary, or named by the file."""
+    """The pre-tokenizer: requested, recognised by the vocabulary, or named by the file."""
     if explicit:
         return explicit
     named = fields.text("pre")
@@ -180,7 +180,7 @@ def _pre_name(fields: Fields, explicit: str | None) -> str:
 
 
 def _warn_of_other_cut(fields: Fields, named: str, n_merges: int) -> None:
-    """Merges of a known vocabulary under the name of another cut: possible, but seldom right."""
+    """Warn of a known vocabulary's merges under another pre-tokenizer: possible but unlikely."""
     known = fingerprints.identify_merges(n_merges, lambda: fields.digest("merges"))
     if known is None or named in known.also or named not in PRE_TOKENIZERS:
         return
@@ -232,7 +232,7 @@ def _unigram(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
 
 
 def _wordpiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG001
-    """``bert``: the file marks the starts of words with U+2581, not what continues them."""
+    """``bert``: the file marks the starts of words with U+2581 instead of their continuations."""
     cased = _has_capitals(fields)
     lowercase = fields.flag("normalizer.lowercase", not cased)
     options: dict[str, object] = {
@@ -258,7 +258,7 @@ def _wordpiece(fields: Fields, pre: str | None) -> TokenizerSpec:  # noqa: ARG00
 
 
 def _has_capitals(fields: Fields) -> bool:
-    """Whether the vocabulary can spell capital letters: it is a cased one then."""
+    """True if the vocabulary can spell capital letters, so that it is cased."""
     marks = fields.special_types
     return any(
         any("A" <= char <= "Z" for char in token)
@@ -286,14 +286,14 @@ def _finish(
     spec: TokenizerSpec,
     flags: Callable[[Fields, AddedToken], Iterable[AddedToken]],
 ) -> TokenizerSpec:
-    """Adds what every kind has: added tokens and end-of-generation ids."""
+    """Add the parts common to all kinds: added tokens and stop ids."""
     added: list[AddedToken] = []
     for id, kind in fields.special_types.items():
         text = fields.tokens_at(id)
         if kind not in (CONTROL, USER_DEFINED, UNKNOWN) or not text or text == f"[PAD{id}]":
-            continue  # [PAD9] is how converters fill ids the original tokenizer does not have
+            continue  # converters fill ids without a token with [PAD9]
         added.extend(flags(fields, AddedToken(id, text, special=kind != USER_DEFINED)))
-    # A special token the file names by id counts even when its type was forgotten.
+    # A special token that the file names by id counts even if its type is wrong.
     marked = {token.id for token in added}
     named = {spec.bos_id, spec.eos_id, spec.unknown_id, *fields.end_ids()}
     named |= {fields.token_id(name, None) for name in ("padding", "mask")}
@@ -323,7 +323,7 @@ def _finish(
 
 
 def _lstrip_mask(fields: Fields, token: AddedToken) -> Iterable[AddedToken]:
-    """RoBERTa's and ModernBERT's mask tokens swallow the space before them."""
+    """RoBERTa's and ModernBERT's mask tokens include the space before them."""
     pre = fields.text("pre")
     roberta = pre.startswith(("jina-v1", "jina-v2")) or pre == "roberta-bpe"
     if (roberta and token.text == "<mask>") or (pre == "modern-bert" and token.text == "[MASK]"):
@@ -332,19 +332,19 @@ def _lstrip_mask(fields: Fields, token: AddedToken) -> Iterable[AddedToken]:
 
 
 def _unigram_flags(_fields: Fields, token: AddedToken) -> Iterable[AddedToken]:
-    """XLM-RoBERTa's mask token swallows the space before it."""
+    """XLM-RoBERTa's mask token includes the space before it."""
     return (replace(token, lstrip=token.text == "<mask>"),)
 
 
 def _sentencepiece_flags(fields: Fields, token: AddedToken) -> Iterable[AddedToken]:
-    """What the file leaves out: Phi-3's right strip, and how Gemma's runs of spaces are found."""
+    """Details missing from the file: Phi-3's right strip, and matching of Gemma's space runs."""
     if fields.is_phi3 and token.text not in _PHI3_PLAIN:
         return (replace(token, rstrip=True),)
     spelled = token.text.replace(" ", SPACE_SYMBOL)
     if token.special or SPACE_SYMBOL not in spelled:
         return (token,)
-    # Converters write these pieces with spaces. The original is U+2581, found as such in raw text,
-    # and again once spaces have become U+2581 too.
+    # Converters write these pieces with spaces. The original is U+2581, matched in raw text,
+    # and again after spaces have become U+2581.
     return (replace(token, text=spelled), replace(token, text=spelled, normalized=True))
 
 

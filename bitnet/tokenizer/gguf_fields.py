@@ -29,7 +29,7 @@ class Fields:
 
     Args:
         metadata: every key of the file; arrays as ``bitnet.formats.gguf`` gives them, or lists.
-        source: where it comes from, for messages: ``embedded in model.gguf``.
+        source: its name in messages: ``embedded in model.gguf``.
     """
 
     def __init__(self, metadata: Mapping[str, Any], source: str) -> None:
@@ -37,7 +37,7 @@ class Fields:
         self.source = source
 
     def has(self, name: str) -> bool:
-        """Whether the file has the key."""
+        """True if the file has the key."""
         return _PREFIX + name in self._metadata
 
     def text(self, name: str) -> str:
@@ -59,7 +59,7 @@ class Fields:
         raise self._wrong(_PREFIX + name, "true or false", value)
 
     def token_id(self, name: str, default: int | None) -> int | None:
-        """The id under ``<name>_token_id``; ids outside of the vocabulary count as absent."""
+        """The id under ``<name>_token_id``; an id outside of the vocabulary counts as absent."""
         value = self._metadata.get(f"{_PREFIX}{name}_token_id")
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise self._wrong(f"{_PREFIX}{name}_token_id", "a token id", value)
@@ -69,7 +69,7 @@ class Fields:
         return default if default is not None and default < size else None
 
     def special_id(self, name: str, default: int | None) -> int | None:
-        """As :meth:`token_id`; the default only counts when that token looks like a special one."""
+        """As :meth:`token_id`; the default counts only if that token looks like a special one."""
         value = self.token_id(name, None)
         if value is not None or default is None or default >= self.length("tokens"):
             return value
@@ -77,7 +77,7 @@ class Fields:
         return default if text.startswith("<") and text.endswith(">") else None
 
     def end_ids(self) -> list[int | None]:
-        """Ids the file names as ends beside EOS: of a turn and of a message."""
+        """Stop ids in the file besides EOS: end of turn and end of message."""
         return [self.token_id("eot", None), self.token_id("eom", None)]
 
     def length(self, name: str) -> int:
@@ -116,7 +116,7 @@ class Fields:
 
     @cached_property
     def scores(self) -> Sequence[float]:
-        """One score per token, as float32."""
+        """Score of each token, as float32."""
         values = self._numbers("scores", "f")
         if len(values) < self.length("tokens"):
             raise self._too_short("scores", len(values))
@@ -124,7 +124,7 @@ class Fields:
 
     @cached_property
     def token_types(self) -> Sequence[int]:
-        """One type per token; empty when the file has none."""
+        """Type of each token; empty if the file has none."""
         if not self.has("token_type"):
             return ()
         values = self._numbers("token_type", "i")
@@ -134,11 +134,11 @@ class Fields:
 
     @cached_property
     def special_types(self) -> dict[int, int]:
-        """Type by id of every token that is not a normal one."""
+        """Type by id of every token that is not normal."""
         size = self.length("tokens")
         types = self.token_types
         if isinstance(types, memoryview):
-            # One search through the lowest bytes is 30 times as fast as a loop.
+            # A search through the lowest bytes is 30 times as fast as a loop.
             low, *high = (types.tobytes()[byte : 4 * size : 4] for byte in range(4))
             if all(part.count(0) == size for part in high):
                 return {found.start(): types[found.start()] for found in _NOT_NORMAL.finditer(low)}
@@ -150,11 +150,11 @@ class Fields:
         return (id for id in range(self.length("tokens")) if id not in special)
 
     def is_typed_normal(self, id: int) -> bool:
-        """Whether the file calls token *id* a normal one, or says nothing."""
+        """True if the file declares token *id* normal, or has no types."""
         return not self.token_types or self.token_types[id] == NORMAL
 
     def has_bytes(self) -> bool:
-        """Whether the vocabulary has byte tokens to fall back to."""
+        """True if the vocabulary has byte tokens to fall back to."""
         types = self.token_types
         if types:
             return BYTE in self.special_types.values()
@@ -162,7 +162,7 @@ class Fields:
 
     @cached_property
     def is_phi3(self) -> bool:
-        """Whether this is Phi-3's extension of LLaMA-2's vocabulary."""
+        """True if this is Phi-3's extension of LLaMA-2's vocabulary."""
         name = (self.optional_text("general.name") or "").lower()
         if "phi-3" in name or "phi3" in name:
             return True

@@ -1,4 +1,4 @@
-"""Sequences whose elements are made when somebody first asks for one."""
+"""Sequences whose elements are created on first use."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 class LazySequence(Sequence[T]):
-    """A sequence of known length; a loaded compiled tokenizer never needs the elements.
+    """A sequence of known length; a compiled tokenizer never needs its elements.
 
     Args:
         length: number of elements.
-        load: makes them; called at most once.
-        raw: what they are made of, for who can do without them.
+        load: creates them; called at most once.
+        raw: source of the elements, for callers that do not need them.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The ``tokenizers`` library, fenced in: whatever it does with a file, the caller gets our errors.
+"""The ``tokenizers`` library with its exceptions translated to ours.
 
-It raises bare ``Exception``, and where Rust panics an exception that ``except Exception`` misses.
+It raises bare ``Exception``, and for Rust panics one that ``except Exception`` does not catch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["fenced", "library_for"]
 
 @contextmanager
 def fenced(what: str) -> Iterator[None]:
-    """Turns what the library raises into :class:`InvalidFormat` about *what*."""
+    """Translate exceptions of the library into :class:`InvalidFormat` about *what*."""
     try:
         yield
     except (BitnetError, MemoryError):
@@ -47,7 +47,7 @@ def library_for(
     """A ``tokenizers.Tokenizer`` of these steps, with an empty model.
 
     Raises:
-        InvalidFormat: the library does not know a step, or one is damaged.
+        InvalidFormat: the library does not support a step, or one is damaged.
     """
     from tokenizers import Tokenizer
 
@@ -75,7 +75,7 @@ def _sequence(steps: Iterable[Step], kind: str) -> dict[str, Any] | None:
 
 
 def _check_charsmap(encoded: object) -> None:
-    """The library reads a character map without a look at its bounds."""
+    """Check a character map, whose bounds the library does not check."""
     try:
         CharsMap(base64.b64decode(str(encoded), validate=True))
     except binascii.Error as error:

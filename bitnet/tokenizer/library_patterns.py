@@ -1,8 +1,8 @@
-r"""Regular expressions as the ``tokenizers`` library may be given them.
+r"""Regular expressions that are safe for the ``tokenizers`` library.
 
-Oniguruma backtracks without a bound on its time. Our own patterns that are quadratic in it have
-twins here that find the same matches in linear time; a file's own pattern is refused when it can
-take exponential time. The native engine needs neither: it counts its steps.
+Oniguruma backtracks without a time limit. Patterns of ours that are quadratic in it have
+equivalents here that find the same matches in linear time; a pattern from a file is refused if it
+can take exponential time. The native engine needs neither: it counts its steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TWINS = {
     r"\d{1,3}(?=(?:\d{3})*\b)": r"\G(?<=\d)\d{3}|(?<!\d)\d{1,3}(?=(?:\d{3})*\b)",
     r"\s+$": r"(?<!\s)\s+$",
 }
-_CHOICES = 8  # one behind the other that repeat as a whole
+_CHOICES = 8  # in sequence, repeated as a whole
 _TOKEN = re.compile(
     r"\\p\{[^}]*\}|\\x\{[^}]*\}|\\.|(?P<open>\((?:\?(?:[-imx]+:|:|=|!|>|<=|<!|<\w+>|[-imx]+(?=\))))?)"
     r"|(?P<close>\))|(?P<or>\|)|(?P<class>\[)"
@@ -39,10 +39,10 @@ _TOKEN = re.compile(
 
 
 def linear_steps(steps: tuple[Step, ...], source: str) -> tuple[Step, ...]:
-    """*steps* with patterns that the library finds in bearable time.
+    """*steps* with patterns that the library matches in acceptable time.
 
     Raises:
-        Unsupported: a file's own pattern can take exponential time.
+        Unsupported: a pattern from a file can take exponential time.
     """
     known = {_regex(step) for pre in PRE_TOKENIZERS.values() for step in pre.steps}
     out = []
@@ -69,15 +69,15 @@ def _regex(step: Step) -> str | None:
 
 @dataclass
 class _Part:
-    """What is known of a group, or of the last thing in it."""
+    """Properties of a group, or of its last element."""
 
-    choices: int = 0  # places where it repeats or chooses
-    quantifiers: int = 0  # one behind the other
-    size: int = 1  # copies of a character when repetitions are written out
+    choices: int = 0  # alternatives or repetitions
+    quantifiers: int = 0  # in sequence
+    size: int = 1  # copies of a character with repetitions expanded
 
 
 def _explosive(regex: str) -> str:
-    """What makes *regex* dangerous, or nothing."""
+    """The reason why *regex* is dangerous; empty if it is not."""
     groups = [_Part(size=0)]
     last = _Part()
     at = 0
@@ -118,7 +118,7 @@ def _explosive(regex: str) -> str:
 
 
 def _repeated(match: re.Match[str]) -> int | None:
-    """The most often that a quantifier repeats, ``None`` without a bound."""
+    """Largest number of repetitions of a quantifier, ``None`` if unbounded."""
     if match["quantifier"][0] != "{":
         return 1 if match["quantifier"] == "?" else None
     if match["high"]:

@@ -1,8 +1,8 @@
 """Bounds on what a tokenizer file may ask for; ``SECURITY.md`` states them for users.
 
-Far above what any published tokenizer needs, and low enough that a hostile file, or a hostile text
-for a careless one, ends in an error instead of taking the machine. ``native/budget.hpp`` has the
-same numbers; a test compares the three.
+Far above the needs of published tokenizers, and low enough that a hostile file, or a hostile text
+for a careless one, ends in an error instead of exhausting the machine. ``native/budget.hpp`` has
+the same numbers; a test compares the three.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
 
 __all__ = ["beyond", "check_spec", "over_budget"]
 
-# Of one regular expression: bytes, constructs inside each other, instructions, the n of {n}.
+# Of one regular expression: bytes, nesting depth, instructions, the n of {n}.
 PATTERN_BYTES, PATTERN_DEPTH, PATTERN_PROGRAM, PATTERN_REPEAT = 16_384, 32, 20_000, 1_000
-# Of matching one text: steps at least, and for each of its bytes.
+# Of matching one text: minimum steps, and steps per byte.
 BASE_STEPS, STEPS_PER_BYTE = 20_000, 150
 STEPS = 64  # normalizers and pre-tokenizers of one tokenizer
 TOKENS, MERGES = (1 << 21) - 2, (1 << 22) - 2
-RANK_WORK = 1 << 26  # sum of squared token lengths where merges are derived from ranks
+RANK_WORK = 1 << 26  # sum of squared token lengths when deriving merges from ranks
 TOKEN_BYTES = 4_096
 ADDED_TOKEN_BYTES = 512
 UNIGRAM_PIECE_BYTES = 2_048  # 512 characters, the most that sentencepiece trains
 WORD_CHARS = 256  # of one WordPiece word
-CHARSMAP_KEY_BYTES = 128  # what one entry of a SentencePiece character map replaces
-GROWTH, GROWTH_BASE = 64, 65_536  # bytes out of a normalizer for one byte in, and for any text
-SCORE = 1e30  # and above -SCORE lies every score
+CHARSMAP_KEY_BYTES = 128  # longest key of a SentencePiece character map
+GROWTH, GROWTH_BASE = 64, 65_536  # bytes out of a normalizer per byte in, and for any text
+SCORE = 1e30  # largest absolute score
 TEMPLATE_CHARS = 1 << 20  # source of a chat template
 
 _ELSE = "name another tokenizer with --tokenizer FILE"
 
 
 def over_budget(source: str, reason: object) -> Unsupported:
-    """The error for a text that costs more than its bound."""
+    """Error for a text that exceeds a bound."""
     return Unsupported(
         f"the tokenizer {source} was stopped: {reason}",
         hint=f"send a shorter text, or {_ELSE}",
@@ -48,23 +48,23 @@ def over_budget(source: str, reason: object) -> Unsupported:
 
 
 def beyond(source: str, what: str, most: float) -> Unsupported:
-    """The error for a tokenizer that asks for more than a bound."""
+    """Error for a tokenizer that exceeds a bound."""
     return Unsupported(
         f"the tokenizer {source} has {what}, at most {most:,} are supported", hint=_ELSE
     )
 
 
 def check_spec(spec: TokenizerSpec, *, merges: bool = True) -> None:
-    """Refuses a specification that contradicts itself or asks for more than the bounds.
+    """Refuse a specification that is inconsistent or exceeds the bounds.
 
     Args:
-        spec: what to check.
-        merges: look at the ids of the merges too; else something behind this does.
+        spec: the specification.
+        merges: also check the ids of the merges; otherwise a later step does.
 
     Raises:
-        InvalidFormat: a value of a wrong type, an id outside of the vocabulary, a score that is
-            not a number.
-        Unsupported: more than a bound; says which.
+        InvalidFormat: a value has the wrong type, an id is outside of the vocabulary, or a
+            score is not finite.
+        Unsupported: a bound is exceeded; says which.
     """
     try:
         _check_tokens(spec)
@@ -93,7 +93,7 @@ def _check_tokens(spec: TokenizerSpec) -> None:
             raise _damaged(spec, f"{len(values):,} {name} for {len(tokens):,} tokens")
     if spec.model in ("spm", "unigram") and not spec.scores:
         raise _damaged(spec, "no scores")
-    if not all(-SCORE <= score <= SCORE for score in spec.scores):  # nor is NaN
+    if not all(-SCORE <= score <= SCORE for score in spec.scores):  # also false for NaN
         raise _damaged(spec, "a score that is not a number of a sensible size")
 
 
@@ -141,7 +141,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _growth(step: Step) -> float:
-    """How many times as long a replacement can make a text."""
+    """Factor by which a replacement can lengthen a text."""
     if step.type == "Prepend":
         return 1.0 + len(str(step.options.get("prepend", ""))) / TOKEN_BYTES
     if step.type != "Replace":

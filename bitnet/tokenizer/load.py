@@ -1,4 +1,4 @@
-"""Opens the tokenizer in a file, whatever kind of file it is."""
+"""Open the tokenizer in a file of any supported format."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_SMALL = 1 << 16  # bytes: read sooner than looked up
+_SMALL = 1 << 16  # bytes: faster to read than to look up
 
-# Of a folder, in the order in which they are believed.
+# Files of a folder, in order of preference.
 TOKENIZER_FILES = (
     *("tokenizer.model", "tekken.json", "tokenizer.json", "vocab.json", "vocab.txt"),
 )
@@ -56,14 +56,14 @@ def load_tokenizer(
 ) -> Tokenizer:
     """The tokenizer in *path*, ready to use; see :func:`load_spec`.
 
-    Files take long to read; their compiled form is found by a hash of everything they hold. The
-    hash of a file is computed once: it is trusted while size, inode and both times of the file stay
-    as they were, of which no program can set back the time of the last change.
+    Reading files takes long; their compiled form is found by a hash of their content. The hash
+    is computed once: it is trusted while size, inode and both times of the file are unchanged; no
+    program can set back the time of the last change.
 
     Args:
         path: as of :func:`load_spec`.
         pre: as of :func:`load_spec`.
-        verify: read the files again all the same.
+        verify: read the files again regardless.
 
     Raises:
         WrongType: *path* is not a path.
@@ -81,7 +81,7 @@ def load_tokenizer(
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """A vocabulary is a million objects without a cycle; looking for some takes long."""
+    """Disable cycle collection: a vocabulary is a million objects without cycles."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -92,19 +92,19 @@ def _uncollected() -> Iterator[None]:
 
 
 def load_spec(path: str | os.PathLike[str], *, pre: str | None = None) -> TokenizerSpec:
-    """What the tokenizer in *path* is.
+    """Specification of the tokenizer in *path*.
 
     Args:
         path: GGUF file, ``tokenizer.json``, ``tekken.json``, ``tokenizer.model`` (SentencePiece
-            or tiktoken ranks), ``vocab.json`` with ``merges.txt`` beside it, ``vocab.txt``, or a
+            or tiktoken ranks), ``vocab.json`` next to ``merges.txt``, ``vocab.txt``, or a
             folder with one of these or with a single GGUF file.
-        pre: pre-tokenizer name, where the file does not say or says it wrongly.
+        pre: pre-tokenizer name, if the file has none or a wrong one.
 
     Raises:
-        NotFound: nothing is there.
-        TokenizerNotFound: not enough is there to rebuild a tokenizer exactly.
+        NotFound: the path does not exist.
+        TokenizerNotFound: too little information to rebuild a tokenizer exactly.
         InvalidFormat: the file is damaged.
-        Unsupported: a kind of tokenizer that is not known.
+        Unsupported: the kind of tokenizer is unknown.
     """
     path = Path(path)
     if not path.exists():
@@ -137,9 +137,9 @@ def extract_tokenizer_from_gguf(
         pre: overrides ``tokenizer.ggml.pre``.
 
     Raises:
-        TokenizerNotFound: none is embedded, or how it cuts text cannot be told.
+        TokenizerNotFound: none is embedded, or its pre-tokenizer is unknown.
         InvalidFormat: the file is damaged.
-        Unsupported: a kind of tokenizer that is not known.
+        Unsupported: the kind of tokenizer is unknown.
     """
     return Tokenizer.from_spec(_embedded_spec(model, pre))
 
@@ -152,7 +152,7 @@ def extract_tokens(path: str | os.PathLike[str]) -> list[str]:
 def extract_merges(path: str | os.PathLike[str]) -> list[tuple[str, str]]:
     """The merges embedded in a GGUF file, in order of priority; split at the first space only."""
     lines = _embedded_strings(path, "tokenizer.ggml.merges")
-    # A token may start with a space, and then the separator is the first space after it.
+    # A token may start with a space; then the separator is the first space after that.
     split_at = ((line, line.index(" ", 1)) for line in lines)
     return [(line[:at], line[at + 1 :]) for line, at in split_at]
 
@@ -171,7 +171,7 @@ def detect_architecture_from_gguf(path: str | os.PathLike[str]) -> str:
 
 
 def mock_tokenizer() -> Tokenizer:
-    """A tokenizer whose ids are UTF-8 bytes: for drills only, no model was trained with it."""
+    """A tokenizer whose ids are UTF-8 bytes: for drills only; no model was trained with it."""
     tokens = [f"<0x{byte:02X}>" for byte in range(256)]
     return Tokenizer.from_spec(
         TokenizerSpec(
@@ -187,13 +187,13 @@ def mock_tokenizer() -> Tokenizer:
 
 
 def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
-    """Hash of all a tokenizer file says, with the files beside it; empty for GGUF files."""
+    """Hash of the content of a tokenizer file and its side files; empty for GGUF files."""
     if path.is_dir():
         found = (path / name for name in TOKENIZER_FILES if (path / name).is_file())
         path = next(found, path)
     if not path.is_file():
         return ""
-    # What is made of a file may change with our version.
+    # Results may change with our version.
     digest = hashlib.sha256(f"{__version__}\n".encode() + os.fsencode(path.name))
     digest.update(f"\n{pre}\n".encode())
     parts = [path, path.with_name("merges.txt")] if path.name == "vocab.json" else [path]
@@ -208,12 +208,12 @@ def _content_key(path: Path, pre: str | None, *, verify: bool) -> str:
                 side = _digest(path.with_name(name), file, verify=verify)
                 digest.update(f"\n{name} {side}".encode())
     except (OSError, ValueError):
-        return ""  # unreadable or empty: loading says what is wrong
+        return ""  # unreadable or empty: loading reports it
     return digest.hexdigest()
 
 
 def _digest(path: Path, file: BinaryIO, *, verify: bool) -> str:
-    """SHA-256 of *path*, open as *file*, from the record of an earlier time if there is one."""
+    """SHA-256 of *path*, open as *file*, from an earlier record if there is one."""
     before = os.fstat(file.fileno())
     if before.st_size < _SMALL:
         file.seek(0)

@@ -21,7 +21,7 @@ def parse_merges(lines: Sequence[str], tokens: Sequence[str]) -> list[tuple[int,
     may contain spaces.
 
     Raises:
-        InvalidFormat: a half, or what they make together, is not a token.
+        InvalidFormat: a half, or their concatenation, is not a token.
     """
     halves = []
     for line in lines:
@@ -33,13 +33,13 @@ def parse_merges(lines: Sequence[str], tokens: Sequence[str]) -> list[tuple[int,
 
 
 def pair_merges(halves: Iterable[Sequence[str]], tokens: Sequence[str]) -> list[tuple[int, int]]:
-    """As :func:`parse_merges`, from lines that are split already."""
+    """As :func:`parse_merges`, from lines already split."""
     ids = token_ids(tokens)
     merges = []
     try:
         for left, right in halves:
             merges.append((ids[left], ids[right]))
-            ids[left + right]  # what they make must be a token too
+            ids[left + right]  # their concatenation must be a token, too
     except KeyError as error:
         raise InvalidFormat(
             f"a merge needs the token {error.args[0]!r}, which is not in the vocabulary",
@@ -49,7 +49,7 @@ def pair_merges(halves: Iterable[Sequence[str]], tokens: Sequence[str]) -> list[
 
 
 def token_ids(tokens: Sequence[str]) -> dict[str, int]:
-    """Id by text; of equal texts the first one counts."""
+    """Id by text; of equal texts the first counts."""
     texts = list(tokens)
     return dict(zip(reversed(texts), range(len(texts) - 1, -1, -1), strict=True))
 
@@ -57,18 +57,18 @@ def token_ids(tokens: Sequence[str]) -> dict[str, int]:
 def merges_from_ranks(
     tokens: Sequence[str], ids: Iterable[int], source: str
 ) -> list[tuple[int, int]]:
-    """Merges that make a BPE behave like tiktoken on the same ranks.
+    """Merges with which a BPE gives tiktoken's results for the same ranks.
 
     tiktoken joins the neighbours whose joined text has the lowest rank, whatever the halves are;
-    so every way to cut a token into two tokens is a merge, in the order of the token's rank.
+    so every split of a token into two tokens is a merge, in the order of the token's rank.
 
     Args:
         tokens: texts by id, byte-level spelling.
         ids: ids of the ordinary tokens, in order of rank.
-        source: where they come from, for people.
+        source: their name in messages.
 
     Raises:
-        Unsupported: finding them would take more than the bound, or they are too many.
+        Unsupported: finding them would exceed the bound, or there are too many.
     """
     known = {tokens[id]: id for id in ids}
     work = sum(len(text) * len(text) for text in known)
@@ -88,7 +88,7 @@ def merges_from_ranks(
 
 
 class LazyRankMerges(LazySequence[tuple[int, int]]):
-    """:func:`merges_from_ranks` on first use; their number is only known then."""
+    """:func:`merges_from_ranks` on first use; the number of merges is known only then."""
 
     def __init__(self, tokens: Sequence[str], ids: Sequence[int], source: str) -> None:
         super().__init__(0, lambda: merges_from_ranks(tokens, ids, source))

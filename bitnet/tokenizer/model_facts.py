@@ -1,7 +1,7 @@
-"""What a model says about the tokenizer it needs: family, vocabulary size, embedding rows.
+"""A model's requirements on its tokenizer: family, vocabulary size, embedding rows.
 
-``model_facts`` takes a path or an open checkpoint. The file stays open in the facts, so that the
-tokenizer in it is read without opening it again.
+``model_facts`` takes a path or an open checkpoint. The file stays open in the result, so that its
+tokenizer can be read without opening it again.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ MAX_PADDING = 1024
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model as far as its tokenizer is concerned.
+    """Properties of a model that concern its tokenizer.
 
     Attributes:
         path: the GGUF file or the folder.
         architecture: ``general.architecture``, or ``model_type`` of ``config.json``.
-        declared: vocabulary size in the metadata, ``None`` when it is absent (normal for GGUF).
-        token_count: tokens in the embedded list, 0 when there is none.
-        filler_tokens: how many at its end only fill it up to the embedding (``[PAD151665]``).
+        declared: vocabulary size in the metadata, ``None`` if absent (normal for GGUF).
+        token_count: tokens in the embedded list, 0 if there is none.
+        filler_tokens: tokens at its end that only pad it to the embedding (``[PAD151665]``).
         embedding_rows: rows of the token embedding, ``None`` in files without weights.
-        repository: repository the model says it comes from, empty when unknown.
+        repository: repository named by the model, empty if unknown.
         gguf: the open file; ``None`` for a folder.
     """
 
@@ -52,10 +52,10 @@ class ModelFacts:
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids: the embedded list, else the metadata, else the embedding rows.
+        """Number of ids: the embedded list, else the metadata, else the embedding rows.
 
         Raises:
-            InvalidFormat: the model says nothing about it.
+            InvalidFormat: the model does not tell.
         """
         size = self.token_count or self.declared or self.embedding_rows
         if not size:
@@ -68,11 +68,11 @@ class ModelFacts:
 
     @property
     def family(self) -> str:
-        """The name messages use for the model: its architecture without version suffixes."""
+        """Name of the model in messages: its architecture without version suffixes."""
         return "bitnet" if self.architecture.startswith("bitnet") else self.architecture
 
     def padding(self, vocab_size: int) -> int | None:
-        """Spare embedding rows under a vocabulary of that size; ``None`` if it does not fit."""
+        """Spare embedding rows with a vocabulary of that size; ``None`` if it does not fit."""
         rows = self.embedding_rows or self.declared or self.token_count
         spare = (rows or vocab_size) - vocab_size
         return spare if 0 <= spare < MAX_PADDING else None
@@ -82,7 +82,7 @@ def model_facts(model: str | Path | Checkpoint) -> ModelFacts:
     """Facts of a GGUF file or of a folder with ``config.json``, or of either when it is open.
 
     Raises:
-        NotFound: nothing is there, or it is a folder without ``config.json``.
+        NotFound: the path does not exist, or is a folder without ``config.json``.
         InvalidFormat: the file is damaged, or not a model.
     """
     if isinstance(model, Checkpoint):
@@ -115,7 +115,7 @@ def _gguf_facts(gguf: GGUF) -> ModelFacts:
 
 
 def _fillers(tokens: Sequence[str]) -> int:
-    """Tokens at the end of the list that converters made up because the embedding has more rows."""
+    """Number of tokens at the end of the list that converters added to match the embedding."""
     count = len(tokens)
     last = count
     while last and tokens[last - 1] == f"[PAD{last - 1}]":
@@ -157,7 +157,7 @@ def _whole(metadata: Mapping[str, Any], key: str) -> int | None:
 
 
 def _repository(metadata: Mapping[str, Any]) -> str:
-    """``org/name`` from the keys converters write about a model's origin, or nothing."""
+    """``org/name`` from the keys about a model's origin; empty if there is none."""
     for key in ("general.source.huggingface.repository", "general.source.url", "general.repo_url"):
         value = metadata.get(key)
         if isinstance(value, str) and value:

@@ -1,4 +1,4 @@
-"""Which models below a folder lack a tokenizer, and what kind they need."""
+"""Find the models below a folder that lack a tokenizer, and the kind they need."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Need:
     Attributes:
         model: the GGUF file, or the folder with safetensors.
         architecture: ``general.architecture`` or ``model_type``.
-        vocab_size: ids it needs, 0 if it does not say.
-        present: where a complete tokenizer was found, in words; empty if there is none.
-        reason: why what was found cannot be used; empty if nothing was found.
+        vocab_size: number of ids, 0 if unknown.
+        present: place of a complete tokenizer, in words; empty if there is none.
+        reason: reason why the tokenizer found is unusable; empty if none was found.
     """
 
     model: Path
@@ -43,8 +43,8 @@ def find_models(folder: Path) -> list[Path]:
     """GGUF files and folders with safetensors and ``config.json`` below *folder*, sorted.
 
     Raises:
-        NotFound: *folder* does not exist, or holds no model.
-        PermissionDenied: it cannot be read.
+        NotFound: *folder* does not exist, or contains no model.
+        PermissionDenied: it is not readable.
     """
     try:
         if not folder.is_dir():
@@ -66,11 +66,11 @@ def find_models(folder: Path) -> list[Path]:
 
 
 def need_of(model: Path) -> Need:
-    """What *model* needs: nothing if a complete tokenizer is embedded or lies beside it.
+    """Requirement of *model*: none if a complete tokenizer is embedded or next to it.
 
     Raises:
-        InvalidFormat: the model is damaged, or does not say how many tokens it has.
-        NotFound: it is not there.
+        InvalidFormat: the model is damaged, or does not tell its number of tokens.
+        NotFound: it does not exist.
     """
     facts = model_facts(model)
     search = Search(facts, places=("embedded", "sibling", "parent")).run()

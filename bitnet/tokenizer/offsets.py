@@ -1,7 +1,7 @@
-"""Which characters of a text an id stands for, through whatever the normalizer does to the text.
+"""Map ids to the characters of the original text, through its normalization.
 
-A character that a normalizer made stands for those it was made of, one that it put in for its
-neighbour. The ``tokenizers`` library, whose normalizers these are, is asked itself.
+A character produced by a normalizer maps to those it was made of, an inserted one to its neighbour.
+The ``tokenizers`` library, whose normalizers these are, provides the mapping.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Origin = list[tuple[int, int]] | None  # by character of the normalized text; No
 
 
 def aligner(source: str, steps: Sequence[Step]) -> Callable[[str], tuple[str, Origin]]:
-    """A function that normalizes a text and says where each character comes from.
+    """A function that normalizes a text and returns the origin of each character.
 
     Args:
-        source: the tokenizer, for people.
+        source: name of the tokenizer in messages.
         steps: its normalizer.
 
     Raises:
-        InvalidFormat: the library does not know a step.
+        InvalidFormat: the library does not support a step.
     """
     if not steps:
         return lambda text: (text, None)
@@ -54,7 +54,7 @@ def aligner(source: str, steps: Sequence[Step]) -> Callable[[str], tuple[str, Or
 def moved(
     spans: Iterable[tuple[int, int, int]], origin: Origin, by: int
 ) -> Iterator[tuple[int, int, int]]:
-    """*spans* of a normalized text as those of the text it comes from, which begins at *by*."""
+    """*spans* of a normalized text as spans of its original, which begins at *by*."""
     for id, start, stop in spans:
         if origin is not None and start < stop:
             start, stop = origin[start][0], origin[stop - 1][1]

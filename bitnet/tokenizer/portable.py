@@ -1,8 +1,8 @@
-"""The portable engine: runs any specification, without our compiled module.
+"""The portable engine: runs any specification without the native module.
 
-Byte-level BPE, WordPiece and everything that came as ``tokenizer.json`` run in the ``tokenizers``
-library; SentencePiece models in :mod:`bitnet.tokenizer.sentencepiece`. Added tokens are cut out
-before either sees the text.
+Byte-level BPE, WordPiece and everything from a ``tokenizer.json`` run in the ``tokenizers``
+library; SentencePiece models in :mod:`bitnet.tokenizer.sentencepiece`. Added tokens are split off
+before.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["PortableEngine"]
 
 
 class _Place(NamedTuple):
-    """Where in the whole text a stretch lies, and whether special tokens are looked for in it."""
+    """Position of a stretch in the whole text, and true if special tokens are recognised in it."""
 
     at_start: bool
     goes_on: bool
@@ -50,8 +50,8 @@ class PortableEngine:
     """Text to ids for one specification.
 
     Raises:
-        InvalidFormat: the specification's steps or vocabulary are not usable.
-        Unsupported: they ask for more than the bounds of :mod:`bitnet.tokenizer.limits`.
+        InvalidFormat: the specification's steps or vocabulary are unusable.
+        Unsupported: they exceed the bounds of :mod:`bitnet.tokenizer.limits`.
     """
 
     name = "portable"
@@ -64,12 +64,12 @@ class PortableEngine:
         self._pieces = _Own(spec) if spec.is_sentencepiece else _Library(spec)
 
     def encode(self, text: str, *, parse_special: bool = True, goes_on: bool = False) -> list[int]:
-        """Ids of *text*, no BOS or EOS added.
+        """Ids of *text*, without BOS and EOS.
 
         Args:
             text: any text; lone surrogates become U+FFFD.
             parse_special: recognise special tokens in it; other added tokens always are.
-            goes_on: it is what follows a cut (:mod:`bitnet.tokenizer.cuts`).
+            goes_on: it continues after a cut (:mod:`bitnet.tokenizer.cuts`).
         """
         text = _without_surrogates(text)
         ids: list[int] = []
@@ -86,13 +86,13 @@ class PortableEngine:
         """Ids of a stretch of *text* between added tokens.
 
         Args:
-            text: holds no token that is cut out of raw text.
-            at_start: nothing came before it.
+            text: contains no added token of raw text.
+            at_start: it is at the beginning of the text.
         """
         return self._pieces.encode(text, _Place(at_start, goes_on=False, special=True))
 
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
-        """Ids of *text*, each with its first character and the one behind its last."""
+        """Ids of *text*, each with the start and end of its characters."""
         found: list[tuple[int, int, int]] = []
         for id, start, stop in self._added.cut(text, parse_special=parse_special):
             if id is not None:
@@ -113,7 +113,7 @@ def _without_surrogates(text: str) -> str:
 
 
 class _Own:
-    """SentencePiece as SentencePiece does it."""
+    """SentencePiece's algorithms."""
 
     def __init__(self, spec: TokenizerSpec) -> None:
         self._model = SentencePiece(spec)
@@ -138,7 +138,7 @@ class _Library:
         self._aligned = aligner(spec.source, spec.normalizer)
         self._whole: Tokenizer | None = None
         if prepends and moves_first(spec):
-            # The library tells what is first by where it was before it was normalized.
+            # The library decides what is first by the position before normalization.
             if any(token.normalized for token in spec.added):
                 raise Unsupported(
                     f"the tokenizer {spec.source} prepends to what is first, which its normalizers"
@@ -186,10 +186,10 @@ class _Library:
 
 
 def _in_threes(text: str) -> Iterator[str]:
-    """*text*, cut in long runs of digits where the pre-tokenizer of SuperBPE cuts it anyway.
+    """*text* with long runs of digits split where the pre-tokenizer of SuperBPE splits them anyway.
 
-    It cuts before every three digits counted from the end of the run, and looks ahead to that end
-    from each of them.
+    It splits before every three digits counted from the end of the run, and looks ahead to that
+    end from each of them.
     """
     done = 0
     if _LONG_RUN.search(text):

@@ -1,10 +1,10 @@
-r"""What each ``tokenizer.ggml.pre`` name means: how a byte-level BPE vocabulary cuts text.
+r"""Pre-tokenizers by their ``tokenizer.ggml.pre`` name, for byte-level BPE vocabularies.
 
 The names are those of llama.cpp's ``src/llama-vocab.cpp``. The steps are those of the model's own
-``tokenizer.json`` wherever that is known, in Hugging Face's terms; llama.cpp rewrites some of
-them, with other results for rare characters. Two rewritings that change nothing keep the
-expressions simple: no possessive quantifiers where backtracking cannot succeed, and
-``(?!\p{Han})`` instead of a class intersection.
+``tokenizer.json`` where it is known, in Hugging Face's terms; llama.cpp rewrites some of them, with
+different results for rare characters. Two equivalent rewritings keep the expressions simple: no
+possessive quantifiers where backtracking cannot succeed, and ``(?!\p{Han})`` instead of a class
+intersection.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["PRE_TOKENIZERS", "PreTokenizer", "pre_tokenizer"]
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """What a ``pre`` name fixes beside the vocabulary itself.
+    """Properties implied by a ``pre`` name, besides the vocabulary itself.
 
     Attributes:
-        steps: how normalized text is cut into pieces.
+        steps: split normalized text into pieces.
         normalizer: steps before that.
-        ignore_merges: a piece that is a token as a whole is taken as it is.
-        add_bos: default when the file has no ``tokenizer.ggml.add_bos_token``.
+        ignore_merges: a piece that is a token as a whole becomes that token.
+        add_bos: default if the file has no ``tokenizer.ggml.add_bos_token``.
         byte_level: token texts are in GPT-2's byte spelling; else they are plain UTF-8 with U+2581
             for the space and ``<0xNN>`` for bytes.
-        has_bos: a file without ``tokenizer.ggml.bos_token_id`` still has the default BOS.
+        has_bos: a file without ``tokenizer.ggml.bos_token_id`` has the default BOS nevertheless.
     """
 
     steps: tuple[Step, ...]
@@ -73,7 +73,7 @@ _JAIS2 = (
 
 
 def _cased(numbers: str, contractions: str, punctuation: str = r"[\r\n/]*") -> str:
-    """The o200k family: a capitalised start and a lower-case rest make one piece."""
+    """The o200k family: an upper-case start and a lower-case rest form one piece."""
     upper = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
     lower = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     optional = contractions and contractions + "?"
@@ -102,7 +102,7 @@ def _characters(ranges: str) -> str:
     )
 
 
-# Code points, not characters: several of these change when a text is normalized.
+# Code points, not characters: normalization changes several of these.
 _KANA = "3040-309F 30A0-30FF"
 _CJK_AND_KANA = f"[{_characters('4E00-9FA5 ' + _KANA)}]+"
 _CJK = f"[{_characters('4E00-9FA5 800-4E00 AC00-D7FF')}]+"
@@ -306,7 +306,7 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     ("sarvam-moe", _OF_SPM_MERGES),
     ("whitespace", PreTokenizer((Step("WhitespaceSplit"),), byte_level=False)),
     (
-        # llama.cpp's fallback. No model was trained with it: only used when asked for by name.
+        # llama.cpp's fallback. No model was trained with it: used only if requested by name.
         "default",
         PreTokenizer(
             (
@@ -326,10 +326,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 
 
 def pre_tokenizer(name: str) -> PreTokenizer:
-    """The meaning of a ``tokenizer.ggml.pre`` name.
+    """The pre-tokenizer named *name* in ``tokenizer.ggml.pre``.
 
     Raises:
-        Unsupported: the name is not known.
+        Unsupported: the name is unknown.
     """
     try:
         return PRE_TOKENIZERS[name]

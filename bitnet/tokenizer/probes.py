@@ -1,6 +1,6 @@
-"""Texts on which tokenizers tend to disagree, to compare two of them with.
+"""Texts on which tokenizers tend to disagree, for comparisons.
 
-Every run gives the same texts: real prose and odd cases, and mixes of both drawn with a fixed seed.
+The texts are always the same: real prose and odd cases, and mixes of both from a fixed seed.
 """
 
 from __future__ import annotations

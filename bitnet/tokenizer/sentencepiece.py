@@ -1,7 +1,7 @@
 """SentencePiece's own algorithms in plain Python: normalizer, BPE by score, Unigram.
 
-What the ``sentencepiece`` library computes (``normalizer.cc``, ``bpe_model.cc``,
-``unigram_model.cc``), for machines without it and as the yardstick for the compiled engine.
+Gives the results of the ``sentencepiece`` library (``normalizer.cc``, ``bpe_model.cc``,
+``unigram_model.cc``), for machines without it and as the reference for the native engine.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["SentencePiece"]
 
 _UNKNOWN_PENALTY = 10.0
 _FLOAT = struct.Struct("f")
-_WINDOWS, _WINDOW = 4096, 64  # texts whose pieces are remembered at most, and their characters
+_WINDOWS, _WINDOW = 4096, 64  # number of texts whose pieces are cached, and their length
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = map(int, TokenType)
 
 
@@ -44,15 +44,15 @@ class SentencePiece:
     def __init__(self, spec: TokenizerSpec) -> None:
         self._spec = spec
         types = spec.token_types or [_NORMAL] * len(spec.tokens)
-        # Unknown, control and byte pieces are never found in text.
+        # Unknown, control and byte pieces never match text.
         self._pieces = {
             piece: id
             for id, (piece, kind) in enumerate(zip(spec.tokens, types, strict=False))
             if kind in (_NORMAL, _USER_DEFINED, _UNUSED) and piece
         }
         self._types = types
-        # BPE never joins a user-defined piece with anything; Unigram only prefers it. The
-        # normalizer leaves it alone in both.
+        # BPE never joins a user-defined piece with another one; Unigram only prefers it. The
+        # normalizer leaves it unchanged in both.
         self._user = AddedTokens(spec.added, normalized=True)
         self._protected = self._user if spec.model == "spm" else _user_defined(spec)
         self._charsmap = CharsMap(spec.charsmap) if spec.charsmap else None
@@ -64,16 +64,16 @@ class SentencePiece:
             self._unused = {piece for piece, id in self._pieces.items() if types[id] == _UNUSED}
 
     def encode(self, text: str, *, goes_on: bool = False) -> list[int]:
-        """Ids of *text*, which holds no token cut out of raw text.
+        """Ids of *text*, which contains no added token of raw text.
 
         Args:
-            text: between such tokens.
-            goes_on: it is what follows a cut (:mod:`bitnet.tokenizer.cuts`).
+            text: text between such tokens.
+            goes_on: it continues after a cut (:mod:`bitnet.tokenizer.cuts`).
         """
         return [id for id, *_ in self._encoded(self.normalize(text, prefix=not goes_on))]
 
     def spans(self, text: str) -> list[tuple[int, int, int]]:
-        """Ids of *text*, each with its first character and the one behind its last."""
+        """Ids of *text*, each with the start and end of its characters."""
         normal, origin = self._aligned(text)
         return list(moved(self._encoded(normal), origin, 0))
 
@@ -89,11 +89,11 @@ class SentencePiece:
                 yield from self._with_unknown(self._merge(text[start:stop]), start)
 
     def normalize(self, text: str, *, prefix: bool = True) -> str:
-        """*text* as the model sees it: replaced by the table, spaces as U+2581, prefix added."""
+        """*text* as the model receives it: replaced by the table, spaces as U+2581, with prefix."""
         return self._aligned(text, prefix=prefix)[0]
 
     def _aligned(self, text: str, *, prefix: bool = True) -> tuple[str, list[tuple[int, int]]]:
-        """The normalized text, and which characters of *text* each of its own comes from."""
+        """The normalized text, and the characters of *text* from which each of its own comes."""
         if not text:
             return "", []
         spec = self._spec
@@ -108,7 +108,7 @@ class SentencePiece:
         out: list[str] = []
         if spec.add_space_prefix and prefix:
             out.append(" ")
-            origin.append((0, 0))  # stands for nothing
+            origin.append((0, 0))  # comes from no character
         for chunk in chunks:
             out.append(chunk.text)
             if chunk.same:
@@ -189,7 +189,7 @@ class SentencePiece:
             for first, second in pairwise(text):
                 if first + second in unused:
                     halves[first + second] = first, second
-        # What joining the symbol at a place with the next one costs; None: they do not join.
+        # Cost of joining the symbol at a position with the next one; None: they do not join.
         cost_at = [*map(costs.get, map(add, text, text[1:])), None]
         places: defaultdict[float, list[int]] = defaultdict(list)
         for place, cost in enumerate(cost_at):
@@ -198,7 +198,7 @@ class SentencePiece:
         waiting = list(places)
         heapq.heapify(waiting)
         while waiting:
-            # All of one cost, from the left; pairs that come up and cost no more are late.
+            # All of equal cost, from the left; later pairs that cost no more come afterwards.
             bound = heapq.heappop(waiting)
             run = sorted(places.pop(bound), reverse=True)
             late: list[tuple[float, int]] = []
@@ -233,7 +233,7 @@ class SentencePiece:
         return self._used([symbol for symbol in symbols if symbol], halves)
 
     def _used(self, pieces: list[str], halves: dict[str, tuple[str, str]]) -> list[str]:
-        """Unused pieces taken apart again the way they were made."""
+        """Split unused pieces again in the way they were joined."""
         if not halves:
             return pieces
         out: list[str] = []
@@ -260,18 +260,18 @@ class SentencePiece:
         for piece, id in self._pieces.items():
             self._prefixes.update(piece[:end] for end in range(1, len(piece) + 1))
             if self._types[id] == _USER_DEFINED:
-                # A bonus that beats any other way, measured on the library (0.2.3).
+                # A bonus that outweighs any alternative, as measured on the library (0.2.3).
                 self._piece_scores[piece] = 0.1 * (len(piece.encode()) - 1)
             elif self._types[id] != _UNUSED:
                 self._piece_scores[piece] = float(spec.scores[id])
         self._longest = max(map(len, self._piece_scores), default=1)
 
     def _best_path(self, text: str) -> list[str]:
-        """Viterbi; the earlier found of equal paths wins; sums are float32."""
+        """Viterbi; of equal paths the one found first wins; sums are float32."""
         size = len(text)
         best = [0.0, *[-math.inf] * size]
         starts = [-1] * (size + 1)
-        known: dict[str, list[tuple[int, float]]] = {}  # what begins like this
+        known: dict[str, list[tuple[int, float]]] = {}  # pieces by beginning
         for start in range(size):
             so_far = best[start]
             window = text[start : start + self._longest]
@@ -284,7 +284,7 @@ class SentencePiece:
                     known[window] = found
             for length, score in found:
                 end, total = start + length, score + so_far
-                if total > best[end]:  # else it is not after rounding either
+                if total > best[end]:  # if not greater before rounding, not after it either
                     total = _float32(total)
                     if total > best[end]:
                         best[end], starts[end] = total, start
@@ -319,7 +319,7 @@ def _user_defined(spec: TokenizerSpec) -> AddedTokens:
 
 
 class _Chunk(NamedTuple):
-    """What the characters of a text from *start* to *stop* become, one for one where *same*."""
+    """Replacement of the characters *start* to *stop*, one for one if *same*."""
 
     text: str
     start: int
@@ -328,7 +328,7 @@ class _Chunk(NamedTuple):
 
 
 def _single_spaces(chunks: Iterable[_Chunk]) -> list[_Chunk]:
-    """*chunks* without the spaces at their start that follow a space, or the start of the text."""
+    """*chunks* without leading spaces that follow a space or the start of the text."""
     out: list[_Chunk] = []
     after_space = True
     for chunk in chunks:
@@ -354,7 +354,7 @@ def _byte_ids(tokens: Sequence[str], types: Sequence[int]) -> list[int]:
 
 
 def _width(lead: int) -> int:
-    """Bytes of the UTF-8 character that starts with *lead*."""
+    """Number of bytes of the UTF-8 character that starts with *lead*."""
     if lead < 0x80:
         return 1
     return 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4

@@ -1,4 +1,4 @@
-"""SentencePiece's ``tokenizer.model``: reads the protobuf by hand.
+"""Read SentencePiece's ``tokenizer.model`` without a protobuf library.
 
 Field numbers are those of ``sentencepiece_model.proto``. Fields that do not change ids are skipped.
 """
@@ -24,7 +24,7 @@ _KINDS = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """What a ``tokenizer.model`` says.
+    """Content of a ``tokenizer.model``.
 
     Attributes:
         kind: 1 Unigram, 2 BPE.
@@ -54,17 +54,17 @@ class SentencePieceModel:
 
 
 def parse_model(data: bytes, *, source: str = "tokenizer.model") -> SentencePieceModel:
-    """Reads a SentencePiece model.
+    """Read a SentencePiece model.
 
     Raises:
-        InvalidFormat: damaged, truncated, or no SentencePiece model.
+        InvalidFormat: damaged, truncated, or not a SentencePiece model.
         Unsupported: a word or character model, or options that no language model uses.
     """
     try:
         return _parse(data, source)
     except (IndexError, struct.error, UnicodeDecodeError, ValueError) as error:
         raise InvalidFormat(
-            f"{source} is damaged, or no SentencePiece model: {error}",
+            f"{source} is damaged, or not a SentencePiece model: {error}",
             hint="fetch the file again",
         ) from None
 
@@ -108,7 +108,7 @@ def _parse(data: bytes, source: str) -> SentencePieceModel:
         charsmap=_as_bytes(normalizer.get(2, b"")),
         add_dummy_prefix=bool(normalizer.get(3, 1)),
         remove_extra_whitespaces=bool(normalizer.get(4, 1)),
-        unknown_id=unknown[0],  # as the library has it, whatever the trainer's settings say
+        unknown_id=unknown[0],  # as in the library, whatever the trainer's settings are
         bos_id=_as_id(trainer.get(41, 1)),
         eos_id=_as_id(trainer.get(42, 2)),
     )

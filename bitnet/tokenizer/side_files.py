@@ -1,4 +1,4 @@
-"""What lies beside a tokenizer file: its configuration, chat template and stop ids."""
+"""Files next to a tokenizer: its configuration, chat template and stop ids."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SIDE_FILES", "SideFiles", "read_bytes", "read_json", "read_side_files"]
 
-# Everything that read_side_files may look at.
+# All files that read_side_files may read.
 SIDE_FILES = (
     "special_tokens_map.json",
     "tokenizer_config.json",
@@ -25,7 +25,7 @@ SIDE_FILES = (
     "chat_template.json",
 )
 
-# Named in Hugging Face's files; what a vocabulary calls them when no file says.
+# Roles in Hugging Face's files; usual names in vocabularies if no file names them.
 _USUAL = {
     "bos": (
         "<|begin_of_text|>",
@@ -47,14 +47,14 @@ _USUAL = {
 
 @dataclass(frozen=True)
 class SideFiles:
-    """Facts from ``tokenizer_config.json`` and its siblings; empty when they are not there.
+    """Facts from ``tokenizer_config.json`` and its siblings; empty if they do not exist.
 
     Attributes:
         config: ``tokenizer_config.json`` over ``special_tokens_map.json``.
         added: ``added_tokens_decoder`` or ``added_tokens.json``.
         declared_ends: ``eos_token_id`` of ``generation_config.json`` and ``config.json``.
         chat_template: of the configuration, or of ``chat_template.jinja``.
-        raw: everything that was read, for fingerprints.
+        raw: all content that was read, for fingerprints.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -82,14 +82,14 @@ class SideFiles:
         return next((special[text] for text in _USUAL[role] if text in special), None)
 
     def adds(self, role: str) -> bool | None:
-        """``add_bos_token`` or ``add_eos_token``, where the tokenizer's class obeys it."""
+        """``add_bos_token`` or ``add_eos_token``, if the tokenizer's class follows it."""
         value = self.config.get(f"add_{role}_token")
         plain = self.config.get("tokenizer_class") in (None, "PreTrainedTokenizerFast")
         return value if isinstance(value, bool) and not plain else None
 
 
 def read_side_files(folder: Path) -> SideFiles:
-    """Reads the files beside a tokenizer that lies in *folder*.
+    """Read the files next to a tokenizer in *folder*.
 
     Raises:
         InvalidFormat: one of them is not valid JSON.
@@ -178,7 +178,7 @@ def _template(folder: Path, config: dict[str, Any], raw: bytearray) -> str | Non
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of *path*.
+    """Content of *path*.
 
     Raises:
         BitnetError: it cannot be read.
@@ -194,7 +194,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON value in *path*.
+    """JSON value in *path*.
 
     Raises:
         InvalidFormat: not UTF-8 or not JSON; says where.

@@ -1,4 +1,4 @@
-"""What a tokenizer *is*, whatever file it came from: the one description every loader fills in.
+"""Specification of a tokenizer, independent of its file format; every loader creates one.
 
 Loaders (``from_gguf.py``, ``from_files.py``) write a :class:`TokenizerSpec`; engines (the native
 one behind ``compiled.py``, the portable one in ``portable.py``) run it. Neither knows the other.
@@ -19,7 +19,7 @@ SPACE_SYMBOL = "\u2581"  # spells a space in SentencePiece vocabularies
 
 
 class TokenType(IntEnum):
-    """Kinds of tokens as GGUF files and SentencePiece models number them."""
+    """Types of tokens, numbered as in GGUF files and SentencePiece models."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -38,13 +38,13 @@ class AddedToken:
 
     Attributes:
         id: its id.
-        text: what is looked for; when *normalized*, it has been through the normalizer itself.
+        text: the text to match; if *normalized*, already normalized.
         special: control tokens; skipped by ``decode(skip_special=True)``, and only recognised with
             ``encode(parse_special=True)``. Other added tokens are always recognised.
-        lstrip: white space to the left belongs to the match.
-        rstrip: white space to the right belongs to the match.
+        lstrip: the match includes white space to the left.
+        rstrip: the match includes white space to the right.
         single_word: matches only between word borders.
-        normalized: is looked for in the normalized text between the tokens found in raw text.
+        normalized: matched in the normalized text between the tokens found in raw text.
     """
 
     id: int
@@ -83,36 +83,36 @@ class TokenizerSpec:
         merges: ``bpe`` only: ``(left, right)`` ids in order of priority.
         scores: ``spm`` and ``unigram``: log-probability per token, float32; else empty.
         token_types: :class:`TokenType` of every id; empty when the source has none.
-        added: tokens cut out of the text first, longest match first. One that is looked for in
+        added: tokens split off the text first, longest match first. One that is matched in
             raw and in normalized text is listed twice.
-        outside: ids of added tokens that the model's own vocabulary lacks: ordinary text never
+        outside: ids of added tokens missing from the model's own vocabulary: ordinary text never
             becomes one of them.
         normalizer: steps applied to the text between added tokens, in order.
-        pre_tokenizer: steps that cut normalized text into pieces encoded one by one, in order.
-        decoder: steps that make text of the tokens of ids, in order, as ``tokenizer.json`` has
-            them; empty for what the kind of tokenizer implies.
+        pre_tokenizer: steps that split normalized text into pieces, in order.
+        decoder: steps that decode tokens to text, in order, as in ``tokenizer.json``; empty for
+            those implied by the model.
         byte_level: token texts are in GPT-2's byte spelling.
         byte_fallback: characters without a token become their ``<0xNN>`` bytes.
         fuse_unknown: ``bpe``: a run of characters without a token is one unknown.
-        ignore_merges: a piece that is a token as a whole is taken as it is.
+        ignore_merges: a piece that is a token as a whole becomes that token.
         add_space_prefix: ``spm`` and ``unigram``: a space is put before every stretch of text
             between tokens found in raw text (not after tokens found in normalized text).
         remove_extra_whitespaces: runs of spaces become one and the ends are trimmed.
         charsmap: SentencePiece's precompiled normalization table, empty when it has none.
-        unknown_id: id for what cannot be encoded, ``None`` when that cannot happen.
+        unknown_id: id of unknown text, ``None`` if there is none.
         continuing_prefix: ``wordpiece``: prefix of tokens inside a word in the token list.
         max_chars_per_word: ``wordpiece``: longer words are unknown.
         bos_id: id put before the text, ``None`` when the vocabulary has none.
         eos_id: id put after the text, ``None`` when the vocabulary has none.
         add_bos: ``encode(add_special=True)`` puts *bos_id* first.
         add_eos: ``encode(add_special=True)`` puts *eos_id* last.
-        prefix_ids: what ``encode(add_special=True)`` puts first when it is more than *bos_id*.
-        suffix_ids: what ``encode(add_special=True)`` puts last when it is more than *eos_id*.
+        prefix_ids: put first by ``encode(add_special=True)`` if it is more than *bos_id*.
+        suffix_ids: put last by ``encode(add_special=True)`` if it is more than *eos_id*.
         stop_ids: every id that ends a generation.
         chat_template: Jinja source of the chat template, ``None`` when there is none.
-        pre: name of the pre-tokenizer as GGUF gives it (``llama-bpe``), or empty.
-        source: where it comes from, for people: ``embedded in model.gguf``.
-        fingerprint: SHA-256 over the bytes it was built from; the key of its compiled form.
+        pre: name of the pre-tokenizer in GGUF (``llama-bpe``), or empty.
+        source: its name in messages: ``embedded in model.gguf``.
+        fingerprint: SHA-256 over the bytes it was built from; key of its compiled form.
     """
 
     model: Model
@@ -154,13 +154,13 @@ class TokenizerSpec:
 
     @property
     def is_sentencepiece(self) -> bool:
-        """A SentencePiece model that came as one, not as the steps of a ``tokenizer.json``."""
+        """True if it came as a SentencePiece model, not as steps of a ``tokenizer.json``."""
         steps = self.normalizer or self.pre_tokenizer or self.decoder
         return self.model in ("spm", "unigram") and not steps
 
     @property
     def affixes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What ``encode(add_special=True)`` puts before and after the ids of a text."""
+        """Ids that ``encode(add_special=True)`` puts before and after those of a text."""
         first = (self.bos_id,) if self.add_bos and self.bos_id is not None else ()
         last = (self.eos_id,) if self.add_eos and self.eos_id is not None else ()
         return (
@@ -170,7 +170,7 @@ class TokenizerSpec:
 
     @property
     def decoding(self) -> tuple[Step, ...]:
-        """The decoding steps: *decoder*, or what the kind of tokenizer implies."""
+        """The decoding steps: *decoder*, or those implied by the model."""
         if self.byte_level and [step.type for step in self.decoder] in ([], ["ByteLevel"]):
             return (Step("Bytes", {"respell": bool(self.decoder), "apart": False}),)
         if self.decoder:

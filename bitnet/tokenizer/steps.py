@@ -1,6 +1,6 @@
 """Normalizer and pre-tokenizer steps in the form the native engine reads.
 
-Only what the native engine does exactly as the ``tokenizers`` library does; the rest is refused.
+Only steps that the native engine runs exactly as the ``tokenizers`` library; others are refused.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ALWAYS = 2
 # The expression built into the ByteLevel step.
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
-# Normalizers after which the first character still comes from the first one.
+# Normalizers that keep the origin of the first character.
 _IN_PLACE = frozenset({"NFC", "NFD", "NFKC", "NFKD", "Lowercase"})
 
 Packed = tuple[int, int, int, str, str]
@@ -117,9 +117,9 @@ def _pre_tokenizer(step: Step, *, first: bool) -> list[Packed]:
 
 
 def moves_first(spec: TokenizerSpec) -> bool:
-    """Whether what is first after normalizing may not be what was first before.
+    """True if normalizing may change which character is first.
 
-    The ``tokenizers`` library's ``prepend_scheme`` ``first`` goes by the text before.
+    The ``tokenizers`` library's ``prepend_scheme`` ``first`` depends on the text before.
     """
     at_once = spec.pre_tokenizer and spec.pre_tokenizer[0].options.get("prepend_scheme") == "first"
     in_place = {step.type for step in spec.normalizer} <= _IN_PLACE
@@ -131,10 +131,10 @@ def pack_steps(spec: TokenizerSpec, module: ModuleType) -> bytes:
 
     Args:
         spec: the tokenizer.
-        module: the native module, which tries every expression.
+        module: the native module, which compiles every expression.
 
     Raises:
-        NotNative: a step that the native engine does not do exactly.
+        NotNative: the native engine does not run a step exactly.
     """
     normalizer = [packed for step in spec.normalizer for packed in _normalizer(step)]
     moves = moves_first(spec)
@@ -144,7 +144,7 @@ def pack_steps(spec: TokenizerSpec, module: ModuleType) -> bytes:
         for packed in _pre_tokenizer(step, first=at == 0 and not moves)
     ]
     byte_levels = [step.type == "ByteLevel" for step in spec.pre_tokenizer]
-    # Steps behind it would see the spelling of the bytes instead of the text.
+    # Later steps would see the spelling of the bytes instead of the text.
     if byte_levels.count(True) != spec.byte_level or (spec.byte_level and not byte_levels[-1]):
         raise NotNative("a ByteLevel step that is missing or not the last")
     out = [struct.pack("<I", len(normalizer) + len(cuts))]

@@ -1,4 +1,4 @@
-"""Which ids end a generation: all of them, never a single hard-coded one.
+"""Collect all ids that end a generation.
 
 The list of texts is the one llama.cpp keeps (``special_eog_ids`` in ``src/llama-vocab.cpp``), since
 few files name more than one of their end tokens.
@@ -39,7 +39,7 @@ END_OF_GENERATION = frozenset(
         "[e~[",
         "<|eot|>",  # LLaMA-4
         "<|eom|>",
-        # Fill-in-the-middle models end with the marker of the next file or of padding.
+        # Fill-in-the-middle models end with a marker of the next file or padding.
         "<|fim_pad|>",
         "<fim-pad>",
         "<fim_pad>",
@@ -57,13 +57,13 @@ def stop_ids(special: Mapping[str, int], declared: Iterable[int | None]) -> froz
 
     Args:
         special: control and user-defined tokens by text.
-        declared: ids the file itself names as an end: EOS, end of turn, end of message,
+        declared: stop ids in the file: EOS, end of turn, end of message,
             ``generation_config.json``'s list; ``None`` is skipped.
     """
     named = frozenset(id for id in declared if id is not None)
     found = {text: id for text, id in special.items() if text in END_OF_GENERATION}
     # In these vocabularies <|end|> closes a message in the middle of an answer, and </s> is an
-    # HTML tag; a file that declares them an end is still believed.
+    # HTML tag; a file that declares them stop tokens is believed nevertheless.
     harmony = "<|return|>" in found and "<|call|>" in found
     solar = "<|flush|>" in found and ("<|call|>" in found or "<|calls|>" in found)
     if harmony or solar:

@@ -1,6 +1,6 @@
-"""The ways a model can come by its tokenizer, as values to match on.
+"""The ways in which a model can get its tokenizer, as values to match on.
 
-Each variant says in words what will be done::
+Each variant describes its action in words::
 
     match TokenizerDiscovery.from_gguf(path).discover_tokenizer_strategy():
         case TokenizerStrategy.EmbeddedGguf(tokenizer): ...
@@ -28,7 +28,7 @@ class Exact:
     path: Path
 
     def description(self) -> str:
-        """What will be done, for people."""
+        """Description of the action."""
         return f"user-specified tokenizer: {self.path}"
 
 
@@ -39,18 +39,18 @@ class Discovered:
     path: Path
 
     def description(self) -> str:
-        """What will be done, for people."""
+        """Description of the action."""
         return f"auto-discovered tokenizer: {self.path}"
 
 
 @dataclass(frozen=True)
 class NeedsDownload:
-    """Nothing on disk; *info* says what to fetch."""
+    """Not on disk; *info* describes the download."""
 
     info: TokenizerDownloadInfo
 
     def description(self) -> str:
-        """What will be done, for people."""
+        """Description of the action."""
         return f"smart download required: {self.info.repo}"
 
 
@@ -61,16 +61,16 @@ class EmbeddedGguf:
     tokenizer: Tokenizer
 
     def description(self) -> str:
-        """What will be done, for people."""
+        """Description of the action."""
         return f"GGUF-embedded tokenizer: {self.tokenizer.vocab_size} tokens"
 
 
 @dataclass(frozen=True)
 class Mock:
-    """Bytes instead of tokens, only when explicitly allowed; its ids mean nothing to the model."""
+    """Bytes instead of tokens, only if explicitly allowed; its ids mean nothing to the model."""
 
     def description(self) -> str:
-        """What will be done, for people."""
+        """Description of the action."""
         return "MOCK tokenizer: the ids mean nothing to the model"
 
 

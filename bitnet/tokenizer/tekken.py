@@ -1,8 +1,8 @@
-"""Mistral's ``tekken.json``: byte tokens in order of rank behind a block of special tokens.
+"""Mistral's ``tekken.json``: byte tokens in order of rank after a block of special tokens.
 
-Read as the ``mistral-common`` package reads it: ids begin with the special tokens, those without a
-name of their own are called ``<SPECIAL_20>``, and of the byte tokens only as many count as
-``default_vocab_size`` leaves room for.
+Read as by the ``mistral-common`` package: ids begin with the special tokens, those without a name
+are called ``<SPECIAL_20>``, and only as many byte tokens count as ``default_vocab_size`` leaves
+room for.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _USUAL = (
     *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]"),
     "[TOOL_CONTENT]",
 )
-# Special tokens that are left out end a character whose bytes are not complete.
+# Hidden special tokens end a character whose bytes are incomplete.
 _DECODER = (Step("Bytes", {"respell": False, "apart": True}),)
 
 
 def is_tekken(document: object) -> bool:
-    """Whether a JSON value is a ``tekken.json`` rather than a ``tokenizer.json``."""
+    """True if a JSON value is a ``tekken.json`` rather than a ``tokenizer.json``."""
     if not isinstance(document, dict) or "model" in document:
         return False
     config = document.get("config")
@@ -50,16 +50,16 @@ def is_tekken(document: object) -> bool:
 def spec_from_tekken(
     path: Path, document: dict[str, Any], *, pre: str | None = None
 ) -> TokenizerSpec:
-    """The tokenizer in a ``tekken.json``, with what the files beside it add.
+    """The tokenizer in a ``tekken.json`` and its side files.
 
     Args:
         path: the file.
         document: its content.
-        pre: how text is cut, instead of the file's pattern.
+        pre: name of the pre-tokenizer, instead of the file's pattern.
 
     Raises:
-        InvalidFormat: a value of a wrong type, or tokens that are missing or out of order.
-        Unsupported: a version or a pattern that is not known.
+        InvalidFormat: a value has the wrong type, or tokens are missing or out of order.
+        Unsupported: the version or the pattern is unknown.
     """
     try:
         spec = _spec(path, document, pre)
@@ -110,7 +110,7 @@ def _spec(path: Path, document: dict[str, Any], pre: str | None) -> TokenizerSpe
 
 
 def _pre_tokenizer(path: Path, pattern: object, pre: str | None) -> tuple[str, PreTokenizer]:
-    """How text is cut: a pattern is only taken where it is one that is known to be cut exactly."""
+    """The pre-tokenizer; a pattern is accepted only if it is known to be supported exactly."""
     if pre is not None:
         return pre, pre_tokenizer(pre)
     usual = PRE_TOKENIZERS["tekken"]
@@ -127,7 +127,7 @@ def _pre_tokenizer(path: Path, pattern: object, pre: str | None) -> tuple[str, P
 
 
 def _regex(pre: PreTokenizer) -> object:
-    """The one expression of *pre*, ``None`` if there are other steps."""
+    """The single expression of *pre*, ``None`` if there are other steps."""
     if len(pre.steps) != 2 or pre.steps[0].type != "Split":
         return None
     pattern = pre.steps[0].options["pattern"]
@@ -150,7 +150,7 @@ def _special(path: Path, document: dict[str, Any], version: str) -> list[str]:
         raise _damaged(path, f"{len(texts):,} special tokens, and room for {count:,}")
     texts += [f"<SPECIAL_{id}>" for id in range(len(texts), count)]
     if not all(type(text) is str and text for text in texts) or len(set(texts)) != count:
-        raise _damaged(path, "special tokens that are no texts, or the same twice")
+        raise _damaged(path, "special tokens that are not texts, or duplicates")
     return texts
 
 
@@ -181,4 +181,4 @@ def _whole(path: Path, config: dict[str, Any], name: str) -> int:
 
 
 def _damaged(path: Path, what: str) -> InvalidFormat:
-    return InvalidFormat(f"{path} is no tekken.json: {what}", hint="fetch the file again")
+    return InvalidFormat(f"{path} is not a tekken.json: {what}", hint="fetch the file again")

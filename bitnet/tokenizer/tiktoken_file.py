@@ -1,7 +1,7 @@
-"""tiktoken's rank files: lines of a token in base64 and its rank, no regex, no special tokens.
+"""tiktoken's rank files: lines of a token in base64 and its rank, without regex or special tokens.
 
-Which regex and which special tokens belong to a file follows from its number of ranks; no two
-published vocabularies share one.
+The regex and the special tokens of a file follow from its number of ranks, which is unique among
+published vocabularies.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ _PUBLISHED = {
 
 
 def looks_like_ranks(data: bytes) -> bool:
-    """Whether *data* begins like a rank file."""
+    """True if *data* begins like a rank file."""
     return _LINE.match(data) is not None
 
 
@@ -143,10 +143,10 @@ def spec_from_ranks(path: str | os.PathLike[str], *, pre: str | None = None) -> 
 
     Args:
         path: the file, whatever its name.
-        pre: how text is cut, for a vocabulary that is not known; overrides a known one's.
+        pre: pre-tokenizer of an unknown vocabulary; overrides a known one's.
 
     Raises:
-        InvalidFormat: a damaged line, or ranks with holes.
+        InvalidFormat: a line is damaged, or ranks are missing.
         TokenizerNotFound: no known vocabulary has this many ranks, and *pre* is not given.
     """
     path = Path(path)
@@ -226,7 +226,7 @@ def _ranks(data: bytes, path: Path) -> dict[int, str]:
 
 
 def _check_holes(ranks: dict[int, str], special: dict[int, str], path: Path) -> None:
-    """Every id below the last rank belongs to a rank or to a special token."""
+    """Check that every id below the last rank belongs to a rank or to a special token."""
     last = max(ranks, default=-1)
     inside = sum(id < last for id in special)
     if min(ranks, default=0) < 0 or len(ranks) + inside != last + 1:

@@ -1,7 +1,7 @@
-"""A tokenizer as the ``tokenizer.*`` keys of a GGUF file, if they can say it exactly.
+"""Write a tokenizer as the ``tokenizer.*`` keys of a GGUF file, if they can express it exactly.
 
-What was made is read back as any GGUF file is, and compared with the original: ids of the probe
-texts with and without special tokens, what goes around a text, and what ends a generation.
+The keys are read back as from any GGUF file and compared with the original: ids of the probe texts
+with and without special tokens, prefix and suffix ids, and stop ids.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ def gguf_keys(
     Args:
         spec: the tokenizer.
         rows: of the model's embedding; ids without a token become unused ones.
-        pre: name of the pre-tokenizer, where it cannot be told from *spec*.
-        more: keys of the same file that say how it is read, such as ``general.name``.
+        pre: name of the pre-tokenizer, if it does not follow from *spec*.
+        more: keys of the same file that affect its interpretation, such as ``general.name``.
 
     Raises:
-        Unsupported: GGUF cannot say what *spec* is, or what it says reads back as something else.
+        Unsupported: GGUF cannot express *spec*, or the keys read back as something else.
         VocabMismatch: *spec* has more ids than the model.
     """
     if spec.vocab_size > rows:
@@ -68,7 +68,7 @@ def gguf_keys(
 
 
 def pre_name(spec: TokenizerSpec) -> str:
-    """GGUF's name for how *spec* cuts text.
+    """GGUF's name of the pre-tokenizer of *spec*.
 
     Raises:
         Unsupported: there is none.
@@ -91,7 +91,7 @@ def pre_name(spec: TokenizerSpec) -> str:
 
 
 def _significant(steps: Iterable[Step]) -> list[tuple[str, dict[str, object]]]:
-    """*steps* without what only concerns offsets."""
+    """*steps* without options that only concern offsets."""
     return [
         (step.type, {key: value for key, value in step.options.items() if key != "trim_offsets"})
         for step in steps
@@ -122,10 +122,10 @@ def _types(spec: TokenizerSpec) -> list[int]:
 
 
 def _as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
-    """A ``tokenizer.json`` made of a SentencePiece vocabulary, as that vocabulary again.
+    """SentencePiece vocabulary from which a ``tokenizer.json`` was made.
 
-    SentencePiece joins the two neighbours whose result has the best score. That is what merges in
-    order say, too, if all that make one token stand together, and none is left out.
+    SentencePiece joins the two neighbours whose result has the best score. Ordered merges express
+    the same if all merges that produce one token are adjacent and none is missing.
     """
     steps = [(step.type, step.options.get("content")) for step in spec.normalizer]
     prepends = steps[:1] == [("Prepend", None)]
@@ -154,7 +154,7 @@ def _as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
 
 
 def _count_of_joins(tokens: list[str]) -> int:
-    """In how many ways two tokens make a third; byte tokens have no parts."""
+    """Number of ways in which two tokens form a third; byte tokens have no parts."""
     known = set(tokens)
     return sum(
         text[:cut] in known and text[cut:] in known
@@ -165,7 +165,7 @@ def _count_of_joins(tokens: list[str]) -> int:
 
 
 def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:
-    """What is particular to one kind of tokenizer."""
+    """Keys particular to one kind of tokenizer."""
     if spec.model == "bpe" and spec.byte_level:
         tokens = spec.tokens
         return {
@@ -219,7 +219,7 @@ def _prove(found: TokenizerSpec, spec: TokenizerSpec) -> None:
     """Compare *found*, read back, with *spec*.
 
     Raises:
-        Unsupported: they differ; the text names the first difference.
+        Unsupported: they differ; the message names the first difference.
     """
     for what, wanted, got in (
         ("what goes around a text", spec.affixes, found.affixes),
@@ -247,6 +247,6 @@ def _prove(found: TokenizerSpec, spec: TokenizerSpec) -> None:
 
 
 def _around_added(spec: TokenizerSpec) -> list[str]:
-    """Added tokens with letters and spaces on either side, where their flags show."""
+    """Added tokens between letters and spaces, where their flags matter."""
     texts = [token.text for token in spec.added[:_ADDED_PROBED]]
     return [form.format(text) for text in texts for form in ("a{}b", "a  {}  b", " {0}{0}\n")]

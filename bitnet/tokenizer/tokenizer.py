@@ -1,4 +1,4 @@
-"""The tokenizer everything else uses: text to ids and back, whatever engine runs underneath."""
+"""The tokenizer interface: text to ids and back, with either engine."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ logger = logging.getLogger(__name__)
 class Tokenizer:
     """Text to token ids and back.
 
-    One instance may be used from several threads. It is not picklable: make it again from its
+    One instance may be used from several threads. It cannot be pickled: create it again from its
     source, which is fast.
 
     Attributes:
-        source: where it comes from, for people.
+        source: its name in messages.
         engine: ``native`` or ``portable``; both give the same ids.
         vocab_size: number of ids.
         bos_id: the id that begins a text, ``None`` when there is none.
@@ -46,10 +46,10 @@ class Tokenizer:
         stop_ids: every id that ends a generation.
         special_ids: ids that ``decode(skip_special=True)`` leaves out.
         chat_template: Jinja source, ``None`` when there is none.
-        chat_template_source: where that comes from, for people.
+        chat_template_source: origin of the template, for messages.
         pre: name of the pre-tokenizer in GGUF's terms, or empty.
-        model: how it puts pieces together: ``bpe``, ``spm``, ``unigram`` or ``wordpiece``.
-        fingerprint: SHA-256 over what it was built from.
+        model: algorithm: ``bpe``, ``spm``, ``unigram`` or ``wordpiece``.
+        fingerprint: SHA-256 of its source.
     """
 
     def __init__(self, engine: Engine, meta: dict[str, Any]) -> None:
@@ -80,13 +80,13 @@ class Tokenizer:
 
     @classmethod
     def from_spec(cls, spec: TokenizerSpec) -> Tokenizer:
-        """The tokenizer of a specification, native where that is exact, else portable.
+        """The tokenizer of a specification, native if that is exact, else portable.
 
-        With a fingerprint whose compiled form is in the cache, nothing of *spec* but that and
-        its source is looked at.
+        With a fingerprint whose compiled form is in the cache, only that and the source of
+        *spec* are read.
 
         Raises:
-            InvalidFormat: the specification's steps or vocabulary are not usable.
+            InvalidFormat: the specification's steps or vocabulary are unusable.
         """
         from bitnet.tokenizer.compiled import meta_of
 
@@ -99,11 +99,11 @@ class Tokenizer:
 
     @classmethod
     def from_cache(cls, fingerprint: str, *, source: str) -> Tokenizer | None:
-        """The tokenizer whose compiled form is in the cache, ``None`` if it is not.
+        """The tokenizer whose compiled form is in the cache, ``None`` if there is none.
 
         Args:
             fingerprint: what it was built from; see ``TokenizerSpec.fingerprint``.
-            source: where it comes from, for people.
+            source: its name in messages.
         """
         found = find_compiled(fingerprint)
         if found is None:
@@ -113,7 +113,7 @@ class Tokenizer:
 
     @classmethod
     def _native(cls, engine: Any, meta: dict[str, Any], spec: TokenizerSpec) -> Tokenizer:
-        # What costs nothing to know is taken from the specification, not from the cache.
+        # Cheap facts come from the specification, not from the cache.
         prefix, suffix = map(list, spec.affixes)
         meta |= {"prefix": prefix, "suffix": suffix}
         meta |= {name: getattr(spec, name) for name in ("source", "chat_template", "pre")}
@@ -125,13 +125,13 @@ class Tokenizer:
         """Ids of *text*.
 
         Args:
-            text: any text that can be written as UTF-8.
-            add_special: put BOS and EOS around it where the model wants them; a text that begins
-                with BOS, or ends with EOS, gets no second one.
+            text: any text that can be encoded as UTF-8.
+            add_special: put BOS and EOS around it if the model uses them; a text that begins with
+                BOS, or ends with EOS, gets no second one.
             parse_special: read text that spells a special token as that token.
 
         Raises:
-            UsageError: *text* holds half of a surrogate pair.
+            UsageError: *text* contains half of a surrogate pair.
             WrongType: *text* is not a text.
         """
         if not isinstance(text, str):
@@ -143,12 +143,12 @@ class Tokenizer:
     def encode_batch(
         self, texts: Iterable[str], *, add_special: bool = True, parse_special: bool = True
     ) -> list[list[int]]:
-        """Ids of each of *texts*, as :meth:`encode` gives them one by one.
+        """Ids of each of *texts*, equal to those of :meth:`encode`.
 
-        The native engine takes ``BITNET_THREADS`` threads for it.
+        The native engine uses ``BITNET_THREADS`` threads.
 
         Raises:
-            UsageError: a text holds half of a surrogate pair.
+            UsageError: a text contains half of a surrogate pair.
             WrongType: *texts* is one text, or holds something else.
         """
         if isinstance(texts, str) or not isinstance(texts, Iterable):
@@ -168,10 +168,10 @@ class Tokenizer:
         add_special: bool = True,
         parse_special: bool = True,
     ) -> int:
-        """``len(encode(text))``, of files of any size.
+        """``len(encode(text))``, for files of any size.
 
-        A file is read and encoded in parts of about a megabyte, where the tokenizer is known to cut
-        the text anyway; what it has to see as a whole (Unigram, expressions of its own) is held in
+        A file is read and encoded in parts of about a megabyte, where the tokenizer is known to
+        split the text anyway; otherwise (Unigram, unknown expressions) the whole text is held in
         memory.
 
         Args:
@@ -180,8 +180,8 @@ class Tokenizer:
             parse_special: read text that spells a special token as that token.
 
         Raises:
-            UsageError: not UTF-8.
-            NotFound: there is no such file.
+            UsageError: the file is not UTF-8.
+            NotFound: the file does not exist.
             WrongType: *source* is none of these.
         """
         if not isinstance(source, str | os.PathLike) and not hasattr(source, "read"):
@@ -193,14 +193,14 @@ class Tokenizer:
     def spans(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[TokenSpan]:
-        """Ids of *text* with the characters each stands for: ``text[span.start:span.stop]``.
+        """Ids of *text* with their characters: ``text[span.start:span.stop]``.
 
-        They are the offsets of the ``tokenizers`` library, before a post-processor trims them: a
-        token that is a part of a character stands for all of it, BOS and EOS for nothing. Slower
-        than :meth:`encode`, which gives the same ids.
+        The offsets are those of the ``tokenizers`` library before a post-processor trims them: a
+        token that is part of a character has the whole character, BOS and EOS have none. Slower
+        than :meth:`encode`, with the same ids.
 
         Raises:
-            UsageError: *text* holds half of a surrogate pair.
+            UsageError: *text* contains half of a surrogate pair.
             WrongType: *text* is not a text.
         """
         if not isinstance(text, str):
@@ -225,10 +225,10 @@ class Tokenizer:
         return [*prefix, *ids, *(suffix if ids[-len(suffix) :] != suffix else ())]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """The text of *ids*; bytes that are no UTF-8 become U+FFFD.
+        """Text of *ids*; bytes that are not UTF-8 become U+FFFD.
 
         Args:
-            ids: token ids; a space that encoding put first is taken off where the original does.
+            ids: token ids; a space that encoding adds at the start is removed if the original does.
             skip_special: leave special tokens out.
 
         Raises:
@@ -241,7 +241,7 @@ class Tokenizer:
         return "".join(map(stream.push, ids)) + stream.finish()
 
     def token_bytes(self, id: int) -> bytes:
-        """What *id* stands for inside a text.
+        """Text of *id* inside a text.
 
         Raises:
             UsageError: it is not in the vocabulary.
@@ -249,7 +249,7 @@ class Tokenizer:
         return self._pieces.piece(self.check_id(id))
 
     def spelling(self, id: int) -> bytes:
-        """*id* as the vocabulary has it, spaces as spaces: the same from any kind of file.
+        """*id* as in the vocabulary, with spaces as spaces, independent of the file format.
 
         Raises:
             UsageError: it is not in the vocabulary.
@@ -257,7 +257,7 @@ class Tokenizer:
         return self._engine.spelling(self.check_id(id)).replace(SPACE_SYMBOL.encode(), b" ")
 
     def check_id(self, id: int) -> int:
-        """*id* as an ``int``; NumPy's integers are welcome.
+        """*id* as an ``int``; NumPy integers are accepted.
 
         Raises:
             UsageError: it is not in the vocabulary.
@@ -276,11 +276,11 @@ class Tokenizer:
         return id
 
     def id_of(self, text: str) -> int | None:
-        """The id of the token that stands for exactly *text*, ``None`` when there is none."""
+        """Id of the token for exactly *text*, ``None`` if there is none."""
         id = self._engine.id_of(text)
         if id is None:
             return None
-        # <0x0A> is the name of a byte token, not the text it stands for.
+        # <0x0A> is the name of a byte token, not its text.
         wanted = text.encode().removeprefix(b" ")
         return id if self.token_bytes(id).removeprefix(b" ") == wanted else None
 
@@ -299,7 +299,7 @@ class Tokenizer:
 
 
 class TokenSpan(NamedTuple):
-    """A token of a text: *id*, its first character and the one behind its last."""
+    """A token of a text: *id*, and the start and end of its characters."""
 
     id: int
     start: int
@@ -319,16 +319,16 @@ def _utf8() -> Iterator[None]:
 
 
 class TokenStream:
-    """Text of ids as they arrive: what is certain comes out at once, and nothing twice."""
+    """Text of ids that arrive one by one: each part is returned once, as soon as it is certain."""
 
     def __init__(self, tokenizer: Tokenizer, chain: Chain, *, skip_special: bool = False) -> None:
         self._tokenizer = tokenizer
         self._chain = chain
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
-        self._due = 0  # characters that belong to the text before
+        self._due = 0  # characters of the text before
 
     def push(self, id: int) -> str:
-        """The text that *id* makes certain, often empty inside a character.
+        """Text that becomes certain with *id*, often empty inside a character.
 
         Raises:
             UsageError: *id* is not in the vocabulary.
@@ -338,18 +338,18 @@ class TokenStream:
         return self._after(self._chain.leave_out() if hidden else self._chain.take(id))
 
     def finish(self) -> str:
-        """What was held back; a character that was never completed is U+FFFD."""
+        """Text that was held back; a character that was never completed is U+FFFD."""
         return self._after(self._chain.finish())
 
     def skip(self, ids: Sequence[int]) -> None:
-        """Take *ids* in, and give out nothing of their text: what follows continues it.
+        """Take *ids* as context without returning their text: what follows continues it.
 
         Raises:
             UsageError: an id is not in the vocabulary.
         """
         given = "".join(map(self.push, ids))
         whole = self._tokenizer.decode(ids, skip_special=bool(self._skipped))
-        # Bytes at the end that are not yet a character belong to what follows.
+        # Bytes at the end of an incomplete character belong to what follows.
         self._due = max(len(whole.rstrip("\ufffd")) - len(given), 0)
 
     def _after(self, text: str) -> str:

@@ -1,4 +1,4 @@
-"""Hugging Face's ``tokenizer.json``, made into a specification."""
+"""Build a specification from Hugging Face's ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = ["spec_from_tokenizer_json"]
 
 
 def spec_from_tokenizer_json(path: str | os.PathLike[str], document: Any = None) -> TokenizerSpec:
-    """The tokenizer in a ``tokenizer.json``, with what the files beside it add.
+    """The tokenizer in a ``tokenizer.json`` and its side files.
 
     Args:
         path: the file.
-        document: its content, where it has been read already.
+        document: its content, if it has been read already.
 
     Raises:
         InvalidFormat: not JSON, or not a tokenizer.
@@ -49,7 +49,7 @@ def spec_from_tokenizer_json(path: str | os.PathLike[str], document: Any = None)
         spec = _spec(data, side, str(path))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise InvalidFormat(
-            f"{path} is no tokenizer.json: {type(error).__name__} {error}",
+            f"{path} is not a tokenizer.json: {type(error).__name__} {error}",
             hint="fetch the file again",
         ) from None
     key = fingerprints.spec_key(spec, read_bytes(path), side.raw)
@@ -88,10 +88,10 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
 def _outside(
     added: Sequence[AddedToken], vocabulary: dict[str, int], source: str
 ) -> frozenset[int]:
-    """Ids of the added tokens that the model does not know.
+    """Ids of the added tokens that are not in the model's vocabulary.
 
     Raises:
-        Unsupported: ids that the ``tokenizers`` library gives to other tokens than the file.
+        Unsupported: the ``tokenizers`` library would assign ids differently from the file.
     """
     last, known = len(vocabulary) - 1, set(vocabulary.values())
     outside: dict[str, int] = {}
@@ -110,7 +110,7 @@ def _outside(
 
 
 def _by_id(vocabulary: dict[str, int], added: Sequence[AddedToken], source: str) -> list[str]:
-    """Token texts by id; ids nobody uses are empty."""
+    """Token texts by id; unused ids are empty."""
     entries = {id: text for text, id in vocabulary.items()}
     entries.update((token.id, token.text) for token in added)
     if not entries:
@@ -191,7 +191,7 @@ def _steps(entry: dict[str, Any] | None, kind: str) -> Iterator[Step]:
 
 
 def _check_normalizer(steps: Sequence[Step], source: str) -> None:
-    """Refuses what loses the library's count of where its text came from."""
+    """Refuse steps that break the library's offsets."""
     for step in steps:
         texts = [step.options[name] for name in ("prepend", "pattern") if name in step.options]
         if any(text in ("", {"String": ""}) for text in texts):
@@ -204,7 +204,7 @@ def _check_normalizer(steps: Sequence[Step], source: str) -> None:
 def _normalized(
     added: Sequence[AddedToken], normalizer: Sequence[Step], source: str
 ) -> tuple[AddedToken, ...]:
-    """Added tokens that are looked for in normalized text, as they look there."""
+    """Added tokens that are matched in normalized text, in their normalized form."""
     if not normalizer or not any(token.normalized for token in added):
         return tuple(added)
     run = library_for(source, normalizer).normalizer
@@ -225,7 +225,7 @@ def _normalized(
 def _with_special(
     spec: TokenizerSpec, processor: dict[str, Any] | None, side: SideFiles
 ) -> TokenizerSpec:
-    """BOS, EOS, what is added around a text, and what ends a generation."""
+    """BOS, EOS, prefix and suffix ids, and stop ids."""
     special = {spec.tokens[token.id]: token.id for token in spec.added}
     around = _template(processor, special)
     bos, eos = side.special_id("bos", special), side.special_id("eos", special)
@@ -276,7 +276,7 @@ def _known_pre(spec: TokenizerSpec) -> str | None:
 def _template(
     processor: dict[str, Any] | None, special: dict[str, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Ids before and after a text, ``None`` when the post-processor says nothing about them."""
+    """Ids before and after a text, ``None`` if the post-processor does not define them."""
     if processor is None:
         return None
     kind = processor["type"]

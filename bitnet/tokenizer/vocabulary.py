@@ -1,4 +1,4 @@
-"""What a ``tokenizer.json`` holds, read as data: is it the right vocabulary, do two files agree."""
+"""Read a ``tokenizer.json`` as data: check its vocabulary, compare two files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Difference:
-    """One respect in which two tokenizers differ.
+    """One difference between two tokenizers.
 
     Attributes:
         part: ``vocabulary``, ``merges``, ``added tokens``, ``normalizer`` ...
@@ -33,8 +33,8 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
     """The JSON object in *path*.
 
     Raises:
-        InvalidFormat: the file is empty, is not JSON (line and column are named) or is something
-            else than a tokenizer.
+        InvalidFormat: the file is empty, is not JSON (names line and column) or is not a
+            tokenizer.
     """
     try:
         raw = path.read_bytes()
@@ -60,7 +60,7 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
 
 
 def vocabulary(document: dict[str, Any]) -> dict[int, str]:
-    """Text of every id, added tokens included; a later definition of an id wins.
+    """Text of every id, including added tokens; a later definition of an id wins.
 
     Raises:
         InvalidFormat: an id is not a whole number that fits 32 bits.
@@ -74,13 +74,13 @@ def vocabulary(document: dict[str, Any]) -> dict[int, str]:
     added = document.get("added_tokens") or []
     for number, text in [*pairs, *((item.get("id"), item.get("content")) for item in added)]:
         if type(number) is not int or not 0 <= number < 2**32:
-            raise InvalidFormat(f"token {text!r} has id {number!r}, which is no 32-bit id")
+            raise InvalidFormat(f"token {text!r} has id {number!r}, which is not a 32-bit id")
         table[number] = text
     return table
 
 
 def check_vocabulary(path: Path, vocab_size: int) -> None:
-    """Accept *path* only if its ids are exactly 0 to ``vocab_size - 1``.
+    """Check that the ids in *path* are exactly 0 to ``vocab_size - 1``.
 
     Raises:
         VocabMismatch: an id is missing or too many.
@@ -99,10 +99,10 @@ def check_vocabulary(path: Path, vocab_size: int) -> None:
 
 
 def differences(left: Path, right: Path) -> list[Difference]:
-    """Where the tokenizers in two ``tokenizer.json`` files differ in meaning; empty if nowhere.
+    """Differences in meaning between two ``tokenizer.json`` files; empty if there are none.
 
-    The order of keys, white space and the version are not compared; how tokens are numbered, split,
-    merged and put into a template is.
+    The order of keys, white space and the version are ignored; numbering, pre-tokenization,
+    merges and templates are compared.
     """
     a, b = read_tokenizer_json(left), read_tokenizer_json(right)
     found = [
@@ -120,7 +120,7 @@ def differences(left: Path, right: Path) -> list[Difference]:
 
 
 def _merges(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Merges as pairs; both spellings (``"a b"`` and ``["a", "b"]``) mean the same."""
+    """Merges as pairs, from either spelling (``"a b"`` or ``["a", "b"]``)."""
     merges = document["model"].get("merges") or []
     return [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in merges]
 
@@ -149,7 +149,7 @@ def _sequences(part: str, a: list[Any], b: list[Any]) -> Difference | None:
 
 
 def _values(part: str, a: Any, b: Any) -> Difference | None:
-    # A missing option is the library's default, which it also writes as null or false.
+    # A missing option means the library's default, which it also writes as null or false.
     if a == b or (not a and not b):
         return None
     texts = (json.dumps(value, ensure_ascii=False, sort_keys=True) for value in (a, b))

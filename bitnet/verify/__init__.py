@@ -1,11 +1,11 @@
-"""Whether a model is whole, is what it should be, has its own tokenizer, and computes something.
+"""Checks whether a model is complete, authentic, consistent with its tokenizer, and working.
 
 Eleven checks, each with a verdict: ``file``, ``identity``, ``metadata``, ``tensors``, ``weights``,
 ``family``, ``tokenizer``, ``vocabulary``, ``template``, ``stop ids``, ``forward pass``. A check
-that cannot be made because an earlier one failed is skipped and says why.
+that an earlier failure makes impossible is skipped, with the reason.
 
 Only ``identity`` compares with an original: an attestation, a digest, or a model that this package
-knows. Without one the others can say that a model looks sound, and nothing more.
+knows. Without one the other checks can only say that a model looks sound.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ UNPINNED = "UNPINNED: nothing says these are the original bytes"
 
 _COMPARE = "compare with the original: bitnet verify --against FILE"
 _KNOWN = ("identity", "ok")
-_SHOWN = 5  # findings of one check that are listed
+_SHOWN = 5  # findings listed per check
 
 
 @dataclass(frozen=True)
 class Pin:
-    """The bytes a model should have.
+    """Expected bytes of a model.
 
     Attributes:
         sha256: lower-case hexadecimal digest.
-        source: who says so, for people.
+        source: origin of the digest, for messages.
     """
 
     sha256: str
@@ -74,7 +74,7 @@ class Pin:
 
 
 def verdict(model: str | os.PathLike[str], findings: Iterable[Finding]) -> str:
-    """One line about a model that did not fail: whose bytes it is, and what was not checked."""
+    """One line about a model that did not fail: its identity, and checks that were skipped."""
     findings = list(findings)
     by = {
         severity: ", ".join(one.subject for one in findings if one.severity == severity)
@@ -92,12 +92,12 @@ def verdict(model: str | os.PathLike[str], findings: Iterable[Finding]) -> str:
 
 
 class _Skipped(Exception):
-    """The check cannot be made; the text says why."""
+    """The check is impossible; the text says why."""
 
 
 @dataclass
 class _Found:
-    """What a check says: a status, a text, and what helps."""
+    """Result of a check: a status, a text, and a hint."""
 
     text: str
     status: Severity = "ok"
@@ -114,23 +114,23 @@ def verify_model(
     against: Attestation | None = None,
     ignore_keys: Collection[str] = (),
 ) -> Iterator[Finding]:
-    """Check the model at *path* and its tokenizer; one verdict after the other, as they are known.
+    """Check the model at *path* and its tokenizer; yields verdicts as they become known.
 
     Args:
         path: GGUF file, or folder with ``config.json`` and safetensors files.
-        tokenizer: tokenizer file or folder to judge; else the one that would be used.
+        tokenizer: tokenizer file or folder to check; default: the one that would be used.
         pre: pre-tokenizer name to use instead of what the GGUF file says.
         allow_mock: a missing tokenizer is a warning, unless ``BITNET_STRICT_TOKENIZERS=1``.
-        pin: the digest the file must have, where one is known.
-        against: what the model must be, byte by byte.
-        ignore_keys: keys of the model to treat as if they were not there.
+        pin: the expected digest, if known.
+        against: attestation with which every byte must agree.
+        ignore_keys: metadata keys to ignore.
 
-    A damaged model gets its verdict; what is not a model at all is refused, as everywhere.
+    A damaged model gets verdicts; a file that is not a model is refused.
 
     Raises:
-        NotFound: nothing is at *path*, or a folder without a model.
-        InvalidFormat: it is empty, or something else than a model.
-        PermissionDenied: it may not be read.
+        NotFound: *path* does not exist, or is a folder without a model.
+        InvalidFormat: the file is empty, or not a model.
+        PermissionDenied: the file is not readable.
     """
     path = Path(path)
     container_of(path)
@@ -146,7 +146,7 @@ def verify_model(
 
 
 class _Examination:
-    """The checks of one model and what they learn on the way."""
+    """The checks of one model, and intermediate results."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ class _Examination:
         self._files: list[MappedFile] = []
         self.config: TransformerConfig | None = None
         self.tokenizer: Tokenizer | None = None
-        self.fits = False  # every tensor has the shape the architecture asks for
+        self.fits = False  # every tensor has the shape that the architecture requires
         self.mock = False
 
     def run(self) -> Iterator[Finding]:
@@ -211,7 +211,7 @@ class _Examination:
         return _Found(f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete")
 
     def _identity(self) -> _Found:
-        """Compare with everything that says what the bytes should be."""
+        """Compare with everything known about the expected bytes."""
         checkpoint = self._opened()
         said, wrong = [], []
         if self.pin is not None:
@@ -253,7 +253,7 @@ class _Examination:
     def _metadata(self) -> _Found:
         checkpoint = self._opened()
         findings = audit(checkpoint.gguf) if checkpoint.gguf is not None else []
-        # Reported by the checks that come to them.
+        # Reported by the checks concerned.
         later = ("no-tokenizer", "no-pre", "vocabulary-only")
         errors = [f.text for f in findings if f.failed]
         warnings = [f.text for f in findings if f.severity == "warning" and f.subject not in later]
@@ -351,13 +351,13 @@ class _Examination:
         return self._agreement(tokenizer, judged.verdict)
 
     def _agreement(self, tokenizer: Tokenizer, verdict: str) -> _Found:
-        """*verdict*, and whether a tokenizer the user named cuts text as the model's own does."""
+        """*verdict*, and whether a tokenizer given by the user agrees with the model's own."""
         gguf = self._opened().gguf
         if self.explicit is None or gguf is None:
             return _Found(verdict)
         try:
             own = extract_tokenizer_from_gguf(gguf, pre=self.pre)
-        except BitnetError:  # nothing to compare with: the named one is the only one
+        except BitnetError:  # nothing to compare with: the given one is the only one
             return _Found(verdict)
         agreement = measure_agreement(tokenizer.encode, own.encode)
         if agreement.first_difference is None:
@@ -410,6 +410,6 @@ def _spelled(tokenizer: Tokenizer, id: int) -> str:
 
 
 def _listed(texts: list[str]) -> str:
-    """The first few of *texts* in one line, and how many more there are."""
+    """The first of *texts* in one line, and the number of others."""
     more = f"; {len(texts) - _SHOWN:,} more" if len(texts) > _SHOWN else ""
     return "; ".join(texts[:_SHOWN]) + more

@@ -1,11 +1,11 @@
-"""Attest a model, and recognise one that is attested in this package.
+"""Attest a model, and recognise models attested in this package.
 
     attestation = attest(open_checkpoint("model.gguf"))
-    recognition = recognise(open_checkpoint("unknown.gguf"))    # None: not one we know
+    recognition = recognise(open_checkpoint("unknown.gguf"))    # None: not a known model
     recognition.differences                                     # empty: it is that model
 
-Recognising needs no name: it compares content. A file with a known model's content, or its
-name, that differs anywhere is a damaged one (or somebody's change, which can be attested).
+Recognition does not need a name: it compares content. A file with a known model's content or name
+that differs anywhere is damaged (or modified on purpose, and can be attested as such).
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ HINT = (
 
 @dataclass(frozen=True)
 class Recognition:
-    """A model of which this package has an attestation.
+    """A model for which this package has an attestation.
 
     Attributes:
         name: of the model, such as ``smollm2-135m``.
-        attestation: what it should be.
+        attestation: of the model.
         by: ``content`` (most of it is the model's) or ``name`` (only the file's name is).
-        differences: in which tensor, key, token or merge it is another; empty: it is the model.
+        differences: differing tensors, keys, tokens and merges; empty: it is the model.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Recognition:
 
     @property
     def text(self) -> str:
-        """The outcome in one sentence."""
+        """The result in one sentence."""
         if not self.differences:
             return f"every byte of {self.name} (attestation {self.attestation.digest[:16]})"
         bears = "has most of the content" if self.by == "content" else "bears the name"
@@ -88,17 +88,17 @@ def attest(
     tokenizer: Tokenizer | None = None,
     trace: bool = True,
 ) -> Attestation:
-    """What *checkpoint* is.
+    """Attestation of *checkpoint*.
 
     Args:
         checkpoint: an open model.
-        name: what to call it; by default its file's name.
-        files: names under which it is published, which no other content may bear.
+        name: of the model; by default its file's name.
+        files: names under which it is published and which no other content may have.
         tokenizer: the model's own, for the trace.
-        trace: run both backends over a few tokens; without it only content is digested.
+        trace: run both backends over a few tokens; otherwise only content is hashed.
 
     Raises:
-        BitnetError: a damaged file, or a model that cannot be run.
+        BitnetError: a file is damaged, or the model cannot be run.
     """
     from bitnet.verify.trace import record
 
@@ -117,7 +117,7 @@ def attest(
 
 @cache
 def pinned() -> Mapping[str, Attestation]:
-    """The attestations of this package, by name of the model."""
+    """Attestations of this package, by name of the model."""
     folder = resources.files("bitnet.verify") / "attestations"
     found = {}
     for file in sorted(folder.iterdir(), key=lambda entry: entry.name):
@@ -128,11 +128,11 @@ def pinned() -> Mapping[str, Attestation]:
 
 
 def attestation_of(against: str) -> Attestation:
-    """The attestation that *against* means: a file, an original model, or a pinned name.
+    """Attestation that *against* means: a file, an original model, or the name of a known model.
 
     Raises:
-        NotFound: neither a file nor a name.
-        InvalidFormat: a file that is neither an attestation nor a model.
+        NotFound: neither a file nor a known name.
+        InvalidFormat: the file is neither an attestation nor a model.
     """
     path = Path(against)
     if path.is_file():
@@ -151,18 +151,18 @@ def attestation_of(against: str) -> Attestation:
 
 
 def compare(attestation: Attestation, checkpoint: Checkpoint) -> list[Difference]:
-    """Everything in which *checkpoint* is not what *attestation* says; empty if it is the same."""
+    """Differences between *checkpoint* and *attestation*; empty if there are none."""
     return differences(attestation, content_of(checkpoint))
 
 
 def recognise(checkpoint: Checkpoint) -> Recognition | None:
-    """The pinned model that *checkpoint* is, or is a damaged copy of; ``None`` if none.
+    """The known model that *checkpoint* is, or is a damaged copy of; ``None`` if neither.
 
-    Its bytes are only read when names, shapes and encodings of its tensors are those of a pinned
-    model, or its file bears the name of one.
+    Its bytes are read only if names, shapes and types of its tensors are those of a known model,
+    or its file has the name of one.
 
     Raises:
-        InvalidFormat: a damaged file beside the weights.
+        InvalidFormat: a file next to the weights is damaged.
     """
     content: Content | None = None
     for name, attestation in pinned().items():
@@ -179,10 +179,10 @@ def recognise(checkpoint: Checkpoint) -> Recognition | None:
 
 
 def refuse_damaged(checkpoint: Checkpoint) -> Recognition | None:
-    """The pinned model that *checkpoint* is, ``None`` if it is not one we know.
+    """The known model that *checkpoint* is; ``None`` if it is unknown.
 
     Raises:
-        VerificationFailed: it bears the name or most of the content of one, and is not it.
+        VerificationFailed: it has the name or most of the content of one, but differs.
     """
     found = recognise(checkpoint)
     if found is not None and found.differences:
@@ -191,16 +191,16 @@ def refuse_damaged(checkpoint: Checkpoint) -> Recognition | None:
 
 
 def attest_fetched(path: Path, *, fresh: bool) -> Path | None:
-    """Attest the GGUF file at *path*, whose digest was just checked, in a file beside it.
+    """Attest the GGUF file at *path*, whose digest was just verified, in a file next to it.
 
-    A folder is attested by ``bitnet attest`` once everything it shall hold is in it.
+    A folder is attested by ``bitnet attest`` once it is complete.
 
     Args:
-        path: a fetched file; anything but a GGUF file is left alone.
-        fresh: it was fetched now, so that what was written before is about other bytes.
+        path: a fetched file; files other than GGUF are ignored.
+        fresh: it was fetched now, so an existing attestation is of other bytes.
 
     Returns:
-        The attestation's file; ``None`` if there is nothing to attest.
+        Path of the attestation; ``None`` if there is nothing to attest.
     """
     target = beside(path)
     if path.suffix != ".gguf" or _LATER_PART.search(path.name) or (target.exists() and not fresh):
@@ -214,13 +214,13 @@ def attest_fetched(path: Path, *, fresh: bool) -> Path | None:
 
 
 def listed(found: Sequence[Difference]) -> str:
-    """The first few of *found* in one line, and how many more there are."""
+    """The first of *found* in one line, and the number of others."""
     more = f"; {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else ""
     return "; ".join(one.text for one in found[:_SHOWN]) + more
 
 
 def _same_directory(attestation: Attestation, content: Content) -> bool:
-    """Whether most tensors have a name, shape and encoding of the attested ones."""
+    """True if most tensors have an attested name, shape and type."""
     same = sum(
         (was.shape, was.encoding) == (now.shape, now.encoding)
         for name, was in attestation.tensors.items()
@@ -230,9 +230,9 @@ def _same_directory(attestation: Attestation, content: Content) -> bool:
 
 
 def _same_content(attestation: Attestation, found: Sequence[Difference]) -> bool:
-    """Whether most matrices, or every value and list, are the attested ones.
+    """True if most matrices, or all values and lists, are as attested.
 
-    Norms alone say nothing: another conversion of the same model keeps them.
+    Norms do not count: another conversion of the same model has the same ones.
     """
     other = {one.name for one in found if one.section == "tensors"}
     matrices = [name for name, one in attestation.tensors.items() if len(one.shape) > 1]

@@ -1,4 +1,4 @@
-"""What a model is, by content: a tree of SHA-256 digests, and how to tell it from another.
+"""Attestations: the content of a model as a tree of SHA-256 digests, and its comparison.
 
     digest                          of the sections
     |- tensors                      of name -> digest of name, shape, encoding and bytes
@@ -48,12 +48,12 @@ _TOKENS = {"tokenizer.ggml.merges": "tokenizer.ggml.tokens", "tokenizer.merges":
 
 
 class Difference(NamedTuple):
-    """One thing that is not as attested.
+    """One deviation from an attestation.
 
     Attributes:
         section: ``tensors``, ``metadata``, ``tokenizer`` or ``template``.
         name: of the tensor or key.
-        text: what differs, with the name; in a list the token or merge.
+        text: description with the name; for a list, with the token or merge.
     """
 
     section: str
@@ -72,17 +72,17 @@ class TensorDigest:
 
 @dataclass(frozen=True)
 class Attestation:
-    """What a model is.
+    """Digests of a model's content.
 
     Attributes:
-        name: what to call it; not part of the digest.
-        architecture: the same.
+        name: of the model; not part of the digest.
+        architecture: not part of the digest either.
         tensors: by name.
         keys: SHA-256 of each key with its value or list.
-        lists: digests by which an item of a long list can be named; not part of the digest.
-        trace: per backend the token that was best and its log-probability, after each of the
-            ids in ``ids``; not part of the digest.
-        files: names under which the model is published; another content may not bear them.
+        lists: digests that locate items of long lists; not part of the digest.
+        trace: per backend the best token and its log-probability at each of the ids in
+            ``ids``; not part of the digest.
+        files: names under which the model is published; no other content may have them.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Attestation:
         }
 
     def text(self) -> str:
-        """The attestation as the text of its file: a line per tensor and key."""
+        """Text of the attestation's file: a line per tensor and key."""
         parts = []
         for field_, value in self.facts().items():
             if isinstance(value, dict) and value:
@@ -140,17 +140,17 @@ class Attestation:
         return "{\n" + ",\n".join(parts) + "\n}\n"
 
     def write(self, path: Path) -> None:
-        """Write it to *path* in one step."""
+        """Write it to *path* atomically."""
         write_text(path, self.text())
 
     @classmethod
     def read(cls, path: Path) -> Attestation:
-        """The attestation in the file *path*.
+        """Attestation in the file *path*.
 
         Raises:
-            NotFound: there is no such file.
-            InvalidFormat: it is not an attestation, or its digests do not belong together.
-            Unsupported: of another version.
+            NotFound: the file does not exist.
+            InvalidFormat: it is not an attestation, or its digests are inconsistent.
+            Unsupported: its version is unknown.
         """
         try:
             text = path.read_bytes()
@@ -160,7 +160,7 @@ class Attestation:
 
     @classmethod
     def parse(cls, text: bytes | str, label: str) -> Attestation:
-        """The attestation that *text* is; errors as :meth:`read`."""
+        """Attestation in *text*; errors as for :meth:`read`."""
         hint = "make it again: bitnet attest ORIGINAL --output FILE"
         try:
             facts = json.loads(text)
@@ -198,17 +198,17 @@ def digest_content(content: Content) -> tuple[dict[str, TensorDigest], dict[str,
 
 
 def grids_of(lists: Mapping[str, Items]) -> dict[str, Grid]:
-    """For each long list the digests that locate a difference."""
+    """For each long list, the digests that locate a difference."""
     return {key: grid_of(items) for key, items in lists.items() if len(items)}
 
 
 def beside(model: Path) -> Path:
-    """Where the attestation of the file or folder *model* lies that a download writes."""
+    """Path of the attestation that a download writes for the file or folder *model*."""
     return model / "attestation.json" if model.is_dir() else Path(f"{model}.attestation.json")
 
 
 def differences(attestation: Attestation, content: Content) -> list[Difference]:
-    """Everything in which *content* is not what *attestation* says; empty if it is the same."""
+    """Differences between *content* and *attestation*; empty if there are none."""
     tensors, keys = digest_content(content)
     return [
         *_tensor_differences(attestation.tensors, tensors),
@@ -273,7 +273,7 @@ def _from_facts(facts: Mapping[str, Any]) -> Attestation:
 
 
 def _trace(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    """*found* if it is a trace: ids, and for each backend a token and a number per id."""
+    """*found* if it is a valid trace: ids, and for each backend a token and a number per id."""
     rows = {name: rows for name, rows in found.items() if name != "ids"}
     ids = [*found["ids"]] if rows else []
     whole = all(isinstance(id, int) and id >= 0 for id in ids) and bool(ids or not rows)
@@ -301,7 +301,7 @@ def _plain(value: Any) -> str:
 
 
 def _canonical(value: Any) -> bytes:
-    """JSON with sorted keys, ASCII, no spaces, and an end that JSON cannot hold."""
+    """JSON with sorted keys, ASCII, without spaces, and a terminator that JSON cannot contain."""
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 

@@ -1,7 +1,7 @@
-"""Everything a model consists of, without where it lies: tensors, values by key, lists.
+"""Content of a model regardless of its layout: tensors, values by key, lists.
 
-Two files with the same content are the same model: the order of keys and tensors, alignment,
-padding and the split into several files are left out, and nothing else is.
+Two files with the same content are the same model: only the order of keys and tensors, alignment,
+padding and the split into several files are disregarded.
 
 | | GGUF | folder with safetensors |
 |---|---|---|
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Content", "Items", "Tensor", "content_of", "section_of"]
 
-# Where things lie, not what they are.
+# Keys about layout, not content.
 _LAYOUT = frozenset({"general.alignment", "split.no", "split.count", "split.tensors.count"})
 _TEMPLATES = "tokenizer.chat_template"
 
 
 @dataclass(frozen=True, eq=False)
 class Tensor:
-    """One tensor as it is stored.
+    """One tensor as stored.
 
     Attributes:
         shape: rows first.
-        encoding: name of its type: ``Q4_1``, ``BF16``.
+        encoding: name of its quantization type: ``Q4_1``, ``BF16``.
         data: all of its bytes.
     """
 
@@ -58,8 +58,8 @@ class Items:
 
     Attributes:
         kind: type of the items: ``string``, ``float32``, ``int32``.
-        raw: the items one after the other; a string has its 64-bit length in front.
-        starts: offsets into *raw*, one more than there are items.
+        raw: the items one after the other; strings after their 64-bit length.
+        starts: offsets into *raw*, one more than items.
     """
 
     kind: str
@@ -70,11 +70,11 @@ class Items:
         return len(self.starts) - 1
 
     def between(self, start: int, stop: int) -> memoryview:
-        """The bytes of items *start* up to *stop*."""
+        """Bytes of items *start* up to *stop*."""
         return self.raw[self.starts[start] : self.starts[min(stop, len(self))]]
 
     def text(self, at: int) -> str:
-        """Item *at*, for people."""
+        """Item *at*, as text."""
         raw = bytes(self.between(at, at + 1))
         if self.kind == "string":
             return repr(raw[8:].decode("utf-8", "backslashreplace"))
@@ -110,7 +110,7 @@ class Items:
 
 @dataclass(frozen=True, eq=False)
 class Content:
-    """What a model consists of, by name."""
+    """Content of a model, by name."""
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
@@ -118,17 +118,17 @@ class Content:
 
 
 def section_of(key: str) -> str:
-    """The part of a model that *key* belongs to: ``metadata``, ``tokenizer`` or ``template``."""
+    """Section of *key*: ``metadata``, ``tokenizer`` or ``template``."""
     if key.startswith(_TEMPLATES):
         return "template"
     return "tokenizer" if key.startswith("tokenizer.") else "metadata"
 
 
 def content_of(checkpoint: Checkpoint) -> Content:
-    """What *checkpoint* consists of; tensors stay views into the mapped files.
+    """Content of *checkpoint*; tensors are views into the mapped files.
 
     Raises:
-        InvalidFormat: a damaged file beside the weights.
+        InvalidFormat: a file next to the weights is damaged.
     """
     if checkpoint.path.is_dir():
         try:
@@ -221,7 +221,7 @@ def _is_id(value: Any) -> bool:
 
 
 def _flat(found: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Nested objects with one dotted key per value."""
+    """Nested objects as one dotted key per value."""
     flat: dict[str, Any] = {}
     for key, value in found.items():
         if isinstance(value, dict) and value:

@@ -1,4 +1,4 @@
-"""One pass of the model over a sentence, and what its logits must look like."""
+"""One forward pass over a sentence, and checks of its logits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["forward_verdict", "judge_logits"]
 
 TOKENS = 48
-FLATTEST = 1e-3  # spread of the logits of one position; a model that works has 10 and more
+FLATTEST = 1e-3  # spread of the logits of one position; in working models it is 10 and more
 
 Verdict = tuple[Literal["ok", "warning", "failed"], str, str]
 
@@ -37,9 +37,9 @@ def forward_verdict(
 
     Args:
         checkpoint: a model whose tensors fit its architecture.
-        tokenizer: the model's own; without it the first ids of the vocabulary are run, and what
-            the model predicts is not judged, as of one that makes vectors.
-        trace: what the same content computed when it was attested.
+        tokenizer: the model's own; without it the first ids of the vocabulary are run, and the
+            predictions are not judged; nor are those of an embedding model.
+        trace: recorded when the same content was attested.
 
     Raises:
         InferenceError: not enough memory.
@@ -62,13 +62,13 @@ def forward_verdict(
 
 
 def judge_logits(logits: NDArray[np.floating], ids: list[int], *, judge_text: bool) -> Verdict:
-    """What *logits* of shape ``(len(ids), vocab_size)`` say about the model.
+    """Verdict on *logits* of shape ``(len(ids), vocab_size)``.
 
     Args:
-        logits: after every one of *ids*.
-        ids: what was run.
-        judge_text: *ids* are a sentence in the model's own tokens, so its likelihood means
-            something.
+        logits: at every one of *ids*.
+        ids: the ids that were run.
+        judge_text: *ids* are a sentence in the model's own tokens, so its likelihood is
+            meaningful.
     """
     rows = np.asarray(logits, dtype=np.float64)
     if not rows.size or len(rows) != len(ids):
@@ -95,6 +95,6 @@ def judge_logits(logits: NDArray[np.floating], ids: list[int], *, judge_text: bo
 
 
 def _loss(rows: NDArray[np.float64], targets: list[int]) -> float:
-    """Mean negative log likelihood of *targets* under *rows*, in nats."""
+    """Mean negative log-likelihood of *targets* under *rows*, in nats."""
     likelihoods = log_probabilities(rows)[np.arange(len(targets)), targets]
     return -float(likelihoods.mean())

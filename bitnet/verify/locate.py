@@ -1,8 +1,8 @@
-"""Which items of a long list differ from the list that a few digests were made of.
+"""Locate the items of a long list that differ from the original, given only a few digests.
 
-The items stand in a square, row by row; each row and each column has a short digest. An item that
-differs shows in its row and in its column, so two short lists of digests name one in 262,144
-without storing any. The digests locate; that lists are equal is said by a whole SHA-256.
+The items are arranged in a square, row by row; each row and each column has a short digest. A
+differing item shows in its row and its column, so two short lists of digests identify one item in
+262,144 without storing any. They only locate; equality is established by a full SHA-256.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ __all__ = ["Grid", "grid_of", "locate", "shared_rows"]
 
 _SHORT = 8  # hexadecimal digits of a row's digest: 32 bits
 _SHOWN = 4
-_MOST_TRIES = 400_000  # hashes of a row, below a second
+_MOST_TRIES = 400_000  # hashes of a row, less than a second
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Short digests of rows and columns, each a text of eight hexadecimal digits per digest."""
+    """Short digests of rows and columns: eight hexadecimal digits per digest."""
 
     length: int
     rows: str
@@ -35,10 +35,10 @@ class Grid:
 
     @classmethod
     def checked(cls, length: int, rows: str, columns: str) -> Grid:
-        """A grid from a file.
+        """A grid read from a file.
 
         Raises:
-            ValueError: there are not as many digests as so many items have.
+            ValueError: the number of digests does not fit *length*.
         """
         side = _side(int(length))
         counts = math.ceil(int(length) / side), min(side, int(length))
@@ -49,12 +49,12 @@ class Grid:
 
     @property
     def side(self) -> int:
-        """Items of a row."""
+        """Number of items in a row."""
         return _side(self.length)
 
 
 def grid_of(items: Items) -> Grid:
-    """The digests of *items*."""
+    """Digests of *items*."""
     side = _side(len(items))
     rows = (_row(items, number, side) for number in range(math.ceil(len(items) / side)))
     columns = (_column(items, number, side) for number in range(min(side, len(items))))
@@ -62,19 +62,19 @@ def grid_of(items: Items) -> Grid:
 
 
 def shared_rows(grid: Grid, items: Items) -> float:
-    """Share of the rows of *grid* that *items* has, 0 to 1; both are of one length."""
+    """Share of the rows of *grid* that *items* has, 0 to 1; both have the same length."""
     side, rows = grid.side, len(grid.rows) // _SHORT
     same = sum(_row(items, n, side) == _short(grid.rows, n) for n in range(rows))
     return same / rows if rows else 0.0
 
 
 def locate(grid: Grid, items: Items, tokens: Items | None = None) -> str:
-    """Where *items* differ from the list of *grid*, in words; they are known to differ.
+    """Description of the difference of *items* from the list of *grid*; they do differ.
 
     Args:
         grid: of the original.
-        items: what is there now.
-        tokens: the vocabulary, where *items* are its merges: names a missing one.
+        items: the list to compare.
+        tokens: the vocabulary, if *items* are its merges: names a missing merge.
     """
     if grid.length != len(items):
         return _length(grid, items, tokens)
@@ -116,7 +116,7 @@ def _length(grid: Grid, items: Items, tokens: Items | None) -> str:
 
 
 def _shifted(grid: Grid, items: Items, first: int, by: int) -> bool:
-    """Whether all rows from *first* on are there, *by* items earlier."""
+    """True if all rows from *first* on are present, *by* items earlier."""
     side, rows = grid.side, len(grid.rows) // _SHORT
     return all(
         _digest(items.between(row * side - by, (row + 1) * side - by)) == _short(grid.rows, row)
@@ -127,10 +127,10 @@ def _shifted(grid: Grid, items: Items, first: int, by: int) -> bool:
 def _missing_merge(
     grid: Grid, items: Items, row: int, tokens: Items | None
 ) -> tuple[int, str] | None:
-    """Index and text of the merge that makes *row* whole again.
+    """Index and text of the merge that completes *row*.
 
-    A token that no merge makes is what the missing one made; where it is cut and where the merge
-    stood is tried out.
+    A token that no merge produces was produced by the missing one; its split and its position are
+    found by trying.
     """
     if tokens is None or tokens.kind != "string" or items.kind != "string":
         return None
@@ -159,7 +159,7 @@ def _text(items: Items, at: int) -> bytes:
 
 
 def _fit_swapped(grid: Grid, items: Items, first: int, second: int) -> bool:
-    """Whether the rows of two items are right once those are exchanged."""
+    """True if the rows of two items match after swapping them."""
     places = {first: second, second: first}
     for row in {first // grid.side, second // grid.side}:
         start, stop = row * grid.side, min((row + 1) * grid.side, len(items))

@@ -1,7 +1,7 @@
-"""What the numbers of a model tell without its original: ranges, neighbours, known settings.
+"""Plausibility checks of a model without its original: ranges, neighbours, known settings.
 
-Measured on SmolLM2-135M (Q4_1, 30 layers) and Gemma-3-270M (Q4_K_M, 18 layers); a limit is at least
-twice what either has, and what lies beyond is a warning:
+Measured on SmolLM2-135M (Q4_1, 30 layers) and Gemma-3-270M (Q4_K_M, 18 layers); each limit is at
+least twice what either has, and values beyond it are warnings:
 
     root mean square of a matrix to the median of its kind in all layers     0.27 .. 2.0
     the same of a norm                                                        0.08 .. 9.3
@@ -39,7 +39,7 @@ FEWEST_LAYERS = 4
 SAMPLE = 1 << 19  # weights of a tensor that are decoded, in whole rows
 CHUNK = 256
 KEY = 16  # bytes of a row or chunk that are sorted first
-
+# From config.json of released models, by prefix of the architecture's name.
 # Families' released models, from their config.json files. A prefix of the architecture's name.
 THETAS: dict[str, frozenset[float]] = {
     "llama": frozenset({1e4, 1e5, 1.3e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7}),
@@ -58,7 +58,7 @@ EPSILONS: dict[str, frozenset[float]] = {
 
 
 def settings_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
-    """Settings that no released model of the family has."""
+    """Settings that differ from all released models of the family."""
     for key, known in (("rope.freq_base", THETAS), ("attention.layer_norm_rms_epsilon", EPSILONS)):
         family = next((name for name in known if checkpoint.architecture.startswith(name)), None)
         value = checkpoint.value(key, None)
@@ -72,7 +72,7 @@ def settings_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
-    """Tensors unlike those of their kind in other layers, rows unlike others, and copies."""
+    """Tensors unlike those of their kind in other layers, rows unlike others, and duplicates."""
     kinds: dict[str, dict[str, float]] = {}
     copies: dict[tuple[int, bytes], str] = {}
     for name, weight in checkpoint.weights.items():
@@ -80,7 +80,7 @@ def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
             with np.errstate(all="ignore"):  # a scale may be infinite
                 values = _sample(weight)
         except BitnetError:
-            continue  # the check of weights says so
+            continue  # the check of weights reports it
         if not values.size:
             continue  # the same
         with np.errstate(all="ignore"):
@@ -104,7 +104,7 @@ def numbers_out_of_range(checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def _sample(weight: Weight) -> NDArray[np.float32]:
-    """Numbers of *weight*: all of a small one, else evenly spaced rows of it."""
+    """Values of *weight*: all of a small one, else evenly spaced rows."""
     rows = weight.shape[0] if len(weight.shape) > 1 else 1
     step = max(1, math.ceil(math.prod(weight.shape) / SAMPLE))
     if step == 1 or weight.data.size % rows or weight.quant.name.startswith(("I2_S", "PACKED")):
@@ -135,7 +135,7 @@ def _odd_norm(name: str, values: NDArray[np.float32]) -> Iterator[str]:
 
 
 def _copies_within(weight: Weight) -> Iterator[str]:
-    """Rows, or stretches of a page, that occur twice, other than those of one byte throughout."""
+    """Rows, or stretches of a page, that occur twice, except those of one repeated byte."""
     raw, rows = weight.data, weight.shape[0]
     if raw.size % rows == 0 and (count := _twice(raw.reshape(rows, -1))):
         yield f"{weight.name}: {count:,} rows occur twice"
@@ -144,7 +144,7 @@ def _copies_within(weight: Weight) -> Iterator[str]:
 
 
 def _constant(weight: Weight) -> Iterator[str]:
-    """Stretches of one byte, other than the one that stands for weights of zero."""
+    """Stretches of one repeated byte, other than the code of zero weights."""
     zero = 0x55 if weight.quant.name == "I2_S" else 0
     chunks = weight.data[: weight.data.size - weight.data.size % CHUNK].reshape(-1, CHUNK)
     count = int(np.count_nonzero((chunks == chunks[:, :1]).all(axis=1) & (chunks[:, 0] != zero)))
@@ -153,7 +153,7 @@ def _constant(weight: Weight) -> Iterator[str]:
 
 
 def _twice(pieces: NDArray[np.uint8]) -> int:
-    """How many of *pieces* are the same as another; the first bytes are compared first."""
+    """Number of *pieces* equal to another one; the first bytes are compared first."""
     if len(pieces) < 2 or pieces.shape[1] < KEY:
         return 0
     keys = np.ascontiguousarray(pieces[:, :KEY]).view([("a", "<u8"), ("b", "<u8")]).reshape(-1)

@@ -1,4 +1,4 @@
-"""A few positions of a model as our own backends computed them, to see that they still do."""
+"""Recorded log-probabilities of a model on our own backends, to check that they still hold."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ TEXT = (
     "One, two, three, four, five, six, seven, eight, nine, ten."
 )
 POSITIONS = 12
-# Largest difference of a log-probability, in nats: the reference differs by the order in which a
-# library adds, the native backend by activations that round to another 8-bit number.
+# Largest difference of a log-probability, in nats: the reference differs by the order of additions
+# in a library, the native backend by activations that round to another 8-bit number.
 TOLERANCE = {"reference": 1e-3, "native": 0.25}
 
 
@@ -45,7 +45,7 @@ def ids_for(tokenizer: Tokenizer | None, vocab_size: int, limit: int) -> list[in
 def logits_of(
     checkpoint: Checkpoint, prompts: Iterable[Sequence[int]], ops: Ops
 ) -> list[NDArray[np.floating]]:
-    """For each of *prompts* the logits after each of its ids, ``(len(ids), vocab_size)``.
+    """Logits at each id of each of *prompts*, ``(len(ids), vocab_size)`` per prompt.
 
     Raises:
         InferenceError: not enough memory.
@@ -68,13 +68,13 @@ def log_probabilities(logits: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any]:
-    """The trace of *checkpoint*: ids, and per backend the best token and its log-probability.
+    """Trace of *checkpoint*: ids, and per backend the best token and its log-probability.
 
     A vocabulary without tensors has none.
 
     Raises:
         BitnetError: the model cannot be run.
-        InferenceError: it computes something that is not a number.
+        InferenceError: a result is not finite.
     """
     if not checkpoint.weights:
         return {}
@@ -103,15 +103,15 @@ def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any
 def worst_difference(
     trace: Mapping[str, Any], backend: str, logits: NDArray[np.floating]
 ) -> tuple[float, float]:
-    """Largest difference of a log-probability from the recorded one, and what is allowed.
+    """Largest difference of a log-probability from the recorded one, and the tolerance.
 
     Args:
-        trace: as :func:`record` made it.
-        backend: ``reference`` or ``native``; one with a record.
-        logits: after each of the ids of the trace.
+        trace: from :func:`record`.
+        backend: ``reference`` or ``native``; must be in the trace.
+        logits: at each of the ids of the trace.
 
     Returns:
-        Infinity where positions are missing or a number is not finite.
+        Infinity if positions are missing or a number is not finite.
     """
     recorded, rows = trace[backend], log_probabilities(logits)
     if not recorded or len(recorded) != len(rows):

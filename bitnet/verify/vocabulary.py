@@ -1,8 +1,8 @@
-"""What a tokenizer tells without its original: known vocabularies, and whether its parts agree.
+"""Plausibility checks of a tokenizer without its original: known vocabularies, consistent parts.
 
-A byte-level vocabulary that was trained has its tokens in the order of the merges that make them,
-and a merge for each. One that holds to that but for a few tokens has lost or exchanged something;
-one that does not hold to it at all was made in another way, and is not judged.
+A trained byte-level vocabulary has its tokens in the order of the merges that produce them, and a
+merge for each. One with only a few exceptions has lost or exchanged something; one with many was
+made in another way, and is not judged.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["vocabulary_out_of_range"]
 
 NORMAL, CONTROL = TokenType.NORMAL, TokenType.CONTROL
-FEWEST = 16  # merges that can be said to have an order
-FEW = 4  # exceptions that are damage; more are another way to make a vocabulary
-NEAR = 0.9  # share of the rows of a known list by which another is recognised as it
-# Tokens that begin a text or a turn, and never end one.
+FEWEST = 16  # merges needed to speak of an order
+FEW = 4  # exceptions that indicate damage; more are another way to make a vocabulary
+NEAR = 0.9  # share of equal rows at which a list is recognised as a known one
+# Tokens that begin a text or a turn and never end one.
 BEGINS = frozenset(
     {"<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|im_start|>", "[CLS]"}
 )
@@ -35,7 +35,7 @@ BEGINS = frozenset(
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """A tokenizer's parts, wherever the container has them; what is missing is empty."""
+    """Parts of a tokenizer, from any container; missing parts are empty."""
 
     tokens: list[str]
     merges: list[str]
@@ -46,7 +46,7 @@ class _Vocabulary:
 
 
 def vocabulary_out_of_range(content: Content) -> list[str] | None:
-    """What is odd about the tokenizer in *content*; ``None`` where there is none."""
+    """Anomalies of the tokenizer in *content*; ``None`` if there is no tokenizer."""
     found = _vocabulary(content)
     if found is None:
         return None
@@ -102,10 +102,10 @@ def _texts(items: Items | None) -> list[str]:
 
 
 def _special(found: _Vocabulary) -> Iterator[str]:
-    """Ids that end a text but are ordinary tokens, and ordinary words that are control tokens."""
+    """Stop ids that are ordinary tokens, and control tokens that are ordinary words."""
     for id in found.ends:
         if not isinstance(id, int) or not 0 <= id < len(found.tokens):
-            continue  # the check of stop ids says so
+            continue  # the check of stop ids reports it
         text = found.tokens[id]
         if found.types.get(id) == NORMAL:
             yield f"{id} {text!r} ends a text and is an ordinary token"
@@ -121,7 +121,7 @@ def _special(found: _Vocabulary) -> Iterator[str]:
 
 
 def _unlike_known(content: Content, found: _Vocabulary) -> Iterator[str]:
-    """Known tokens with other merges or another pre-tokenizer."""
+    """Tokens of a known vocabulary with different merges or another pre-tokenizer."""
     tokens = content.lists.get("tokenizer.ggml.tokens")
     if tokens is None:
         return
@@ -139,7 +139,7 @@ def _unlike_known(content: Content, found: _Vocabulary) -> Iterator[str]:
 
 
 def _unlike_pinned(content: Content) -> Iterator[str]:
-    """Lists that are those of a model this package knows, but for a few items."""
+    """Lists of a known model with a few differing items."""
     for name, attestation in pinned().items():
         for part in ("tokens", "merges"):
             key = f"tokenizer.ggml.{part}"
@@ -153,7 +153,7 @@ def _unlike_pinned(content: Content) -> Iterator[str]:
 
 
 def _out_of_order(found: _Vocabulary) -> Iterator[str]:
-    """Exceptions from the order of merges and of the tokens they make."""
+    """Exceptions from the order of merges and of the tokens they produce."""
     if not found.byte_level or len(found.merges) < FEWEST:
         return
     ids = {text: id for id, text in enumerate(found.tokens)}

@@ -1,8 +1,8 @@
-"""What the numbers of one weight look like, read where the encoding keeps its scales.
+"""Plausibility checks of one weight, read from its scales where the type has any.
 
-A damaged or badly converted tensor shows in its scales and codes: NaN, signs and sizes that no
-quantizer writes, rows of zeros, codes that mean nothing. Reading the scales alone takes a few
-milliseconds for what decoding would take seconds.
+A damaged or badly converted tensor shows in its scales and codes: NaN, signs and magnitudes that no
+quantizer writes, rows of zeros, invalid codes. Reading only the scales takes milliseconds where
+decoding would take seconds.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MOST_ONE_SIGN = 0.9  # of the weights that are not zero; trained ones have 50 %
 
 @dataclass(frozen=True)
 class Anomaly:
-    """Something about one tensor that a trained and correctly stored one does not have.
+    """An anomaly that a trained and correctly stored tensor does not have.
 
     Attributes:
         fatal: the tensor cannot be right; otherwise it is unlikely to be.
-        text: what it is, with the tensor's name.
+        text: description, with the tensor's name.
     """
 
     fatal: bool
@@ -44,7 +44,7 @@ class Anomaly:
 
 @dataclass(frozen=True)
 class _Scale:
-    """A scale in each block: where it lies, its type, and whether quantizers write it negative."""
+    """Scale of each block: its offset, its type, and whether quantizers write negative ones."""
 
     offset: int
     dtype: str = "<f2"
@@ -75,7 +75,7 @@ _ALL_ZERO_CODES = 0x55  # a byte of four I2_S codes for 0
 
 
 def weight_anomalies(weight: Weight) -> list[Anomaly]:
-    """What is odd about the numbers of *weight*; an empty list when nothing is."""
+    """Anomalies in the values of *weight*; empty if there are none."""
     name = weight.quant.name
     if not weight.data.size or 0 in weight.shape:
         return [Anomaly(fatal=True, text=f"{weight.name}: it holds no numbers")]
@@ -96,7 +96,7 @@ def weight_anomalies(weight: Weight) -> list[Anomaly]:
 
 
 def code_anomalies(counts: TernaryCounts) -> list[Anomaly]:
-    """What is odd about how often -1, 0 and +1 occur in a ternary tensor."""
+    """Anomalies in the counts of -1, 0 and +1 of a ternary tensor."""
     name, total = counts.name, counts.total
     if counts.invalid:
         text = f"{name}: {counts.invalid:,} of {total:,} codes mean nothing"
@@ -134,7 +134,7 @@ def _block_anomalies(weight: Weight) -> list[Anomaly]:
         present = nonzero if not present.size else present | nonzero
     if any(anomaly.fatal for anomaly in found):
         return found
-    if weight.quant.name.startswith("TQ"):  # a scale for the whole tensor, so codes tell
+    if weight.quant.name.startswith("TQ"):  # one scale for the whole tensor, so codes decide
         zeros = quantize(weight.name, np.zeros((1, 256), np.float32), weight.quant).data
         codes = slice(_SCALES[weight.quant.name][0].offset)
         present &= (blocks[:, codes] != zeros[codes]).any(axis=1)
@@ -173,7 +173,7 @@ def _ternary_anomalies(weight: Weight) -> list[Anomaly]:
 
 
 def _ternary_scale_anomalies(weight: Weight, scales: NDArray[np.float32]) -> list[Anomaly]:
-    """A ternary scale is a mean of absolute weights: finite, above zero."""
+    """Anomalies of a ternary scale, a mean of absolute weights: finite and positive."""
     if not scales.size:
         return [Anomaly(fatal=True, text=f"{weight.name}: it has no scale")]
     wrong = scales[~(np.isfinite(scales) & (scales > 0))]
@@ -191,13 +191,13 @@ def _value_anomalies(weight: Weight, values: NDArray[np.float32]) -> list[Anomal
 
 
 def _zero_rows(weight: Weight, used: NDArray[np.bool_] | np.bool_) -> list[Anomaly]:
-    """Rows without a number other than zero; *used* says which rows have one."""
+    """Anomalies of zero rows; *used* tells which rows have a nonzero value."""
     used = np.atleast_1d(np.asarray(used))
     rows = int(used.size - np.count_nonzero(used))
     if not rows or weight.name.endswith((".bias", ".scale")):
         return []
     if rows == used.size:
         return [Anomaly(fatal=True, text=f"{weight.name}: all values are zero")]
-    if weight.name == "token_embd.weight":  # tokens that no text used; common, and harmless
+    if weight.name == "token_embd.weight":  # tokens that no text used; common and harmless
         return []
     return [Anomaly(fatal=False, text=f"{weight.name}: {rows:,} of {used.size:,} rows are zero")]

@@ -160,11 +160,11 @@ def test_what_cannot_be_proven_is_refused(found, why, tmp_path):
         (_token(258, token_bytes=7), "TypeError"),
         (_token(258, token_bytes="aGU="), "there twice"),
         (_special(4, rank=7), "not in the order of their ids"),
-        (_special(4, token_str="<s>"), "the same twice"),
-        (_special(4, token_str=None), "no texts"),
+        (_special(4, token_str="<s>"), "duplicates"),
+        (_special(4, token_str=None), "not texts"),
         (document("v13", special_tokens=None), "version v13 without special_tokens"),
         (document(special_tokens=3), "TypeError"),
-        (document(vocab={}), "is no tekken.json"),
+        (document(vocab={}), "is not a tekken.json"),
     ],
 )
 def test_a_damaged_file_is_refused_with_its_reason(found, why, tmp_path):

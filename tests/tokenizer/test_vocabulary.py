@@ -77,7 +77,7 @@ def test_what_is_not_a_tokenizer_is_refused(tmp_path, text, said):
 
 @pytest.mark.parametrize("number", [-1, 2**32, 1.5, None])
 def test_an_id_outside_32_bits_is_refused(number):
-    with pytest.raises(InvalidFormat, match="no 32-bit id"):
+    with pytest.raises(InvalidFormat, match="not a 32-bit id"):
         vocabulary(_document(added_tokens=[{"id": number, "content": "x"}]))
 
 
