@@ -35,10 +35,10 @@ def _facts(model, machine):
     """*model* as JSON values, with whether it runs on *machine*, and why not."""
     from bitnet.errors import BitnetError
     from bitnet.models.load import ARCHITECTURES
-    from bitnet.plan import Origin, plan_file, plan_unread
+    from bitnet.plan import ModelOrigin, plan_file, plan_unread
 
     facts = asdict(model) | {"path": str(model.path) if model.path else None}
-    origin, why = Origin(model.licence, local=model.path is not None), []
+    origin, why = ModelOrigin(model.licence, local=model.path is not None), []
     runs = None
     if model.path is not None and model.file.endswith(".gguf"):
         try:
