@@ -24,6 +24,8 @@ PYTHON = sorted(
 )
 PAGES = [ROOT / "CONTRIBUTING.md"]
 
+LONG = 600  # characters of a string that is data, such as a text to measure on
+
 # Pattern, and how the same is said in this project.
 OPENINGS = [
     (r"(What|Who|Whose|Which)\b", "begin with a noun: 'Token ids of *text*', or a verb: 'Return'"),
@@ -69,6 +71,8 @@ def passages(source):
     docs = {id(node.body[0].value) for node in _doc_nodes(tree)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if len(node.value) > LONG and id(node) not in docs:
+                continue
             yield node.lineno, " ".join(node.value.split()), id(node) in docs
     for line, text in _comments(source):
         yield line, text, False

@@ -1,1 +1,1 @@
-"""Many prompts from a file, answered into another; a run that is killed goes on where it was."""
+"""Answer many prompts from a file; an interrupted run can be continued."""

@@ -1,4 +1,4 @@
-"""The two files of a batch: rows in, answers out, each answer on the disk before it counts."""
+"""The two files of a batch: rows in, answers out; each answer is synced before it counts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 
 __all__ = ["STDIN", "BatchFiles"]
 
-STDIN = "-"  # a name of no file
+STDIN = "-"  # not the name of a file
 
 
 class BatchFiles:
     """Reads rows and appends answers; use it as a context manager.
 
-    An answer is one line with the ``id`` and the ``row`` digest of its row. A line that a killed
-    run left unfinished is cut off. Rows that have their answer are not given out again.
+    An answer is one line with the ``id`` and the ``row`` digest of its row. A line that was left
+    unfinished by a killed run is cut off. Rows with an answer are not returned again.
 
     Attributes:
-        done: rows whose answer was there already.
-        errors: why rows have no answer, now and before, by their id.
+        done: rows that already had an answer.
+        errors: errors of failed rows, old and new, by id.
         total: rows in the input.
     """
 
@@ -38,12 +38,12 @@ class BatchFiles:
         """Open both files.
 
         Args:
-            source: the rows; ``-``: those on stdin.
-            target: the answers; made where it is missing.
-            retry_errors: rows that ended with an error are given out again.
+            source: the rows; ``-``: stdin.
+            target: the answers; created if missing.
+            retry_errors: return rows that ended with an error again.
 
         Raises:
-            UsageError: two rows have the same id, or *target* answers other rows.
+            UsageError: two rows have the same id, or *target* contains answers to other rows.
             BitnetError: a file cannot be read or written.
         """
         try:
@@ -60,25 +60,25 @@ class BatchFiles:
 
     @property
     def failed(self) -> int:
-        """Rows whose answer is an error."""
+        """Number of rows whose answer is an error."""
         return len(self.errors)
 
     def left(self) -> Iterator[Row]:
-        """The rows that have no answer yet, in their order."""
+        """Rows without an answer, in order."""
         return (row for row in self._rows if row.id not in self._answered)
 
     def write(self, row: Row, facts: dict[str, Any]) -> None:
-        """Keep *facts* as the answer to *row*: on the disk when this returns.
+        """Write *facts* as the answer to *row*; it is on the disk when this returns.
 
         Raises:
-            BitnetError: it cannot be written; nothing else is lost.
+            BitnetError: it cannot be written; earlier answers are safe.
         """
         whole = {"id": row.id, "row": row.digest, **facts}
         if row.is_openais:
             whole = line_of(row.id, row.digest, facts)
         line = json.dumps(whole, ensure_ascii=False) + "\n"
         try:
-            # Half a surrogate pair can be in an id: its escape is JSON, too.
+            # An id may contain half a surrogate pair: its escape is valid JSON.
             self._file.write(line.encode(errors="backslashreplace"))
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -116,7 +116,7 @@ class BatchFiles:
 
 def _rows(source: Path) -> Iterator[Row]:
     raw = sys.stdin.buffer.read() if str(source) == STDIN else source.read_bytes()
-    # Not splitlines: U+2028 and others may stand in a text as they are.
+    # Not splitlines: texts may contain U+2028 and similar characters.
     for number, line in enumerate(raw.decode("utf-8-sig").split("\n"), 1):
         if line.strip():
             yield Row.parse(line.removesuffix("\r"), number)
@@ -125,10 +125,10 @@ def _rows(source: Path) -> Iterator[Row]:
 def _answered(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], dict[str, str]]:
     """Digests of the rows answered in *target*, and the errors among them, by id.
 
-    What is no whole answer is cut off the end of *target*.
+    An incomplete answer at the end of *target* is cut off.
 
     Raises:
-        UsageError: it holds something else than answers.
+        UsageError: it contains something other than answers.
     """
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ def _answered(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], dict
             error = facts.get("error")
         except (ValueError, TypeError, KeyError, AttributeError):
             raise UsageError(
-                f"{target} holds something else than answers", hint="choose another --output"
+                f"{target} contains something other than answers", hint="choose another --output"
             ) from None
         if retry_errors and error is not None:
             continue

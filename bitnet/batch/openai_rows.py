@@ -73,7 +73,7 @@ def _in_body(error: UsageError) -> UsageError:
 
 
 def line_of(row_id: str, digest: str, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The line of the output for the line *row_id* of the input.
+    """Output line for the input line *row_id*.
 
     Args:
         row_id: its ``custom_id``.
@@ -256,7 +256,7 @@ def _texts(body: Mapping[str, Any], field: str) -> list[str | list[int]]:
     return texts_of(given, field, at_most=MAX_TEXTS)
 
 
-# What changes nothing in the answer.
+# Fields without effect on the answer.
 _IDLE = frozenset({
     "model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "cache_prompt", "stream", "stream_options",

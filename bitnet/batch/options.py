@@ -1,4 +1,4 @@
-"""What the command line can say about a batch; cheap to import."""
+"""Command-line options of a batch; cheap to import."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["BatchOptions"]
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """Which prompts, where the answers go, and who computes them."""
+    """Input, output and engine of a batch."""
 
     input: str = option(
         "", "file with a JSON object to a line: prompt or messages; -: stdin", metavar="FILE"
@@ -29,7 +29,7 @@ class BatchOptions:
     actors: int = option(1, "with --engine ray: processes that hold a model each")
 
     def __post_init__(self) -> None:
-        """Check what a type cannot say.
+        """Check combinations and ranges.
 
         Raises:
             UsageError: something is missing, or a number is out of its range.

@@ -1,4 +1,4 @@
-"""The same rows on a Ray cluster: Ray Data with a pool of actors that hold one model each."""
+"""Batches on a Ray cluster: Ray Data with a pool of actors, each with a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ray_answers"]
 
-ROWS_PER_CALL = 32  # what is lost when an actor dies, and computed again by another one
+ROWS_PER_CALL = 32  # lost when an actor dies, and computed again by another one
 
 
 class _Actor:
@@ -41,13 +41,13 @@ class _Actor:
 def ray_answers(
     rows: Sequence[Row], path: Path, options: BatchOptions, *, threads: int = 0
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Each of *rows* with its answer, as blocks of them are finished.
+    """Yield *rows* with their answers, as blocks are finished.
 
     Args:
-        rows: what to answer.
-        path: the model; every node of the cluster finds it there.
-        options: the cluster's address, and how many actors.
-        threads: compute threads of an actor; 0: the cores of a node, shared out.
+        rows: to answer.
+        path: the model; it must exist at this path on every node.
+        options: address of the cluster, and number of actors.
+        threads: compute threads per actor; 0: the cores of a node, divided among them.
 
     Raises:
         Unsupported: Ray is not installed.

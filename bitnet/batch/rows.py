@@ -1,4 +1,4 @@
-"""One line of a batch: what is asked, and as what it is remembered."""
+"""One row of a batch: its request and identity."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Row:
     """A prompt with its options.
 
     Attributes:
-        id: names the row; its line number where it has no ``id``.
-        digest: of everything in it; an answer belongs to exactly this row.
+        id: of the row; its line number if it has no ``id``.
+        digest: of its content; an answer belongs to exactly this row.
         facts: the row as it was read.
-        problem: why it cannot be answered; empty where it can.
+        problem: reason why it cannot be answered; empty if there is none.
     """
 
     id: str
@@ -33,14 +33,14 @@ class Row:
 
     @classmethod
     def parse(cls, line: str, number: int) -> Row:
-        """The row on line *number*; what is wrong with it becomes its problem."""
+        """The row on line *number*; an error in it becomes its problem."""
         digest = hashlib.sha256(line.encode()).hexdigest()[:16]
         try:
             facts = json.loads(line)
-        except (ValueError, RecursionError) as error:  # numbers of thousands of digits, too
-            return cls(str(number), digest, problem=f"line {number} is no JSON: {error}")
+        except (ValueError, RecursionError) as error:  # also numbers with thousands of digits
+            return cls(str(number), digest, problem=f"line {number} is not JSON: {error}")
         if not isinstance(facts, dict):
-            return cls(str(number), digest, problem=f"line {number} is no JSON object")
+            return cls(str(number), digest, problem=f"line {number} is not a JSON object")
         name = "custom_id" if "custom_id" in facts else "id"
         row_id = facts.get(name, number)
         if isinstance(row_id, bool) or not isinstance(row_id, str | int):
@@ -55,7 +55,7 @@ class Row:
 
     @property
     def is_openais(self) -> bool:
-        """Whether it is a line of one of OpenAI's batch files."""
+        """True if it is a line of one of OpenAI's batch files."""
         return "custom_id" in self.facts
 
     def requests(self, default: Request) -> list[Request]:

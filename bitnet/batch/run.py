@@ -1,4 +1,4 @@
-"""Rows through the scheduler, several at a time."""
+"""Run rows through the scheduler, several at a time."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ __all__ = ["answers", "in_order"]
 def answers(
     rows: Iterable[Row], model: LanguageModel, *, max_tokens: int = 128, max_batch: int = 8
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """Each of *rows* with its answer, as they are finished.
+    """Yield *rows* with their answers, as they are finished.
 
-    What is wrong with a row stays in its answer, as ``error``; the others are not touched by it.
+    An error in a row becomes its answer, as ``error``; other rows are not affected.
 
     Args:
-        rows: what to answer.
-        model: what writes.
-        max_tokens: tokens to write at most, where a row does not say.
-        max_batch: answers written at the same time.
+        rows: to answer.
+        model: the model.
+        max_tokens: most tokens to generate, unless a row says otherwise.
+        max_batch: answers generated at the same time.
     """
     scheduler = model.scheduler(max_batch=max_batch)
     waiting, default = iter(rows), Request(max_tokens=max_tokens)
@@ -72,7 +72,7 @@ def answers(
 def in_order(
     rows: Iterable[Row], answered: Iterable[tuple[Row, dict[str, Any]]]
 ) -> Iterator[tuple[Row, dict[str, Any]]]:
-    """What *answered* gives, in the order of *rows*; an answer waits for those before it."""
+    """Results of *answered* in the order of *rows*; an answer waits for earlier ones."""
     early: dict[str, tuple[Row, dict[str, Any]]] = {}
     finished = iter(answered)
     for row in rows:

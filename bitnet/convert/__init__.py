@@ -1,13 +1,13 @@
-"""One model file into another: safetensors into GGUF, and one encoding of weights into another.
+"""Convert models: safetensors to GGUF, and one quantization type to another.
 
 A plan says what will be written, how large it gets, and which engines will compute it differently.
-What has to be refused is refused before anything is written. Every tensor is read back from the
-finished file and compared with its source before the file gets its name. What is promised to be
-exact is: the same codes and scales, or the same numbers. Rounding float weights to F16, BF16, Q8_0
-and below is what these encodings are for; anything else that would lose something is refused unless
-it is allowed. What it cost is measured on a text.
+Anything that must be refused is refused before the file is written. Every tensor is read back from
+the finished file and compared with its source before the file gets its name. A conversion is exact
+if codes and scales, or the numbers, are the same. Rounding float weights to F16, BF16, Q8_0 and
+below is the purpose of these types; other losses are refused unless they are allowed. The cost is
+measured on a text.
 
-Memory stays bounded: some million weights at a time, or one ternary matrix.
+Memory is bounded: some million weights at a time, or one ternary matrix.
 """
 
 from __future__ import annotations

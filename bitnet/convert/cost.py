@@ -1,4 +1,4 @@
-"""What a conversion costs: how far the new file's probabilities are from its source's."""
+"""Cost of a conversion: divergence of the new file's probabilities from its source's."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ thing she did was to paint the door green, because a green door means that someb
 
 @dataclass(frozen=True)
 class Cost:
-    """How far apart two models are on a fixed text.
+    """Divergence of two models on a fixed text.
 
     Attributes:
-        positions: tokens after which both were asked.
+        positions: number of tokens compared.
         mean_kl: mean Kullback-Leibler divergence from the source's probabilities, in nats.
         top1: share of positions with the same likeliest token.
     """
@@ -48,11 +48,11 @@ class Cost:
     top1: float
 
     def facts(self) -> dict[str, Any]:
-        """The figures as JSON values."""
+        """The metrics as JSON values."""
         return asdict(self)
 
     def line(self) -> str:
-        """The figures for people."""
+        """The metrics as text."""
         same = round(self.top1 * self.positions)
         return (
             f"cost on {self.positions} tokens of text: mean KL {self.mean_kl:.2g} nats, likeliest "
@@ -61,14 +61,14 @@ class Cost:
 
 
 def measure(source: Checkpoint, written: Path, tokenizer: Tokenizer) -> Cost:
-    """How far the file *written* is from the model *source* it was made of.
+    """Divergence of the file *written* from the model *source* it was made from.
 
-    Both run here, on the best backend there is, one after the other.
+    Both run here one after the other, on the best backend available.
 
     Args:
-        source: what was converted.
+        source: the converted model.
         written: the new file.
-        tokenizer: of both.
+        tokenizer: tokenizer of both.
 
     Raises:
         BitnetError: one of them does not run.
@@ -82,7 +82,7 @@ def measure(source: Checkpoint, written: Path, tokenizer: Tokenizer) -> Cost:
 
 
 def _log_probabilities(checkpoint: Checkpoint, ids: list[int]) -> NDArray[np.float64]:
-    """After each of the first of *ids*: ``(positions, vocabulary)``."""
+    """Log-probabilities after each of the first of *ids*, ``(positions, vocabulary)``."""
     model = load_model(checkpoint, ops=select())
     ids = ids[: min(POSITIONS, model.config.context_length)]
     logits = model.forward(ids, KVCache(model.config, len(ids)), all_positions=True)

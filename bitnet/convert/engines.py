@@ -1,7 +1,7 @@
-"""Which engines compute a converted file differently from its source, and why.
+"""Differences between engines: those that compute a converted file unlike its source.
 
-What llama.cpp does was read off its results on random models, ``tests/convert/test_engines.py``
-(b11549); what descends from it does the same.
+The behaviour of llama.cpp was determined from its results on random models,
+``tests/convert/test_engines.py`` (b11549); programs derived from it do the same.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["differences", "is_dynamic"]
 
 _WINDOWS = {"gemma2", "gemma3"}  # architectures whose windows llama.cpp reads
-_LAYERS_WITH_WINDOWS = 64  # of exaone4: llama.cpp tells the model with windows by this number
+_LAYERS_WITH_WINDOWS = 64  # of exaone4: llama.cpp recognises the model with windows by this
 _NO_TIED_HEAD = {"olmo2"}
-# Architectures whose heads it expects to be as wide, all together, as the model.
+# Architectures for which it expects the heads together to be as wide as the model.
 _HEADS_OF_WIDTH = {"bitnet", "exaone4", "olmo2", "phi3", "qwen2"}
-# Models of so many layers scale scores by another width; no key says so.
+# Models with this many layers scale attention by another width; no key says so.
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 
 
@@ -60,7 +60,7 @@ def differences(
 
 
 def is_dynamic(checkpoint: Checkpoint) -> bool:
-    """Whether the position embedding of *checkpoint* grows with the sequence."""
+    """True if the position embedding of *checkpoint* depends on the length of the sequence."""
     return bool(checkpoint.value("rope.scaling.type", "none") == "dynamic")
 
 
@@ -166,5 +166,5 @@ def _tensors(
 
 
 def _is_optional(name: str) -> bool:
-    """Whether only some models of a family have the tensor *name*."""
+    """True if only some models of a family have the tensor *name*."""
     return name == "output.weight" or name.startswith("rope_f") or name.endswith(".bias")

@@ -1,4 +1,4 @@
-"""The keys of a converted file: what the model is, and its tokenizer."""
+"""Metadata keys of a converted file: the model, and its tokenizer."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _FILE_TYPES = {
 
 
 def metadata(checkpoint: Checkpoint, request: Request) -> dict[str, bytes]:
-    """Every key of the new file.
+    """All keys of the new file.
 
     Raises:
-        Unsupported: GGUF cannot say what the model is.
+        Unsupported: GGUF cannot express the model.
         TokenizerNotFound: the source has no tokenizer.
     """
     keys = _all_keys(checkpoint, request)
@@ -82,7 +82,7 @@ def _all_keys(checkpoint: Checkpoint, request: Request) -> dict[str, bytes]:
 
 
 def _check_dynamic(checkpoint: Checkpoint) -> None:
-    """Accept a model whose dynamic rope begins where its context ends: a file without it is right.
+    """Check that dynamic RoPE begins where the context ends: then a file without it is right.
 
     Raises:
         Unsupported: it begins before.
@@ -109,14 +109,14 @@ def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
         keys[f"{prefix}.rope.scaling.type"] = "longrope"  # llama.cpp looks for them because of it
     window = f"{prefix}.attention.sliding_window"
     if not keys.get(window) and not prefix.startswith("gemma"):
-        keys.pop(window, None)  # its absence says the same, and older readers trip over 0
+        keys.pop(window, None)  # its absence means the same, and older readers fail on 0
     return keys
 
 
 def _tokenizer(
     checkpoint: Checkpoint, request: Request, *, default: Path | None
 ) -> dict[str, bytes]:
-    """The keys of the tokenizer that is asked for, or of the one at *default*."""
+    """Keys of the requested tokenizer, or of the one at *default*."""
     path = request.tokenizer or default
     if request.no_tokenizer or path is None:
         return {}
@@ -133,7 +133,7 @@ def _tokenizer(
 
 
 def _missing_pre(gguf: GGUF, request: Request) -> dict[str, bytes]:
-    """The pre-tokenizer's name, where *gguf* leaves it out and its vocabulary is a known one."""
+    """Name of the pre-tokenizer, if *gguf* lacks it and its vocabulary is known."""
     key = "tokenizer.ggml.pre"
     if request.pre:
         return {key: encode_value(request.pre)}

@@ -1,4 +1,4 @@
-"""What a converted file is to be."""
+"""Options of a conversion."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ ENCODINGS = ("F32", *ROUNDED, *TERNARY)
 
 @dataclass(frozen=True)
 class Request:
-    """What the new file is to be.
+    """Options of the new file.
 
     Attributes:
-        type: encoding of the matrices, one of :data:`ENCODINGS`; a ternary one is for those of the
-            blocks, while embedding and head stay as they are, or become F16.
+        type: type of the matrices, one of :data:`ENCODINGS`; a ternary one applies to those of the
+            blocks, while embedding and head are unchanged, or become F16.
         tokenizer: file or folder with the tokenizer; by default the one of the source.
         no_tokenizer: leave the tokenizer out.
-        pre: name of the pre-tokenizer, where it cannot be told.
-        allow_lossy: write also what loses something.
-        i2_s_layout: the processor that wrote the I2_S weights of the source.
-        ignore_keys: keys of the source to treat as if they were not there; the file has none.
+        pre: name of the pre-tokenizer, if it cannot be determined.
+        allow_lossy: allow a loss beyond the rounding of floats.
+        i2_s_layout: processor that wrote the I2_S weights of the source.
+        ignore_keys: metadata keys of the source to ignore; the new file lacks them.
     """
 
     type: str

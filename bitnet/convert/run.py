@@ -1,4 +1,4 @@
-"""Reads a model, writes it anew, and says what became of every tensor.
+"""Plan and run a conversion, and report the result for every tensor.
 
 plan = plan_conversion(Path("model"), Request("Q8_0"))  # what will be written, and how large
 plan.check()  # whatever is to be refused is refused here
@@ -41,7 +41,7 @@ def _silent(_done: int, _total: int) -> None:
 
 @dataclass(frozen=True)
 class Conversion:
-    """What was written: the file, its size, every tensor, and who computes it differently.
+    """Result of a conversion: the file, its size, every tensor, and engines that differ.
 
     Keys of the source that were ignored are not in the file.
     """
@@ -54,7 +54,7 @@ class Conversion:
 
     @property
     def exact(self) -> bool:
-        """Whether the file is the same model: every weight, and how its products round."""
+        """True if the file is the same model: every weight, and the rounding of its products."""
         return all(tensor.exact and tensor.keeps_rounding for tensor in self.tensors)
 
     def facts(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Conversion:
         }
 
     def lines(self) -> Iterator[str]:
-        """How many tensors became what."""
+        """Number of tensors by conversion."""
         kinds = Counter(
             (one.before, one.after, one.exact, one.keeps_rounding) for one in self.tensors
         )
@@ -83,14 +83,14 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is going to be written.
+    """A planned conversion.
 
     Attributes:
         checkpoint: the source.
-        jobs: its tensors and what they become.
+        jobs: its tensors and their new types.
         metadata: every key of the file.
         size_bytes: of the file.
-        warnings: engines that will compute it differently, and why.
+        warnings: engines that will compute it differently, with reasons.
     """
 
     checkpoint: Checkpoint
@@ -100,7 +100,7 @@ class Plan:
     warnings: tuple[Finding, ...]
 
     def lines(self) -> Iterator[str]:
-        """What will be written, and how large."""
+        """The conversions and the size of the file, as text."""
         yield f"{human_size(self.size_bytes)}, {_tensors(len(self.jobs))}:"
         names = [(one.weight.quant.name, one.target.name) for one in self.jobs]
         for kind, count in Counter(names).items():
@@ -110,11 +110,11 @@ class Plan:
             yield f"  {_tensors(count)} {kind[0]} -> {kind[1]}, {human_size(size)}"
 
     def check(self, on_progress: Callable[[int, int], None] = _silent) -> None:
-        """Refuse what has to be refused, before anything is written.
+        """Refuse an impossible or lossy conversion before anything is written.
 
         Raises:
-            Unsupported: a tensor would lose something, and may not.
-            IntegrityError: the source changed while it was read.
+            Unsupported: a tensor would lose something, and that is not allowed.
+            IntegrityError: the source changed while it was being read.
         """
         total, done = sum(one.size_bytes for one in self.jobs), 0
         with unchanged([one.weight.data for one in self.jobs]):
@@ -128,9 +128,9 @@ class Plan:
 
         Raises:
             UsageError: *output* exists.
-            NoSpace: the disk has less room than the file takes.
-            IntegrityError: the source changed while it was read.
-            VerificationFailed: a tensor read back is not what it was meant to be.
+            NoSpace: the disk has too little room for the file.
+            IntegrityError: the source changed while it was being read.
+            VerificationFailed: a tensor read back differs from the expected one.
         """
         refuse_existing(output)
         _check_room(output, self.size_bytes)
@@ -151,14 +151,14 @@ class Plan:
 
 
 def plan_conversion(source: Path, request: Request) -> Plan:
-    """What *request* makes of the model at *source*; no weight is read.
+    """Plan for converting the model at *source*; no weights are read.
 
     Args:
         source: GGUF file, or folder with safetensors.
-        request: what the file is to be.
+        request: options of the conversion.
 
     Raises:
-        Unsupported: something cannot be said in GGUF.
+        Unsupported: GGUF cannot express something.
         InvalidFormat: *source* is damaged or incomplete.
         TokenizerNotFound: *source* has no tokenizer.
     """
@@ -191,8 +191,8 @@ def convert(
     Args:
         source: GGUF file, or folder with safetensors.
         output: the new file, which must not exist.
-        request: what it is to be.
-        on_progress: called with the bytes written so far and the bytes in all.
+        request: options of the conversion.
+        on_progress: called with the bytes written so far and in total.
 
     Raises:
         BitnetError: as :func:`plan_conversion`, :meth:`Plan.check` and :meth:`Plan.write`.

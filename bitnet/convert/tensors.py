@@ -1,4 +1,4 @@
-"""One tensor into another encoding, and whether it came out as it went in."""
+"""Convert one tensor to another type, and check the result."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Converted:
         after: its encoding in the file.
         exact: it decodes to the same numbers.
         error: largest difference, as a share of the largest weight.
-        keeps_rounding: products with it round their input to int8 as before, or not as before.
+        keeps_rounding: products with it round their input to int8 if and only if they did before.
     """
 
     name: str
@@ -62,13 +62,13 @@ class Converted:
 
 @dataclass(frozen=True)
 class Job:
-    """A tensor of the source and what it becomes.
+    """A tensor of the source and its new type.
 
     Attributes:
         weight: of the source.
-        target: its new encoding.
-        order: new row i is old row ``order[i]``; ``None``: rows stay.
-        allow_lossy: it may lose something beyond the rounding of floats.
+        target: its new type.
+        order: new row i is old row ``order[i]``; ``None``: rows are unchanged.
+        allow_lossy: allow a loss beyond the rounding of floats.
         rounds: a layer of it rounds its input to int8 per token.
     """
 
@@ -80,24 +80,24 @@ class Job:
 
     @property
     def is_copy(self) -> bool:
-        """Whether the bytes stay as they are."""
+        """True if the bytes are unchanged."""
         same = self.target == self.weight.quant
         return same and self.order is None and self.weight.scale == 1.0
 
     @property
     def from_ternary(self) -> bool:
-        """Whether the source has codes and scales."""
+        """True if the source has codes and scales."""
         return self.weight.quant.is_ternary or self.weight.quant in _UNNUMBERED
 
     @property
     def step(self) -> int:
-        """Rows at a time; all of them where an encoding has no rows of its own."""
+        """Number of rows at a time; all of them if a type has no separate rows."""
         if self.from_ternary or self.target.is_ternary or len(self.weight.shape) != 2:
             return sys.maxsize
         return max(1, _CHUNK // max(self.weight.shape[1], 1))
 
     def chunks(self) -> Iterator[bytes | memoryview]:
-        """The bytes of the new tensor."""
+        """Bytes of the new tensor."""
         if self.is_copy:
             raw = self.weight.data[: self.target.size_bytes(self.weight.shape)].data
             for start in range(0, len(raw), _COPY_BYTES):
@@ -106,27 +106,27 @@ class Job:
             yield _PACKERS[self.target.name](self._fitted()).tobytes()
         else:
             for values in self.values():
-                with np.errstate(over="ignore"):  # told by what is read back
+                with np.errstate(over="ignore"):  # detected when read back
                     encoded = registry.quantize(self.weight.name, values, self.target)
                 yield encoded.data.tobytes()
 
     @property
     def keeps_rounding(self) -> bool:
-        """Whether a product rounds its input as one with the source's weights does."""
+        """True if a product rounds its input as one with the source's weights does."""
         if len(self.weight.shape) != 2:
             return True
         return registry.rounds_activations(self.weight) == self.rounds
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the new tensor."""
+        """Number of bytes of the new tensor."""
         return self.target.size_bytes(self.weight.shape) or 0
 
     def check(self) -> None:
-        """Encode the tensor without writing it, as far as it could be refused.
+        """Encode the tensor without writing it, as far as needed to see if it is refused.
 
         Raises:
-            Unsupported: it would lose something, and may not.
+            Unsupported: it would lose something, and that is not allowed.
         """
         if self.is_copy:
             return
@@ -143,10 +143,10 @@ class Job:
             self.judge(np.array_equal(values, again), error / largest if largest else error)
 
     def judge(self, exact: bool, error: float) -> None:
-        """Accept what became of the tensor, or some of it.
+        """Accept the result of converting the tensor, or a part of it.
 
         Raises:
-            Unsupported: it lost something, and may not.
+            Unsupported: it lost something, and that is not allowed.
         """
         name, before, after = self.weight.name, self.weight.quant.name, self.target.name
         if not math.isfinite(error):
@@ -162,7 +162,7 @@ class Job:
             )
 
     def values(self, step: int = 0) -> Iterator[NDArray[np.float32]]:
-        """The numbers of the tensor in their new order, *step* rows at a time."""
+        """Values of the tensor in their new order, *step* rows at a time."""
         weight, step = self.weight, step or self.step
         if step >= weight.shape[0]:
             values = registry.dequantize(weight)
@@ -180,7 +180,7 @@ class Job:
         """Codes and scales of the tensor in their new order.
 
         Raises:
-            Unsupported: its weights are not ternary, and may not be made so.
+            Unsupported: its weights are not ternary, and rounding them is not allowed.
         """
         if self.from_ternary:
             found = registry.unpack_ternary(self.weight)
@@ -192,7 +192,7 @@ class Job:
         return Ternary(found.codes[self.order], scales)
 
     def _from_numbers(self, values: NDArray[np.float32]) -> Ternary:
-        """*values* that are ternary already, taken as they are; others only if that is allowed."""
+        """*values* that are ternary already, unchanged; others only if that is allowed."""
         scale = np.abs(values).max(initial=0).astype(np.float32)
         codes = np.sign(values).astype(np.int8)
         if np.isfinite(scale) and np.array_equal(codes * scale, values):
@@ -206,10 +206,10 @@ class Job:
         return ternarize(values)
 
     def _fitted(self) -> Ternary:
-        """:meth:`ternary` with scales the target can hold.
+        """:meth:`ternary` with scales that the target can store.
 
         Raises:
-            Unsupported: it cannot hold them exactly, and that is not allowed.
+            Unsupported: it cannot store them exactly, and that is not allowed.
         """
         found = self.ternary()
         used = _used(found)
@@ -279,7 +279,7 @@ _PACKERS = {
 
 
 def _used(ternary: Ternary) -> NDArray[np.int64]:
-    """How many weights each scale multiplies that are not zero, in the shape of the scales."""
+    """Number of nonzero weights of each scale, in the shape of the scales."""
     rows, groups = ternary.codes.shape[0], ternary.scales.shape[1]
     counts = np.count_nonzero(ternary.codes.reshape(rows, groups, -1), axis=2)
     used: NDArray[np.int64] = (
@@ -289,7 +289,7 @@ def _used(ternary: Ternary) -> NDArray[np.int64]:
 
 
 def job(weight: Weight, checkpoint: Checkpoint, request: Request) -> Job:
-    """What *request* makes of one *weight* of *checkpoint*."""
+    """Job for one *weight* of *checkpoint* according to *request*."""
     target = _target(weight, request.type, keeps=checkpoint.path.is_file())
     rounds = target.is_ternary and (
         checkpoint.rounds_inputs or target.name not in registry.OF_ANY_MODEL
@@ -298,7 +298,7 @@ def job(weight: Weight, checkpoint: Checkpoint, request: Request) -> Job:
 
 
 def _target(weight: Weight, wanted: str, *, keeps: bool) -> QuantType:
-    """The encoding *weight* gets; one of a GGUF file *keeps* what nobody asked to change."""
+    """New type of *weight*; a GGUF file *keeps* the types that are not to change."""
     own = _named("I2_S") if weight.quant == registry.I2_S_ARM else weight.quant
     quant = _named(wanted)
     if len(weight.shape) != 2:
@@ -317,10 +317,10 @@ def _named(name: str) -> QuantType:
 
 
 def _row_order(weight: Weight, checkpoint: Checkpoint) -> NDArray[np.intp] | None:
-    """How rows move where the file's readers expect rotated pairs side by side.
+    """Permutation of rows for readers that expect adjacent rotary pairs.
 
     Raises:
-        Unsupported: only a part of each head is rotated.
+        Unsupported: RoPE applies to a part of each head only.
     """
     family = of_gguf(checkpoint.architecture)
     if family is None or family.gguf_rope_style == checkpoint.rope_style:
@@ -341,11 +341,11 @@ def _row_order(weight: Weight, checkpoint: Checkpoint) -> NDArray[np.intp] | Non
 
 
 def compare(path: Path, jobs: Sequence[Job]) -> Iterator[Converted]:
-    """Every tensor of the file at *path* against its source.
+    """Compare every tensor of the file at *path* with its source.
 
     Raises:
-        VerificationFailed: one is not what it was meant to be.
-        Unsupported: one lost something, and may not.
+        VerificationFailed: one differs from the expected result.
+        Unsupported: one lost something, and that is not allowed.
     """
     written = open_checkpoint(path).weights
     for one in jobs:
@@ -362,7 +362,7 @@ def compare(path: Path, jobs: Sequence[Job]) -> Iterator[Converted]:
 
 
 def _difference(job: Job, written: Weight) -> tuple[bool, float]:
-    """Whether *written* is the source exactly, and the largest difference relative to it."""
+    """True if *written* equals the source exactly; and the largest relative difference."""
     if job.is_copy:
         size = written.quant.size_bytes(written.shape)
         exact = np.array_equal(job.weight.data[:size], written.data[:size])
@@ -379,7 +379,7 @@ def _difference(job: Job, written: Weight) -> tuple[bool, float]:
 
 
 def _ternary_difference(source: Ternary, copy: Ternary, name: str) -> tuple[bool, float]:
-    """Codes must be the same; a scale counts where it multiplies something."""
+    """As :func:`_difference`; codes must be equal, and scales where they have weights."""
     if not np.array_equal(source.codes, copy.codes):
         raise VerificationFailed(f"{name}: other codes than its source's", hint="check the disk")
     groups = max(source.scales.shape[1], copy.scales.shape[1])

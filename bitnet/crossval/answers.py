@@ -1,7 +1,7 @@
-"""Asked and answered: an answer that is short, empty, extra or not a number is seen here.
+"""Counts of requested and received answers: missing, extra or invalid ones are found here.
 
-Everything that is compared later pairs what two sides said. What one of them did not say would
-drop out of such pairs without a word, so it is counted first, and the verdict goes by the counts.
+Later comparisons pair the answers of both sides. A missing answer would silently drop out of these
+pairs, so answers are counted first, and the verdict depends on the counts.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 __all__ = ["Answered", "Count", "answered", "steps_of"]
 
 _LEAST = 10  # tokens stored at a position; fewer than that are not a distribution
-_SHOWN = 8  # what is missing, in words
+_SHOWN = 8  # descriptions of missing answers
 
 
 @dataclass(frozen=True)
 class Count:
-    """Things of one kind.
+    """Counts of one kind of answer.
 
     Attributes:
-        asked: how many were asked for.
-        answered: how many came back whole.
+        asked: number requested.
+        answered: number received complete.
     """
 
     asked: int
@@ -34,7 +34,7 @@ class Count:
 
     @property
     def agree(self) -> bool:
-        """Neither too few nor too many came back."""
+        """True if the counts are equal."""
         return self.asked == self.answered
 
     def __str__(self) -> str:
@@ -43,15 +43,15 @@ class Count:
 
 @dataclass(frozen=True)
 class Answered:
-    """How much of what one side was asked it answered.
+    """Completeness of one side's answers.
 
     Attributes:
         side: ``ours``, ``reference`` or ``float64``.
         prompts: texts that are run.
-        positions: distributions of the next token, all of them numbers.
+        positions: distributions of the next token, all of them finite.
         steps: tokens of greedy continuations.
         texts: texts that are tokenized.
-        missing: what did not come back, or came back unasked; the first few.
+        missing: descriptions of the first missing or extra answers.
     """
 
     side: str
@@ -63,7 +63,7 @@ class Answered:
 
     @property
     def is_whole(self) -> bool:
-        """Everything asked was answered, and nothing else."""
+        """True if every request was answered, and nothing else."""
         counts = (self.prompts, self.positions, self.steps, self.texts)
         return not self.missing and all(count.agree for count in counts)
 
@@ -77,15 +77,15 @@ def answered(
     texts: int = 0,
     vocabulary: int = _LEAST,
 ) -> Answered:
-    """How much of what was asked *trace* answers.
+    """Completeness of *trace* as an answer to the requests.
 
     Args:
-        side: who answers.
-        trace: the answer.
-        prompts: the texts with the ids that were asked, one distribution for each.
-        steps: tokens of each prompt's continuation that were asked; none of them when not given.
-        texts: texts that were to be tokenized; 0 where the side was not asked for any.
-        vocabulary: tokens of the model; a position holds ten of them at least, or all.
+        side: the side that answers.
+        trace: its answers.
+        prompts: the requested texts with their ids, one distribution for each id.
+        steps: requested tokens of each prompt's continuation; 0 when not given.
+        texts: number of texts to tokenize; 0 if none were requested.
+        vocabulary: tokens of the model; a position holds at least ten of them, or all.
     """
     missing = [f"{len(trace.prompts)} prompts, asked were {len(prompts)}"]
     if len(trace.prompts) == len(prompts):
@@ -123,7 +123,7 @@ def _is_whole(position: object, least: int) -> bool:
 
 
 def _faults(one: PromptTrace, ids: tuple[int, ...], steps: int, least: int) -> Iterator[str]:
-    """What is wrong with the answer *one* about *ids*."""
+    """Problems of the answer *one* for *ids*."""
     if one.error:
         yield one.error
     if not ids and not one.error:

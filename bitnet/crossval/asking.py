@@ -1,4 +1,4 @@
-"""What both sides are asked, and our own answer to it."""
+"""Prompts of a comparison, and our own answers to them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Asked:
 
     Attributes:
         prompts: texts with the ids that are run.
-        there: tokens that all texts have.
-        steps: tokens of each continuation; 0: none are wanted.
-        continued: which prompts are continued.
-        unreadable: why a text could not be turned into ids, by its place among *prompts*.
+        there: tokens of all texts together.
+        steps: tokens of each continuation; 0: none are requested.
+        continued: indices of the prompts that are continued.
+        unreadable: reason why a text could not be tokenized, by index in *prompts*.
     """
 
     prompts: tuple[tuple[str, tuple[int, ...]], ...]
@@ -95,7 +95,7 @@ def our_trace(
     arithmetic: Arithmetic,
     unreadable: Mapping[int, str] | None = None,
 ) -> Trace:
-    """The answer of *model* to *question*; a prompt that fails says why and leaves the others."""
+    """Answer of *model* to *question*; a failing prompt has an error and does not stop others."""
     reasons = unreadable or {}
     size = model.config.vocab_size
     return Trace(

@@ -1,4 +1,4 @@
-"""The first layer and operation where two engines part: intermediates of one pass, in order."""
+"""Find the first layer and operation where two engines differ, from intermediates of one pass."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BOUNDS", "Bisection", "Step", "bisect"]
 
-# Relative error that an intermediate may have, |a - b| / |b| over all positions: twice the largest
+# Largest accepted relative error, |a - b| / |b| over all positions: twice the largest
 # measured on SmolLM2 and Gemma 3, which was 0.079 (kqv_out, native against llama.cpp) and, between
 # float32 and float64 with the f16 cache, 9.4e-4.
 BOUNDS: dict[Arithmetic, float] = {"int8": 0.16, "float": 2e-3}
@@ -24,7 +24,7 @@ BOUNDS: dict[Arithmetic, float] = {"int8": 0.16, "float": 2e-3}
 
 @dataclass(frozen=True)
 class Step:
-    """One intermediate of both engines.
+    """One intermediate, compared between both engines.
 
     Attributes:
         name: ``Qcur-3``: the operation and the layer.
@@ -36,26 +36,26 @@ class Step:
 
     @property
     def operation(self) -> str:
-        """Without the layer."""
+        """Name without the layer."""
         return self.name.rpartition("-")[0] or self.name
 
     @property
     def layer(self) -> int | None:
-        """``None`` before the first layer and after the last."""
+        """Number of the layer; ``None`` before the first layer and after the last."""
         number = self.name.rpartition("-")[2]
         return int(number) if number.isdigit() else None
 
 
 @dataclass(frozen=True)
 class Bisection:
-    """Where two engines part.
+    """Comparison of the intermediates of two engines.
 
     Attributes:
-        ours: name of the engine that is looked at.
-        theirs: name of the other.
-        bound: relative error that counts as parting.
-        least: intermediates that both must have.
-        steps: what both have, in the order it is computed.
+        ours: name of the engine under test.
+        theirs: name of the other engine.
+        bound: largest relative error that counts as agreement.
+        least: number of intermediates that both must have.
+        steps: intermediates of both, in order of computation.
     """
 
     ours: str
@@ -66,12 +66,12 @@ class Bisection:
 
     @property
     def agrees(self) -> bool:
-        """Enough was compared, and nothing is beyond the bound."""
+        """True if enough was compared, and nothing exceeds the bound."""
         return len(self.steps) >= max(self.least, 1) and self.first is None
 
     @property
     def first(self) -> Step | None:
-        """The first step beyond the bound."""
+        """The first step that exceeds the bound."""
         return next((step for step in self.steps if not step.error <= self.bound), None)
 
     def __str__(self) -> str:
@@ -102,14 +102,14 @@ def bisect(
     bound: float,
     least: int = 1,
 ) -> Bisection:
-    """Compare *ours*, in order, with what *theirs* has of the same name and size.
+    """Compare *ours*, in order, with the intermediates of *theirs* of the same name and size.
 
     Args:
         ours: names and values, one row per position.
         theirs: by name.
         names: of the two engines.
-        bound: relative error that counts as parting.
-        least: intermediates that both must have; fewer are a failure, not agreement.
+        bound: largest relative error that counts as agreement.
+        least: number of intermediates that both must have; fewer are a failure, not agreement.
     """
     steps = []
     for name, values in ours:

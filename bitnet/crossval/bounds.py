@@ -1,6 +1,6 @@
-"""What still counts as agreement, and where the figures come from.
+"""Thresholds of agreement, and the measurements behind them.
 
-All figures are mean KL divergences in nats, measured on SmolLM2-135M (Q4_1) and Gemma-3-270M
+All numbers are mean KL divergences in nats, measured on SmolLM2-135M (Q4_1) and Gemma-3-270M
 (Q4_K_M), six prompts with 272 positions (benchmarks/results/crossval.md has the tables):
 
     from the float64 pass to     SmolLM2   Gemma 3   largest position / mean
@@ -11,7 +11,7 @@ All figures are mean KL divergences in nats, measured on SmolLM2-135M (Q4_1) and
 
     llama.cpp to ik_llama.cpp    3.3e-3    5.1e-3    17
 
-Engines that round activations to 8 bit (``int8``) differ by that, and no bound can be below it.
+Engines that round activations to 8 bit (``int8``) differ by that much, so no bound can be lower.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ if TYPE_CHECKING:
 
 __all__ = ["CLEARLY_BETTER", "LEAST_NOISE", "Bounds", "SideBounds", "bounds_for", "near_tie_for"]
 
-# Mean KL from the float64 pass that an engine may have: the largest measured, rounded up
-# (llama.cpp 4.3e-3), and for floats the f16 of the KV cache with room for models that amplify
-# more. Two C++ engines that are both right are 5.1e-3 apart.
+# Largest accepted mean KL from the float64 pass: the largest measured value, rounded up (llama.cpp
+# 4.3e-3); for floats, that of the f16 KV cache with a margin for models that amplify more. Two
+# correct C++ engines are 5.1e-3 apart.
 NOISE: dict[Arithmetic, float] = {"int8": 5e-3, "float": 1e-5}
 
-# What an engine may be off is three times what was measured: other prompts, other processors.
+# Bounds are three times the measured value: other prompts, other processors.
 ALLOWANCE = 3.0
 
 # A single position was up to 28 times worse than the mean.
 WORST = 30.0
 
-# The largest gap between the two best tokens that such an engine turned round, in logits, against
-# exact arithmetic: 0.317 for llama.cpp. Two engines can be off in opposite directions.
+# Largest gap, in logits, between two best tokens that such an engine reversed relative to exact
+# arithmetic: 0.317 for llama.cpp. Two engines can deviate in opposite directions.
 FLIPPED: dict[Arithmetic, float] = {"int8": 0.32, "float": 0.01}
 
-# How far the mean slope of log-probabilities over those of the float64 pass may be from 1:
-# rounding spreads them and does not stretch them.
+# Largest accepted deviation from 1 of the mean slope of log-probabilities over those of the float64
+# pass: rounding scatters them but does not scale them.
 SCALE: dict[Arithmetic, float] = {"int8": 0.03, "float": 3e-3}
 
 # A reference that predicts the next token of real text better than the float64 pass by so many
-# nats reads the model better than we do.
+# nats understands the model better than this package does.
 CLEARLY_BETTER = 0.5
 
-# The least that rounding of activations to 8 bit leaves beside the float64 pass, as a share of the
-# spread of log-probabilities. Less than that was computed in floats, whatever the counters say.
+# Least noise that rounding activations to 8 bit leaves relative to the float64 pass, as a share of
+# the spread of log-probabilities. With less noise, floats were used, whatever the counters say.
 LEAST_NOISE = 2e-4
 
 
 @dataclass(frozen=True)
 class SideBounds:
-    """How far one engine may be from the float64 pass.
+    """Bounds on one engine's distance from the float64 pass.
 
     Attributes:
         mean_kl: mean KL divergence.
@@ -69,14 +69,14 @@ class SideBounds:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What still counts as agreement.
+    """Thresholds of agreement.
 
     Attributes:
-        near_tie: gap in logits below which the order of two tokens means nothing.
+        near_tie: gap in logits below which the order of two tokens is not significant.
         mean_kl: from the reference to ours.
         worst_kl: the same at a single position.
         ours: from the float64 pass to ours.
-        reference: from the float64 pass to the reference, before it may judge.
+        reference: from the float64 pass to the reference, for it to be accepted as a judge.
     """
 
     near_tie: float
@@ -92,7 +92,7 @@ def near_tie_for(ours: Arithmetic, theirs: Arithmetic) -> float:
 
 
 def bounds_for(ours: Arithmetic, theirs: Arithmetic) -> Bounds:
-    """The bounds for two engines of such arithmetic; both are held to the same."""
+    """Bounds for two engines with such arithmetic; the same for both."""
     mean = ALLOWANCE * max(NOISE[ours], NOISE[theirs])
     return Bounds(
         near_tie=near_tie_for(ours, theirs),

@@ -1,7 +1,7 @@
-"""A report held to its own rows: the verdict derived again, and some rows computed again.
+"""Check a report against its own rows: derive the verdict again, and compute some rows again.
 
-This protects from mistakes: a report that was cut, edited or merged wrongly, or written with other
-thresholds. Rows that were invented consistently are found by the replay, which needs the model.
+This protects against mistakes: a report that was cut, edited or merged wrongly, or written with
+other thresholds. Consistently invented rows are found by the replay, which needs the model.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 __all__ = ["check_report", "replay"]
 
-# A divergence computed again on another processor: sums in another order round other activations.
+# Tolerance for a divergence recomputed on another processor, with other rounding.
 _RELATIVE, _ABSOLUTE = 0.25, 1e-5
 
 
 def check_report(report: Report, claimed: dict[str, Any]) -> list[Finding]:
-    """The report's form, thresholds, rows, verdict and figures, each right or wrong.
+    """Findings on the report's schema, thresholds, rows, verdict and summary.
 
     Args:
         report: as read from its file.
@@ -67,8 +67,8 @@ def check_report(report: Report, claimed: dict[str, Any]) -> list[Finding]:
             said = f"{status} follows from the rows, and the report says {theirs!r}"
     found.append(Finding.judged("verdict", claimed["verdict"] == derived["verdict"], said))
     same = claimed["summary"] == derived["summary"]
-    said = "as the rows give them" if same else "other figures follow from the rows"
-    return [*found, Finding.judged("figures", same, said)]
+    said = "as the rows give them" if same else "other metrics follow from the rows"
+    return [*found, Finding.judged("summary", same, said)]
 
 
 def replay(
@@ -81,16 +81,16 @@ def replay(
     sha256: str,
     notify: Callable[[str], None],
 ) -> list[Finding]:
-    """*count* random positions of *report* computed again.
+    """Compute *count* random positions of *report* again.
 
     Args:
-        report: what is checked.
+        report: the report.
         model: the model, loaded.
-        checkpoint: the same on disk.
-        reference: the engine that the report names.
-        count: positions; all of them where the report has fewer.
+        checkpoint: the same model on disk.
+        reference: the engine named in the report.
+        count: number of positions; at most all.
         sha256: digest of the model's file.
-        notify: told what is being done.
+        notify: called with the current step.
     """
     evidence = report.evidence
     if sha256 != evidence.model.sha256:
@@ -122,7 +122,7 @@ def replay(
 def _question(
     evidence: Evidence, rows: Sequence[Row], checkpoint: Checkpoint, notify: Callable[[str], None]
 ) -> Question:
-    """The prompts of *rows*, each up to the last position of it among them."""
+    """The prompts of *rows*, each up to its last position among them."""
     ends = {row.prompt: 0 for row in sorted(rows, key=lambda row: row.prompt)}
     for row in rows:
         ends[row.prompt] = max(ends[row.prompt], row.position + 1)
@@ -136,7 +136,7 @@ def _question(
 
 
 def _thresholds(evidence: Evidence) -> Finding:
-    """The bounds are those of this version, whatever the file says."""
+    """Check that the bounds are those of this version, whatever the file says."""
     ours, theirs = evidence.ours.arithmetic, evidence.reference.arithmetic
     if ours is None or theirs is None:
         needed = bool(evidence.rows or evidence.greedy)
@@ -148,7 +148,7 @@ def _thresholds(evidence: Evidence) -> Finding:
 
 
 def _differences(row: Row, again: Row | None, *, whole: bool) -> Iterator[str]:
-    """Where *row* is not what was computed *again*; *whole*: by both engines."""
+    """Differences between *row* and its recomputation *again*; *whole*: by both engines."""
     where = f"prompt {row.prompt}, position {row.position}"
     if again is None:
         yield f"{where}: no answer"

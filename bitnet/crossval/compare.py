@@ -1,8 +1,8 @@
-"""Two traces side by side: pure functions, no engine, no file.
+"""Compare two traces: pure functions, without engines or files.
 
-*theirs* is the reference, *ours* what is judged. KL divergences are in nats and never more than
-the full ones: tokens that were not stored count as one event, and a token that one of the two did
-not store as no likelier than the last it did.
+*theirs* is the reference, *ours* is under test. KL divergences are in nats and never exceed the
+full ones: tokens that were not stored count as one event, and a token that one side did not store
+as no more likely than the last one it did.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ __all__ = [
 ]
 
 TOP = 10  # tokens whose overlap is counted
-_TINY = 1e-12  # the least that can be left over: below, it is rounding
-_ALIKE = 1e-6  # spread of log-probabilities below which there is no slope to measure
-_ROUNDING = 1e-7  # of a probability left over, where logits were written down
+_TINY = 1e-12  # smallest remaining probability; anything below is rounding
+_ALIKE = 1e-6  # spread of log-probabilities below which no slope is measured
+_ROUNDING = 1e-7  # of a remaining probability, from writing down logits
 
 
 @dataclass(frozen=True)
 class Nearness:
-    """One engine beside the float64 pass at one position.
+    """One engine compared with the float64 pass at one position.
 
     Attributes:
         kl: KL divergence from the float64 pass to the engine.
-        scale: slope of its log-probabilities over those of the float64 pass, 1 where they are
-            stretched by nothing; ``None`` where the float64 pass finds all tokens alike.
-        noise: what is left of the differences beside that line, as a share of the spread.
-        surprise: ``-log p`` of the token that really comes next, at most; ``None`` at the end.
+        scale: slope of its log-probabilities over those of the float64 pass, 1 without scaling;
+            ``None`` if all tokens of the float64 pass are equal.
+        noise: remaining differences around that line, as a share of the spread.
+        surprise: upper bound of ``-log p`` of the actual next token; ``None`` at the end.
     """
 
     kl: float
@@ -58,23 +58,23 @@ class Nearness:
 class Row:
     """One position, teacher-forced: both engines were given the same tokens.
 
-    A field is ``None`` where one of the two gave no numbers there, which never passes.
+    A field is ``None`` if one of them has no finite logits there, which never passes.
 
     Attributes:
-        prompt: which prompt.
-        position: which token of it was the last one given.
+        prompt: index of the prompt.
+        position: index of the last token given.
         ours: our likeliest next token.
         theirs: the reference's.
-        gap: by how much the reference prefers its best token to its second, in logits.
+        gap: logit difference between the reference's best and second token.
         overlap: share of the reference's ten likeliest tokens that are among our ten.
         kl: from the reference to ours.
-        cosine: of the logits of tokens both stored, each centred at its mean.
+        cosine: similarity of the logits of tokens stored by both, each centred at its mean.
         max_difference: largest difference of a log-probability among these tokens.
-        exact: likeliest next token of the float64 pass, ``None`` where there was no such pass.
-        exact_gap: by how much it prefers that to its second.
-        exact_surprise: ``-log p`` of the token that really comes next.
-        exact_ours: us beside the float64 pass.
-        exact_theirs: the reference beside it.
+        exact: likeliest next token of the float64 pass, ``None`` without such a pass.
+        exact_gap: logit difference between its best and second token.
+        exact_surprise: ``-log p`` of the actual next token.
+        exact_ours: ours compared with the float64 pass.
+        exact_theirs: the reference compared with it.
     """
 
     prompt: int
@@ -94,20 +94,20 @@ class Row:
 
     @property
     def agrees(self) -> bool:
-        """Both prefer the same token."""
+        """True if both have the same likeliest token."""
         return self.ours is not None and self.ours == self.theirs
 
 
 @dataclass(frozen=True)
 class Greedy:
-    """Two greedy continuations of one prompt, each on its own.
+    """Two greedy continuations of one prompt, each generated independently.
 
     Attributes:
-        prompt: which prompt.
+        prompt: index of the prompt.
         steps: tokens compared.
-        agreed: of these, how many were equal before the first difference.
-        gap: how sure the reference was where they part, in logits; ``None`` if they never do.
-        exact_agrees: whether the float64 pass takes our token there, ``None`` if it was not asked.
+        agreed: number of equal tokens before the first difference.
+        gap: the reference's logit gap at the first difference; ``None`` if there is none.
+        exact_agrees: the float64 pass has our token there, ``None`` if it was not asked.
     """
 
     prompt: int
@@ -119,19 +119,19 @@ class Greedy:
 
 @dataclass(frozen=True)
 class TokenizerParity:
-    """Two tokenizers on the same texts, and on the ids that both gave for them.
+    """Two tokenizers compared on the same texts, and on the ids that both gave for them.
 
     Attributes:
         total: texts that are judged.
         equal: of these, texts with equal ids.
-        apart: texts that are compared and not judged; :mod:`bitnet.crossval.tokens` says which.
+        apart: texts that are compared but not judged; :mod:`bitnet.crossval.tokens` says which.
         apart_equal: of these, texts with equal ids.
-        text: the first judged text with other ids, ``None`` when there is none.
+        text: the first judged text with different ids, ``None`` if there is none.
         ours: our ids of it.
         theirs: the reference's.
-        decoded: lists of ids that were made text and are judged; 0: the reference made none.
+        decoded: lists of ids that were decoded and are judged; 0: the reference decoded none.
         decoded_equal: of these, lists with equal texts.
-        ids: the first of them with other texts, empty when there is none.
+        ids: the first of them with different texts, empty if there is none.
     """
 
     total: int
@@ -148,14 +148,14 @@ class TokenizerParity:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything two traces say about each other."""
+    """All comparisons of two traces."""
 
     rows: tuple[Row, ...]
     greedy: tuple[Greedy, ...]
 
 
 def divergence(p: Position, q: Position) -> float:
-    """KL from *p* to *q*, at least 0; see the module for what is summed."""
+    """KL from *p* to *q*, at least 0; the module describes the sum."""
     mine, other = p.log_probabilities(), q.log_probabilities()
     floor = min(other.values())
     common = {token: log_p for token, log_p in mine.items() if token in other}
@@ -165,7 +165,7 @@ def divergence(p: Position, q: Position) -> float:
 def _sum(mine: Mapping[int, float], other: Mapping[int, float], floor: float) -> float:
     """The divergence over the tokens of *mine*, with all others as one event.
 
-    A token that *other* lacks is at most as likely as *floor* there.
+    A token that *other* lacks is there at most as likely as *floor*.
     """
     total, known, known_other = 0.0, 0.0, 0.0
     for token, log_p in mine.items():
@@ -180,14 +180,14 @@ def _sum(mine: Mapping[int, float], other: Mapping[int, float], floor: float) ->
 
 
 def compare(ours: Trace, theirs: Trace, *, exact: Trace | None = None) -> Comparison:
-    """*ours* beside *theirs*, position by position and step by step.
+    """Compare *ours* with *theirs*, position by position and step by step.
 
-    Prompts are paired by their place and only where their tokens are the same; what has no pair
-    has no row, and :mod:`bitnet.crossval.answers` has counted it.
+    Prompts are paired by index and only if their tokens are equal; unpaired ones have no row,
+    and :mod:`bitnet.crossval.answers` has counted them.
 
     Args:
-        ours: of the prompts in the same order.
-        theirs: of the reference.
+        ours: answers to the prompts in the same order.
+        theirs: the reference's answers.
         exact: the float64 pass over the same prompts.
     """
     rows: list[Row] = []
@@ -245,12 +245,12 @@ def _row(number: int, at: int, mine: Position, other: Position) -> Row:
 
 
 def nearness(exact: Position, engine: Position, following: int | None) -> Nearness | None:
-    """*engine* beside *exact*, ``None`` where it gave no numbers.
+    """Compare *engine* with *exact*; ``None`` if its logits are not finite.
 
     Args:
         exact: the float64 pass.
-        engine: what is held to it.
-        following: the token that really comes next.
+        engine: the engine to compare.
+        following: the actual next token.
     """
     if not engine.is_finite:
         return None
@@ -268,7 +268,7 @@ def nearness(exact: Position, engine: Position, following: int | None) -> Nearne
 
 
 def _surprise(position: Position, following: int | None) -> float | None:
-    """``-log p`` of *following*; one that is not stored counts as the last that is."""
+    """``-log p`` of *following*; a token that is not stored counts as the last stored one."""
     if following is None:
         return None
     known = position.log_probabilities()

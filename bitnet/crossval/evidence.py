@@ -1,6 +1,6 @@
-"""Everything a cross-validation found out, as one record: the verdict is derived from it alone.
+"""All results of a cross-validation as one record, from which the verdict is derived.
 
-``report.json`` is this record; :mod:`bitnet.crossval.judge` reads nothing else, so whoever has the
+``report.json`` is this record; :mod:`bitnet.crossval.judge` reads nothing else, so anyone with the
 file can derive the verdict again.
 """
 
@@ -28,24 +28,24 @@ __all__ = [
     "TokenizerFacts",
 ]
 
-# missing: not installed. failed: it is there and crashed, refused the model or took too long.
+# missing: not installed. failed: installed, but crashed, refused the model or took too long.
 State = Literal["answered", "missing", "failed"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The checks that were to be made.
+    """The planned checks.
 
     Attributes:
         prompts: texts that are run.
         positions: tokens of them that are compared.
-        positions_there: tokens they have.
-        greedy: steps of each continuation; 0: none were wanted.
+        positions_there: tokens they have in total.
+        greedy: steps of each continuation; 0: none.
         continuations: prompts that are continued.
         texts: texts that are tokenized by both; 0: the reference has no tokenizer of its own.
-        tokenizer_only: nothing else was to be compared.
-        bisect: intermediates were to be compared.
-        require_real: only the compiled kernels will do.
+        tokenizer_only: nothing else is compared.
+        bisect: intermediates are compared.
+        require_real: only the native kernels are accepted.
     """
 
     prompts: int
@@ -61,17 +61,17 @@ class Plan:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """The model that was judged.
+    """The model under test.
 
     Attributes:
         file: its name, without folders.
         sha256: of the file; of a folder, over names and digests of its weights.
-        architecture: as the file says.
-        origin: where it comes from, for people.
-        attestation: digest of what it is by content, empty where that is not known.
-        original: the pinned model it has the content of, empty where it is none.
-        problem: how it differs from the pinned model that it claims to be.
-        ignored_keys: of its keys, those that were treated as if they were not there.
+        architecture: from the file.
+        origin: its source, for messages.
+        attestation: digest of its content, empty if unknown.
+        original: name of the known model with the same content, empty if there is none.
+        problem: difference from the known model that it claims to be.
+        ignored_keys: metadata keys that were ignored.
     """
 
     file: str
@@ -86,11 +86,11 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class TokenizerFacts:
-    """The tokenizer that cut the prompts.
+    """The tokenizer of the prompts.
 
     Attributes:
         sha256: its fingerprint.
-        source: the file it comes from, without folders.
+        source: its file, without folders.
         vocab_size: tokens it has.
     """
 
@@ -101,15 +101,15 @@ class TokenizerFacts:
 
 @dataclass(frozen=True)
 class OurEngine:
-    """What computed on our side.
+    """The engine under test.
 
     Attributes:
         engine: ``bitnet``.
         version: of this package.
-        backend: name of the backend the model is bound to.
-        arithmetic: how it multiplies; ``None`` where nothing did.
+        backend: compute backend of the model.
+        arithmetic: of its products; ``None`` if there were none.
         kernels: calls of each kernel, as counted inside the backend.
-        module_sha256: of the compiled module, empty where there is none.
+        module_sha256: of the native module, empty if there is none.
     """
 
     engine: str
@@ -122,21 +122,21 @@ class OurEngine:
 
 @dataclass(frozen=True)
 class ReferenceFacts:
-    """The engine that judges.
+    """The reference engine.
 
     Attributes:
-        name: as the command line calls it.
-        state: whether it answered.
-        said: why it did not answer.
+        name: on the command line.
+        state: of its answer.
+        said: reason why it did not answer.
         hint: what helps then.
         engine: its own name.
         version: of the engine.
-        arithmetic: how it multiplies.
+        arithmetic: of its products.
         library: file that computed, without folders.
         library_sha256: of that file.
         independent: it is not this project's code.
-        live: it ran the same file as we did, here and at this time; a recording did not.
-        model_sha256: of the file it ran, where that is known.
+        live: it ran the same file here and now; a recording did not.
+        model_sha256: of the file it ran, if known.
     """
 
     name: str
@@ -155,13 +155,13 @@ class ReferenceFacts:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it ran.
+    """The machine it ran on.
 
     Attributes:
         system: operating system.
         machine: architecture of the processor.
         python: version.
-        cpu_features: instruction sets that the compiled module can use there.
+        cpu_features: instruction sets that the native module can use there.
     """
 
     system: str
@@ -177,7 +177,7 @@ class Prompt:
     Attributes:
         text: the text.
         ids: its tokens, as far as they were run.
-        tokens: what each of them spells.
+        tokens: text of each token.
     """
 
     text: str
@@ -187,27 +187,27 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One cross-validation.
+    """Record of one cross-validation.
 
     Attributes:
-        schema_version: of this form.
-        created: when, as ISO 8601 in UTC.
-        plan: what was to be checked.
-        compute_path: what really computed on our side.
+        schema_version: of this record.
+        created: time in ISO 8601, UTC.
+        plan: the planned checks.
+        compute_path: kind of backend that computed our side.
         model: the model.
         tokenizer: its tokenizer.
         ours: our engine.
-        reference: the other.
-        machine: where both ran.
-        bounds: what still counts as agreement.
-        answers: how much of what each side was asked it answered.
-        tokenizer_parity: text by text; ``None`` where none were compared.
-        prompts: what was run.
+        reference: the reference engine.
+        machine: the machine that ran both.
+        bounds: thresholds of agreement.
+        answers: completeness of each side's answers.
+        tokenizer_parity: text by text; ``None`` if none were compared.
+        prompts: texts that were run.
         rows: position by position.
         greedy: continuation by continuation.
-        bisections: where intermediates part.
-        spellings: what the tokens spell that an engine preferred somewhere, by id.
-        kl: what the divergences are, for people.
+        bisections: comparisons of intermediates.
+        spellings: text of each token that an engine preferred somewhere, by id.
+        kl: description of the divergences.
     """
 
     schema_version: int

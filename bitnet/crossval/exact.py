@@ -1,8 +1,8 @@
-"""The float64 pass: our graph in NumPy and double precision, which both sides are measured against.
+"""The float64 pass: our graph in NumPy and double precision, the yardstick for both sides.
 
-It rounds nothing but what the model's format itself rounds (ternary weights take int8
-activations). Answers are kept in ``<cache>/reports``: they depend on the file, the ids and this
-package's own code, nothing else.
+It rounds only where the model's format itself does (ternary weights with int8 activations).
+Answers are cached in ``<cache>/reports``: they depend only on the file, the ids and this package's
+code.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = ["exact_trace"]
 
 logger = logging.getLogger(__name__)
 
-# More than other traces keep, so that their tokens are among these.
+# More tokens than other traces, so that it contains theirs.
 KEPT = 256
-_MOST_BYTES = 4 << 30  # of weights in float64 at a time
-_ROWS = 1 << 14  # of a matrix turned into float64 at a time
-_CODE = ("crossval", "formats", "kernels", "models", "quants")  # what an answer depends on
+_MOST_BYTES = 4 << 30  # weights in float64 at a time
+_ROWS = 1 << 14  # rows of a matrix converted to float64 at a time
+_CODE = ("crossval", "formats", "kernels", "models", "quants")  # packages that affect an answer
 
 
 def exact_trace(
@@ -61,9 +61,9 @@ def exact_trace(
         checkpoint: the model.
         prompts: texts with their ids.
         greedy: steps of each greedy continuation.
-        cache: folder for answers; none are kept without it, or without *model_sha256*.
+        cache: folder for answers; not cached without it, or without *model_sha256*.
         model_sha256: of the model's file.
-        notify: told how far it is.
+        notify: called with the progress.
     """
     encodings = sorted({weight.quant.name for weight in checkpoint.weights.values()})
     kept = _Kept(cache if model_sha256 else None, [model_sha256, *encodings], greedy)
@@ -89,7 +89,7 @@ def exact_trace(
 
 
 class _Unpacking(ReferenceOps):
-    """Float64 with matrices unpacked whenever they are needed: slow, for models that do not fit."""
+    """Float64 with matrices unpacked on every use: slow, for models that do not fit."""
 
     def __init__(self) -> None:
         super().__init__(dtype=np.float64)
@@ -118,7 +118,7 @@ class _Unpacking(ReferenceOps):
 
 
 def _ops_for(checkpoint: Checkpoint) -> ReferenceOps:
-    """Weights as float64 once where there is room for them, else one matrix at a time."""
+    """Weights as float64, all at once if they fit, else one matrix at a time."""
     size = sum(8 * math.prod(weight.shape) for weight in checkpoint.weights.values())
     return ReferenceOps(dtype=np.float64) if size <= _MOST_BYTES else _Unpacking()
 
@@ -141,7 +141,7 @@ def _run(model: Model, prompts: Sequence[tuple[int, ...]], steps: int) -> Iterat
 
 @cache
 def _code_digest() -> str:
-    """SHA-256 over the sources that decide what the float64 pass says."""
+    """SHA-256 over the sources that determine the float64 pass."""
     root = Path(bitnet.__file__).parent
     sources = [path for folder in _CODE for path in sorted((root / folder).glob("*.py"))]
     digest = hashlib.sha256(np.__version__.encode())

@@ -1,6 +1,6 @@
-"""What about a report's facts cannot be: digests that are none, counts that contradict each other.
+"""Inconsistencies in a report: invalid digests, contradictory counts.
 
-The verdict follows from the evidence; this asks whether the evidence can be that of any comparison.
+The verdict follows from the evidence; these checks ask whether the evidence is possible at all.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 __all__ = ["count_faults", "identity_faults", "row_faults"]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# References that name the file that computed.
+# References whose library file is named.
 _OWN_LIBRARY = ("llama.cpp", "bitnet.cpp", "ik_llama.cpp")
 
 
 def identity_faults(evidence: Evidence) -> Iterator[str]:
-    """What does not say which model, tokenizer and engines these were."""
+    """Missing identities of model, tokenizer and engines."""
     model, ours, reference = evidence.model, evidence.ours, evidence.reference
     digests = {"the model": model.sha256, "its content": model.attestation}
     if evidence.compute_path != "mock":
@@ -53,7 +53,7 @@ def identity_faults(evidence: Evidence) -> Iterator[str]:
 
 
 def count_faults(evidence: Evidence) -> Iterator[str]:
-    """Numbers of prompts, texts, steps and calls that contradict each other."""
+    """Contradictory numbers of prompts, texts, steps and calls."""
     plan, prompts = evidence.plan, evidence.prompts
     if plan.positions_there < plan.positions:
         yield "more positions were planned than there are"
@@ -97,11 +97,11 @@ def _continuation_faults(evidence: Evidence) -> Iterator[str]:
 
 
 def row_faults(evidence: Evidence, *, whole: bool) -> Iterator[str]:
-    """What about the rows cannot be.
+    """Inconsistencies of the rows.
 
     Args:
         evidence: the rows, and the prompts they belong to.
-        whole: every number has to be there, as in a report that passed.
+        whole: every number must be present, as in a report that passed.
     """
     places = [(row.prompt, row.position) for row in evidence.rows]
     if len(set(places)) < len(places):
@@ -131,7 +131,7 @@ def row_faults(evidence: Evidence, *, whole: bool) -> Iterator[str]:
 
 
 def _sizes(row: Row) -> list[float]:
-    """The numbers of *row* that are at least zero."""
+    """Numbers of *row* that must not be negative."""
     found = [row.gap, row.kl, row.max_difference, row.overlap, row.exact_gap, row.exact_surprise]
     for one in (row.exact_ours, row.exact_theirs):
         found += [] if one is None else [one.kl, one.noise, one.surprise]
@@ -139,7 +139,7 @@ def _sizes(row: Row) -> list[float]:
 
 
 def _is_short(row: Row, *, live: bool, last: bool) -> bool:
-    """*row* lacks a number; the last of a prompt has no next token to be surprised by."""
+    """True if *row* lacks a number; the last one of a prompt has no next token."""
     found: list[float | None] = [row.gap, row.kl, row.max_difference, row.overlap, row.cosine]
     if live:
         sides = (row.exact_ours, row.exact_theirs)

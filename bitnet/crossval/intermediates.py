@@ -1,4 +1,4 @@
-"""Intermediates of every layer: our backends beside each other, and beside an engine that dumps."""
+"""Comparison of the intermediates of every layer: our backends, and an engine that dumps them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["intermediates"]
 def intermediates(
     reference: Reference, question: Question, mine: Arithmetic, theirs: Trace
 ) -> tuple[Bisection, ...]:
-    """Our native backend against our reference, and against *reference* where it dumps."""
+    """Our native backend against our reference, and against *reference* if it dumps."""
     _, ids = max(question.prompts, key=lambda prompt: len(prompt[1]))
     reference_values = _traced(question.checkpoint, ReferenceOps(), ids)
     found = []
@@ -37,7 +37,7 @@ def intermediates(
     try:
         values = _traced(question.checkpoint, NativeOps(), ids)
     except BitnetError:
-        pass  # no compiled module: there is one backend only
+        pass  # no native module: there is only one backend
     else:
         names, bound = ("native", "reference"), BOUNDS[mine]
         known = dict(reference_values)

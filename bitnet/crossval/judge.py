@@ -1,7 +1,7 @@
 """The verdict: every planned check as passed, failed or not run, from the evidence alone.
 
-What is missing never passes: a number that is ``None``, a list that is empty, an answer that is
-shorter or longer than what was asked.
+Missing data never passes: a number that is ``None``, an empty list, an answer that is shorter or
+longer than requested.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ __all__ = ["Kind", "Status", "Verdict", "judge", "kind_of", "mean", "planned"]
 
 Status = Literal["passed", "failed", "not run"]
 
-# same: both prefer one token. tie: the reference hardly prefers its own. excused: it does, and the
-# float64 pass sides with us. wrong: anything else.
+# same: both prefer one token. tie: the reference barely prefers its own. excused: it does, but the
+# float64 pass agrees with us. wrong: anything else.
 Kind = Literal["same", "tie", "excused", "wrong"]
 
 _UNJUDGED = "the reference may not judge"
@@ -34,15 +34,15 @@ _UNJUDGED = "the reference may not judge"
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a comparison.
+    """Result of a comparison.
 
     Attributes:
-        status: ``passed`` only where every planned check did; ``not run`` where one could not be
-            made and none failed.
-        findings: check by check, as planned.
-        excused: positions and continuations where the reference was sure of another token, and
-            the float64 pass sides with us.
-        reference_rejected: the reference answered and may not judge.
+        status: ``passed`` only if every planned check did; ``not run`` if one could not be made
+            and none failed.
+        findings: one per planned check.
+        excused: positions and continuations where the reference was sure of another token, but
+            the float64 pass agrees with us.
+        reference_rejected: the reference answered but is not accepted as a judge.
     """
 
     status: Status
@@ -52,17 +52,17 @@ class Verdict:
 
     @property
     def reasons(self) -> list[str]:
-        """Why it is not ``passed``."""
+        """The reason why it is not ``passed``."""
         kept = ("failed",) if self.status == "failed" else ("skipped",)
         wanted = [one for one in self.findings if one.severity in kept]
-        if self.status == "not run":  # one reason stands behind most of them
+        if self.status == "not run":  # most of them have the same reason
             texts = list(dict.fromkeys(one.text for one in wanted))
             return [_first(wanted, text) for text in texts]
         return [f"{one.subject}: {one.text}" for one in wanted]
 
     @property
     def hint(self) -> str:
-        """What helps, of the first finding that knows."""
+        """The hint of the first finding that has one."""
         return next((one.hint for one in self.findings if one.hint), "")
 
 
@@ -72,7 +72,7 @@ def _first(findings: Iterable[Finding], text: str) -> str:
 
 
 def planned(evidence: Evidence) -> tuple[str, ...]:
-    """Names of the checks that were to be made, in the order they are shown."""
+    """Names of the planned checks, in display order."""
     plan, reference = evidence.plan, evidence.reference
     wanted = {
         "model": bool(evidence.model.problem or evidence.model.original or reference.model_sha256),
@@ -90,7 +90,7 @@ def planned(evidence: Evidence) -> tuple[str, ...]:
 
 
 def judge(evidence: Evidence) -> Verdict:
-    """The verdict that *evidence* amounts to."""
+    """The verdict that follows from *evidence*."""
     names, reference = planned(evidence), evidence.reference
     if reference.state != "answered":
         findings = tuple(_unanswered(evidence, names))
@@ -116,7 +116,7 @@ def _status(findings: Sequence[Finding]) -> Status:
 
 
 def _unanswered(evidence: Evidence, names: Sequence[str]) -> Iterator[Finding]:
-    """Every planned check where the reference did not answer."""
+    """Findings for all planned checks if the reference did not answer."""
     reference = evidence.reference
     is_missing = reference.state == "missing"
     severity: Severity = "skipped" if is_missing else "failed"
@@ -145,13 +145,13 @@ def _checks(evidence: Evidence) -> dict[str, Callable[[], Finding]]:
 
 
 def mean(values: Iterable[float | None]) -> float | None:
-    """Mean of *values*; ``None`` where there are none, or one of them is missing."""
+    """Mean of *values*; ``None`` if there are none, or one is missing."""
     found = list(values)
     return fmean(one for one in found if one is not None) if found and None not in found else None
 
 
 def kind_of(row: Row, bounds: Bounds) -> Kind:
-    """How the likeliest tokens of a position compare."""
+    """Agreement of the likeliest tokens at a position."""
     if row.agrees:
         return "same"
     if row.ours is None or row.theirs is None or row.gap is None:
@@ -185,7 +185,7 @@ def _model(evidence: Evidence) -> Finding:
 
 
 def _answers(evidence: Evidence) -> Finding:
-    """Asked and answered agree on every side that the plan asks."""
+    """Check that answers are complete on every side of the plan."""
     plan = evidence.plan
     sides = ["reference"]
     if not plan.tokenizer_only:
@@ -206,7 +206,7 @@ def _answers(evidence: Evidence) -> Finding:
     asked = by_side.get("ours", by_side.get("reference"))
     counts = (plan.positions, plan.greedy * plan.continuations)
     if asked and not plan.tokenizer_only and counts != (asked.positions.asked, asked.steps.asked):
-        wrong.append("asked was something else than planned")
+        wrong.append("the request was not as planned")
     if not plan.tokenizer_only and not evidence.rows:
         wrong.append("no position was compared")
     elif len(evidence.rows) != plan.positions:
@@ -246,7 +246,7 @@ def _tokenizer(parity: TokenizerParity | None) -> Finding:
 
 
 def _compute_path(evidence: Evidence) -> Finding:
-    """What computed, and whether the numbers fit what the counters say."""
+    """Check the backend, and that the noise fits its counters."""
     path, ours = evidence.compute_path, evidence.ours
     products = {name: calls for name, calls in ours.kernels.items() if name.startswith("linear/")}
     said = f"{path}: {sum(products.values()):,} products of weights by {ours.backend}"
@@ -270,7 +270,7 @@ def _compute_path(evidence: Evidence) -> Finding:
 
 
 def _near(rows: Sequence[Row], side: str, bounds: SideBounds) -> tuple[bool, str]:
-    """Whether one engine is near the float64 pass everywhere, and the figures."""
+    """True if one engine is close to the float64 pass everywhere; and the metrics."""
     found: list[Nearness | None] = [getattr(row, side) for row in rows]
     known = [one for one in found if one is not None]
     if not found or len(known) < len(found):
@@ -288,7 +288,7 @@ def _near(rows: Sequence[Row], side: str, bounds: SideBounds) -> tuple[bool, str
 
 
 def _reference(evidence: Evidence) -> Finding:
-    """Whether the reference may judge: it is held to the bounds that we are held to."""
+    """Check that the reference is within the bounds that apply to us, so that it may judge."""
     rows = evidence.rows
     near, said = _near(rows, "exact_theirs", evidence.bounds.reference)
     if near:

@@ -1,8 +1,8 @@
 """The C API that llama.cpp and its descendants share, through ctypes: logits, tokens, tensors.
 
-Imported by the reference's own process only. The parameter structs differ between versions and
+Imported only by the process of the reference. The parameter structs differ between versions and
 forks and no wheel ships a header, so fields are found by the default values around them; a library
-whose defaults look otherwise is refused. ``llama.h`` of llama.cpp names the fields.
+with unexpected defaults is refused. ``llama.h`` of llama.cpp names the fields.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineError", "Llama"]
 
-_PARAMS_BYTES = 1024  # more than any version's struct; the callee reads its own part only
+_PARAMS_BYTES = 1024  # more than any version's struct; the callee reads only its own part
 
 # n_ctx, n_batch, n_ubatch as llama_context_default_params() gives them.
 _SIZES = struct.pack("<3I", 512, 2048, 512)
@@ -37,7 +37,7 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctyp
 
 
 class EngineError(Exception):
-    """The library cannot do what was asked of it."""
+    """The library cannot do what was requested."""
 
 
 class _Params(ctypes.Structure):
@@ -45,7 +45,7 @@ class _Params(ctypes.Structure):
 
 
 class _Batch(ctypes.Structure):
-    """``llama_batch``; forks append fields, which ``room`` carries along."""
+    """``llama_batch``; fields appended by forks are in ``room``."""
 
     _fields_ = (
         ("n_tokens", ctypes.c_int32),
@@ -82,12 +82,12 @@ class Llama:
             library: a ``ctypes.CDLL`` that exports the C API; *path* is what it shall load.
             path: GGUF file.
             threads: compute threads.
-            weights: read them, too; without them it can tokenize and nothing else.
-            tokenize_with_model: the fork's ``llama_tokenize`` wants the model, not its vocabulary.
+            weights: read them, too; otherwise it can only tokenize.
+            tokenize_with_model: the fork's ``llama_tokenize`` takes the model, not its vocabulary.
             batch: positions it computes at a time; 0: all.
 
         Raises:
-            EngineError: the library is laid out otherwise, or refuses the file.
+            EngineError: the library has a different layout, or refuses the file.
         """
         self._c = library
         self._threads = threads
@@ -112,7 +112,7 @@ class Llama:
 
         Args:
             text: any text.
-            add_special: put BOS and EOS around it where the model wants them.
+            add_special: put BOS and EOS around it if the model uses them.
         """
         raw = text.encode("utf-8", "surrogatepass")
         room = len(raw) + 16
@@ -123,7 +123,7 @@ class Llama:
         return list(ids[:count])
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of *ids*; special tokens by their names."""
+        """Text of *ids*; special tokens by name."""
         tokens = (ctypes.c_int32 * len(ids))(*ids)
         room = 16 * len(ids)
         for _ in range(2):  # the second time with the room it asked for
@@ -138,7 +138,7 @@ class Llama:
 
     @contextmanager
     def context(self, size: int, *, watch: Callable[..., None] | None = None) -> Iterator[Context]:
-        """A fresh sequence of up to *size* positions.
+        """A new sequence of up to *size* positions.
 
         Args:
             size: positions.
@@ -180,7 +180,7 @@ class Llama:
 
 
 class Context:
-    """A sequence; :meth:`Llama.context` makes it."""
+    """A sequence; :meth:`Llama.context` creates it."""
 
     def __init__(self, library: Any, handle: int, n_vocab: int) -> None:
         self._c = library
@@ -189,7 +189,7 @@ class Context:
         self._length = 0
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logits after every one of *ids*, which continue the sequence: ``(T, vocabulary)``.
+        """Logits at every one of *ids*, which continue the sequence: ``(T, vocabulary)``.
 
         Raises:
             EngineError: the library failed.
@@ -219,10 +219,10 @@ class Context:
 
 
 def _set_vocab_only(params: _Params) -> None:
-    """Make *params* those of a model of which only the vocabulary is read.
+    """Change *params* so that only the vocabulary of a model is read.
 
-    The switches, of which it is the first, are bytes behind the last pointer, and this one is off
-    by default.
+    The switches, the first of which is this one, are bytes after the last pointer; it is off by
+    default.
     """
     raw = bytes(params.raw)
     for at in range(8, _PARAMS_BYTES, 8):

@@ -17,7 +17,7 @@ REFERENCE_NAMES = (
 
 @dataclass(frozen=True)
 class CrossvalOptions:
-    """The engine to compare with, the prompts, and where the report goes."""
+    """Reference engine, prompts, and output of the report."""
 
     against: str = option(
         "",
@@ -55,7 +55,7 @@ class CrossvalOptions:
     )
 
     def __post_init__(self) -> None:
-        """Check what a type cannot say.
+        """Check ranges and combinations.
 
         Raises:
             UsageError: a value is out of range, or options contradict each other.

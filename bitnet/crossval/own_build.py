@@ -1,4 +1,4 @@
-"""The library of an engine that people build themselves."""
+"""Libraries of engines that users build themselves."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 __all__ = ["bitnet_cpp_library"]
 
 _NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
-# Below a checkout, a folder of CMake, or one it installed into.
+# In a checkout, a CMake build folder, or an installation prefix.
 _PLACES = ("", "lib", "bin", "src", "3rdparty/llama.cpp/src")
 
 
 def bitnet_cpp_library() -> Path | None:
-    """The library in the folder that ``BITNET_CPP_DIR`` names; ``None`` where it names none.
+    """The library in the folder named by ``BITNET_CPP_DIR``; ``None`` if it is not set.
 
     Raises:
-        UsageError: it is not the folder of a build.
+        UsageError: the folder is not a build.
     """
     setting = bitnet_cpp_dir()
     if setting is None:

@@ -25,10 +25,10 @@ class Point:
     """A mark.
 
     Attributes:
-        x: place on the linear axis.
-        y: place on the logarithmic one.
-        kind: decides shape and colour.
-        told: what it is, shown under the pointer.
+        x: position on the linear axis.
+        y: position on the logarithmic axis.
+        kind: determines shape and colour.
+        told: description, shown as a tooltip.
     """
 
     x: float
@@ -46,7 +46,7 @@ class Line:
 
 
 def shape(kind: Kind) -> str:
-    """The mark of *kind* by itself, for a legend."""
+    """The mark of *kind* alone, for a legend."""
     return f'<svg viewBox="0 0 14 14" aria-hidden="true">{_mark(7, 7, kind)}</svg>'
 
 
@@ -65,9 +65,9 @@ def scatter(
         points: at least one.
         x_name: title of the linear axis.
         y_name: title of the logarithmic one.
-        across: a line at a height.
-        down: a line at a place.
-        borders: where a part begins, with its name; they replace the lines of the grid.
+        across: a horizontal line.
+        down: a vertical line.
+        borders: beginning and name of each part; they replace the grid lines.
     """
     logs = [math.log10(max(point.y, _LEAST)) for point in points]
     if across:

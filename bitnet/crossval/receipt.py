@@ -1,12 +1,11 @@
-"""The compute path of a run, read from counters inside the compiled module and not from a claim.
+"""The compute path of a run, read from counters inside the native module.
 
-``compute_path`` is ``real`` only if the compiled module itself counted at least one product of
+``compute_path`` is ``real`` only if the native module itself counted at least one product of
 weights per layer between two readings, for a model bound to exactly our native backend, with a
-tokenizer that is one. That protects from mistakes: a mock, a backend that was replaced by a slower
-one, kernels that are missing. It does not protect from someone who controls this Python process,
-who can replace the reading itself; the numbers are the second witness, since products of 8-bit
-activations cannot come as near to float64 as floats do, and ``crossval --check --replay`` on
-another machine is the third.
+real tokenizer. This protects against mistakes: a mock, a backend replaced by a slower one, missing
+kernels. It does not protect against someone who controls this Python process and can replace the
+reading itself; the noise is the second witness, since products of 8-bit activations cannot come as
+close to float64 as floats do, and ``crossval --check --replay`` on another machine is the third.
 """
 
 from __future__ import annotations
@@ -23,46 +22,46 @@ if TYPE_CHECKING:
 
 __all__ = ["ComputePath", "Receipt"]
 
-# real: the compiled kernels; reference: our NumPy backend; mock: the tokenizer is none;
+# real: the native kernels; reference: our NumPy backend; mock: a mock tokenizer;
 # none: nothing was counted.
 ComputePath = Literal["real", "reference", "mock", "none"]
 
-_MOCK = "mock"  # fingerprint of the tokenizer that takes bytes for tokens
+_MOCK = "mock"  # fingerprint of the tokenizer that treats bytes as tokens
 
 
 class Receipt:
-    """Begun before the work, ended after it.
+    """Started before the work, ended after it.
 
     Attributes:
-        backend: name of the backend the model is bound to.
+        backend: name of the model's backend.
     """
 
     def __init__(self, model: Model | None, tokenizer: Tokenizer | None) -> None:
-        """Of *model*; without one nothing computes."""
+        """A receipt for *model*; without one nothing computes."""
         self._model = model
         self._mock = tokenizer is None or tokenizer.fingerprint == _MOCK
         self.backend: str = "none" if model is None else model.ops.name
         self.begin()
 
     def begin(self) -> None:
-        """Count from here on."""
+        """Start counting."""
         self._before = self._counted()
         self._after: dict[str, int] | None = None
 
     def end(self) -> None:
-        """Count no further."""
+        """Stop counting."""
         self._after = self._counted()
 
     @property
     def kernels(self) -> dict[str, int]:
-        """Calls of each kernel since the receipt was begun; those that ran, by name."""
+        """Calls of each kernel since the start; only kernels that ran, by name."""
         after = self._counted() if self._after is None else self._after
         calls = {name: count - self._before.get(name, 0) for name, count in after.items()}
         return {name: count for name, count in sorted(calls.items()) if count > 0}
 
     @property
     def compute_path(self) -> ComputePath:
-        """What computed since the receipt was begun."""
+        """Kind of backend that computed since the start."""
         if self._model is None:
             return "none"
         kind = type(self._model.ops)
@@ -81,6 +80,6 @@ class Receipt:
             return dict(ReferenceOps.counters(ops))
         if type(ops) is not NativeOps:
             return {}
-        # From the extension itself: an attribute of an object can be replaced.
+        # Read from the extension itself: an attribute of an object can be replaced.
         counters: Any = getattr(sys.modules.get("bitnet._native"), "kernel_counters", None)
         return dict(counters()) if type(counters).__module__ == "nanobind" else {}

@@ -1,4 +1,4 @@
-"""Dataclasses to JSON values and back; what is missing, extra or of another type is refused."""
+"""Dataclasses to JSON values and back; missing, extra or mistyped values are refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bitnet.errors import InvalidFormat
 
 __all__ = ["from_json", "to_json"]
 
-_DIGITS = 6  # significant ones of a measured number
-_MOST = 1e300  # JSON has no infinity: an unlimited difference is its largest number
+_DIGITS = 6  # significant digits of a measured number
+_MOST = 1e300  # JSON has no infinity: an unlimited difference becomes this number
 
 Record = TypeVar("Record")
 
@@ -31,10 +31,10 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[Record], values: Any, where: str = "the report") -> Record:
-    """A *kind* from JSON *values*; *where* names the place for messages.
+    """A *kind* from JSON *values*; *where* is their name in messages.
 
     Raises:
-        InvalidFormat: something is missing, unknown, of another type, or not a finite number.
+        InvalidFormat: a value is missing, unknown, of another type, or not finite.
     """
     found: Record = _read(kind, values, where)
     return found

@@ -2,10 +2,10 @@
 
     python -m bitnet.crossval.reference_process ANSWER.json < request.json
 
-A process of its own, because a foreign engine may crash, print, keep threads or bring its own
+A separate process, because a foreign engine may crash, print, keep threads or bring its own
 OpenMP. The request names ``engine``, ``model``, ``prompts`` (lists of ids), ``steps`` of the
-continuation of each, ``texts`` to tokenize (each with whether special tokens go around it),
-``threads``, for an engine that is no Python package its ``library``, and, to dump intermediates,
+continuation of each, ``texts`` to tokenize (each with whether special tokens are added),
+``threads``, the ``library`` of an engine that is not a Python package, and, to dump intermediates,
 ``tensors`` (a folder). The answer is a trace (:mod:`bitnet.crossval.trace`), or
 ``{"error": ...}``.
 """
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DISTRIBUTIONS", "answer"]
 
-# What installs the engine, and the module that comes with it.
+# Package of the engine, and its module.
 DISTRIBUTIONS = {
     "llama.cpp": ("xllamacpp", "xllamacpp"),
     "ik_llama.cpp": ("ik-llama-cpp-python", "ik_llama_cpp"),
@@ -48,18 +48,18 @@ class _Engine(Protocol):
     """A loaded model of a foreign engine."""
 
     arithmetic: str
-    library: Path  # the file that computes
+    library: Path  # file that computes
 
     def tokenize(self, text: str, add_special: bool) -> list[int] | None: ...
 
     def detokenize(self, ids: Sequence[int]) -> str: ...
 
     def sequence(self, size: int) -> Any:
-        """A context manager; what it gives has ``logits(ids)``."""
+        """A context manager whose value has ``logits(ids)``."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """What the engine says, as JSON values."""
+    """The engine's answer, as JSON values."""
     name = request["engine"]
     make = _ENGINES[name]
     if "library" in request:
@@ -85,7 +85,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _version(name: str, digest: str) -> str:
-    """Of the package that brings the engine; of a build of one's own that it is one."""
+    """Version of the engine's package; a note for a user's own build."""
     if name not in DISTRIBUTIONS:
         return f"build {digest[:12]}"
     distribution, _ = DISTRIBUTIONS[name]
@@ -119,8 +119,8 @@ def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:
         if "-" not in name and not name.startswith(("result", "embd", "inp_embd")):
             return
         if " " in name:
-            return  # views of what has a name of its own
-        # A name given again is a later state: queries before and after rotation.
+            return  # views of a tensor with its own name
+        # A repeated name is a later state: queries before and after RoPE.
         number = order.setdefault(name, len(order))
         np.save(folder / f"{number}.npy", values)
 
@@ -159,7 +159,7 @@ class _TransformersEngine:
             self._model, loading = transformers.AutoModelForCausalLM.from_pretrained(
                 path, dtype=torch.float32, local_files_only=True, output_loading_info=True
             )
-            # Packed ternary weights become the type that config.json says, not the one asked for.
+            # Packed ternary weights get the type in config.json, not the requested one.
             torch.nn.Module.float(self._model).eval()
             missing = sorted(loading["missing_keys"])
             if missing:  # it would fill them with random numbers
@@ -247,7 +247,7 @@ class _Symbol(ctypes.Structure):
 
 
 def _file_of(function: Any) -> Path | None:
-    """The library that *function* is in: one may be loaded by another."""
+    """The library that contains *function*: one may be loaded by another."""
     found = _Symbol()
     look_up = getattr(ctypes.CDLL(None), "dladdr", None) if sys.platform != "win32" else None
     if look_up is None or not look_up(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(found)):

@@ -1,4 +1,4 @@
-"""The engines to compare with: one class each, found by name.
+"""The reference engines: one class each, found by name.
 
 llama.cpp       the wheel xllamacpp; every GGUF encoding but BitNet's own
 bitnet.cpp      the build in BITNET_CPP_DIR; I2_S, as it is
@@ -57,26 +57,26 @@ INSTALL = "pip install 'bitnet-xtask[crossval]'"
 LIMIT_S = 3600.0
 _OTHER = "choose another reference: --against NAME"
 
-# The engines are built with OpenMP, whose threads spin while they wait for each other, after every
-# operation. Beside other work, two such threads took 151 s for what one did in 13 s.
+# The engines use OpenMP, whose threads spin while they wait for each other, after every operation.
+# On a busy machine, two such threads took 151 s for the work of 13 s in one thread.
 _WAITING = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0"}
 _LAST_WORDS = 300  # characters of a dead engine's stderr
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a reference is asked.
+    """Request to a reference.
 
     Attributes:
         checkpoint: the model.
-        prompts: texts with their ids; none of them: the weights are not needed.
-        texts: what to tokenize, each with whether BOS and EOS go around it.
+        prompts: texts with their ids; without any, the weights are not needed.
+        texts: to tokenize, each with true if BOS and EOS are added.
         greedy: steps of the greedy continuation of each prompt.
-        continued: which prompts are continued; all of them when not given.
+        continued: indices of the prompts that are continued; all when not given.
         threads: compute threads.
-        cache: folder where a slow answer may be kept.
+        cache: folder where a slow answer may be cached.
         model_sha256: of the model's file.
-        notify: told how far it is.
+        notify: called with the progress.
     """
 
     checkpoint: Checkpoint
@@ -97,16 +97,16 @@ class Question:
 
 
 class EngineFailed(VerificationFailed):
-    """The engine is installed and gave no answer: it crashed, refused the model, took too long."""
+    """The installed engine did not answer: it crashed, refused the model, or took too long."""
 
 
 class Reference(ABC):
-    """An engine to compare with.
+    """A reference engine.
 
     Attributes:
-        name: how the command line calls it.
-        independent: it is not this project's code, so the float64 pass says something about it.
-        live: it runs the same file as we do, here and at this time.
+        name: on the command line.
+        independent: it is not this project's code, so the float64 pass can judge it.
+        live: it runs the same file here and now.
     """
 
     name: str
@@ -114,32 +114,32 @@ class Reference(ABC):
     live = True
 
     def reads(self, checkpoint: Checkpoint) -> bool:
-        """Whether it can be asked about such a model."""
+        """True if it supports such a model."""
         return checkpoint.path.is_file()
 
     def installed(self) -> bool:
-        """Whether it is here."""
+        """True if it is installed."""
         return True
 
     @abstractmethod
     def trace(self, question: Question) -> Trace:
-        """What it says.
+        """Its answers.
 
         Raises:
             ReferenceUnavailable: it is not installed.
-            EngineFailed: it is, and crashed, refused the model or took too long.
+            EngineFailed: it is installed, but crashed, refused the model or took too long.
         """
 
     def tensors(self, _question: Question) -> dict[str, NDArray[np.float32]] | None:
-        """Intermediates of one pass over the first prompt, ``None`` where it gives none."""
+        """Intermediates of one pass over the first prompt, ``None`` if it has none."""
         return None
 
 
 class _InProcess(Reference):
-    """An engine that runs in a process of its own."""
+    """An engine that runs in its own process."""
 
     package: str  # the module that must be importable
-    needs: tuple[str, ...] = ()  # and those that it cannot do without
+    needs: tuple[str, ...] = ()  # and further required modules
 
     def installed(self) -> bool:
         return all(map(importlib.util.find_spec, (self.package, *self.needs)))
@@ -160,7 +160,7 @@ class _InProcess(Reference):
 
     @contextmanager
     def _file(self, question: Question, _folder: Path) -> Iterator[Path]:
-        """The file to run: the model, or what it had to be converted to."""
+        """The file to run: the model, or its conversion."""
         yield question.checkpoint.path
 
     def _ask(self, question: Question, model: Path, folder: Path, **more: Any) -> dict[str, Any]:
@@ -201,7 +201,7 @@ class _InProcess(Reference):
 
 
 class _CppEngine(_InProcess):
-    unlike: frozenset[str] = frozenset()  # operations whose intermediate means something else
+    unlike: frozenset[str] = frozenset()  # operations whose intermediates are not comparable
 
     def tensors(self, question: Question) -> dict[str, NDArray[np.float32]] | None:
         import numpy as np
@@ -220,7 +220,7 @@ class _CppEngine(_InProcess):
 
 
 class LlamaCpp(_CppEngine):
-    """llama.cpp as the wheel ``xllamacpp`` ships it.
+    """llama.cpp from the wheel ``xllamacpp``.
 
     Its graph for BitNet is that of an earlier model than 2B-4T, with another activation.
     """
@@ -233,7 +233,7 @@ class LlamaCpp(_CppEngine):
 
 
 class IkLlamaCpp(_CppEngine):
-    """ik_llama.cpp as the wheel ``ik-llama-cpp-python`` ships it.
+    """ik_llama.cpp from the wheel ``ik-llama-cpp-python``.
 
     It loads I2_S files and gives wrong logits for them without a word, so these are converted to
     IQ2_BN first, which holds the same weights. Its products of IQ2_BN abort where rows are short;
@@ -245,7 +245,7 @@ class IkLlamaCpp(_CppEngine):
     unlike = frozenset({"ffn_norm", "kqv_out"})  # its fused operations leave them unwritten
 
     def __init__(self, *, convert: bool = True) -> None:
-        """Without *convert* it is given what it cannot read, which the float64 pass must notice."""
+        """Without *convert* it gets a file it misreads, which the float64 pass must detect."""
         self._convert = convert
 
     @contextmanager
@@ -312,7 +312,7 @@ class Transformers(_InProcess):
 
 
 class Recorded(Reference):
-    """A trace that was recorded; its prompts are the prompts."""
+    """A recorded trace, which brings its own prompts."""
 
     name = "recorded"
     live = False
@@ -321,7 +321,7 @@ class Recorded(Reference):
         self.recording = read_trace(path)
 
     def trace(self, question: Question) -> Trace:
-        """The recorded answers to *question*: of its prompts, and as far as they were asked."""
+        """The recorded answers to *question*, limited to its prompts and steps."""
         left = list(self.recording.prompts)
         found = []
         for (text, ids), steps in zip(question.prompts, question.steps, strict=True):
@@ -336,7 +336,7 @@ class Recorded(Reference):
 
 
 class Float64(Reference):
-    """Our graph in double precision: shows rounding, and no mistake of our own."""
+    """Our graph in double precision: reveals rounding, but not mistakes of the graph."""
 
     name = "float64"
     independent = False
@@ -374,7 +374,7 @@ CHAIN: tuple[type[Reference], ...] = (LlamaCpp, IkLlamaCpp, Transformers)  # tri
 
 
 def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) -> Reference:
-    """The reference *name*; without one the first of :data:`CHAIN` that reads *checkpoint*.
+    """The reference *name*, or else the first of :data:`CHAIN` that supports *checkpoint*.
 
     One that is installed goes before one that is not, and bitnet.cpp, which takes a build of one's
     own, before them all. A *recording* is a reference by itself.
@@ -397,7 +397,7 @@ def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) 
     return chosen
 
 
-# ik_llama.cpp's own names for what is rotated.
+# ik_llama.cpp's own names of rotated queries and keys.
 _ALIASES = {"Qcur_roped": "Qcur", "Kcur_roped": "Kcur"}
 
 
@@ -411,7 +411,7 @@ def _layer(name: str) -> str:
 
 
 def _shortest_row(checkpoint: Checkpoint) -> int:
-    """Columns of the narrowest I2_S matrix."""
+    """Number of columns of the narrowest I2_S matrix."""
     weights = checkpoint.weights.values()
     return min(weight.shape[-1] for weight in weights if weight.quant.name == "I2_S")
 
@@ -441,7 +441,7 @@ def _run(
 
 
 def _ending(done: subprocess.CompletedProcess[bytes]) -> str:
-    """How a process ended and the last it said."""
+    """Exit status of the process and the last line of its stderr."""
     code = done.returncode
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     lines = done.stderr.decode("utf-8", "replace").splitlines()

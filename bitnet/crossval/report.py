@@ -1,8 +1,8 @@
 """``report.json``, ``report.md`` and ``report.html`` of a cross-validation.
 
-``report.schema.json`` beside this module is the form of the first: the evidence, and the verdict
-and the summary that follow from it. The other two are made from the same record. No path of the
-machine and no address gets into a report: files are named, and known by SHA-256.
+``report.schema.json`` next to this module is the schema of the first: the evidence, and the verdict
+and the summary that follow from it. The other two are made from the same record. Reports contain no
+paths or addresses of the machine: files are identified by name and SHA-256.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _DERIVED = ("verdict", "summary")
 
 @dataclass(frozen=True)
 class Summary:
-    """Figures over all positions; ``None`` where a position lacks the number.
+    """Metrics over all positions; ``None`` if a position lacks the number.
 
     Attributes:
-        positions: that were compared.
-        prompts: they belong to.
+        positions: number of positions compared.
+        prompts: number of their prompts.
         same_top1: both prefer the same token.
-        near_ties: the reference hardly prefers its best token to its second.
-        different_in_near_ties: of these, positions where we prefer another.
-        excused: we prefer another where the reference was sure, and float64 sides with us.
-        wrong: we prefer another, and nothing excuses it.
+        near_ties: the reference barely prefers its best token to its second.
+        different_in_near_ties: of these, positions where we prefer another token.
+        excused: we prefer another where the reference was sure, but float64 agrees with us.
+        wrong: we prefer another without an excuse.
         mean_kl: from the reference to ours.
         worst_kl: the largest of these.
         mean_overlap: of the ten likeliest tokens.
@@ -68,27 +68,27 @@ class Summary:
 
 @dataclass(frozen=True)
 class Report:
-    """A cross-validation as it is shown and kept.
+    """A cross-validation as it is displayed and stored.
 
     Attributes:
-        evidence: what was found out, with numbers as they are written down.
+        evidence: all results, with numbers rounded as in the file.
     """
 
     evidence: Evidence
 
     @classmethod
     def of(cls, evidence: Evidence) -> Report:
-        """The report on *evidence*: its numbers are rounded first, so a file says the same."""
+        """Report of *evidence*; numbers are rounded first, so a file gives the same report."""
         return cls(from_json(Evidence, to_json(evidence)))
 
     @cached_property
     def verdict(self) -> Verdict:
-        """The outcome."""
+        """The verdict."""
         return judge(self.evidence)
 
     @cached_property
     def summary(self) -> Summary | None:
-        """Figures over all positions; ``None`` where none were compared."""
+        """Metrics over all positions; ``None`` if none were compared."""
         return _summary(self.evidence) if self.evidence.rows else None
 
     def as_json(self) -> dict[str, Any]:
@@ -124,10 +124,10 @@ def schema() -> dict[str, Any]:
 
 
 def read_report(path: Path) -> tuple[Report, dict[str, Any]]:
-    """The report in the file *path*, and the verdict and summary that the file claims.
+    """The report in the file *path*, and the verdict and summary stored in it.
 
     Raises:
-        NotFound: there is no such file.
+        NotFound: the file does not exist.
         InvalidFormat: it is not a report of this version.
     """
     try:

@@ -1,4 +1,4 @@
-"""The three files of a report, and the summary of a CI job."""
+"""Write the three files of a report, and the summary of a CI job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["append_summary", "write_report"]
 
 
 def write_report(report: Report, folder: Path) -> list[Path]:
-    """The three files in *folder*, which is made; their paths."""
+    """Write the three files to *folder*, which is created; return their paths."""
     written = []
     for name, text in (
         ("report.json", json.dumps(report.as_json(), indent=1) + "\n"),
@@ -32,7 +32,7 @@ def write_report(report: Report, folder: Path) -> list[Path]:
 
 
 def append_summary(report: Report, path: Path) -> None:
-    """*report* as text at the end of the file *path*, which a CI job shows."""
+    """Append *report* as text to the file *path*, which a CI job shows."""
     try:
         with path.open("a", encoding="utf-8", newline="\n") as out:
             out.write(as_markdown(report) + "\n")

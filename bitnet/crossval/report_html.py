@@ -1,4 +1,4 @@
-"""``report.html``: one file with its plots as inline SVG; no script, nothing from elsewhere."""
+"""``report.html``: one file with its plots as inline SVG; without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ code,.tokens{font-family:ui-monospace,monospace;font-size:13px;overflow-wrap:any
 
 
 def as_html(report: Report) -> str:
-    """*report* as a page that needs nothing but itself."""
+    """*report* as a self-contained page."""
     evidence, verdict = report.evidence, report.verdict
     model, reference = evidence.model, evidence.reference
     tone = {"passed": "ok", "failed": "failed", "not run": "skipped"}[verdict.status]
@@ -191,7 +191,7 @@ def _worst(evidence: Evidence) -> str:
 
 
 def _prompts(evidence: Evidence) -> str:
-    """Every prompt with its figures, and its tokens underlined where the next one differs."""
+    """Every prompt with its metrics, and with tokens underlined where the next one differs."""
     bounds = evidence.bounds
     by_prompt: dict[int, list[Row]] = {}
     for row in evidence.rows:

@@ -17,7 +17,7 @@ _MARKS = {"ok": "passed", "failed": "**failed**", "skipped": "**not run**"}
 
 
 def as_markdown(report: Report) -> str:
-    """*report* as Markdown; its last line says so where something was not checked."""
+    """*report* as Markdown; its last line names checks that were not run."""
     evidence, verdict = report.evidence, report.verdict
     backend = "" if evidence.ours.backend == "none" else f" {evidence.ours.backend}"
     reference = evidence.reference
@@ -34,31 +34,31 @@ def as_markdown(report: Report) -> str:
         *(_line(one) for one in verdict.findings),
     ]
     if report.summary:
-        lines += ["", *_figures(report.summary), "", *_worst(evidence)]
+        lines += ["", *_metrics(report.summary), "", *_worst(evidence)]
     lines += ["", *_provenance(evidence)]
     left = not_checked(report)
     return "\n".join([*lines, *(["", left] if left else [])]) + "\n"
 
 
 def not_checked(report: Report) -> str:
-    """One line that says what was not checked, empty where everything was."""
+    """One line that names checks that were not run; empty if all were."""
     names = [one.subject for one in report.verdict.findings if one.severity == "skipped"]
     return f"NOT CHECKED: {', '.join(names)}" if names else ""
 
 
 def worst_rows(evidence: Evidence, count: int = _SHOWN) -> list[Row]:
-    """The positions that differ most, those without numbers first."""
+    """The positions that differ most; first those without numbers."""
     worst = sorted(evidence.rows, key=lambda row: (row.kl is not None, -(row.kl or 0.0)))
     return worst[:count]
 
 
 def shown_token(text: str) -> str:
-    """*text* of a token with its spaces and line ends visible."""
+    """*text* of a token with spaces and line ends made visible."""
     return "".join("␣" if c == " " else "⏎" if c == "\n" else c for c in text) or "(empty)"
 
 
 def named(evidence: Evidence, token: int | None) -> str:
-    """What *token* spells, with its id."""
+    """Text of *token*, with its id."""
     if token is None:
         return "no numbers"
     text = evidence.spellings.get(str(token))
@@ -66,7 +66,7 @@ def named(evidence: Evidence, token: int | None) -> str:
 
 
 def spelled(evidence: Evidence, prompt: int, position: int) -> str:
-    """The token at a position of a prompt, by what it spells where that is known."""
+    """The token at a position of a prompt, by its text if known."""
     if prompt >= len(evidence.prompts):
         return f"prompt {prompt}"
     one = evidence.prompts[prompt]
@@ -80,7 +80,7 @@ def _line(one: Finding) -> str:
     return f"| {one.subject} | {_MARKS[one.severity]} | {_cell(one.text + hint)} |"
 
 
-def _figures(summary: Summary) -> list[str]:
+def _metrics(summary: Summary) -> list[str]:
     rows = [
         ("positions (prompts)", f"{summary.positions} ({summary.prompts})"),
         ("same likeliest token", str(summary.same_top1)),
@@ -98,7 +98,7 @@ def _figures(summary: Summary) -> list[str]:
         both = f"{_kl(summary.exact_to_ours)}, {_kl(summary.exact_to_reference)}"
         rows.append(("mean KL from float64 to ours, to the reference", both))
         rows.append(("closer to float64", summary.closer_to_float64))
-    return ["| figure | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    return ["| metric | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
 
 
 def _worst(evidence: Evidence) -> list[str]:
@@ -144,7 +144,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """*text* without what Markdown or a terminal would act on."""
+    """*text* with characters escaped that Markdown or a terminal would interpret."""
     return "".join(c if c.isprintable() and c not in "`<>|[]" else " " for c in text)
 
 

@@ -1,4 +1,4 @@
-"""A cross-validation from beginning to end: ask both sides, compare, write down the evidence."""
+"""Run a cross-validation: ask both sides, compare, record the evidence."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ _FLOATS = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A cross-validation that was made.
+    """A finished cross-validation.
 
     Attributes:
-        evidence: what was found out.
-        theirs: the reference's trace; ``None`` where it gave none.
+        evidence: all results.
+        theirs: the reference's trace; ``None`` if it did not answer.
     """
 
     evidence: Evidence
@@ -88,17 +88,17 @@ def cross_validate(
     facts: ModelFacts | None = None,
     notify: Callable[[str], None] = logger.info,
 ) -> Outcome:
-    """*model* beside *reference*.
+    """Compare *model* with *reference*.
 
     Args:
-        model: what is judged.
+        model: the model under test.
         checkpoint: the same model on disk.
-        reference: who judges.
+        reference: the reference engine.
         options: how much to compare.
         texts: the prompts; a recording brings its own.
-        cache: folder where the float64 pass is kept.
-        facts: what the model is, where that is known already.
-        notify: told what is being done.
+        cache: folder where the float64 pass is cached.
+        facts: description of the model, if known already.
+        notify: called with the current step.
     """
     facts = facts or ModelFacts(
         checkpoint.path.name, model_digest(checkpoint), checkpoint.architecture
@@ -151,14 +151,14 @@ def compare_tokens(
     texts: Sequence[str] = PROMPTS,
     facts: ModelFacts | None = None,
 ) -> Outcome:
-    """*tokenizer* beside that of *reference*; no weight is read, and there need not be any.
+    """Compare *tokenizer* with that of *reference*; weights are not read and not needed.
 
     Args:
-        tokenizer: what is judged.
-        checkpoint: the model it belongs to; one with nothing but a vocabulary will do.
-        reference: who judges.
+        tokenizer: the tokenizer under test.
+        checkpoint: its model; a vocabulary without weights suffices.
+        reference: the reference engine.
         texts: the prompts, which are compared besides the probe texts.
-        facts: what the model is, where that is known already.
+        facts: description of the model, if known already.
     """
     facts = facts or ModelFacts(
         checkpoint.path.name, model_digest(checkpoint), checkpoint.architecture
@@ -188,9 +188,9 @@ def compare_tokens(
 
 
 def recordable(trace: Trace, model: LanguageModel) -> Trace:
-    """*trace* with all ids of its prompts, also those behind the last position, and their texts.
+    """*trace* with all ids of its prompts, including later ones than compared, and their texts.
 
-    There are texts where the reference made one of the ids of every prompt.
+    Texts are included if the reference decoded the ids of every prompt.
     """
     prompts = tuple(
         replace(one, ids=tuple(model.tokenizer.encode(one.prompt)), asked=len(one.ids))
@@ -227,7 +227,7 @@ def _plan(asked: Asked, question: Question, options: CrossvalOptions) -> Plan:
 
 
 def _ask(reference: Reference, question: Question) -> tuple[Trace | None, ReferenceFacts]:
-    """The reference's answer, or why there is none."""
+    """The reference's answer, or the reason why there is none."""
     about = _about(reference, None)
     try:
         theirs = reference.trace(question)
@@ -263,7 +263,7 @@ def _evidence(
     receipt: Receipt,
     arithmetic: Arithmetic,
 ) -> Evidence:
-    """What is known before anything is compared."""
+    """Facts known before the comparison."""
     return Evidence(
         schema_version=SCHEMA_VERSION,
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -288,13 +288,13 @@ def _evidence(
 
 
 def _without_folders(source: str) -> str:
-    """*source* without the folders of the machine."""
+    """*source* without folders of the machine."""
     words = source.replace("\\", "/").split(" ")
     return " ".join(word.rpartition("/")[2] if "/" in word else word for word in words)
 
 
 def _module_digest() -> str:
-    """SHA-256 of our compiled module, empty without one."""
+    """SHA-256 of the native module, empty without one."""
     module = native.module()
     file = getattr(module, "__file__", None)
     return digest_of(Path(file)) if file else ""
@@ -303,9 +303,9 @@ def _module_digest() -> str:
 def _compared(
     evidence: Evidence, model: LanguageModel, question: Question, ours: Trace, theirs: Trace
 ) -> Evidence:
-    """*evidence* with both traces beside each other and beside the float64 pass.
+    """*evidence* with both traces compared with each other and with the float64 pass.
 
-    A recording is judged by itself: the float64 pass would run the very file that is in question.
+    A recording is compared without it: the float64 pass would run the very file in question.
     """
     steps, vocabulary = question.steps, model.config.vocab_size
     asked = question.prompts
@@ -331,7 +331,7 @@ def _compared(
 
 
 def _texts_of(tokenizer: Tokenizer, question: Question, comparison: Comparison) -> dict[str, Any]:
-    """What the tokens of the prompts spell, and those that an engine preferred."""
+    """Text of the prompts' tokens, and of those that an engine preferred."""
     prompts = tuple(
         Prompt(text, ids, tuple(tokenizer.decode([token]) for token in ids))
         for text, ids in question.prompts
@@ -342,7 +342,7 @@ def _texts_of(tokenizer: Tokenizer, question: Question, comparison: Comparison) 
 
 
 def _answer_of_reference(theirs: Trace, question: Question, vocabulary: int) -> Answered:
-    # One that says that it has no tokenizer was not asked for ids: that check is not run.
+    # A reference without a tokenizer was not asked for ids: that check is not run.
     texts = 0 if theirs.tokenized is None else len(question.texts)
     return answered(
         "reference",
@@ -357,7 +357,7 @@ def _answer_of_reference(theirs: Trace, question: Question, vocabulary: int) -> 
 def rows_of(
     model: LanguageModel, reference: Reference | None, question: Question, arithmetic: Arithmetic
 ) -> Comparison:
-    """The rows of *question*, computed anew; without *reference* beside the float64 pass alone."""
+    """Recomputed rows of *question*; without *reference*, against the float64 pass alone."""
     ours = our_trace(model, question, arithmetic=arithmetic)
     exact = _exact(question, question.prompts)
     theirs = exact if reference is None else reference.trace(question)
@@ -365,7 +365,7 @@ def rows_of(
 
 
 def _arithmetic(model: Model, checkpoint: Checkpoint) -> Arithmetic:
-    """How *model* multiplies: with 8-bit activations, natively and for ternary weights."""
+    """Arithmetic of *model*: 8-bit activations on the native backend and for ternary weights."""
     ternary = any(registry.rounds_activations(one) for one in checkpoint.weights.values())
     floats = all(one.quant.name in _FLOATS for one in checkpoint.weights.values())
     if ternary:

@@ -1,16 +1,17 @@
-"""Tokenizer parity: which texts are compared, which of them are judged, and the comparison alone.
+"""Tokenizer parity: selection of the texts to compare and to judge, and the comparison.
 
-Four things that engines do differently on purpose are compared and counted apart, never judged:
+Four things that engines do differently on purpose are compared and counted apart, but not judged:
 
-- U+2581 stands for a space inside SentencePiece vocabularies, and a literal one is cut elsewhere;
-- a text that spells BOS itself may get another one, or not;
-- decomposed characters, where our tokenizer composes them as the model's own does (NFC; Qwen2's):
-  the C++ engines compose none;
-- what looks like a special token and is an ordinary one in the vocabulary (Qwen2's ``</s>``): the
-  C++ engines make it special.
+- U+2581 stands for a space inside SentencePiece vocabularies, and engines split a literal one
+  differently;
+- a text that spells BOS itself may get another BOS, or not;
+- decomposed characters, if our tokenizer composes them as the model's own does (NFC; Qwen2's):
+  the C++ engines do not;
+- text that looks like a special token but is an ordinary one in the vocabulary (Qwen2's ``</s>``):
+  the C++ engines make it special.
 
-Where both give the same ids, the texts they make of them are compared too, but for two kinds: the
-C++ engines take a space out before some punctuation, and put WordPiece together in their own way.
+Where both give the same ids, their decoded texts are compared too, except for two kinds: the C++
+engines remove a space before some punctuation, and join WordPiece in their own way.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ _CLEANED_UP = re.compile(r" [?!.,]| ' | n't| '(?:m|s|ve|re)")
 
 
 def texts_for(reference: Reference, texts: Sequence[str]) -> tuple[tuple[str, bool], ...]:
-    """What to tokenize, each with whether special tokens go around it.
+    """Texts to tokenize, each with true if special tokens are added.
 
     Args:
-        reference: a recording brings its own; our own code is not asked.
+        reference: a recording brings its own texts; our own code is not asked.
         texts: the prompts.
     """
     recorded = getattr(reference, "recording", None)
@@ -60,7 +61,7 @@ def texts_for(reference: Reference, texts: Sequence[str]) -> tuple[tuple[str, bo
 def tokenizer_parity(
     tokenizer: Tokenizer, theirs: Trace, texts: Sequence[tuple[str, bool]]
 ) -> TokenizerParity | None:
-    """*tokenizer* beside the reference's on *texts*, ``None`` where the reference has none.
+    """*tokenizer* compared with the reference's on *texts*, ``None`` if the reference has none.
 
     Texts that the reference left out count as read differently.
     """
@@ -98,7 +99,7 @@ def tokenizer_parity(
 
 
 def _is_apart(tokenizer: Tokenizer, text: str, special: bool) -> bool:
-    """Engines that are all correct read *text* differently."""
+    """True if correct engines read *text* differently."""
     if SPACE_SYMBOL in text:
         return True
     composed = unicodedata.normalize("NFC", text)

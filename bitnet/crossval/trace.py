@@ -1,10 +1,10 @@
-"""What an engine says about some prompts, small enough to keep.
+"""Traces: an engine's answers to some prompts, in a compact form.
 
-Of every position the best tokens with their logits are stored, and the log-sum-exp over the whole
-vocabulary, so ``logit - lse`` is an exact log-probability. The JSON form is that of the recorded
+For every position the best tokens with their logits are stored, and the log-sum-exp over the whole
+vocabulary, so ``logit - lse`` is an exact log-probability. The JSON schema is that of the recorded
 goldens: ``prompts[]`` with ``prompt``, ``ids``, ``positions[]`` (``ids``, ``logits``, ``lse``),
-``greedy`` and ``top2_gaps``. A position whose logits were not numbers is ``null``, and what could
-not be run at all says so in ``error``: an answer that is missing is written down as missing.
+``greedy`` and ``top2_gaps``. A position whose logits were not finite is ``null``, and a prompt that
+could not be run has an ``error``: missing answers are recorded as missing.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ __all__ = [
 KEPT = 64  # best tokens stored per position
 FORMAT = 1
 _DIGITS = 8  # behind the point: float32 has no more
-_CERTAIN = 1.001  # the sum of probabilities that were rounded when they were written down
+_CERTAIN = 1.001  # tolerance for the sum of rounded probabilities
 
-# Of products with weights: activations rounded to 8 bit, or floats all the way.
+# Products with weights: with activations rounded to 8 bit, or in floats.
 Arithmetic = Literal["int8", "float"]
 
 
 @dataclass(frozen=True)
 class Position:
-    """The distribution of the next token.
+    """Distribution of the next token.
 
     Attributes:
-        ids: the likeliest tokens, best first; none of them where the logits were not numbers.
-        logits: theirs.
+        ids: the likeliest tokens, best first; empty if the logits were not finite.
+        logits: their logits.
         lse: log-sum-exp over the whole vocabulary.
     """
 
@@ -61,31 +61,31 @@ class Position:
 
     @property
     def is_finite(self) -> bool:
-        """The logits were numbers."""
+        """True if the logits were finite."""
         return bool(self.ids) and math.isfinite(self.lse)
 
     @property
     def gap(self) -> float:
-        """How far the second token is behind the best, as a difference of logits."""
+        """Difference of the logits of the best and the second token."""
         return self.logits[0] - self.logits[1] if len(self.logits) > 1 else float("inf")
 
     def log_probabilities(self) -> dict[int, float]:
-        """By token id."""
+        """Log-probabilities by token id."""
         return {token: logit - self.lse for token, logit in zip(self.ids, self.logits, strict=True)}
 
 
 @dataclass(frozen=True)
 class PromptTrace:
-    """What an engine says about one prompt.
+    """An engine's answer to one prompt.
 
     Attributes:
         prompt: the text.
         ids: its tokens, as they were run.
-        positions: the distribution after each of *ids*, or after the first of them.
+        positions: distribution at each of *ids*, or at the first of them.
         greedy: the likeliest continuation, token by token.
-        top2_gaps: by how much each of *greedy* was likelier than the second.
-        asked: positions that were asked for; ``None``: one for each of *ids*.
-        error: why there is no answer, or only a part of one.
+        top2_gaps: logit gap of each of *greedy* to the second token.
+        asked: number of positions requested; ``None``: one for each of *ids*.
+        error: reason for a missing or incomplete answer.
     """
 
     prompt: str
@@ -98,24 +98,24 @@ class PromptTrace:
 
     @property
     def wanted(self) -> int:
-        """Positions that a whole answer has."""
+        """Number of positions of a complete answer."""
         return len(self.ids) if self.asked is None else self.asked
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What an engine says about some prompts.
+    """An engine's answers to some prompts.
 
     Attributes:
         engine: its name, for people.
         version: of the engine.
-        arithmetic: how it multiplies.
-        prompts: in the order they were asked.
-        tokenized: ids of the texts it was asked to tokenize; ``None`` where it has no tokenizer.
-        decoded: the text it makes of each of these lists of ids, special tokens by their names;
-            in a recording of the ids of each prompt; ``None`` where it was not asked.
-        model_sha256: of the file it ran, where that is known.
-        features: the processor features it says it uses.
+        arithmetic: of its products.
+        prompts: in the order of the request.
+        tokenized: ids of the texts to tokenize; ``None`` if it has no tokenizer.
+        decoded: its text of each of these lists of ids, with special tokens by name; in a
+            recording, of the ids of each prompt; ``None`` if not requested.
+        model_sha256: of the file it ran, if known.
+        features: processor features that it reports.
         library: file of the engine that computed, without its folder.
         library_sha256: of that file.
     """
@@ -173,7 +173,7 @@ _NO_NUMBERS = Position((), (), math.nan)
 
 
 def positions_from(logits: NDArray[np.floating[Any]], *, kept: int = KEPT) -> list[Position]:
-    """The rows of *logits*, ``(T, vocabulary)``, as positions; a row may hold NaN or infinities."""
+    """Rows of *logits*, ``(T, vocabulary)``, as positions; they may contain NaN or infinities."""
     rows = np.asarray(logits, dtype=np.float64)
     return [_position_from(row, kept) if np.isfinite(row).all() else _NO_NUMBERS for row in rows]
 
@@ -182,13 +182,13 @@ def _position_from(row: NDArray[np.float64], kept: int) -> Position:
     highest = row.max()
     lse = highest + np.log(np.exp(row - highest).sum())
     some = np.argpartition(-row, min(kept, len(row)) - 1)[:kept]
-    # Equal logits: the lower id first, as argmax has it.
+    # Equal logits: the lower id first, as in argmax.
     best = some[np.lexsort((some, -row[some]))]
     return Position(tuple(map(int, best)), tuple(map(float, row[best])), float(lse))
 
 
 def trace_from(values: Mapping[str, Any], *, name: str) -> Trace:
-    """The trace that JSON *values* hold; *name* says where they come from.
+    """The trace in JSON *values*; *name* is their source, for messages.
 
     Raises:
         InvalidFormat: they are not a trace.
@@ -245,11 +245,11 @@ def _position(values: Mapping[str, Any] | None) -> Position:
 
 
 def read_trace(path: Path) -> Trace:
-    """The recorded trace in *path*.
+    """Read the recorded trace in *path*.
 
     Raises:
-        NotFound: there is no such file.
-        InvalidFormat: it does not hold a trace.
+        NotFound: the file does not exist.
+        InvalidFormat: it does not contain a trace.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -268,10 +268,10 @@ def read_trace(path: Path) -> Trace:
 
 
 def spread(lengths: Sequence[int], limit: int) -> list[int]:
-    """Positions of each prompt that are compared, at most *limit* in all, as evenly as they go.
+    """Number of positions of each prompt to compare, at most *limit* in all, evenly distributed.
 
-    Of every prompt the first positions, as many of each as there is room for; where there are
-    more prompts than *limit*, one position of as many of them, evenly chosen.
+    The first positions of every prompt, as many of each as fit; if there are more prompts than
+    *limit*, one position each of evenly chosen prompts.
 
     Args:
         lengths: tokens of each prompt.

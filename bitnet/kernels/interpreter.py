@@ -1,4 +1,4 @@
-"""What each instruction of a program means, one operation of a backend at a time."""
+"""Interpreter of programs: runs each instruction with the operations of a backend."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _Run:
 
     @singledispatchmethod
     def execute(self, instruction: Any) -> None:
-        raise AssertionError(f"{instruction!r} is no instruction")
+        raise AssertionError(f"{instruction!r} is not an instruction")
 
     @execute.register
     def _(self, it: Embed) -> None:

@@ -119,7 +119,7 @@ class CompiledProgram:
 
     @singledispatchmethod
     def _add(self, instruction: Any) -> None:
-        raise AssertionError(f"{instruction!r} is no instruction")
+        raise AssertionError(f"{instruction!r} is not an instruction")
 
     @_add.register
     def _(self, it: Embed) -> None:

@@ -1,4 +1,4 @@
-"""What a model asks of a backend. ``reference.py`` defines what is correct.
+"""Operations that a model needs from a backend. ``reference.py`` defines what is correct.
 
 Activations are float arrays with one row per token: ``(T, dim)``, or ``(T, heads, head_dim)``
 inside attention.
@@ -66,7 +66,7 @@ class Ops(ABC):
 
     @abstractmethod
     def counters(self) -> Mapping[str, int]:
-        """How often each kernel ran since the process began, counted where it runs.
+        """Number of calls of each kernel since the process began, counted in the kernel.
 
         Names are ``operation/instruction set``, with the encoding in between where there is one.
         """

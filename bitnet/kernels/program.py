@@ -82,7 +82,7 @@ class Rotation(Protocol):
 
     @property
     def style(self) -> RopeStyle:
-        """Which elements form a pair."""
+        """Pairing of rotary dimensions."""
 
     def regime(self, context: int) -> int:
         """Contexts with the same regime have the same frequencies."""
@@ -93,7 +93,7 @@ class Rotation(Protocol):
 
 @dataclass(frozen=True)
 class Segment:
-    """What one sequence of a batch runs.
+    """Tokens of one sequence in a batch.
 
     Attributes:
         tokens: ids that continue what *cache* holds.
@@ -131,7 +131,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Linear:
-    """``outs[i] = x @ weights[i].T + biases[i]``; an empty name is no bias."""
+    """``outs[i] = x @ weights[i].T + biases[i]``; an empty name means no bias."""
 
     outs: tuple[str, ...]
     x: str
@@ -209,7 +209,7 @@ class Add:
 
 @dataclass(frozen=True)
 class Select:
-    """Of *registers* only the rows that are wanted stay."""
+    """Keep only the requested rows of *registers*."""
 
     registers: tuple[str, ...]
 

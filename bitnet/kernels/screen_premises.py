@@ -1,4 +1,4 @@
-"""Whether a copy of an output head is one from which its bounds follow.
+"""Check the premises of the bounds of a screened output head.
 
 ``docs/architecture/exact-head.md`` derives the bounds from premises that :meth:`ScreenedHead.build`
 establishes. A copy that was kept on a disk has them only if they are checked: those of its columns
@@ -38,7 +38,7 @@ def sampled_tiles(rows: int) -> list[int]:
 def broken_premise(
     ops: NativeOps, matrix: Matrix, arrays: Mapping[str, NDArray[Any]], tiles: Iterable[int]
 ) -> str:
-    """What keeps *arrays* from bounding the logits of *matrix*; empty if nothing is found.
+    """The reason why *arrays* cannot bound the logits of *matrix*; empty if there is none.
 
     Args:
         ops: the backend, which reads rows of the head.
@@ -54,7 +54,7 @@ def broken_premise(
 def _of_numbers(arrays: Mapping[str, NDArray[Any]]) -> str:
     order, factors, norm = arrays["order"], arrays["factors"], arrays["norm"]
     if not np.array_equal(np.sort(order), np.arange(len(order))):
-        return "the order of its columns is no permutation"
+        return "the order of its columns is not a permutation"
     parts, exponents = np.frexp(factors)
     if not ((parts == 0.5) & (np.abs(exponents - 1) <= FACTOR_BITS)).all():
         return f"a factor of its columns is not a power of two within 2^±{FACTOR_BITS}"

@@ -1,4 +1,4 @@
-"""What the copy behind a screened head means, in float64: the definition of its bound."""
+"""Definition of the bounds of a screened head, in float64."""
 
 from __future__ import annotations
 

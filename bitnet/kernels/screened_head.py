@@ -45,7 +45,7 @@ SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enou
 
 @dataclass(frozen=True, eq=False)
 class Wanted:
-    """Which logits of a hidden state are needed.
+    """The logits of a hidden state that are needed.
 
     Attributes:
         count: how many of the highest, besides those of *ids*.
@@ -244,7 +244,7 @@ def _slices(module: Any, matrix: Matrix) -> Iterator[tuple[int, int, NDArray[np.
 
 
 def _fingerprint(module: Any, matrix: Matrix, importance: Array | None) -> str:
-    """What the copy is made from: every byte of the head, and how columns are ordered."""
+    """Source of the copy: every byte of the head, and the order of columns."""
     digest = hashlib.sha256(f"{matrix.kind} {matrix.rows} {matrix.columns}".encode())
     if importance is not None:
         digest.update(np.ascontiguousarray(importance, dtype=np.float32).tobytes())
@@ -265,7 +265,7 @@ def _refused(reason: str) -> Unsupported:
 
 
 def reason_against(ops: Ops, weight: Weight) -> str:
-    """Why *weight* cannot be the head of a :class:`ScreenedHead` on *ops*; empty if it can."""
+    """The reason why *weight* cannot be the head of a :class:`ScreenedHead` on *ops*; empty if it can."""
     if not isinstance(ops, NativeOps):
         return "only the compiled backend can"
     if weight.quant.name not in ENCODINGS:
@@ -278,7 +278,7 @@ def reason_against(ops: Ops, weight: Weight) -> str:
 
 
 def pays(ops: Ops, weight: Weight) -> bool:
-    """Whether screening *weight* is possible and saves time."""
+    """True if screening *weight* is possible and saves time."""
     return not reason_against(ops, weight) and weight.data.nbytes >= SMALLEST
 
 

@@ -1,4 +1,4 @@
-"""Which backend computes: the compiled one where it is installed, NumPy otherwise."""
+"""Select the backend: the native one if it is installed, NumPy otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ternary weights are packed: two bits each, or five in a byte, whichever is multiplied faster.
+"""Choice of the packing of ternary weights: two bits each, or five in a byte, whichever is multiplied faster.
 
 Five in a byte are a fifth fewer bytes, but take more operations to unpack. They are worth it where
 the cores together wait for memory, which depends on the machine, its memory and what else runs on
@@ -35,7 +35,7 @@ AT_LEAST, SECONDS = 5, 0.5  # rounds, and how long: memory has slow and fast mom
 
 
 def dense_pays(module: ModuleType, weights: int) -> bool:
-    """Whether *weights* ternary weights, those of a model, should be packed five to a byte.
+    """True if *weights* ternary weights of a model should be packed five to a byte.
 
     Args:
         module: the compiled module, with its threads and level as they will be used.
@@ -97,7 +97,7 @@ def measure(module: ModuleType) -> dict[str, float]:
 
 
 def _conditions(module: ModuleType) -> dict[str, Any]:
-    """What the answer depends on, as far as it can be known; a new build is measured again."""
+    """Conditions of the measurement; a new build is measured again."""
     built = Path(module.__file__ or "").stat()
     return {
         "processor": native.processor(),

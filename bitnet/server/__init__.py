@@ -1,1 +1,1 @@
-"""The HTTP worker: requests in, a queue, one model, answers out."""
+"""The HTTP worker: a request queue in front of one model."""

@@ -1,4 +1,4 @@
-"""The address a worker listens on: taken before the model is loaded, open to clients after."""
+"""The listening address: bound before the model is loaded, accepting connections after."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def bind(host: str, port: int) -> socket.socket:
         port: 0: a free one.
 
     Raises:
-        UsageError: the address is in use, or is none of this machine.
-        BitnetError: the system does not allow it.
+        UsageError: the address is in use, or does not belong to this machine.
+        BitnetError: the system does not permit it.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -49,8 +49,8 @@ def listen(bound: socket.socket, backlog: int) -> None:
     """Accept connections at *bound*.
 
     Raises:
-        UsageError: another program does so by now.
-        BitnetError: the system does not allow it.
+        UsageError: another program listens there by now.
+        BitnetError: the system does not permit it.
     """
     with _explained(address_of(bound)):
         bound.listen(backlog)

@@ -1,4 +1,4 @@
-"""The routes. Handlers parse, submit and format; they never touch the model."""
+"""The application and its routes. Handlers parse, submit and format, without touching the model."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def create_app(
         origins=origins,
         access_log=access_log,
     )
-    if origins:  # outside of the guard, so that a page can read why it was refused
+    if origins:  # outside of the guard, so that a page can read the reason of a refusal
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(origins),
@@ -104,7 +104,7 @@ def create_app(
 
 
 def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
-    """Health, figures and the list of models."""
+    """Routes for health, metrics and the list of models."""
 
     @app.get("/health/live", tags=["health"], summary="Whether the process answers")
     async def live() -> JSONResponse:
@@ -125,7 +125,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
         }
         return JSONResponse(facts, 200 if status == "ready" else 503)
 
-    @app.get("/metrics", tags=["health"], summary="Figures for Prometheus")
+    @app.get("/metrics", tags=["health"], summary="Metrics for Prometheus")
     async def figures() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
@@ -156,7 +156,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    """Every error in OpenAI's shape, none with a traceback."""
+    """Return every error in OpenAI's form, without a traceback."""
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""Connections that do not wait for a client for ever."""
+"""Connections with time limits for slow clients."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 __all__ = ["PatientProtocol"]
 
-HEADER_PATIENCE_S = 10.0  # from the first byte of a request, or from connecting, to its last header
-PROBES_S = (0.0, 0.2, 1.0, 5.0, 30.0)  # after a client has sent its last; one probe cannot fail
-READER_PATIENCE_S = 60.0  # that a client may leave what was sent to it unread
+HEADER_PATIENCE_S = 10.0  # from the first byte of a request, or from connecting, to the last header
+PROBES_S = (0.0, 0.2, 1.0, 5.0, 30.0)  # after a client's last byte; a single probe cannot fail
+READER_PATIENCE_S = 60.0  # time a client may leave sent bytes unread
 
 
 class PatientProtocol(H11Protocol):
-    """uvicorn's protocol; clients that send headers or read answers too slowly are cut off.
+    """uvicorn's protocol, which closes connections that send headers or read answers too slowly.
 
     h11 bounds the size of headers, which uvicorn's other protocol does not.
     """
@@ -26,12 +26,12 @@ class PatientProtocol(H11Protocol):
     _waiting_for_reader: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request, not longer than it takes."""
+        """Wait for a request, within the time limit."""
         super().connection_made(transport)
         self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
-        """Take in what came."""
+        """Receive data."""
         if self._waiting_for_headers is None and not self._answering:
             self._expect_headers()
         super().data_received(data)
@@ -39,10 +39,10 @@ class PatientProtocol(H11Protocol):
             self._headers_came()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends nothing more: it has gone, or it waits for its answer.
+        """The client has finished sending: it has gone, or it waits for its answer.
 
-        Only writing tells the two apart, so it is told to go on waiting; one that has gone resets
-        the connection.
+        Only writing tells the two apart, so it continues to wait; a client that has gone resets the
+        connection.
         """
         if not self._answering:
             return False
@@ -53,7 +53,7 @@ class PatientProtocol(H11Protocol):
         return True
 
     def _probe(self, cycle: Any) -> None:
-        """Write what every client overlooks; where nobody is left, the second one fails."""
+        """Write a probe that clients ignore; if the client has gone, the second probe fails."""
         if cycle is not self.cycle or cycle.response_complete or self.transport.is_closing():
             return
         if not cycle.response_started:
@@ -62,18 +62,18 @@ class PatientProtocol(H11Protocol):
             self.transport.write(b"3\r\n:\n\n\r\n")
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is answered."""
+        """The client reads more slowly than it is sent data."""
         super().pause_writing()
         abort = self.transport.abort
         self._waiting_for_reader = self.loop.call_later(READER_PATIENCE_S, abort)
 
     def resume_writing(self) -> None:
-        """The client has read on."""
+        """The client has continued to read."""
         self._reader_came()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing to wait for any more."""
+        """Stop the timers."""
         self._headers_came()
         self._reader_came()
         super().connection_lost(exc)

@@ -1,4 +1,4 @@
-"""Errors as clients see them: OpenAI's shape, an HTTP status, and nothing of our inside."""
+"""Errors as clients see them: OpenAI's form, an HTTP status, and no internal details."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ GONE = 499  # nginx's status for a client that closed the connection
 
 
 class Refused(Exception):
-    """A request that is not served.
+    """A request that is refused.
 
     Attributes:
         status: HTTP status.
         kind: OpenAI's ``type``.
-        message: what is wrong.
-        code: a word for programs; ``None`` where there is none.
-        param: the field that is wrong; ``None`` where it is none.
-        retry_after_s: seconds after which it is worth another try; ``None`` where it is not.
+        message: description of the problem.
+        code: identifier for programs; ``None`` if there is none.
+        param: name of the wrong field; ``None`` if none is.
+        retry_after_s: seconds until another try is worthwhile; ``None`` if it is not.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Refused(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self, path: str = "") -> dict[str, Any]:
-        """The JSON reply, as the dialect that *path* belongs to has errors."""
+        """JSON reply in the error form of the dialect to which *path* belongs."""
         if path.startswith("/api/"):  # Ollama's
             return {"error": self.message}
         if path in _LLAMA:
@@ -76,7 +76,7 @@ def body_of(
 
 
 def from_error(error: Exception) -> Refused:
-    """What a client is told of *error*, which came up while its request was worked on."""
+    """Refusal for *error*, which was raised while handling a request."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, UsageError | Unsupported):
@@ -87,19 +87,19 @@ def from_error(error: Exception) -> Refused:
 
 
 def from_validation(errors: Sequence[Mapping[str, Any]], body: Any, *, is_json: bool) -> Refused:
-    """What a client is told of a body that is no such request.
+    """Refusal for a body that is not a valid request.
 
     Args:
-        errors: what FastAPI found; several on one field where it may have several forms.
-        body: what was sent.
-        is_json: whether it was sent as JSON.
+        errors: FastAPI's errors; several for one field with alternative forms.
+        body: the body received.
+        is_json: it was marked as JSON.
     """
     field = errors[0]["loc"][:2]
     found = min((one for one in errors if one["loc"][:2] == field), key=_distance)
     kind, place = found["type"], found["loc"]
     if kind == "json_invalid":
         reason = found["ctx"]["error"]
-        return Refused(400, f"the body is no JSON: {reason} at character {place[-1]:,}")
+        return Refused(400, f"the body is not JSON: {reason} at character {place[-1]:,}")
     if place == ("body",) and kind == "missing":
         return Refused(400, "the request has no body")
     if place == ("body",) and not is_json:
@@ -116,12 +116,12 @@ def from_validation(errors: Sequence[Mapping[str, Any]], body: Any, *, is_json: 
 
 
 def _distance(error: Mapping[str, Any]) -> tuple[bool, int]:
-    """Least for the error of the form that the field comes closest to."""
+    """Sort key: lowest for errors of the form that the field matches most closely."""
     return error["type"].endswith(("_type", "_parsing")), -len(error["loc"])
 
 
 def _fields(place: Sequence[str | int], body: Any, *, is_missing: bool) -> list[str]:
-    """*place* without the names of forms, which are nowhere in *body*."""
+    """*place* without the names of forms, which do not occur in *body*."""
     names = []
     for part in place:
         inside = isinstance(body, dict) and part in body

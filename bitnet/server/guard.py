@@ -1,4 +1,4 @@
-"""What stands before every route: size, patience, key, and who a browser asks for."""
+"""Middleware before every route: size, time limits, key, and origins of browsers."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = ["MAX_HEADER_BYTES", "Guard"]
 MAX_HEADER_BYTES = 32 * 1024
 BODY_PATIENCE_S = 60.0  # for a whole body
 _OPEN_PATHS = frozenset({"/", "/health", "/health/live", "/health/ready"})
-_REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)  # of a client's that is kept
+_REQUEST_ID = re.compile(rb"[\w.:/+=@-]{1,128}", re.ASCII)  # a client's id that is kept
 _JSON = re.compile(rb"application/([\w.+-]+\+)?json(\s*;.*)?", re.ASCII | re.IGNORECASE)
 
 
 class Guard:
-    """ASGI middleware; refusals have OpenAI's shape."""
+    """ASGI middleware; refusals are in OpenAI's form."""
 
     def __init__(
         self,
@@ -51,19 +51,19 @@ class Guard:
         origins: Sequence[str] = (),
         access_log: bool = False,
     ) -> None:
-        """Stand before *app*.
+        """Guard *app*.
 
         Args:
-            app: what is guarded.
+            app: the application to guard.
             metrics: counts requests.
-            narrate: told of requests that are refused.
-            api_key: what clients must send as a bearer token; empty: nothing.
-            max_body: bytes a request may have.
-            local_only: refuse requests whose ``Host`` is not this machine: a page elsewhere whose
+            narrate: told of refused requests.
+            api_key: bearer token that clients must send; empty: none.
+            max_body: largest body in bytes.
+            local_only: refuse requests whose ``Host`` is not this machine: a foreign page whose
                 name resolves to this machine (DNS rebinding) must not read the answers. Probes
-                of HTTP/1.0 name no host; browsers always do.
-            origins: of web pages elsewhere that may call; ``*``: all.
-            access_log: *narrate* is told of every request.
+                with HTTP/1.0 name no host; browsers always do.
+            origins: origins of other web pages that may call; ``*``: all.
+            access_log: tell *narrate* of every request.
         """
         self._app = app
         self._metrics = metrics
@@ -81,7 +81,7 @@ class Guard:
             return
         request_id = _request_id(scope)
         scope.setdefault("state", {})["request_id"] = request_id
-        if scope["method"] == "HEAD":  # as GET; the server below leaves out the body
+        if scope["method"] == "HEAD":  # as GET; the server below drops the body
             scope = {**scope, "method": "GET"}
         status, begun = 0, time.perf_counter()
 
@@ -111,7 +111,7 @@ class Guard:
                 self._tell(scope, request_id, status)
 
     def _log(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        """A line for a request that has ended; its query and its body stay out of it."""
+        """Log a finished request, without its query and body."""
         client = scope.get("client")
         self._narrate(
             "http_request",
@@ -123,7 +123,7 @@ class Guard:
         )
 
     def _tell(self, scope: Scope, request_id: str, status: int) -> None:
-        """A line for a request that was refused; few of them when there are many."""
+        """Log a refused request; limited when there are many."""
         self._narrate.now_and_then(
             "request_refused",
             f"{scope['method']} {scope['path'][:200]}: {status}",
@@ -134,13 +134,13 @@ class Guard:
         )
 
     def _check(self, scope: Scope) -> None:
-        """Refuse what needs no look at the body.
+        """Refuse requests by their headers.
 
         Raises:
             Refused: the reason.
         """
         headers = dict(scope["headers"])
-        # The server below bounds headers that come bit by bit only.
+        # The server below bounds headers only if they arrive in parts.
         size = len(scope["raw_path"]) + len(scope["query_string"])
         size += sum(len(name) + len(value) for name, value in scope["headers"])
         if size > MAX_HEADER_BYTES:
@@ -148,7 +148,7 @@ class Guard:
         self._check_browser(scope, headers)
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 18:
-            raise Refused(400, "Content-Length is no number")
+            raise Refused(400, "Content-Length is not a number")
         if int(length) > self._max_body:
             raise self._too_large()
         host = headers.get(b"host", b"localhost").decode("latin-1")
@@ -158,7 +158,7 @@ class Guard:
             scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
             if b"x-api-key" in headers:  # Anthropic's clients
                 scheme, given = b"bearer", headers[b"x-api-key"]
-            right = hmac.compare_digest(given.strip(), self._key)  # takes as long when it is wrong
+            right = hmac.compare_digest(given.strip(), self._key)  # constant time
             if scheme.lower() != b"bearer" or not right:
                 raise Refused(
                     401,
@@ -168,11 +168,11 @@ class Guard:
                 )
 
     def _check_browser(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Refuse what a page of another origin sends, whatever the framework makes of it.
+        """Refuse requests from pages of other origins, before the framework sees them.
 
-        A browser sends a POST without asking first if its content type is not JSON's, or missing.
+        Browsers send a POST without a preflight if its content type is missing or not JSON.
         """
-        if scope["method"] == "OPTIONS":  # is answered before this, or nowhere
+        if scope["method"] == "OPTIONS":  # answered before this, or not at all
             return
         origin = headers.get(b"origin")
         if origin is not None and not self._is_allowed(origin, headers.get(b"host", b"")):
@@ -197,7 +197,7 @@ class Guard:
             return False
 
     async def _body(self, receive: Receive) -> Receive:
-        """*receive* that gives the whole body first, read here.
+        """*receive* that returns the whole body first, read here.
 
         Raises:
             Refused: it is too long, or takes too long.
@@ -222,7 +222,7 @@ class Guard:
         ]
 
         async def replay() -> Event:
-            return waiting.pop() if waiting else await receive()  # waits until the client goes
+            return waiting.pop() if waiting else await receive()  # until the client leaves
 
         return replay
 
@@ -241,7 +241,7 @@ def _without_port(host: str) -> str:
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's own name for the request, or a new one."""
+    """The client's id of the request, or a new one."""
     given = dict(scope["headers"]).get(b"x-request-id", b"")
     return given.decode() if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
 
@@ -261,8 +261,6 @@ async def _refuse(refusal: Refused, path: str, send: Send) -> None:
         headers.append((b"retry-after", b"%d" % refusal.retry_after_s))
     if refusal.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    headers.append(
-        (b"connection", b"close")
-    )  # a body that was not read must not be the next request
+    headers.append((b"connection", b"close"))  # an unread body must not become the next request
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -1,4 +1,4 @@
-"""Loading a model step by step, and saying so."""
+"""Load a model step by step, with narration."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def loaded(
     Args:
         checkpoint: the open file or folder.
         load: loads it, tokenizer included.
-        narrate: told each step.
+        narrate: told of each step.
 
     Raises:
         BitnetError: as *load*; it has been narrated.
@@ -113,7 +113,7 @@ def failures(narrate: Narrator) -> Iterator[None]:
 
 
 def _describe(gguf: GGUF, narrate: Narrator) -> None:
-    """Narrate what the header of a GGUF file says."""
+    """Narrate the content of a GGUF header."""
     metadata = gguf.metadata
     narrate(
         "gguf_metadata_loaded",

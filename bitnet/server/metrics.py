@@ -1,7 +1,7 @@
-"""Figures for Prometheus, in a registry of their own.
+"""Metrics for Prometheus, in their own registry.
 
-What vLLM and llama.cpp's server count as well stands there under their names too, so that
-dashboards made for them work: docs.vllm.ai/en/latest/usage/metrics, and llama-server's README.
+Metrics that vLLM and llama.cpp's server have as well are also exported under their names, so that
+existing dashboards work: docs.vllm.ai/en/latest/usage/metrics, and llama-server's README.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class Watched(Protocol):
 
     @property
     def open_jobs(self) -> int:
-        """Answers that wait or are being written."""
+        """Number of answers that wait or are being generated."""
 
     @property
     def running(self) -> int:
-        """Answers that are being written."""
+        """Number of answers that are being generated."""
 
     @property
     def kv_usage(self) -> float:
-        """Share of the memory for keys and values that is taken, 0 to 1."""
+        """Used share of the KV cache's memory, 0 to 1."""
 
 
 class _Alias(Collector):
@@ -51,7 +51,7 @@ class _Alias(Collector):
         self._name = name
 
     def collect(self) -> Iterator[Metric]:
-        """The original's samples as they are now, renamed."""
+        """Current samples of the original, renamed."""
         for metric in self._original.collect():
             renamed = Metric(self._name, metric.documentation, metric.type)
             for sample in metric.samples:
@@ -128,7 +128,7 @@ class Metrics:
         return ModelMetrics(self, model)
 
     def text(self) -> bytes:
-        """Everything in Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 
@@ -163,10 +163,10 @@ class ModelMetrics:
         self._kv_usage.set_function(lambda: model.kv_usage)
 
     def token(self, since_last_s: float | None) -> None:
-        """Count an id that was generated.
+        """Count a generated token.
 
         Args:
-            since_last_s: seconds since the one before; ``None``: it is the first.
+            since_last_s: seconds since the previous one; ``None``: it is the first.
         """
         self._tokens.inc()
         if since_last_s is not None:

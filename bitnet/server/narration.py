@@ -1,11 +1,11 @@
-"""What a worker says about itself: events for people and for programs.
+"""Narration of a worker: events for people and for programs.
 
-Each event names who acts, what happens, and says it twice: plainly and kindly. On a console::
+Each event names its actor and action, and describes it twice: plainly and kindly. On a console::
 
     INFO actor="model-loader" action="gguf_load_complete" human="..." cute="..."
 
-or, one JSON object to a line, for a collector. A destination that cannot be written to (a full
-disk, a closed pipe) loses the event and nothing else.
+or, as one JSON object per line, for a collector. If the destination cannot be written to (a full
+disk, a closed pipe), the event is lost and nothing else.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = ["ACTIONS", "Level", "Narrator", "log_as_events", "narrate", "stderr_a
 Level = Literal["INFO", "WARN", "ERROR"]
 
 SPAN_S = 10.0
-MOST_LINES = 20  # of one action in a span
-_UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # JSON leaves these controls as they are
+MOST_LINES = 20  # lines per action in a span
+_UNSEEN = re.compile(r"[\x7f-\x9f\u2028\u2029]")  # controls that JSON does not escape
 
 WORKER = "llm-worker-rbee"
 LOADER = "model-loader"
 SERVER = "http-server"
 
-#: Every action there is, with the actor it belongs to.
+#: All actions, with their actors.
 ACTIONS: dict[str, str] = {
     "startup": WORKER,
     "device_init": "device-manager",
@@ -80,11 +80,11 @@ class Narrator:
         as_json: bool = False,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
-        """A narrator that hands finished lines to *write*.
+        """A narrator that passes finished lines to *write*.
 
         Args:
             write: takes one line, without its newline.
-            worker_id: named in every event.
+            worker_id: included in every event.
             as_json: JSON lines instead of the console form.
             now: the time for events.
         """
@@ -112,15 +112,15 @@ class Narrator:
         level: Level = "INFO",
         **fields: Any,
     ) -> None:
-        """Say that *actor* did *action*.
+        """Report that *actor* did *action*.
 
         Args:
             actor: who acts.
             action: what happens, in snake case.
-            human: the same as a plain sentence.
-            cute: the same, kindly.
-            level: how serious it is.
-            fields: what else is known, such as ``request_id``; ``None`` is left out.
+            human: plain description.
+            cute: kind description.
+            level: severity.
+            fields: further facts, such as ``request_id``; ``None`` is left out.
         """
         event = {"actor": actor, "action": action}
         event |= {"worker_id": self.worker_id} if self.worker_id else {}
@@ -136,15 +136,15 @@ class Narrator:
     def __call__(
         self, action: str, human: str, cute: str = "", *, level: Level = "INFO", **fields: Any
     ) -> None:
-        """:meth:`narrate` by the actor that *action* belongs to."""
+        """:meth:`narrate` with the actor of *action*."""
         self.narrate(ACTIONS[action], action, human, cute, level=level, **fields)
 
     def now_and_then(
         self, action: str, human: str, cute: str = "", *, level: Level = "INFO", **fields: Any
     ) -> None:
-        """As a call of this object; beyond so many lines of *action* in a span they are counted.
+        """Narrate; beyond a number of lines of *action* in a span they are only counted.
 
-        The first line of the next span has the number of those left out.
+        The first line of the next span includes the number of those left out.
         """
         now = self._now().timestamp()
         begin, lines, left_out = self._said.get(action, (now, 0, 0))
@@ -209,7 +209,7 @@ def _to_stderr(line: str) -> None:
 
 
 class _Events(logging.Handler):
-    """Hands log records to a narrator."""
+    """Passes log records to a narrator."""
 
     def __init__(self, narrate: Narrator) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class _Events(logging.Handler):
 
 @contextmanager
 def log_as_events(narrate: Narrator) -> Iterator[None]:
-    """Write log lines as events of *narrate*, by the logger's name, and not as text."""
+    """Write log lines as events of *narrate*, with the logger's name."""
     loggers = [logging.getLogger(), logging.getLogger("bitnet")]
     before = [one.handlers[:] for one in loggers]
     for one in loggers:
@@ -260,7 +260,7 @@ class _Lines(io.TextIOBase):
         return len(text)
 
     def rest(self) -> None:
-        """Tell of a last line that has no end."""
+        """Report a last line without a line end."""
         with self._lock:
             self._tell(self._held)
             self._held = ""
@@ -272,7 +272,7 @@ class _Lines(io.TextIOBase):
 
 @contextmanager
 def stderr_as_events(narrate: Narrator) -> Iterator[None]:
-    """Write what anything writes to stderr, such as the progress of a download, as events.
+    """Turn everything written to stderr, such as the progress of a download, into events.
 
     *narrate* writes to the stream that was stderr before.
     """

@@ -1,4 +1,4 @@
-"""OpenAI's requests as sequences, and answers in OpenAI's shapes. Nothing here waits or sends."""
+"""Convert OpenAI's requests to sequences, and answers to OpenAI's form, without waiting or I/O."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's, for /v1/completions
 
 
 def reply_head(prefix: str, model: str) -> dict[str, Any]:
-    """What every part of one reply begins with; its id is no other reply's."""
+    """Fields with which every part of one reply begins, with a unique id."""
     created = int(time.time())
     return {"id": f"{prefix}{secrets.token_hex(12)}", "created": created, "model": model}
 
@@ -57,7 +57,7 @@ def prompts_of(given: Any, field: str = "prompt") -> list[str | list[int]]:
 
 
 def inference(body: InferenceRequest, service: Service) -> list[Running]:
-    """The answer that ``/v1/inference`` wants.
+    """Sequences for ``/v1/inference``.
 
     Raises:
         Refused: something in it cannot be.
@@ -66,7 +66,7 @@ def inference(body: InferenceRequest, service: Service) -> list[Running]:
 
 
 def completions(body: CompletionRequest, service: Service) -> list[Running]:
-    """The answers that ``/v1/completions`` wants: *n* for each prompt, those of a prompt together.
+    """Sequences for ``/v1/completions``: *n* for each prompt, adjacent for the same prompt.
 
     Raises:
         Refused: something in it cannot be.
@@ -99,11 +99,11 @@ def _continuations(
 
 
 def chat(body: ChatRequest, service: Service) -> list[Running]:
-    """The answers that ``/v1/chat/completions`` wants, one for each choice.
+    """Sequences for ``/v1/chat/completions``, one for each choice.
 
     Raises:
         Refused: something in it cannot be.
-        BitnetError: the model's chat template does not take the conversation.
+        BitnetError: the model's chat template does not accept the conversation.
     """
     messages = [message.model_dump(exclude_none=True) for message in body.messages]
     facts = body.model_dump(exclude={"messages"}) | {"messages": messages}
@@ -116,10 +116,10 @@ def chat(body: ChatRequest, service: Service) -> list[Running]:
 
 
 def embeddings(body: EmbeddingRequest, service: Service) -> list[Running]:
-    """The vectors that ``/v1/embeddings`` wants.
+    """Sequences for ``/v1/embeddings``.
 
     Raises:
-        Refused: an input is empty, too long or not known.
+        Refused: an input is empty, too long or has unknown ids.
     """
     found = []
     for text in prompts_of(body.input, "input"):
@@ -132,7 +132,7 @@ def embeddings(body: EmbeddingRequest, service: Service) -> list[Running]:
 
 
 def compiles(body: Any) -> bool:
-    """Whether a grammar has to be made for the answer to *body*."""
+    """True if the answer to *body* needs a grammar."""
     form = getattr(body, "response_format", None)
     if form is not None and form.type != "text":
         return True
@@ -195,7 +195,7 @@ def completion_chunk(
 
 
 def usage_chunk(head: Mapping[str, Any], kind: str, counts: dict[str, Any]) -> dict[str, Any]:
-    """The event with the token counts that a stream ends with when it is asked to."""
+    """Event with the token counts at the end of a stream, sent on request."""
     return _reply(head, kind, usage=counts) | {"choices": []}
 
 

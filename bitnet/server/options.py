@@ -1,4 +1,4 @@
-"""What the command line can say about serving; cheap to import."""
+"""Command-line options of the server; cheap to import."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ServeOptions", "is_loopback"]
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach *host*."""
+    """True if only this machine can reach *host*."""
     name = host.strip("[]")
     if name == "localhost":
         return True
@@ -29,7 +29,7 @@ def _is_address(text: str) -> bool:
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # brackets that do not match, or a port that is none
+    except ValueError:  # unmatched brackets, or an invalid port
         return False
 
 
@@ -43,7 +43,7 @@ def _machine_bytes() -> int:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where to listen, for whom, and how much to take on."""
+    """Address, access and limits of a worker."""
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: every one", metavar="ADDRESS")
     port: int = option(9999, "port to listen on; 0: any free one")
@@ -96,10 +96,10 @@ class ServeOptions:
     narration: str = option("console", "form of the events on stderr", choices=("console", "json"))
 
     def __post_init__(self) -> None:
-        """Check what a type cannot say.
+        """Check ranges and combinations.
 
         Raises:
-            UsageError: a value is out of range, or the worker would be open to everybody.
+            UsageError: a value is out of range, or the worker would be open without a key.
         """
         if not 0 <= self.port <= 65535:
             raise UsageError(f"--port is {self.port}, expected 0 to 65535")
@@ -127,7 +127,7 @@ class ServeOptions:
                 )
 
     def key(self) -> str:
-        """The key clients must send; empty where none is wanted.
+        """Key that clients must send; empty if none is required.
 
         Raises:
             UsageError: the worker would listen beyond this machine without a key.
@@ -141,10 +141,10 @@ class ServeOptions:
         return key
 
     def check_tls(self) -> None:
-        """Accept the certificate and its key, before a model is loaded.
+        """Check the certificate and its key, before a model is loaded.
 
         Raises:
-            UsageError: one of them cannot be read or has a passphrase, or they do not fit.
+            UsageError: one of them is unreadable or has a passphrase, or they do not match.
         """
         if not self.tls_cert:
             return
@@ -165,13 +165,13 @@ class ServeOptions:
                 f"--tls-cert {self.tls_cert}: no certificate with its key, as PEM ({reason})",
                 hint="--tls-cert takes the certificate first, then those that vouch for it",
             ) from None
-        except OSError as error:  # which names no file
+        except OSError as error:  # does not name a file
             name = self.tls_cert if not os.access(self.tls_cert, os.R_OK) else self.tls_key
             raise from_os_error(error, name) from None
 
     @property
     def kv_budget_bytes(self) -> int:
-        """Bytes that keys and values may take."""
+        """Memory budget of the KV caches in bytes."""
         return self.kv_memory * 10**6 or _machine_bytes() // 4
 
     @property
@@ -192,6 +192,6 @@ class ServeOptions:
 
     @property
     def calls_back(self) -> bool:
-        """Whether somebody elsewhere wants to know that the worker is ready."""
+        """True if a remote address is to be told that the worker is ready."""
         host = urlsplit(self.callback_url).hostname or ""
         return bool(host) and not is_loopback(host)

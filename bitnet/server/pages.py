@@ -12,13 +12,13 @@ from starlette.exceptions import HTTPException
 
 __all__ = ["OPEN_PREFIX", "POLICY", "router"]
 
-OPEN_PREFIX = "/page/"  # of what a page needs before it can ask for the worker's key
+OPEN_PREFIX = "/page/"  # files a page needs before it can ask for the worker's key
 TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
 }
-# Scripts and styles are files of this worker, nothing else runs, and no text becomes markup.
+# Only scripts and styles of this worker are loaded, and text never becomes markup.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -49,7 +49,7 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def chat_page(request: Request) -> Response:
-    """The page to chat on."""
+    """The chat page."""
     return _reply(request, _FILES["chat.html"])
 
 
@@ -68,7 +68,7 @@ async def page_file(name: str, request: Request) -> Response:
 
 
 def _reply(request: Request, file: _File) -> Response:
-    """*file*, or 304 where the browser has these bytes; it asks each time, so parts always fit."""
+    """*file*, or 304 if the browser has it; it revalidates each time, so parts always match."""
     headers = {
         "Cache-Control": "no-cache",
         "Content-Security-Policy": POLICY,

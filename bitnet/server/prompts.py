@@ -1,4 +1,4 @@
-"""Requests as sequences of the model, whichever dialect they came in."""
+"""Convert requests of any dialect to sequences of the model."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["DEFAULT_TOKENS", "check_size", "made", "prepared", "sequences_of"]
 
 DEFAULT_TOKENS = 128
 MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
-MAX_PROPERTIES = 4096  # of all objects of a schema; time to compile grows with their square
+MAX_PROPERTIES = 4096  # of all objects of a schema; compile time grows with their square
 
 
 def made(
     given: Mapping[str, Any], *, names: Mapping[str, str] | None = None, **sampling: Any
 ) -> Request:
-    """The request that *given* describes; ``None`` stands for the default.
+    """Our request for *given*; ``None`` means the default.
 
     Args:
         given: fields of a :class:`Request`.
-        names: a dialect's own names of some of them, for errors.
+        names: a dialect's own names of fields, for errors.
         sampling: defaults of the dialect.
 
     Raises:
@@ -44,11 +44,11 @@ def made(
 
 
 def prepared(request: Request, service: Service) -> tuple[list[int], Request]:
-    """Ids of the prompt, and *request* for the model.
+    """Prompt ids, and *request* prepared for the model.
 
     Args:
-        request: what is wanted.
-        service: knows the model.
+        request: as parsed.
+        service: provides the model.
 
     Raises:
         Refused: the prompt is empty or has unknown ids.
@@ -58,7 +58,7 @@ def prepared(request: Request, service: Service) -> tuple[list[int], Request]:
         raise Refused(400, f"token ids must be below {size:,}, one at least", param="prompt")
     outside = [token for token in request.sampling.logit_bias if token >= size]
     if outside:
-        raise Refused(400, f"'{outside[0]}' is no token id below {size:,}", param="logit_bias")
+        raise Refused(400, f"'{outside[0]}' is not a token id below {size:,}", param="logit_bias")
     try:
         ids, ready = service.model.prepare(request)
     except UsageError as error:
@@ -78,24 +78,24 @@ def sequences_of(
     tokens: int | None,
     choices: int = 1,
 ) -> list[Sequence]:
-    """Answers to the prompt or the messages of *wanted*, one for each choice.
+    """Sequences for the prompt or the messages of *wanted*, one for each choice.
 
-    An answer of no given length reserves its share of the memory at most, so that the others find
-    some.
+    An answer without a length limit reserves at most its share of the memory, so that others
+    fit as well.
 
     Args:
-        wanted: what to answer, and how.
+        wanted: the request.
         service: runs the model.
-        tokens: how many an answer may have; ``None``: as many as there is room for.
-        choices: how many answers.
+        tokens: most tokens of an answer; ``None``: as many as fit.
+        choices: number of answers.
 
     Raises:
         Refused: something in it cannot be.
-        BitnetError: the model's chat template does not take the conversation.
+        BitnetError: the model's chat template does not accept the conversation.
     """
     try:
         ids, ready = prepared(wanted, service)
-    except InvalidFormat as error:  # on what the client sent, as the template itself is parsed
+    except InvalidFormat as error:  # caused by the client's input: the template itself was parsed
         raise Refused(400, error.message, param="messages") from error
     if tokens is None:
         room = max(1, service.model.context - len(ids))
@@ -105,7 +105,7 @@ def sequences_of(
 
 
 def check_size(name: str, value: Any) -> None:
-    """Accept the field *name*, schemas or a regular expression that become a grammar.
+    """Check the size of the field *name*, schemas or a regular expression for a grammar.
 
     Raises:
         Refused: it is too large.
@@ -120,7 +120,7 @@ def check_size(name: str, value: Any) -> None:
 
 
 def _properties(schema: Any) -> int:
-    """How many properties all objects of *schema* have."""
+    """Number of properties of all objects in *schema*."""
     left, count = [schema], 0
     while left:
         one = left.pop()

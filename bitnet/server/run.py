@@ -1,4 +1,4 @@
-"""From a loaded model to a listening worker, and back down in order."""
+"""Run a worker: start listening with a loaded model, and shut down in order."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ __all__ = ["run"]
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 512  # of 1,024 open files that most systems let a process have
+MAX_CONNECTIONS = 512  # most systems permit 1,024 open files per process
 KEEP_ALIVE_S = 30
-SENDING_S = 5.0  # for clients to read the end of their answers once the worker has to stop
+SENDING_S = 5.0  # time for clients to read the end of their answers on shutdown
 LAST_WORDS_S = 1.0  # the same after a second SIGINT
 POLL_S = 0.05
 
@@ -52,8 +52,8 @@ def run(
 ) -> None:
     """Serve *models* until a signal ends it.
 
-    SIGTERM and the first SIGINT: no new requests, answers that run may finish for ``drain``
-    seconds and then end with what there is of them. The second SIGINT: they end at once.
+    SIGTERM and the first SIGINT: new requests are refused, running answers may finish for ``drain``
+    seconds and are then cut short. The second SIGINT ends them at once.
 
     Args:
         models: what answers.
@@ -64,14 +64,16 @@ def run(
         ready: called with the address, in a thread, once connections are accepted.
 
     Raises:
-        UsageError: the worker would be open to everybody.
+        UsageError: the worker would be open to the network without a key.
         BitnetError: another program listens on the address by now.
         Interrupted: a second SIGINT ended it.
         InferenceError: the thread that runs the model died.
     """
     key = options.key()
     if not key and not is_loopback(options.host):
-        logger.warning("anybody who reaches %s can use this worker: there is no key", options.host)
+        logger.warning(
+            "any client that reaches %s can use this worker: there is no key", options.host
+        )
     tracing = tracing_from_environment()
     app = create_app(
         models,
@@ -104,7 +106,7 @@ def run(
 
 @contextmanager
 def _garbage_as_events(narrate: Narrator) -> Iterator[None]:
-    """Say of what is not HTTP at all what is said of other refused requests; few lines of many."""
+    """Log requests that are not HTTP like other refused requests; limited when there are many."""
 
     def told(record: logging.LogRecord) -> bool:
         if not record.getMessage().startswith("Invalid HTTP request"):
@@ -127,7 +129,7 @@ def _serve(
     narrate: Narrator,
     ready: Callable[[str], None],
 ) -> None:
-    """Say that the worker is there, and answer until a signal comes."""
+    """Announce the worker, and answer until a signal comes."""
     listen(listening, MAX_CONNECTIONS)
     address = address_of(listening)
     narrate.plain("Worker ready, starting HTTP server")
@@ -181,17 +183,17 @@ class _Server(uvicorn.Server):
 
     @property
     def stopped_at_once(self) -> bool:
-        """Whether somebody did not want to wait."""
+        """True after a second SIGINT."""
         return self._interrupts > 1
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing: :meth:`signals` has them already, and uvicorn would raise them again."""
+        """Do nothing: :meth:`signals` handles them, and uvicorn would raise them again."""
         yield
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM, from before the first line that says the worker is there."""
+        """Handle SIGINT and SIGTERM, from before the worker is announced."""
         wanted = (signal.SIGINT, signal.SIGTERM)
         before = {number: signal.signal(number, self.handle_exit) for number in wanted}
         try:
@@ -201,7 +203,7 @@ class _Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """Remember it: whatever it interrupts may hold a lock or be in the middle of a line."""
+        """Record the signal only: the interrupted code may hold a lock or be writing a line."""
         self._interrupts += sig == signal.SIGINT
         self._draining_until = self._draining_until or time.monotonic() + self._drain_s
 
@@ -216,7 +218,7 @@ class _Server(uvicorn.Server):
         self.models.drain(0 if self.stopped_at_once else max(0, until - time.monotonic()))
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to stop: connections are taken while answers run, to be told of the end."""
+        """True if serving is to stop; until then new requests are refused with a reason."""
         if (until := self._draining_until) is not None:
             self._drain(until)
             over = self.stopped_at_once or time.monotonic() > until
@@ -226,13 +228,13 @@ class _Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close what is open; whoever is cut off in spite of all patience is no error of ours."""
+        """Close all connections; cutting off a client after the time limits is not an error."""
         log = logging.getLogger("uvicorn.error")
         log.addFilter(_is_no_cut)
         waiting = asyncio.ensure_future(self._let_go())
         try:
             await super().shutdown(sockets)
-            if self.force_exit:  # uvicorn leaves the rest to the end of the program then
+            if self.force_exit:  # uvicorn then leaves the rest to the end of the program
                 for task in (left := set(self.server_state.tasks)):
                     task.cancel()
                 await asyncio.gather(*left, return_exceptions=True)
@@ -242,7 +244,7 @@ class _Server(uvicorn.Server):
             log.removeFilter(_is_no_cut)
 
     async def _let_go(self) -> None:
-        """Wait for a second SIGINT, then a little for the ends of answers, and no longer."""
+        """Wait for a second SIGINT, then briefly for the ends of answers."""
         while not self.stopped_at_once:
             await asyncio.sleep(POLL_S)
         self.models.drain(0)

@@ -36,7 +36,7 @@ class Service:
 
     @property
     def model(self) -> LanguageModel:
-        """What answers."""
+        """The model."""
         return self.worker.model
 
     def close(self) -> None:
@@ -47,16 +47,16 @@ class Service:
     def sequences(
         self, ids: list[int], request: Request, *, tokens: int, choices: int = 1
     ) -> list[Sequence]:
-        """Answers to *ids*, one for each choice, ready to be run.
+        """Sequences that continue *ids*, one for each choice, ready to run.
 
         Args:
             ids: the prompt.
-            request: what is wanted, as the model prepared it.
-            tokens: how many to write at most.
-            choices: how many answers; each draws differently.
+            request: as prepared by the model.
+            tokens: most tokens to generate.
+            choices: number of answers, each with its own seed.
 
         Raises:
-            Refused: too many tokens are asked for, or there is no room for them.
+            Refused: too many tokens are requested, or there is no room for them.
         """
         limit, context = self.max_output_tokens, self.model.context
         if tokens > limit:

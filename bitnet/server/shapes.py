@@ -1,8 +1,8 @@
-"""What clients send, as types; FastAPI checks the form of requests by them and documents them.
+"""Types of requests, by which FastAPI validates and documents them.
 
-Names are those of OpenAI's API, and of vLLM and llama.cpp's server where it lacks them. A field
-that would change the answer is done or refused by its name, and so is every unknown one. Ranges are
-those of :class:`bitnet.runtime.request.Request`, which checks them.
+Names are those of OpenAI's API, and of vLLM and llama.cpp's server where it has none. A field that
+would change the answer is either supported or refused by name, as is every unknown one. Ranges are
+checked by :class:`bitnet.runtime.request.Request`.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Tokens = Annotated[int, Field(description="tokens to write at most; -1: the default")] | None
 Stops = Annotated[
     str | Annotated[list[str], Field(max_length=MAX_STOPS)] | None,
-    Field(description="texts that end the answer and are no part of it"),
+    Field(description="texts that end the answer and are not part of it"),
 ]
 
 
 class Shape(BaseModel):
-    """A JSON object whose fields are all known."""
+    """A JSON object without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), strict=True)
 
 
 class StreamEnd(Shape):
-    """What a stream ends with."""
+    """Options for the end of a stream."""
 
     include_usage: bool = False
     include_obfuscation: bool | None = None
 
 
 def _sampling_fields() -> dict[str, Any]:
-    """How tokens are chosen: every field of the parameters, with its help and its bounds."""
+    """Sampling parameters, with their help and bounds."""
     kinds: dict[str, Any] = {"float": float, "int": int, "int | None": int}
     found: dict[str, Any] = {}
     for entry in fields(SamplingParams):
@@ -73,7 +73,7 @@ _Drawn: Any = create_model("_Drawn", __base__=Shape, **_sampling_fields())
 
 
 class _Sampling(_Drawn):  # type: ignore[misc]
-    """How tokens are chosen, when an answer ends, and what it must look like."""
+    """Fields for sampling, ending and constraining an answer."""
 
     model: str | None = None
     stop: Stops = None
@@ -113,7 +113,7 @@ class _OpenAI(_Sampling):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     stream: bool | None = None
     stream_options: StreamEnd | None = None
-    # What follows changes nothing in the answer.
+    # Fields without effect on the answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
@@ -150,7 +150,7 @@ class CompletionRequest(_OpenAI):
 
 
 class ResponseFormat(Shape):
-    """What the answer must be: any text, any JSON object, or JSON of a schema."""
+    """Format of the answer: any text, any JSON object, or JSON of a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None

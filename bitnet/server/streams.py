@@ -1,4 +1,4 @@
-"""Whole answers and server-sent events, and noticing that a client has gone."""
+"""Whole answers and server-sent events, with detection of disconnected clients."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ DONE = "data: [DONE]\n\n"
 
 @dataclass(frozen=True)
 class Wire:
-    """How a dialect sends an answer while it is written.
+    """Format in which a dialect streams an answer.
 
     Attributes:
         media_type: of the stream.
         line: text of one event.
-        done: what follows the last one.
+        done: sent after the last event.
     """
 
     media_type: str
@@ -57,7 +57,7 @@ def named_event(facts: Any) -> str:
 
 
 def line(facts: Any) -> str:
-    """One JSON object on a line of its own."""
+    """One JSON object on its own line."""
     return json.dumps(facts, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
@@ -68,7 +68,7 @@ LINES = Wire("application/x-ndjson", line)
 
 
 class Exchange:
-    """One request with its answers; what begins is said, and how it ends."""
+    """One request with its answers, whose beginning and end are narrated."""
 
     def __init__(
         self,
@@ -84,10 +84,10 @@ class Exchange:
 
         Args:
             service: what answers.
-            request: whose connection it is.
+            request: the HTTP request.
             make: makes the sequences of *body*, in a thread.
-            body: what was sent.
-            places: places of the queue that they take.
+            body: the parsed body.
+            places: number of places in the queue.
             compiles: *make* may have to compile a grammar.
         """
         self._request = request
@@ -101,7 +101,7 @@ class Exchange:
         self._began_at = 0.0
 
     async def collect(self) -> list[Answer]:
-        """The whole answers; they end early when the client goes away.
+        """The whole answers; generation stops when the client disconnects.
 
         Raises:
             Refused: something in the request cannot be, an answer failed, or the queue is full.
@@ -122,19 +122,19 @@ class Exchange:
         wire: Wire = OPENAI,
         fault: Callable[[Refused], Any] | None = None,
     ) -> StreamingResponse:
-        """The answers as events, sent while they are written.
+        """The answers as events, sent while they are generated.
 
         Args:
             chunks: the events of one piece of one answer.
             last: the events after the last answer.
-            wire: how they are sent.
-            fault: the event of an error; its dialect's reply if not given.
+            wire: format of the events.
+            fault: the event of an error; by default its dialect's reply.
 
         Raises:
-            Refused: as :meth:`collect`, as long as nothing has been sent.
+            Refused: as :meth:`collect`, before anything has been sent.
         """
         try:
-            # Wait for the first piece: what fails at once gets an HTTP status, not an event.
+            # Wait for the first piece: an immediate failure gets an HTTP status, not an event.
             order, pieces, first = await unless_gone(self._request, self._first())
         except BaseException as error:
             self._failed(error)
@@ -201,7 +201,7 @@ class Exchange:
             self._service.worker.cancel(self._order)
 
     def _gone(self) -> None:
-        """End what has not ended by itself: the client has gone."""
+        """End unfinished answers: the client has disconnected."""
         self._failed(asyncio.CancelledError())
         self._cancel()
 
@@ -219,7 +219,7 @@ class Exchange:
         )
 
     def _failed(self, error: BaseException) -> None:
-        """Say how what has begun ended; what was refused before is said where refusals are."""
+        """Narrate the end of the exchange; refusals before it are narrated elsewhere."""
         if not self._begun:
             return
         self._begun = False
@@ -257,7 +257,7 @@ class Exchange:
 
 
 class _Events(StreamingResponse):
-    """A stream that says when it is over, also where nothing of it was sent."""
+    """A stream with a callback at its end, even if nothing was sent."""
 
     ended: Callable[[], None]
 
@@ -269,7 +269,7 @@ class _Events(StreamingResponse):
 
 
 def _check(answer: Answer, piece: Piece) -> None:
-    """Raise what has ended *answer* with *piece*."""
+    """Raise the error that ended *answer* with *piece*."""
     if piece.finish_reason in ("error", "deadline"):
         raise from_error(answer.error or RuntimeError("no reason given"))
 
@@ -281,10 +281,10 @@ async def _with_first(first: T, others: AsyncIterator[T]) -> AsyncIterator[T]:
 
 
 async def unless_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of *work*, which is given up when the client closes the connection.
+    """Result of *work*, which is cancelled when the client closes the connection.
 
     Raises:
-        Refused: it did; nobody reads this.
+        Refused: the client has closed it; the reply is not read.
     """
 
     async def gone() -> None:

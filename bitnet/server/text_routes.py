@@ -42,7 +42,7 @@ router = APIRouter()
 
 @router.post("/v1/inference", tags=["worker"], summary="The continuation of a text")
 async def inference(body: InferenceRequest, request: Request) -> Response:
-    """Continue ``prompt``, the likeliest tokens by default."""
+    """Continue ``prompt``, greedily by default."""
     service = await service_of(request, body.model)
     request_id = request.state.request_id
     exchange = Exchange(service, request, openai.inference, body, compiles=openai.compiles(body))
@@ -117,7 +117,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 @router.post("/v1/embeddings", tags=["OpenAI"], summary="Vectors of texts")
 async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
-    """The last hidden states of each text, pooled as the model wants it; of length one."""
+    """Embeddings of texts, pooled as the model says and normalized to length one."""
     service = await service_of(request, body.model)
     rows, counted = await vectors(body, service, request)
     return JSONResponse(embeddings_reply(dict(body), rows, service.name, counted))
@@ -126,7 +126,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
 async def vectors(
     body: EmbeddingRequest, service: Service, request: Request
 ) -> tuple[list[NDArray[Any]], int]:
-    """The vectors of the texts of *body*, and how many ids those have together.
+    """Embeddings of the texts of *body*, and their total number of ids.
 
     Raises:
         Refused: something in it cannot be, or the worker stops.

@@ -1,8 +1,8 @@
 """The thread that owns the model: sequences in, pieces of answers out.
 
-Handlers never touch the model and the thread never touches HTTP. Between them stand an inbox and,
-for each request, an :class:`Order` whose pieces arrive in the handler's event loop. What takes time
-before an answer begins (templates, tokenizing, grammars) runs in a few threads of its own.
+Handlers never touch the model and the thread never touches HTTP. Between them are an inbox and, for
+each request, an :class:`Order` whose pieces arrive in the handler's event loop. Slow preparations
+(templates, tokenizing, grammars) run in a few separate threads.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PREPARING = 2  # threads that turn requests into sequences
-COMPILING = 1  # threads that do so where a grammar has to be compiled, which may take seconds
-COMPILE_S = 10.0  # that a client waits for its grammar
+COMPILING = 1  # threads for requests whose grammar must be compiled, which may take seconds
+COMPILE_S = 10.0  # time limit for compiling a grammar
 
 
 class Order:
-    """The handler's side of the answers of one request.
+    """The answers of one request, as seen by its handler.
 
-    Iterate over it for ``(index, piece)`` of all answers, as they come, until each has ended.
+    Iterate over it for ``(index, piece)`` of all answers, as they come, until all have ended.
 
     Attributes:
-        answers: they grow in the worker's thread; an answer that has ended is complete.
-        cancelled: nobody wants the rest.
+        answers: updated in the worker's thread; a finished one is complete.
+        cancelled: the client has gone.
         deadline: ``time.monotonic`` after which they are ended.
-        places: places of the queue that it still holds.
+        places: places in the queue that it still holds.
     """
 
     def __init__(self, answers: list[Answer], deadline: float, places: int) -> None:
-        """Made in the event loop that reads the pieces."""
+        """An order, created in the event loop that reads the pieces."""
         self.answers = answers
         self.cancelled = False
         self.deadline = deadline
@@ -72,22 +72,22 @@ class Order:
             left -= piece.finish_reason is not None
 
     def put(self, index: int, piece: Piece) -> None:
-        """Hand over a piece of answer *index*, from any thread."""
+        """Pass on a piece of answer *index*, from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, (index, piece))
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed
             self.cancelled = True
 
 
 class Worker:
-    """Writes answers with one model, several at a time.
+    """Generates answers with one model, several at a time.
 
     Attributes:
-        model: what writes.
-        draining: no more requests are taken.
-        max_batch: answers written at the same time.
-        deadline_s: seconds an answer may take, waiting included.
-        failure: why the thread ended, where it should not have; ``None`` while all is well.
+        model: the model.
+        draining: new requests are refused.
+        max_batch: answers generated at the same time.
+        deadline_s: seconds an answer may take, including waiting.
+        failure: error that ended the thread; ``None`` while it runs normally.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class Worker:
         """A worker whose thread is started by :meth:`start`.
 
         Args:
-            model: what writes; nobody else may use it from then on.
-            metrics: counts what happens.
-            max_batch: answers written at the same time.
+            model: the model; it must not be used elsewhere from then on.
+            metrics: counters.
+            max_batch: answers generated at the same time.
             queue: answers that may wait.
-            deadline_s: seconds an answer may take, waiting included.
-            kv_budget_bytes: memory for keys and values; ``None``: no bound.
+            deadline_s: seconds an answer may take, including waiting.
+            kv_budget_bytes: memory for KV caches; ``None``: unlimited.
 
         Raises:
             UsageError: no answer fits *kv_budget_bytes*.
@@ -136,37 +136,37 @@ class Worker:
 
     @property
     def open_jobs(self) -> int:
-        """Answers that wait or are being written."""
+        """Number of answers that wait or are being generated."""
         return self._open
 
     @property
     def running(self) -> int:
-        """Answers that are being written."""
+        """Number of answers that are being generated."""
         return self._scheduler.running
 
     @property
     def kv_usage(self) -> float:
-        """Share of the memory for keys and values that is taken, 0 to 1; 0 without a bound."""
+        """Used share of the KV caches' memory, 0 to 1; 0 if unlimited."""
         budget = self._kv_budget_bytes
         return self._scheduler.kv_bytes / budget if budget else 0.0
 
     @property
     def fair_positions(self) -> int:
-        """Prompt and answer of which as many fit the memory as are written at the same time."""
+        """Positions per answer with which a full batch fits the memory."""
         return self._fair_positions
 
     @property
     def alive(self) -> bool:
-        """Whether the thread runs."""
+        """True if the thread runs."""
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread, in this process; after that a forked child is refused requests."""
+        """Start the thread, in this process; a later forked child refuses requests."""
         self._process = os.getpid()
         self._thread.start()
 
     def prepare(self, ids: list[int], request: Request) -> Sequence:
-        """An answer to *ids* that is not run yet; any thread may call this.
+        """A sequence for *ids* that does not run yet; thread-safe.
 
         Raises:
             UsageError: as :meth:`bitnet.runtime.scheduler.Scheduler.prepare`.
@@ -182,17 +182,17 @@ class Worker:
         compiles: bool = False,
         deadline: float | None = None,
     ) -> Order:
-        """Accept the sequences that *make* gives, all or none.
+        """Submit the sequences returned by *make*, all or none.
 
         Args:
             make: called in a thread.
-            places: places of the queue that they take together.
+            places: places in the queue that they take together.
             compiles: *make* may have to compile a grammar.
             deadline: ``time.monotonic`` after which they end; ``None``: as long as one may take.
 
         Raises:
-            Refused: the worker stops (503), as many answers wait as may (429), or there are more
-                of them than ever may (400); or as *make*.
+            Refused: the worker stops (503), the queue is full (429), or there are more than it
+                can ever hold (400); or as *make*.
         """
         if deadline is None:
             deadline = time.monotonic() + self.deadline_s
@@ -211,7 +211,7 @@ class Worker:
         return order
 
     async def prepared(self, make: Callable[[], T], *, compiles: bool = False) -> T:
-        """What *make* gives, called in a thread; few of them run at the same time.
+        """Result of *make*, called in a thread, with limited concurrency.
 
         Raises:
             Refused: a grammar takes too long.
@@ -230,7 +230,7 @@ class Worker:
 
     @contextmanager
     def place(self, count: int = 1) -> Iterator[list[int]]:
-        """Hold places of the queue; those still in the list are given back at the end.
+        """Reserve places in the queue; those left in the list are returned at the end.
 
         Raises:
             Refused: as :meth:`submit`.
@@ -246,17 +246,17 @@ class Worker:
                 self._open -= sum(kept)
 
     def cancel(self, order: Order) -> None:
-        """End what is left of *order* at the next step."""
+        """End the remaining answers of *order* at the next step."""
         with self._changed:
             order.cancelled = True
             self._changed.notify()
 
     def drain(self, within_s: float | None = None) -> None:
-        """Take no more requests.
+        """Refuse new requests.
 
         Args:
-            within_s: seconds after which answers end with what there is of them; ``None``: each
-                has the time it had.
+            within_s: seconds after which answers are cut short; ``None``: each keeps its own
+                deadline.
         """
         with self._changed:
             self.draining = True
@@ -264,7 +264,7 @@ class Worker:
                 self._ends_at = min(self._ends_at, time.monotonic() + within_s)
 
     def stop(self) -> None:
-        """End every answer and the thread; nothing in a forked child, which has none."""
+        """End every answer and the thread; a no-op in a forked child, which has no thread."""
         if os.getpid() != self._process:
             return
         with self._changed:
@@ -332,7 +332,7 @@ class Worker:
             self._end_all()
 
     def _end_all(self) -> None:
-        """End whatever is open: as failed if the thread did, else as cancelled."""
+        """End all open answers: as failed if the thread failed, else as cancelled."""
         with self._changed:
             inbox, self._inbox = self._inbox, deque()
         left = [*self._running.values()]
@@ -345,7 +345,7 @@ class Worker:
                 self._fail(order, index, stopping())
 
     def _step(self) -> None:
-        """One pass of the model; if it fails as a whole, its answers do, and the worker goes on."""
+        """Run one pass; if it fails as a whole, its answers fail, and the worker continues."""
         try:
             self._expire()
             for sequence, piece in self._scheduler.step() if self._scheduler.busy else ():
@@ -375,7 +375,7 @@ class Worker:
         return True
 
     def _expire(self) -> None:
-        """End what nobody wants or what has taken too long."""
+        """End answers that are cancelled or past their deadline."""
         now = time.monotonic()
         for sequence, (order, index) in list(self._running.items()):
             late = now > order.deadline
@@ -409,7 +409,7 @@ class Worker:
         if taken.finish_reason is None:
             order.put(index, taken)
             return
-        if piece.finish_reason is None:  # a stop text
+        if piece.finish_reason is None:  # a stop string
             self._scheduler.cancel(sequence)
         del self._running[sequence]
         self._finish(order, index, taken)
@@ -418,7 +418,7 @@ class Worker:
         self._finish(order, index, order.answers[index].end("error", from_error(error)))
 
     def _finish(self, order: Order, index: int, last: Piece) -> None:
-        self._metrics.finished(order.answers[index])  # first: a place that is free is counted
+        self._metrics.finished(order.answers[index])  # first: a free place must already be counted
         with self._changed:
             order.left -= 1
             if order.left < order.places:

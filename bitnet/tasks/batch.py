@@ -62,7 +62,7 @@ def batch(
 
 
 def _failure(files):
-    """Which rows have no answer, and why the first of them have none."""
+    """Number of failed rows, and the errors of the first of them."""
     for row_id, error in list(files.errors.items())[:SHOWN]:
         say(f"row {row_id!r}: {error}")
     names = ", ".join(repr(row_id) for row_id in list(files.errors)[:SHOWN])

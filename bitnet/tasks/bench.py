@@ -18,7 +18,7 @@ from bitnet.terminal import as_json
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What to measure, and what to compare it with."""
+    """Measurements, and a report to compare with."""
 
     tests: str = option(
         "pp128,pp512,tg128", "ppN reads a prompt of N tokens, tgN writes N tokens", metavar="LIST"

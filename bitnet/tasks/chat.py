@@ -120,7 +120,7 @@ def _lines():
 
 
 def _answer(talk, line, *, json_line=False):
-    """What *line* asks for: a command, or an answer on stdout."""
+    """Run *line*: a command, or a message that is answered on stdout."""
     from bitnet.runtime.request import check_prompt
 
     check_prompt(line)

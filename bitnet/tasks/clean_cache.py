@@ -37,7 +37,8 @@ def clean_cache(
     sure = not dry_run and (yes or not planned.remove or (terminal and _agreed()))
     if not (sure or dry_run or terminal):
         raise UsageError(
-            "nothing was removed: nobody to ask", hint="bitnet clean-cache --yes, or --dry-run"
+            "nothing was removed: there is no terminal to ask on",
+            hint="bitnet clean-cache --yes, or --dry-run",
         )
     done = prune(planned) if sure else planned
     if output.json:

@@ -1,4 +1,4 @@
-"""What every command that fetches takes: how to fetch, which cache, what to show.
+"""Options of every command that fetches: download, cache, output.
 
 :meth:`Context.model` is where every command that takes a model finds out which file it means.
 """
@@ -102,7 +102,7 @@ class Context:
 
 
 def _is_path(text: str) -> bool:
-    """Whether *text* can only be a path: it has a separator or the suffix of a file."""
+    """True if *text* can only be a path: it has a separator or the suffix of a file."""
     if text.startswith("hf:"):
         return False
     return "/" in text or "\\" in text or Path(text).suffix.lower() in _SUFFIXES

@@ -20,7 +20,7 @@ ENCODINGS = (
 
 @dataclass(frozen=True)
 class ConvertOptions:
-    """What is converted into what."""
+    """Source and destination of a conversion."""
 
     model: str = option(
         "",
@@ -100,7 +100,7 @@ def convert(c, wanted=ConvertOptions(), shown=Output()):
 
 
 def _cost(plan, output):
-    """What the conversion cost, or why that is not known; the file is whole either way."""
+    """Cost of the conversion, or why it is unknown; the file is complete either way."""
     from bitnet.convert import measure
     from bitnet.errors import BitnetError
     from bitnet.tokenizer import load_tokenizer

@@ -119,7 +119,7 @@ def _narrator(output):
 
 
 def _facts(checkpoint):
-    """What the model is: by its bytes, by its content, and where it comes from."""
+    """Identity of the model: its bytes, its content, and its origin."""
     from bitnet.crossval.evidence import ModelFacts
     from bitnet.crossval.run import model_digest
     from bitnet.verify.attest import attest, recognise
@@ -142,7 +142,7 @@ def _facts(checkpoint):
 
 
 def _origin(path, sha256):
-    """Where the file comes from: this or another package, a repository, or an unknown origin."""
+    """Origin of the file: this or another package, a repository, or unknown."""
     from bitnet.hub.origin import Origin
     from bitnet.hub.package_index import PACKAGED
     from bitnet.shipped import SHIPPED

@@ -57,7 +57,7 @@ _WORDS: dict[type, str] = {int: "a whole number", float: "a number"}
 
 @dataclass(frozen=True)
 class Output:
-    """What a command shows besides its result; every command that has these takes them all."""
+    """Output besides the result; a command has either all of these options or none."""
 
     SECTION: ClassVar = "Output"
 
@@ -144,7 +144,7 @@ class Option(Argument):
             number = self.type(text)
         except ValueError:
             number = None
-        if number is None or number != number:  # NaN is no number either
+        if number is None or number != number:  # NaN is not a number either
             raise UsageError(f"--{self.names[0]} expects {_WORDS[self.type]}, got {text!r}")
         return number  # type: ignore[no-any-return]
 

@@ -14,7 +14,7 @@ from bitnet.terminal import as_json
 
 @dataclass(frozen=True)
 class Fix:
-    """What is to be different in the copy."""
+    """Changes in the copy."""
 
     output: str = option("", "the corrected copy; must not exist", metavar="FILE")
     set_pre: str = option(
@@ -36,7 +36,7 @@ class Fix:
         if self.set_pre not in PRE_TOKENIZERS:
             near = get_close_matches(self.set_pre, PRE_TOKENIZERS, cutoff=0.4)
             raise UsageError(
-                f"{self.set_pre!r} is no known pre-tokenizer",
+                f"{self.set_pre!r} is not a known pre-tokenizer",
                 hint=(f"did you mean {' or '.join(near)}? " if near else "")
                 + f"any name can be set with --set tokenizer.ggml.pre:string={self.set_pre}",
             )

@@ -55,7 +55,7 @@ def infer(
 
 
 def answer_once(running, prompt, wanted, output):
-    """Show what the model *running* writes after the text of *prompt*, and the figures of it."""
+    """Show what the model *running* writes after the text of *prompt*, and its metrics."""
     request = replace(
         wanted.choice(0),
         prompt=prompt.prompt,

@@ -46,7 +46,7 @@ def plan(
 
 
 def _here(model, common):
-    """Where *model* is if it is here, or can only be a path; ``None``: look on the hub."""
+    """Path of *model* if it is here, or can only be a path; ``None``: look on the hub."""
     with suppress(NotFound, Offline):
         path = common.model(model)
         if path.exists() or not _REPO.fullmatch(model) or path.suffix in _SUFFIXES:

@@ -45,7 +45,7 @@ def pre_download_tokenizers(c, model_dir="models", common=Context()):
 
 
 def _provide(model, project):
-    """What was done for *model*; raises when its tokenizer cannot be had."""
+    """Result for *model*; raises if its tokenizer cannot be provided."""
     from bitnet import sources
     from bitnet.hub.provision import provide_tokenizer
     from bitnet.tokenizer.needs import need_of

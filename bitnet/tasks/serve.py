@@ -168,7 +168,7 @@ def _for_many(model):
 
 
 def _parts(options):
-    """What serving needs.
+    """Modules of the server.
 
     Raises:
         Unsupported: the extra is not installed.
@@ -190,7 +190,7 @@ def _parts(options):
 
 
 def _tell(options, narrate, fetch, address):
-    """Tell whoever wants to know that the worker is ready; it serves whatever comes of it."""
+    """Call back that the worker is ready; it serves even if that fails."""
     if not options.calls_back:
         narrate(
             "test_mode",
@@ -204,6 +204,6 @@ def _tell(options, narrate, fetch, address):
     try:
         call_back(options.callback_url, facts, fetch)
     except BitnetError as error:
-        narrate("callback_failed", error.message, "Nobody picked up the phone! 📵", level="ERROR")
+        narrate("callback_failed", error.message, "My call was not answered! 📵", level="ERROR")
     else:
         narrate("callback_sent", "Told the pool that this worker is ready", "Hello, I am here! 👋")

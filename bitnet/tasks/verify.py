@@ -95,7 +95,7 @@ def examine(path, output, *, show=True, **options):
 
 
 def report_of(path, checks, ignored=()):
-    """What *checks* say of the model at *path*, as JSON values."""
+    """Results of *checks* for the model at *path*, as JSON values."""
     from bitnet.findings import passed
     from bitnet.verify import verdict
 
@@ -130,7 +130,7 @@ def _given(against):
 
 
 def attestation_beside(path):
-    """What a download wrote beside the model; ``None`` if nothing."""
+    """Attestation that a download wrote next to the model; ``None`` if nothing."""
     from bitnet.verify.attestation import Attestation, beside
 
     written = beside(path)
@@ -138,7 +138,7 @@ def attestation_beside(path):
 
 
 def pin_of(path, cache):
-    """What the lock file or the cache says *path* must be."""
+    """Digest of *path* according to the lock file or the cache."""
     from bitnet.files import path_of
     from bitnet.hub import lockfile
     from bitnet.hub.origin import known_digests

@@ -26,8 +26,8 @@ ROWS = [
     {"id": "stop", "prompt": "ab", "stop": ["b"]},
 ]
 BROKEN = [
-    ("{", "no JSON"),
-    ("[]", "no JSON object"),
+    ("{", "not JSON"),
+    ("[]", "not a JSON object"),
     ('{"prompt": 1}', "prompt is not a text"),
     ('{"promt": "a"}', "promt is not a field of a request"),
     (
@@ -45,7 +45,7 @@ BROKEN = [
     ('{"messages": [{"role": "user", "content": 1}]}', "content is neither"),
     ('{"messages": []}', "messages is empty"),
     ('{"prompt": "a", "temperature": 1' + "0" * 400 + "}", "a number is out of its range"),
-    ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "no JSON"),
+    ('{"prompt": "a", "seed": 1' + "0" * 5000 + "}", "not JSON"),
     ('{"id": null, "prompt": "a"}', "id is neither"),
     ('{"id": true, "prompt": "a"}', "id is neither"),
 ]

@@ -88,7 +88,7 @@ TAMPERED = {
     "passed called failed": put("verdict.status", "failed"),
     "a finding is gone": lambda r: r["verdict"]["findings"].pop(),
     "no findings": put("verdict.findings", []),
-    "other figures": put("summary.same_top1", 0),
+    "other metrics": put("summary.same_top1", 0),
     "no answer counted": put("answers", []),
     "an answer cut short": put("answers.1.positions.answered", 1),
     "planned were fewer": put("plan.positions", 1),

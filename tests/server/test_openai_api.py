@@ -299,7 +299,7 @@ def test_the_field_that_is_wrong_is_named_as_it_was_sent(worker, path, body, fie
     ("content", "kind", "status", "message"),
     [
         (b'{"prompt": ', "application/json", 400,
-         "the body is no JSON: Expecting value at character 11"),
+         "the body is not JSON: Expecting value at character 11"),
         (b"", "application/json", 400, "the request has no body"),
         (b'{"prompt": "a"}', "application/x-www-form-urlencoded", 415,
          "the body is not marked as JSON: send the header Content-Type: application/json"),

@@ -263,7 +263,7 @@ def test_beyond_this_machine_a_key_is_wanted(started):
     assert worker.end() == 2
     assert any("--allow-unauthenticated" in line for line in worker.lines)
     allowed = started("--host", "0.0.0.0", "--allow-unauthenticated").listen()
-    assert any(line.startswith("Warning: anybody who reaches") for line in allowed.lines)
+    assert any(line.startswith("Warning: any client that reaches") for line in allowed.lines)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_json_narration_is_json_to_the_last_line(started, words, code):
         assert events[-1]["action"] == "worker_failed"
         assert events[-1]["exit_code"] == code
     else:
-        assert any(event["human"].startswith("anybody who reaches") for event in events)
+        assert any(event["human"].startswith("any client that reaches") for event in events)
         assert any(event["human"].startswith("Note: --features") for event in events)
 
 

@@ -1,1 +1,1 @@
-"""Other programs' APIs over the one request and the one answer; a file for each."""
+"""Other programs' APIs, mapped to the same requests and answers; one file each."""

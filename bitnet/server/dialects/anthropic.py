@@ -36,7 +36,7 @@ _NAMES = {"stop": "stop_sequences", "json_schema": "output_format"}
 
 
 class CountRequest(Shape):
-    """``/v1/messages/count_tokens``: a conversation, and what the model is told with it."""
+    """``/v1/messages/count_tokens``: a conversation with its instructions and tools."""
 
     model: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -61,7 +61,7 @@ class MessagesRequest(CountRequest):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
-    # What follows changes nothing in the answer.
+    # Fields without effect on the answer.
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
@@ -100,7 +100,7 @@ async def messages(body: MessagesRequest, request: Request) -> Response:
 
 @router.post("/v1/messages/count_tokens", summary="The tokens of a conversation")
 async def count_tokens(body: CountRequest, request: Request) -> dict[str, int]:
-    """Tokens of the prompt that ``/v1/messages`` would make of it."""
+    """Number of tokens in the prompt of the same request to ``/v1/messages``."""
     service = await service_of(request, body.model)
     with service.worker.place():
         return {
@@ -123,10 +123,10 @@ def _sequences(body: MessagesRequest, service: Service) -> list[Sequence]:
 
 
 def _wanted(body: CountRequest, **given: Any) -> Wanted:
-    """What *body* asks, without how long its answer may be.
+    """Request for *body*, without a limit on the length of the answer.
 
     Raises:
-        Refused: something in it is not served.
+        Refused: a part of it is not supported.
     """
     for name in _UNSERVED:
         if getattr(body, name):
@@ -163,7 +163,7 @@ def _wanted(body: CountRequest, **given: Any) -> Wanted:
 
 
 def _schema(body: CountRequest) -> Any:
-    """The schema that the answer follows; ``None``: none."""
+    """Schema of the answer; ``None``: none."""
     config = body.output_config or {}
     if unknown := next((name for name in config if name != "format"), None):
         name = f"output_config.{unknown[:80]}"
@@ -179,7 +179,7 @@ def _schema(body: CountRequest) -> Any:
 
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    """A tool as OpenAI has it."""
+    """A tool in OpenAI's form."""
     if tool.get("type", "custom") != "custom":
         raise Refused(400, f"{where}: tools of Anthropic's own are not served", param=where)
     function = {name: tool[name] for name in ("name", "description") if name in tool}
@@ -190,7 +190,7 @@ def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _turns(message: Message, where: str) -> list[dict[str, Any]]:
-    """The turns that templates know for one of Anthropic's: results of tools are turns there."""
+    """Turns for chat templates from one of Anthropic's; tool results become turns of their own."""
     if message.role not in ("user", "assistant"):
         raise Refused(400, f"{where}.role is neither user nor assistant", param=f"{where}.role")
     if not isinstance(message.content, list):
@@ -268,7 +268,7 @@ class _Blocks:
         self._head = head
         self._begun = False
         self._index = -1
-        self._kind = ""  # of the block that is open
+        self._kind = ""  # of the open block
 
     def of(self, _index: int, piece: Piece, answer: Answer) -> Iterator[dict[str, Any]]:
         """Events of one piece."""

@@ -1,7 +1,7 @@
 """Routes of llama.cpp's server: ``/completion``, ``/props``, ``/apply-template`` and others.
 
-Names are those of its README (github.com/ggml-org/llama.cpp, tools/server); its defaults for
-sampling are kept. ``/tokenize`` and ``/detokenize`` are elsewhere, as they are no dialect's alone.
+Names are those of its README (github.com/ggml-org/llama.cpp, tools/server), with its sampling
+defaults. ``/tokenize`` and ``/detokenize`` are elsewhere, since several dialects share them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LlamaCompletion(Shape):
     ignore_eos: bool | None = None
     stream: bool | None = None
     return_tokens: bool | None = None
-    # What follows changes nothing in the answer.
+    # Fields without effect on the answer.
     cache_prompt: bool | None = None
     id_slot: int | None = None
     timings_per_token: bool | None = None
@@ -106,7 +106,7 @@ async def completion(body: LlamaCompletion, request: Request) -> Response:
 
 @router.post("/apply-template", summary="The text that the chat template makes of a conversation")
 async def apply_template(body: TemplateRequest, request: Request) -> dict[str, str]:
-    """The prompt of a chat, which is not answered."""
+    """The prompt of a chat, without answering it."""
     worker = (await service_of(request, body.model)).worker
     check_size("tools", body.tools)
     messages = [message.model_dump(exclude_none=True) for message in body.messages]
@@ -121,7 +121,7 @@ async def apply_template(body: TemplateRequest, request: Request) -> dict[str, s
 
 @router.get("/props", summary="Facts about a model, which is loaded")
 async def props(request: Request, model: str | None = None) -> dict[str, Any]:
-    """The chat template, the context and how many answers are written together."""
+    """Chat template, context length and number of slots."""
     service = await service_of(request, model)
     tokenizer = service.model.tokenizer
 
@@ -169,7 +169,7 @@ async def health(request: Request) -> JSONResponse:
 @router.post("/rerank", include_in_schema=False)
 @router.post("/v1/rerank", summary="Refused: no model here ranks documents")
 async def rerank() -> Response:
-    """Refused: ranking takes a model with a head for it, and none of the families here has one."""
+    """Refused: ranking requires a model with a ranking head, which no supported family has."""
     raise Refused(
         501, "this model does not rank documents: it has no head for it",
         kind="not_supported_error", code="rerank_not_supported",

@@ -1,7 +1,7 @@
-"""Ollama's ``/api/chat``, ``/api/generate``, ``/api/embed`` and others that only ask.
+"""Ollama's ``/api/chat``, ``/api/generate``, ``/api/embed`` and its information routes.
 
 Names are those of github.com/ollama/ollama/blob/main/docs/api.md, defaults those of its
-``docs/modelfile.md`` but the repetition penalty, which counts the whole text here.
+``docs/modelfile.md``, except that the repetition penalty covers the whole text here.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ _OPTIONS = {
     **{name: name for name in ("seed", "temperature", "top_k", "top_p", "min_p", "stop")},
     **{name: name for name in ("presence_penalty", "frequency_penalty")},
 }
-# How the model is loaded and run; nothing of it changes an answer.
+# Options for loading and running the model, without effect on an answer.
 _RUNNING = {
     "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "use_mmap", "use_mlock",
     "num_thread", "num_keep", "vocab_only", "logits_all", "embedding_only",
 }  # fmt: skip
-# Values that turn off what is not there.
+# Values that disable features which do not exist here.
 _OFF = {"mirostat": (0,), "tfs_z": (1, 1.0), "typical_p": (1, 1.0), "penalize_newline": (True,)}
 
 
@@ -123,7 +123,7 @@ async def chat(body: OllamaChat, request: Request) -> Response:
 
 @router.post("/generate", summary="The answer to a prompt, as Ollama has it")
 async def generate(body: OllamaGenerate, request: Request) -> Response:
-    """Answer ``prompt`` in the model's chat template, or go on with it where ``raw`` is true."""
+    """Answer ``prompt`` in the model's chat template, or continue it if ``raw`` is true."""
 
     def said(text: str, _calls: list[dict[str, Any]]) -> dict[str, Any]:
         return {"response": text}
@@ -156,7 +156,7 @@ async def _answered(
             yield _head(body) | said(piece.text, []) | {"done": False} | logprobs
 
     def last(answers: list[Answer]) -> Iterator[Any]:
-        # Calls are told whole: a part of one is no object, and Ollama's have objects.
+        # Calls are sent complete: Ollama's are objects, and part of one is not an object.
         for call in _calls(answers[0]):
             yield _head(body) | said("", [call]) | {"done": False}
         yield _head(body) | said("", []) | _ended(answers[0])
@@ -239,7 +239,7 @@ def _entry(request: Request, name: str) -> Entry:
     """The model *name*, whose tag may be left out.
 
     Raises:
-        Refused: there is no such model here.
+        Refused: the model does not exist here.
     """
     return entry_of(request, name.removesuffix(":latest"))
 

@@ -1,4 +1,4 @@
-"""OpenAI's ``/v1/responses``, without what would have to be kept between requests.
+"""OpenAI's ``/v1/responses``, without features that require state between requests.
 
 Names and events are those of platform.openai.com/docs/api-reference/responses.
 """
@@ -62,7 +62,7 @@ class ResponseRequest(Shape):
     reasoning: dict[str, Any] | None = None
     max_tool_calls: int | None = None
     context_management: list[dict[str, Any]] | None = None
-    # What follows changes nothing in the answer; nothing is stored, and the reply says so.
+    # Fields without effect on the answer; nothing is stored, and the reply says so.
     store: bool | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
