@@ -2,7 +2,7 @@
 
 ``docs/architecture/exact-head.md`` derives the bounds from premises that :meth:`ScreenedHead.build`
 establishes. A copy that was kept on a disk has them only if they are checked: those of its columns
-and rows for all of them, those that need the weights for some rows, drawn anew each time.
+and rows for all of them, those that need the weights for some rows, drawn again each time.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bitnet.kernels.packing import Matrix
     from bitnet.quants.weight import Weight
 
-__all__ = ["Candidates", "ScreenedHead", "Wanted", "pays", "reason_against"]
+__all__ = ["Candidates", "ScreenedHead", "Wanted", "reason_against", "saves_time"]
 
 logger = logging.getLogger(__name__)
 
@@ -265,7 +265,7 @@ def _refused(reason: str) -> Unsupported:
 
 
 def reason_against(ops: Ops, weight: Weight) -> str:
-    """The reason why *weight* cannot be the head of a :class:`ScreenedHead` on *ops*; empty if it can."""
+    """The reason why a :class:`ScreenedHead` cannot use *weight* on *ops*; empty if it can."""
     if not isinstance(ops, NativeOps):
         return "only the compiled backend can"
     if weight.quant.name not in ENCODINGS:
@@ -277,7 +277,7 @@ def reason_against(ops: Ops, weight: Weight) -> str:
     return ""
 
 
-def pays(ops: Ops, weight: Weight) -> bool:
+def saves_time(ops: Ops, weight: Weight) -> bool:
     """True if screening *weight* is possible and saves time."""
     return not reason_against(ops, weight) and weight.data.nbytes >= SMALLEST
 

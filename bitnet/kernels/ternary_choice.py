@@ -1,4 +1,4 @@
-"""Choice of the packing of ternary weights: two bits each, or five in a byte, whichever is multiplied faster.
+"""Packing of ternary weights: two bits each, or five in a byte, whichever is multiplied faster.
 
 Five in a byte are a fifth fewer bytes, but take more operations to unpack. They are worth it where
 the cores together wait for memory, which depends on the machine, its memory and what else runs on
@@ -60,16 +60,16 @@ def dense_pays(module: ModuleType, weights: int) -> bool:
     if found.keys() != {"two_bit", "dense"}:
         found = measure(module)
         write_measurement("ternary-layout", conditions, found)
-    pays = found["dense"] >= ADVANTAGE * found["two_bit"]
+    worth_it = found["dense"] >= ADVANTAGE * found["two_bit"]
     logger.info(
         "ternary weights in memory: %s; with %d threads 2 bits give %.0f and 1.6 bits %.0f "
         "billion weights/s",
-        "1.6 bits" if pays else "2 bits",
+        "1.6 bits" if worth_it else "2 bits",
         conditions["threads"],
         found["two_bit"] / 1e9,
         found["dense"] / 1e9,
     )
-    return pays
+    return worth_it
 
 
 def measure(module: ModuleType) -> dict[str, float]:

@@ -61,7 +61,7 @@ def pack_ternary(native: ModuleType, weight: Weight, *, dense: bool = False) -> 
         dense: five weights to a byte, unless blocks have scales of their own.
 
     Raises:
-        InvalidFormat: too few bytes, a code that stands for nothing, a scale that is no number.
+        InvalidFormat: too few bytes, an invalid code, or a scale that is not finite.
         Unsupported: no decoder for the encoding.
     """
     rows, inputs = weight.shape

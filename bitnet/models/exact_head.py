@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Literal
 
 from bitnet.errors import Unsupported
-from bitnet.kernels.screened_head import ScreenedHead, pays, reason_against
+from bitnet.kernels.screened_head import ScreenedHead, reason_against, saves_time
 
 if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
@@ -84,7 +84,7 @@ def is_screened(
             f"{checkpoint.path.name}: the output head cannot be screened: {reason}",
             hint="leave out --exact-head",
         )
-    return exact_head == "on" or (not reason and pays(ops, weight))
+    return exact_head == "on" or (not reason and saves_time(ops, weight))
 
 
 def screen(ops: Ops, head: Prepared, norm: Prepared, exact_head: ExactHead) -> ScreenedHead | None:

@@ -457,7 +457,7 @@ def _request(prompt: str | Sequence[int], options: Mapping[str, Any]) -> Request
 
 
 def _path(model: str | os.PathLike[str]) -> Path:
-    """Where *model* is: the path itself, or that of the package's model of this name."""
+    """Path of *model*: the path itself, or that of the package's model of this name."""
     path = Path(model)
     return SHIPPED[str(model)].path if str(model) in SHIPPED and not path.exists() else path
 

@@ -34,9 +34,9 @@ _SAMPLING = ("temperature", "top_p", "top_k", "seed", "frequency_penalty", "pres
 
 
 def tracing_from_environment() -> Tracing | None:
-    """What makes traces, where the environment says where to send them; ``None``: nothing does.
+    """Tracing as configured in the environment; ``None`` if it is off.
 
-    What it asks for and is not here is a warning: a worker that cannot be watched still answers.
+    An unsupported setting is a warning: a worker that cannot be traced still answers.
     """
     exporter = settings.otel_traces_exporter() or ("otlp" if settings.otel_endpoint() else "none")
     if exporter == "none" or settings.otel_disabled().lower() == "true":

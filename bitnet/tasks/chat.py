@@ -29,7 +29,7 @@ HELP = """\
 /clear        forget the conversation
 /system TEXT  instructions for the model; without TEXT: none
 /save FILE    write the conversation as JSON
-/stats        figures of the last answer
+/stats        metrics of the last answer
 /help         this list
 /exit         leave, as Ctrl-D does; Ctrl-C stops an answer"""
 CUT_OFF = {

@@ -24,8 +24,9 @@ def clean_cache(
 ):
     """Remove cached files: shows them first, then asks.
 
-    Without options everything but downloaded models goes. What another process is using is left
-    alone and named. Where nobody can be asked, nothing is removed without --yes (exit code 2).
+    Without options everything but downloaded models is removed. Files in use by another process
+    are kept and named. Without a terminal to ask on, nothing is removed unless --yes is given
+    (exit code 2).
     """
     from bitnet.cache.prune import plan, prune
     from bitnet.errors import UsageError

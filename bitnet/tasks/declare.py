@@ -269,7 +269,7 @@ def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
         declaration: ``help`` (text per parameter, required for each), ``choices``,
             ``synonyms`` (other long names per parameter), ``formerly`` (long names that they had,
             which help does not show), ``metavars``, ``required``, ``positional``, ``remainder``
-            (text after `` -- `` is wanted), ``checks_settings`` (off: the command itself reports
+            (text after `` -- `` is accepted), ``checks_settings`` (off: the command itself reports
             variables with impossible values), ``name`` (``cache.list`` makes a namespace),
             ``aliases``, ``group`` (one of :data:`GROUPS`), ``example`` (lines for a shell, which
             run where the README ends).

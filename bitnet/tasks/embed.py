@@ -81,7 +81,7 @@ def _texts(name: str) -> list[str]:
     """The texts in the file *name*, one for each line.
 
     Raises:
-        UsageError: there are none, or a line of a ``.jsonl`` file is no text.
+        UsageError: there are none, or a line of a ``.jsonl`` file is not a text.
     """
     if name == "-" and sys.stdin.isatty():
         raise UsageError(

@@ -184,7 +184,7 @@ def model_path(options: ModelOptions, common: Context) -> Path:
 
 
 def load_again(model: LanguageModel, options: ModelOptions, common: Context) -> LanguageModel:
-    """What :func:`open_model` loaded as *model*, loaded again from the same place."""
+    """Load *model*, from :func:`open_model`, again from the same place."""
     checkpoint = open_file(replace(options, model=str(model.path)), common)
     return _loaded(checkpoint, options, common)
 

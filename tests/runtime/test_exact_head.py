@@ -235,7 +235,7 @@ def test_log_probabilities_come_from_all_logits(models: tuple[Any, Any]) -> None
 def auto_model(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A tiny model that ``auto`` screens, and judges by a few passes."""
     monkeypatch.setattr("bitnet.models.exact_head.PASSES", 16)
-    monkeypatch.setattr("bitnet.models.exact_head.pays", lambda ops, weight: True)
+    monkeypatch.setattr("bitnet.models.exact_head.saves_time", lambda ops, weight: True)
     model = load_model(tiny("llama"), ops=NativeOps(threads=1), exact_head="auto")
     assert model.screen is not None
     return model
