@@ -17,7 +17,13 @@ PYTHON = [
     *(ROOT / "docs").rglob("*.py"),
     ROOT / "tasks.py",
 ]
-PAGES = [ROOT / "CONTRIBUTING.md"]
+PAGES = [
+    *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),  # says what was said
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "training").rglob("*.md"),
+    *(ROOT / "benchmarks").rglob("*.md"),
+    *(ROOT / "scripts").rglob("*.sh"),
+]
 
 LONG = 500  # characters of a string that is data, such as a text to measure on
 

@@ -184,7 +184,7 @@ class RequestSpan:
 
 
 class Traced:
-    """ASGI middleware that makes a span of each POST; others only ask how the worker fares."""
+    """ASGI middleware that makes a span of each POST; others only ask for its state."""
 
     def __init__(self, app: App, *, tracing: Tracing) -> None:
         self._app = app
