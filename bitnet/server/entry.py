@@ -63,7 +63,7 @@ class Entry:
 
     @property
     def loaded(self) -> bool:
-        """Whether it is in memory."""
+        """True if it is in memory."""
         return self.service is not None
 
     @property
@@ -82,7 +82,7 @@ class Entry:
         return self.service.worker.kv_usage if self.service else 0.0
 
     async def facts(self) -> Facts:
-        """What its header says, which is read in a thread.
+        """Content of its header, which is read in a thread.
 
         Raises:
             BitnetError: it is not a model that can be run.

@@ -28,7 +28,7 @@ class Watched(Protocol):
 
     @property
     def loaded(self) -> bool:
-        """Whether it is in memory."""
+        """True if it is in memory."""
 
     @property
     def open_jobs(self) -> int:
@@ -124,7 +124,7 @@ class Metrics:
             registry.register(_Alias(figure, name))
 
     def of(self, model: str) -> ModelMetrics:
-        """What is counted for the model called *model*."""
+        """Metrics of the model *model*."""
         return ModelMetrics(self, model)
 
     def text(self) -> bytes:

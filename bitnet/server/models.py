@@ -100,7 +100,7 @@ class Models:
         self._kv_budget_bytes = kv_budget_bytes
         self._draining = False
         self._turn = asyncio.Lock()  # to load or to unload
-        self._freed = asyncio.Event()  # a model may be idle now, or nobody may wait any more
+        self._freed = asyncio.Event()  # a model may be idle, or a load not be needed any more
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -115,12 +115,12 @@ class Models:
 
     @property
     def draining(self) -> bool:
-        """Whether no more requests are taken."""
+        """True if new requests are refused."""
         return self._draining or any(one.worker.draining for one in self._services())
 
     @property
     def alive(self) -> bool:
-        """Whether the thread of every loaded model runs."""
+        """True if the thread of every loaded model runs."""
         return all(one.worker.alive for one in self._services())
 
     @property
@@ -232,7 +232,7 @@ class Models:
         entry.cancel_timer()
 
     async def service(self, entry: Entry, deadline: float) -> Service:
-        """What answers for *entry*, loaded first where it is not.
+        """Service of *entry*, which is loaded first if necessary.
 
         Args:
             entry: which one; the caller holds it.
@@ -300,7 +300,7 @@ class Models:
         )  # fmt: skip
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Have *work* done; whoever waits for it hears of its end."""
+        """Run *work* and wake up the requests that wait for it."""
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
 
@@ -355,7 +355,7 @@ class Models:
         return self._service(entry, loaded(checkpoint, entry.source.load, entry.narrate))
 
     def _check_wanted(self, entry: Entry) -> None:
-        """Give up the load of *entry* if nobody waits for it any more.
+        """Give up the load of *entry* if no request waits for it any more.
 
         Raises:
             Refused: so it is, or the worker stops.
@@ -367,7 +367,7 @@ class Models:
         """Unload idle models, least recently used first, until there is memory for *entry*.
 
         Raises:
-            Refused: there will never be, or nobody waits for it any more.
+            Refused: there will never be, or no request waits for it any more.
         """
         bound = self._memory_bytes
         if bound is None:
@@ -423,7 +423,7 @@ def entry_of(request: Request, name: str | None) -> Entry:
 
 
 async def service_of(request: Request, name: str | None) -> Service:
-    """What answers a request for the model *name*, which stays loaded until the request has ended.
+    """Service for a request to the model *name*, which stays loaded until the request has ended.
 
     Raises:
         Refused: as :meth:`Models.find` and :meth:`Models.take`, or the client has gone.

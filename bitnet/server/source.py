@@ -81,7 +81,7 @@ def model_name(path: Path) -> str:
 
 
 def is_model(folder: Path) -> bool:
-    """Whether *folder* is itself a model."""
+    """True if *folder* is itself a model."""
     return (folder / "config.json").exists() and safetensors.recognises(folder)
 
 
@@ -89,7 +89,7 @@ def models_in(folder: Path) -> list[Path]:
     """The models in *folder* and below it, each a GGUF file or a folder with safetensors files.
 
     Hidden folders are left out, and so are the further parts of a split file and the files that
-    llama.cpp calls ``mmproj``, which are no models by themselves.
+    llama.cpp calls ``mmproj``, which are not models by themselves.
 
     Raises:
         NotFound: there is none.

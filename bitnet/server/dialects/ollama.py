@@ -245,7 +245,7 @@ def _entry(request: Request, name: str) -> Entry:
 
 
 async def _service(request: Request, name: str, idle_s: float | None) -> Service:
-    """What serves the model *name*, which is kept for *idle_s* seconds after its last request.
+    """Service of the model *name*, which is kept for *idle_s* seconds after its last request.
 
     Raises:
         Refused: as :func:`bitnet.server.models.service_of`.
