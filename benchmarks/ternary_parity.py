@@ -1,0 +1,214 @@
+"""Every engine that runs BitNets on the same trained ternary weights, those of ``bitnet-tiny``.
+
+    python benchmarks/ternary_parity.py OUT.md
+
+Needs PyTorch with transformers and ``ik-llama-cpp-python``, and BITNET_CPP_DIR with a build of
+bitnet.cpp; an engine that is not there, or refuses the model, is a row that says so. All are given
+the tokens of the same prompts. The table has the likeliest token and the KL divergence of each
+position beside the float64 pass, the KL divergence beside our compiled kernels, and how many greedy
+continuations are those of the float64 pass.
+
+ik_llama.cpp's IQ2_BN wants rows of 512 weights, and these have 256. It is given the same function
+with everything twice as wide: what is added is zeros, and since these halve the mean of squares in
+a norm, the norm's weights are divided by the square root of two and its epsilon by two. Codes and
+scales stay as they are, and so does what is rounded to int8, but for the last bits of a float32.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+import bitnet
+from bitnet import native
+from bitnet.convert import Request, convert
+from bitnet.crossval.asking import PROMPTS, our_trace
+from bitnet.crossval.compare import compare
+from bitnet.crossval.exact import exact_trace
+from bitnet.crossval.references import BitnetCpp, IkLlamaCpp, LlamaCpp, Question, Transformers
+from bitnet.errors import BitnetError
+from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.gguf_new import NewTensor, encode_value, write_new
+from bitnet.formats.gguf_write import raw_values
+from bitnet.quants.i2_s import pack_i2_s
+from bitnet.quants.packed_u8 import pack_u8
+from bitnet.quants.registry import dequantize, unpack_ternary
+from bitnet.quants.ternary import Ternary
+from bitnet.shipped import SHIPPED
+
+STEPS = 24
+PARTS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "attn_sub_norm": "self_attn.attn_sub_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_sub_norm": "mlp.ffn_sub_norm",
+}
+OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
+
+
+def folder_of(checkpoint, folder):
+    """The model as a folder for transformers: packed codes, scales that multiply."""
+    folder.mkdir()
+    tensors = {}
+    for name, weight in checkpoint.weights.items():
+        words = name.split(".")
+        inner = words[0] == "blk"
+        name = f"model.layers.{words[1]}.{PARTS[words[2]]}" if inner else OUTER[words[0]]
+        if weight.quant.is_ternary:
+            ternary = unpack_ternary(weight)
+            tensors[f"{name}.weight"] = pack_u8(ternary.codes)
+            tensors[f"{name}.weight_scale"] = ternary.scales.reshape(1)
+        else:
+            tensors[f"{name}.weight"] = dequantize(weight)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    value, integer = checkpoint.value, checkpoint.integer
+    config = {
+        "architectures": ["BitNetForCausalLM"],
+        "dtype": "float32",
+        "hidden_act": "relu2",
+        "hidden_size": integer("embedding_length"),
+        "intermediate_size": integer("feed_forward_length"),
+        "max_position_embeddings": integer("context_length"),
+        "model_type": "bitnet",
+        "num_attention_heads": integer("attention.head_count"),
+        "num_hidden_layers": integer("block_count"),
+        "num_key_value_heads": integer("attention.head_count_kv"),
+        "quantization_config": {
+            "linear_class": "autobitlinear",
+            "quant_method": "bitnet",
+            "quantization_mode": "offline",
+        },
+        "rms_norm_eps": value("attention.layer_norm_rms_epsilon", 0.0),
+        "rope_theta": value("rope.freq_base", 0.0),
+        "tie_word_embeddings": True,
+        "vocab_size": checkpoint.weights["token_embd.weight"].shape[0],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def widened(checkpoint, path):
+    """The same function with everything twice as wide, as an I2_S file."""
+    tensors = []
+    for name, weight in checkpoint.weights.items():
+        if weight.quant.is_ternary:
+            ternary = unpack_ternary(weight)
+            codes = np.pad(ternary.codes, [(0, size) for size in weight.shape])
+            data = pack_i2_s(Ternary(codes, ternary.scales))
+        elif len(weight.shape) == 1:
+            values = np.pad(dequantize(weight) / np.float32(2**0.5), (0, weight.shape[0]))
+            data = values.astype("<f4")
+        else:
+            data = np.pad(
+                weight.data.view("<f2").reshape(weight.shape), ((0, 0), (0, weight.shape[1]))
+            )
+        rows = weight.shape[0] * (1 if name == "token_embd.weight" else 2)
+        shape = (rows, *(2 * size for size in weight.shape[1:]))
+        tensors.append(NewTensor(name, shape, weight.quant, lambda data=data: [data.tobytes()]))
+    keys = raw_values(checkpoint.gguf)
+    prefix = checkpoint.architecture
+    for key in (
+        "embedding_length",
+        "feed_forward_length",
+        "attention.head_count",
+        "attention.head_count_kv",
+    ):
+        keys[f"{prefix}.{key}"] = encode_value(2 * checkpoint.integer(key))
+    epsilon = "attention.layer_norm_rms_epsilon"
+    keys[f"{prefix}.{epsilon}"] = encode_value(checkpoint.value(epsilon, 0.0) / 2)
+    write_new(path, keys, tensors)
+    return path
+
+
+def ours(checkpoint, question, level):
+    """Our answer by the kernels of *level*; none: by NumPy."""
+    os.environ["BITNET_BACKEND"] = "native" if level else "reference"
+    if level and not native.module().set_kernel_level(level):
+        raise SystemExit(f"this machine has no {level}")
+    with bitnet.load(checkpoint, threads=1) as model:
+        return our_trace(model, question, arithmetic="int8")
+
+
+def theirs(reference, checkpoint, question):
+    """The answer of a reference, or why there is none."""
+    try:
+        return reference.trace(Question(checkpoint, question.prompts, greedy=STEPS, threads=1))
+    except BitnetError as error:
+        return error.message
+
+
+def answers(checkpoint, question, work):
+    """Label -> trace of each engine, or why it has none."""
+    levels = native.module().kernel_levels()
+    found = {f"ours, compiled, {level}": ours(checkpoint, question, level) for level in levels}
+    best = found[f"ours, compiled, {levels[-1]}"]
+    found["ours, NumPy float32"] = ours(checkpoint, question, "")
+    folder = open_checkpoint(folder_of(checkpoint, work / "folder"))
+    found["transformers, int8 rounding"] = theirs(Transformers(), folder, question)
+    found["bitnet.cpp, I2_S"] = theirs(BitnetCpp(), checkpoint, question)
+    wide = open_checkpoint(widened(checkpoint, work / "wide.gguf"))
+    found["bitnet.cpp, I2_S, widened"] = theirs(BitnetCpp(), wide, question)
+    convert(wide.path, work / "iq2_bn.gguf", Request("IQ2_BN"))
+    packed = open_checkpoint(work / "iq2_bn.gguf")
+    found["ik_llama.cpp, IQ2_BN, widened"] = theirs(IkLlamaCpp(), packed, question)
+    found["ik_llama.cpp, F16 (activations not rounded)"] = theirs(
+        IkLlamaCpp(), checkpoint, question
+    )
+    convert(checkpoint.path, work / "tq2_0.gguf", Request("TQ2_0"))
+    scaled = open_checkpoint(work / "tq2_0.gguf")
+    found["llama.cpp, TQ2_0"] = theirs(LlamaCpp(), scaled, question)
+    return found, best
+
+
+def table(found, best, exact):
+    """A row of Markdown for each engine."""
+    yield (
+        "| engine | the same likeliest token | mean KL from float64 (largest) | mean KL from ours "
+        f"| greedy, {STEPS} tokens |"
+    )
+    yield "|---|---|---|---|---|"
+    for label, trace in found.items():
+        if isinstance(trace, str):
+            yield f"| {label} | none: {trace} | | | |"
+            continue
+        beside = compare(trace, exact)
+        kl = [row.kl for row in beside.rows]
+        agreed = sum(row.agrees for row in beside.rows)
+        near = np.mean([row.kl for row in compare(trace, best).rows])
+        equal = sum(one.agreed == one.steps for one in beside.greedy)
+        yield (
+            f"| {label} | {agreed} of {len(kl)} | {np.mean(kl):.1e} ({max(kl):.1e}) | {near:.1e} | "
+            f"{equal} of {len(beside.greedy)} equal |"
+        )
+
+
+def main():
+    """Ask them all, and write the table."""
+    output = Path(sys.argv[1])
+    checkpoint = open_checkpoint(SHIPPED["bitnet-tiny"].path)
+    with bitnet.load(checkpoint, threads=1) as model:
+        prompts = tuple((text, tuple(model.tokenizer.encode(text))) for text in PROMPTS)
+    question = Question(checkpoint, prompts, greedy=STEPS, threads=1)
+    exact = exact_trace(checkpoint, prompts, greedy=STEPS)
+    with tempfile.TemporaryDirectory() as work:
+        found, best = answers(checkpoint, question, Path(work))
+    text = "\n".join(table(found, best, exact)) + "\n"
+    output.write_text(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
