@@ -1,5 +1,6 @@
 """Commands of ``inv`` in a checkout: every command of ``bitnet``, and the developer's own tasks."""
 
+import platform
 import shlex
 import sys
 import sysconfig
@@ -87,6 +88,7 @@ def sanitize(c, files=""):
         for sanitizers, folder in (("address,undefined", "kernels"), ("thread", "threads")):
             c.run(
                 f"cmake -S . -B {build}/{folder} -DBITNET_SANITIZE={sanitizers} "
+                "-DBITNET_AVX_VNNI=plain "
                 f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release"
             )
             c.run(f"cmake --build {build}/{folder} --target kernels_driver --parallel 2")
@@ -152,10 +154,12 @@ def same_bits(c, compiler="clang++"):
     with c.cd(str(ROOT)):
         c.run(
             f"cmake -S . -B {build} -DCMAKE_CXX_COMPILER={shlex.quote(compiler)} "
+            "-DBITNET_AVX_VNNI=plain "  # its kernels on every processor with AVX2
             f"-DPython_EXECUTABLE={sys.executable} -DCMAKE_BUILD_TYPE=Release"
         )
         c.run(f"cmake --build {build} --target kernels_driver --parallel 2")
-        c.run(f"{build}/kernels_driver")
+        x86 = platform.machine() in ("x86_64", "AMD64")
+        c.run(f"{build}/kernels_driver {'avx2 avx_vnni' if x86 else ''}")
 
 
 @task()

@@ -338,6 +338,7 @@ constexpr struct {
 } kDigests[] = {
     {"scalar", 0x5063a60ee888bf75},
     {"avx2", 0x0daced8b42778405},
+    {"avx_vnni", 0x0daced8b42778405},
     {"avx512_vnni", 0x0daced8b42778405},
     {"neon_dotprod", 0x0d37c40aed66927b},
 };

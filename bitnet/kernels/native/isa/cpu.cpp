@@ -60,6 +60,13 @@ CpuFeatures detect() {
     // With F, DQ, BW and VL.
     found.avx512_vnni = found.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) &&
                         bit(extended.b, 30) && bit(extended.b, 31) && bit(extended.c, 11);
+#if defined(BITNET_AVX_VNNI_PLAIN)
+    found.avx_vnni = found.avx2;
+#elif defined(BITNET_AVX_VNNI_EVEX)
+    found.avx_vnni = found.avx512_vnni;
+#elif defined(BITNET_AVX_VNNI)
+    found.avx_vnni = found.avx2 && extended.a >= 1 && bit(cpuid(7, 1).a, 4);
+#endif
     found.avx512_vbmi = found.avx512_vnni && bit(extended.c, 1);
     return found;
 }

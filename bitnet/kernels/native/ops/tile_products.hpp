@@ -316,13 +316,24 @@ constexpr LinearKernel tiled_kernel() {
     else return linear_block<kType>;
 }
 
-template <int... kIndex>
-void add_tiled_linear(Kernels& k, std::integer_sequence<int, kIndex...>) {
-    ((k.decode[int(tiled(Type(kIndex)))] = k.prefill[int(tiled(Type(kIndex)))] = tiled_kernel<tiled(Type(kIndex))>()), ...);
+constexpr Type after(Type type, int n) { return Type(int(type) + n); }
+
+// The types from kFirst on.
+template <Type kFirst, int... kNext>
+void add_tiled(Kernels& k, std::integer_sequence<int, kNext...>) {
+    ((k.decode[int(kFirst) + kNext] = k.prefill[int(kFirst) + kNext] = tiled_kernel<after(kFirst, kNext)>()), ...);
 }
 
-// Every encoding with interleaved rows.
-void add_tiled_linear(Kernels& k) { add_tiled_linear(k, std::make_integer_sequence<int, int(Type::F32_R16)>()); }
+// Every block encoding with interleaved rows.
+[[maybe_unused]] void add_block_linear(Kernels& k) {
+    add_tiled<Type::Q8_0_R16>(k, std::make_integer_sequence<int, int(Type::Ternary) - int(Type::Q8_0_R16)>());
+}
+
+// Those of floats, too.
+[[maybe_unused]] void add_tiled_linear(Kernels& k) {
+    add_tiled<Type::F32_R16>(k, std::make_integer_sequence<int, int(Type::Q8_0_R16) - int(Type::F32_R16)>());
+    add_block_linear(k);
+}
 
 }  // namespace
 }  // namespace bitnet
