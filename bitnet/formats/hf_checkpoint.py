@@ -12,6 +12,7 @@ from bitnet.families import config_json
 from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.bit_linear import BitLinear
 from bitnet.formats.checkpoint import Checkpoint
+from bitnet.formats.json_file import read_json
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 
@@ -49,7 +50,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         Unsupported: an architecture, a key or a data type is not supported.
     """
     folder = path if path.is_dir() else path.parent
-    outer = safetensors.read_json(folder / "config.json")
+    outer = read_json(folder / "config.json", dict)
     said = config_json.describe(outer, model=folder.name, ignore=ignore_keys)
     tensors, names = _renamed(safetensors.read_folder(folder), said)
     _check_tensors(tensors, said, folder)

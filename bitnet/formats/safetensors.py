@@ -8,7 +8,6 @@ Every offset is checked before it is used. Format: huggingface/safetensors, ``RE
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat, NotFound, from_os_error
+from bitnet.errors import NotFound
+from bitnet.formats.json_file import damaged, parse_json, read_json
 from bitnet.formats.mapped_file import MappedFile
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Tensor", "read_file", "read_folder", "read_json", "recognises"]
+__all__ = ["Tensor", "read_file", "read_folder", "recognises"]
 
 INDEX = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
@@ -95,11 +95,11 @@ def read_file(path: Path) -> dict[str, Tensor]:
     mapped = MappedFile.open(path)
     view = memoryview(mapped)
     if len(view) < 8:
-        raise _damaged(path, "it ends before its header")
+        raise damaged(path, "it ends before its header")
     (length,) = struct.unpack_from("<Q", view)
     if length > min(_MAX_HEADER_BYTES, len(view) - 8):
-        raise _damaged(path, f"its header of {length:,} bytes does not fit {len(view):,} bytes")
-    directory = _parse_json(bytes(view[8 : 8 + length]), path)
+        raise damaged(path, f"its header of {length:,} bytes does not fit {len(view):,} bytes")
+    directory = parse_json(bytes(view[8 : 8 + length]), path, dict)
     mapped.check()
     data = np.frombuffer(view[8 + length :], dtype=np.uint8)
     return {
@@ -109,19 +109,6 @@ def read_file(path: Path) -> dict[str, Tensor]:
     }
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in the file *path*.
-
-    Raises:
-        NotFound: the file does not exist.
-        InvalidFormat: it is not a JSON object.
-    """
-    try:
-        return _parse_json(path.read_bytes(), path)
-    except OSError as error:
-        raise from_os_error(error, path) from error
-
-
 def _files(folder: Path) -> list[Path]:
     if not (folder / INDEX).exists():
         single = folder / "model.safetensors"
@@ -129,9 +116,9 @@ def _files(folder: Path) -> list[Path]:
         if not found:
             raise NotFound(f"{folder} holds no safetensors file", hint="check the path")
         return found
-    shards = read_json(folder / INDEX).get("weight_map")
+    shards = read_json(folder / INDEX, dict).get("weight_map")
     if not isinstance(shards, dict) or not shards:
-        raise _damaged(folder / INDEX, "it has no weight_map")
+        raise damaged(folder / INDEX, "it has no weight_map")
     names = sorted({str(name) for name in shards.values()})
     for name in names:
         # An index is untrusted: it may name files of this folder only.
@@ -149,26 +136,12 @@ def _tensor(name: str, entry: Any, data: NDArray[np.uint8], path: Path) -> Tenso
         start, stop = entry["data_offsets"]
         size = math.prod(shape) * _ITEM_BYTES[dtype]
     except (KeyError, TypeError, ValueError):
-        raise _damaged(path, f"its entry for {name} makes no sense") from None
+        raise damaged(path, f"its entry for {name} makes no sense") from None
     if not all(type(item) is int and item >= 0 for item in (*shape, start, stop)):
-        raise _damaged(path, f"its entry for {name} makes no sense")
+        raise damaged(path, f"its entry for {name} makes no sense")
     if stop - start != size or stop > len(data):
-        raise _damaged(
+        raise damaged(
             path,
             f"tensor {name} of {size:,} bytes is at {start:,}..{stop:,} of {len(data):,}",
         )
     return Tensor(dtype, shape, data[start:stop])
-
-
-def _parse_json(raw: bytes, path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        raise _damaged(path, "it is not valid JSON") from None
-    if not isinstance(found, dict):
-        raise _damaged(path, "it is not a JSON object")
-    return found
-
-
-def _damaged(path: Path, why: str) -> InvalidFormat:
-    return InvalidFormat(f"{path.name}: {why}", hint="the file is damaged: fetch it again")

@@ -11,12 +11,11 @@ https://github.com/huggingface/sentence-transformers/blob/v5.1.0/sentence_transf
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from bitnet.errors import InvalidFormat, from_os_error
 from bitnet.families.rules import HARMLESS, Rule, check, neutral, read, refusal, without
+from bitnet.formats.json_file import damaged, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -70,9 +69,9 @@ def pooling_type(folder: Path, ignore: Collection[str] = ()) -> int | None:
     path = folder / "modules.json"
     if not path.is_file():
         return None
-    modules = _parsed(path, list)
+    modules = read_json(path, list)
     if not all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in modules):
-        raise _damaged(path, "expected a list of modules, each with a type")
+        raise damaged(path, "expected a list of modules, each with a type")
     found = None
     for module in modules:
         kind = module["type"].rpartition(".")[2]
@@ -85,7 +84,7 @@ def pooling_type(folder: Path, ignore: Collection[str] = ()) -> int | None:
     settings = folder / "sentence_bert_config.json"
     if settings.is_file():
         rules = {"do_lower_case": neutral(None, False)}
-        given = without(_parsed(settings, dict), ignore)
+        given = without(read_json(settings, dict), ignore)
         check(
             {key: given[key] for key in rules if key in given}, rules,
             model=folder.name, kind=_KIND, below=f"{settings.name}: ",
@@ -102,19 +101,19 @@ def prompts(folder: Path) -> Prompts:
     path = folder / "config_sentence_transformers.json"
     if not path.is_file():
         return Prompts()
-    said = _parsed(path, dict)
+    said = read_json(path, dict)
     texts, default = said.get("prompts") or {}, said.get("default_prompt_name") or ""
     is_texts = isinstance(texts, dict) and all(isinstance(one, str) for one in texts.values())
     if not is_texts or not isinstance(default, str) or (default and default not in texts):
-        raise _damaged(path, "expected prompts by name, and the name of one of them")
+        raise damaged(path, "expected prompts by name, and the name of one of them")
     return Prompts(texts, default)
 
 
 def _pooling(folder: Path, inside: str, ignore: Collection[str]) -> int:
     path = folder / inside / "config.json"
     if ".." in path.parts[len(folder.parts) :] or not path.is_relative_to(folder):
-        raise _damaged(folder / "modules.json", f"{inside!r} is outside of the folder")
-    given = without(_parsed(path, dict), ignore)
+        raise damaged(folder / "modules.json", f"{inside!r} is outside of the folder")
+    given = without(read_json(path, dict), ignore)
     check(given, _POOLING, model=folder.name, kind=_KIND, below=f"{inside}: ")
     named = given.get("pooling_mode")
     found = [mode for key, mode in _MODES.items() if given.get(key)]
@@ -126,19 +125,3 @@ def _pooling(folder: Path, inside: str, ignore: Collection[str]) -> int:
         key = f"{inside}: pooling_mode"
         raise refusal(key, shown, model=folder.name, kind=_KIND, why=why)
     return POOLINGS.index(found[0])
-
-
-def _parsed(path: Path, wanted: type) -> Any:
-    try:
-        found = json.loads(path.read_bytes())
-    except OSError as error:
-        raise from_os_error(error, path) from error
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"not JSON: {error}") from error
-    if not isinstance(found, wanted):
-        raise _damaged(path, f"expected a JSON {'array' if wanted is list else 'object'}")
-    return found
-
-
-def _damaged(path: Path, why: str) -> InvalidFormat:
-    return InvalidFormat(f"{path.parent.name}/{path.name}: {why}", hint="fetch the model again")

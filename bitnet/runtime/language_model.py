@@ -274,8 +274,17 @@ class LanguageModel:
             row[:] = sequence.vector(normalize=normalize, dimensions=dimensions)
         return rows
 
-    def embedding_ids(self, text: str | Sequence[int], prompt_name: str | None = None) -> list[int]:
-        """Ids of a text to embed; the arguments are those of :meth:`embed`.
+    def embedding_ids(
+        self,
+        text: str | Sequence[int],
+        prompt_name: str | None = None,
+        *,
+        truncate: bool = False,
+    ) -> list[int]:
+        """Ids of a text to embed; *text* and *prompt_name* are those of :meth:`embed`.
+
+        With *truncate*, the end of a text that the context cannot hold is left out; an end token
+        that the tokenizer adds, which last-token pooling reads, still follows.
 
         Raises:
             UsageError: the prompt name is unknown, or *text* is not a text.
@@ -291,7 +300,9 @@ class LanguageModel:
         if not isinstance(text, str):
             return check_ids("input", text, "a text or token ids")
         whole = self.prompts.texts.get(name, "") + text
-        return self._encoded(whole) if whole else self.tokenizer.encode(whole)
+        if whole:
+            check_prompt(whole)
+        return self.tokenizer.encode(whole, at_most=self.context if truncate else None)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.floating[Any]]:
         """Logits at every position of *ids*, ``(len(ids), vocab_size)``.

@@ -120,7 +120,12 @@ class Tokenizer:
         return cls(native_engine(engine, meta), meta)
 
     def encode(
-        self, text: str, *, add_special: bool = True, parse_special: bool = True
+        self,
+        text: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+        at_most: int | None = None,
     ) -> list[int]:
         """Ids of *text*.
 
@@ -129,6 +134,7 @@ class Tokenizer:
             add_special: put BOS and EOS around it if the model uses them; a text that begins with
                 BOS, or ends with EOS, gets no second one.
             parse_special: read text that spells a special token as that token.
+            at_most: ids to return; those of the end of *text* are left out, before EOS is added.
 
         Raises:
             UsageError: *text* contains half of a surrogate pair.
@@ -138,7 +144,7 @@ class Tokenizer:
             raise wrong_type("text", text, "a text")
         with _utf8():
             ids = self._engine.encode(text, parse_special=parse_special)
-        return self._within_affixes(ids) if add_special else ids
+        return self._within_affixes(ids, at_most) if add_special else ids[:at_most]
 
     def encode_batch(
         self, texts: Iterable[str], *, add_special: bool = True, parse_special: bool = True
@@ -220,9 +226,13 @@ class Tokenizer:
     def _adds_prefix(self, ids: list[int]) -> bool:
         return bool(self._prefix) and ids[: len(self._prefix)] != self._prefix
 
-    def _within_affixes(self, ids: list[int]) -> list[int]:
+    def _within_affixes(self, ids: list[int], at_most: int | None = None) -> list[int]:
         prefix, suffix = self._prefix if self._adds_prefix(ids) else [], self._suffix
-        return [*prefix, *ids, *(suffix if ids[-len(suffix) :] != suffix else ())]
+        if suffix and ids[-len(suffix) :] == suffix:
+            ids = ids[: -len(suffix)]
+        if at_most is not None:
+            ids = ids[: max(0, at_most - len(prefix) - len(suffix))]
+        return [*prefix, *ids, *suffix]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
         """Text of *ids*; bytes that are not UTF-8 become U+FFFD.

@@ -23,6 +23,7 @@ import numpy as np
 from bitnet.errors import InvalidFormat, from_os_error
 from bitnet.formats import safetensors
 from bitnet.formats.gguf import Array
+from bitnet.formats.json_file import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -173,7 +174,7 @@ def _of_folder(folder: Path) -> Content:
         ("special_tokens_map.json", "tokenizer.special."),
     ):
         if (folder / name).is_file():
-            values |= _flat(safetensors.read_json(folder / name), prefix)
+            values |= _flat(read_json(folder / name, dict), prefix)
     template = values.pop("tokenizer.config.chat_template", None)
     if template is not None:
         values[_TEMPLATES] = template
@@ -185,7 +186,7 @@ def _of_folder(folder: Path) -> Content:
         if (folder / name).is_file():
             values[key] = hashlib.sha256(_read(folder / name)).hexdigest()
     if (folder / "tokenizer.json").is_file():
-        found, long = _of_tokenizer(safetensors.read_json(folder / "tokenizer.json"))
+        found, long = _of_tokenizer(read_json(folder / "tokenizer.json", dict))
         values |= found
         lists |= long
     return Content(tensors, values, lists)

@@ -10,6 +10,7 @@ import re
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -172,11 +173,9 @@ async def embed(body: OllamaEmbed, request: Request) -> JSONResponse:
     texts = [body.input] if isinstance(body.input, str) else body.input
     given: list[Any] = texts
     if body.truncate is not False:
-        ids_of, context = service.model.embedding_ids, service.model.context
+        ids_of = partial(service.model.embedding_ids, truncate=True)
         with service.worker.place():
-            given = await service.worker.prepared(
-                lambda: [ids_of(text)[:context] for text in texts]
-            )
+            given = await service.worker.prepared(lambda: [*map(ids_of, texts)])
     asked = EmbeddingRequest(input=given, dimensions=body.dimensions)
     rows, counted = await vectors(asked, service, request)
     return JSONResponse(

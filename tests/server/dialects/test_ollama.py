@@ -4,6 +4,8 @@ import json
 import math
 
 import pytest
+from server_process import listening
+from tiny_models import tiny_gguf
 from tool_models import CITIES, WEATHER
 
 from bitnet.runtime.language_model import load
@@ -111,6 +113,20 @@ def test_vectors_have_length_one(client):
     assert len(client.embed("tiny", long).embeddings) == 1
     with pytest.raises(ollama.ResponseError, match="each input needs"):
         client.embed("tiny", long, truncate=False)
+
+
+def test_a_text_that_is_cut_keeps_the_end_token_that_is_pooled(tmp_path):
+    keys = {"tokenizer.ggml.add_eos_token": True, "llama.pooling_type": 3}
+    path = tiny_gguf(tmp_path / "last.gguf", **keys)
+    with listening(path) as worker:
+        reply = worker.post("/api/embed", {"model": "tiny", "input": "ab" * 300}).json()
+    with load(path) as model:
+        *ids, end = model.tokenizer.encode("ab" * 300)
+        assert end == model.tokenizer.eos_id
+        whole = [*ids[: model.context - 1], end]
+        assert reply["embeddings"] == model.embed([whole]).tolist()
+        assert reply["embeddings"] != model.embed([ids[: model.context]]).tolist()
+    assert reply["prompt_eval_count"] == model.context
 
 
 def test_the_model_is_listed_and_described(client, worker, path):
