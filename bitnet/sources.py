@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bitnet import settings
-from bitnet.errors import NotFound, TokenMissing
+from bitnet.errors import TokenMissing
 
 __all__ = [
     "MODELS",
@@ -19,7 +19,6 @@ __all__ = [
     "for_model",
     "model_source",
     "require_token",
-    "source_named",
 ]
 
 
@@ -199,16 +198,3 @@ def require_token(source: Source) -> None:
         "  3. Set it: export HF_TOKEN=hf_...",
         hint=f"set HF_TOKEN and run the command again.{open_copy}",
     )
-
-
-def source_named(name: str) -> Source:
-    """The registered tokenizer or model called *name*.
-
-    Raises:
-        NotFound: no source has that name.
-    """
-    found = TOKENIZERS.get(name) or MODELS.get(name)
-    if found is None:
-        known = ", ".join([*TOKENIZERS, *MODELS])
-        raise NotFound(f"no source is called {name!r}", hint=f"known sources: {known}")
-    return found

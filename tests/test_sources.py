@@ -1,7 +1,7 @@
 import pytest
 
 from bitnet import sources
-from bitnet.errors import NotFound, TokenMissing
+from bitnet.errors import TokenMissing
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,11 @@ def test_the_registered_sources_are_those_of_the_requirements():
     }
 
 
-def test_names_lead_to_sources_and_unknown_ones_list_what_there_is():
-    bitnet = sources.source_named("bitnet-2b-4t")
-    assert sources.model_source("microsoft/bitnet-b1.58-2B-4T-gguf") is bitnet
+def test_a_repository_leads_to_its_source():
+    bitnet = sources.model_source("microsoft/bitnet-b1.58-2B-4T-gguf")
+    assert bitnet is sources.MODELS["bitnet-2b-4t"]
     assert sources.model_source("o/unknown") is None
     assert bitnet.files == ("ggml-model-i2_s.gguf",)
-    with pytest.raises(NotFound) as caught:
-        sources.source_named("miror")
-    assert "mirror, official" in caught.value.hint
 
 
 def test_the_licence_line_names_terms_and_place():

@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from bitnet.batch.openai_rows import line_of
-from bitnet.batch.rows import Row
+from bitnet.batch.rows import BatchRow
 from bitnet.errors import UsageError, from_os_error
 from bitnet.files import write_text
 
@@ -63,11 +63,11 @@ class BatchFiles:
         """Number of rows whose answer is an error."""
         return len(self.errors)
 
-    def left(self) -> Iterator[Row]:
+    def left(self) -> Iterator[BatchRow]:
         """Rows without an answer, in order."""
         return (row for row in self._rows if row.id not in self._answered)
 
-    def write(self, row: Row, facts: dict[str, Any]) -> None:
+    def write(self, row: BatchRow, facts: dict[str, Any]) -> None:
         """Write *facts* as the answer to *row*; it is on the disk when this returns.
 
         Raises:
@@ -114,12 +114,12 @@ class BatchFiles:
                 )
 
 
-def _rows(source: Path) -> Iterator[Row]:
+def _rows(source: Path) -> Iterator[BatchRow]:
     raw = sys.stdin.buffer.read() if str(source) == STDIN else source.read_bytes()
     # Not splitlines: texts may contain U+2028 and similar characters.
     for number, line in enumerate(raw.decode("utf-8-sig").split("\n"), 1):
         if line.strip():
-            yield Row.parse(line.removesuffix("\r"), number)
+            yield BatchRow.parse(line.removesuffix("\r"), number)
 
 
 def _answered(target: Path, *, retry_errors: bool) -> tuple[dict[str, str], dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from bitnet.batch.rows import Row
+from bitnet.batch.rows import BatchRow
 from bitnet.batch.run import answers
 from bitnet.errors import InferenceError, Unsupported
 
@@ -30,7 +30,7 @@ class _Actor:
         self._limits = {"max_tokens": max_tokens, "max_batch": max_batch}
 
     def __call__(self, columns: dict[str, Any]) -> dict[str, Any]:
-        rows = [Row(*json.loads(text)) for text in columns["row"]]
+        rows = [BatchRow(*json.loads(text)) for text in columns["row"]]
         found = {row.id: facts for row, facts in answers(rows, self._model, **self._limits)}
         return {
             "row": [str(text) for text in columns["row"]],
@@ -39,8 +39,8 @@ class _Actor:
 
 
 def ray_answers(
-    rows: Sequence[Row], path: Path, options: BatchOptions, *, threads: int = 0
-) -> Iterator[tuple[Row, dict[str, Any]]]:
+    rows: Sequence[BatchRow], path: Path, options: BatchOptions, *, threads: int = 0
+) -> Iterator[tuple[BatchRow, dict[str, Any]]]:
     """Yield *rows* with their answers, as blocks are finished.
 
     Args:
@@ -79,7 +79,7 @@ def ray_answers(
             num_cpus=cores,
         )
         for item in data.iter_rows():
-            yield Row(*json.loads(item["row"])), json.loads(item["facts"])
+            yield BatchRow(*json.loads(item["row"])), json.loads(item["facts"])
     except (ray.exceptions.RayError, ConnectionError, ValueError) as error:
         raise InferenceError(
             f"the Ray job failed: {str(error).strip().splitlines()[-1]}",

@@ -12,11 +12,11 @@ from bitnet.errors import UsageError
 from bitnet.runtime.openai_request import schema_of
 from bitnet.runtime.request import Request
 
-__all__ = ["Row"]
+__all__ = ["BatchRow"]
 
 
 @dataclass(frozen=True)
-class Row:
+class BatchRow:
     """A prompt with its options.
 
     Attributes:
@@ -32,7 +32,7 @@ class Row:
     problem: str = ""
 
     @classmethod
-    def parse(cls, line: str, number: int) -> Row:
+    def parse(cls, line: str, number: int) -> BatchRow:
         """The row on line *number*; an error in it becomes its problem."""
         digest = hashlib.sha256(line.encode()).hexdigest()[:16]
         try:

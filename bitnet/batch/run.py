@@ -14,7 +14,7 @@ from bitnet.runtime.request import Request
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from bitnet.batch.rows import Row
+    from bitnet.batch.rows import BatchRow
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.runtime.piece import TokenLogprob
     from bitnet.runtime.sequence import Sequence
@@ -23,8 +23,8 @@ __all__ = ["answers", "in_order"]
 
 
 def answers(
-    rows: Iterable[Row], model: LanguageModel, *, max_tokens: int = 128, max_batch: int = 8
-) -> Iterator[tuple[Row, dict[str, Any]]]:
+    rows: Iterable[BatchRow], model: LanguageModel, *, max_tokens: int = 128, max_batch: int = 8
+) -> Iterator[tuple[BatchRow, dict[str, Any]]]:
     """Yield *rows* with their answers, as they are finished.
 
     An error in a row becomes its answer, as ``error``; other rows are not affected.
@@ -37,7 +37,7 @@ def answers(
     """
     scheduler = model.scheduler(max_batch=max_batch)
     waiting, default = iter(rows), Request(max_tokens=max_tokens)
-    running: dict[Sequence, tuple[Row, list[Answer]]] = {}
+    running: dict[Sequence, tuple[BatchRow, list[Answer]]] = {}
     while True:
         while len(running) < max_batch and (row := next(waiting, None)) is not None:
             try:
@@ -70,10 +70,10 @@ def answers(
 
 
 def in_order(
-    rows: Iterable[Row], answered: Iterable[tuple[Row, dict[str, Any]]]
-) -> Iterator[tuple[Row, dict[str, Any]]]:
+    rows: Iterable[BatchRow], answered: Iterable[tuple[BatchRow, dict[str, Any]]]
+) -> Iterator[tuple[BatchRow, dict[str, Any]]]:
     """Results of *answered* in the order of *rows*; an answer waits for earlier ones."""
-    early: dict[str, tuple[Row, dict[str, Any]]] = {}
+    early: dict[str, tuple[BatchRow, dict[str, Any]]] = {}
     finished = iter(answered)
     for row in rows:
         while row.id not in early:
@@ -83,7 +83,7 @@ def in_order(
 
 
 def _facts(
-    row: Row, answers: list[Answer], error: Exception | None, model: LanguageModel
+    row: BatchRow, answers: list[Answer], error: Exception | None, model: LanguageModel
 ) -> dict[str, Any]:
     if error is not None:
         return {"error": getattr(error, "message", str(error))}

@@ -10,14 +10,14 @@ temporary slowdown of the machine affects all of them.
 from __future__ import annotations
 
 from bitnet.bench.machine import Machine, describe_machine
-from bitnet.bench.measure import Plan, Test, measure
+from bitnet.bench.measure import BenchPlan, Test, measure
 from bitnet.bench.report import Change, Measured, Report, Spread, changes, read_report, slowdown
 
 __all__ = [
+    "BenchPlan",
     "Change",
     "Machine",
     "Measured",
-    "Plan",
     "Report",
     "Spread",
     "Test",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.engine import Engine
     from bitnet.runtime.language_model import LanguageModel
 
-__all__ = ["Plan", "Test", "measure"]
+__all__ = ["BenchPlan", "Test", "measure"]
 
 MAX_TOKENS = 1 << 20
 WRITTEN_TOKENS = 64  # of the answer for which the tokenizer's share is measured
@@ -63,7 +63,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """The tests, repetitions and thread counts to measure."""
 
     tests: tuple[Test, ...]
@@ -71,7 +71,7 @@ class Plan:
     repetitions: int
 
     @classmethod
-    def of(cls, tests: str, thread_counts: str, repetitions: int, *, threads: int = 0) -> Plan:
+    def of(cls, tests: str, thread_counts: str, repetitions: int, *, threads: int = 0) -> BenchPlan:
         """A plan from comma-separated texts.
 
         Args:
@@ -104,7 +104,7 @@ class Plan:
 
 def measure(
     model: LanguageModel,
-    plan: Plan,
+    plan: BenchPlan,
     *,
     reload: Callable[[], LanguageModel],
     on_step: Callable[[str], None] = lambda _text: None,
@@ -161,7 +161,7 @@ def _check_context(engine: Engine, tests: Sequence[Test]) -> None:
 
 
 def _rates(
-    model: LanguageModel, plan: Plan, on_step: Callable[[str], None]
+    model: LanguageModel, plan: BenchPlan, on_step: Callable[[str], None]
 ) -> tuple[Measured, ...]:
     """Every test with every number of threads, in alternation; the first round is not counted."""
     longest = max(test.tokens for test in plan.tests)

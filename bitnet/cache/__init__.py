@@ -17,15 +17,15 @@ are never followed.
 
 from __future__ import annotations
 
-from bitnet.cache.check import Verdict, verify
+from bitnet.cache.check import EntryCheck, verify
 from bitnet.cache.entries import Entry, entries
-from bitnet.cache.prune import Plan, Selection, plan, prune, refuse_unless_cache
+from bitnet.cache.prune import Removal, Selection, plan, prune, refuse_unless_cache
 
 __all__ = [
     "Entry",
-    "Plan",
+    "EntryCheck",
+    "Removal",
     "Selection",
-    "Verdict",
     "entries",
     "plan",
     "prune",

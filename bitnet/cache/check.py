@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
     from bitnet.cache.entries import Entry
 
-__all__ = ["Verdict", "verify"]
+__all__ = ["EntryCheck", "verify"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class EntryCheck:
     """Result of checking one entry; *problem* is empty if it is intact."""
 
     entry: Entry
@@ -52,7 +52,7 @@ def verify(
     *,
     read_gguf: Callable[[Path], object] | None = None,
     expected: Mapping[str, str] | None = None,
-) -> Verdict:
+) -> EntryCheck:
     """Check the content of *entry* against its name.
 
     Args:
@@ -64,10 +64,10 @@ def verify(
     check = {".json": "JSON", ".gguf": "GGUF", ".screen": "screen"}.get(path.suffix, "file")
     try:
         if not path.stat().st_size:
-            return Verdict(entry, check, "the file is empty")
+            return EntryCheck(entry, check, "the file is empty")
         digest = (expected or {}).get(str(path))
         if digest and (found := sha256_of(path)) != digest:
-            return Verdict(entry, "SHA-256", f"expected {digest}, found {found}")
+            return EntryCheck(entry, "SHA-256", f"expected {digest}, found {found}")
         problem = ""
         if check == "JSON":
             problem = _json_problem(path)
@@ -76,8 +76,8 @@ def verify(
         elif check == "screen":
             problem = problem_of(path)
     except OSError as error:
-        return Verdict(entry, check, from_os_error(error, path).message)
-    return Verdict(entry, check, problem)
+        return EntryCheck(entry, check, from_os_error(error, path).message)
+    return EntryCheck(entry, check, problem)
 
 
 def _json_problem(path: Path) -> str:

@@ -26,7 +26,7 @@ from bitnet.store import Store, links
 from bitnet.store.tag import has_tag, is_marked, strange_names
 
 __all__ = [
-    "Plan",
+    "Removal",
     "Selection",
     "plan",
     "prune",
@@ -50,7 +50,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Removal:
     """Files to remove from *root*.
 
     Attributes:
@@ -94,7 +94,7 @@ class Plan:
         ]
 
 
-def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Plan:
+def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Removal:
     """Entries that *selection* would remove; nothing is removed yet.
 
     Raises:
@@ -127,7 +127,7 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Pla
         for entry in chosen
         if entry.path not in kept and (age_s is None or now_s - entry.last_used_s > age_s)
     ]
-    return Plan(
+    return Removal(
         root,
         remove=tuple(entry for entry in chosen if not entry.owner),
         busy=tuple(entry for entry in chosen if entry.owner),
@@ -203,7 +203,7 @@ def refuse_unless_cache(root: Path) -> None:
         )
 
 
-def prune(planned: Plan) -> Plan:
+def prune(planned: Removal) -> Removal:
     """Remove the planned entries; return those removed and those found to be busy.
 
     Entries that were locked or removed since the plan was made are skipped.
@@ -226,7 +226,7 @@ def prune(planned: Plan) -> Plan:
             _remove(planned.root, entry)
             removed.append(entry)
     Store(planned.root).verified.sweep()
-    return Plan(planned.root, tuple(removed), tuple(busy), planned.foreign)
+    return Removal(planned.root, tuple(removed), tuple(busy), planned.foreign)
 
 
 def _remove(root: Path, entry: Entry) -> None:

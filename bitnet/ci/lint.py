@@ -16,11 +16,11 @@ from bitnet.errors import NotFound
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["LINTERS", "Outcome", "lint"]
+__all__ = ["LINTERS", "LintResult", "lint"]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LintResult:
     """Result of one linter.
 
     Attributes:
@@ -48,7 +48,7 @@ class _Files:
     scripts: list[str]
 
 
-def lint(project: Path) -> list[Outcome]:
+def lint(project: Path) -> list[LintResult]:
     """Run every linter over the workflows, actions and scripts of *project*; works offline.
 
     Raises:
@@ -70,7 +70,7 @@ def lint(project: Path) -> list[Outcome]:
     for name, run in LINTERS.items():
         program = shutil.which(name, path=_path())
         said = "" if program is None else run(program, folder, files)
-        outcomes.append(Outcome(name, said, missing=program is None))
+        outcomes.append(LintResult(name, said, missing=program is None))
     return outcomes
 
 

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 from bitnet.convert.cost import Cost, measure
 from bitnet.convert.request import ENCODINGS, Request
-from bitnet.convert.run import Conversion, Plan, convert, plan_conversion
+from bitnet.convert.run import Conversion, ConversionPlan, convert, plan_conversion
 from bitnet.convert.tensors import Converted
 
 __all__ = [
     "ENCODINGS",
     "Conversion",
+    "ConversionPlan",
     "Converted",
     "Cost",
-    "Plan",
     "Request",
     "convert",
     "measure",

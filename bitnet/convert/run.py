@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from bitnet.findings import Finding
     from bitnet.formats.checkpoint import Checkpoint
 
-__all__ = ["Conversion", "Plan", "convert", "plan_conversion"]
+__all__ = ["Conversion", "ConversionPlan", "convert", "plan_conversion"]
 
 
 def _silent(_done: int, _total: int) -> None:
@@ -82,7 +82,7 @@ class Conversion:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ConversionPlan:
     """A planned conversion.
 
     Attributes:
@@ -150,7 +150,7 @@ class Plan:
         return Conversion(output, size, tuple(converted), self.warnings, ignored)
 
 
-def plan_conversion(source: Path, request: Request) -> Plan:
+def plan_conversion(source: Path, request: Request) -> ConversionPlan:
     """Plan for converting the model at *source*; no weights are read.
 
     Args:
@@ -176,7 +176,9 @@ def plan_conversion(source: Path, request: Request) -> Plan:
     jobs = tuple(job(weight, checkpoint, request) for weight in checkpoint.weights.values())
     keys = metadata(checkpoint, request)
     size = file_size(keys, [_new(one) for one in jobs])
-    return Plan(checkpoint, jobs, keys, size, tuple(differences(checkpoint, config, jobs)))
+    return ConversionPlan(
+        checkpoint, jobs, keys, size, tuple(differences(checkpoint, config, jobs))
+    )
 
 
 def convert(
@@ -195,7 +197,8 @@ def convert(
         on_progress: called with the bytes written so far and in total.
 
     Raises:
-        BitnetError: as :func:`plan_conversion`, :meth:`Plan.check` and :meth:`Plan.write`.
+        BitnetError: as :func:`plan_conversion`, :meth:`ConversionPlan.check` and
+            :meth:`ConversionPlan.write`.
     """
     refuse_existing(output)
     plan = plan_conversion(source, request)

@@ -24,21 +24,21 @@ from bitnet.settings import DRILL_ENTRY
 if TYPE_CHECKING:
     from requests import PreparedRequest, Response
 
-__all__ = ["Fault", "FaultyTransport", "parse_faults"]
+__all__ = ["FaultyTransport", "NetworkFault", "parse_faults"]
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3}
 _PAGE = b"<!DOCTYPE html><html><body>Please log in to use this network.</body></html>"
 
 
 @dataclass(frozen=True)
-class Fault:
+class NetworkFault:
     """One broken request: the fault, and the bytes of the body before it (None: at once)."""
 
     kind: str
     after_bytes: int | None = None
 
 
-def parse_faults(text: str) -> tuple[list[Fault], bool]:
+def parse_faults(text: str) -> tuple[list[NetworkFault], bool]:
     """The faults of a drill, and true if the last one repeats forever.
 
     Raises:
@@ -48,8 +48,8 @@ def parse_faults(text: str) -> tuple[list[Fault], bool]:
     if text.lower() in ("", "0", "false", "no", "off"):
         return [], False
     if text.lower() in ("1", "true", "yes", "on"):
-        return [Fault("reset")], True
-    faults: list[Fault] = []
+        return [NetworkFault("reset")], True
+    faults: list[NetworkFault] = []
     for entry in text.split(","):
         match = DRILL_ENTRY.fullmatch(entry.strip())
         if match is None:
@@ -58,7 +58,7 @@ def parse_faults(text: str) -> tuple[list[Fault], bool]:
                 hint="use 1, or a list such as timeout:2,503,reset@1MB,429:3,html",
             )
         after = int(match["size"]) * _UNITS[match["unit"].lower()] if match["size"] else None
-        faults += [Fault(match["kind"].lower(), after)] * int(match["times"] or 1)
+        faults += [NetworkFault(match["kind"].lower(), after)] * int(match["times"] or 1)
     return faults, False
 
 
@@ -84,7 +84,7 @@ class FaultyTransport(requests.adapters.HTTPAdapter):
             self._faults.appendleft(fault)  # keep it for a request with a body
         return response
 
-    def _broken(self, fault: Fault, request: PreparedRequest) -> Response:
+    def _broken(self, fault: NetworkFault, request: PreparedRequest) -> Response:
         if fault.kind == "timeout":
             raise requests.exceptions.ReadTimeout("simulated time-out", request=request)
         if fault.kind == "reset":
@@ -109,7 +109,7 @@ class FaultyTransport(requests.adapters.HTTPAdapter):
 class _BreakingBody:
     """A reply's body that ends in an error after some bytes; everything else is passed on."""
 
-    def __init__(self, raw: Any, fault: Fault) -> None:
+    def __init__(self, raw: Any, fault: NetworkFault) -> None:
         self._raw = raw
         self._fault = fault
         self._left = fault.after_bytes or 0

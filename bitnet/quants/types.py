@@ -72,13 +72,6 @@ class QuantType:
         """True if the weights are -1, 0 and +1 times a scale."""
         return self.name in _TERNARY
 
-    @property
-    def bits_per_weight(self) -> float:
-        """Bits per weight, without row and tensor scales."""
-        if self.name in ("I2_S", "TL1"):
-            return 2.0
-        return 5 / 3 if self.name == "TL2" else 8 * self.type_size / self.block_size
-
     def size_bytes(self, shape: Sequence[int]) -> int | None:
         """Bytes of a tensor of *shape* (rows first); ``None`` if *shape* cannot be encoded."""
         n = math.prod(shape)

@@ -42,11 +42,6 @@ class Ranges:
         """Number of bytes from the beginning without a gap."""
         return self._parts[0][1] if self._parts and self._parts[0][0] == 0 else 0
 
-    @property
-    def is_prefix(self) -> bool:
-        """True if the bytes are one range from the beginning, or none."""
-        return not self._parts or (len(self._parts) == 1 and self._parts[0][0] == 0)
-
     def missing(self, size: int) -> list[tuple[int, int]]:
         """Gaps in the first *size* bytes."""
         gaps: list[tuple[int, int]] = []

@@ -65,9 +65,11 @@ def bench(
 
     The table, or the report with --json, goes to stdout. Other work on the machine falsifies it.
     """
-    from bitnet.bench import Plan, changes, measure, read_report, slowdown
+    from bitnet.bench import BenchPlan, changes, measure, read_report, slowdown
 
-    plan = Plan.of(wanted.tests, wanted.thread_counts, wanted.repetitions, threads=model.threads)
+    plan = BenchPlan.of(
+        wanted.tests, wanted.thread_counts, wanted.repetitions, threads=model.threads
+    )
     before = read_report(Path(wanted.against)) if wanted.against else None
     running = open_model(model, common)
     found = measure(

@@ -13,7 +13,7 @@ from waiting import until
 from bitnet import locks
 from bitnet.batch.files import BatchFiles
 from bitnet.batch.options import BatchOptions
-from bitnet.batch.rows import Row
+from bitnet.batch.rows import BatchRow
 from bitnet.batch.run import answers, in_order
 from bitnet.errors import UsageError
 from bitnet.runtime.language_model import load
@@ -179,7 +179,7 @@ def test_answers_to_other_rows_are_not_mixed_with_these(tmp_path):
     with pytest.raises(UsageError, match="another row '1'"):
         BatchFiles(source, target)
     target.write_text("my diary\n")
-    with pytest.raises(UsageError, match="something else than answers"):
+    with pytest.raises(UsageError, match="something other than answers"):
         BatchFiles(source, target)
     assert target.read_text() == "my diary\n"
     source.write_text('{"id": 1, "prompt": "a"}\n{"id": 1, "prompt": "b"}\n')
@@ -282,7 +282,9 @@ def test_bad_options_are_refused(options):
 
 
 def test_the_digest_of_a_row_is_of_all_of_it():
-    assert Row.parse('{"prompt": "a"}', 1).digest != Row.parse('{"prompt": "b"}', 1).digest
+    assert (
+        BatchRow.parse('{"prompt": "a"}', 1).digest != BatchRow.parse('{"prompt": "b"}', 1).digest
+    )
 
 
 def test_rows_that_failed_are_named_and_have_an_exit_code_of_their_own(
@@ -328,7 +330,7 @@ def test_ordered_answers_are_in_the_order_of_the_rows(bitnet, model_path, tmp_pa
 
 
 def test_an_answer_that_is_early_waits_for_those_before_it():
-    rows = [Row(str(n), "") for n in range(4)]
+    rows = [BatchRow(str(n), "") for n in range(4)]
     finished = iter([(rows[n], {"n": n}) for n in (2, 0, 3, 1)])
     found = in_order(rows, finished)
     assert [facts["n"] for _, facts in found] == [0, 1, 2, 3]
@@ -346,7 +348,7 @@ def test_schemas_tools_and_log_probabilities_are_done(tmp_path):
         {"id": "wrong", "response_format": {"type": "xml"}, **ask},
         {"id": "both", "response_format": schema, "json_schema": {}, **ask},
     ]
-    parsed = [Row.parse(json.dumps(row), number) for number, row in enumerate(rows)]
+    parsed = [BatchRow.parse(json.dumps(row), number) for number, row in enumerate(rows)]
     with load(tool_gguf(tmp_path / "tools.gguf")) as model:
         found = {row.id: facts for row, facts in answers(parsed, model)}
     assert json.loads(found["schema"]["text"]) == {"a": 1}

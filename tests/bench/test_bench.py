@@ -9,9 +9,9 @@ from tiny_models import tiny_gguf
 import bitnet
 from bitnet import native
 from bitnet.bench import (
+    BenchPlan,
     Machine,
     Measured,
-    Plan,
     Report,
     Spread,
     changes,
@@ -118,16 +118,16 @@ def test_other_files_are_no_reports(tmp_path):
 
 @pytest.mark.skipif(native.module() is None, reason="the compiled module has the threads")
 def test_a_plan_measures_with_one_thread_and_with_all():
-    plan = Plan.of("pp8,tg4,pp8", "", 3, threads=4)
+    plan = BenchPlan.of("pp8,tg4,pp8", "", 3, threads=4)
     assert [test.name for test in plan.tests] == ["pp8", "tg4"]
     assert plan.threads == (1, 4)
-    assert Plan.of("pp8", "", 1, threads=1).threads == (1,)
-    assert Plan.of("pp8", "3,1,3", 1, threads=4).threads == (3, 1)
+    assert BenchPlan.of("pp8", "", 1, threads=1).threads == (1,)
+    assert BenchPlan.of("pp8", "3,1,3", 1, threads=4).threads == (3, 1)
 
 
 def test_numpy_has_threads_of_its_own(monkeypatch):
     monkeypatch.setenv("BITNET_BACKEND", "reference")
-    assert Plan.of("pp8", "1,2", 1).threads == (0,)
+    assert BenchPlan.of("pp8", "1,2", 1).threads == (0,)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_numpy_has_threads_of_its_own(monkeypatch):
 )
 def test_a_plan_that_makes_no_sense_is_refused(tests, counts, repetitions):
     with pytest.raises(UsageError):
-        Plan.of(tests, counts, repetitions)
+        BenchPlan.of(tests, counts, repetitions)
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def tiny(tmp_path):
 
 
 def test_every_test_is_timed_as_often_as_asked_for(tiny):
-    plan = Plan.of("pp16,tg5", "1", 3)
+    plan = BenchPlan.of("pp16,tg5", "1", 3)
     report = measure(bitnet.load(tiny), plan, reload=lambda: bitnet.load(tiny))
     assert [one.test for one in report.results] == ["pp16", "tg5"]
     assert [len(one.tokens_per_s.samples) for one in report.results] == [3, 3]
@@ -168,4 +168,6 @@ def test_every_test_is_timed_as_often_as_asked_for(tiny):
 
 def test_a_context_too_short_for_a_test_is_an_error(tiny):
     with pytest.raises(BenchmarkError, match="tg64 needs 65 positions, the context holds 64"):
-        measure(bitnet.load(tiny), Plan.of("pp8,tg64", "", 1), reload=lambda: bitnet.load(tiny))
+        measure(
+            bitnet.load(tiny), BenchPlan.of("pp8,tg64", "", 1), reload=lambda: bitnet.load(tiny)
+        )

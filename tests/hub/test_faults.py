@@ -1,7 +1,7 @@
 import pytest
 
 from bitnet.errors import UsageError
-from bitnet.hub.faults import Fault, parse_faults
+from bitnet.hub.faults import NetworkFault, parse_faults
 
 
 @pytest.mark.parametrize(
@@ -9,11 +9,11 @@ from bitnet.hub.faults import Fault, parse_faults
     [
         ("", []),
         ("0", []),
-        ("503", [Fault("503")]),
-        ("timeout:2", [Fault("timeout"), Fault("timeout")]),
-        ("reset@1MB, 429:1", [Fault("reset", 1_000_000), Fault("429")]),
-        ("timeout@20k", [Fault("timeout", 20_000)]),
-        ("RESET@7b,html", [Fault("reset", 7), Fault("html")]),
+        ("503", [NetworkFault("503")]),
+        ("timeout:2", [NetworkFault("timeout"), NetworkFault("timeout")]),
+        ("reset@1MB, 429:1", [NetworkFault("reset", 1_000_000), NetworkFault("429")]),
+        ("timeout@20k", [NetworkFault("timeout", 20_000)]),
+        ("RESET@7b,html", [NetworkFault("reset", 7), NetworkFault("html")]),
     ],
 )
 def test_a_drill_is_a_list_of_faults(text, faults):
@@ -21,7 +21,7 @@ def test_a_drill_is_a_list_of_faults(text, faults):
 
 
 def test_1_breaks_for_ever():
-    assert parse_faults("1") == ([Fault("reset")], True)
+    assert parse_faults("1") == ([NetworkFault("reset")], True)
 
 
 @pytest.mark.parametrize(

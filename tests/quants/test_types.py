@@ -103,5 +103,3 @@ def test_names_and_ternary_types():
     assert by_name("i2_s").is_ternary
     assert not by_name("q4_k").is_ternary
     assert by_name("nothing") is None
-    assert by_name("I2_S").bits_per_weight == 2.0
-    assert by_name("Q4_0").bits_per_weight == 4.5
