@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import struct
 import sys
 import time
@@ -23,6 +24,12 @@ from pathlib import Path
 
 FIRST_ID = 100  # ids FIRST_ID, FIRST_ID + 1 ... are ordinary tokens of every vocabulary in use
 IDS = 1000
+# Names of 2024, which bitnet.cpp has.
+OLDER = {
+    "llama_model_load_from_file": "llama_load_model_from_file",
+    "llama_init_from_model": "llama_new_context_with_model",
+}
+STACK = 256 << 20  # bytes; bitnet.cpp keeps the results of a product there
 BATCH = 512  # of llama.cpp and its forks, their default of n_ubatch
 
 
@@ -48,6 +55,9 @@ class Llama:
 
     def __init__(self, library, path, threads, context):
         c = self.c = ctypes.CDLL(library)
+        for name, older in OLDER.items():
+            if not hasattr(c, name):
+                setattr(c, name, getattr(c, older))
         c.llama_model_default_params.restype = c.llama_context_default_params.restype = Params
         c.llama_model_load_from_file.argtypes = (ctypes.c_char_p, Params)
         c.llama_init_from_model.argtypes = (ctypes.c_void_p, Params)
@@ -191,8 +201,19 @@ def peak_mb():
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
 
+def raise_stack():
+    """Begin anew with a stack of :data:`STACK` bytes, which threads get as they are started."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    infinite = resource.RLIM_INFINITY
+    if soft != infinite and soft < STACK and (hard == infinite or hard >= STACK):
+        resource.setrlimit(resource.RLIMIT_STACK, (STACK, hard))
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
 def main():
     """Load, say so, then do what the lines say."""
+    if "/" in sys.argv[1]:
+        raise_stack()
     engine, path, threads, context = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print to stdout

@@ -27,8 +27,33 @@ from bitnet.quants.ternary import Ternary
 
 ALIGNMENT = 32
 LAYERS = 30
-FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "F16": 1}
-PACKERS = {"I2_S": i2_s.pack_i2_s, "TQ1_0": tq.pack_tq1_0, "TQ2_0": tq.pack_tq2_0}
+FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "F16": 1, "Q4_0": 2, "Q8_0": 7}
+
+
+def pack_q8_0(ternary):
+    """Blocks of 32 weights, which are their codes, behind a scale."""
+    codes = ternary.codes.reshape(-1, 32)
+    return _behind_scales(ternary, codes.view(np.uint8))
+
+
+def pack_q4_0(ternary):
+    """The same with half a byte a weight: code + 8, the second half of a block on top."""
+    codes = (ternary.codes.reshape(-1, 2, 16) + np.int8(8)).astype(np.uint8)
+    return _behind_scales(ternary, codes[:, 0] | (codes[:, 1] << 4))
+
+
+def _behind_scales(ternary, codes):
+    scales = np.full((len(codes), 1), ternary.scales.item(), "<f2").view(np.uint8)
+    return np.concatenate([scales, codes], axis=1).reshape(-1)
+
+
+PACKERS = {
+    "I2_S": i2_s.pack_i2_s,
+    "TQ1_0": tq.pack_tq1_0,
+    "TQ2_0": tq.pack_tq2_0,
+    "Q4_0": pack_q4_0,
+    "Q8_0": pack_q8_0,
+}
 CHUNK_ROWS = 4096  # of the embedding
 CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize + ': ' + message['content'] "

@@ -1,14 +1,15 @@
 """BitNet b1.58 2B-4T's shape: this project beside every engine that runs ternary models.
 
-    python benchmarks/ternary.py MODEL [--tq2-0 FILE] [--peer-python PYTHON] [--work FOLDER]
+    python benchmarks/ternary.py MODEL [--llama FILE ...] [--peer-python PYTHON] [--work FOLDER]
         [--tests pp128,pp512,tg128] [--threads 1,2] [--only REGEX] [--json FILE] [--table FILE]
 
 MODEL is an I2_S file of synthetic.py. ik_llama.cpp reads it wrongly, so its own converter turns it
 into IQ2_BN and IQ2_BN_R4 first: with the head in f16, as exact as ours, and with a head of four
-bits. llama.cpp runs TQ2_0 (synthetic.py --type TQ2_0 --architecture bitnet), with another graph of
-about the same cost: speed only. All engines run in one run, in processes of their own, and take
-turns test by test, after a short one that does not count. Measurements are added to those in
---json FILE, so a run can be made in pieces.
+bits. llama.cpp runs the TQ2_0, Q4_0 and Q8_0 of synthetic.py (--type TQ2_0 --architecture bitnet),
+named by --llama, with another graph of about the same cost: speed only. bitnet.cpp, a build that
+BITNET_CPP_DIR names, runs MODEL as it is. All engines run in one run, in processes of their own,
+and take turns test by test, after a short one that does not count. Measurements are added to those
+in --json FILE, so a run can be made in pieces.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from pathlib import Path
 from runtime import Engine, present
 
 from bitnet.bench.machine import describe_machine
+from bitnet.crossval.own_build import bitnet_cpp_library
+from bitnet.formats.containers import open_checkpoint
 
 # What ik_llama.cpp's converter makes of the model: name, type, type of the head.
 CONVERSIONS = (
@@ -67,9 +70,17 @@ def contestants(options):
         for label, kind, head in CONVERSIONS:
             path = converted(options.model, kind, head, python=python, work=options.work)
             found[label] = (engine, python, path)
-    if "llama.cpp" in engines and options.tq2_0:
+    if "llama.cpp" in engines:
         python, engine = engines["llama.cpp"]
-        found["llama.cpp TQ2_0, f16 head"] = (engine, python, options.tq2_0)
+        for path in options.llama:
+            weights = open_checkpoint(path).weights
+            kind = weights["blk.0.attn_q.weight"].quant.name
+            found[f"llama.cpp {kind}, f16 head"] = (engine, python, path)
+    built = bitnet_cpp_library()
+    if built:
+        found["bitnet.cpp I2_S, f16 head"] = (str(built), sys.executable, options.model)
+    else:
+        absent.append("bitnet.cpp")
     return found, absent
 
 
@@ -139,7 +150,9 @@ def main():
     """Measure, add to what is there, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", type=Path)
-    parser.add_argument("--tq2-0", type=Path, help="the model for llama.cpp")
+    parser.add_argument(
+        "--llama", type=Path, action="append", default=[], help="a model for llama.cpp"
+    )
     parser.add_argument("--peer-python", default="", help="interpreter that has the peers")
     parser.add_argument("--work", type=Path, default=Path(), help="folder for conversions")
     parser.add_argument("--tests", default="pp128,pp512,tg128")

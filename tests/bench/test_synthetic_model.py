@@ -46,7 +46,7 @@ def written(script, tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize("kind", ["I2_S", "TQ1_0", "TQ2_0", "F16"])
+@pytest.mark.parametrize("kind", ["I2_S", "TQ1_0", "TQ2_0", "F16", "Q4_0", "Q8_0"])
 def test_the_model_is_complete_and_runs(written, kind):
     model = load_model(written(kind), ops=ReferenceOps())
     pieces = list(Engine(model, context=16).generate([3, 4, 5], Request(max_tokens=4)))
@@ -54,7 +54,7 @@ def test_the_model_is_complete_and_runs(written, kind):
 
 
 def test_files_of_all_encodings_hold_the_same_weights(written):
-    checkpoints = [written(kind) for kind in ("F16", "I2_S", "TQ1_0", "TQ2_0")]
+    checkpoints = [written(kind) for kind in ("F16", "I2_S", "TQ1_0", "TQ2_0", "Q4_0", "Q8_0")]
     name = "blk.1.ffn_down.weight"
     values = [registry.dequantize(each.weights[name]) for each in checkpoints]
     assert len(np.unique(values[0])) == 3
