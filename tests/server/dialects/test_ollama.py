@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from bitnet_embeddings import folder
 from server_process import listening
 from tiny_models import tiny_gguf
 from tool_models import CITIES, WEATHER
@@ -127,6 +128,18 @@ def test_a_text_that_is_cut_keeps_the_end_token_that_is_pooled(tmp_path):
         assert reply["embeddings"] == model.embed([whole]).tolist()
         assert reply["embeddings"] != model.embed([ids[: model.context]]).tolist()
     assert reply["prompt_eval_count"] == model.context
+
+
+def test_texts_get_the_models_default_prompt(tmp_path):
+    path = folder(tmp_path / "model", "qwen3")
+    said = {"prompts": {"query": "ab", "plain": ""}, "default_prompt_name": "query"}
+    (path / "config_sentence_transformers.json").write_text(json.dumps(said))
+    with listening(path, name="vectors") as worker, load(path) as model:
+        body = {"model": "vectors", "input": ["c", "abc"]}
+        rows = worker.post("/api/embed", body).json()["embeddings"]
+        expected = [model.embed(text, prompt_name="plain")[0] for text in ("abc", "ababc")]
+    for row, vector in zip(rows, expected, strict=True):
+        assert row == pytest.approx(vector.tolist(), abs=1e-5)
 
 
 def test_the_model_is_listed_and_described(client, worker, path):

@@ -4,6 +4,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from server_process import serving_all, source_of
 from waiting import PATIENCE_S, until
 
 from bitnet.runtime.scheduler import Scheduler
@@ -255,18 +256,21 @@ def test_the_model_that_is_picked_is_asked(serving, person):
     person.expect(person.page.locator("article.assistant h2")).to_have_text("some-model")
 
 
-def test_of_several_models_the_one_that_is_picked_is_asked_also_after_a_reload(worker, person):
-    several = {"data": [{"id": "tiny"}, {"id": "other"}]}
-    person.page.route("**/v1/models", lambda route: route.fulfill(json=several))
-    person.goes_to(worker.address)
-    picker = person.page.get_by_role("combobox", name="Model")
-    person.expect(picker).to_have_value("tiny")
-    picker.select_option("other")
-    person.reloads()
-    person.expect(picker).to_have_value("other")
-    person.says("abc")
-    assert person.sent[-1]["model"] == "other"
-    person.expect(person.page.get_by_role("alert")).to_contain_text("no model 'other'")
+def test_of_several_models_the_one_that_is_picked_answers_also_after_a_reload(model_path, person):
+    sources = [source_of(model_path, name) for name in ("tiny", "other")]
+    with serving_all(sources, loaded=False) as worker:
+        person.goes_to(worker.address)
+        picker = person.page.get_by_role("combobox", name="Model")
+        person.expect(picker.get_by_role("option")).to_have_text(["tiny", "other"])
+        person.expect(picker).to_have_value("tiny")
+        picker.select_option("other")
+        person.reloads()
+        person.expect(picker).to_have_value("other")
+        person.says("abc")
+        assert person.sent[-1]["model"] == "other"
+        person.expect(person.page.locator("article.assistant h2")).to_have_text("other")
+        states = worker.http.get("/health/ready").json()["models"]
+        assert states == {"tiny": "unloaded", "other": "loaded"}
 
 
 def test_a_worker_that_was_started_with_another_model_is_asked_for_its_models(worker, person):
