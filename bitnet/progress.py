@@ -86,7 +86,7 @@ class Progress:
                 unit_scale=True,
                 file=self._stream,
                 **_width(self._stream),
-                leave=True,
+                leave=False,
             )
 
     def __enter__(self) -> Progress:
@@ -133,6 +133,7 @@ class Progress:
     def close(self, *, failed: bool = False) -> None:
         """End the display; in JSON mode with a last event, in a log with a last line."""
         if self._bar is not None:
+            self._bar.refresh()  # the end is seen, and then goes
             self._bar.close()
         elif self._mode == "json":
             self._event("failed" if failed else "done")

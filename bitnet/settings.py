@@ -416,6 +416,11 @@ def as_set(setting: Setting[Any]) -> str | None:
     return None
 
 
+def dumb_terminal() -> bool:
+    """Whether the terminal says that it knows no escapes."""
+    return os.environ.get("TERM") == "dumb"
+
+
 def cache_dir() -> Path:
     """The cache folder that holds now; it need not exist.
 

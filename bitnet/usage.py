@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import shutil
 import textwrap
 from itertools import groupby
@@ -51,8 +52,10 @@ def command_help(name: str, command: Task) -> Iterator[str]:
     options = [entry for entry in command.get_arguments() if isinstance(entry, Option)]
     words = ["[--options]", *(option.in_usage() for option in options if option.positional)]
     yield from (" ".join([f"Usage: bitnet {name}", *words]), "")
-    for line in (command.__doc__ or "").strip().splitlines():
-        yield line.removeprefix("    ")
+    paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
+    for at, paragraph in enumerate(paragraphs):
+        yield from ("",) * bool(at)
+        yield from _wrapped(" ".join(paragraph.splitlines()), 0)
     yield from ("", "Example:", *(f"  {line}" for line in command.example.splitlines()))
     by_section: dict[str, list[Option]] = {}
     for option in options:

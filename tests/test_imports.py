@@ -24,6 +24,7 @@ LAYERS = [
         "native",
         "files",
         "terminal",
+        "tables",
         "findings",
         "forks",
         "sources",
@@ -57,6 +58,7 @@ LAYERS = [
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
 WITHIN_LAYER = {
     ("cores", "settings"),
+    ("tables", "settings"),
     ("logs", "settings"),
     ("native", "settings"),
     ("options", "arguments"),

@@ -24,6 +24,7 @@ from bitnet.options import option, parse_duration
 from bitnet.progress import human_size
 from bitnet.store import Store, links
 from bitnet.store.tag import has_tag, is_marked, strange_names
+from bitnet.tables import counted
 
 __all__ = [
     "Removal",
@@ -90,7 +91,7 @@ class Removal:
             *(f"{verb} {e.path} ({e.kind}, {human_size(e.size_bytes)})" for e in self.remove),
             *(f"left alone: {e.path} (in use by {e.owner})" for e in self.busy),
             *(f"left alone: {e.path} (nothing shows that it is ours)" for e in self.foreign),
-            f"{verb} {len(self.remove)} files, {human_size(self.size_bytes)} in all",
+            f"{verb} {counted(len(self.remove), 'file')}, {human_size(self.size_bytes)} in all",
         ]
 
 

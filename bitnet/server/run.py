@@ -142,11 +142,18 @@ def _serve(
     narrate.plain(f"HTTP server listening on {address}")
     try:
         at = f"{'https' if server.config.is_ssl else 'http'}://{address}"
-        threading.Thread(target=ready, args=(at,), daemon=True).start()
+        threading.Thread(target=_open, args=(ready, narrate, at), daemon=True).start()
         server.run(sockets=[listening])
     finally:
         server.models.stop()
         listening.close()
+
+
+def _open(ready: Callable[[str], None], narrate: Narrator, at: str) -> None:
+    """Tell that the worker at the address *at* is ready; what to open is the last line."""
+    ready(at)
+    here = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    narrate.plain(f"open {here}")
 
 
 def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:

@@ -10,6 +10,7 @@ from invoke.exceptions import Exit
 from bitnet.errors import UsageError
 from bitnet.options import option
 from bitnet.runtime.options import ModelOptions
+from bitnet.tables import LiveLine
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.tasks.running import load_again, open_model, say
@@ -72,12 +73,13 @@ def bench(
     )
     before = read_report(Path(wanted.against)) if wanted.against else None
     running = open_model(model, common)
-    found = measure(
-        running,
-        plan,
-        reload=lambda: load_again(running, model, common),
-        on_step=(lambda _text: None) if common.output.no_progress else say,
-    )
+    with LiveLine() as line:
+        found = measure(
+            running,
+            plan,
+            reload=lambda: load_again(running, model, common),
+            on_step=(lambda _text: None) if common.output.no_progress else line.tell,
+        )
     compared = changes(before, found) if before else []
     _show(found, before, compared, in_json=common.output.json)
     limit = wanted.max_slowdown

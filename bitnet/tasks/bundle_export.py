@@ -49,6 +49,7 @@ def bundle_export(
     from bitnet.plan import fits_in_memory
     from bitnet.progress import Progress, human_size
     from bitnet.store.bundle import write_bundle
+    from bitnet.tables import counted
 
     context = Context(FetchOptions(offline=True), cache, shown)
     chosen = Chosen(context.project())
@@ -78,7 +79,7 @@ def bundle_export(
     with Progress(target.name, mode=shown.progress) as bar:
         digest = write_bundle(contents, target, force=force, report=bar.reach)
     size = target.stat().st_size
-    print(f"✓ {len(contents.blobs)} files, {human_size(size)}", file=sys.stderr)
+    print(f"✓ {counted(len(contents.blobs), 'file')}, {human_size(size)}", file=sys.stderr)
     facts = {
         "path": output,
         "size": size,

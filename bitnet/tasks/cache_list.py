@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bitnet.options import CacheOptions
+from bitnet.tables import counted, short, table
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
@@ -21,19 +22,27 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
         facts = [entry.facts() for entry in found]
         print(as_json({"root": str(cache.root), "size_bytes": total, "entries": facts}))
         return
-    for entry in found:
-        age = human_time(time.time() - entry.last_used_s)
-        busy = f"  (in use by {entry.owner})" if entry.owner else ""
-        print(
-            f"{human_size(entry.size_bytes):>9}  {age:>7}  {entry.kind:<11}  {entry.key}  "
-            f"{entry.path}{_links(entry)}{busy}"
+    head = ("size", "last used", "kind", "key", "path", "note")
+    rows = [
+        (
+            human_size(entry.size_bytes),
+            human_time(time.time() - entry.last_used_s),
+            entry.kind,
+            "/".join(map(short, entry.key.split("/"))),
+            str(entry.path),
+            _note(entry),
         )
-    print(f"{len(found)} files, {human_size(total)} in {cache.root}")
+        for entry in found
+    ]
+    if rows:
+        print(*table(head, rows, shrink=(4, 3, 5), right=(0, 1)), sep="\n")
+    print(f"{counted(len(found), 'file')}, {human_size(total)} in {cache.root}")
 
 
-def _links(entry):
-    """Under how many other names a file of the store is in use, as far as that is known."""
+def _note(entry):
+    """Who uses a file, and under how many other names, as far as that is known."""
+    busy = [f"in use by {entry.owner}"] if entry.owner else []
     if not entry.is_stored:
-        return "  (a link)" if entry.links > 1 else ""
+        return ", ".join([*busy, *["a link"] * (entry.links > 1)])
     others = max(entry.links - 1, len(entry.users))
-    return f"  ({others} links)" if others else "  (unreferenced)"
+    return ", ".join([*busy, counted(others, "link") if others else "unreferenced"])

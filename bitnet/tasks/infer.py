@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import asdict, replace
 
 from bitnet.errors import UsageError
@@ -52,6 +53,12 @@ def infer(
                 running.config.vocab_size,
             )
         answer_once(running, replace(prompt, prompt=text, prompt_file=""), wanted, common.output)
+        if running.tokenizer.chat_template and not prompt.chat and _is_read_by_a_person(common):
+            say("Note: this model answers messages; --chat takes the text as one")
+
+
+def _is_read_by_a_person(common):
+    return sys.stdout.isatty() and not (common.output.json or common.output.no_warnings)
 
 
 def answer_once(running, prompt, wanted, output):

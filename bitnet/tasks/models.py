@@ -59,12 +59,14 @@ def _facts(model, machine):
 def _lines(rows):
     """*rows* as a table."""
     from bitnet.progress import human_size
+    from bitnet.tables import table
 
     yes = {True: "yes", False: "no", None: "?"}
-    table = [("name", "here", "size", "family", "runs here", "licence")]
+    head = ("name", "here", "size", "family", "runs here", "licence")
+    cells = []
     for row in rows:
         size = row["size_bytes"]
-        table.append(
+        cells.append(
             (
                 row["name"],
                 yes[row["here"]],
@@ -74,7 +76,4 @@ def _lines(rows):
                 row["licence"] or "?",
             )
         )
-    widths = [max(len(line[column]) for line in table) for column in range(5)]
-    for line in table:
-        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
-        yield "  ".join([*cells, line[5]])
+    yield from table(head, cells, shrink=(4, 5, 0), right=(2,))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TextIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from bitnet import settings, terminal
+from bitnet import terminal
 from bitnet.errors import UsageError
+from bitnet.tables import coloured
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
@@ -104,7 +105,7 @@ def _show(tokenizer: Tokenizer, text: str, spans: list[TokenSpan], *, as_facts: 
     cells = [(f"{s.id}", f"{s.start}-{s.stop}", repr(part), repr(own)) for s, part, own in rows]
     heading = ("id", "characters", "text", "spelling")
     widths = [max(map(len, column)) for column in zip(heading, *cells, strict=True)]
-    colours = _COLOURS if _coloured(sys.stdout) else ("", "")
+    colours = _COLOURS if coloured(sys.stdout) else ("", "")
     plain = _PLAIN if colours[0] else ""
 
     def line(row: tuple[str, ...], colour: str = "") -> str:
@@ -116,11 +117,3 @@ def _show(tokenizer: Tokenizer, text: str, spans: list[TokenSpan], *, as_facts: 
     print(line(heading))
     for i, row in enumerate(cells):
         print(line(row, colours[i % 2]))
-
-
-def _coloured(stream: TextIO) -> bool:
-    return _is_terminal(stream) and not settings.no_color()
-
-
-def _is_terminal(stream: TextIO) -> bool:
-    return stream.isatty()

@@ -48,7 +48,7 @@ def test_list_shows_files_and_their_total(run, cache):
     code, out, _ = run("cache.list")
     assert code == 0
     assert str(cache / "tokenizers/gpt2-50k/tokenizer.json") in out
-    assert out.splitlines()[-1] == f"1 files, 13 B in {cache}"
+    assert out.splitlines()[-1] == f"1 file, 13 B in {cache}"
 
 
 def test_list_as_json(run, cache):

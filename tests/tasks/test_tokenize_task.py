@@ -71,7 +71,8 @@ def test_special_tokens_can_be_text(tokenizer, bitnet):
 def test_colours_are_for_terminals_that_want_them(tokenizer, bitnet, monkeypatch):
     words = ("tokenize", tokenizer, "the fox", "--pieces")
     assert "\x1b" not in bitnet(*words).out
-    monkeypatch.setattr("bitnet.tasks.tokenize._is_terminal", lambda stream: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     coloured = bitnet(*words).out
     assert "\x1b[33m'the'\x1b[0m" in coloured
     monkeypatch.setenv("NO_COLOR", "1")

@@ -1,0 +1,84 @@
+"""What commands show on terminals of 80 and 120 columns, and that a pipe gets none of it."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_models import tiny_gguf
+
+pytest.importorskip("pty")
+from terminals import OnTerminal
+
+BITNET = [Path(sys.executable).parent / "bitnet"]
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+DIGEST = re.compile(r"[0-9a-f]{64}")
+TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
+SIZES = [(80, 24), (120, 40)]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder with a chat model, and a cache in which its tokenizer lies compiled."""
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", f"{BITNET[0].parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    tiny_gguf(tmp_path / "chats.gguf", **{"tokenizer.chat_template": TEMPLATE})
+    subprocess.run([*BITNET, "tokenize", "chats.gguf", "a"], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def shown(place, *words, columns=80, lines=24, **environment):
+    run = OnTerminal([*BITNET, *words], folder=place, columns=columns, lines=lines, **environment)
+    assert run.end() == 0, run.shown
+    return run.shown
+
+
+@pytest.mark.parametrize(("columns", "lines"), SIZES)
+@pytest.mark.parametrize("words", ["models", "cache list", "--help", "infer --help"])
+def test_nothing_is_wider_than_the_terminal(place, words, columns, lines):
+    text = ESCAPE.sub("", shown(place, *words.split(), columns=columns, lines=lines))
+    lines = [line for line in text.splitlines() if f" in {place}" not in line]  # a path is whole
+    assert 40 < max(map(len, lines)) <= columns
+
+
+@pytest.mark.parametrize("words", [("models",), ("cache", "list")])
+def test_a_heading_is_bold_where_colours_are_wanted(place, words):
+    assert "\x1b[1m" in shown(place, *words)
+    assert "\x1b" not in shown(place, *words, NO_COLOR="1")
+    assert "\x1b" not in shown(place, *words, TERM="dumb")
+
+
+@pytest.mark.parametrize("words", [("models",), ("cache", "list"), ("cache", "list", "--json")])
+def test_a_pipe_gets_everything_and_no_escapes(place, words):
+    done = subprocess.run([*BITNET, *words], cwd=place, capture_output=True, check=True)
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert "…/" not in done.stdout.decode()
+
+
+def test_a_digest_is_short_in_the_table_and_whole_as_json(place):
+    as_text = ESCAPE.sub("", shown(place, "cache", "list"))
+    assert "last used" in as_text
+    assert DIGEST.search(as_text) is None
+    assert DIGEST.search(shown(place, "cache", "list", "--json"))
+
+
+def test_one_file_is_one_file(place):
+    assert "would remove 1 file," in shown(place, "cache", "clean", "--dry-run")
+
+
+def test_a_model_that_could_chat_says_how_to(place):
+    words = ("infer", "chats.gguf", "--prompt", "a", "--max-tokens", "1")
+    assert "--chat" in shown(place, *words)
+    assert "Note: this model" not in shown(place, *words, "--chat")
+    assert "Note: this model" not in shown(place, *words, "--json")
+
+
+def test_steps_of_a_measurement_share_a_line_that_is_gone_at_the_end(place):
+    words = ("bench", "chats.gguf", "--tests", "pp4", "--repetitions", "2", "--thread-counts", "1")
+    text = shown(place, *words)
+    assert "\rwarm-up\x1b[K" in text
+    assert "\r\x1b[K" in text
+    assert not re.search(r"warm-up[^\r]*\n", text)
