@@ -98,7 +98,7 @@ def _metrics(summary: Summary) -> list[str]:
         both = f"{_kl(summary.exact_to_ours)}, {_kl(summary.exact_to_reference)}"
         rows.append(("mean KL from float64 to ours, to the reference", both))
         rows.append(("closer to float64", summary.closer_to_float64))
-    return ["| metric | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
+    return ["| figure | |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
 
 
 def _worst(evidence: Evidence) -> list[str]:

@@ -74,7 +74,7 @@ def _command(name: str, command: object) -> _Command:
 
 
 def _values(option: Option) -> tuple[str, ...] | None:
-    """What can be a value of *option*; ``None`` where it takes no value."""
+    """Possible values of *option*; ``None`` where it takes no value."""
     if not option.takes_value:
         return None
     if option.choices:
