@@ -202,7 +202,7 @@ def peak_mb():
 
 
 def raise_stack():
-    """Begin anew with a stack of :data:`STACK` bytes, which threads get as they are started."""
+    """Begin again with a stack of :data:`STACK` bytes, which threads get as they are started."""
     soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
     infinite = resource.RLIM_INFINITY
     if soft != infinite and soft < STACK and (hard == infinite or hard >= STACK):

@@ -417,7 +417,7 @@ def as_set(setting: Setting[Any]) -> str | None:
 
 
 def dumb_terminal() -> bool:
-    """Whether the terminal says that it knows no escapes."""
+    """True if the terminal says that it knows no escapes."""
     return os.environ.get("TERM") == "dumb"
 
 

@@ -35,7 +35,7 @@ def short(name: str) -> str:
 
 
 def coloured(stream: TextIO) -> bool:
-    """Whether *stream* is a terminal that takes colours, and they are wanted."""
+    """True if *stream* is a terminal that takes colours and they are enabled."""
     return stream.isatty() and not settings.no_color() and not settings.dumb_terminal()
 
 

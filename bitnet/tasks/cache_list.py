@@ -40,7 +40,7 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
 
 
 def _note(entry):
-    """Who uses a file, and under how many other names, as far as that is known."""
+    """Known users of a file, and under how many other names, as far as that is known."""
     busy = [f"in use by {entry.owner}"] if entry.owner else []
     if not entry.is_stored:
         return ", ".join([*busy, *["a link"] * (entry.links > 1)])
