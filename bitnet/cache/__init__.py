@@ -14,21 +14,3 @@ There is no index: the folder itself is the truth, and any file or folder in it 
 any time without losing anything but speed. Files outside these folders are never touched; links
 are never followed.
 """
-
-from __future__ import annotations
-
-from bitnet.cache.check import EntryCheck, verify
-from bitnet.cache.entries import Entry, entries
-from bitnet.cache.prune import Removal, Selection, plan, prune, refuse_unless_cache
-
-__all__ = [
-    "Entry",
-    "EntryCheck",
-    "Removal",
-    "Selection",
-    "entries",
-    "plan",
-    "prune",
-    "refuse_unless_cache",
-    "verify",
-]

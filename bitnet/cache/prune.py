@@ -12,6 +12,7 @@ from typing import Any
 
 from bitnet import settings
 from bitnet.cache.entries import Entry, entries, locks_for
+from bitnet.cache.selection import Selection
 from bitnet.errors import (
     BitnetError,
     CacheBusy,
@@ -20,7 +21,7 @@ from bitnet.errors import (
     UsageError,
     from_os_error,
 )
-from bitnet.options import option, parse_duration
+from bitnet.options import parse_duration
 from bitnet.progress import human_size
 from bitnet.store import Store, links
 from bitnet.store.tag import has_tag, is_marked, strange_names
@@ -28,26 +29,11 @@ from bitnet.tables import counted
 
 __all__ = [
     "Removal",
-    "Selection",
     "plan",
     "prune",
     "refuse_unless_cache",
     "space_hint",
 ]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Entries that ``clean-cache`` removes; without options, all but the models."""
-
-    older_than: str = option(
-        "", "only what was not used for this long: 30d, 12h, 2w", metavar="AGE"
-    )
-    keep: int = option(0, "never remove the N most recently used files", metavar="N")
-    key: str = option("", "only this entry, as cache.list names it", metavar="KEY")
-    tokenizers_only: bool = option(False, "leave everything but tokenizers alone")
-    models: bool = option(False, "also remove downloaded models")
-    unreferenced: bool = option(False, "of the store, only what no project has a link to")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from bitnet.arguments import check_type
 from bitnet.errors import UsageError
 from bitnet.options import check_bounds, option
 from bitnet.runtime.options import MAX_LOGPROBS, MAX_LOOKUP, SamplingParams
-from bitnet.runtime.tools import read_tools
 
 if TYPE_CHECKING:
     import numpy as np
@@ -115,7 +114,10 @@ class Request:
         check_bounds(self)
         check_type("sampling", self.sampling, "SamplingParams", SamplingParams)
         check_type("regex", self.regex, "a text or None", str, None)
-        read_tools(self.tools, self.tool_choice)
+        if self.tools or self.tool_choice is not None:
+            from bitnet.runtime.tools import read_tools  # a command's defaults need none
+
+            read_tools(self.tools, self.tool_choice)
         if self.json_schema is not None and self.regex is not None:
             raise UsageError(
                 "json_schema and regex are both given", hint="leave one out", field="json_schema"

@@ -13,7 +13,7 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
     """List what is in the cache, with sizes and last use."""
     import time
 
-    from bitnet.cache import entries
+    from bitnet.cache.entries import entries
     from bitnet.progress import human_size, human_time
 
     found = entries(cache.root)

@@ -17,7 +17,8 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
     Tokenizers must be valid JSON, models complete GGUF files, and both what was fetched where that
     is recorded. Ends with exit code 13 when one is damaged.
     """
-    from bitnet.cache import entries, verify
+    from bitnet.cache.check import verify
+    from bitnet.cache.entries import entries
     from bitnet.errors import IntegrityError
     from bitnet.formats.gguf import GGUF
     from bitnet.hub.origin import known_digests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bitnet.cache.prune import Selection
+from bitnet.cache.selection import Selection
 from bitnet.options import CacheOptions
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json

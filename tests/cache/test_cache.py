@@ -10,14 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bitnet.cache import (
-    Selection,
-    entries,
-    plan,
-    prune,
-    refuse_unless_cache,
-    verify,
-)
+from bitnet.cache.check import verify
+from bitnet.cache.entries import entries
+from bitnet.cache.prune import plan, prune, refuse_unless_cache
+from bitnet.cache.selection import Selection
 from bitnet.errors import InvalidFormat, NotFound, PermissionDenied, UsageError
 from bitnet.options import parse_duration
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from bitnet import native
-from bitnet.cache import entries, verify
+from bitnet.cache.check import verify
+from bitnet.cache.entries import entries
 from bitnet.cache.screens import (
     _PIECE_BYTES as PIECE,
 )
