@@ -3,12 +3,12 @@
     python benchmarks/serve_mixed.py [MODEL] [--clients 50 --requests 200] [--json FILE]
 
 Without MODEL it is a tiny random one. Load: CLIENTS clients with REQUESTS requests each, in turn a
-completion whose text is compared with what the model writes alone, an answer that a grammar or a
-schema of its own leaves one way to write, a stream that is left after its first event, and a body
-that has to be refused. Each request has an id of its own, which must come back. Gaps: one client
-reads a stream while another sends the worst that is allowed; the longest time between two events.
-The exit code is 1 where an answer is lost or wrong, memory grows by more than --growth-mb over the
-second half of the requests, or a gap is longer than --gap-s.
+completion whose text is compared with what the model writes alone, an answer or a call of a tool
+that a grammar or a schema of its own leaves one way to write, a stream that is left after its first
+event, and a body that has to be refused. Each request has an id of its own, which must come back.
+Gaps: one client reads a stream while another sends the worst that is allowed; the longest time
+between two events. The exit code is 1 where an answer is lost or wrong, memory grows by more than
+--growth-mb over the second half of the requests, or a gap is longer than --gap-s.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ CONTEXT = 1024
 TOKENS = 16
 SAMPLES = 20  # of memory
 LETTERS = "abcdefghij"
-WRITABLE = ' \n"{}:,.!-0123456789' + "abcdefghijklmnopqrstuvwxyz" + "IT"
-KINDS = ("alone", "choice", "schema", "left", "chat", "refused")
+WRITABLE = ' \n"{}[]<>_/:,.!-0123456789' + "abcdefghijklmnopqrstuvwxyz" + "IT"
+KINDS = ("alone", "choice", "schema", "tool", "left", "chat", "refused")
 
 
 class Mixed(Exception):
@@ -124,21 +124,35 @@ async def request(port, kind, name, expected):
             path, body, wanted = "/v1/completions", {"prompt": "a", "guided_choice": [word]}, word
             body |= {"max_tokens": 4 * TOKENS}
         else:
-            schema = {"type": "object", "properties": {"id": {"const": word}}, "required": ["id"]}
+            schema = {
+                "type": "object",
+                "properties": {"id": {"const": word}},
+                "required": ["id"],
+                "additionalProperties": False,
+            }
             form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-            choice = {"guided_choice": [f"chat {word}"]}
-            path, body = (
-                "/v1/chat/completions",
-                chat | ({"response_format": form} if kind == "schema" else choice),
-            )
-            wanted = {"id": word} if kind == "schema" else f"chat {word}"
+            function = {"name": "keep", "parameters": schema}
+            own = {
+                "schema": {"response_format": form},
+                "tool": {
+                    "tools": [{"type": "function", "function": function}],
+                    "tool_choice": "required",
+                    "parallel_tool_calls": False,
+                },
+                "chat": {"guided_choice": [f"chat {word}"]},
+            }
+            path, body = "/v1/chat/completions", chat | own[kind]
+            wanted = f"chat {word}" if kind == "chat" else {"id": word}
         status, facts = await whole(port, path, body, name)
         if status == 200:
             first = facts["choices"][0]
-            found = first["text"] if kind == "choice" else first["message"]["content"]
-            found = json.loads(found) if kind == "schema" else found
+            if kind == "tool":
+                found = json.loads(first["message"]["tool_calls"][0]["function"]["arguments"])
+            else:
+                found = first["text"] if kind == "choice" else first["message"]["content"]
+                found = json.loads(found) if kind == "schema" else found
     if status != 200:
-        raise Mixed(f"{kind} {name}: status {status}")
+        raise Mixed(f"{kind} {name}: status {status}, {facts}")
     if found != wanted:
         raise Mixed(f"{kind} {name}: {found!r}, expected {wanted!r}")
 
