@@ -194,9 +194,13 @@ def docs(c, check=False, site=False):
 
 @task()
 def screenshots(c):
-    """Write the pictures of the chat page again (needs chromium, and BITNET_TEST_MODELS)."""
+    """Write the pictures of the terminal and the chat page again.
+
+    Needs chromium, and BITNET_TEST_MODELS.
+    """
     folder = ROOT / "docs" / "images"
     with c.cd(str(ROOT)):
+        c.run(f"{sys.executable} docs/recording.py")
         c.run(
             f"{sys.executable} -m pytest -q tests/server/page/test_screenshots.py",
             env={"BITNET_TEST_SCREENSHOTS": str(folder)},

@@ -48,7 +48,7 @@ def test_a_copy_that_fails_leaves_what_was_there_and_nothing_else(source, tmp_pa
     target.write_bytes(b"old")
     with pytest.raises(NoSpace) as caught:
         place(source, target)
-    assert "--into" in caught.value.hint
+    assert "--output" in caught.value.hint
     assert target.read_bytes() == b"old"
     assert [path.name for path in target.parent.iterdir()] == ["file"]
 

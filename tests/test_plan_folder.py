@@ -54,7 +54,7 @@ def test_a_folder_with_a_gguf_file_names_it(tmp_path):
     path = tiny_gguf(tmp_path / "m.gguf")
     with pytest.raises(NotFound, match="a folder with 1 GGUF file") as caught:
         plan_path(tmp_path, ModelOrigin(), machine=ROOMY)
-    assert f"--model {path}" in caught.value.hint
+    assert f"name the file itself: {path}" in caught.value.hint
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path):

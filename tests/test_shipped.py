@@ -71,7 +71,6 @@ def test_the_list_has_it_and_emptying_the_cache_leaves_it(bitnet):
     "words",
     [
         ("download-model", "--id", "bitnet-tiny"),
-        ("plan", "--id", "bitnet-tiny"),
         ("bundle.export", "--model", "bitnet-tiny", "--output", "bundle.tar"),
     ],
     ids=lambda words: words[0],
@@ -80,6 +79,12 @@ def test_what_would_fetch_or_carry_it_says_that_it_is_here(bitnet, words):
     done = bitnet(*words)
     assert done.code == 2
     assert "bitnet-tiny is part of this program" in done.err
+
+
+def test_its_plan_needs_no_network(bitnet):
+    done = bitnet("plan", "bitnet-tiny", "--offline")
+    assert done.code == 0
+    assert "already" in done.out
 
 
 def test_its_own_text_surprises_it_less_than_another():

@@ -11,7 +11,6 @@ from bitnet.tasks.declare import task
     positional=["shell"],
     choices={"shell": ("bash", "zsh", "fish")},
     help={"shell": "for which shell: bash, zsh or fish"},
-    checks_settings=False,
 )
 def completion(c, shell=None):
     """Print what completes commands, options and values by tab.

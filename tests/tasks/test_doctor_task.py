@@ -51,7 +51,7 @@ def test_the_model_is_the_one_given_else_that_of_the_environment(bitnet, monkeyp
     assert done.code == 19
 
 
-def test_an_unknown_area_is_refused(bitnet):
+def test_a_word_that_is_neither_an_area_nor_a_model_is_refused(bitnet):
     done = bitnet("doctor", "netwrok")
-    assert done.code == 2
-    assert done.err == "Error: AREA expects one of network, got 'netwrok'\n"
+    assert done.code == 19
+    assert done.err.startswith("Error: no such file or folder, and no model of that name: netwrok")

@@ -39,7 +39,7 @@ def test_inspect_gguf_gives_json(model, capsys):
     ("words", "code", "text"),
     [
         (["inspect-gguf", "none.gguf"], 19, "no such file or folder: none.gguf"),
-        (["inspect-gguf"], 2, "needs PATH"),
+        (["inspect-gguf"], 2, "needs MODEL"),
         (["fix-gguf", "m.gguf", "--set-pre", "x"], 2, "needs --output"),
         (["fix-gguf", "m.gguf", "--output", "o.gguf"], 2, "nothing to change"),
         (
