@@ -305,7 +305,7 @@ class _Commands(Lexicon):
     def of(cls, contexts: Lexicon) -> _Commands:
         """The same commands and aliases."""
         found = cls(contexts)
-        found.aliases = contexts.aliases
+        found.aliases.update(contexts.aliases)
         return found
 
     def __deepcopy__(self, _copies: object) -> _Commands:

@@ -270,7 +270,7 @@ class Models:
         """Return once *entry* is loaded.
 
         Raises:
-            Refused: as :meth:`take`.
+            Refused: as :meth:`service`.
         """
         if entry.waiting >= self._limit:
             self._figures[entry.name].refused.inc()
@@ -382,7 +382,7 @@ class Models:
             there = [one for one in self.entries.values() if one.service is not None]
             if sum(one.size_bytes for one in there) + entry.size_bytes <= bound:
                 return
-            if idle := [one for one in there if not one.users]:
+            if idle := [one for one in there if not (one.users or one.pinned)]:
                 await self._unload(min(idle, key=lambda one: one.used_at))
                 continue
             self._check_wanted(entry)
@@ -426,7 +426,7 @@ async def service_of(request: Request, name: str | None) -> Service:
     """Service for a request to the model *name*, which stays loaded until the request has ended.
 
     Raises:
-        Refused: as :meth:`Models.find` and :meth:`Models.take`, or the client has gone.
+        Refused: as :meth:`Models.find` and :meth:`Models.service`, or the client has gone.
     """
     models: Models = request.app.state.models
     entry = models.find(name)
