@@ -25,7 +25,8 @@ def test(c, args="", slow=False, coverage=False):
     """Run the tests on every core; those marked slow only when they are asked for."""
     chosen = "" if coverage else "-m slow" if slow else "-m 'not slow'"
     traced = "--cov=bitnet --cov-fail-under=90" if coverage else ""
-    c.run(f"{sys.executable} -m pytest -n auto {chosen} {traced} {args}", pty=False)
+    shown = "--durations=15 --durations-min=3"  # what may have to be marked slow
+    c.run(f"{sys.executable} -m pytest -n auto {chosen} {traced} {shown} {args}", pty=False)
 
 
 @task(help={"since": "commit from which on files count as changed"})
