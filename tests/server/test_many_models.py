@@ -100,6 +100,7 @@ def resident(worker):
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no /proc on this system")
+@pytest.mark.slow
 def test_fifty_loads_leave_nothing_behind(folder):
     first, second = paths(folder)
     with (

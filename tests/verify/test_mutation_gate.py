@@ -61,6 +61,7 @@ def stages_that_catch(path, attestation):
     return caught | ({"against"} if differs else set())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy meets infinite scales
 @pytest.mark.parametrize("backend", ["reference", "native"])
 @pytest.mark.parametrize("container", CONTAINERS)
