@@ -1,7 +1,8 @@
 """BitNet b1.58 2B-4T's shape: this project beside every engine that runs ternary models.
 
-    python benchmarks/ternary.py MODEL [--llama FILE ...] [--peer-python PYTHON] [--work FOLDER]
-        [--tests pp128,pp512,tg128] [--threads 1,2] [--only REGEX] [--json FILE] [--table FILE]
+    python benchmarks/ternary.py MODEL [--llama FILE]... [--peers FOLDER] [--peer-python PYTHON]
+        [--work FOLDER] [--tests pp128,pp512,tg128] [--threads 1,2] [--only REGEX]
+        [--json FILE] [--table FILE]
 
 MODEL is an I2_S file of synthetic.py. ik_llama.cpp reads it wrongly, so its own converter turns it
 into IQ2_BN and IQ2_BN_R4 first: with the head in f16, as exact as ours, and with a head of four
@@ -63,7 +64,7 @@ def converted(model, kind, head, *, python, work):
 
 def contestants(options):
     """Label -> (engine, interpreter, model) of all that can take part."""
-    engines, absent = present(options.peer_python)
+    engines, absent = present(options.peer_python, options.peers)
     found = {label: (name, sys.executable, options.model) for label, name in VARIANTS.items()}
     if "ik_llama.cpp" in engines:
         python, engine = engines["ik_llama.cpp"]
@@ -153,7 +154,8 @@ def main():
     parser.add_argument(
         "--llama", type=Path, action="append", default=[], help="a model for llama.cpp"
     )
-    parser.add_argument("--peer-python", default="", help="interpreter that has the peers")
+    parser.add_argument("--peers", type=Path, help="folder where peers.py built some")
+    parser.add_argument("--peer-python", default="", help="interpreter that has the others")
     parser.add_argument("--work", type=Path, default=Path(), help="folder for conversions")
     parser.add_argument("--tests", default="pp128,pp512,tg128")
     parser.add_argument("--threads", default="1,2")
