@@ -150,11 +150,11 @@ def to_half(
     x: NDArray[numpy.float32],
     out: NDArray[numpy.uint16],
 ) -> None: ...
-def screen_sizes(rows: int, cols: int) -> tuple[int, int, int]: ...
+def exact_head_sizes(rows: int, cols: int) -> tuple[int, int, int]: ...
 
-SCREEN_COLUMNS: int
+EXACT_HEAD_COLUMNS: int
 
-class Screen:
+class ExactHead:
     def __init__(
         self,
         type: int,

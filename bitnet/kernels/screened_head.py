@@ -102,7 +102,7 @@ class ScreenedHead:
         if file >= 0:
             weakref.finalize(self, os.close, file)
         head = (matrix.kind, matrix.data, matrix.rows, matrix.columns)
-        self._screen = module.Screen(*head, **arrays, file=file, file_offset=offset)
+        self._screen = module.ExactHead(*head, **arrays, file=file, file_offset=offset)
         self._matrix = matrix
         self.arrays = arrays
         self.size_bytes = sum(array.nbytes for array in arrays.values())
@@ -209,7 +209,7 @@ class ScreenedHead:
 
 def _memory(module: Any, matrix: Matrix) -> tuple[NDArray[np.uint8], dict[str, NDArray[Any]]]:
     """Room for a copy, in one piece as it is kept in the cache, and its arrays there."""
-    tiles, sixth, padded = module.screen_sizes(matrix.rows, matrix.columns)
+    tiles, sixth, padded = module.exact_head_sizes(matrix.rows, matrix.columns)
     parts: dict[str, tuple[int, type[np.generic]]] = {
         "tiles": (tiles, np.uint8),
         "sixth": (sixth, np.uint8),
@@ -272,8 +272,8 @@ def reason_against(ops: Ops, weight: Weight) -> str:
         return f"it is {weight.quant.name}, expected {', '.join(ENCODINGS)}"
     if weight.scale != 1.0:
         return "it has a scale of its own"
-    if weight.shape[1] > ops.module.SCREEN_COLUMNS:
-        return f"{weight.shape[1]:,} columns, at most {ops.module.SCREEN_COLUMNS:,}"
+    if weight.shape[1] > ops.module.EXACT_HEAD_COLUMNS:
+        return f"{weight.shape[1]:,} columns, at most {ops.module.EXACT_HEAD_COLUMNS:,}"
     return ""
 
 

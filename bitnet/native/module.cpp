@@ -21,7 +21,7 @@ NB_MODULE(_native, m) {
     bitnet::bind_gguf(m);
     bitnet::bind_graph(m);
     bitnet::bind_kernels(m);
-    bitnet::bind_screen(m);
+    bitnet::bind_exact_head(m);
     bitnet::bind_ternary(m);
     bitnet::bind_tokenizer(m);
 }

@@ -204,9 +204,9 @@ def test_a_kernel_that_computes_wrongly_is_replaced_and_named(caplog):
 PLANTED = {
     "dequantize": "dequantize",
     "gather": "gather",
-    "screen tile": "screen of the head",
-    "screen sixth": "screen of the head",
-    "screen pack": "screen of the head",
+    "head tile": "exact head",
+    "head sixth": "exact head",
+    "head pack": "exact head",
     "pack": "packing of ternary weights",
     "make dense": "packing of ternary weights",
 }

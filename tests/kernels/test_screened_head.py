@@ -250,7 +250,7 @@ def test_rows_of_a_file_are_read_there_and_in_memory_where_it_is_too_short(tmp_p
     path = tmp_path / "head"
     path.write_bytes(b"before" + others[:60].tobytes())
     with path.open("rb") as file:
-        screen = ops.module.Screen(
+        screen = ops.module.ExactHead(
             weight.kind, weight.data, 100, 96, **arrays, file=file.fileno(), file_offset=6
         )
         x = normal(1, 96, seed=2)

@@ -13,7 +13,7 @@
 #include "system/arena.hpp"
 #include "graph/graph.hpp"
 #include "ops/ops.hpp"
-#include "head/screen.hpp"
+#include "head/exact_head.hpp"
 #include "ternary/layout.hpp"
 #include "system/thread_pool.hpp"
 
@@ -241,30 +241,30 @@ void run_rows(Results& results, int64_t rows, int64_t cols) {
 }
 
 // A head and its five-bit copy: no exact logit may be above its bound.
-void run_screen(Results& results, int64_t rows, int64_t cols) {
-    const int64_t padded = bitnet::screen_tiles(rows) * bitnet::kScreenRows;
+void run_exact_head(Results& results, int64_t rows, int64_t cols) {
+    const int64_t padded = bitnet::head_tiles(rows) * bitnet::kHeadRows;
     Buffer<float> weight = wave(rows * cols), x = wave(cols), factors(cols), logits(rows);
     Buffer<float> step(padded), residual(padded), norm(padded), approx(padded), upper(padded);
-    Buffer<uint8_t> tiles(bitnet::screen_tiles(rows) * bitnet::screen_tile_bytes(cols));
-    Buffer<uint8_t> sixth(padded * bitnet::screen_sixth_bytes(cols));
+    Buffer<uint8_t> tiles(bitnet::head_tiles(rows) * bitnet::head_tile_bytes(cols));
+    Buffer<uint8_t> sixth(padded * bitnet::head_sixth_bytes(cols));
     Buffer<int32_t> order(cols);
     for (int64_t i = 0; i < cols; ++i) factors.get()[i] = i % 3 ? 1.0f : 2.0f, order.get()[i] = int32_t(cols - 1 - i);
-    bitnet::ScreenedMatrix m;
+    bitnet::ExactHead m;
     m.type = Type::F32, m.weight = reinterpret_cast<const uint8_t*>(weight.get()), m.rows = rows, m.cols = cols;
     m.order = order.get(), m.factors = factors.get(), m.tiles = tiles.get(), m.sixth = sixth.get();
     m.step = step.get(), m.residual = residual.get(), m.norm = norm.get();
     std::vector<int64_t> ids;
     for (int64_t r = 0; r < rows; ++r) ids.push_back(r);
-    bool proven = bitnet::build_screen(m, 0, bitnet::screen_tiles(rows));
+    bool proven = bitnet::build_copy(m, 0, bitnet::head_tiles(rows));
     bitnet::linear_rows(m, x.get(), ids.data(), rows, logits.get());
     for (const bool six : {false, true}) {
-        proven = proven && bitnet::screen_bounds(m, x.get(), six, approx.get(), upper.get());
+        proven = proven && bitnet::head_bounds(m, x.get(), six, approx.get(), upper.get());
         for (int64_t r = 0; r < rows; ++r) proven = proven && logits.get()[r] <= upper.get()[r];
-        results.add(approx.get(), rows, false, "screen, logits");
-        results.add(upper.get(), rows, false, "screen, bounds");
+        results.add(approx.get(), rows, false, "exact head, logits");
+        results.add(upper.get(), rows, false, "exact head, bounds");
     }
     if (!proven) {
-        std::fprintf(stderr, "%s: the screen of %d rows is wrong\n", bitnet::level().c_str(), int(rows));
+        std::fprintf(stderr, "%s: the exact head of %d rows is wrong\n", bitnet::level().c_str(), int(rows));
         std::exit(1);
     }
 }
@@ -289,9 +289,9 @@ void run_level(Results& results) {
     for (const int64_t tokens : {1, 3, 70}) run_graph(results, tokens);
     run_rows(results, 1, 5);
     run_rows(results, 33, 579);
-    run_screen(results, 37, 100);
-    run_screen(results, 16, 64);
-    run_screen(results, 20, 700);
+    run_exact_head(results, 37, 100);
+    run_exact_head(results, 16, 64);
+    run_exact_head(results, 20, 700);
 }
 
 // Two models at once that share the threads, whose number changes meanwhile: each pass is right.

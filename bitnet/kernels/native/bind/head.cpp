@@ -7,7 +7,7 @@
 
 #include "bind/arrays.hpp"
 #include "ops/ops.hpp"
-#include "head/screen.hpp"
+#include "head/exact_head.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -15,30 +15,30 @@ using namespace nb::literals;
 namespace bitnet {
 namespace {
 
-// The arrays of a screen; they belong to the caller, who keeps them alive.
-struct Screen {
+// The arrays of an exact head; they belong to the caller, who keeps them alive.
+struct BoundHead {
     Array<const uint8_t> weight;
     Array<const int32_t> order;
     Array<const float> factors;
     Array<uint8_t> tiles, sixth;
     Array<float> step, residual, norm;
-    ScreenedMatrix m;
+    ExactHead m;
 
-    Screen(int type, const Array<const uint8_t>& weight_, int64_t rows, int64_t cols,
+    BoundHead(int type, const Array<const uint8_t>& weight_, int64_t rows, int64_t cols,
            const Array<const int32_t>& order_, const Array<const float>& factors_, const Array<uint8_t>& tiles_,
            const Array<uint8_t>& sixth_, const Array<float>& step_, const Array<float>& residual_, const Array<float>& norm_,
            int file, int64_t file_offset)
         : weight(weight_), order(order_), factors(factors_), tiles(tiles_), sixth(sixth_), step(step_), residual(residual_),
           norm(norm_) {
-        require(type >= 0 && type < kTypes && is_float(Type(type)) && !is_tiled(Type(type)), "only F32, F16 and BF16 heads are screened");
-        require(rows > 0 && cols > 0 && cols <= kScreenColumns, "rows and cols are out of range");
+        require(type >= 0 && type < kTypes && is_float(Type(type)) && !is_tiled(Type(type)), "only F32, F16 and BF16 heads have bounds");
+        require(rows > 0 && cols > 0 && cols <= kHeadColumns, "rows and cols are out of range");
         require(int64_t(weight.size()) / row_bytes(Type(type), cols) >= rows, "weight has too few bytes");
-        const int64_t padded = screen_tiles(rows) * kScreenRows;
+        const int64_t padded = head_tiles(rows) * kHeadRows;
         require(int64_t(order.size()) == cols && int64_t(factors.size()) == cols, "order and factors must be (cols,)");
         for (int64_t i = 0; i < cols; ++i)
             require(order.data()[i] >= 0 && order.data()[i] < cols, "a column number is out of range");
-        require(int64_t(tiles.size()) == screen_tiles(rows) * screen_tile_bytes(cols), "tiles has a wrong size");
-        require(int64_t(sixth.size()) == padded * screen_sixth_bytes(cols), "sixth has a wrong size");
+        require(int64_t(tiles.size()) == head_tiles(rows) * head_tile_bytes(cols), "tiles has a wrong size");
+        require(int64_t(sixth.size()) == padded * head_sixth_bytes(cols), "sixth has a wrong size");
         require(int64_t(step.size()) == padded && int64_t(residual.size()) == padded && int64_t(norm.size()) == padded,
                 "step, residual and norm must have whole tiles of rows");
         m.type = Type(type), m.weight = weight.data(), m.rows = rows, m.cols = cols;
@@ -55,27 +55,27 @@ auto to_array(std::vector<T>&& values) {
     return nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner);
 }
 
-bool bind_build(const Screen& s, int64_t begin, int64_t end) {
-    require(begin >= 0 && begin <= end && end <= screen_tiles(s.m.rows), "tiles are out of range");
+bool bind_build(const BoundHead& s, int64_t begin, int64_t end) {
+    require(begin >= 0 && begin <= end && end <= head_tiles(s.m.rows), "tiles are out of range");
     const Computing computing;
-    return build_screen(s.m, begin, end);
+    return build_copy(s.m, begin, end);
 }
 
-// None for a hidden state that cannot be screened, else (ids, logits, bound, tail, refined).
-nb::object to_tuple(ScreenResult&& r) {
-    if (!r.screened) return nb::none();
+// None for a hidden state that cannot be bounded, else (ids, logits, bound, tail, refined).
+nb::object to_tuple(HeadResult&& r) {
+    if (!r.usable) return nb::none();
     return nb::make_tuple(to_array(std::move(r.ids)), to_array(std::move(r.logits)), r.bound, r.tail, r.refined);
 }
 
-nb::list bind_screen_rows(const Screen& s, const Array<const float>& x, int64_t count,
+nb::list bind_find(const BoundHead& s, const Array<const float>& x, int64_t count,
                           const std::vector<float>& margins, const std::vector<Array<const int64_t>>& listed) {
     const int64_t tokens = int64_t(x.size()) / s.m.cols;
     require(int64_t(x.size()) == tokens * s.m.cols, "x must be (tokens, cols)");
     require(int64_t(margins.size()) == tokens && int64_t(listed.size()) == tokens && count > 0,
             "margins and listed must have an entry for each token, count be positive");
-    std::vector<ScreenQuery> queries(static_cast<size_t>(tokens));
+    std::vector<HeadQuery> queries(static_cast<size_t>(tokens));
     for (size_t i = 0; i < queries.size(); ++i) {
-        ScreenQuery& query = queries[i];
+        HeadQuery& query = queries[i];
         query.x = x.data() + int64_t(i) * s.m.cols;
         query.count = count;
         query.margin = margins[i];
@@ -85,24 +85,24 @@ nb::list bind_screen_rows(const Screen& s, const Array<const float>& x, int64_t 
                         (k == 0 || query.listed[k] > query.listed[k - 1]),
                     "listed rows must be rising and in range");
     }
-    std::vector<ScreenResult> results;
+    std::vector<HeadResult> results;
     {
         const Computing computing;
-        results = screen(s.m, queries);
+        results = find_logits(s.m, queries);
     }
     nb::list out;
-    for (ScreenResult& result : results) out.append(to_tuple(std::move(result)));
+    for (HeadResult& result : results) out.append(to_tuple(std::move(result)));
     return out;
 }
 
-bool bind_bounds(const Screen& s, const Array<const float>& x, bool sixth, const Array<float>& approx, const Array<float>& upper) {
+bool bind_bounds(const BoundHead& s, const Array<const float>& x, bool sixth, const Array<float>& approx, const Array<float>& upper) {
     require(int64_t(x.size()) == s.m.cols && approx.size() == s.step.size() && upper.size() == s.step.size(),
             "x must be (cols,), approx and upper whole tiles of rows");
     const Computing computing;
-    return screen_bounds(s.m, x.data(), sixth, approx.data(), upper.data());
+    return head_bounds(s.m, x.data(), sixth, approx.data(), upper.data());
 }
 
-void bind_rows(const Screen& s, const Array<const float>& x, const Array<const int64_t>& ids, const Array<float>& out) {
+void bind_rows(const BoundHead& s, const Array<const float>& x, const Array<const int64_t>& ids, const Array<float>& out) {
     require(int64_t(x.size()) == s.m.cols && ids.size() == out.size(), "x must be (cols,), out like ids");
     for (size_t i = 0; i < ids.size(); ++i)
         require(ids.data()[i] >= 0 && ids.data()[i] < s.m.rows, "a row number is out of range");
@@ -111,17 +111,17 @@ void bind_rows(const Screen& s, const Array<const float>& x, const Array<const i
 }
 
 nb::tuple bind_sizes(int64_t rows, int64_t cols) {
-    require(rows > 0 && cols > 0 && cols <= kScreenColumns, "rows and cols are out of range");
-    const int64_t padded = screen_tiles(rows) * kScreenRows;
-    return nb::make_tuple(screen_tiles(rows) * screen_tile_bytes(cols), padded * screen_sixth_bytes(cols), padded);
+    require(rows > 0 && cols > 0 && cols <= kHeadColumns, "rows and cols are out of range");
+    const int64_t padded = head_tiles(rows) * kHeadRows;
+    return nb::make_tuple(head_tiles(rows) * head_tile_bytes(cols), padded * head_sixth_bytes(cols), padded);
 }
 
 }  // namespace
 
-void bind_screen(nb::module_& m) {
-    m.def("screen_sizes", &bind_sizes, "rows"_a, "cols"_a, "Bytes of the tiles and of the sixth bits, rows of whole tiles.");
-    m.attr("SCREEN_COLUMNS") = kScreenColumns;
-    nb::class_<Screen>(m, "Screen", "An output head and the copy that bounds its logits.")
+void bind_exact_head(nb::module_& m) {
+    m.def("exact_head_sizes", &bind_sizes, "rows"_a, "cols"_a, "Bytes of the tiles and of the sixth bits, rows of whole tiles.");
+    m.attr("EXACT_HEAD_COLUMNS") = kHeadColumns;
+    nb::class_<BoundHead>(m, "ExactHead", "An output head and the copy that bounds its logits.")
         .def(nb::init<int, const Array<const uint8_t>&, int64_t, int64_t, const Array<const int32_t>&,
                       const Array<const float>&, const Array<uint8_t>&, const Array<uint8_t>&, const Array<float>&, const Array<float>&,
                       const Array<float>&, int, int64_t>(),
@@ -129,11 +129,11 @@ void bind_screen(nb::module_& m) {
              "tiles"_a.noconvert(), "sixth"_a.noconvert(), "step"_a.noconvert(), "residual"_a.noconvert(), "norm"_a.noconvert(),
              "file"_a = -1, "file_offset"_a = 0)
         .def("build", &bind_build, "begin"_a, "end"_a,
-             "Fill tiles of the copy; False when the weights cannot be screened.")
-        .def("find", &bind_screen_rows, "x"_a.noconvert(), "count"_a, "margins"_a, "listed"_a,
+             "Fill tiles of the copy; False when the weights cannot be bounded.")
+        .def("find", &bind_find, "x"_a.noconvert(), "count"_a, "margins"_a, "listed"_a,
              "Per token None or (ids, logits, bound, tail, rows whose sixth bit was read).")
         .def("bounds", &bind_bounds, "x"_a.noconvert(), "sixth"_a, "approx"_a.noconvert(), "upper"_a.noconvert(),
-             "What the copy says of every row, with sixth bits or without; False when x cannot be screened.")
+             "What the copy says of every row, with sixth bits or without; False when x cannot be bounded.")
         .def("rows", &bind_rows, "x"_a.noconvert(), "ids"_a.noconvert(), "out"_a.noconvert(),
              "Logits of some rows, by the head's own kernel.");
 }

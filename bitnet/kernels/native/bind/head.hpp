@@ -1,10 +1,10 @@
-// The screen of the output head as a member of the extension module.
+// The exact head as a member of the extension module.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 namespace bitnet {
 
-void bind_screen(nanobind::module_& m);
+void bind_exact_head(nanobind::module_& m);
 
 }  // namespace bitnet

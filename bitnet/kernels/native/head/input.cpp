@@ -1,4 +1,4 @@
-// A hidden state as the screen reads it, with everything its rounding can cost.
+// A hidden state as the exact head reads it, with everything its rounding can cost.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,44 +17,44 @@ float round_up(double value) {
 }
 
 // Rounds one block; the squared error.
-double round_block(const double* x, int64_t b, ScreenInput& out) {
+double round_block(const double* x, int64_t b, HeadInput& out) {
     double largest = 0.0, error = 0.0;
-    for (int64_t i = 0; i < kScreenBlock; ++i) largest = std::max(largest, std::fabs(x[i]));
-    const float step = largest < kTiny ? 0.0f : round_up(largest / double(kScreenLargest));
+    for (int64_t i = 0; i < kHeadBlock; ++i) largest = std::max(largest, std::fabs(x[i]));
+    const float step = largest < kTiny ? 0.0f : round_up(largest / double(kHeadLargest));
     int32_t sum = 0;
-    for (int64_t i = 0; i < kScreenBlock; ++i) {
+    for (int64_t i = 0; i < kHeadBlock; ++i) {
         const auto q = step == 0.0f ? 0 : int32_t(std::nearbyint(x[i] / double(step)));
         const int32_t high = (q + 64) >> 7;
-        out.high[size_t(b * kScreenBlock + i)] = int8_t(high);
-        out.low[size_t(b * kScreenBlock + i)] = int8_t(q - 128 * high);
+        out.high[size_t(b * kHeadBlock + i)] = int8_t(high);
+        out.low[size_t(b * kHeadBlock + i)] = int8_t(q - 128 * high);
         sum += q;
         const double left = x[i] - double(step) * q;
         error += left * left;
     }
     out.step[size_t(b)] = 0.5f * step;
-    out.middle[size_t(b)] = int32_t(kScreenLevels - 1) * sum;
+    out.middle[size_t(b)] = int32_t(kHeadLevels - 1) * sum;
     return error;
 }
 
 // Block 0 once more, for the second codes of its columns; their residual is counted with block 0.
-void repeat_first_block(int64_t blocks, ScreenInput& out) {
-    std::copy_n(out.high.begin(), kScreenBlock, out.high.begin() + blocks * kScreenBlock);
-    std::copy_n(out.low.begin(), kScreenBlock, out.low.begin() + blocks * kScreenBlock);
-    out.step[size_t(blocks)] = out.step[0] / float(kScreenLevels);
+void repeat_first_block(int64_t blocks, HeadInput& out) {
+    std::copy_n(out.high.begin(), kHeadBlock, out.high.begin() + blocks * kHeadBlock);
+    std::copy_n(out.low.begin(), kHeadBlock, out.low.begin() + blocks * kHeadBlock);
+    out.step[size_t(blocks)] = out.step[0] / float(kHeadLevels);
     out.middle[size_t(blocks)] = out.middle[0];
 }
 
 // The digits once more, in the order of the sixth bits.
-void order_by_bits(int64_t cols, ScreenInput& out) {
-    const int64_t blocks = screen_blocks(cols), groups = screen_groups(cols), size = kScreenGroup * kScreenBlock;
+void order_by_bits(int64_t cols, HeadInput& out) {
+    const int64_t blocks = head_blocks(cols), groups = head_groups(cols), size = kHeadGroup * kHeadBlock;
     out.sixth_high.assign(size_t(groups * size), 0);
     out.sixth_low.assign(size_t(groups * size), 0);
     out.sixth_step.assign(size_t(groups * 8), 0.0f);
     out.sixth_middle.assign(size_t(groups * 8), 0);
     for (int64_t b = 0; b < blocks; ++b)
-        for (int64_t i = 0; i < kScreenBlock; ++i) {
-            const auto from = size_t(b * kScreenBlock + i);
-            const auto to = size_t(b / kScreenGroup * size + i / 8 * kScreenGroupBytes + b % kScreenGroup * 8 + i % 8);
+        for (int64_t i = 0; i < kHeadBlock; ++i) {
+            const auto from = size_t(b * kHeadBlock + i);
+            const auto to = size_t(b / kHeadGroup * size + i / 8 * kHeadGroupBytes + b % kHeadGroup * 8 + i % 8);
             out.sixth_high[to] = out.high[from];
             out.sixth_low[to] = out.low[from];
             const auto lane = size_t(2 * b + i % 8 / 4);
@@ -65,11 +65,11 @@ void order_by_bits(int64_t cols, ScreenInput& out) {
 
 }  // namespace
 
-bool screen_input(const ScreenedMatrix& m, const float* x, ScreenInput& out) {
-    const int64_t blocks = screen_blocks(m.cols), width = blocks * kScreenBlock;
+bool head_input(const ExactHead& m, const float* x, HeadInput& out) {
+    const int64_t blocks = head_blocks(m.cols), width = blocks * kHeadBlock;
     std::vector<double> scaled(size_t(width), 0.0);
     for (int64_t i = 0; i < m.cols; ++i) scaled[size_t(i)] = double(x[m.order[i]]) * double(m.factors[i]);
-    out.high.resize(size_t(width + kScreenBlock));
+    out.high.resize(size_t(width + kHeadBlock));
     out.low.resize(out.high.size());
     out.step.resize(size_t(blocks + 1));
     out.middle.resize(out.step.size());
@@ -79,16 +79,16 @@ bool screen_input(const ScreenedMatrix& m, const float* x, ScreenInput& out) {
     double total = 0.0;
     for (int64_t b = 0; b < blocks; ++b) {
         double squares = 0.0;
-        for (int64_t i = 0; i < kScreenBlock; ++i) {
-            const double v = scaled[size_t(b * kScreenBlock + i)];
+        for (int64_t i = 0; i < kHeadBlock; ++i) {
+            const double v = scaled[size_t(b * kHeadBlock + i)];
             squares += v * v;
         }
         total += squares;
         out.norm[size_t(b)] = round_up(std::sqrt(squares) * sums);
     }
-    if (!(total < kScreenLimit * kScreenLimit)) return false;
+    if (!(total < kHeadLimit * kHeadLimit)) return false;
     double error = 0.0;
-    for (int64_t b = 0; b < blocks; ++b) error += round_block(&scaled[size_t(b * kScreenBlock)], b, out);
+    for (int64_t b = 0; b < blocks; ++b) error += round_block(&scaled[size_t(b * kHeadBlock)], b, out);
     repeat_first_block(blocks, out);
     order_by_bits(m.cols, out);
     const double norm = std::sqrt(total) * (1.0 + 1e-9), rounded = std::sqrt(error) * (1.0 + 1e-9);

@@ -1,10 +1,10 @@
 #pragma once
 
-#include "head/screen.hpp"
+#include "head/exact_head.hpp"
 
 namespace bitnet {
 
 // False when *x* is not finite, or so long that products could overflow.
-bool screen_input(const ScreenedMatrix& m, const float* x, ScreenInput& out);
+bool head_input(const ExactHead& m, const float* x, HeadInput& out);
 
 }  // namespace bitnet

@@ -1,11 +1,11 @@
-// Copying rows into a tile of the screen, for every instruction set in its own file.
+// Copying rows into a tile of the exact head, for every instruction set in its own file.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "head/screen.hpp"
+#include "head/exact_head.hpp"
 
 namespace bitnet {
 namespace {
@@ -34,17 +34,17 @@ inline float largest_of(const float* x, int64_t n) {
 }
 
 // Codes of one block of *left* at *step*; what they leave stays in *left*. Sum of squared values.
-inline float quantize_screen(float* __restrict left, float step, uint8_t* __restrict codes) {
+inline float quantize_head(float* __restrict left, float step, uint8_t* __restrict codes) {
     const float inverse = step > 0.0f ? 1.0f / step : 0.0f;
-    alignas(64) float values[kScreenBlock];
-    for (int64_t i = 0; i < kScreenBlock; ++i) {
+    alignas(64) float values[kHeadBlock];
+    for (int64_t i = 0; i < kHeadBlock; ++i) {
         const float place = std::floor(left[i] * inverse), low = place < -16.0f ? -16.0f : place;
         const float inside = low > 15.0f ? 15.0f : low;
         values[i] = (inside + 0.5f) * step;
-        codes[i] = uint8_t(int(inside) + int(kScreenMiddle));
+        codes[i] = uint8_t(int(inside) + int(kHeadMiddle));
         left[i] -= values[i];
     }
-    return sum_of_squares(values, kScreenBlock);
+    return sum_of_squares(values, kHeadBlock);
 }
 
 // Sixth bits of what one or two codes have left of a block, the last of them at *step*; takes them off.
@@ -74,19 +74,19 @@ inline void pack_block(const uint8_t* codes, int64_t row, uint8_t* block) {
 // The step of a row for which six bits leave least: the sum of the norms of its blocks.
 inline float best_step(const float* w, int64_t blocks, float largest, float typical) {
     float best = 0.0f, least = std::numeric_limits<float>::infinity(), before = 0.0f;
-    for (const float clip : kScreenClips) {
-        const float step = std::min(largest, clip * typical) / float(kScreenMiddle);
+    for (const float clip : kHeadClips) {
+        const float step = std::min(largest, clip * typical) / float(kHeadMiddle);
         if (step == before) break;
         before = step;
         float total = 0.0f;
         for (int64_t b = 0; b < blocks; ++b) {
-            alignas(64) float left[kScreenBlock];
-            uint8_t codes[kScreenBlock];
-            std::copy_n(w + b * kScreenBlock, kScreenBlock, left);
-            quantize_screen(left, step, codes);
-            if (b == 0) quantize_screen(left, step / float(kScreenLevels), codes);
-            quantize_sixth(left, b == 0 ? step / float(kScreenLevels) : step, codes);
-            total += std::sqrt(sum_of_squares(left, kScreenBlock));
+            alignas(64) float left[kHeadBlock];
+            uint8_t codes[kHeadBlock];
+            std::copy_n(w + b * kHeadBlock, kHeadBlock, left);
+            quantize_head(left, step, codes);
+            if (b == 0) quantize_head(left, step / float(kHeadLevels), codes);
+            quantize_sixth(left, b == 0 ? step / float(kHeadLevels) : step, codes);
+            total += std::sqrt(sum_of_squares(left, kHeadBlock));
         }
         if (total < least) least = total, best = step;
     }
@@ -102,44 +102,44 @@ inline float pack_norms(const float* left, int64_t blocks, int64_t stride, uint8
 }
 
 // One row of *width* permuted and scaled weights, padded with zeros; overwritten.
-inline bool pack_row(const ScreenedMatrix& m, int64_t r, float* w, uint8_t* tile) {
-    const int64_t blocks = screen_blocks(m.cols), width = blocks * kScreenBlock, lane = r % kScreenRows;
+inline bool pack_row(const ExactHead& m, int64_t r, float* w, uint8_t* tile) {
+    const int64_t blocks = head_blocks(m.cols), width = blocks * kHeadBlock, lane = r % kHeadRows;
     const float squares = sum_of_squares(w, width);
-    if (!(squares < kScreenLimit * kScreenLimit)) return false;
+    if (!(squares < kHeadLimit * kHeadLimit)) return false;
     const float step = best_step(w, blocks, largest_of(w, width), std::sqrt(squares / float(m.cols)));
-    uint8_t codes[kScreenBlock], *out = tile + screen_codes(blocks + 1);
-    uint8_t* sixth = m.sixth + r * screen_sixth_bytes(m.cols);
-    float left[kScreenColumns / kScreenBlock] = {}, left_by_six[kScreenColumns / kScreenBlock] = {};
+    uint8_t codes[kHeadBlock], *out = tile + head_codes(blocks + 1);
+    uint8_t* sixth = m.sixth + r * head_sixth_bytes(m.cols);
+    float left[kHeadColumns / kHeadBlock] = {}, left_by_six[kHeadColumns / kHeadBlock] = {};
     float coarse = 0.0f, fine = 0.0f;
     for (int64_t b = 0; b < blocks; ++b) {
-        float* block = w + b * kScreenBlock;
-        coarse += quantize_screen(block, step, codes);
-        pack_block(codes, lane, out + b * kScreenBlockBytes);
+        float* block = w + b * kHeadBlock;
+        coarse += quantize_head(block, step, codes);
+        pack_block(codes, lane, out + b * kHeadBlockBytes);
         if (b == 0) {
-            fine = quantize_screen(block, step / float(kScreenLevels), codes);
-            pack_block(codes, lane, out + blocks * kScreenBlockBytes);
+            fine = quantize_head(block, step / float(kHeadLevels), codes);
+            pack_block(codes, lane, out + blocks * kHeadBlockBytes);
         }
-        left[b] = norm_up(sum_of_squares(block, kScreenBlock), kScreenBlock);
-        quantize_sixth(block, b == 0 ? step / float(kScreenLevels) : step, sixth + screen_bits(m.cols) + 8 * b);
-        left_by_six[b] = norm_up(sum_of_squares(block, kScreenBlock), kScreenBlock);
+        left[b] = norm_up(sum_of_squares(block, kHeadBlock), kHeadBlock);
+        quantize_sixth(block, b == 0 ? step / float(kHeadLevels) : step, sixth + head_bits(m.cols) + 8 * b);
+        left_by_six[b] = norm_up(sum_of_squares(block, kHeadBlock), kHeadBlock);
     }
     m.step[r] = step;
-    m.residual[r] = pack_norms(left, blocks, kScreenRows, tile + lane);
-    tile[blocks * kScreenRows + lane] = 0;
+    m.residual[r] = pack_norms(left, blocks, kHeadRows, tile + lane);
+    tile[blocks * kHeadRows + lane] = 0;
     const float unit = pack_norms(left_by_six, blocks, 1, sixth + sizeof(float));
     std::memcpy(sixth, &unit, sizeof(float));
     const float quarters = 0.0625f * step * step * float(width);  // squares of what the sixth bits add, at most
     const float copy = norm_up(coarse, width) + norm_up(fine, width) + norm_up(quarters, width);
     m.norm[r] = std::max(norm_up(squares, width), copy);
-    return m.norm[r] < kScreenLimit;
+    return m.norm[r] < kHeadLimit;
 }
 
 // The 16 rows of *tile*, permuted, scaled and padded, in *rows*.
-inline bool pack_tile(const ScreenedMatrix& m, int64_t tile, float* rows) {
-    const int64_t width = screen_blocks(m.cols) * kScreenBlock;
-    uint8_t* out = m.tiles + tile * screen_tile_bytes(m.cols);
+inline bool pack_tile(const ExactHead& m, int64_t tile, float* rows) {
+    const int64_t width = head_blocks(m.cols) * kHeadBlock;
+    uint8_t* out = m.tiles + tile * head_tile_bytes(m.cols);
     bool fits = true;
-    for (int64_t i = 0; i < kScreenRows; ++i) fits &= pack_row(m, tile * kScreenRows + i, rows + i * width, out);
+    for (int64_t i = 0; i < kHeadRows; ++i) fits &= pack_row(m, tile * kHeadRows + i, rows + i * width, out);
     return fits;
 }
 

@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "head/screen.hpp"
+#include "head/exact_head.hpp"
 #if defined(BITNET_X86)
 #include <xmmintrin.h>
 #endif
@@ -28,7 +28,7 @@ namespace {
 }
 
 [[maybe_unused]] inline void prefetch_block(const uint8_t* block) {
-    prefetch_bytes(block + 12 * kScreenBlockBytes, kScreenBlockBytes);
+    prefetch_bytes(block + 12 * kHeadBlockBytes, kHeadBlockBytes);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A tile of the screen with vectors of 256 bits: its 16 rows are the lanes of two registers.
+// A tile of the exact head with vectors of 256 bits: its 16 rows are the lanes of two registers.
 #pragma once
 
 #include "head/sixth_x86.hpp"
@@ -12,21 +12,21 @@ namespace {
 using BlockProduct = void (*)(const uint8_t* block, const int8_t* high, const int8_t* low, __m256i product[2]);
 
 template <BlockProduct block_product>
-void screen_tile_256(const uint8_t* tile, int64_t blocks, const ScreenInput& x, const float* step, const float* residual,
+void head_tile_256(const uint8_t* tile, int64_t blocks, const HeadInput& x, const float* step, const float* residual,
                      const float* norm, float* approx, float* upper) {
-    const uint8_t *norms = tile, *codes = tile + screen_codes(blocks);
+    const uint8_t *norms = tile, *codes = tile + head_codes(blocks);
     __m256 sum[2] = {_mm256_setzero_ps(), _mm256_setzero_ps()}, error[2] = {sum[0], sum[0]};
     for (int64_t b = 0; b < blocks; ++b) {
-        const uint8_t* block = codes + b * kScreenBlockBytes;
+        const uint8_t* block = codes + b * kHeadBlockBytes;
         prefetch_block(block);
         const __m256i middle = _mm256_set1_epi32(x.middle[size_t(b)]);
         const __m256 scale = _mm256_set1_ps(x.step[size_t(b)]), length = _mm256_set1_ps(x.norm[size_t(b)]);
         __m256i product[2];
-        block_product(block, &x.high[size_t(b * kScreenBlock)], &x.low[size_t(b * kScreenBlock)], product);
+        block_product(block, &x.high[size_t(b * kHeadBlock)], &x.low[size_t(b * kHeadBlock)], product);
         for (int half = 0; half < 2; ++half) {
             const __m256i centred = _mm256_sub_epi32(_mm256_slli_epi32(product[half], 1), middle);
             sum[half] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(centred), scale, sum[half]);
-            const auto* counts = reinterpret_cast<const __m128i*>(norms + b * kScreenRows + 8 * half);
+            const auto* counts = reinterpret_cast<const __m128i*>(norms + b * kHeadRows + 8 * half);
             const __m256 left = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(counts)));
             error[half] = _mm256_fmadd_ps(left, length, error[half]);
         }

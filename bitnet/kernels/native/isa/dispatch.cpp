@@ -72,21 +72,21 @@ bool plant_wrong_kernel(const std::string& what) {
             scalar_kernels().gather(type, rows, cols, tile);
             tile[5] ^= 1;
         };
-    else if (what == "screen tile")
-        k.screen.tile = [](const uint8_t* tile, int64_t blocks, const ScreenInput& x, const float* step, const float* residual,
+    else if (what == "head tile")
+        k.exact_head.tile = [](const uint8_t* tile, int64_t blocks, const HeadInput& x, const float* step, const float* residual,
                            const float* norm, float* approx, float* upper) {
-            scalar_kernels().screen.tile(tile, blocks, x, step, residual, norm, approx, upper);
+            scalar_kernels().exact_head.tile(tile, blocks, x, step, residual, norm, approx, upper);
             upper[3] = approx[3];
         };
-    else if (what == "screen sixth")
-        k.screen.sixth = [](const uint8_t* row, int64_t cols, const ScreenInput& x, float* sum, float* error) {
-            scalar_kernels().screen.sixth(row, cols, x, sum, error);
+    else if (what == "head sixth")
+        k.exact_head.sixth = [](const uint8_t* row, int64_t cols, const HeadInput& x, float* sum, float* error) {
+            scalar_kernels().exact_head.sixth(row, cols, x, sum, error);
             *error *= 0.5f;
         };
-    else if (what == "screen pack")
-        k.screen.pack = [](const ScreenedMatrix& m, int64_t tile, float* rows) {
-            const bool fits = scalar_kernels().screen.pack(m, tile, rows);
-            m.residual[tile * kScreenRows + 1] = 0.0f;
+    else if (what == "head pack")
+        k.exact_head.pack = [](const ExactHead& m, int64_t tile, float* rows) {
+            const bool fits = scalar_kernels().exact_head.pack(m, tile, rows);
+            m.residual[tile * kHeadRows + 1] = 0.0f;
             return fits;
         };
     else if (what == "pack")

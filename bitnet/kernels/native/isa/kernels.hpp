@@ -24,7 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "head/screen.hpp"
+#include "head/exact_head.hpp"
 #include "isa/levels.hpp"
 #include "encodings/tiles.hpp"
 
@@ -138,7 +138,7 @@ struct Kernels {
     bool (*pack_two_bits)(TernarySource source, const uint8_t* rows, int64_t cols, uint8_t* out);
     // The same tile, which has at least *cols* columns, as one of TernaryDense with *cols*.
     void (*make_dense)(const uint8_t* tile, int64_t cols, uint8_t* out);
-    ScreenKernels screen;
+    HeadKernels exact_head;
 };
 
 // Every level's table, and what the files of its folder add to it.

@@ -199,57 +199,57 @@ bool packing_agrees(const Kernels& k) {
 
 // A head of random numbers, its copy, and a state that leans towards one of its rows.
 struct Head {
-    static constexpr int64_t kRows = 2 * kScreenRows, kCols = 200;
+    static constexpr int64_t kRows = 2 * kHeadRows, kCols = 200;
     std::vector<float> weight, x, factors, step, residual, norm;
     std::vector<int32_t> order;
     std::vector<uint8_t> tiles, sixth;
-    ScreenedMatrix m;
-    ScreenInput input;
+    ExactHead m;
+    HeadInput input;
 
-    explicit Head(ScreenPack pack) {
+    explicit Head(HeadPack pack) {
         Random random;
         weight.resize(kRows * kCols), x.resize(kCols), factors.assign(kCols, 1.0f), order.resize(kCols);
         for (float& f : weight) f = random.unit();
         for (int64_t c = 0; c < kCols; ++c) x[size_t(c)] = random.unit() + weight[size_t(kCols + c)], order[size_t(c)] = int32_t(c);
         for (std::vector<float>* each : {&step, &residual, &norm}) each->resize(kRows);
-        tiles.resize(size_t(screen_tiles(kRows) * screen_tile_bytes(kCols)));
-        sixth.resize(size_t(kRows * screen_sixth_bytes(kCols)));
+        tiles.resize(size_t(head_tiles(kRows) * head_tile_bytes(kCols)));
+        sixth.resize(size_t(kRows * head_sixth_bytes(kCols)));
         m.type = Type::F32, m.weight = reinterpret_cast<const uint8_t*>(weight.data()), m.rows = kRows, m.cols = kCols;
         m.order = order.data(), m.factors = factors.data(), m.tiles = tiles.data(), m.sixth = sixth.data();
         m.step = step.data(), m.residual = residual.data(), m.norm = norm.data();
-        constexpr int64_t kWidth = screen_blocks(kCols) * kScreenBlock;
-        std::vector<float> rows(kScreenRows * kWidth);
-        for (int64_t tile = 0; tile < screen_tiles(kRows); ++tile) {
+        constexpr int64_t kWidth = head_blocks(kCols) * kHeadBlock;
+        std::vector<float> rows(kHeadRows * kWidth);
+        for (int64_t tile = 0; tile < head_tiles(kRows); ++tile) {
             std::fill(rows.begin(), rows.end(), 0.0f);
-            for (int64_t r = 0; r < kScreenRows; ++r)
-                std::copy_n(&weight[size_t((tile * kScreenRows + r) * kCols)], kCols, &rows[size_t(r * kWidth)]);
+            for (int64_t r = 0; r < kHeadRows; ++r)
+                std::copy_n(&weight[size_t((tile * kHeadRows + r) * kCols)], kCols, &rows[size_t(r * kWidth)]);
             pack(m, tile, rows.data());
         }
-        screen_input(m, x.data(), input);
+        head_input(m, x.data(), input);
     }
 
     // Logits and upper bounds by five bits, then by six.
-    void bounds(const ScreenKernels& k, std::vector<float>* approx, std::vector<float>* upper) const {
+    void bounds(const HeadKernels& k, std::vector<float>* approx, std::vector<float>* upper) const {
         for (int i = 0; i < 2; ++i) approx[i].resize(kRows), upper[i].resize(kRows);
-        for (int64_t tile = 0; tile < screen_tiles(kRows); ++tile) {
-            const int64_t r = tile * kScreenRows;
-            k.tile(m.tiles + tile * screen_tile_bytes(kCols), screen_blocks(kCols) + 1, input, m.step + r, m.residual + r,
+        for (int64_t tile = 0; tile < head_tiles(kRows); ++tile) {
+            const int64_t r = tile * kHeadRows;
+            k.tile(m.tiles + tile * head_tile_bytes(kCols), head_blocks(kCols) + 1, input, m.step + r, m.residual + r,
                    m.norm + r, &approx[0][size_t(r)], &upper[0][size_t(r)]);
         }
         for (int64_t r = 0; r < kRows; ++r) {
             float sum, error;
-            k.sixth(m.sixth + r * screen_sixth_bytes(kCols), kCols, input, &sum, &error);
+            k.sixth(m.sixth + r * head_sixth_bytes(kCols), kCols, input, &sum, &error);
             approx[1][size_t(r)] = approx[0][size_t(r)] + sum * step[size_t(r)];
-            upper[1][size_t(r)] = approx[1][size_t(r)] + error * read<float>(m.sixth + r * screen_sixth_bytes(kCols));
+            upper[1][size_t(r)] = approx[1][size_t(r)] + error * read<float>(m.sixth + r * head_sixth_bytes(kCols));
         }
     }
 };
 
 // Of its own copy and of the scalar one: bounds that hold, and the numbers that scalar code has.
-bool screen_agrees(const ScreenKernels& k) {
-    const ScreenKernels& scalar = scalar_kernels().screen;
+bool exact_head_agrees(const HeadKernels& k) {
+    const HeadKernels& scalar = scalar_kernels().exact_head;
     double width[2] = {0.0, 0.0};
-    for (const ScreenPack pack : {scalar.pack, k.pack}) {
+    for (const HeadPack pack : {scalar.pack, k.pack}) {
         const Head head(pack);
         std::vector<float> approx[2], upper[2], expected[2], expected_upper[2];
         head.bounds(k, approx, upper);
@@ -379,7 +379,7 @@ std::vector<std::string> self_test() {
     };
     check(dequantize_agrees(chosen), "dequantize", &Kernels::dequantize);
     check(gather_agrees(chosen), "gather", &Kernels::gather);
-    check(screen_agrees(chosen.screen), "screen of the head", &Kernels::screen);
+    check(exact_head_agrees(chosen.exact_head), "exact head", &Kernels::exact_head);
     check(row_ops_agree(chosen), "rms_norm, gate and softcap", &Kernels::rms_norm, &Kernels::gate, &Kernels::softcap);
     check(rope_agrees(chosen), "rope", &Kernels::rope);
     check(packing_agrees(chosen), "packing of ternary weights", &Kernels::pack_two_bits, &Kernels::make_dense);

@@ -20,7 +20,7 @@ bool has_kernel(Type type);
 std::vector<std::string> self_test();
 
 // For tests of the self-test: the kernel "linear F16_R16", "linear Q8_0_R16 prefill", "dequantize", "gather",
-// "screen tile", "screen sixth", "screen pack", "pack" or "make dense" is wrong until set_level; false for other names.
+// "head tile", "head sixth", "head pack", "pack" or "make dense" is wrong until set_level; false for other names.
 bool plant_wrong_kernel(const std::string& what);
 
 // Bytes of a weight row, 0 when *cols* is not a whole number of blocks.

@@ -1,4 +1,4 @@
-// The screen with AVX2.
+// The exact head with AVX2.
 #include "head/pack.hpp"
 #include "head/tile_avx2.hpp"
 #include "isa/kernels.hpp"
@@ -42,6 +42,6 @@ inline void block_product(const uint8_t* block, const int8_t* high, const int8_t
 
 }  // namespace
 
-void add_avx2_head(Kernels& k) { k.screen = {screen_tile_256<block_product>, sixth_x86, pack_tile}; }
+void add_avx2_head(Kernels& k) { k.exact_head = {head_tile_256<block_product>, sixth_x86, pack_tile}; }
 
 }  // namespace bitnet

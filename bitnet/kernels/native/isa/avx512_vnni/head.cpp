@@ -1,4 +1,4 @@
-// The screen with AVX-512 VNNI: the 16 rows of a tile are the 16 lanes of a register.
+// The exact head with AVX-512 VNNI: the 16 rows of a tile are the 16 lanes of a register.
 #include <immintrin.h>
 
 #include "head/pack.hpp"
@@ -31,17 +31,17 @@ inline __m512i block_product(const uint8_t* block, const int8_t* high, const int
     return _mm512_add_epi32(_mm512_slli_epi32(first, 7), second);
 }
 
-void tile_avx512(const uint8_t* tile, int64_t blocks, const ScreenInput& x, const float* step, const float* residual,
+void tile_avx512(const uint8_t* tile, int64_t blocks, const HeadInput& x, const float* step, const float* residual,
                  const float* norm, float* approx, float* upper) {
-    const uint8_t *norms = tile, *codes = tile + screen_codes(blocks);
+    const uint8_t *norms = tile, *codes = tile + head_codes(blocks);
     __m512 sum = _mm512_setzero_ps(), error = sum;
     for (int64_t b = 0; b < blocks; ++b) {
-        const uint8_t* block = codes + b * kScreenBlockBytes;
+        const uint8_t* block = codes + b * kHeadBlockBytes;
         prefetch_block(block);
-        const __m512i product = block_product(block, &x.high[size_t(b * kScreenBlock)], &x.low[size_t(b * kScreenBlock)]);
+        const __m512i product = block_product(block, &x.high[size_t(b * kHeadBlock)], &x.low[size_t(b * kHeadBlock)]);
         const __m512i centred = _mm512_sub_epi32(_mm512_slli_epi32(product, 1), _mm512_set1_epi32(x.middle[size_t(b)]));
         sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(centred), _mm512_set1_ps(x.step[size_t(b)]), sum);
-        const __m512i counts = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(norms + b * kScreenRows)));
+        const __m512i counts = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(norms + b * kHeadRows)));
         error = _mm512_fmadd_ps(_mm512_cvtepi32_ps(counts), _mm512_set1_ps(x.norm[size_t(b)]), error);
     }
     const __m512 value = _mm512_mul_ps(sum, _mm512_loadu_ps(step));
@@ -54,6 +54,6 @@ void tile_avx512(const uint8_t* tile, int64_t blocks, const ScreenInput& x, cons
 
 }  // namespace
 
-void add_avx512_vnni_head(Kernels& k) { k.screen = {tile_avx512, sixth_x86, pack_tile}; }
+void add_avx512_vnni_head(Kernels& k) { k.exact_head = {tile_avx512, sixth_x86, pack_tile}; }
 
 }  // namespace bitnet

@@ -152,7 +152,7 @@ const Kernels& avx_vnni_kernels() {
         add_block_linear(k);
         use<TwoBits, false>(k, Type::Ternary);
         use<TwoBits, true>(k, Type::TernaryBlocks);
-        k.screen = {screen_tile_256<block_product>, sixth_x86, pack_tile};
+        k.exact_head = {head_tile_256<block_product>, sixth_x86, pack_tile};
         return k;
     }();
     return table;

@@ -1,4 +1,4 @@
-// The screen with NEON dot products: the 16 rows of a tile are the lanes of four registers.
+// The exact head with NEON dot products: the 16 rows of a tile are the lanes of four registers.
 #include "head/pack.hpp"
 #include "head/tile.hpp"
 #include "isa/kernels.hpp"
@@ -31,21 +31,21 @@ inline int32x4_t block_product(const uint8_t* block, const int8_t* high, const i
     return vaddq_s32(vshlq_n_s32(first, 7), second);
 }
 
-void tile_neon(const uint8_t* tile, int64_t blocks, const ScreenInput& x, const float* step, const float* residual,
+void tile_neon(const uint8_t* tile, int64_t blocks, const HeadInput& x, const float* step, const float* residual,
                const float* norm, float* approx, float* upper) {
-    const uint8_t *norms = tile, *codes = tile + screen_codes(blocks);
+    const uint8_t *norms = tile, *codes = tile + head_codes(blocks);
     float32x4_t sum[4], error[4];
     for (int i = 0; i < 4; ++i) sum[i] = error[i] = vdupq_n_f32(0.0f);
     for (int64_t b = 0; b < blocks; ++b) {
-        const uint8_t* block = codes + b * kScreenBlockBytes;
+        const uint8_t* block = codes + b * kHeadBlockBytes;
         prefetch_block(block);
         const int32x4_t middle = vdupq_n_s32(x.middle[size_t(b)]);
-        const uint8x16_t counts = vld1q_u8(norms + b * kScreenRows);
+        const uint8x16_t counts = vld1q_u8(norms + b * kHeadRows);
         const uint16x8_t wide[2] = {vmovl_u8(vget_low_u8(counts)), vmovl_high_u8(counts)};
 #pragma GCC unroll 4
         for (int i = 0; i < 4; ++i) {
-            const int32x4_t product = block_product(block + 16 * i, &x.high[size_t(b * kScreenBlock)],
-                                                    &x.low[size_t(b * kScreenBlock)]);
+            const int32x4_t product = block_product(block + 16 * i, &x.high[size_t(b * kHeadBlock)],
+                                                    &x.low[size_t(b * kHeadBlock)]);
             const int32x4_t centred = vsubq_s32(vshlq_n_s32(product, 1), middle);
             sum[i] = vfmaq_n_f32(sum[i], vcvtq_f32_s32(centred), x.step[size_t(b)]);
             const uint32x4_t left = i % 2 ? vmovl_high_u16(wide[i / 2]) : vmovl_u16(vget_low_u16(wide[i / 2]));
@@ -60,18 +60,18 @@ void tile_neon(const uint8_t* tile, int64_t blocks, const ScreenInput& x, const 
     }
 }
 
-void sixth_neon(const uint8_t* row, int64_t cols, const ScreenInput& x, float* sum, float* error) {
-    const uint8_t *norms = row + sizeof(float), *bits = row + screen_bits(cols);
+void sixth_neon(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum, float* error) {
+    const uint8_t *norms = row + sizeof(float), *bits = row + head_bits(cols);
     const uint8x16_t one = vdupq_n_u8(1);
     float32x4_t total = vdupq_n_f32(0.0f), left = total;
-    for (int64_t g = 0; g < screen_groups(cols); ++g)
+    for (int64_t g = 0; g < head_groups(cols); ++g)
         for (int half = 0; half < 2; ++half) {
-            const uint8x16_t word = vld1q_u8(bits + g * kScreenGroupBytes + 16 * half);
+            const uint8x16_t word = vld1q_u8(bits + g * kHeadGroupBytes + 16 * half);
             int32x4_t high = vdupq_n_s32(0), low = high;
 #pragma GCC unroll 8
             for (int i = 0; i < 8; ++i) {
                 const int8x16_t bit = vreinterpretq_s8_u8(vandq_u8(shift_bytes(word, -i), one));
-                const auto at = size_t((8 * g + i) * kScreenGroupBytes + 16 * half);
+                const auto at = size_t((8 * g + i) * kHeadGroupBytes + 16 * half);
                 high = vdotq_s32(high, bit, vld1q_s8(&x.sixth_high[at]));
                 low = vdotq_s32(low, bit, vld1q_s8(&x.sixth_low[at]));
             }
@@ -80,7 +80,7 @@ void sixth_neon(const uint8_t* row, int64_t cols, const ScreenInput& x, float* s
             const float32x4_t centred = vcvtq_f32_s32(vsubq_s32(doubled, vld1q_s32(&x.sixth_middle[lane])));
             total = vfmaq_f32(total, centred, vld1q_f32(&x.sixth_step[lane]));
         }
-    for (int64_t b = 0; b < screen_blocks(cols); b += 8) {  // beyond the norms the state has zeros
+    for (int64_t b = 0; b < head_blocks(cols); b += 8) {  // beyond the norms the state has zeros
         const uint16x8_t counts = vmovl_u8(vld1_u8(norms + b));
         left = vfmaq_f32(left, vcvtq_f32_u32(vmovl_u16(vget_low_u16(counts))), vld1q_f32(&x.norm[size_t(b)]));
         left = vfmaq_f32(left, vcvtq_f32_u32(vmovl_high_u16(counts)), vld1q_f32(&x.norm[size_t(b + 4)]));
@@ -91,6 +91,6 @@ void sixth_neon(const uint8_t* row, int64_t cols, const ScreenInput& x, float* s
 
 }  // namespace
 
-void add_neon_dotprod_head(Kernels& k) { k.screen = {tile_neon, sixth_neon, pack_tile}; }
+void add_neon_dotprod_head(Kernels& k) { k.exact_head = {tile_neon, sixth_neon, pack_tile}; }
 
 }  // namespace bitnet

@@ -1,4 +1,4 @@
-#include "head/screen.hpp"
+#include "head/exact_head.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -19,7 +19,7 @@ namespace {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr int64_t kRowsAhead = 6;  // whose sixth bits are on their way
 
-const ScreenKernels& kernels() { return detail::active().screen; }
+const HeadKernels& kernels() { return detail::active().exact_head; }
 
 // Ranges of [0, n), several per thread.
 template <class F>
@@ -29,24 +29,24 @@ void split(int64_t n, F&& body) {
 }
 
 // What the copy says of all rows, for one hidden state.
-struct Screened {
+struct Bounds {
     std::vector<float> approx, upper;  // (tiles * 16,)
     std::vector<float> best, highest;  // (tiles,) their maxima; NaN where one of a tile's values is
 
     void resize(int64_t tiles) {
-        approx.resize(size_t(tiles * kScreenRows));
+        approx.resize(size_t(tiles * kHeadRows));
         upper.resize(approx.size());
         best.resize(size_t(tiles));
         highest.resize(best.size());
     }
     void summarize(int64_t tile) {
-        const auto at = tile * kScreenRows;
+        const auto at = tile * kHeadRows;
         bool numbers = true;
-        for (int64_t r = at; r < at + kScreenRows; ++r)
+        for (int64_t r = at; r < at + kHeadRows; ++r)
             numbers = numbers && !std::isnan(approx[size_t(r)]) && !std::isnan(upper[size_t(r)]);
         const auto highest_of = [&](const std::vector<float>& values) {
             const float* first = &values[size_t(at)];
-            return numbers ? *std::max_element(first, first + kScreenRows) : std::numeric_limits<float>::quiet_NaN();
+            return numbers ? *std::max_element(first, first + kHeadRows) : std::numeric_limits<float>::quiet_NaN();
         };
         best[size_t(tile)] = highest_of(approx);
         highest[size_t(tile)] = highest_of(upper);
@@ -59,17 +59,17 @@ struct Screened {
 };
 
 // Every tile is read once and used for all hidden states.
-void screen_all(const ScreenedMatrix& m, const std::vector<ScreenInput>& inputs, std::vector<Screened>& out) {
-    const int64_t tiles = screen_tiles(m.rows), blocks = screen_blocks(m.cols) + 1, bytes = screen_tile_bytes(m.cols);
-    const ScreenTile kernel = kernels().tile;
+void bound_all(const ExactHead& m, const std::vector<HeadInput>& inputs, std::vector<Bounds>& out) {
+    const int64_t tiles = head_tiles(m.rows), blocks = head_blocks(m.cols) + 1, bytes = head_tile_bytes(m.cols);
+    const HeadTile kernel = kernels().tile;
     for (size_t i = 0; i < inputs.size(); ++i) out[i].resize(tiles);
     split(tiles, [&](int64_t t0, int64_t t1) {
         for (int64_t t = t0; t < t1; ++t)
             for (size_t i = 0; i < inputs.size(); ++i) {
-                const int64_t r = t * kScreenRows;
+                const int64_t r = t * kHeadRows;
                 kernel(m.tiles + t * bytes, blocks, inputs[i], m.step + r, m.residual + r, m.norm + r,
                        &out[i].approx[size_t(r)], &out[i].upper[size_t(r)]);
-                for (int64_t row = m.rows; row < r + kScreenRows; ++row)
+                for (int64_t row = m.rows; row < r + kHeadRows; ++row)
                     if (row >= r) out[i].leave_out(row);
                 out[i].summarize(t);
             }
@@ -78,7 +78,7 @@ void screen_all(const ScreenedMatrix& m, const std::vector<ScreenInput>& inputs,
 
 // Rows that are likely the *count* best: the best of each of the best tiles, or of all rows when
 // there are few tiles.
-std::vector<int64_t> likely_best(const Screened& s, int64_t count) {
+std::vector<int64_t> likely_best(const Bounds& s, int64_t count) {
     const bool by_tile = count * 4 <= int64_t(s.best.size());
     const std::vector<float>& values = by_tile ? s.best : s.approx;
     std::vector<int64_t> order(values.size());
@@ -89,28 +89,28 @@ std::vector<int64_t> likely_best(const Screened& s, int64_t count) {
     order.resize(size_t(count));
     if (by_tile)
         for (int64_t& tile : order) {
-            const auto first = s.approx.begin() + tile * kScreenRows;
-            tile = std::max_element(first, first + kScreenRows) - s.approx.begin();
+            const auto first = s.approx.begin() + tile * kHeadRows;
+            tile = std::max_element(first, first + kHeadRows) - s.approx.begin();
         }
     order.erase(std::remove_if(order.begin(), order.end(), [&](int64_t r) { return s.approx[size_t(r)] == kNone; }),
                 order.end());
     return order;
 }
 
-std::vector<int64_t> rows_from(const Screened& s, float threshold) {
+std::vector<int64_t> rows_from(const Bounds& s, float threshold) {
     std::vector<int64_t> rows;
     for (size_t t = 0; t < s.highest.size(); ++t) {
         if (s.highest[t] < threshold) continue;
-        for (size_t r = t * kScreenRows; r < (t + 1) * kScreenRows; ++r)
+        for (size_t r = t * kHeadRows; r < (t + 1) * kHeadRows; ++r)
             if (s.upper[r] >= threshold && s.upper[r] != kNone) rows.push_back(int64_t(r));
     }
     return rows;
 }
 
 // Tightens the upper bounds of *rows*, rising, by their sixth bits, and with *approx* their logits.
-void refine(const ScreenedMatrix& m, const ScreenInput& x, const std::vector<int64_t>& rows, Screened& s, bool approx) {
-    const ScreenSixth kernel = kernels().sixth;
-    const int64_t bytes = screen_sixth_bytes(m.cols), count = int64_t(rows.size());
+void refine(const ExactHead& m, const HeadInput& x, const std::vector<int64_t>& rows, Bounds& s, bool approx) {
+    const HeadSixth kernel = kernels().sixth;
+    const int64_t bytes = head_sixth_bytes(m.cols), count = int64_t(rows.size());
     split(count, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
             prefetch_bytes(m.sixth + rows[size_t(std::min(i + kRowsAhead, count - 1))] * bytes, bytes);
@@ -126,13 +126,13 @@ void refine(const ScreenedMatrix& m, const ScreenInput& x, const std::vector<int
 }
 
 // Pieces are the same for any number of threads, and added in their order.
-double tail_below(const Screened& s, float threshold) {
+double tail_below(const Bounds& s, float threshold) {
     constexpr int64_t kPiece = 64;  // tiles
     const auto tiles = int64_t(s.highest.size()), pieces = (tiles + kPiece - 1) / kPiece;
     std::vector<double> sums(static_cast<size_t>(pieces));
     parallel_for(pieces, [&](int64_t piece) {
-        const int64_t end = std::min(tiles, (piece + 1) * kPiece) * kScreenRows;
-        for (int64_t r = piece * kPiece * kScreenRows; r < end; ++r)
+        const int64_t end = std::min(tiles, (piece + 1) * kPiece) * kHeadRows;
+        for (int64_t r = piece * kPiece * kHeadRows; r < end; ++r)
             if (s.upper[size_t(r)] < threshold) sums[size_t(piece)] += std::exp(double(s.upper[size_t(r)]) - double(threshold));
     });
     double total = 0.0;
@@ -140,12 +140,12 @@ double tail_below(const Screened& s, float threshold) {
     return total * (1.0 + 1e-9);
 }
 
-ScreenResult choose(const ScreenedMatrix& m, const ScreenQuery& query, const ScreenInput& x, Screened& s) {
-    ScreenResult out;
-    out.screened = true;
+HeadResult choose(const ExactHead& m, const HeadQuery& query, const HeadInput& x, Bounds& s) {
+    HeadResult out;
+    out.usable = true;
     for (const int64_t row : query.listed) {
         s.leave_out(row);
-        s.summarize(row / kScreenRows);
+        s.summarize(row / kHeadRows);
     }
     const std::vector<int64_t> likely = likely_best(s, query.count);
     std::vector<float> exact(likely.size());
@@ -174,22 +174,22 @@ ScreenResult choose(const ScreenedMatrix& m, const ScreenQuery& query, const Scr
 
 }  // namespace
 
-void linear_rows(const ScreenedMatrix& m, const float* x, const int64_t* ids, int64_t count, float* out) {
+void linear_rows(const ExactHead& m, const float* x, const int64_t* ids, int64_t count, float* out) {
     linear_chosen_rows({m.type, m.weight, m.cols, m.file, m.file_offset}, x, ids, count, out);
 }
 
-bool build_screen(const ScreenedMatrix& m, int64_t begin, int64_t end) {
-    const int64_t width = screen_blocks(m.cols) * kScreenBlock;
+bool build_copy(const ExactHead& m, int64_t begin, int64_t end) {
+    const int64_t width = head_blocks(m.cols) * kHeadBlock;
     std::vector<float> inverse(size_t(m.cols));  // of powers of two, so products with it are exact
     for (int64_t i = 0; i < m.cols; ++i) inverse[size_t(i)] = 1.0f / m.factors[i];
     std::atomic<bool> fits{true};
     split(end - begin, [&](int64_t t0, int64_t t1) {
-        std::vector<float> row(size_t(m.cols)), rows(size_t(width * kScreenRows));
+        std::vector<float> row(size_t(m.cols)), rows(size_t(width * kHeadRows));
         for (int64_t t = begin + t0; t < begin + t1; ++t) {
             std::fill(rows.begin(), rows.end(), 0.0f);
-            for (int64_t r = t * kScreenRows; r < std::min(m.rows, (t + 1) * kScreenRows); ++r) {
+            for (int64_t r = t * kHeadRows; r < std::min(m.rows, (t + 1) * kHeadRows); ++r) {
                 detail::active().dequantize(m.type, m.weight, r, m.cols, row.data());
-                float* to = &rows[size_t((r - t * kScreenRows) * width)];
+                float* to = &rows[size_t((r - t * kHeadRows) * width)];
                 for (int64_t i = 0; i < m.cols; ++i) to[i] = row[size_t(m.order[i])] * inverse[size_t(i)];
             }
             if (!kernels().pack(m, t, rows.data())) fits = false;
@@ -198,32 +198,32 @@ bool build_screen(const ScreenedMatrix& m, int64_t begin, int64_t end) {
     return fits;
 }
 
-std::vector<ScreenResult> screen(const ScreenedMatrix& m, const std::vector<ScreenQuery>& queries) {
-    std::vector<ScreenResult> results(queries.size());
-    std::vector<ScreenInput> inputs;
+std::vector<HeadResult> find_logits(const ExactHead& m, const std::vector<HeadQuery>& queries) {
+    std::vector<HeadResult> results(queries.size());
+    std::vector<HeadInput> inputs;
     std::vector<size_t> at;
     for (size_t i = 0; i < queries.size(); ++i) {
-        ScreenInput input;
-        if (!screen_input(m, queries[i].x, input)) continue;
+        HeadInput input;
+        if (!head_input(m, queries[i].x, input)) continue;
         inputs.push_back(std::move(input));
         at.push_back(i);
     }
-    thread_local std::vector<Screened> screened;  // a megabyte per hidden state
-    if (screened.size() < inputs.size()) screened.resize(inputs.size());
-    if (!inputs.empty()) screen_all(m, inputs, screened);
+    thread_local std::vector<Bounds> bounds;  // a megabyte per hidden state
+    if (bounds.size() < inputs.size()) bounds.resize(inputs.size());
+    if (!inputs.empty()) bound_all(m, inputs, bounds);
     for (size_t i = 0; i < at.size(); ++i)
-        if (screened[i].ordered()) results[at[i]] = choose(m, queries[at[i]], inputs[i], screened[i]);
+        if (bounds[i].ordered()) results[at[i]] = choose(m, queries[at[i]], inputs[i], bounds[i]);
     return results;
 }
 
-bool screen_bounds(const ScreenedMatrix& m, const float* x, bool sixth, float* approx, float* upper) {
-    std::vector<ScreenInput> inputs(1);
-    std::vector<Screened> screened(1);
-    if (!screen_input(m, x, inputs[0])) return false;
-    screen_all(m, inputs, screened);
-    if (sixth) refine(m, inputs[0], rows_from(screened[0], kNone), screened[0], true);
-    std::copy(screened[0].approx.begin(), screened[0].approx.end(), approx);
-    std::copy(screened[0].upper.begin(), screened[0].upper.end(), upper);
+bool head_bounds(const ExactHead& m, const float* x, bool sixth, float* approx, float* upper) {
+    std::vector<HeadInput> inputs(1);
+    std::vector<Bounds> bounds(1);
+    if (!head_input(m, x, inputs[0])) return false;
+    bound_all(m, inputs, bounds);
+    if (sixth) refine(m, inputs[0], rows_from(bounds[0], kNone), bounds[0], true);
+    std::copy(bounds[0].approx.begin(), bounds[0].approx.end(), approx);
+    std::copy(bounds[0].upper.begin(), bounds[0].upper.end(), upper);
     return true;
 }
 

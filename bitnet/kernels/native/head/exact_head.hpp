@@ -23,37 +23,37 @@
 
 namespace bitnet {
 
-constexpr int64_t kScreenRows = 16;     // rows of a tile, interleaved
-constexpr int64_t kScreenBlock = 64;    // columns of a block
-constexpr int64_t kScreenBlockBytes = kScreenRows * kScreenBlock * 5 / 8;
-constexpr int64_t kScreenColumns = 32768;  // at most
-constexpr int64_t kScreenGroup = 4;        // blocks whose sixth bits are read at once
-constexpr int64_t kScreenGroupBytes = kScreenGroup * kScreenBlock / 8;
-constexpr int64_t kScreenLevels = 32, kScreenMiddle = 16;
-constexpr int64_t kScreenLargest = 127 * 128;  // of a rounded activation
+constexpr int64_t kHeadRows = 16;     // rows of a tile, interleaved
+constexpr int64_t kHeadBlock = 64;    // columns of a block
+constexpr int64_t kHeadBlockBytes = kHeadRows * kHeadBlock * 5 / 8;
+constexpr int64_t kHeadColumns = 32768;  // at most
+constexpr int64_t kHeadGroup = 4;        // blocks whose sixth bits are read at once
+constexpr int64_t kHeadGroupBytes = kHeadGroup * kHeadBlock / 8;
+constexpr int64_t kHeadLevels = 32, kHeadMiddle = 16;
+constexpr int64_t kHeadLargest = 127 * 128;  // of a rounded activation
 // Codes reach that many times the root mean square of a row which leaves least.
-constexpr float kScreenClips[] = {3.0f, 3.5f, 4.0f, 5.0f};
-constexpr double kScreenLimit = 1e15;   // norms above it are not screened: nothing may overflow
+constexpr float kHeadClips[] = {3.0f, 3.5f, 4.0f, 5.0f};
+constexpr double kHeadLimit = 1e15;   // larger norms are refused: nothing may overflow
 
 // Blocks of the columns themselves; the copy has one more.
-constexpr int64_t screen_blocks(int64_t cols) { return (cols + kScreenBlock - 1) / kScreenBlock; }
-constexpr int64_t screen_tiles(int64_t rows) { return (rows + kScreenRows - 1) / kScreenRows; }
+constexpr int64_t head_blocks(int64_t cols) { return (cols + kHeadBlock - 1) / kHeadBlock; }
+constexpr int64_t head_tiles(int64_t rows) { return (rows + kHeadRows - 1) / kHeadRows; }
 // A tile begins with its residual norms (blocks, 16); codes begin on a cache line.
-constexpr int64_t screen_codes(int64_t blocks) { return (blocks * kScreenRows + 63) / 64 * 64; }
-constexpr int64_t screen_tile_bytes(int64_t cols) {
-    const int64_t blocks = screen_blocks(cols) + 1;
-    return screen_codes(blocks) + blocks * kScreenBlockBytes;
+constexpr int64_t head_codes(int64_t blocks) { return (blocks * kHeadRows + 63) / 64 * 64; }
+constexpr int64_t head_tile_bytes(int64_t cols) {
+    const int64_t blocks = head_blocks(cols) + 1;
+    return head_codes(blocks) + blocks * kHeadBlockBytes;
 }
 
 // Sixth bits come in whole groups of blocks and rows of them in whole cache lines.
-constexpr int64_t screen_groups(int64_t cols) { return (screen_blocks(cols) + kScreenGroup - 1) / kScreenGroup; }
-constexpr int64_t screen_bits(int64_t cols) { return (int64_t(sizeof(float)) + screen_blocks(cols) + 7) / 8 * 8; }
-constexpr int64_t screen_sixth_bytes(int64_t cols) {
-    return (screen_bits(cols) + screen_groups(cols) * kScreenGroupBytes + 63) / 64 * 64;
+constexpr int64_t head_groups(int64_t cols) { return (head_blocks(cols) + kHeadGroup - 1) / kHeadGroup; }
+constexpr int64_t head_bits(int64_t cols) { return (int64_t(sizeof(float)) + head_blocks(cols) + 7) / 8 * 8; }
+constexpr int64_t head_sixth_bytes(int64_t cols) {
+    return (head_bits(cols) + head_groups(cols) * kHeadGroupBytes + 63) / 64 * 64;
 }
 
 // An output head and its copy. Arrays of the copy have whole tiles of rows.
-struct ScreenedMatrix {
+struct ExactHead {
     Type type = Type::F16;
     const uint8_t* weight = nullptr;  // the head itself, (rows, cols)
     int64_t rows = 0, cols = 0;
@@ -62,14 +62,14 @@ struct ScreenedMatrix {
     const int32_t* order = nullptr;   // (cols,) column of the head at each place of the copy
     const float* factors = nullptr;   // (cols,) s_j, by place
     uint8_t* tiles = nullptr;
-    uint8_t* sixth = nullptr;         // (tiles * 16, screen_sixth_bytes)
+    uint8_t* sixth = nullptr;         // (tiles * 16, head_sixth_bytes)
     float* step = nullptr;            // (tiles * 16,)
     float* residual = nullptr;        // (tiles * 16,) what one of the eight-bit norms counts
     float* norm = nullptr;            // (tiles * 16,) at least |w'_r| and the norms of all parts of its copy
 };
 
 // One hidden state, rounded to 15 bits per block: x' = 2 * step * (128 * high + low) + error.
-struct ScreenInput {
+struct HeadInput {
     std::vector<int8_t> high, low;    // (blocks + 1) * 64
     std::vector<float> step;          // (blocks + 1,) half the step of the activations
     std::vector<int32_t> middle;      // (blocks + 1,) 31 * sum of q
@@ -84,32 +84,32 @@ struct ScreenInput {
 };
 
 // approx and upper of the 16 rows of one tile.
-using ScreenTile = void (*)(const uint8_t* tile, int64_t blocks, const ScreenInput& x, const float* step,
+using HeadTile = void (*)(const uint8_t* tile, int64_t blocks, const HeadInput& x, const float* step,
                             const float* residual, const float* norm, float* approx, float* upper);
 // What the sixth bits of a row add, per step of the row, and the sum that its norms count.
-using ScreenSixth = void (*)(const uint8_t* row, int64_t cols, const ScreenInput& x, float* sum, float* error);
+using HeadSixth = void (*)(const uint8_t* row, int64_t cols, const HeadInput& x, float* sum, float* error);
 // Fills one tile of the copy, and the sixth bits, from its 16 rows, permuted, scaled and padded to whole
-// blocks, which it overwrites; false when a norm is not finite or above kScreenLimit.
-using ScreenPack = bool (*)(const ScreenedMatrix& m, int64_t tile, float* rows);
+// blocks, which it overwrites; false when a norm is not finite or above kHeadLimit.
+using HeadPack = bool (*)(const ExactHead& m, int64_t tile, float* rows);
 
-struct ScreenKernels {
-    ScreenTile tile;
-    ScreenSixth sixth;
-    ScreenPack pack;
+struct HeadKernels {
+    HeadTile tile;
+    HeadSixth sixth;
+    HeadPack pack;
 };
 // Fills tiles t0 .. t1 - 1 and their sixth bits, step, residual and norm; false when the head has weights that
-// cannot be screened.
-bool build_screen(const ScreenedMatrix& m, int64_t t0, int64_t t1);
+// cannot be bounded.
+bool build_copy(const ExactHead& m, int64_t t0, int64_t t1);
 
-struct ScreenQuery {
+struct HeadQuery {
     const float* x = nullptr;          // (cols,)
     int64_t count = 1;                 // how many of the best rows outside *listed* must be found
     float margin = -1.0f;              // >= 0: also every row down to this far below the best found
     std::vector<int64_t> listed;       // rising; these rows are always found and decide nothing else
 };
 
-struct ScreenResult {
-    bool screened = false;             // false: this hidden state cannot be, and nothing was found
+struct HeadResult {
+    bool usable = false;               // false: this hidden state cannot be bounded, and nothing was found
     std::vector<int64_t> ids;          // rising
     int64_t refined = 0;               // rows whose sixth bits were read
     std::vector<float> logits;         // the very bits the head's own kernel gives
@@ -117,13 +117,13 @@ struct ScreenResult {
     double tail = 0.0;                 // with a margin: sum of exp(logit - bound) over them at most
 };
 
-std::vector<ScreenResult> screen(const ScreenedMatrix& m, const std::vector<ScreenQuery>& queries);
+std::vector<HeadResult> find_logits(const ExactHead& m, const std::vector<HeadQuery>& queries);
 
 // What the copy says of every row, with sixth bits or without, approx and upper (tiles * 16,); false:
-// x cannot be screened.
-bool screen_bounds(const ScreenedMatrix& m, const float* x, bool sixth, float* approx, float* upper);
+// x cannot be bounded.
+bool head_bounds(const ExactHead& m, const float* x, bool sixth, float* approx, float* upper);
 
 // Logits of rows *ids* with the head's own kernel.
-void linear_rows(const ScreenedMatrix& m, const float* x, const int64_t* ids, int64_t count, float* out);
+void linear_rows(const ExactHead& m, const float* x, const int64_t* ids, int64_t count, float* out);
 
 }  // namespace bitnet
