@@ -1,0 +1,86 @@
+"""Every test runs in a job of ``.ci/run`` that installs what it would be skipped without."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+TESTS = ROOT / "tests"
+NEEDED = re.compile(r"""(?:importorskip|find_spec)\(\s*"(\w+)|bitnet-xtask\[([\w,-]+)\]'"\)""")
+OURS_OR_PYTHONS = {"bitnet", *sys.stdlib_module_names, "fcntl", "pty"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def read(path):
+    return path.read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+def installed(extras):
+    """*extras* and the names of their packages, as a module would have them."""
+    found = set(extras)
+    for extra in extras:
+        for requirement in PROJECT["optional-dependencies"][extra]:
+            name, inner = re.match(r"([\w-]+)(?:\[([\w,-]+)\])?", requirement).groups()
+            if name == PROJECT["name"]:
+                found |= installed(inner.split(","))
+            else:
+                found.add(name.replace("-", "_"))
+    return found
+
+
+def runs():
+    """Runs of pytest in the jobs: their paths, packages, and whether they are for slow tests."""
+    readme = re.search(r"<!-- tests -->\n```sh\n(.*)\n", read(ROOT / "README.md"))[1]
+    script = read(ROOT / ".ci/run").replace("$(readme_command tests)", f"\n{readme}\n")
+    for job in re.findall(r"^\w+\(\) \{(.*?)^\}", script, re.MULTILINE | re.DOTALL):
+        packages = {"numpy"}
+        for line in job.splitlines():
+            for extras in re.findall(r"environment ([\w,-]+)|\[([a-z][a-z,-]+)\]", line):
+                packages |= installed("".join(extras).split(","))
+            if re.search(r"\binv test\b|\bpytest\b.* tests/", line):
+                paths = re.findall(r" tests/([\w/.]+)", line)
+                yield [TESTS / path for path in paths] or [TESTS], set(packages), "--slow" in line
+
+
+def needs_of(path):
+    """Packages and extras without which something in the module at *path* is skipped."""
+    text = read(path)
+    helpers = (TESTS / f"{name}.py" for name in re.findall(r"^(?:from|import) (\w+)", text, re.M))
+    beside = path.with_name("conftest.py")
+    texts = [text, *(read(one) for one in (*helpers, beside) if one.exists())]
+    found = {name or extra for one in texts for name, extra in NEEDED.findall(one)}
+    return found - OURS_OR_PYTHONS
+
+
+RUNS = list(runs())
+MODULES = {
+    str(path.relative_to(TESTS)): needs
+    for path in sorted(TESTS.rglob("test_*.py"))
+    if (needs := needs_of(path))
+}
+
+
+def test_the_jobs_and_the_needs_are_found():
+    assert len(RUNS) >= 8
+    assert len(MODULES) >= 20
+    assert {"torch", "transformers"} <= MODULES["models/test_transformers_parity.py"]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_job_has_what_a_test_needs(module):
+    path = TESTS / module
+    slow = "mark.slow" in read(path)
+    for need in MODULES[module]:
+        assert any(
+            any(path.is_relative_to(place) for place in places)
+            and any(f"_{need}_" in f"_{package}_" for package in packages)
+            and (slow or not for_slow)
+            for places, packages, for_slow in RUNS
+        ), f"{need} is in no job of .ci/run that runs tests/{module}"
