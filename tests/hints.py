@@ -30,7 +30,6 @@ FILLED = {
     "--source {source}": "--source mirror",
     "bundle.export MODEL --output FILE": "bundle.export smollm2-135m --output bundle.tar",
     "{model.id}": "smollm2-135m",
-    "run {name}": "run smollm2-135m",
     "run {word(name)}": "run smollm2-135m",
     "inspect-gguf {request.id}": "inspect-gguf bitnet-tiny",
     "{name}": "verify",

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from bitnet.hub.options import FetchOptions
+from bitnet.invocation import word
 from bitnet.options import CacheOptions
 from bitnet.tasks.bundle_export import facts_of
 from bitnet.tasks.context import Context
@@ -55,7 +56,7 @@ def bundle_import(c, file=None, project="", force=False, cache=CacheOptions(), s
     state = f"{len(got.fresh)} new files" if got.fresh else "everything was here"
     print(f"✓ {state}", file=sys.stderr)
     for name in got.models:
-        print(f"✓ {name}: bitnet run {name} --offline", file=sys.stderr)
+        print(f"✓ {name}: bitnet run {word(name)} --offline", file=sys.stderr)
     facts = {
         "files": [{**facts_of(name), "fresh": name.sha256 in got.fresh} for name in got.names],
         "models": {name: str(path) for name, path in got.models.items()},
