@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import UsageError
+from bitnet.formats.model_files import model_name
 from bitnet.runtime.chat_form import chat_reply
 from bitnet.runtime.openai_request import SAMPLING, chat_request, request_of, texts_of
 from bitnet.runtime.request import Request, check_messages
@@ -97,8 +98,8 @@ def reply_of(
         UsageError: the vectors of *model* cannot be what it asks for.
     """
     url = URLS[facts["url"]]
-    name = model.path.name.removesuffix(".gguf")
-    head = {"id": f"{url.prefix}{digest}", "created": int(time.time()), "model": name}
+    created, name = int(time.time()), model_name(model.path)
+    head = {"id": f"{url.prefix}{digest}", "created": created, "model": name}
     try:
         return url.reply(facts["body"], head, answers, model)
     except UsageError as error:

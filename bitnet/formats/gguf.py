@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from bitnet.quants.types import Dialect, QuantType
 
-__all__ = ["GGUF", "MAGIC", "Array", "NeedMoreBytes", "TensorInfo"]
+__all__ = ["GGUF", "MAGIC", "Array", "NeedMoreBytes", "TensorInfo", "part_number"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ DEFAULT_ALIGNMENT = 32
 _MAX_ALIGNMENT = 1 << 30
 _UNKNOWN_SIZE = 2**63 - 1  # of a file of which only a prefix is available
 _MOST_PARTS = 0xFFFF  # split.count is a 16-bit number
-_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 _REFETCH = "the file is incomplete or damaged: fetch it again"
 
 # Other files that users pass, by their first bytes.
@@ -69,6 +69,12 @@ class TensorInfo:
     offset: int
     size_bytes: int
     part: int = 0
+
+
+def part_number(name: str) -> int:
+    """Number of the file *name* in a split model, from 1; 1 for a model in one file."""
+    match = _PART.fullmatch(name)
+    return int(match["number"]) if match else 1
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet.errors import BitnetError, NotFound, from_os_error
-from bitnet.formats import safetensors
+from bitnet.errors import BitnetError
 from bitnet.models.load import config_from
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.scheduler import PREFILL_CHUNK
@@ -17,22 +13,12 @@ from bitnet.tokenizer import resolve_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.runtime.language_model import LanguageModel
 
-__all__ = [
-    "Facts",
-    "Source",
-    "facts_of",
-    "facts_of_loaded",
-    "is_model",
-    "memory_of",
-    "model_name",
-    "models_in",
-]
-
-_PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$", re.ASCII)
+__all__ = ["Facts", "Source", "facts_of", "facts_of_loaded", "memory_of"]
 
 
 @dataclass(frozen=True)
@@ -73,51 +59,6 @@ class Facts:
     dim: int
     writes: bool
     template: str
-
-
-def model_name(path: Path) -> str:
-    """The name of the model at *path* for clients: a file's without ``.gguf``, a folder's whole."""
-    return path.name.removesuffix(".gguf") or path.resolve().name
-
-
-def is_model(folder: Path) -> bool:
-    """True if *folder* is itself a model."""
-    return (folder / "config.json").exists() and safetensors.recognises(folder)
-
-
-def models_in(folder: Path) -> list[Path]:
-    """The models in *folder* and below it, each a GGUF file or a folder with safetensors files.
-
-    Hidden folders are left out, and so are the further parts of a split file and the files that
-    llama.cpp calls ``mmproj``, which are not models by themselves.
-
-    Raises:
-        NotFound: there is none.
-        PermissionDenied: a folder cannot be read.
-    """
-
-    def fail(error: OSError) -> None:
-        raise from_os_error(error, error.filename or folder) from error
-
-    found: list[Path] = []
-    for place, folders, files in os.walk(folder, onerror=fail):
-        folders[:] = sorted(one for one in folders if not one.startswith("."))
-        here = Path(place)
-        if is_model(here):
-            found.append(here)
-        found += [here / one for one in sorted(files) if _is_gguf(one)]
-    if not found:
-        raise NotFound(
-            f"no model in {folder}, nor in a folder below it",
-            hint="check the path; `bitnet models` lists the models that are here",
-        )
-    return found
-
-
-def _is_gguf(file: str) -> bool:
-    part = _PART.search(file)
-    is_first = part is None or int(part[1]) == 1
-    return file.endswith(".gguf") and is_first and not file.startswith(("mmproj", "."))
 
 
 def facts_of(source: Source) -> Facts:

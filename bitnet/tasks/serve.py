@@ -104,7 +104,8 @@ def _sources(options, model, common):
     Raises:
         UsageError: two have one name, an alias is of none of them, or an option is for one model.
     """
-    from bitnet.server.source import Source, model_name
+    from bitnet.formats.model_files import model_name
+    from bitnet.server.source import Source
 
     found: dict[str, Source] = {}
     for given, path in _paths(options, model, common):
@@ -146,15 +147,19 @@ def _paths(options, model, common):
                 f"--{name.replace('_', '-')} and --models exclude each other",
                 hint="what belongs to one model needs a worker of its own",
             )
-    from bitnet.server.source import is_model, models_in
+    from bitnet.formats import not_a_model
+    from bitnet.formats.model_files import is_model_folder, models_below
 
     given = options.models
     for one in [given] if Path(given).exists() else [part.strip() for part in given.split(",")]:
         if not one:
             raise UsageError(f"--models is {given!r}, expected models with commas between")
         path = common.model(one, fetch=model.auto_download)
-        if path.is_dir() and not is_model(path):
-            yield from (("", below) for below in models_in(path))
+        if path.is_dir() and not is_model_folder(path):
+            below = [*models_below(path)]
+            if not below:
+                raise not_a_model.folder_without_model(path)
+            yield from (("", model) for model in below)
         else:
             yield one, path
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bitnet.errors import NotFound, from_os_error
 from bitnet.formats import not_a_model
+from bitnet.formats.model_files import models_below
 from bitnet.invocation import word
 from bitnet.tokenizer.discover import Search
 from bitnet.tokenizer.model_facts import model_facts
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = ["Need", "find_models", "need_of"]
-
-_LATER_PART = re.compile(r".*-(?!00001)\d{5}-of-\d{5}\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -40,11 +38,11 @@ class Need:
 
 
 def find_models(folder: Path) -> list[Path]:
-    """GGUF files and folders with safetensors and ``config.json`` below *folder*, sorted.
+    """The models below *folder*, sorted.
 
     Raises:
         NotFound: *folder* does not exist, or contains no model.
-        PermissionDenied: it is not readable.
+        PermissionDenied: it or a folder in it is not readable.
     """
     try:
         if not folder.is_dir():
@@ -54,15 +52,12 @@ def find_models(folder: Path) -> list[Path]:
                     hint=f"name its folder: {word(folder.parent)}",
                 )
             raise not_a_model.missing(folder)
-        files = [path for path in folder.rglob("*.gguf") if path.is_file()]
-        weights = {path.parent for path in folder.rglob("*.safetensors")}
     except OSError as error:
         raise from_os_error(error, folder) from error
-    found = [path for path in files if not _LATER_PART.fullmatch(path.name)]
-    found += [path for path in weights if (path / "config.json").is_file()]
+    found = sorted(models_below(folder))
     if not found:
         raise not_a_model.folder_without_model(folder)
-    return sorted(found)
+    return found
 
 
 def need_of(model: Path) -> Need:

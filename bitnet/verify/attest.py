@@ -11,7 +11,6 @@ that differs anywhere is damaged (or modified on purpose, and can be attested as
 from __future__ import annotations
 
 import logging
-import re
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from bitnet.errors import BitnetError, NotFound, VerificationFailed
 from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.gguf import part_number
 from bitnet.verify.attestation import Attestation, beside, differences, digest_content, grids_of
 from bitnet.verify.content import content_of
 
@@ -48,7 +48,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _SHOWN = 5
-_LATER_PART = re.compile(r"-(?!00001)\d{5}-of-\d{5}\.gguf$")  # the first stands for all
 HINT = (
     "fetch it again; a change of yours: bitnet attest F --output FILE, "
     "then bitnet verify F --against FILE"
@@ -203,7 +202,8 @@ def attest_fetched(path: Path, *, fresh: bool) -> Path | None:
         Path of the attestation; ``None`` if there is nothing to attest.
     """
     target = beside(path)
-    if path.suffix != ".gguf" or _LATER_PART.search(path.name) or (target.exists() and not fresh):
+    is_first = part_number(path.name) == 1  # it stands for all parts of a split model
+    if path.suffix != ".gguf" or not is_first or (target.exists() and not fresh):
         return None
     try:
         attest(open_checkpoint(path), trace=False).write(target)

@@ -205,18 +205,6 @@ def test_an_alias_is_for_one_of_the_models(refused, folder, alias, said):
     assert said in refused("--models", folder, "--alias", alias)
 
 
-def test_parts_and_hidden_folders_are_no_models_of_their_own(folder):
-    from bitnet.server.source import models_in
-
-    for name in (".hidden/c.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf",
-                 "mmproj-a.gguf", "notes.txt", "hf/config.json",
-                 "hf/model.safetensors"):  # fmt: skip
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).touch()
-    found = [str(path.relative_to(folder)) for path in models_in(folder)]
-    assert found == ["a.gguf", "big-00001-of-00002.gguf", "hf", "more/b.gguf"]
-
-
 def test_a_worker_that_loads_ends_in_order(folder):
     worker = Process("--models", folder, "--port", 0)
     try:

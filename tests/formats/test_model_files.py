@@ -1,0 +1,66 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from bitnet.errors import PermissionDenied
+from bitnet.formats.gguf import part_number
+from bitnet.formats.model_files import model_name, models_below
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Files of models, and files and folders that only look like some."""
+    for name in (
+        "b.gguf", "a/c.gguf", ".hidden/d.gguf", ".e.gguf", "mmproj-b.gguf", "notes.txt",
+        "big-00001-of-00002.gguf", "big-00002-of-00002.gguf",
+        "index/config.json", "index/model.safetensors.index.json",
+        "shards/config.json", "shards/model-00001-of-00002.safetensors",
+        "shards/model-00002-of-00002.safetensors", "weights/model.safetensors",
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "f.gguf").mkdir()
+    (tmp_path / "gone.gguf").symlink_to(tmp_path / "nothing")
+    return tmp_path
+
+
+def test_models_come_once_each_those_of_a_folder_first(folder):
+    found = [str(path.relative_to(folder)) for path in models_below(folder)]
+    assert found == ["b.gguf", "big-00001-of-00002.gguf", "a/c.gguf", "index", "shards"]
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(folder, monkeypatch):
+    scandir = os.scandir
+
+    def closed(path):
+        if Path(path).name == "a":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", closed)
+    with pytest.raises(PermissionDenied, match=r"/a\b"):
+        list(models_below(folder))
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [("models/tiny.gguf", "tiny"), ("models/folder", "folder"), ("v1.5", "v1.5")],
+)
+def test_a_model_is_called_like_its_file_or_folder(path, name):
+    assert model_name(Path(path)) == name
+
+
+def test_a_model_in_this_folder_has_the_name_of_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert model_name(Path()) == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("a.gguf", 1), ("a-00001-of-00003.gguf", 1), ("a-00003-of-00003.gguf", 3),
+     ("a-00002-of-00003.gguf.part", 1), ("a\n-00002-of-00003.gguf", 2),
+     ("a-0000٢-of-00003.gguf", 1)],
+)  # fmt: skip
+def test_the_name_of_a_file_has_its_number_in_a_split_model(name, number):
+    assert part_number(name) == number
