@@ -26,7 +26,7 @@ from bitnet.errors import BitnetError, InferenceError, Interrupted, UsageError, 
 from bitnet.invocation import as_started, harmless, word
 from bitnet.tasks import load
 from bitnet.tasks.declare import Task
-from bitnet.usage import command_help, network_help, program_help
+from bitnet.usage import command_help, commands_help, network_help, program_help
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -173,13 +173,14 @@ class Program(InvokeProgram):
         if self.core.remainder:
             for context in self.tasks:
                 if not getattr(self.collection[context.name], "takes_remainder", False):
+                    name, given = self._named(context), self.core.remainder
                     raise UsageError(
-                        f"{context.name} takes nothing after ' -- ', got {self.core.remainder!r}",
+                        f"{name} takes nothing after ' -- ', got {given!r}",
                         hint="write every option before the ' -- ', or leave it out",
                     )
 
     def _obey_plain_words(self, words: list[str]) -> None:
-        """Handle ``help``, ``help infer``, ``list``, ``version`` and ``cache list``."""
+        """Handle words that Invoke would take for commands, such as ``help`` and ``cache list``."""
         known = self.parser.contexts
         names = [*known, *known.aliases]
         if not words or words[0] in known:
@@ -196,15 +197,18 @@ class Program(InvokeProgram):
             show[words[0]]()
             raise Exit
         elif members := sorted(name for name in names if name.startswith(f"{words[0]}.")):
+            if any(word in _HELP for word in words):
+                _show(commands_help(words[0], self.collection))
+                raise Exit
             listed = ", ".join(name.partition(".")[2] for name in members)
-            raise UsageError(f"{words[0]} needs one of {listed}", hint="bitnet --help")
+            raise UsageError(f"{words[0]} needs one of {listed}", hint=f"bitnet {words[0]} --help")
 
     def _explained(self, error: ParseError) -> UsageError:
         """The user's mistake in words, with the nearest correct command."""
         text = str(error)
         words = list(self.core.unparsed) if hasattr(self, "core") else list(self.argv[1:])
         context = error.context or self._context_of(words)
-        name = context.name if context is not None else None
+        name = self._named(context)
         usage = f"bitnet {name} --help" if name else "bitnet --list"
         if text.startswith("No idea what "):
             token = ast.literal_eval(text[len("No idea what ") : -len(" is!")])
@@ -219,6 +223,11 @@ class Program(InvokeProgram):
             missing = ", ".join(arg.names[0].upper() for arg in context.missing_positional_args)
             return UsageError(f"{name} needs {missing}", hint=usage)
         return UsageError(text, hint=usage)
+
+    def _named(self, context: ParserContext | None) -> str:
+        """The command of *context* as it is typed; nothing for the options before a command."""
+        name = context.name if context is not None else None
+        return getattr(self.collection[name], "typed", name) if name else ""
 
     def _context_of(self, words: list[str]) -> ParserContext | None:
         contexts = self.parser.contexts if hasattr(self, "parser") else {}
@@ -236,14 +245,15 @@ class Program(InvokeProgram):
             known = [*self.initial_context.flags, *self.initial_context.flags.aliases]
             if named and context is not None:
                 known = [*context.flags, *context.flags.aliases, *context.inverse_flags]
-            where = f"{context.name} has no option" if named and context else "no such option:"
+            where = f"{self._named(context)} has no option" if named else "no such option:"
             likely = _LETTERS.get(token.partition("=")[0], "")
             near = f"did you mean {likely}?" if likely in known else _nearest(token, known)
             return UsageError(f"{where} {token}", hint=near or usage)
         if not named or context is None:
+            names = [name.replace(".", " ") for name in self.collection.task_names]
             return UsageError(
                 f"no command {token!r}",
-                hint=_nearest(token, list(self.collection.task_names)) or usage,
+                hint=_nearest(token, names) or usage,
             )
         before = words[words.index(token) - 1] if token in words[1:] else ""
         flag, given, _ = before.partition("=")
@@ -255,7 +265,7 @@ class Program(InvokeProgram):
         if flag in context.flags and not given:
             return _twice(flag, words, context, usage)
         return UsageError(
-            f"{context.name}: unexpected argument {token!r}",
+            f"{self._named(context)}: unexpected argument {token!r}",
             hint=_meant(token, context, words, self.typed)
             or f"a value with spaces needs quotes; see: {usage}",
         )
@@ -286,7 +296,7 @@ class Program(InvokeProgram):
         """Print usage, description, an example, and every option with its default."""
         command = self.collection[name]
         if isinstance(command, Task):
-            _show(command_help(name, command))
+            _show(command_help(command))
         else:
             super().print_task_help(name)
 

@@ -255,7 +255,7 @@ EXIT_CODES: dict[int, str] = {
 
 
 _CACHE_IS_FULL = (
-    "free some space (`bitnet clean-cache --dry-run` shows what of the cache can go), "
+    "free some space (`bitnet cache clean --dry-run` shows what of the cache can go), "
     "or choose another disk: --cache-dir DIR"
 )
 _DISK_IS_FULL = "free some space, or choose another disk"

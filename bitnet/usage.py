@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from invoke.collection import Collection
 
-__all__ = ["command_help", "network_help", "program_help", "summary"]
+__all__ = ["command_help", "commands_help", "network_help", "program_help", "summary"]
 
 COLUMN = 28  # where the help of an option starts
 NAMES = 22  # and that of a command
@@ -33,25 +33,33 @@ def program_help(collection: Collection) -> Iterator[str]:
         collection: every command there is; those without a group come last.
     """
     yield from (_ABOUT, "", "Usage: bitnet COMMAND [--options]", f"Example: {_EXAMPLE}")
-    commands = {name: collection[name] for name in sorted(collection.task_names)}
-    groups: dict[str, list[str]] = {group: [] for group in [*GROUPS, "This checkout"]}
-    for name, command in commands.items():
-        groups[getattr(command, "group", "") or "This checkout"].append(name)
-    for group, names in groups.items():
-        if names:
+    groups: dict[str, list[Task]] = {group: [] for group in [*GROUPS, "This checkout"]}
+    for command in _commands(collection):
+        groups[command.group or "This checkout"].append(command)
+    for group, commands in groups.items():
+        if commands:
             yield from ("", f"{group}:")
-        for name in names:
-            yield from _entry(name, summary(commands[name]), NAMES)
+        for command in commands:
+            yield from _entry(command.typed, summary(command), NAMES)
     yield ""
     yield "What a command does and takes: bitnet COMMAND --help"
     yield "Completion by the tab key: bitnet completion bash (or zsh, fish), see its --help"
 
 
-def command_help(name: str, command: Task) -> Iterator[str]:
+def commands_help(word: str, collection: Collection) -> Iterator[str]:
+    """Lines about the commands of *collection* that begin with *word*, such as ``cache``."""
+    yield from (f"Usage: bitnet {word} COMMAND [--options]", "")
+    for command in _commands(collection):
+        if command.typed.startswith(f"{word} "):
+            yield from _entry(command.typed, summary(command), NAMES)
+    yield from ("", f"What a command does and takes: bitnet {word} COMMAND --help")
+
+
+def command_help(command: Task) -> Iterator[str]:
     """Lines about *command*: its use, what it does, an example, its options by section."""
     options = [entry for entry in command.get_arguments() if isinstance(entry, Option)]
     words = ["[--options]", *(option.in_usage() for option in options if option.positional)]
-    yield from (" ".join([f"Usage: bitnet {name}", *words]), "")
+    yield from (" ".join([f"Usage: bitnet {command.typed}", *words]), "")
     paragraphs = inspect.cleandoc(command.__doc__ or "").split("\n\n")
     for at, paragraph in enumerate(paragraphs):
         yield from ("",) * bool(at)
@@ -72,16 +80,20 @@ def command_help(name: str, command: Task) -> Iterator[str]:
 
 def network_help(collection: Collection) -> Iterator[str]:
     """Lines about the options that every command of *collection* that fetches has."""
-    commands = [collection[name] for name in collection.task_names]
     shared = {
         option.names: option
-        for command in commands
-        if isinstance(command, Task)
+        for command in _commands(collection)
         for option in command.get_arguments()
         if isinstance(option, Option) and option.section == NETWORK
     }
     yield from ("Every command that fetches something takes these:", "")
     yield from _options(shared.values())
+
+
+def _commands(collection: Collection) -> list[Task]:
+    """The commands of *collection* in the order of the names that are typed."""
+    found = (collection[name] for name in collection.task_names)
+    return sorted((one for one in found if isinstance(one, Task)), key=attrgetter("typed"))
 
 
 def summary(command: object) -> str:

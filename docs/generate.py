@@ -46,7 +46,7 @@ def pages() -> dict[str, str]:
 def commands() -> str:
     """Every command with its options."""
     collection = load()
-    names = sorted(collection.task_names)
+    names = sorted(collection.task_names, key=lambda name: collection[name].typed)
     parts = [
         "# Commands",
         NOTICE,
@@ -201,23 +201,18 @@ def _command(name: str, command: Task) -> str:
     table = _table(["Option", "Meaning"], rows)
     if hidden := [f"`{option.spelled()}`" for option in options if option.hidden]:
         table += f"\n\nSettings that are taken here too: {', '.join(hidden)}."
-    usage = f"```\ninv {name} {words}\n```"
+    usage = f"```\ninv {command.typed} {words}\n```"
     mark = f"<!-- not run: {NOT_RUN[name]} -->\n" if name in NOT_RUN else ""
     example = f"{mark}```sh\n{command.example.replace('bitnet ', 'inv ')}\n```"
-    return f"## {name}\n\n{text}\n\n{usage}\n\n{example}\n\n{table}"
+    return f"## {command.typed}\n\n{text}\n\n{usage}\n\n{example}\n\n{table}"
 
 
 def _group(group: str, names: list[str], collection: Collection) -> str:
+    commands = (collection[name] for name in names if collection[name].group == group)
     rows = [
-        f"- [`{name}`](#{_anchor(name)}): {summary(collection[name])}"
-        for name in names
-        if collection[name].group == group
+        f"- [`{one.typed}`](#{one.typed.replace(' ', '-')}): {summary(one)}" for one in commands
     ]
     return "\n".join([f"{group}:", "", *rows])
-
-
-def _anchor(heading: str) -> str:
-    return heading.replace(".", "")
 
 
 def _default(setting: settings.Setting[object]) -> str:

@@ -28,12 +28,16 @@ FILLED = {
     "{line}": "infer models/model.gguf --prompt Hello",
     "{known[0]}": "mirror",
     "--source {source}": "--source mirror",
-    "bundle.export MODEL --output FILE": "bundle.export smollm2-135m --output bundle.tar",
+    "bundle export MODEL --output FILE": "bundle export smollm2-135m --output bundle.tar",
     "{model.id}": "smollm2-135m",
     "run {word(name)}": "run smollm2-135m",
     "inspect-gguf {request.id}": "inspect-gguf bitnet-tiny",
+    "{words[0]}": "cache",
+    "{word} COMMAND [--options]": "cache --help",
+    "{word} COMMAND --help": "cache --help",
+    "{command.typed}": "verify",
     "{name}": "verify",
-    "{self.name.replace('_', '-')}": "verify",
+    "{self.typed}": "verify",
     "{source.repo}": "org/tiny",
     "{word(self.packaged)}": "smollm2-135m",
     "{word(self.repo)}{more}": "org/tiny --file tiny.gguf",
@@ -118,9 +122,9 @@ COMMANDS = list(commands(TEXTS))
 DISTINCT = sorted({filled(words) for _, _, words in COMMANDS})
 
 # Need more than the tests of hints have; each is run where its reason says.
-NEED_A_REAL_MODEL = ("bench", "download-model smollm2-135m", "run", "bundle.export smollm2-135m")
+NEED_A_REAL_MODEL = ("bench", "download-model smollm2-135m", "run", "bundle export smollm2-135m")
 NEED_AN_ENGINE = ("crossval",)
-CLEAN = ("clean-cache",)
+CLEAN = ("cache clean",)
 
 
 def those(beginnings):

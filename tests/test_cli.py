@@ -287,9 +287,27 @@ def test_the_help_of_the_program_has_each_command_once_by_group(bitnet):
         command = COMMANDS[name]
         assert command.group in GROUPS
         assert re.search(r"^bitnet \S", command.example, re.MULTILINE)
-        (found,) = (one for one in groups if re.search(rf"^  {re.escape(name)}(  |$)", one, re.M))
+        listed = rf"^  {command.typed}(  |$)"
+        (found,) = (one for one in groups if re.search(listed, one, re.M))
         assert found.startswith(f"{command.group}:\n")
     assert not any("--prompt-for-sudo" in one for one in groups)
+
+
+def test_help_names_commands_as_they_are_typed(bitnet):
+    shown = bitnet("--help").out
+    for typed in ("cache list", "cache verify", "cache clean", "bundle export", "bundle import"):
+        assert f"\n  {typed} " in shown
+        assert bitnet(*typed.split(), "--help").out.startswith(f"Usage: bitnet {typed} [--opt")
+    assert not re.search(r"^  (\w+\.\w+|clean-cache)", shown, re.MULTILINE)
+    assert bitnet("clean-cache", "--bogus").err.startswith("Error: cache clean has no option")
+
+
+@pytest.mark.parametrize("words", [("cache", "--help"), ("help", "cache"), ("cache", "x", "-h")])
+def test_a_group_of_commands_has_a_help_of_its_own(bitnet, words):
+    done = bitnet(*words)
+    assert (done.code, done.err) == (0, "")
+    listed = re.findall(r"^  (\w+ \w+) ", done.out, re.MULTILINE)
+    assert listed == ["cache clean", "cache list", "cache verify"]
 
 
 def _process(*command, cwd):

@@ -104,7 +104,7 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Rem
         if not chosen:
             raise NotFound(
                 f"nothing in {root} has the key {selection.key!r}",
-                hint=f"keys are: {', '.join(known) or 'none'}; see: bitnet cache.list",
+                hint=f"keys are: {', '.join(known) or 'none'}; see: bitnet cache list",
             )
     published = [entry for entry in chosen if entry.kind not in ("partial", "leftover")]
     newest = sorted(published, key=lambda entry: entry.last_used_s, reverse=True)
@@ -123,16 +123,16 @@ def plan(root: Path, selection: Selection, *, now_s: float | None = None) -> Rem
 
 
 def space_hint(root: Path, missing: int) -> str:
-    """Hint for *missing* bytes of space; names ``clean-cache`` only if it frees as many."""
+    """Hint for *missing* bytes of space; names ``cache clean`` only if it frees as many."""
     with contextlib.suppress(BitnetError):
         if (frees := plan(root, Selection()).size_bytes) >= missing:
             return (
-                f"free {human_size(frees)}: bitnet clean-cache, "
+                f"free {human_size(frees)}: bitnet cache clean, "
                 "or choose another disk: --cache-dir DIR"
             )
         if (frees := plan(root, Selection(models=True)).size_bytes) >= missing:
             return (
-                f"free {human_size(frees)}: bitnet clean-cache --models, "
+                f"free {human_size(frees)}: bitnet cache clean --models, "
                 "or choose another disk: --cache-dir DIR"
             )
     return (

@@ -11,13 +11,13 @@ __all__ = ["Selection"]
 
 @dataclass(frozen=True)
 class Selection:
-    """Entries that ``clean-cache`` removes; without options, all but the models."""
+    """Entries that ``cache clean`` removes; without options, all but the models."""
 
     older_than: str = option(
         "", "only what was not used for this long: 30d, 12h, 2w", metavar="AGE"
     )
     keep: int = option(0, "never remove the N most recently used files", metavar="N")
-    key: str = option("", "only this entry, as cache.list names it", metavar="KEY")
+    key: str = option("", "only this entry, as `cache list` names it", metavar="KEY")
     tokenizers_only: bool = option(False, "leave everything but tokenizers alone")
     models: bool = option(False, "also remove downloaded models")
     unreferenced: bool = option(False, "of the store, only what no project has a link to")

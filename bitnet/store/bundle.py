@@ -206,7 +206,7 @@ def _put_file(put: Callable[[bytes], None], blob: Blob) -> None:
     if (count, digest.hexdigest()) != (blob.size, blob.sha256):
         raise HashMismatch(
             f"{blob.path} is not the file with sha256 {blob.sha256} any more",
-            hint="fetch it again; `bitnet cache.verify` finds others like it",
+            hint="fetch it again; `bitnet cache verify` finds others like it",
         )
 
 
@@ -275,7 +275,7 @@ def read_bundle(path: Path) -> Bundle:
             if not is_ours:
                 raise InvalidFormat(
                     f"{path} is not a bundle: it does not begin with {MANIFEST}",
-                    hint="make one with: bitnet bundle.export MODEL --output FILE",
+                    hint="make one with: bitnet bundle export MODEL --output FILE",
                 )
             members, names, models = _parsed(file.read(size), path)
             wanted, found = _whole_size(size, members), os.fstat(file.fileno()).st_size

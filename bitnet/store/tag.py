@@ -1,4 +1,4 @@
-"""``CACHEDIR.TAG``: marks a folder as this program's cache, for backups and ``clean-cache``."""
+"""``CACHEDIR.TAG``: marks a folder as this program's cache, for backups and ``cache clean``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inv bundle.export``."""
+"""``inv bundle export``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bundle_export(
 
     Without MODEL and --tokenizer it holds everything that bitnet.lock.json pins. What a model
     needs goes along: its tokenizer where that is another file, its notices, its attestation, and
-    what the lock file says about it. Nothing is fetched. `bundle.import` reads the file on a
+    what the lock file says about it. Nothing is fetched. `bundle import` reads the file on a
     machine without a network.
     """
     from bitnet.hub import lockfile
@@ -67,7 +67,7 @@ def bundle_export(
         if not entries:
             raise NotFound(
                 f"{chosen.project.lock_path} pins nothing that could be exported",
-                hint="`bitnet models` lists them: bitnet bundle.export MODEL --output FILE",
+                hint="`bitnet models` lists them: bitnet bundle export MODEL --output FILE",
             )
         paths = chosen.add_locked(entries)
     attestations: dict[str, bytes] = {}

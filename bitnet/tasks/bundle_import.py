@@ -1,4 +1,4 @@
-"""``inv bundle.import``."""
+"""``inv bundle import``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bitnet.terminal import as_json
     name="bundle.import",
     positional=["file"],
     help={
-        "file": "what `bundle.export` wrote",
+        "file": "what `bundle export` wrote",
         "project": "folder of a project that gets the lock file and the files that it pins",
         "force": "let names and the lock file of the bundle replace those that are here",
     },

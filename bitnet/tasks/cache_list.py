@@ -1,4 +1,4 @@
-"""``inv cache.list``."""
+"""``inv cache list``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``inv cache.verify``."""
+"""``inv cache verify``."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
     if damaged:
         first = damaged[0].entry
         models = " --models" if first.kind == "model" else ""
-        remedy = f"bitnet clean-cache --key {word(first.key)}{models} --yes"
+        remedy = f"bitnet cache clean --key {word(first.key)}{models} --yes"
         if not is_marked(cache.root, first.path):
             remedy = f"delete {first.path}"
         raise IntegrityError(

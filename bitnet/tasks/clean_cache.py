@@ -1,4 +1,4 @@
-"""``inv clean-cache``."""
+"""``inv cache clean``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def clean_cache(
     if not (sure or dry_run or terminal):
         raise UsageError(
             "nothing was removed: there is no terminal to ask on",
-            hint="bitnet clean-cache --yes, or --dry-run",
+            hint="bitnet cache clean --yes, or --dry-run",
         )
     done = prune(planned) if sure else planned
     if output.json:

@@ -204,6 +204,12 @@ class Task(InvokeTask):  # type: ignore[type-arg]
         self.example = example
 
     @property
+    def typed(self) -> str:
+        """The words that a user types: ``cache clean`` for ``cache clean``, ``cache.clean``."""
+        dotted = next((name for name in (self.name, *self.aliases) if "." in name), self.name)
+        return dotted.replace(".", " ").replace("_", "-")
+
+    @property
     def groups(self) -> dict[str, Any]:
         """Parameters that stand for the fields of a dataclass, with their default instance."""
         return {
@@ -248,8 +254,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
             missing = entry.name in self.required and kwargs.get(entry.name) in (None, "", [])
             if missing and isinstance(entry, Option):
                 raise UsageError(
-                    f"{self.name.replace('_', '-')} needs {entry.said()}",
-                    hint=f"bitnet {self.name.replace('_', '-')} --help",
+                    f"{self.typed} needs {entry.said()}", hint=f"bitnet {self.typed} --help"
                 )
         for name, default in self.groups.items():
             given = _folded(default, kwargs)
@@ -270,7 +275,7 @@ def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
             ``synonyms`` (other long names per parameter), ``formerly`` (long names that they had,
             which help does not show), ``metavars``, ``required``, ``positional``, ``remainder``
             (text after `` -- `` is accepted), ``checks_settings`` (off: the command itself reports
-            variables with impossible values), ``name`` (``cache.list`` makes a namespace),
+            variables with impossible values), ``name`` (``cache list`` makes a namespace),
             ``aliases``, ``group`` (one of :data:`GROUPS`), ``example`` (lines for a shell, which
             run where the README ends).
     """

@@ -51,12 +51,12 @@ def script(shell: str, collection: Collection, models: Iterable[str]) -> str:
         collection: the commands.
         models: names of models that the program knows.
     """
-    commands = [_command(name, collection[name]) for name in sorted(collection.task_names)]
+    commands = [_command(collection[name]) for name in sorted(collection.task_names)]
     head = f"# Completion of bitnet {bitnet.__version__} for {shell}: bitnet completion {shell}"
     return "\n".join([head, *SHELLS[shell](commands, list(models))]) + "\n"
 
 
-def _command(name: str, command: object) -> _Command:
+def _command(command: object) -> _Command:
     assert isinstance(command, Task)
     options = [one for one in command.get_arguments() if isinstance(one, Option)]
     flags = [_Flag(f"--{one.names[0]}", one.help or "", _values(one)) for one in options]
@@ -68,9 +68,7 @@ def _command(name: str, command: object) -> _Command:
     flags.append(_Flag("--help", "what the command does and takes", None))
     values = [value for one in options if one.positional for value in _values(one) or ()]
     text = (command.__doc__ or "").strip().partition("\n")[0]
-    # As it is typed: `cache clean`, which `clean-cache` is another name for.
-    typed = next((alias for alias in command.aliases if "." in alias), name)
-    return _Command(typed.replace(".", " "), text, tuple(flags), tuple(dict.fromkeys(values)))
+    return _Command(command.typed, text, tuple(flags), tuple(dict.fromkeys(values)))
 
 
 def _values(option: Option) -> tuple[str, ...] | None:

@@ -87,7 +87,7 @@ def _check(project, entries, output):
         name = f"{entry.repo}/{entry.file}"
         if entry.path is None:
             said = "it is pinned for the cache, not for a place in the project"
-            found.append(Finding("skipped", name, said, "bitnet cache.verify"))
+            found.append(Finding("skipped", name, said, "bitnet cache verify"))
             continue
         path = project.folder / path_of(entry.path)
         if not path.exists():

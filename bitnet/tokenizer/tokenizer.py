@@ -75,7 +75,7 @@ class Tokenizer:
             raise InvalidFormat(
                 f"the decoder of the tokenizer {self.source} is damaged: "
                 f"{type(error).__name__} {error}",
-                hint="fetch the file again; one in the cache goes with: bitnet clean-cache",
+                hint="fetch the file again; one in the cache goes with: bitnet cache clean",
             ) from None
 
     @classmethod

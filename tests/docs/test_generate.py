@@ -24,7 +24,7 @@ def test_every_command_and_every_option_is_on_the_page(generate):
     page = generate.commands()
     collection = load()
     for name in collection.task_names:
-        section = page.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        section = page.split(f"\n## {collection[name].typed}\n")[1].split("\n## ")[0]
         for argument in collection[name].get_arguments():
             assert argument.spelled().replace("|", "\\|") in section
 

@@ -372,7 +372,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
     monkeypatch.setattr(module, "free_space", lambda folder: 1000)
     done = bitnet("bundle.import", bundle)
     assert (done.code, "--cache-dir" in done.err) == (10, True)
-    assert "clean-cache" not in done.err
+    assert "cache clean" not in done.err
     assert digests_in(settings.cache_dir()) == set()
 
 

@@ -66,7 +66,7 @@ def test_verify_ends_with_13_and_a_way_out_when_something_is_damaged(run, cache)
     (cache / "tokenizers/gpt2-50k/tokenizer.json").write_text("{")
     code, out, err = run("cache.verify")
     assert (code, out.startswith("✗ Invalid JSON: ")) == (13, True)
-    assert "clean-cache --key gpt2-50k --yes" in err
+    assert "cache clean --key gpt2-50k --yes" in err
     code, out, _ = run("cache.verify", "--json")
     assert (code, json.loads(out)[0]["intact"]) == (13, False)
 
@@ -90,7 +90,7 @@ def test_clean_removes_nothing_where_nobody_can_be_asked(run, cache):
     code, out, err = run("clean-cache")
     assert code == 2
     assert "would remove" in out
-    assert "clean-cache --yes" in err
+    assert "cache clean --yes" in err
     assert (cache / "tokenizers/gpt2-50k/tokenizer.json").exists()
 
 

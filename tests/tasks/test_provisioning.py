@@ -272,7 +272,7 @@ def test_a_model_is_fetched_where_the_cache_is_read_only(hub, bitnet, tmp_path, 
 
 @pytest.mark.parametrize(
     ("left", "said"),
-    [("tokenizers", "bitnet clean-cache,"), ("models", "clean-cache --models"), ("", "delete")],
+    [("tokenizers", "bitnet cache clean,"), ("models", "cache clean --models"), ("", "delete")],
 )
 def test_a_full_disk_names_clean_cache_only_where_it_frees_enough(
     hub, bitnet, monkeypatch, left, said
@@ -290,5 +290,5 @@ def test_a_full_disk_names_clean_cache_only_where_it_frees_enough(
     assert done.code == 10
     hint = done.err.partition("hint: ")[2]
     assert said in hint
-    assert ("clean-cache" in hint) == bool(left)
+    assert ("cache clean" in hint) == bool(left)
     assert "--cache-dir DIR" in hint
