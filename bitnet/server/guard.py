@@ -8,7 +8,7 @@ import json
 import re
 import secrets
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bitnet.server.faults import GONE, Refused
@@ -16,16 +16,11 @@ from bitnet.server.options import is_loopback
 from bitnet.server.pages import OPEN_PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+    from collections.abc import Sequence
 
+    from bitnet.server.asgi import App, Event, Receive, Scope, Send
     from bitnet.server.metrics import Metrics
     from bitnet.server.narration import Narrator
-
-    Scope = MutableMapping[str, Any]
-    Event = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Event]]
-    Send = Callable[[Event], Awaitable[None]]
-    App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 __all__ = ["MAX_HEADER_BYTES", "Guard"]
 

@@ -15,15 +15,10 @@ from bitnet.runtime.chat_form import chat_finish
 from bitnet.server.faults import GONE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+    from collections.abc import Sequence
 
     from bitnet.runtime.answer import Answer
-
-    Scope = MutableMapping[str, Any]
-    Event = MutableMapping[str, Any]
-    Receive = Callable[[], Awaitable[Event]]
-    Send = Callable[[Event], Awaitable[None]]
-    App = Callable[[Scope, Receive, Send], Awaitable[None]]
+    from bitnet.server.asgi import App, Event, Receive, Scope, Send
 
 __all__ = ["RequestSpan", "Traced", "Tracing", "tracing_from_environment"]
 
