@@ -56,36 +56,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# Names of __all__ that are not here are errors.
 _HOMES: dict[str, tuple[str, ...]] = {
-    "bitnet.errors": (
-        "AuthError",
-        "BenchmarkError",
-        "BitnetError",
-        "CacheBusy",
-        "HashMismatch",
-        "InferenceError",
-        "IntegrityError",
-        "Interrupted",
-        "InvalidFormat",
-        "LicenceNotAccepted",
-        "NetworkError",
-        "NoSpace",
-        "NotFound",
-        "Offline",
-        "PermissionDenied",
-        "RateLimited",
-        "ReferenceUnavailable",
-        "RowsFailed",
-        "TokenInvalid",
-        "TokenMissing",
-        "TokenizerNotFound",
-        "Unsupported",
-        "UpstreamChanged",
-        "UsageError",
-        "VerificationFailed",
-        "VocabMismatch",
-        "WrongType",
-    ),
     "bitnet.provision": ("SmartTokenizerDownload",),
     "bitnet.runtime.answer": (
         "Answer",
@@ -160,8 +132,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _EXPORTS:
-        return getattr(import_module(_EXPORTS[name]), name)
+    if name in __all__:
+        return getattr(import_module(_EXPORTS.get(name, "bitnet.errors")), name)
     raise AttributeError(f"module 'bitnet' has no attribute {name!r}")
 
 
