@@ -46,8 +46,12 @@ def check(c, since="origin/main"):
 
 def _tests_beside(changed):
     """The tests of the files *changed*: of their package or module, and of the house's rules."""
-    found = {f"tests/{name}.py" for name in ("test_imports", "test_cli", "test_english")}
-    found.add("tests/tasks/test_hints.py")
+    found = {
+        "tests/test_cli.py",
+        "tests/test_english.py",
+        "tests/test_imports.py",
+        "tests/tasks/test_hints.py",
+    }
     for path in map(Path, changed):
         if path.parts[0] == "bitnet":
             found |= {f"tests/{path.parts[1]}", f"tests/test_{path.parts[1]}"}
