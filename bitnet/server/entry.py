@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from bitnet.server.source import facts_of, facts_of_loaded
 
@@ -16,9 +15,7 @@ if TYPE_CHECKING:
     from bitnet.server.service import Service
     from bitnet.server.source import Facts, Source
 
-__all__ = ["FOREVER", "Entry", "State", "in_thread"]
-
-T = TypeVar("T")
+__all__ = ["FOREVER", "Entry", "State"]
 
 State = Literal["unloaded", "waiting", "loading", "loaded", "unloading", "failed"]
 FOREVER = float("inf")
@@ -91,7 +88,7 @@ class Entry:
             if self.service is not None:
                 self._facts = facts_of_loaded(self.service.model)
             else:
-                self._facts = await in_thread(partial(facts_of, self.source))
+                self._facts = await asyncio.to_thread(facts_of, self.source)
         return self._facts
 
     def call_when_idle(self, unload: Callable[[], object]) -> None:
@@ -106,8 +103,3 @@ class Entry:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self.expires_at = None
-
-
-async def in_thread(work: Callable[[], T]) -> T:
-    """The result of *work*, called in a thread of the event loop's own."""
-    return await asyncio.get_running_loop().run_in_executor(None, work)

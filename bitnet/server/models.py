@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.progress import human_size
-from bitnet.server.entry import FOREVER, Entry, in_thread
+from bitnet.server.entry import FOREVER, Entry
 from bitnet.server.faults import Refused, from_error
 from bitnet.server.loading import loaded, narrated, opened
 from bitnet.server.service import Service
@@ -321,11 +321,11 @@ class Models:
         try:
             async with self._turn:
                 self._check_wanted(entry)
-                checkpoint = await in_thread(partial(opened, entry.source.open, entry.narrate))
-                entry.size_bytes = await in_thread(partial(self._weigh, entry, checkpoint))
+                checkpoint = await asyncio.to_thread(opened, entry.source.open, entry.narrate)
+                entry.size_bytes = await asyncio.to_thread(self._weigh, entry, checkpoint)
                 await self._make_room(entry)
                 entry.state = "loading"
-                service = await in_thread(partial(self._loaded, entry, checkpoint))
+                service = await asyncio.to_thread(self._loaded, entry, checkpoint)
                 service.worker.start()
                 self._set(entry, service)
         except Refused:
@@ -402,9 +402,9 @@ class Models:
             return
         entry.state = "unloading"
         entry.cancel_timer()
-        await in_thread(service.close)
+        await asyncio.to_thread(service.close)
         del service
-        await in_thread(gc.collect)  # a model that an old error still holds
+        await asyncio.to_thread(gc.collect)  # a model that an old error still holds
         entry.state = "unloaded"
         entry.narrate("model_unloaded", f"Model {entry.name} is unloaded", "Time for a nap! 😴")
 
