@@ -20,7 +20,7 @@ from bitnet.formats.sentence_transformers import Prompts
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     import numpy as np
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from bitnet.formats.gguf import GGUF
     from bitnet.quants.weight import Weight
 
-__all__ = ["Checkpoint", "RopeStyle"]
+__all__ = ["Checkpoint", "RopeStyle", "has_input_norms"]
 
 RopeStyle = Literal["interleaved", "half"]
 
@@ -38,6 +38,15 @@ _PREFIXES_OF_BITNET = ("bitnet-b1.58", "bitnet", "llama")
 
 _MISSING = object()
 _LARGEST = 2**32 - 1
+
+
+def has_input_norms(names: Iterable[str]) -> bool:
+    """True if there is a norm before every projection, as in BitNet's embedding models.
+
+    Args:
+        names: of the tensors, as in GGUF.
+    """
+    return any(name.endswith("_norm_in.weight") for name in names)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import numpy as np
 from bitnet.errors import Unsupported
 from bitnet.families.family import of_gguf
 from bitnet.families.rules import without
-from bitnet.formats.checkpoint import Checkpoint
+from bitnet.formats.checkpoint import Checkpoint, has_input_norms
 from bitnet.formats.gguf import GGUF, MAGIC
 from bitnet.quants import registry
 from bitnet.quants.weight import Weight
@@ -94,9 +94,9 @@ def _rounds_inputs(gguf: GGUF, metadata: Mapping[str, Any], family: Family | Non
     return (
         key in metadata
         or (family is not None and family.rounds_inputs)
+        or has_input_norms(gguf.tensors)
         or any(
-            name.endswith("_norm_in.weight")
-            or (info.type.is_ternary and info.type.name not in registry.OF_ANY_MODEL)
-            for name, info in gguf.tensors.items()
+            info.type.is_ternary and info.type.name not in registry.OF_ANY_MODEL
+            for info in gguf.tensors.values()
         )
     )

@@ -11,7 +11,7 @@ from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.families import config_json
 from bitnet.formats import safetensors, sentence_transformers
 from bitnet.formats.bit_linear import BitLinear
-from bitnet.formats.checkpoint import Checkpoint
+from bitnet.formats.checkpoint import Checkpoint, has_input_norms
 from bitnet.formats.json_file import read_json
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
@@ -54,7 +54,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     said = config_json.describe(outer, model=folder.name, ignore=ignore_keys)
     tensors, names = _renamed(safetensors.read_folder(folder), said)
     _check_tensors(tensors, said, folder)
-    has_norms = any(name.endswith("_norm_in.weight") for name in tensors)
+    has_norms = has_input_norms(tensors)
     if said.quantization.get("use_rms_norm") and not has_norms:
         raise InvalidFormat(
             f"{folder.name}: quantization_config speaks of norms before every projection, and "

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.families.rules import refusal
+from bitnet.formats.checkpoint import has_input_norms
 from bitnet.formats.sentence_transformers import POOLINGS
 from bitnet.models.rope import Rope, rope_from
 
@@ -211,7 +212,7 @@ def _base(checkpoint: Checkpoint, *, default_window: int, period: int) -> dict[s
         "windows": _windows(checkpoint, layers, period=period, window=window),
         "causal": causal,
         "pooling": POOLINGS[checkpoint.integer("pooling_type", 0)],
-        "input_norms": any(name.endswith("_norm_in.weight") for name in checkpoint.weights),
+        "input_norms": has_input_norms(checkpoint.weights),
     }
 
 
