@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet.errors import UsageError
 from bitnet.formats.model_files import model_name
 from bitnet.runtime.chat_form import chat_reply
-from bitnet.runtime.openai_request import SAMPLING, chat_request, request_of, texts_of
+from bitnet.runtime.openai_request import chat_request, request_of, texts_of
+from bitnet.runtime.options import SAMPLING
 from bitnet.runtime.request import Request, check_messages
 from bitnet.runtime.response_form import ResponseItems, response_request
 from bitnet.runtime.text_form import (

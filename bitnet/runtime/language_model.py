@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Collection, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -34,7 +34,7 @@ from bitnet.models.load import load_model
 from bitnet.runtime.answer import Answer, Stats
 from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.engine import Engine
-from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.options import SAMPLING
 from bitnet.runtime.request import Request, check_prompt
 from bitnet.runtime.scheduler import Scheduler
 from bitnet.runtime.structured import Grammars
@@ -449,10 +449,9 @@ def embed(
         return loaded.embed(texts, **options)
 
 
-_SAMPLING = tuple(entry.name for entry in fields(SamplingParams))
 _ANSWER = (
     *("max_tokens", "stop", "sampling", "lookup", "json_schema", "regex", "logprobs"),
-    *("min_tokens", *_SAMPLING),
+    *("min_tokens", *SAMPLING),
 )
 
 
@@ -462,7 +461,7 @@ def _request(prompt: str | Sequence[int], options: Mapping[str, Any]) -> Request
     for name in given:
         if name not in _ANSWER:
             raise WrongType(f"{name!r} is not an option of an answer: {', '.join(_ANSWER)}")
-    drawn = {name: given.pop(name) for name in _SAMPLING if name in given}
+    drawn = {name: given.pop(name) for name in SAMPLING if name in given}
     request = Request(prompt=prompt, **given)
     return replace(request, sampling=replace(request.sampling, **drawn)) if drawn else request
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import UsageError
-from bitnet.runtime.options import SamplingParams
+from bitnet.runtime.options import SAMPLING
 from bitnet.runtime.request import Request
 
 if TYPE_CHECKING:
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GRAMMARS",
-    "SAMPLING",
     "chat_request",
     "grammar_of",
     "request_of",
@@ -23,7 +22,6 @@ __all__ = [
     "texts_of",
 ]
 
-SAMPLING = tuple(entry.name for entry in fields(SamplingParams))
 # Fields that constrain the answer, besides response_format.
 GRAMMARS = ("json_schema", "guided_json", "guided_regex", "guided_choice", "structured_outputs")
 _SPECIAL = re.compile(r"[][\\.+*?()|{}^$#&~-]")  # of a regular expression

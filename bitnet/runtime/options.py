@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from bitnet import settings
@@ -15,6 +15,7 @@ from bitnet.options import check_bounds, option
 
 __all__ = [
     "PRECISIONS",
+    "SAMPLING",
     "ModelOptions",
     "Precision",
     "PromptOptions",
@@ -90,6 +91,9 @@ class SamplingParams:
     def turn(self, number: int = 0) -> SamplingParams:
         """These parameters with the seed for answer *number* of several, so that they differ."""
         return replace(self, seed=(self.actual_seed() + number) % 2**64)
+
+
+SAMPLING = tuple(entry.name for entry in fields(SamplingParams))
 
 
 def _biases(entries: Mapping[Any, float] | Iterable[str]) -> dict[int, float]:
