@@ -37,7 +37,7 @@ def answers(
     """
     scheduler = model.scheduler(max_batch=max_batch)
     waiting, default = iter(rows), Request(max_tokens=max_tokens)
-    running: dict[Sequence, tuple[BatchRow, list[Answer]]] = {}
+    running: dict[Sequence, tuple[BatchRow, Answer, list[Answer]]] = {}
     while True:
         while len(running) < max_batch and (row := next(waiting, None)) is not None:
             try:
@@ -49,16 +49,15 @@ def answers(
                 yield row, {"error": error.message}
                 continue
             found = [Answer(model.tokenizer, sequence) for sequence in sequences]
-            for sequence in sequences:
-                scheduler.queue(sequence)
-                running[sequence] = row, found
+            for answer in found:
+                scheduler.queue(answer.sequence)
+                running[answer.sequence] = row, answer, found
         if not running:
             return
         for sequence, piece in scheduler.step():
             if sequence not in running:
                 continue
-            row, found = running[sequence]
-            answer = next(one for one in found if one.sequence is sequence)
+            row, answer, found = running[sequence]
             if not answer.take(piece).finish_reason:
                 continue
             # A stop text may have ended it, and one that fails ends the whole row.
