@@ -58,6 +58,15 @@ def worker(serving):
 
 
 @pytest.fixture
+def client(worker):
+    """OpenAI's client of the worker."""
+    import openai
+
+    with openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture
 def slow(monkeypatch):
     """Passes of the model wait for the test: ``release()`` lets so many of them run."""
     gate = threading.Semaphore(0)

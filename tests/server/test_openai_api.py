@@ -15,12 +15,6 @@ TEXT = {"role": "user", "content": "a"}
 IMAGE = {"role": "user", "content": [{"type": "image_url"}]}
 
 
-@pytest.fixture
-def client(worker):
-    with openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def events(response):
     lines = [line for line in response.text.split("\n\n") if line]
     assert lines.pop() == "data: [DONE]"

@@ -2,7 +2,6 @@
 
 import json
 
-import openai
 import pytest
 from server_process import listening
 from tool_models import CITIES, CLOCK, WEATHER, tool_gguf
@@ -17,12 +16,6 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 def worker(tmp_path):
     with listening(tool_gguf(tmp_path / "m.gguf"), max_output_tokens=400) as worker:
         yield worker
-
-
-@pytest.fixture
-def client(worker):
-    with openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture

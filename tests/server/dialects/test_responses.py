@@ -2,7 +2,6 @@
 
 import json
 
-import openai
 import pytest
 from tool_models import CITIES, WEATHER
 
@@ -11,12 +10,6 @@ from bitnet.runtime.language_model import load
 ASK = [{"role": "user", "content": "abc"}]
 TOOL = {"type": "function", **WEATHER["function"]}
 NAMED = {"type": "function", "name": "weather"}
-
-
-@pytest.fixture
-def client(worker):
-    with openai.OpenAI(base_url=f"{worker.address}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture
