@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.language_model import LanguageModel
 
-__all__ = ["URLS", "Url", "line_of", "reply_of", "requests_of"]
+__all__ = ["URLS", "Url", "check_for", "line_of", "reply_of", "requests_of"]
 
 MAX_TEXTS = 2048  # of a row, as OpenAI has it
 _NAMES = {bool: "true or false", int: "a whole number", str: "a text", dict: "an object",
@@ -65,6 +65,20 @@ def requests_of(facts: Mapping[str, Any], default: Request) -> list[Request]:
         raise _in_body(error) from error
 
 
+def check_for(facts: Mapping[str, Any], model: LanguageModel) -> None:
+    """Refuse the line *facts* if *model* cannot give what it asks for.
+
+    Raises:
+        UsageError: its vectors cannot have that type or number of dimensions; names the field.
+    """
+    if facts["url"] != "/v1/embeddings":
+        return
+    try:
+        vector_precision(facts["body"], model.config.dim)
+    except UsageError as error:
+        raise _in_body(error) from error
+
+
 def _in_body(error: UsageError) -> UsageError:
     """*error* about a body, as one about its line."""
     field, message = f"body.{error.field}", error.message
@@ -93,18 +107,11 @@ def line_of(row_id: str, digest: str, facts: Mapping[str, Any]) -> dict[str, Any
 def reply_of(
     facts: Mapping[str, Any], digest: str, answers: Sequence[Answer], model: LanguageModel
 ) -> dict[str, Any]:
-    """The reply to the line *facts*, as OpenAI has it.
-
-    Raises:
-        UsageError: the vectors of *model* cannot be what it asks for.
-    """
+    """The reply to the line *facts*, as OpenAI has it."""
     url = URLS[facts["url"]]
     created, name = int(time.time()), model_name(model.path)
     head = {"id": f"{url.prefix}{digest}", "created": created, "model": name}
-    try:
-        return url.reply(facts["body"], head, answers, model)
-    except UsageError as error:
-        raise _in_body(error) from error
+    return url.reply(facts["body"], head, answers, model)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from bitnet.batch.openai_rows import reply_of
+from bitnet.batch.openai_rows import check_for, reply_of
 from bitnet.errors import BitnetError, UsageError
 from bitnet.runtime.answer import Answer
 from bitnet.runtime.chat_form import token_facts
@@ -43,8 +43,10 @@ def answers(
             try:
                 if row.problem:
                     raise UsageError(row.problem)
-                wanted = [model.prepare(one) for one in row.requests(default)]
-                sequences = [scheduler.prepare(*one) for one in wanted]
+                requests = row.requests(default)
+                if row.is_openais:
+                    check_for(row.facts, model)
+                sequences = [scheduler.prepare(*model.prepare(one)) for one in requests]
             except BitnetError as error:
                 yield row, {"error": error.message}
                 continue
@@ -87,10 +89,7 @@ def _facts(
     if error is not None:
         return {"error": getattr(error, "message", str(error))}
     if row.is_openais:
-        try:
-            return {"body": reply_of(row.facts, row.digest, answers, model)}
-        except BitnetError as wrong:
-            return {"error": wrong.message}
+        return {"body": reply_of(row.facts, row.digest, answers, model)}
     (answer,) = answers
     more: dict[str, Any] = {}
     if answer.calls:

@@ -12,7 +12,10 @@ from tiny_models import tiny_gguf
 from tool_models import CITIES, WEATHER, tool_gguf
 
 from bitnet.batch.openai_rows import URLS
+from bitnet.batch.rows import BatchRow
+from bitnet.batch.run import answers
 from bitnet.runtime.language_model import load
+from bitnet.runtime.scheduler import Scheduler
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}.{{ m.content }}.{% endfor %}assistant."
 ASK = [{"role": "user", "content": "a"}]
@@ -196,6 +199,15 @@ def test_a_row_that_cannot_be_answered_names_the_field_and_harms_no_other(answer
     again, _ = answered(model_path, [*rows, line("good", VECTORS, input="a")], "--json")
     facts = json.loads(again.out)
     assert (again.code, facts["answered_before"], facts["failed"]) == (24, len(found), len(WRONG))
+
+
+@pytest.mark.parametrize("asked", [{"dimensions": 10**6}, {"output_dtype": "int4"}])
+def test_vectors_that_cannot_be_are_refused_before_the_model_runs(model_path, monkeypatch, asked):
+    monkeypatch.setattr(Scheduler, "step", lambda self: pytest.fail("the model runs"))
+    row = BatchRow.parse(json.dumps(line("v", VECTORS, input="a", **asked)), 1)
+    with load(model_path) as model:
+        ((_, found),) = answers([row], model)
+    assert f"body.{min(asked)}" in found["error"]
 
 
 def test_a_model_that_writes_nothing_answers_the_rows_that_want_vectors(answered, tmp_path):
