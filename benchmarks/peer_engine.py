@@ -113,7 +113,7 @@ class Llama:
 
 
 class Bitnet:
-    """This project: tokens are chosen, too, greedily."""
+    """This project: tokens are chosen, too, greedily; a model of embeddings embeds."""
 
     def __init__(self, path, threads, context, *, level="", head=""):
         import bitnet
@@ -123,12 +123,17 @@ class Bitnet:
         if level and not native.module().set_kernel_level(level):
             raise SystemExit(f"this machine has no {level}")
         options = {"threads": threads, "context": context, "exact_head": head or "auto"}
-        self.engine = bitnet.load(path, **options).engine
+        self.model = bitnet.load(path, **options)
+        self.engine = self.model.engine
 
     def run(self, kind, count, depth=0):
         """Seconds to read *count* tokens at once (``pp``) or write them (``tg``) behind *depth*."""
         from bitnet.runtime.request import Request
 
+        if not self.model.config.writes:
+            start = time.perf_counter()
+            self.model.embed([prompt(count)])
+            return time.perf_counter() - start
         self.engine.reset()
         ids = prompt(count if kind == "pp" else 1 + depth)
         wanted = Request(max_tokens=1 if kind == "pp" else count + bool(depth))

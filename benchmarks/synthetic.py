@@ -1,20 +1,21 @@
-"""Write a GGUF file with the shape of BitNet b1.58 2B-4T and random ternary weights.
+"""Write a GGUF file with the shape of a published BitNet and random ternary weights.
 
     python benchmarks/synthetic.py OUT.gguf --vocabulary VOCAB.gguf [--type I2_S]
-        [--layers 30] [--tiny]
+        [--shape 2b-4t] [--architecture NAME] [--layers N]
 
 The speed of a ternary model does not depend on its weights' values, so a benchmark needs the shape
-and not the model. Metadata keys are those of the published file (which has no
-``tokenizer.ggml.pre``), the vocabulary comes from any GGUF file that has LLaMA-3's. The weights
-depend on --seed alone: files of different --type hold the same model. One tensor is in memory at a
-time.
+and not the model. Metadata keys are those of the published files (2B-4T has no
+``tokenizer.ggml.pre``), the vocabulary comes from any GGUF file that has LLaMA-3's, for every
+shape. Another --architecture is for engines that lack the real one: the same products with that
+architecture's norms. The weights depend on --seed alone: files of different --type hold the same
+model. One tensor is in memory at a time.
 """
 
 from __future__ import annotations
 
 import argparse
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,6 @@ from bitnet.quants import i2_s, tq, types
 from bitnet.quants.ternary import Ternary
 
 ALIGNMENT = 32
-LAYERS = 30
 FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "F16": 1, "Q4_0": 2, "Q8_0": 7}
 
 
@@ -63,16 +63,30 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Shape:
-    """Widths of the model."""
+    """Sizes of a model, and the architecture that its file names."""
 
+    architecture: str = "bitnet-b1.58"
+    layers: int = 30
     dim: int = 2560
     ffn: int = 6912
     heads: int = 20
     kv_heads: int = 5
     head_dim: int = 128
 
+    @property
+    def width(self):
+        """Width of all heads together."""
+        return self.heads * self.head_dim
 
-TINY = Shape(dim=256, ffn=512, heads=4, kv_heads=2, head_dim=64)
+
+SHAPES = {
+    "2b-4t": Shape(),
+    "embedding-0.6b": Shape("qwen3", 28, 1024, 3072, 16, 8, 128),
+    "embedding-270m": Shape("gemma3", 18, 640, 2048, 4, 1, 256),
+    "tiny": Shape(dim=256, ffn=512, heads=4, kv_heads=2, head_dim=64),
+    "tiny-embedding": Shape("qwen3", 2, 256, 512, 4, 2, 128),
+}
+EMBEDDINGS = ("qwen3", "gemma3")
 
 
 @dataclass(frozen=True)
@@ -89,10 +103,23 @@ class Tensor:
         return types.by_name(self.kind).size_bytes(self.shape)
 
 
+def norms(shape):
+    """Width of each norm of a layer, without those before the products."""
+    dim, head = shape.dim, shape.head_dim
+    if shape.architecture.startswith("bitnet"):
+        sub_norms = {"attn_sub_norm": shape.width, "ffn_sub_norm": shape.ffn}
+        return {"attn_norm": dim, "ffn_norm": dim} | sub_norms
+    found = {"attn_norm": dim, "ffn_norm": dim}
+    if shape.architecture in EMBEDDINGS:
+        found |= {"attn_q_norm": head, "attn_k_norm": head}
+    if shape.architecture == "gemma3":
+        found |= {"post_attention_norm": dim, "post_ffw_norm": dim}
+    return found
+
+
 def tensors(kind, shape, *, layers, vocabulary):
     """Every tensor of the model, in file order."""
-    dim, ffn = shape.dim, shape.ffn
-    width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    dim, ffn, width, kv_width = shape.dim, shape.ffn, shape.width, shape.kv_heads * shape.head_dim
     linear = {
         "attn_q": (width, dim),
         "attn_k": (kv_width, dim),
@@ -102,10 +129,14 @@ def tensors(kind, shape, *, layers, vocabulary):
         "ffn_up": (ffn, dim),
         "ffn_down": (dim, ffn),
     }
-    norms = {"attn_norm": dim, "attn_sub_norm": width, "ffn_norm": dim, "ffn_sub_norm": ffn}
+    layer_norms = norms(shape)
+    if shape.architecture in EMBEDDINGS and kind == "I2_S":
+        layer_norms |= {f"{name}_norm_in": size[1] for name, size in linear.items()}
     found = [Tensor("token_embd.weight", (vocabulary, dim), "F16")]
     for layer in range(layers):
-        found += [Tensor(f"blk.{layer}.{name}.weight", (n,), "F32") for name, n in norms.items()]
+        found += [
+            Tensor(f"blk.{layer}.{name}.weight", (n,), "F32") for name, n in layer_norms.items()
+        ]
         found += [Tensor(f"blk.{layer}.{name}.weight", size, kind) for name, size in linear.items()]
     return [*found, Tensor("output_norm.weight", (dim,), "F32")]
 
@@ -159,8 +190,9 @@ def vocabulary_keys(path):
         return list(keys.values()), len(gguf.metadata["tokenizer.ggml.tokens"])
 
 
-def metadata(architecture, kind, shape, *, layers, vocabulary):
+def metadata(kind, shape, *, layers, vocabulary):
     """Keys with single values, as the published file has them."""
+    architecture = shape.architecture
     own = {
         "vocab_size": vocabulary,
         "context_length": 4096,
@@ -171,9 +203,13 @@ def metadata(architecture, kind, shape, *, layers, vocabulary):
         "attention.head_count": shape.heads,
         "attention.head_count_kv": shape.kv_heads,
     }
+    if shape.width != shape.dim:
+        own |= {f"attention.{part}_length": shape.head_dim for part in ("key", "value")}
+    if architecture in EMBEDDINGS:
+        own["pooling_type"] = 3  # the last token
     return [
         scalar("general.architecture", "string", architecture),
-        scalar("general.name", "string", "synthetic bitnet2b"),
+        scalar("general.name", "string", "synthetic"),
         *(scalar(f"{architecture}.{key}", "uint32", value) for key, value in own.items()),
         scalar(f"{architecture}.attention.layer_norm_rms_epsilon", "float32", 1e-5),
         scalar(f"{architecture}.rope.freq_base", "float32", 500000.0),
@@ -198,15 +234,14 @@ def write(
     vocabulary,
     *,
     kind="I2_S",
-    architecture="bitnet-b1.58",
-    shape=None,
-    layers=LAYERS,
+    shape=SHAPES["2b-4t"],
+    layers=None,
     seed=0,
 ):
-    """Write the file, of the full *shape* by default."""
-    shape = shape or Shape()
+    """Write the file, with all *layers* of the *shape* by default."""
+    layers = layers or shape.layers
     arrays, tokens = vocabulary_keys(vocabulary)
-    keys = metadata(architecture, kind, shape, layers=layers, vocabulary=tokens) + arrays
+    keys = metadata(kind, shape, layers=layers, vocabulary=tokens) + arrays
     entries = tensors(kind, shape, layers=layers, vocabulary=tokens)
     pieces = [b"GGUF", struct.pack("<IQQ", 3, len(entries), len(keys)), *keys]
     offset = 0
@@ -230,17 +265,17 @@ def main():
     parser.add_argument("out", type=Path)
     parser.add_argument("--vocabulary", type=Path, required=True, help="GGUF file with LLaMA-3's")
     parser.add_argument("--type", default="I2_S", choices=sorted(FILE_TYPES))
-    parser.add_argument("--architecture", default="bitnet-b1.58", help="bitnet: for llama.cpp")
-    parser.add_argument("--layers", type=int, default=LAYERS)
-    parser.add_argument("--tiny", action="store_true", help="256 columns, to try the rest out")
+    parser.add_argument("--shape", default="2b-4t", choices=SHAPES)
+    parser.add_argument("--architecture", help="bitnet: 2B-4T for llama.cpp")
+    parser.add_argument("--layers", type=int)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    shape = SHAPES[options.shape]
     write(
         options.out,
         options.vocabulary,
         kind=options.type,
-        architecture=options.architecture,
-        shape=TINY if options.tiny else None,
+        shape=replace(shape, architecture=options.architecture or shape.architecture),
         layers=options.layers,
         seed=options.seed,
     )

@@ -46,6 +46,7 @@ VARIANTS = {
     f"{OURS_AVX2}, not screened": "bitnet:avx2:off",
 }
 CONTEXT = 1024
+WARM_UP = {"pp": "pp32", "tg": "tg8"}
 
 
 def converted(model, kind, head, *, python, work):
@@ -90,8 +91,8 @@ def measure(found, threads, tests, turns):
     running = {label: Engine(*entry, threads, CONTEXT) for label, entry in found.items()}
     rates = {label: {test: [] for test in tests} for label in running}
     for engine in running.values():
-        engine.seconds("pp32")
-        engine.seconds("tg8")
+        for kind in {test[:2] for test in tests}:
+            engine.seconds(WARM_UP[kind])
     for _ in range(turns):
         for test in tests:
             for label, engine in running.items():

@@ -36,9 +36,10 @@ def written(script, tmp_path, monkeypatch):
     vocabulary = tmp_path / "vocabulary.gguf"
     tiny_gguf(vocabulary)
 
-    def write(kind):
+    def write(kind, shape="tiny", *more):
         out = tmp_path / f"{kind}.gguf"
-        words = [out, "--vocabulary", vocabulary, "--type", kind, "--layers", 2, "--tiny"]
+        words = [out, "--vocabulary", vocabulary, "--type", kind, "--layers", 2, "--shape", shape]
+        words += more
         monkeypatch.setattr(sys, "argv", ["synthetic.py", *map(str, words)])
         script.main()
         return open_checkpoint(out)
@@ -62,10 +63,29 @@ def test_files_of_all_encodings_hold_the_same_weights(written):
         assert np.array_equal(values[0], other)
 
 
+def test_an_embedding_model_has_a_norm_before_every_product(written):
+    checkpoint = written("I2_S", "tiny-embedding")
+    assert sum(name.endswith("_norm_in.weight") for name in checkpoint.weights) == 2 * 7
+    model = load_model(checkpoint, ops=ReferenceOps())
+    assert not model.config.writes
+
+
+def test_another_architecture_has_the_same_products(written):
+    def products(checkpoint):
+        return {name for name in checkpoint.weights if "norm" not in name}
+
+    own, other = (
+        written("I2_S", "tiny-embedding"),
+        written("F16", "tiny-embedding", "--architecture", "llama"),
+    )
+    assert products(own) == products(other)
+    assert other.architecture == "llama"
+
+
 def test_the_full_shape_is_that_of_2b_4t(script):
     sizes = {
         each.name: each.size
-        for each in script.tensors("I2_S", script.Shape(), layers=30, vocabulary=128256)
+        for each in script.tensors("I2_S", script.SHAPES["2b-4t"], layers=30, vocabulary=128256)
     }
     assert sizes["token_embd.weight"] == 128256 * 2560 * 2
     ternary = [
