@@ -83,7 +83,17 @@ FALCON3 = _PACKED | {
     "rms_norm_eps": EPS_6,
     "rope_theta": 1000042,
 }
-# What transformers writes of layers whose scale multiplies, as onebitllms makes them.
+# huggingface.co/tiiuae/Falcon-E-1B-Base, as onebitllms 0.0.4 writes it with transformers 4.52.
+FALCON_E = _PACKED | {
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "head_dim": HEAD,
+    "quantization_config": {"modules_to_not_convert": ["lm_head"], "quant_method": "bitnet"},
+    "rms_norm_eps": EPS_5,
+    "rope_theta": 1000042.0,
+    "transformers_version": "4.52.4",
+}
+# What transformers writes of layers whose scale multiplies.
 MULTIPLIES = LLAMA3 | {
     "quantization_config": {
         "linear_class": "autobitlinear",
@@ -98,6 +108,7 @@ CONFIGS = {
     "bitnet_b1_58-large": ONE_BIT,
     "Llama3-8B-1.58": LLAMA3,
     "Falcon3-7B-1.58bit": FALCON3,
+    "Falcon-E-1B": FALCON_E,
     "autobitlinear": MULTIPLIES,
 }
 # huggingface.co/microsoft/bitnet-b1.58-2B-4T-bf16
@@ -123,6 +134,7 @@ MICROSOFT = {
     "bitnet_b1_58-large": ONE_BIT,
     "Llama3-8B-1.58": LLAMA3,
     "Falcon3-7B-1.58bit": FALCON3,
+    "Falcon-E-1B": FALCON_E,
 }
 # Names of the norms before the last product of attention and of the FFN.
 SUB_NORMS = {

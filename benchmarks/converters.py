@@ -1,0 +1,81 @@
+"""Digests of what other tools make of tiny models: those in tests/convert/test_other_converters.py.
+
+    python benchmarks/converters.py [--bitnet-cpp FOLDER] [--llama-cpp FOLDER]
+
+--bitnet-cpp is a checkout of https://github.com/microsoft/BitNet with its submodules, built: its
+``convert-hf-to-gguf-bitnet.py`` (with PyTorch, and the ``gguf`` of the checkout) makes an F32 file
+of each folder, its ``llama-quantize`` an I2_S file of that, as its ``setup_env.py`` calls them.
+--llama-cpp is a source of llama.cpp, whose ``convert_hf_to_gguf.py`` writes TQ1_0 and TQ2_0; of
+packed folders with ``--no-lazy``, since b11434 stops otherwise. Printed is the digest of each
+file's tensors, and whether ``bitnet convert`` gives the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from published_bitnets import CONFIGS, MICROSOFT, MULTIPLIES, digest, with_tokenizer
+
+from bitnet.convert import Request, convert
+from bitnet.formats.containers import open_checkpoint
+
+
+def python(script, package, *words):
+    """Run *script* with the ``gguf`` of the folder *package*."""
+    path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
+    words = [str(word) for word in (sys.executable, script, *words)]
+    subprocess.run(words, check=True, capture_output=True, env=os.environ | {"PYTHONPATH": path})
+
+
+def by_bitnet_cpp(checkout, folder, out):
+    """The I2_S file that Microsoft's tools make of *folder*."""
+    wide = folder / "f32.gguf"
+    script = checkout / "utils/convert-hf-to-gguf-bitnet.py"
+    package = checkout / "3rdparty/llama.cpp/gguf-py"
+    python(script, package, folder, "--outtype", "f32", "--outfile", wide)
+    words = [checkout / "build/bin/llama-quantize", wide, out, "I2_S", "1"]
+    subprocess.run(words, check=True, capture_output=True)
+
+
+def by_llama_cpp(source, folder, out, encoding):
+    """The file that llama.cpp's converter makes of *folder*."""
+    words = ["--no-lazy", "--outtype", encoding.lower(), "--outfile", out]
+    python(source / "convert_hf_to_gguf.py", source / "gguf-py", folder, *words)
+
+
+def compared(name, encoding, tool, *words):
+    """Print what belongs into the test."""
+    with tempfile.TemporaryDirectory() as work:
+        folder = with_tokenizer(Path(work) / name, name)
+        theirs, ours = folder / "theirs.gguf", folder / "ours.gguf"
+        tool(*words[:1], folder, theirs, *words[1:])
+        expected = digest(open_checkpoint(theirs))
+        convert(folder, ours, Request(encoding, no_tokenizer=True))
+        same = digest(open_checkpoint(ours)) == expected
+        verdict = "is the same" if same else "differs"
+        print(f'{name} "{encoding}": "{expected}",  # ours {verdict}')
+
+
+def main():
+    """Compare with each tool that there is."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--bitnet-cpp", type=Path)
+    parser.add_argument("--llama-cpp", type=Path)
+    options = parser.parse_args()
+    for name in MICROSOFT if options.bitnet_cpp else ():
+        compared(name, "I2_S", by_bitnet_cpp, options.bitnet_cpp.resolve())
+    for name, config in CONFIGS.items() if options.llama_cpp else ():
+        if config is not MULTIPLIES:  # it divides by a scale that multiplies
+            for encoding in ("TQ1_0", "TQ2_0"):
+                compared(name, encoding, by_llama_cpp, options.llama_cpp.resolve(), encoding)
+
+
+if __name__ == "__main__":
+    main()
