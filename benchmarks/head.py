@@ -1,4 +1,4 @@
-"""Output head of BitNet 2B-4T's shape: the whole product against the screened one.
+"""Output head of BitNet 2B-4T's shape: the whole product against the exact head.
 
     python benchmarks/head.py [--rows 128256] [--columns 2560] [--threads 1,2]
 
@@ -19,7 +19,8 @@ import numpy as np
 
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
-from bitnet.kernels.screened_head import ScreenedHead, Wanted
+from bitnet.models.exact_head.copy import HeadCopy
+from bitnet.models.exact_head.logits import Needed
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
 
@@ -77,8 +78,8 @@ def compare(weight, thread_counts):
     in_rows = prepare_matrix(ops.module, weight, in_rows=True)
     tiles = ops.prepare(weight)
     start = time.perf_counter()
-    head = ScreenedHead.build(ops, in_rows)
-    size = f"{head.size_bytes / 1e6:.0f} MB, {head.sixth_bytes / 1e6:.0f} of them sixth bits,"
+    copy = HeadCopy.build(ops, in_rows)
+    size = f"{copy.size_bytes / 1e6:.0f} MB, {copy.sixth_bytes / 1e6:.0f} of them sixth bits,"
     print(f"copy: {size} in {time.perf_counter() - start:.2f} s")
     print("| kernels | threads | work | ms | GB/s | rows refined | computed |")
     print("|---|---:|---|---:|---:|---:|---:|")
@@ -86,10 +87,10 @@ def compare(weight, thread_counts):
         ops.module.set_threads(threads)
         for level in ops.module.kernel_levels()[1:]:
             ops.module.set_kernel_level(level)
-            report(f"| {level} | {threads}", ops, head, tiles, in_rows, states(weight))
+            report(f"| {level} | {threads}", ops, copy, tiles, in_rows, states(weight))
 
 
-def report(begin, ops, head, tiles, in_rows, hidden):
+def report(begin, ops, copy, tiles, in_rows, hidden):
     """Rows of the table for one setting."""
     x = hidden["sure"]
     for name, matrix in (("full, interleaved", tiles), ("full, in rows", in_rows)):
@@ -99,13 +100,13 @@ def report(begin, ops, head, tiles, in_rows, hidden):
         )
     for name, state in hidden.items():
         for count in (1, 41):
-            ms = best_ms(lambda s=state, n=count: head.candidates(s, [Wanted(n)]))
-            (found,) = head.candidates(state, [Wanted(count)])
-            speed = (head.size_bytes - head.sixth_bytes) / ms / 1e6
+            ms = best_ms(lambda s=state, n=count: copy.find(s, [Needed(n)]))
+            (found,) = copy.find(state, [Needed(count)])
+            speed = (copy.size_bytes - copy.sixth_bytes) / ms / 1e6
             shares = (
                 f"{found.refined / found.vocab_size:.3%} | {len(found.ids) / found.vocab_size:.3%}"
             )
-            work = f"screened, {name}, {count} best"
+            work = f"exact, {name}, {count} best"
             print(f"{begin} | {work} | {ms:.1f} | {speed:.1f} | {shares} |", flush=True)
 
 

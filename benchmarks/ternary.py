@@ -41,9 +41,9 @@ OURS = "bitnet I2_S, f16 head"
 OURS_AVX2 = "bitnet I2_S, f16 head, AVX2"
 VARIANTS = {
     OURS: "bitnet",
-    f"{OURS}, not screened": "bitnet::off",
+    f"{OURS}, whole head": "bitnet::off",
     OURS_AVX2: "bitnet:avx2:auto",
-    f"{OURS_AVX2}, not screened": "bitnet:avx2:off",
+    f"{OURS_AVX2}, whole head": "bitnet:avx2:off",
 }
 CONTEXT = 1024
 WARM_UP = {"pp": "pp32", "tg": "tg8"}

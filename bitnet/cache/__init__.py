@@ -6,7 +6,7 @@
     <cache>/tokenizers/compiled/<sha256>.tok           memory-mapped form, rebuilt when missing
     <cache>/tokenizers/compiled/digests/               digests of tokenizer files, computed once
     <cache>/models/                                    models as earlier versions stored them
-    <cache>/screens/<hash of the head>.screen          screen of an output head, also rebuilt
+    <cache>/exact-heads/<hash of the head>.copy        copy of an output head, also rebuilt
     <cache>/measurements/<what>-<hash>.json            timings on this machine, also rebuilt
     <cache>/reports/
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bitnet.cache.screens import problem_of
+from bitnet.cache.exact_heads import problem_of
 from bitnet.errors import BitnetError, from_os_error
 from bitnet.files import sha256_of
 
@@ -61,7 +61,7 @@ def verify(
         expected: SHA-256 by path, for files whose digest is known.
     """
     path = entry.path
-    check = {".json": "JSON", ".gguf": "GGUF", ".screen": "screen"}.get(path.suffix, "file")
+    check = {".json": "JSON", ".gguf": "GGUF", ".copy": "exact head"}.get(path.suffix, "file")
     try:
         if not path.stat().st_size:
             return EntryCheck(entry, check, "the file is empty")
@@ -73,7 +73,7 @@ def verify(
             problem = _json_problem(path)
         elif check == "GGUF":
             problem = _gguf_problem(path, read_gguf)
-        elif check == "screen":
+        elif check == "exact head":
             problem = problem_of(path)
     except OSError as error:
         return EntryCheck(entry, check, from_os_error(error, path).message)

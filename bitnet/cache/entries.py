@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "Kind", "entries", "locks_for"]
 
 Kind = Literal[
-    "tokenizer", "model", "compiled", "report", "screen", "measurement", "partial", "leftover"
+    "tokenizer", "model", "compiled", "report", "exact-head", "measurement", "partial", "leftover"
 ]
 
 _LEFTOVER_SUFFIXES = (".part", ".tmp", ".incomplete", ".downloadInProgress")
@@ -34,7 +34,7 @@ class Entry:
     Attributes:
         kind: of the entry; ``leftover`` is an unfinished file of another tool or an unused lock.
         key: ``llama3-128k``, ``org--repo/revision/file``, the SHA-256 of a compiled tokenizer,
-            the fingerprint of a screened output head, the name of a measurement.
+            the fingerprint of an output head, the name of a measurement.
         path: the file.
         size_bytes: of the file and its companions.
         last_used_s: last read or write, in seconds since the epoch, as far as the disk records it.
@@ -149,7 +149,7 @@ def _entry(root: Path, path: Path, companions: list[str]) -> Entry:
     kind = _kind(area, inner)
     return Entry(
         kind=kind,
-        key=path.stem if kind in ("compiled", "screen", "measurement") else _key(area, inner),
+        key=path.stem if kind in ("compiled", "exact-head", "measurement") else _key(area, inner),
         path=path,
         size_bytes=sum(size.st_size for size in sizes),
         last_used_s=max(sizes[0].st_atime, sizes[0].st_mtime),
@@ -192,14 +192,14 @@ def _stored(root: Path) -> list[Entry]:
 
 def _kind(area: str, inner: list[str]) -> Kind:
     name = inner[-1]
-    if name.endswith((".lock", ".lease", ".origin", *_LEFTOVER_SUFFIXES)):
+    if area == "screens" or name.endswith((".lock", ".lease", ".origin", *_LEFTOVER_SUFFIXES)):
         return "leftover"
     if _PARTIAL.fullmatch(name):
         return "partial"
     if area == "tokenizers":
         return "compiled" if inner[0] == "compiled" and len(inner) > 1 else "tokenizer"
-    if area in ("screens", "measurements"):
-        return "screen" if area == "screens" else "measurement"
+    if area in ("exact-heads", "measurements"):
+        return "exact-head" if area == "exact-heads" else "measurement"
     return "model" if area == "models" else "report"
 
 

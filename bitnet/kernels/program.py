@@ -98,17 +98,17 @@ class Segment:
     Attributes:
         tokens: ids that continue what *cache* holds.
         cache: of this sequence; no two segments of a batch share one.
-        wanted: after which of *tokens* a result is needed.
+        outputs: the tokens whose hidden states are returned.
     """
 
     tokens: Sequence[int]
     cache: Cache
-    wanted: Literal["none", "last", "all"] = "last"
+    outputs: Literal["none", "last", "all"] = "last"
 
     @property
     def rows(self) -> int:
-        """Results it wants."""
-        return {"none": 0, "last": 1, "all": len(self.tokens)}[self.wanted]
+        """Number of hidden states that are returned."""
+        return {"none": 0, "last": 1, "all": len(self.tokens)}[self.outputs]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Ops
     from bitnet.models.config import TransformerConfig
-    from bitnet.models.exact_head import ExactHead
+    from bitnet.models.exact_head.head import Mode
 
 __all__ = ["ARCHITECTURES", "config_from", "load_model"]
 
@@ -47,17 +47,18 @@ def config_from(checkpoint: Checkpoint) -> TransformerConfig:
 
 
 def load_model(
-    checkpoint: Checkpoint, *, ops: Ops | None = None, exact_head: ExactHead = "off"
+    checkpoint: Checkpoint, *, ops: Ops | None = None, exact_head: Mode = "off"
 ) -> Model:
     """*checkpoint* as a model on *ops*; the NumPy reference is the default backend.
 
     Args:
         checkpoint: the model.
         ops: the backend.
-        exact_head: screen the rows of the output head; ``auto``: where it saves time.
+        exact_head: find logits by a copy of the head; ``auto``: where it saves time.
 
     Raises:
-        Unsupported: the architecture or an encoding; or with ``on`` the head cannot be screened.
+        Unsupported: the architecture or an encoding; or with ``on`` the head
+            cannot have a copy.
         InvalidFormat: keys or tensors do not fit the architecture; all of them are listed.
     """
     config = config_from(checkpoint)

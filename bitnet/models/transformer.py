@@ -8,7 +8,6 @@ backend, results for a token are bit-identical whatever else is in the batch.
 
 from __future__ import annotations
 
-import logging
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from bitnet.formats.mapped_file import mapped_files, unchanged
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.program import Cache, Segment
 from bitnet.models.binding import bind
-from bitnet.models.exact_head import ExactHead, Meter, head_name, is_screened, screen
+from bitnet.models.exact_head.head import Head, Mode, read_by_row
 from bitnet.models.plan import hidden_program
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Cache", "Model", "Segment"]
 
-logger = logging.getLogger(__name__)
-
 
 class Model:
     """A transformer bound to its weights and a backend.
@@ -38,9 +35,7 @@ class Model:
     Attributes:
         config: its configuration.
         ops: the compute backend.
-        screen: computes only the logits that can affect the result; ``None``: not used.
-        meter: measures whether the screen saves time; ``None``: not measured.
-        gave_up_screen: it did not, and was dropped.
+        head: its output head, which gives the logits of :meth:`hidden` states.
     """
 
     def __init__(
@@ -49,7 +44,7 @@ class Model:
         config: TransformerConfig,
         *,
         ops: Ops,
-        exact_head: ExactHead = "off",
+        exact_head: Mode = "off",
     ) -> None:
         """Bind the weights of *checkpoint*.
 
@@ -57,7 +52,7 @@ class Model:
             checkpoint: the model.
             config: its configuration.
             ops: the backend.
-            exact_head: screen the rows of the head; ``auto``: where it saves time.
+            exact_head: find logits by a copy of the head; ``auto``: where it saves time.
 
         Raises:
             InvalidFormat: tensors are missing, unexpected or of the wrong shape.
@@ -72,20 +67,11 @@ class Model:
         self._run = ops.compile(program, self._weights)
         self._interpreter = Interpreter(program, self._weights, ops)
 
-    def _bind(self, checkpoint: Checkpoint, exact_head: ExactHead) -> None:
+    def _bind(self, checkpoint: Checkpoint, exact_head: Mode) -> None:
         config, ops = self.config, self.ops
-        head = head_name(checkpoint)
-        screened = is_screened(checkpoint, config, ops, exact_head)
-        # An embedding model reads single rows and hardly ever all of the head.
-        by_row = (head,) if screened or not config.writes else ()
+        by_row = read_by_row(checkpoint, config, ops, exact_head)
         self._weights = bind(checkpoint, config, ops, by_row=by_row)
-        self._head = self._weights[head]
-        norm = self._weights["output_norm.weight"]
-        self.screen = screen(ops, self._head, norm, exact_head) if screened else None
-        self.gave_up_screen = False
-        judged = self.screen if exact_head == "auto" else None
-        self.meter = Meter(judged) if judged else None
-        self._head_weight = checkpoint.weights[head] if judged else None
+        self.head = Head(checkpoint, config, ops, self._weights, exact_head)
         read = [array for one in self._weights.values() for array in ops.reads(one)]
         self._files = mapped_files(read)
 
@@ -109,34 +95,7 @@ class Model:
             InferenceError: a cache is full.
             IntegrityError: as :meth:`check_files`.
         """
-        self._check(segments)
-        hidden = self._run(segments)
-        self.check_files()
-        return _parts(hidden, segments)
-
-    def head(self, hidden: Array) -> Array:
-        """Logits of hidden states, ``(n, dim)`` to ``(n, vocab_size)``."""
-        logits = self.ops.linear(hidden, self._head, self._weights.get("output.bias"))
-        self.check_files()
-        if self.config.logit_scale != 1:
-            logits = logits * logits.dtype.type(self.config.logit_scale)
-        cap = self.config.final_softcap
-        return self.ops.softcap(logits, cap) if cap else logits
-
-    def give_up_screen(self) -> None:
-        """Read the whole head from now on, interleaved in memory if there is room.
-
-        The logits stay bit-identical.
-        """
-        self.screen = self.meter = None
-        self.gave_up_screen = True
-        if self._head_weight is None:
-            return
-        logger.info("screening the output head does not save time here: every step reads all of it")
-        try:
-            self._head = self.ops.prepare(self._head_weight)
-        except MemoryError:
-            logger.info("no memory for its interleaved rows: they are read from the file")
+        return _parts(self._states(segments), segments)
 
     def run(self, segments: Sequence[Segment]) -> list[Array]:
         """Logits of the requested tokens of each segment, ``(n, vocab_size)``.
@@ -145,8 +104,7 @@ class Model:
             UsageError: as :meth:`hidden`.
             InferenceError: as :meth:`hidden`.
         """
-        self._check(segments)
-        return _parts(self.head(self._run(segments)), segments)
+        return _parts(self.head(self._states(segments)), segments)
 
     def forward(self, tokens: Sequence[int], cache: Cache, *, all_positions: bool = False) -> Array:
         """Logits after *tokens*, which continue the sequence in *cache* and are added to it.
@@ -181,7 +139,14 @@ class Model:
         value: Any = None
         for name, value in self._interpreter.trace(segments):
             yield name, value
+        self.check_files()
         yield "result_output", self.head(value)
+
+    def _states(self, segments: Sequence[Segment]) -> Array:
+        self._check(segments)
+        states = self._run(segments)
+        self.check_files()
+        return states
 
     def _check(self, segments: Sequence[Segment]) -> None:
         self.check_files()

@@ -40,9 +40,9 @@ class Stats:
         passes: forward passes of the model.
         drafted: tokens drafted by lookup.
         accepted: drafted tokens that the model accepted.
-        screened: tokens chosen without computing the whole output head.
-        rescored_share: share of the head's rows computed for them, on average, 0 to 1.
-        screen_given_up: screening was stopped because it did not save time with this model.
+        exact_head_tokens: tokens chosen without computing the whole output head.
+        exact_head_rows: share of the head's rows computed for them, on average, 0 to 1.
+        exact_head_stopped: the exact head did not save time with this model and was stopped.
         peak_memory_bytes: peak resident memory of the process; 0 if the system does not report it.
     """
 
@@ -57,9 +57,9 @@ class Stats:
     passes: int = 0
     drafted: int = 0
     accepted: int = 0
-    screened: int = 0
-    rescored_share: float = 0.0
-    screen_given_up: bool = False
+    exact_head_tokens: int = 0
+    exact_head_rows: float = 0.0
+    exact_head_stopped: bool = False
     peak_memory_bytes: int = 0
 
     @property
@@ -268,8 +268,9 @@ class Answer:
         stats.tokens += piece.token is not None
         stats.reused_tokens, stats.passes = sequence.reused, sequence.passes
         stats.drafted, stats.accepted = sequence.drafted, sequence.accepted
-        stats.screened, stats.screen_given_up = sequence.screened, sequence.screen_given_up
-        stats.rescored_share = sequence.rescored / max(1, sequence.screened)
+        stats.exact_head_tokens = sequence.exact_head_tokens
+        stats.exact_head_rows = sequence.exact_head_rows / max(1, sequence.exact_head_tokens)
+        stats.exact_head_stopped = sequence.exact_head_stopped
         stats.peak_memory_bytes = peak_memory()
         self.error = self.error or sequence.error
 

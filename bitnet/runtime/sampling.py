@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.errors import InferenceError, UsageError
-from bitnet.kernels.screened_head import Candidates, Wanted
+from bitnet.models.exact_head.logits import Found, Logits, Needed
 from bitnet.runtime.options import SamplingParams
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ __all__ = ["Sampled", "Sampler", "SamplingParams"]
 
 GROUP = 64  # values per group; the groups' maxima bound the k-th highest value from below
 BLOCK = 512  # weights summed before a draw looks inside one block
-MOST_WANTED = 1024  # larger top-k values scan the whole vocabulary
+MOST_NEEDED = 1024  # larger top-k values scan the whole vocabulary
 TAIL = 8.0  # natural logarithms below top-p's cut-off at which tokens are ignored
 FIRST_SORTED = 256  # tokens sorted first when a filter may need any number of them
 
@@ -74,7 +74,7 @@ class Sampler:
 
     def sample(
         self,
-        logits: NDArray[np.floating[Any]],
+        logits: Logits | NDArray[np.floating[Any]],
         *,
         top: int | None = None,
         allowed: NDArray[np.intp] | None = None,
@@ -82,7 +82,7 @@ class Sampler:
         """The next token, which then counts as generated.
 
         Args:
-            logits: ``(vocab_size,)``.
+            logits: those that :meth:`needed` asks for, or all, ``(vocab_size,)``.
             top: number of likeliest tokens to report; ``None``: no log-probabilities.
             allowed: ids that may be chosen, ascending; all when not given.
 
@@ -90,6 +90,12 @@ class Sampler:
             InferenceError: the logits are not finite, or no token may be chosen.
             UsageError: a biased token id is outside the vocabulary.
         """
+        if isinstance(logits, Logits):
+            if logits.found and top is None and allowed is None:
+                sampled = self._sample_among(logits.found)
+                if sampled is not None:
+                    return sampled
+            logits = logits.all()
         # NaN propagates to both the minimum and the maximum.
         if not (math.isfinite(logits.min()) and math.isfinite(logits.max())):
             raise InferenceError(
@@ -109,8 +115,8 @@ class Sampler:
         self._count(token)
         return Sampled(token) if top is None else _with_logprobs(token, logits, top)
 
-    def wanted(self, foreseen: Iterable[int] = ()) -> Wanted | None:
-        """Logits that :meth:`sample_among` needs for the next token; ``None``: all of them.
+    def needed(self, foreseen: Iterable[int] = ()) -> Needed | None:
+        """Logits that :meth:`sample` needs for the next token; ``None``: all of them.
 
         Args:
             foreseen: tokens that may be counted as generated before it.
@@ -125,7 +131,7 @@ class Sampler:
                 margin = TAIL - math.log(max(share, 1e-30))
             else:
                 return None
-        if count > MOST_WANTED:
+        if count > MOST_NEEDED:
             return None
         touched = np.empty(0, dtype=np.int64)
         if self._adjusts:
@@ -134,39 +140,33 @@ class Sampler:
             if params.repetition_penalty != 1:
                 ids |= self._seen
             touched = np.sort(np.fromiter(ids, dtype=np.int64))
-        return Wanted(count, margin, touched)
+        return Needed(count, margin, touched)
 
-    def sample_among(self, candidates: Candidates) -> Sampled | None:
-        """The token that :meth:`sample` would choose from all logits, given those that matter.
+    def _sample_among(self, found: Found) -> Sampled | None:
+        """The token that all logits would give, by those that are *found*.
 
-        Args:
-            candidates: the logits that :meth:`wanted` requested.
-
-        Returns:
-            ``None`` if they do not decide it; then nothing was drawn or counted.
+        ``None`` if they do not decide it; then nothing was drawn or counted.
         """
-        values = candidates.logits
+        values = found.logits
         if self._adjusts:
-            values = self._adjusted(values, candidates)
+            values = self._adjusted(values, found)
         if not len(values) or not math.isfinite(values.max()):
             return None
-        at = self._choose_among(values, candidates)
+        at = self._choose_among(values, found)
         if at is None:
             return None
-        token = int(candidates.ids[at])
+        token = int(found.ids[at])
         self._count(token)
         return Sampled(token)
 
-    def _choose_among(
-        self, values: NDArray[np.floating[Any]], candidates: Candidates
-    ) -> int | None:
+    def _choose_among(self, values: NDArray[np.floating[Any]], found: Found) -> int | None:
         """Index of the chosen token in *values*; ``None`` if another one might be chosen."""
-        params, bound = self.params, candidates.bound
+        params, bound = self.params, found.bound
         if params.temperature == 0 or params.top_k == 1:
             at = int(values.argmax())
             return at if values[at] >= bound else None
         if params.top_k:
-            if params.top_k >= min(len(values), candidates.vocab_size):
+            if params.top_k >= min(len(values), found.vocab_size):
                 return None
             order = _likeliest(values, params.top_k)
             if values[order[-1]] < bound:
@@ -176,8 +176,7 @@ class Sampler:
         order = _likeliest(values, len(values))
         weights = np.exp(values[order].astype(np.float64) - best)
         counts = {
-            self._kept(weights, total)
-            for total in _totals(_weights(values, best), best, candidates)
+            self._kept(weights, total) for total in _totals(_weights(values, best), best, found)
         }
         count = counts.pop()
         if counts or count > len(order) or values[order[count - 1]] < bound:
@@ -207,14 +206,14 @@ class Sampler:
     def _adjusted(
         self,
         logits: NDArray[np.floating[Any]],
-        candidates: Candidates | None = None,
+        found: Found | None = None,
     ) -> NDArray[np.floating[Any]]:
-        """Copy of *logits* with penalties and bias; of all tokens, or of *candidates*."""
+        """Copy of *logits* with penalties and bias; of all tokens, or of *found*."""
         params, out = self.params, logits.copy()
-        size = len(out) if candidates is None else candidates.vocab_size
+        size = len(out) if found is None else found.vocab_size
 
         def places(ids: Any) -> Any:
-            return ids if candidates is None else np.searchsorted(candidates.ids, ids)
+            return ids if found is None else np.searchsorted(found.ids, ids)
 
         if params.repetition_penalty != 1 and self._seen:
             at = places(np.fromiter(self._seen, dtype=np.intp))
@@ -301,15 +300,15 @@ def _with_logprobs(token: int, logits: NDArray[np.floating[Any]], top: int) -> S
 
 
 def _totals(
-    weights: NDArray[np.floating[Any]], best: np.floating[Any], candidates: Candidates
+    weights: NDArray[np.floating[Any]], best: np.floating[Any], found: Found
 ) -> tuple[float, float]:
     """Bounds of the sum of the weights of all tokens, given the known *weights*.
 
     The slack covers rounding of exponentials and of differences in float32.
     """
     known = float(weights.sum(dtype=np.float64))
-    above = math.exp(min(candidates.bound - float(best), 600.0))
-    tail = candidates.tail * above * (1 + 1e-4) + candidates.vocab_size * 1e-37
+    above = math.exp(min(found.bound - float(best), 600.0))
+    tail = found.tail * above * (1 + 1e-4) + found.vocab_size * 1e-37
     return known * (1 - 1e-9), (known + tail) * (1 + 1e-9)
 
 

@@ -20,13 +20,13 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bitnet.errors import InferenceError, UsageError
 from bitnet.models.transformer import Segment
-from bitnet.runtime import screening
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.prefix_cache import Lease, PrefixCache, common_prefix
 from bitnet.runtime.request import Request
@@ -218,8 +218,8 @@ class Scheduler:
         for part, rows in zip(parts, results, strict=True):
             sequence = part.sequence
             sequence.passes += 1
-            sequence.screen_given_up = self.model.gave_up_screen
-            if part.segment.wanted == "none":
+            sequence.exact_head_stopped = self.model.head.stopped
+            if part.segment.outputs == "none":
                 continue
             if sequence.request.embed:
                 pieces += [(sequence, piece) for piece in sequence.add_hidden(rows)]
@@ -374,13 +374,15 @@ class Scheduler:
     def _pass(self, parts: list[_Part]) -> list[Any]:
         """Logits of the requested tokens of each part; hidden states for embeddings."""
         segments = [part.segment for part in parts]
-        if not any(part.sequence.request.embed for part in parts):
-            wanted = [part.sequence.wanted(part.draft) for part in parts]
-            return list(screening.run(self.model, segments, wanted))
         results: list[Any] = self.model.hidden(segments)
-        for at, part in enumerate(parts):
-            if len(results[at]) and not part.sequence.request.embed:
-                results[at] = list(self.model.head(results[at]))
+        places = [at for at, part in enumerate(parts) if not part.sequence.request.embed]
+        if places:
+            hidden = np.concatenate([results[at] for at in places])
+            needed = [parts[at].sequence.needed(parts[at].draft) for at in places]
+            each = [one for at, one in zip(places, needed, strict=True) for _ in results[at]]
+            logits = iter(self.model.head.logits(hidden, each))
+            for at in places:
+                results[at] = list(islice(logits, len(results[at])))
         return results
 
     def _one_by_one(self, parts: list[_Part], error: Exception) -> list[tuple[Sequence, Piece]]:

@@ -10,7 +10,6 @@ from bitnet.errors import InferenceError
 from bitnet.runtime.lookup import Lookup
 from bitnet.runtime.piece import FinishReason, Piece
 from bitnet.runtime.sampling import Sampled, Sampler
-from bitnet.runtime.screening import Logits, ScreenedLogits
 from bitnet.runtime.vectors import finished
 
 if TYPE_CHECKING:
@@ -18,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.kernels.screened_head import Wanted
     from bitnet.models.config import Pooling
+    from bitnet.models.exact_head.logits import Logits, Needed
     from bitnet.runtime.prefix_cache import Lease
     from bitnet.runtime.request import Request
 
@@ -37,9 +36,9 @@ class Sequence:
         passes: forward passes it took part in.
         drafted: tokens drafted by lookup.
         accepted: drafted tokens that the model accepted.
-        screened: tokens chosen without computing the whole output head.
-        rescored: sum over them of the share of the head's rows computed.
-        screen_given_up: screening was stopped because it did not save time with this model.
+        exact_head_tokens: tokens chosen without computing the whole output head.
+        exact_head_rows: sum over them of the share of the head's rows computed.
+        exact_head_stopped: the exact head did not save time with this model and was stopped.
         admitted_at: ``time.perf_counter`` when the scheduler admitted it; ``None`` while it waits.
         finish_reason: ``None`` until it has ended.
         error: what went wrong if the reason is ``error``.
@@ -56,9 +55,9 @@ class Sequence:
         self.passes = 0
         self.drafted = 0
         self.accepted = 0
-        self.screened = 0
-        self.rescored = 0.0
-        self.screen_given_up = False
+        self.exact_head_tokens = 0
+        self.exact_head_rows = 0.0
+        self.exact_head_stopped = False
         self.admitted_at: float | None = None
         self.finish_reason: FinishReason | None = None
         self.error: Exception | None = None
@@ -103,11 +102,11 @@ class Sequence:
             draft = draft[: self._matcher.valid(draft)]
         return draft
 
-    def wanted(self, draft: list[int]) -> Wanted | None:
+    def needed(self, draft: list[int]) -> Needed | None:
         """Logits needed to choose the next tokens; ``None``: all of them."""
         if self.request.logprobs is not None or self._matcher or self._is_too_short:
             return None
-        return self._sampler.wanted(draft)
+        return self._sampler.needed(draft)
 
     def advance(
         self, logits: abc.Iterable[Logits], draft: list[int], *, context: int
@@ -178,19 +177,16 @@ class Sequence:
         return self.tokens < self.request.min_tokens and bool(self.request.stop_ids)
 
     def _sample(self, logits: Logits) -> Sampled:
-        if isinstance(logits, ScreenedLogits):
-            sampled = self._sampler.sample_among(logits.candidates)
-            if sampled is not None:
-                self.screened += 1
-                self.rescored += len(logits.candidates.ids) / logits.candidates.vocab_size
-                return sampled
-            logits = logits.full()
         allowed = self._matcher.allowed() if self._matcher else None
         if self._is_too_short:
-            allowed = np.arange(len(logits)) if allowed is None else allowed
+            allowed = np.arange(len(logits.all())) if allowed is None else allowed
             going_on = np.setdiff1d(allowed, list(self.request.stop_ids))
             allowed = going_on if len(going_on) else allowed  # the grammar may be complete
-        return self._sampler.sample(logits, top=self.request.logprobs, allowed=allowed)
+        sampled = self._sampler.sample(logits, top=self.request.logprobs, allowed=allowed)
+        if logits.found:  # which decided it
+            self.exact_head_tokens += 1
+            self.exact_head_rows += len(logits.found.ids) / logits.found.vocab_size
+        return sampled
 
     def _next(self, logits: Logits, context: int) -> list[Piece]:
         request, matcher = self.request, self._matcher

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["AREAS", "TAG", "has_tag", "is_marked", "make_cache", "strange_names"]
 
-AREAS = ("tokenizers", "models", "store", "screens", "measurements", "reports")
+# Earlier versions kept the copies of output heads in "screens".
+AREAS = ("tokenizers", "models", "store", "exact-heads", "measurements", "reports", "screens")
 # Names that only this program gives to files below these folders.
 _OUR_NAMES = re.compile(
     r"tokenizers/(compiled/([0-9a-f]{64}\.tok|digests/[0-9a-f]{32}\.json)"
     r"|([\w.]+-\d+k|url-[0-9a-f]{16}|hub-.+@.+|cl100k_base)/.+)"
     r"|models/package--[^/]+/.+"
+    r"|exact-heads/[0-9a-f]{32}\.copy"
     r"|screens/[0-9a-f]{32}\.screen"
     r"|measurements/.+-[0-9a-f]{16}\.json"
     r"|reports/lockfile-[0-9a-f]{16}\.lock(\.lease)?",

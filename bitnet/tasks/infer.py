@@ -165,8 +165,8 @@ def _figures(answer, running):
         f"finish reason: {answer.finish_reason}",
         f"load {stats.load_s:.3f} s, prompt {stats.prefill_s:.3f} s, rest {stats.decode_s:.3f} s",
         f"text to ids and back: {stats.tokenize_s * 1000:.1f} ms ({stats.tokenize_share:.2%})",
-        f"tokens chosen without the whole output head: {stats.screened} of {stats.tokens}"
-        + (f", rows of it computed for them: {stats.rescored_share:.3%}" * bool(stats.screened))
-        + ("; given up, since it did not pay" * stats.screen_given_up),
+        f"tokens chosen by the exact head: {stats.exact_head_tokens} of {stats.tokens}"
+        + (f", with {stats.exact_head_rows:.3%} of its rows" * bool(stats.exact_head_tokens))
+        + ("; stopped, since it did not save time" * stats.exact_head_stopped),
         f"GPU operations: 0, CPU operations: {blocks}, GPU efficiency: 0.0%",
     )

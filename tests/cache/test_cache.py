@@ -48,7 +48,7 @@ def root(tmp_path):
     put(root / "tokenizers/gpt2-50k/tokenizer.json.partial.json", b"{}")
     put(root / "tokenizers/gpt2-50k/old.json.incomplete", b"1", age_days=90)
     put(root / "tokenizers/compiled" / f"{'ab' * 32}.tok", b"compiled", age_days=50)
-    put(root / "screens" / f"{'cd' * 16}.screen", b"screen", age_days=20)
+    put(root / "exact-heads" / f"{'cd' * 16}.copy", b"copy", age_days=20)
     put(root / "measurements/ternary-layout-0123.json", b"{}", age_days=20)
     put(root / "models/acme--tiny/main/tiny.gguf", b"GGUF....", age_days=60)
     put(root / "reports/parity.json", b"{}", age_days=3)
@@ -87,12 +87,19 @@ def test_every_kind_of_file_is_recognised(root):
         "tokenizer.json.partial": ("partial", "gpt2-50k"),
         "old.json.incomplete": ("leftover", "gpt2-50k"),
         f"{'ab' * 32}.tok": ("compiled", "ab" * 32),
-        f"{'cd' * 16}.screen": ("screen", "cd" * 16),
+        f"{'cd' * 16}.copy": ("exact-head", "cd" * 16),
         "ternary-layout-0123.json": ("measurement", "ternary-layout-0123"),
         "tiny.gguf": ("model", "acme--tiny/main/tiny.gguf"),
         "parity.json": ("report", "parity.json"),
     }
     assert sum(entry.path.name == "tokenizer.json" for entry in entries(root)) == 2
+
+
+def test_copies_of_heads_in_the_folder_of_earlier_versions_are_leftovers(root):
+    old = put(root / "screens" / f"{'ef' * 16}.screen", b"BNSCREEN")
+    assert [entry.kind for entry in entries(root) if entry.path == old] == ["leftover"]
+    prune(plan(root, Selection(), now_s=NOW_S))
+    assert not old.exists()
 
 
 def test_sizes_include_what_goes_along(root):
@@ -116,7 +123,7 @@ def test_files_outside_our_folders_are_not_ours(root):
     put(root / "notes.txt")
     put(root / "other/tokenizer.json")
     listed = {entry.path.relative_to(root).parts[0] for entry in entries(root)}
-    assert listed == {"tokenizers", "models", "screens", "measurements", "reports"}
+    assert listed == {"tokenizers", "models", "exact-heads", "measurements", "reports"}
 
 
 def test_an_entry_that_another_process_holds_names_its_owner(root, holding):
@@ -201,16 +208,16 @@ def test_a_file_that_vanishes_while_checking_is_reported_not_raised(root):
 def test_everything_but_models_goes_by_default(root):
     planned = plan(root, Selection(), now_s=NOW_S)
     assert {entry.kind for entry in planned.remove} == {
-        *("tokenizer", "compiled", "report", "screen", "measurement", "partial", "leftover")
+        *("tokenizer", "compiled", "report", "exact-head", "measurement", "partial", "leftover")
     }
     prune(planned)
     left = sorted(path.name for path in root.rglob("*") if path.is_file())
     assert left == ["CACHEDIR.TAG", "tiny.gguf"]
     assert sorted(path.name for path in root.iterdir() if path.is_dir()) == [
+        "exact-heads",
         "measurements",
         "models",
         "reports",
-        "screens",
         "tokenizers",
     ]
 
@@ -226,7 +233,7 @@ def test_everything_but_models_goes_by_default(root):
         (
             Selection(keep=2),  # the two newest: a report and a tokenizer
             [
-                *(f"{'ab' * 32}.tok", f"{'cd' * 16}.screen", "old.json.incomplete"),
+                *(f"{'ab' * 32}.tok", f"{'cd' * 16}.copy", "old.json.incomplete"),
                 "ternary-layout-0123.json",
                 *("tokenizer.json", "tokenizer.json.partial"),
             ],

@@ -143,7 +143,7 @@ def test_the_native_backend_agrees(kind, tmp_path):
 def test_the_embedding_stays_in_the_file_where_no_head_is_read(tmp_path):
     checkpoint = open_checkpoint(gguf(tmp_path / "model.gguf", "qwen3"))
     model = load_model(checkpoint, ops=NativeOps(), exact_head="on")
-    assert model.screen is None
+    assert model.head.copy is None
     (read,) = model.ops.reads(model._weights["token_embd.weight"])
     assert np.shares_memory(read, checkpoint.weights["token_embd.weight"].data)
 

@@ -105,9 +105,9 @@ def test_a_continued_prompt_reuses_what_is_cached(model, monkeypatch):
     answer = tokens(engine.generate(PROMPT, Request(max_tokens=4)))
     longer = [*PROMPT, *answer, 7]
     passed = []
-    run = model.run
+    hidden = model.hidden
     monkeypatch.setattr(
-        model, "run", lambda parts: passed.append(len(parts[0].tokens)) or run(parts)
+        model, "hidden", lambda parts: passed.append(len(parts[0].tokens)) or hidden(parts)
     )
     continued = tokens(engine.generate(longer, Request(max_tokens=3)))
     monkeypatch.undo()

@@ -185,13 +185,13 @@ def test_a_cache_is_taken_over_where_a_copy_has_no_room(roomy):
 def passed(monkeypatch, model):
     """Tokens that the model is run on from here on."""
     counts = []
-    run = model.run
+    hidden = model.hidden
 
     def counting(parts):
         counts.append(sum(len(part.tokens) for part in parts))
-        return run(parts)
+        return hidden(parts)
 
-    monkeypatch.setattr(model, "run", counting)
+    monkeypatch.setattr(model, "hidden", counting)
     return counts
 
 
@@ -319,7 +319,7 @@ def test_without_memory_caches_go_first_and_the_latest_sequence_next(reference, 
     def failing(parts):
         raise MemoryError("no room")
 
-    monkeypatch.setattr(reference, "run", failing)
+    monkeypatch.setattr(reference, "hidden", failing)
     assert scheduler.step() == []  # the cache of the first prompt is gone
     assert [sequence for sequence, _ in scheduler.step()] == [second]
     monkeypatch.undo()
@@ -330,13 +330,13 @@ def test_without_memory_caches_go_first_and_the_latest_sequence_next(reference, 
 def test_a_pass_that_breaks_off_leaves_the_caches_as_they_were(reference, monkeypatch):
     scheduler = Scheduler(reference)
     sequence = scheduler.submit(prompt(6), params(4))
-    run_model = reference.run
+    hidden = reference.hidden
 
     def interrupted(parts):
-        run_model(parts)
+        hidden(parts)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(reference, "run", interrupted)
+    monkeypatch.setattr(reference, "hidden", interrupted)
     with pytest.raises(KeyboardInterrupt):
         scheduler.step()
     monkeypatch.undo()

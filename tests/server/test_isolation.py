@@ -115,15 +115,15 @@ def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, slow, mon
 def test_a_pass_that_fails_for_one_sequence_is_run_for_the_others(serving, slow, monkeypatch):
     worker = serving(max_batch=4)
     model = worker.service.model.model
-    run = type(model).run
+    hidden = type(model).hidden
     poison = worker.service.model.tokenizer.encode("zzz", add_special=False)
 
     def breaks(self, segments):
         if any(list(segment.tokens)[-3:] == poison for segment in segments):
             raise RuntimeError("a bad weight")
-        return run(self, segments)
+        return hidden(self, segments)
 
-    monkeypatch.setattr(type(model), "run", breaks)
+    monkeypatch.setattr(type(model), "hidden", breaks)
     with ThreadPoolExecutor(3) as pool:
         good = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
         bad = pool.submit(worker.post, "/v1/inference", LONG | {"prompt": "zzz"})

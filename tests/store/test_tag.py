@@ -37,7 +37,7 @@ def test_the_default_cache_of_an_earlier_version_is_marked():
     assert has_tag(root)
 
 
-@pytest.mark.parametrize("folder", ["models", "reports", "tokenizers", "screens", "store"])
+@pytest.mark.parametrize("folder", ["models", "reports", "tokenizers", "exact-heads", "store"])
 def test_what_merely_lies_in_a_folder_of_that_name_is_never_removed(tmp_path, folder):
     precious = put(tmp_path / folder / "own/precious.gguf")
     also = put(tmp_path / folder / "2026.pdf")
@@ -53,13 +53,14 @@ def test_what_only_we_name_so_is_removed_from_an_unmarked_cache(tmp_path):
         put(tmp_path / "tokenizers/llama3-128k/tokenizer.json"),
         put(tmp_path / "tokenizers/compiled" / f"{'ab' * 32}.tok"),
         put(tmp_path / "models/package--smollm2-135m/0.1.2/SmolLM2.gguf"),
+        put(tmp_path / "exact-heads" / f"{'cd' * 16}.copy"),
         put(tmp_path / "screens" / f"{'cd' * 16}.screen"),
     ]
     theirs = put(tmp_path / "models/mine.gguf")
     planned = plan(tmp_path, ALL)
     assert [entry.path for entry in planned.foreign] == [theirs]
     prune(planned)
-    assert [path.exists() for path in (*ours, theirs)] == [False] * 4 + [True]
+    assert [path.exists() for path in (*ours, theirs)] == [False] * 5 + [True]
 
 
 def test_a_mark_of_another_program_is_not_ours(tmp_path):

@@ -24,7 +24,8 @@ const HeadKernels& kernels() { return detail::active().exact_head; }
 // Ranges of [0, n), several per thread.
 template <class F>
 void split(int64_t n, F&& body) {
-    const int64_t parts = int64_t(threads()) * (threads() > 1 ? 16 : 1), step = std::max<int64_t>(1, (n + parts - 1) / parts);
+    const int64_t parts = int64_t(threads()) * (threads() > 1 ? 16 : 1);
+    const int64_t step = std::max<int64_t>(1, (n + parts - 1) / parts);
     parallel_for((n + step - 1) / step, [&](int64_t c) { body(c * step, std::min(n, (c + 1) * step)); });
 }
 
@@ -118,7 +119,8 @@ void refine(const ExactHead& m, const HeadInput& x, const std::vector<int64_t>& 
             const uint8_t* row = m.sixth + r * bytes;
             float sum, error, value, upper;
             kernel(row, m.cols, x, &sum, &error);
-            finish_row(s.approx[size_t(r)] + sum * m.step[r], error * read<float>(row) + x.slack * m.norm[r], value, upper);
+            finish_row(s.approx[size_t(r)] + sum * m.step[r], error * read<float>(row) + x.slack * m.norm[r], value,
+                       upper);
             s.upper[size_t(r)] = std::min(s.upper[size_t(r)], upper);
             if (approx) s.approx[size_t(r)] = value;
         }
@@ -133,7 +135,8 @@ double tail_below(const Bounds& s, float threshold) {
     parallel_for(pieces, [&](int64_t piece) {
         const int64_t end = std::min(tiles, (piece + 1) * kPiece) * kHeadRows;
         for (int64_t r = piece * kPiece * kHeadRows; r < end; ++r)
-            if (s.upper[size_t(r)] < threshold) sums[size_t(piece)] += std::exp(double(s.upper[size_t(r)]) - double(threshold));
+            if (s.upper[size_t(r)] < threshold)
+                sums[size_t(piece)] += std::exp(double(s.upper[size_t(r)]) - double(threshold));
     });
     double total = 0.0;
     for (const double sum : sums) total += sum;

@@ -1,9 +1,8 @@
-"""The logits of a hidden state without reading all of it, and provably the same.
+"""The copy of an output head, by which the logits that matter are found.
 
-A copy of the head with five bits a weight gives approximate logits, and a bound on how far each is
-off. For rows whose upper bound reaches the best logits found so far a sixth bit tightens it, and
-those that still do are computed by the head's own kernel, bit for bit as in the full product.
-``docs/architecture/exact-head.md`` proves the bounds; ``screen_reference.py`` defines them.
+Five bits a weight give approximate logits and a bound on how far each is off; for rows whose upper
+bound reaches the best logits found so far a sixth bit tightens it. ``reference.py`` defines the
+bounds.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ import hashlib
 import logging
 import os
 import weakref
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.cache.screens import content_digest, read_screen, screen_path, write_screen
+from bitnet.cache.exact_heads import content_digest, copy_path, read_copy, write_copy
 from bitnet.errors import Unsupported
 from bitnet.kernels.file_pages import give_back_pages, open_again
 from bitnet.kernels.native import NativeOps
-from bitnet.kernels.screen_premises import FACTOR_BITS, broken_premise, sampled_tiles
-from bitnet.kernels.screen_reference import TILE_ROWS
+from bitnet.models.exact_head.logits import Found
+from bitnet.models.exact_head.premises import FACTOR_BITS, broken_premise, sampled_tiles
+from bitnet.models.exact_head.reference import TILE_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,9 +30,10 @@ if TYPE_CHECKING:
 
     from bitnet.kernels.ops import Array, Ops, Prepared
     from bitnet.kernels.packing import Matrix
+    from bitnet.models.exact_head.logits import Needed
     from bitnet.quants.weight import Weight
 
-__all__ = ["Candidates", "ScreenedHead", "Wanted", "reason_against", "saves_time"]
+__all__ = ["HeadCopy", "reason_against", "saves_time"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,44 +43,8 @@ SLICE_BYTES = 32 << 20  # of the head that are in memory beside the copy
 SMALLEST = 32 << 20  # bytes of a head below which the full product is fast enough
 
 
-@dataclass(frozen=True, eq=False)
-class Wanted:
-    """The logits of a hidden state that are needed.
-
-    Attributes:
-        count: how many of the highest, besides those of *ids*.
-        margin: also those down to this far below the highest, natural logarithms; ``None``: no.
-        ids: token ids, rising, whose logits are needed whatever they are.
-    """
-
-    count: int = 1
-    margin: float | None = None
-    ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-
-
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """The logits that can matter.
-
-    Attributes:
-        ids: token ids, rising.
-        logits: theirs, the same bits as in the full product.
-        bound: the logit of every other id is below it; minus infinity if there is no other.
-        tail: with a margin, the sum of ``exp(logit - bound)`` over the other ids is at most this.
-        vocab_size: how many ids there are in all.
-        refined: rows whose sixth bits were read to find these.
-    """
-
-    ids: NDArray[np.int64]
-    logits: NDArray[np.float32]
-    bound: float
-    tail: float
-    vocab_size: int
-    refined: int = 0
-
-
-class ScreenedHead:
-    """An output head with the copy that screens its rows.
+class HeadCopy:
+    """The copy of an output head, and its rows.
 
     Attributes:
         arrays: the copy: order and factors of the columns, tiles of codes, sixth bits, and step,
@@ -88,8 +52,8 @@ class ScreenedHead:
         size_bytes: memory of the copy.
         sixth_bytes: of it for the sixth bits.
         head_bytes: of the head itself.
-        steps: hidden states screened.
-        rescored: rows computed for them in all.
+        steps: hidden states whose logits were found.
+        computed: rows computed for them in all.
     """
 
     def __init__(self, module: Any, matrix: Matrix, arrays: dict[str, NDArray[Any]]) -> None:
@@ -102,18 +66,18 @@ class ScreenedHead:
         if file >= 0:
             weakref.finalize(self, os.close, file)
         head = (matrix.kind, matrix.data, matrix.rows, matrix.columns)
-        self._screen = module.ExactHead(*head, **arrays, file=file, file_offset=offset)
+        self._native = module.ExactHead(*head, **arrays, file=file, file_offset=offset)
         self._matrix = matrix
         self.arrays = arrays
         self.size_bytes = sum(array.nbytes for array in arrays.values())
         self.sixth_bytes = arrays["sixth"].nbytes
         self.head_bytes = matrix.data.nbytes
         self.steps = 0
-        self.rescored = 0
+        self.computed = 0
 
     @classmethod
-    def build(cls, ops: Ops, weight: Prepared, *, importance: Array | None = None) -> ScreenedHead:
-        """The screen of *weight*, from the cache where it is there; reads the weight once.
+    def build(cls, ops: Ops, weight: Prepared, *, importance: Array | None = None) -> HeadCopy:
+        """The copy of *weight*, from the cache where it is there; reads the weight once.
 
         Args:
             ops: the backend.
@@ -135,43 +99,43 @@ class ScreenedHead:
         # Smaller heads are copied in less time than files are looked for and checked.
         path = None
         if matrix.data.nbytes >= SMALLEST:
-            path = screen_path(_fingerprint(ops.module, matrix, importance))
-            if read_screen(path, memory):
+            path = copy_path(_fingerprint(ops.module, matrix, importance))
+            if read_copy(path, memory):
                 problem = broken_premise(ops, matrix, arrays, sampled_tiles(matrix.rows))
                 if not problem:
                     return cls(ops.module, matrix, arrays)
                 logger.warning("%s cannot be used, made again: %s", path, problem)
         arrays["order"][:], arrays["factors"][:] = _columns(ops, matrix, importance)
-        head = cls(ops.module, matrix, arrays)
-        if not _build(ops.module, head._screen, matrix):
+        copy = cls(ops.module, matrix, arrays)
+        if not _build(ops.module, copy._native, matrix):
             raise _refused("it has weights that are not finite, or huge")
         if path is not None:
-            write_screen(path, memory)
-        return head
+            write_copy(path, memory)
+        return copy
 
     @property
     def share(self) -> float:
         """Rows computed per hidden state, as a share of all."""
-        return self.rescored / (self.steps * self._matrix.rows) if self.steps else 0.0
+        return self.computed / (self.steps * self._matrix.rows) if self.steps else 0.0
 
-    def candidates(self, hidden: Array, wanted: Sequence[Wanted]) -> list[Candidates | None]:
-        """For each hidden state the logits that can be among the wanted ones.
+    def find(self, hidden: Array, needed: Sequence[Needed]) -> list[Found | None]:
+        """For each hidden state the logits that can be among the needed ones.
 
         Args:
             hidden: ``(n, dim)``; the copy is read once for all of them.
-            wanted: one for each.
+            needed: one for each.
 
         Returns:
-            ``None`` for a hidden state that is not finite or too long to be screened.
+            ``None`` for a hidden state that is not finite or too long to be bounded.
         """
         x = np.ascontiguousarray(hidden, dtype=np.float32)
-        found: list[Candidates | None] = []
+        found: list[Found | None] = []
         # Seeds are shared by all, so that one pass serves sequences sampled in different ways.
-        parts = self._screen.find(
+        parts = self._native.find(
             x,
-            max(each.count for each in wanted),
-            [-1.0 if each.margin is None else each.margin for each in wanted],
-            [each.ids for each in wanted],
+            max(each.count for each in needed),
+            [-1.0 if each.margin is None else each.margin for each in needed],
+            [each.ids for each in needed],
         )
         for part in parts:
             if part is None:
@@ -179,15 +143,15 @@ class ScreenedHead:
                 continue
             ids, logits, bound, tail, refined = part
             self.steps += 1
-            self.rescored += len(ids)
-            found.append(Candidates(ids, logits, bound, tail, self._matrix.rows, refined))
+            self.computed += len(ids)
+            found.append(Found(ids, logits, bound, tail, self._matrix.rows, refined))
         return found
 
     def rows(self, hidden: Array, ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Logits of *ids* for one hidden state ``(dim,)``, the same bits as in the full product."""
         out = np.empty(len(ids), dtype=np.float32)
         x = np.ascontiguousarray(hidden, dtype=np.float32)
-        self._screen.rows(x, np.ascontiguousarray(ids, dtype=np.int64), out)
+        self._native.rows(x, np.ascontiguousarray(ids, dtype=np.int64), out)
         return out
 
     def bounds(
@@ -202,7 +166,7 @@ class ScreenedHead:
         x = np.ascontiguousarray(hidden, dtype=np.float32)
         approx = np.empty(len(self.arrays["step"]), dtype=np.float32)
         upper = np.empty_like(approx)
-        if not self._screen.bounds(x, sixth, approx, upper):
+        if not self._native.bounds(x, sixth, approx, upper):
             return None
         return approx[: self._matrix.rows], upper[: self._matrix.rows]
 
@@ -253,19 +217,19 @@ def _fingerprint(module: Any, matrix: Matrix, importance: Array | None) -> str:
     return digest.hexdigest()[:32]
 
 
-def _build(module: Any, screen: Any, matrix: Matrix) -> bool:
+def _build(module: Any, native: Any, matrix: Matrix) -> bool:
     """Fill the copy; ``False`` if the weights do not allow one."""
-    return all(screen.build(begin, end) for begin, end, _ in _slices(module, matrix))
+    return all(native.build(begin, end) for begin, end, _ in _slices(module, matrix))
 
 
 def _refused(reason: str) -> Unsupported:
     return Unsupported(
-        f"the output head cannot be screened: {reason}", hint="run without --exact-head on"
+        f"the output head cannot be an exact head: {reason}", hint="run without --exact-head on"
     )
 
 
 def reason_against(ops: Ops, weight: Weight) -> str:
-    """The reason why a :class:`ScreenedHead` cannot use *weight* on *ops*; empty if it can."""
+    """The reason why a :class:`HeadCopy` cannot use *weight* on *ops*; empty if it can."""
     if not isinstance(ops, NativeOps):
         return "only the compiled backend can"
     if weight.quant.name not in ENCODINGS:
@@ -278,7 +242,7 @@ def reason_against(ops: Ops, weight: Weight) -> str:
 
 
 def saves_time(ops: Ops, weight: Weight) -> bool:
-    """True if screening *weight* is possible and saves time."""
+    """True if a copy of *weight* is possible and saves time."""
     return not reason_against(ops, weight) and weight.data.nbytes >= SMALLEST
 
 

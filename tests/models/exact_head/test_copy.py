@@ -1,4 +1,4 @@
-"""The screened head against the full one, bit for bit."""
+"""Logits found by the copy of a head against the full product, bit for bit."""
 
 from __future__ import annotations
 
@@ -17,14 +17,9 @@ from bitnet.errors import Unsupported
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.kernels.screen_reference import reference_bounds, unpack_copy
-from bitnet.kernels.screened_head import (
-    Candidates,
-    ScreenedHead,
-    Wanted,
-    reason_against,
-    saves_time,
-)
+from bitnet.models.exact_head.copy import HeadCopy, reason_against, saves_time
+from bitnet.models.exact_head.logits import Found, Needed
+from bitnet.models.exact_head.reference import reference_bounds, unpack_copy
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
 
@@ -62,7 +57,7 @@ def stored(values: NDArray[Any], encoding: str = "F16") -> Weight:
 
 
 def matrix(ops: NativeOps, values: NDArray[Any], encoding: str = "F16") -> Any:
-    """As in the file, which is what can be screened."""
+    """As in the file, which is what can have a copy."""
     return prepare_matrix(ops.module, stored(values, encoding), in_rows=True)
 
 
@@ -112,7 +107,7 @@ def hidden_states(values: NDArray[np.float32], count: int) -> NDArray[np.float32
     return x
 
 
-def wrong(full: NDArray[np.float32], found: Candidates, count: int) -> str:
+def wrong(full: NDArray[np.float32], found: Found, count: int) -> str:
     """What contradicts the full product; empty if nothing does."""
     if not np.array_equal(full[found.ids].view(np.uint32), found.logits.view(np.uint32)):
         return "a logit has other bits"
@@ -130,9 +125,9 @@ def test_the_best_rows_are_those_of_the_full_product_bit_for_bit(
     ops: NativeOps, name: str, count: int
 ) -> None:
     weight = matrix(ops, HEADS[name](500, 200))
-    head = ScreenedHead.build(ops, weight)
+    head = HeadCopy.build(ops, weight)
     x = hidden_states(HEADS[name](500, 200), 64)
-    found = head.candidates(x, [Wanted(count)] * len(x))
+    found = head.find(x, [Needed(count)] * len(x))
     for state, one in zip(x, found, strict=True):
         assert one is not None
         assert not wrong(ops.linear(state[None], weight)[0], one, count)
@@ -142,11 +137,11 @@ def test_thousands_of_steps_choose_what_the_full_head_chooses() -> None:
     ops = NativeOps(threads=2)
     values = outliers(4000, 320)
     weight = matrix(ops, values)
-    head = ScreenedHead.build(ops, weight, importance=np.abs(values).max(axis=0))
+    head = HeadCopy.build(ops, weight, importance=np.abs(values).max(axis=0))
     x = hidden_states(values, STEPS)
     for start in range(0, STEPS, 100):
         part = x[start : start + 100]
-        found = head.candidates(part, [Wanted(5)] * len(part))
+        found = head.find(part, [Needed(5)] * len(part))
         for state, one in zip(part, found, strict=True):
             assert one is not None
             assert not wrong(ops.linear(state[None], weight)[0], one, 5)
@@ -155,12 +150,12 @@ def test_thousands_of_steps_choose_what_the_full_head_chooses() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["F16", "BF16", "F32"])
-def test_every_float_encoding_is_screened(encoding: str) -> None:
+def test_every_float_encoding_can_have_a_copy(encoding: str) -> None:
     ops = NativeOps(threads=1)
     weight = matrix(ops, normal(300, 100), encoding)
-    head = ScreenedHead.build(ops, weight)
+    head = HeadCopy.build(ops, weight)
     x = normal(1, 100, seed=2)
-    (found,) = head.candidates(x, [Wanted(3)])
+    (found,) = head.find(x, [Needed(3)])
     assert found is not None
     assert not wrong(ops.linear(x, weight)[0], found, 3)
 
@@ -179,9 +174,9 @@ def test_any_shape_and_scale_gives_the_rows_of_the_full_product(
     ops = NativeOps(threads=1)
     values = HEADS[name](max(rows, 6), columns)
     weight = matrix(ops, values)
-    head = ScreenedHead.build(ops, weight)
+    head = HeadCopy.build(ops, weight)
     x = normal(1, columns, seed) * np.float32(scale)
-    (found,) = head.candidates(x, [Wanted(count)])
+    (found,) = head.find(x, [Needed(count)])
     if found is not None:
         assert not wrong(ops.linear(x, weight)[0], found, count)
 
@@ -190,7 +185,7 @@ def test_any_shape_and_scale_gives_the_rows_of_the_full_product(
 def test_the_upper_bounds_hold_and_are_those_of_the_reference(ops: NativeOps, sixth: bool) -> None:
     values = outliers(200, 300).astype(np.float16)
     weight = matrix(ops, values)
-    head = ScreenedHead.build(ops, weight)
+    head = HeadCopy.build(ops, weight)
     for state in hidden_states(values.astype(np.float32), 32):
         bounds = head.bounds(state, sixth=sixth)
         assert bounds is not None
@@ -211,7 +206,7 @@ def test_states_along_what_the_copy_leaves_out_come_up_to_the_bound(
 ) -> None:
     values = normal(60, 300).astype(np.float16)
     weight = matrix(ops, values)
-    head = ScreenedHead.build(ops, weight)
+    head = HeadCopy.build(ops, weight)
     copied, norms = unpack_copy(head.arrays, 60, sixth=sixth)
     order, factors = head.arrays["order"], head.arrays["factors"].astype(np.float64)
     for row in range(60):
@@ -229,9 +224,9 @@ def test_states_along_what_the_copy_leaves_out_come_up_to_the_bound(
 def test_the_sixth_bits_are_read_only_for_rows_that_five_bits_leave() -> None:
     ops = NativeOps(threads=1)
     values = normal(2000, 256)
-    head = ScreenedHead.build(ops, matrix(ops, values))
+    head = HeadCopy.build(ops, matrix(ops, values))
     x = normal(1, 256, seed=6)
-    (found,) = head.candidates(x, [Wanted()])
+    (found,) = head.find(x, [Needed()])
     five, six = head.bounds(x[0]), head.bounds(x[0], sixth=True)
     assert found is not None
     assert five is not None
@@ -246,16 +241,16 @@ def test_rows_of_a_file_are_read_there_and_in_memory_where_it_is_too_short(tmp_p
     ops = NativeOps(threads=2)
     values, others = (normal(100, 96, seed=seed).astype(np.float16) for seed in (0, 1))
     weight = matrix(ops, values)
-    arrays = ScreenedHead.build(ops, weight).arrays
+    arrays = HeadCopy.build(ops, weight).arrays
     path = tmp_path / "head"
     path.write_bytes(b"before" + others[:60].tobytes())
     with path.open("rb") as file:
-        screen = ops.module.ExactHead(
+        native_head = ops.module.ExactHead(
             weight.kind, weight.data, 100, 96, **arrays, file=file.fileno(), file_offset=6
         )
         x = normal(1, 96, seed=2)
         out = np.empty(100, dtype=np.float32)
-        screen.rows(x[0], np.arange(100), out)
+        native_head.rows(x[0], np.arange(100), out)
     assert np.array_equal(out[:60], ops.linear(x, matrix(ops, others))[0][:60])
     assert np.array_equal(out[60:], ops.linear(x, weight)[0][60:])
 
@@ -268,9 +263,9 @@ def test_a_head_in_a_mapped_file_gives_the_same_rows_as_in_memory(tmp_path: Path
     with (tmp_path / "head").open("rb") as file:
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     mapped = replace(weight, data=np.frombuffer(view, dtype=np.uint8, offset=8))
-    heads = [ScreenedHead.build(ops, each) for each in (weight, mapped)]
+    heads = [HeadCopy.build(ops, each) for each in (weight, mapped)]
     x = hidden_states(values, 16)
-    for one, other in zip(*(head.candidates(x, [Wanted(3)] * 16) for head in heads), strict=True):
+    for one, other in zip(*(head.find(x, [Needed(3)] * 16) for head in heads), strict=True):
         assert one is not None
         assert other is not None
         assert np.array_equal(one.ids, other.ids)
@@ -280,7 +275,7 @@ def test_a_head_in_a_mapped_file_gives_the_same_rows_as_in_memory(tmp_path: Path
 @pytest.mark.parametrize("columns", [64, 150, 300])
 def test_the_norms_of_the_copy_are_at_least_the_true_ones(ops: NativeOps, columns: int) -> None:
     values = outliers(100, columns).astype(np.float16)
-    head = ScreenedHead.build(ops, matrix(ops, values))
+    head = HeadCopy.build(ops, matrix(ops, values))
     order, factors = head.arrays["order"], head.arrays["factors"].astype(np.float64)
     found = []
     for sixth in (False, True):
@@ -305,10 +300,10 @@ def test_every_instruction_set_makes_the_same_codes(level: str) -> None:
     ops = NativeOps(threads=1)
     before = ops.module.kernel_level()
     weight = matrix(ops, normal(100, 130))
-    expected = ScreenedHead.build(ops, weight).arrays
+    expected = HeadCopy.build(ops, weight).arrays
     ops.module.set_kernel_level(level)
     try:
-        got = ScreenedHead.build(ops, weight).arrays
+        got = HeadCopy.build(ops, weight).arrays
     finally:
         ops.module.set_kernel_level(before)
     for sixth in (False, True):
@@ -321,7 +316,7 @@ def test_every_instruction_set_makes_the_same_codes(level: str) -> None:
 def test_a_wrong_bound_is_noticed(broken: str) -> None:
     ops = NativeOps(threads=1)
     weight = matrix(ops, near_ties(600, 200))
-    head = ScreenedHead.build(ops, weight)
+    head = HeadCopy.build(ops, weight)
     for name in ("residual", "norm") if broken != "step" else ("step",):
         if broken == "sixth" and name == "residual":
             units = head.arrays["sixth"].reshape(len(head.arrays["step"]), -1)[:, :4]
@@ -329,7 +324,7 @@ def test_a_wrong_bound_is_noticed(broken: str) -> None:
         else:
             head.arrays[name][:] *= np.float32(0.001)
     x = hidden_states(near_ties(600, 200), 64)
-    found = head.candidates(x, [Wanted(3)] * len(x))
+    found = head.find(x, [Needed(3)] * len(x))
     faults = [
         wrong(ops.linear(state[None], weight)[0], one, 3)
         for state, one in zip(x, found, strict=True)
@@ -343,10 +338,10 @@ def test_listed_rows_are_found_whatever_their_logits_and_decide_nothing() -> Non
     values = normal(400, 128)
     x = 2 * values[:1]
     weight = matrix(ops, values)
-    head = ScreenedHead.build(ops, weight)
+    head = HeadCopy.build(ops, weight)
     listed = np.array([0, 17, 399])
-    (plain,) = head.candidates(x, [Wanted(4)])
-    (found,) = head.candidates(x, [Wanted(4, ids=listed)])
+    (plain,) = head.find(x, [Needed(4)])
+    (found,) = head.find(x, [Needed(4, ids=listed)])
     assert plain is not None
     assert found is not None
     assert np.isin(listed, found.ids).all()
@@ -354,7 +349,7 @@ def test_listed_rows_are_found_whatever_their_logits_and_decide_nothing() -> Non
     assert not wrong(full, found, 5)
     # Row 0 is the best by far and does not count: four others are found besides it.
     assert found.bound <= np.sort(full)[-5]
-    (everything,) = head.candidates(x, [Wanted(1, ids=np.arange(400))])
+    (everything,) = head.find(x, [Needed(1, ids=np.arange(400))])
     assert everything is not None
     assert np.array_equal(everything.logits, full)
 
@@ -364,8 +359,8 @@ def test_a_margin_finds_what_is_near_and_bounds_what_is_not() -> None:
     values = normal(5000, 128) * np.float32(0.2)
     x = normal(1, 128, seed=3) * np.float32(2)
     weight = matrix(ops, values)
-    head = ScreenedHead.build(ops, weight)
-    (found,) = head.candidates(x, [Wanted(1, margin=6.0)])
+    head = HeadCopy.build(ops, weight)
+    (found,) = head.find(x, [Needed(1, margin=6.0)])
     assert found is not None
     full = ops.linear(x, weight)[0]
     assert not wrong(full, found, 1)
@@ -378,11 +373,11 @@ def test_a_margin_finds_what_is_near_and_bounds_what_is_not() -> None:
 def test_a_batch_gives_what_each_alone_gives() -> None:
     ops = NativeOps(threads=2)
     values = normal(700, 256)
-    head = ScreenedHead.build(ops, matrix(ops, values))
+    head = HeadCopy.build(ops, matrix(ops, values))
     x = hidden_states(values, 5)
-    together = head.candidates(x, [Wanted(2)] * 5)
+    together = head.find(x, [Needed(2)] * 5)
     for i, one in enumerate(together):
-        (alone,) = head.candidates(x[i : i + 1], [Wanted(2)])
+        (alone,) = head.find(x[i : i + 1], [Needed(2)])
         assert one is not None
         assert alone is not None
         assert np.array_equal(one.ids, alone.ids)
@@ -391,7 +386,7 @@ def test_a_batch_gives_what_each_alone_gives() -> None:
 
 def test_chosen_rows_have_the_bits_of_the_full_product(ops: NativeOps) -> None:
     weight = matrix(ops, normal(333, 96))
-    head = ScreenedHead.build(ops, weight)
+    head = HeadCopy.build(ops, weight)
     x = normal(1, 96, seed=4)
     ids = np.array([332, 0, 7, 7, 16])
     assert np.array_equal(head.rows(x[0], ids), ops.linear(x, weight)[0][ids])
@@ -412,35 +407,35 @@ def test_rows_in_a_file_give_the_bits_of_rows_interleaved(
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
-def test_a_state_that_cannot_be_screened_is_left_to_the_full_product(value: float) -> None:
+def test_a_state_that_cannot_be_bounded_is_left_to_the_full_product(value: float) -> None:
     ops = NativeOps(threads=1)
-    head = ScreenedHead.build(ops, matrix(ops, normal(40, 64)))
+    head = HeadCopy.build(ops, matrix(ops, normal(40, 64)))
     x = normal(2, 64)
     x[0, 3] = value
-    first, second = head.candidates(x, [Wanted(), Wanted()])
+    first, second = head.find(x, [Needed(), Needed()])
     assert first is None
     assert second is not None
     assert head.bounds(x[0]) is None
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
-def test_a_head_with_weights_that_cannot_be_screened_is_refused(value: float) -> None:
+def test_a_head_with_weights_that_cannot_be_bounded_is_refused(value: float) -> None:
     ops = NativeOps(threads=1)
     values = normal(40, 64)
     values[21, 9] = value
     with pytest.raises(Unsupported, match="not finite, or huge"):
-        ScreenedHead.build(ops, matrix(ops, values, "F32"))
+        HeadCopy.build(ops, matrix(ops, values, "F32"))
 
 
 def test_other_backends_and_encodings_are_refused() -> None:
     reference = ReferenceOps()
     with pytest.raises(Unsupported, match="only the compiled backend can"):
-        ScreenedHead.build(reference, normal(4, 4))
+        HeadCopy.build(reference, normal(4, 4))
     ops = NativeOps(threads=1)
     blocks = np.zeros(40 * 2 * 34, dtype=np.uint8)
     weight = Weight("output.weight", (40, 64), types.by_name("Q8_0"), blocks)
     with pytest.raises(Unsupported, match="it is Q8_0_R16, expected F16, BF16, F32 in rows"):
-        ScreenedHead.build(ops, ops.prepare(weight))
+        HeadCopy.build(ops, ops.prepare(weight))
     assert reason_against(ops, weight) == "it is Q8_0, expected F16, BF16, F32"
     small = stored(normal(40, 64))
     assert not reason_against(ops, small)
@@ -456,17 +451,17 @@ def test_a_copy_with_values_that_are_no_numbers_chooses_nothing(
     ops: NativeOps, name: str, rows: int
 ) -> None:
     """Sorting by NaN would read outside of the rows; all logits are computed instead."""
-    head = ScreenedHead.build(ops, matrix(ops, normal(rows, 64)))
+    head = HeadCopy.build(ops, matrix(ops, normal(rows, 64)))
     hidden = normal(2, 64, seed=1)
-    assert all(head.candidates(hidden, [Wanted(count=3), Wanted(count=3)]))
+    assert all(head.find(hidden, [Needed(count=3), Needed(count=3)]))
     head.arrays[name][:rows:3] = np.nan
-    wanted = [Wanted(count=3), Wanted(count=40, margin=5.0, ids=np.array([1, 4]))]
-    assert head.candidates(hidden, wanted) == [None, None]
+    needed = [Needed(count=3), Needed(count=40, margin=5.0, ids=np.array([1, 4]))]
+    assert head.find(hidden, needed) == [None, None]
 
 
 def test_weights_that_are_no_numbers_since_the_copy_choose_nothing(ops: NativeOps) -> None:
     values = matrix(ops, normal(400, 64))
     own = replace(values, data=values.data.copy())
-    head = ScreenedHead.build(ops, own)
+    head = HeadCopy.build(ops, own)
     own.data.view(np.float16)[:] = np.nan
-    assert head.candidates(normal(1, 64), [Wanted(count=3)]) == [None]
+    assert head.find(normal(1, 64), [Needed(count=3)]) == [None]

@@ -1,6 +1,6 @@
-"""Check the premises of the bounds of a screened output head.
+"""Check the premises of the bounds of an exact head.
 
-``docs/architecture/exact-head.md`` derives the bounds from premises that :meth:`ScreenedHead.build`
+``docs/architecture/exact-head.md`` derives the bounds from premises that :meth:`HeadCopy.build`
 establishes. A copy that was kept on a disk has them only if they are checked: those of its columns
 and rows for all of them, those that need the weights for some rows, drawn again each time.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.kernels.screen_reference import BLOCK, TILE_ROWS, unpack_copy
+from bitnet.models.exact_head.reference import BLOCK, TILE_ROWS, unpack_copy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -26,7 +26,7 @@ __all__ = ["FACTOR_BITS", "broken_premise", "sampled_tiles"]
 
 FACTOR_BITS = 20  # columns are scaled by at most 2 to this power
 _TILES = 4  # that are compared with the head
-_SMALLEST_NORM, _LARGEST_NORM = 1e-17, 1e15  # norm_up and kScreenLimit of the compiled module
+_SMALLEST_NORM, _LARGEST_NORM = 1e-17, 1e15  # norm_up and kHeadLimit of the compiled module
 
 
 def sampled_tiles(rows: int) -> list[int]:
@@ -43,7 +43,7 @@ def broken_premise(
     Args:
         ops: the backend, which reads rows of the head.
         matrix: the head.
-        arrays: of a :class:`ScreenedHead`.
+        arrays: of a :class:`HeadCopy`.
         tiles: whose rows are compared with the head.
     """
     return _of_numbers(arrays) or next(

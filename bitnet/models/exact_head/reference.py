@@ -1,4 +1,4 @@
-"""Definition of the bounds of a screened head, in float64."""
+"""Definition of the bounds of an exact head, in float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def unpack_copy(
     """Weights of a copy and the norms of what they leave out.
 
     Args:
-        arrays: ``order factors tiles sixth step residual norm`` of a :class:`ScreenedHead`.
+        arrays: ``order factors tiles sixth step residual norm`` of a :class:`HeadCopy`.
         rows: of the head.
         sixth: with the sixth bits.
 

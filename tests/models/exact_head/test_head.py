@@ -1,4 +1,4 @@
-"""With the screened head, every token is the one the full head gives, whatever the sampler does."""
+"""With the exact head, every token is the one the full head gives, whatever the sampler does."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.kernels.screened_head import ScreenedHead, Wanted
-from bitnet.models.exact_head import PASSES, Meter
+from bitnet.models.exact_head.copy import HeadCopy
+from bitnet.models.exact_head.costs import PASSES, Costs
+from bitnet.models.exact_head.logits import Found, Logits, Needed
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
@@ -27,7 +28,6 @@ from bitnet.runtime.engine import Engine
 from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.request import Request
 from bitnet.runtime.sampling import Sampler
-from bitnet.runtime.screening import ScreenedLogits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,7 @@ SAMPLERS = {
 }
 
 
-class Head:
+class SmallHead:
     """Logits of hidden states near some rows, as of a model that is more or less sure."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Head:
         )
         self.ops = NativeOps(threads=1)
         self.matrix = prepare_matrix(self.ops.module, weight, in_rows=True)
-        self.screen = ScreenedHead.build(self.ops, self.matrix)
+        self.copy = HeadCopy.build(self.ops, self.matrix)
 
     def state(self, seed: int, sureness: float) -> NDArray[np.float32]:
         random = np.random.default_rng(seed)
@@ -84,30 +84,30 @@ class Head:
         return (sureness * row / 0.2 + noise)[None]
 
 
-HEAD = Head() if native.module() else None
+HEAD = SmallHead() if native.module() else None
 
 
 def steps(params: SamplingParams, count: int, sureness: float) -> tuple[int, int]:
-    """How many tokens the candidates decided, of *count*; all must be those of the full head."""
+    """How many tokens the found logits decided, of *count*; all must be those of the full head."""
     assert HEAD is not None
     ours, theirs = Sampler(params, [1, 2, 3]), Sampler(params, [1, 2, 3])
     decided = 0
     for seed in range(count):
         x = HEAD.state(seed, sureness)
         full = HEAD.ops.linear(x, HEAD.matrix)[0]
-        wanted = ours.wanted()
-        assert wanted is not None
-        (candidates,) = HEAD.screen.candidates(x, [wanted])
-        assert candidates is not None
-        sampled = ours.sample_among(candidates)
-        decided += sampled is not None
-        assert (sampled or ours.sample(full)).token == theirs.sample(full).token
+        needed = ours.needed()
+        assert needed is not None
+        (found,) = HEAD.copy.find(x, [needed])
+        assert found is not None
+        logits = Logits(found, lambda full=full: full)
+        assert ours.sample(logits).token == theirs.sample(full).token
+        decided += logits.found is not None
     return decided, count
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
 @pytest.mark.parametrize("sureness", [0.3, 1.0, 3.0])
-def test_candidates_give_the_token_of_all_logits(name: str, sureness: float) -> None:
+def test_found_logits_give_the_token_of_all_logits(name: str, sureness: float) -> None:
     decided, count = steps(SAMPLERS[name], 150, sureness)
     exact = "greedy" in name or "top-k" in name
     assert decided == count if exact else decided >= 0
@@ -144,7 +144,7 @@ def test_any_sampler_gives_the_token_of_all_logits(
     steps(params, 5, sureness)
 
 
-def test_candidates_whose_bound_is_too_low_give_other_tokens() -> None:
+def test_found_logits_whose_bound_is_too_low_give_other_tokens() -> None:
     """The comparison above would notice a wrong tail: with none, top-p ends too early."""
     assert HEAD is not None
     params = SamplingParams(seed=42, temperature=1.0, top_p=0.9)
@@ -153,37 +153,41 @@ def test_candidates_whose_bound_is_too_low_give_other_tokens() -> None:
         x = HEAD.state(seed, 0.0) * 2
         full = HEAD.ops.linear(x, HEAD.matrix)[0]
         ours, theirs = Sampler(params), Sampler(params)
-        (candidates,) = HEAD.screen.candidates(x, [Wanted(margin=0.1)])
-        lying = replace(candidates, tail=0.0, bound=-1e30)
-        sampled = ours.sample_among(lying)
-        differ += sampled is not None and sampled.token != theirs.sample(full).token
+        (found,) = HEAD.copy.find(x, [Needed(margin=0.1)])
+        assert found is not None
+        lying = Logits(replace(found, tail=0.0, bound=-1e30), lambda full=full: full)
+        sampled = ours.sample(lying)
+        differ += lying.found is not None and sampled.token != theirs.sample(full).token
     assert differ
 
 
-def test_samplers_without_bounded_support_want_all_logits() -> None:
-    assert Sampler(SamplingParams(seed=42, temperature=1.0)).wanted() is None
-    assert Sampler(SamplingParams(seed=42, temperature=1.0, top_k=10**6)).wanted() is None
+def test_samplers_without_bounded_support_need_all_logits() -> None:
+    assert Sampler(SamplingParams(seed=42, temperature=1.0)).needed() is None
+    assert Sampler(SamplingParams(seed=42, temperature=1.0, top_k=10**6)).needed() is None
 
 
-def test_touched_tokens_are_wanted_whatever_their_logits() -> None:
+def test_touched_tokens_are_needed_whatever_their_logits() -> None:
     params = SamplingParams(repetition_penalty=1.1, logit_bias={9: 1.0})
-    wanted = Sampler(params, [4, 2]).wanted([7])
-    assert wanted is not None
-    assert wanted.ids.tolist() == [2, 4, 7, 9]
-    plain = Sampler(SamplingParams(), [4, 2]).wanted([7])
+    needed = Sampler(params, [4, 2]).needed([7])
+    assert needed is not None
+    assert needed.ids.tolist() == [2, 4, 7, 9]
+    plain = Sampler(SamplingParams(), [4, 2]).needed([7])
     assert plain is not None
     assert not len(plain.ids)
 
 
 def test_undecided_positions_fall_back_to_all_logits() -> None:
-    model = SimpleNamespace(head=lambda hidden: hidden * 2, meter=None)
-    logits = ScreenedLogits(None, model, np.arange(3.0))  # type: ignore[arg-type]
-    assert logits.full().tolist() == [0, 2, 4]
+    nothing = np.empty(0, dtype=np.int64)
+    found = Found(nothing, np.empty(0, dtype=np.float32), bound=0.0, tail=0.0, vocab_size=3)
+    logits = Logits(found, lambda: np.arange(3.0))
+    assert Sampler(SamplingParams()).sample(logits).token == 2
+    assert logits.found is None
+    assert logits.all().tolist() == [0, 1, 2]
 
 
 @pytest.fixture(scope="module")
 def models() -> tuple[Any, Any]:
-    """A tiny model, without and with the screen."""
+    """A tiny model, without and with the exact head."""
     checkpoint = tiny("llama")
     ops = NativeOps(threads=1)
     return load_model(checkpoint, ops=ops), load_model(checkpoint, ops=ops, exact_head="on")
@@ -216,39 +220,38 @@ def test_a_real_model_writes_what_the_full_head_writes(name: str, test_models: P
     as_f16 = replace(checkpoint, weights={**checkpoint.weights, head.name: weight})
     ops = NativeOps(threads=2)
     engines = [
-        Engine(load_model(as_f16, ops=ops, exact_head=wanted), context=128)
-        for wanted in ("off", "on")
+        Engine(load_model(as_f16, ops=ops, exact_head=mode), context=128) for mode in ("off", "on")
     ]
     params = Request(max_tokens=60, sampling=SAMPLERS[name])
-    full, screened = (
+    full, exact = (
         [piece.token for piece in engine.generate([504, 3575, 282], params)] for engine in engines
     )
-    assert full == screened
+    assert full == exact
 
 
 def test_log_probabilities_come_from_all_logits(models: tuple[Any, Any]) -> None:
     params = Request(max_tokens=5, logprobs=2)
-    full, screened = (list(Engine(model).generate([5, 9], params)) for model in models)
-    assert full == screened
+    full, exact = (list(Engine(model).generate([5, 9], params)) for model in models)
+    assert full == exact
 
 
 def auto_model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A tiny model that ``auto`` screens, and judges by a few passes."""
-    monkeypatch.setattr("bitnet.models.exact_head.PASSES", 16)
-    monkeypatch.setattr("bitnet.models.exact_head.saves_time", lambda ops, weight: True)
+    """A tiny model whose head ``auto`` copies, and judges by a few passes."""
+    monkeypatch.setattr("bitnet.models.exact_head.costs.PASSES", 16)
+    monkeypatch.setattr("bitnet.models.exact_head.head.saves_time", lambda ops, weight: True)
     model = load_model(tiny("llama"), ops=NativeOps(threads=1), exact_head="auto")
-    assert model.screen is not None
+    assert model.head.copy is not None
     return model
 
 
 @pytest.mark.parametrize(
     "sampling",
     [
-        pytest.param(SamplingParams(seed=42, temperature=1.0, top_k=30), id="many rows wanted"),
-        pytest.param(SamplingParams(seed=42, temperature=1.0), id="samplers that want all logits"),
+        pytest.param(SamplingParams(seed=42, temperature=1.0, top_k=30), id="many rows needed"),
+        pytest.param(SamplingParams(seed=42, temperature=1.0), id="samplers that need all logits"),
     ],
 )
-def test_a_screen_that_does_not_pay_is_given_up_and_changes_no_token(
+def test_a_copy_that_does_not_save_time_is_dropped_and_changes_no_token(
     models: tuple[Any, Any],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -264,20 +267,32 @@ def test_a_screen_that_does_not_pay_is_given_up_and_changes_no_token(
         ]
     assert len(answers[0]) > 16
     assert answers[0] == answers[1]
-    assert model.screen is None
-    assert model.gave_up_screen
+    assert model.head.copy is None
+    assert model.head.stopped
     assert sum("does not save time" in record.message for record in caplog.records) == 1
 
 
-def test_a_screen_that_was_asked_for_is_never_given_up(models: tuple[Any, Any]) -> None:
+def test_a_copy_that_was_asked_for_is_never_dropped(models: tuple[Any, Any]) -> None:
     params = Request(max_tokens=100, sampling=SamplingParams(seed=42, temperature=1.0))
     list(Engine(models[1]).generate([5, 9], params))
-    assert models[1].screen is not None
-    assert not models[1].gave_up_screen
+    assert models[1].head.copy is not None
+    assert not models[1].head.stopped
+
+
+def costs_of_a_copy() -> Costs:
+    sizes = SimpleNamespace(size_bytes=40, sixth_bytes=7, head_bytes=100)
+    return Costs(sizes)  # type: ignore[arg-type]
+
+
+def found_of(refined: float, computed: float) -> Found:
+    """Logits found with these shares of rows refined and computed."""
+    ids = np.arange(round(computed * 1000))
+    logits = np.zeros(len(ids), dtype=np.float32)
+    return Found(ids, logits, 0.0, 0.0, vocab_size=1000, refined=round(refined * 1000))
 
 
 @pytest.mark.parametrize(
-    ("refined", "rescored", "undecided", "dear"),
+    ("refined", "computed", "undecided", "high"),
     [
         (0.01, 0.001, 0, False),
         (0.1, 0.06, 0, False),
@@ -287,37 +302,44 @@ def test_a_screen_that_was_asked_for_is_never_given_up(models: tuple[Any, Any]) 
         (0.1, 0.01, 30, True),
     ],
 )
-def test_what_is_read_decides_whether_a_screen_pays(
-    refined: float, rescored: float, undecided: int, dear: bool
+def test_what_is_read_decides_if_a_copy_saves_time(
+    refined: float, computed: float, undecided: int, high: bool
 ) -> None:
     """A third of the head is the copy; its sixth bits count four times, rows in the file ten."""
-    head = SimpleNamespace(size_bytes=40, sixth_bytes=7, head_bytes=100)
-    meter = Meter(head)  # type: ignore[arg-type]
+    costs = costs_of_a_copy()
     for step in range(3 * PASSES):
-        assert not (meter.is_dear and step < PASSES)
-        meter.screened(refined, rescored)
+        assert not (costs.too_high and step < PASSES)
+        costs.add([found_of(refined, computed)])
         if step % PASSES < undecided:
-            meter.undecided()
-    assert meter.is_dear == dear
+            costs.add_whole()
+    assert costs.too_high == high
 
 
-def test_a_screen_pays_again_once_its_dear_passes_are_long_ago() -> None:
-    head = SimpleNamespace(size_bytes=40, sixth_bytes=7, head_bytes=100)
-    meter = Meter(head)  # type: ignore[arg-type]
+def test_a_position_that_the_copy_does_not_help_costs_the_whole_head() -> None:
+    some, one = costs_of_a_copy(), costs_of_a_copy()
     for _ in range(PASSES):
-        meter.full()
-    assert meter.is_dear
+        one.add([found_of(0.0, 0.0), found_of(0.0, 0.0)])
+        some.add([found_of(0.0, 0.0), None])
+    assert not one.too_high
+    assert some.too_high
+
+
+def test_a_copy_saves_time_again_once_its_costly_passes_are_long_ago() -> None:
+    costs = costs_of_a_copy()
     for _ in range(PASSES):
-        meter.screened(0.0, 0.0)
-    assert not meter.is_dear
+        costs.add([None])
+    assert costs.too_high
+    for _ in range(PASSES):
+        costs.add([found_of(0.0, 0.0)])
+    assert not costs.too_high
 
 
-def test_the_head_is_screened_only_where_that_is_asked_for_or_pays() -> None:
+def test_a_head_has_a_copy_only_where_that_is_asked_for_or_saves_time() -> None:
     checkpoint = tiny("llama")
     ops = NativeOps(threads=1)
-    assert load_model(checkpoint, ops=ops).screen is None
-    assert load_model(checkpoint, ops=ops, exact_head="auto").screen is None
-    assert load_model(checkpoint, ops=ops, exact_head="on").screen is not None
+    assert load_model(checkpoint, ops=ops).head.copy is None
+    assert load_model(checkpoint, ops=ops, exact_head="auto").head.copy is None
+    assert load_model(checkpoint, ops=ops, exact_head="on").head.copy is not None
     with pytest.raises(Unsupported, match="only the compiled backend can"):
         load_model(checkpoint, ops=ReferenceOps(), exact_head="on")
-    assert load_model(checkpoint, ops=ReferenceOps(), exact_head="auto").screen is None
+    assert load_model(checkpoint, ops=ReferenceOps(), exact_head="auto").head.copy is None

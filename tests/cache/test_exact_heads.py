@@ -1,4 +1,4 @@
-"""Screens of output heads in the cache folder."""
+"""Copies of output heads in the cache folder."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ import pytest
 from bitnet import native
 from bitnet.cache.check import verify
 from bitnet.cache.entries import entries
-from bitnet.cache.screens import (
+from bitnet.cache.exact_heads import (
     _PIECE_BYTES as PIECE,
 )
-from bitnet.cache.screens import (
+from bitnet.cache.exact_heads import (
     content_digest,
+    copy_path,
     problem_of,
-    read_screen,
-    screen_path,
-    write_screen,
+    read_copy,
+    write_copy,
 )
-from bitnet.kernels import screened_head
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.packing import prepare_matrix
-from bitnet.kernels.screen_premises import broken_premise, sampled_tiles
-from bitnet.kernels.screen_reference import TILE_ROWS
-from bitnet.kernels.screened_head import ScreenedHead, Wanted
+from bitnet.models.exact_head import copy as head_copy
+from bitnet.models.exact_head.copy import HeadCopy
+from bitnet.models.exact_head.logits import Needed
+from bitnet.models.exact_head.premises import broken_premise, sampled_tiles
+from bitnet.models.exact_head.reference import TILE_ROWS
 from bitnet.quants import types
 from bitnet.quants.weight import Weight
 
@@ -44,15 +45,15 @@ def cache(tmp_path, monkeypatch):
 
 
 def written():
-    path = screen_path("ab" * 16)
-    write_screen(path, CONTENT)
+    path = copy_path("ab" * 16)
+    write_copy(path, CONTENT)
     return path
 
 
 def test_what_was_written_is_read(cache):
     path = written()
     out = np.zeros_like(CONTENT)
-    assert read_screen(path, out)
+    assert read_copy(path, out)
     assert np.array_equal(out, CONTENT)
     assert [entry.path for entry in entries(cache)] == [path]
     assert verify(entries(cache)[0]).intact
@@ -64,7 +65,7 @@ def test_a_changed_bit_anywhere_is_noticed(cache, at):
     data = bytearray(path.read_bytes())
     data[at] ^= 0x80
     path.write_bytes(data)
-    assert not read_screen(path, np.zeros_like(CONTENT))
+    assert not read_copy(path, np.zeros_like(CONTENT))
     assert problem_of(path)
     assert not verify(entries(cache)[0]).intact
 
@@ -73,16 +74,16 @@ def test_a_changed_bit_anywhere_is_noticed(cache, at):
 def test_a_cut_file_is_noticed(size):
     path = written()
     path.write_bytes(path.read_bytes()[:size])
-    assert not read_screen(path, np.zeros_like(CONTENT))
+    assert not read_copy(path, np.zeros_like(CONTENT))
     assert problem_of(path)
 
 
-def test_a_screen_of_another_size_is_not_used():
-    assert not read_screen(written(), np.zeros(100, dtype=np.uint8))
+def test_a_copy_of_another_size_is_not_used():
+    assert not read_copy(written(), np.zeros(100, dtype=np.uint8))
 
 
 def test_a_missing_file_is_no_error():
-    assert not read_screen(screen_path("none"), np.zeros(100, dtype=np.uint8))
+    assert not read_copy(copy_path("none"), np.zeros(100, dtype=np.uint8))
 
 
 def test_a_full_disk_leaves_nothing_and_fails_nothing(cache, monkeypatch):
@@ -131,31 +132,31 @@ def head(seed, size=1.0):
 
 @pytest.fixture
 def small_heads_too(monkeypatch):
-    monkeypatch.setattr(screened_head, "SMALLEST", 0)
+    monkeypatch.setattr(head_copy, "SMALLEST", 0)
 
 
 @pytest.mark.usefixtures("small_heads_too")
-def test_a_screen_from_the_cache_is_the_one_that_was_built(cache, monkeypatch):
+def test_a_copy_from_the_cache_is_the_one_that_was_built(cache, monkeypatch):
     ops, matrix = head(0)
-    built = ScreenedHead.build(ops, matrix)
-    assert len(list(cache.rglob("*.screen"))) == 1
-    monkeypatch.setattr(screened_head, "_build", lambda *_: pytest.fail("it is built again"))
-    found = ScreenedHead.build(ops, matrix)
+    built = HeadCopy.build(ops, matrix)
+    assert len(list(cache.rglob("*.copy"))) == 1
+    monkeypatch.setattr(head_copy, "_build", lambda *_: pytest.fail("it is built again"))
+    found = HeadCopy.build(ops, matrix)
     assert built.arrays.keys() == found.arrays.keys()
     for name, array in built.arrays.items():
         assert np.array_equal(array, found.arrays[name]), name
     x = np.ones((1, COLUMNS), dtype=np.float32)
-    (one,), (other,) = (each.candidates(x, [Wanted()]) for each in (built, found))
+    (one,), (other,) = (each.find(x, [Needed()]) for each in (built, found))
     assert one.ids.tolist() == other.ids.tolist()
     assert one.logits.tolist() == other.logits.tolist()
 
 
 @pytest.mark.usefixtures("small_heads_too")
 @pytest.mark.parametrize("change", ["weight", "importance", "damage"])
-def test_a_screen_that_does_not_belong_to_the_head_is_made_again(cache, change):
+def test_a_copy_that_does_not_belong_to_the_head_is_made_again(cache, change):
     ops, matrix = head(0)
-    ScreenedHead.build(ops, matrix)
-    (path,) = cache.rglob("*.screen")
+    HeadCopy.build(ops, matrix)
+    (path,) = cache.rglob("*.copy")
     importance = None
     if change == "weight":
         matrix.data[-1] ^= 1
@@ -165,15 +166,15 @@ def test_a_screen_that_does_not_belong_to_the_head_is_made_again(cache, change):
         data = bytearray(path.read_bytes())
         data[1000] ^= 1
         path.write_bytes(data)
-    ScreenedHead.build(ops, matrix, importance=importance)
-    assert len(list(cache.rglob("*.screen"))) == (1 if change == "damage" else 2)
-    assert not any(problem_of(each) for each in cache.rglob("*.screen"))
+    HeadCopy.build(ops, matrix, importance=importance)
+    assert len(list(cache.rglob("*.copy"))) == (1 if change == "damage" else 2)
+    assert not any(problem_of(each) for each in cache.rglob("*.copy"))
 
 
 def test_small_heads_are_not_kept(cache):
     ops, matrix = head(0)
-    ScreenedHead.build(ops, matrix)
-    assert not list(cache.rglob("*.screen"))
+    HeadCopy.build(ops, matrix)
+    assert not list(cache.rglob("*.copy"))
 
 
 def spoiled(arrays, name):
@@ -212,14 +213,14 @@ def spoiled(arrays, name):
 )
 def test_a_kept_copy_without_a_premise_of_its_bounds_is_made_again(cache, caplog, name):
     ops, matrix = head(0)
-    built = ScreenedHead.build(ops, matrix).arrays
-    (path,) = cache.rglob("*.screen")
-    memory, arrays = screened_head._memory(ops.module, matrix)
-    assert read_screen(path, memory)
+    built = HeadCopy.build(ops, matrix).arrays
+    (path,) = cache.rglob("*.copy")
+    memory, arrays = head_copy._memory(ops.module, matrix)
+    assert read_copy(path, memory)
     spoiled(arrays, name)
-    write_screen(path, memory)  # with the digest of what it now has
+    write_copy(path, memory)  # with the digest of what it now has
     assert not problem_of(path)
-    again = ScreenedHead.build(ops, matrix).arrays
+    again = HeadCopy.build(ops, matrix).arrays
     assert "cannot be used, made again" in caplog.text
     for each, array in built.items():
         assert np.array_equal(array, again[each]), each
@@ -232,7 +233,7 @@ def test_a_copy_that_was_just_made_breaks_no_premise(level, size):
     before = ops.module.kernel_level()
     ops.module.set_kernel_level(level)
     try:
-        arrays = ScreenedHead.build(ops, matrix).arrays
+        arrays = HeadCopy.build(ops, matrix).arrays
     finally:
         ops.module.set_kernel_level(before)
     tiles = range(len(arrays["norm"]) // TILE_ROWS)

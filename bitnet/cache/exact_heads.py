@@ -1,7 +1,7 @@
-"""Screens of output heads: written when a head is first screened, then reused.
+"""Copies of output heads, by which an exact head finds logits: written once, then reused.
 
-``<cache>/screens/<fingerprint>.screen``: eight letters, a version and a digest of the rest. The
-fingerprint is a digest of every byte of the head, so a changed model file never uses the screen of
+``<cache>/exact-heads/<fingerprint>.copy``: eight letters, a version and a digest of the rest. The
+fingerprint is a digest of every byte of the head, so a changed model file never uses the copy of
 another one, not even on purpose. An invalid file is made again; without a writable cache, loading
 is slower.
 """
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["content_digest", "problem_of", "read_screen", "screen_path", "write_screen"]
+__all__ = ["content_digest", "copy_path", "problem_of", "read_copy", "write_copy"]
 
 logger = logging.getLogger(__name__)
 
-_MAGIC = b"BNSCREEN"
+_MAGIC = b"BNXHEAD\0"
 _VERSION = 3
 _HEADER = struct.Struct("<8sQ32s16x")
 _PIECE_BYTES = 8 << 20  # read or hashed at once by one thread
@@ -49,13 +49,13 @@ def content_digest(content: NDArray[np.uint8]) -> bytes:
     return whole.digest()
 
 
-def screen_path(fingerprint: str) -> Path:
-    """Path of the screen of a head with this fingerprint."""
-    return settings.cache_dir() / "screens" / f"{fingerprint}.screen"
+def copy_path(fingerprint: str) -> Path:
+    """Path of the copy of a head with this fingerprint."""
+    return settings.cache_dir() / "exact-heads" / f"{fingerprint}.copy"
 
 
-def read_screen(path: Path, out: NDArray[np.uint8]) -> bool:
-    """Fill *out*, bytes, with the screen at *path*; false if it is missing or invalid."""
+def read_copy(path: Path, out: NDArray[np.uint8]) -> bool:
+    """Fill *out*, bytes, with the copy at *path*; false if it is missing or invalid."""
     try:
         with path.open("rb", buffering=0) as file:
             header = file.read(_HEADER.size)
@@ -73,11 +73,11 @@ def read_screen(path: Path, out: NDArray[np.uint8]) -> bool:
     return not problem
 
 
-def write_screen(path: Path, content: NDArray[np.uint8]) -> None:
+def write_copy(path: Path, content: NDArray[np.uint8]) -> None:
     """Write *content*, bytes, to *path* atomically; without space or permission do nothing."""
     header = _HEADER.pack(_MAGIC, _VERSION, content_digest(content))
     if problem := keep(path, header, content.data):
-        logger.debug("screen of the output head not kept: %s", problem)
+        logger.debug("copy of the output head not kept: %s", problem)
 
 
 def problem_of(path: Path) -> str:
@@ -125,7 +125,7 @@ def _read_pieces(file: int, out: NDArray[np.uint8]) -> None:
 
 def _header_problem(header: bytes) -> str:
     if len(header) < _HEADER.size or not header.startswith(_MAGIC):
-        return "it does not begin as a screen does"
+        return "it does not begin as a copy of a head does"
     version = _HEADER.unpack(header)[1]
     return "" if version == _VERSION else f"version {version}, expected {_VERSION}"
 

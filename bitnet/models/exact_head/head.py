@@ -1,0 +1,193 @@
+"""The output head of a model: from hidden states to logits."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from bitnet.errors import Unsupported
+from bitnet.formats.mapped_file import mapped_files
+from bitnet.models.exact_head.copy import HeadCopy, reason_against, saves_time
+from bitnet.models.exact_head.costs import Costs
+from bitnet.models.exact_head.logits import Logits
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.kernels.ops import Array, Ops, Prepared
+    from bitnet.models.config import TransformerConfig
+    from bitnet.models.exact_head.logits import Found, Needed
+
+__all__ = ["Head", "Mode", "read_by_row"]
+
+logger = logging.getLogger(__name__)
+
+Mode = Literal["off", "on", "auto"]
+
+MOST_AT_ONCE = 8  # positions above which computing the whole head costs no more
+
+
+class Head:
+    """The output head of a model, exact in any mode: the same tokens, whichever logits it computes.
+
+    Attributes:
+        copy: by which it finds the logits that matter; ``None``: it computes all of them.
+        stopped: the copy did not save time and was dropped.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: TransformerConfig,
+        ops: Ops,
+        weights: Mapping[str, Prepared],
+        mode: Mode,
+    ) -> None:
+        """Take the head from *weights*, and make its copy where *mode* says so.
+
+        Args:
+            checkpoint: the model.
+            config: its configuration.
+            ops: the backend.
+            weights: by GGUF name; those that :func:`read_by_row` names are in rows.
+            mode: ``auto``: use a copy where it saves time.
+
+        Raises:
+            Unsupported: *mode* is ``on`` and the head cannot have a copy.
+        """
+        name = _name(checkpoint)
+        self._ops, self._bias = ops, weights.get("output.bias")
+        self._scale, self._softcap = config.logit_scale, config.final_softcap
+        self._use(weights[name])
+        self.copy = None
+        self.stopped = False
+        if _is_exact(checkpoint, config, ops, mode):
+            self.copy = _copy(ops, weights[name], weights["output_norm.weight"], mode)
+        # With "on" the copy is never dropped, so its costs do not matter.
+        self._costs = Costs(self.copy) if self.copy and mode == "auto" else None
+        self._stored = checkpoint.weights[name] if self._costs else None
+
+    def __call__(self, hidden: Array) -> Array:
+        """All logits of hidden states, ``(n, dim)`` to ``(n, vocab_size)``.
+
+        Raises:
+            IntegrityError: a file that the head is read from changed.
+        """
+        logits = self._ops.linear(hidden, self._weight, self._bias)
+        self._check_files()
+        if self._scale != 1:
+            logits = logits * logits.dtype.type(self._scale)
+        return self._ops.softcap(logits, self._softcap) if self._softcap else logits
+
+    def logits(self, hidden: Array, needed: Sequence[Needed | None]) -> list[Logits]:
+        """The logits of each hidden state, at least those that are needed.
+
+        Args:
+            hidden: ``(n, dim)``.
+            needed: logits that each of them needs; ``None``: all.
+
+        Raises:
+            IntegrityError: a file that the head is read from changed.
+        """
+        if self._costs and self._costs.too_high:
+            self._drop_copy()
+        found = self._find(hidden, needed)
+        if self._costs and found:
+            self._costs.add(found)
+        rest = [at for at, one in enumerate(found) if one is None]
+        whole = iter(self(hidden if len(rest) == len(found) else hidden[rest]) if rest else ())
+        return [
+            Logits(next(whole)) if one is None else Logits(one, partial(self._undecided, state))
+            for one, state in zip(found, hidden, strict=True)
+        ]
+
+    def _find(self, hidden: Array, needed: Sequence[Needed | None]) -> list[Found | None]:
+        """Logits that the copy finds; ``None`` where all have to be computed."""
+        found: list[Found | None] = [None] * len(hidden)
+        places = [at for at, one in enumerate(needed) if one is not None]
+        if self.copy is None or not 0 < len(places) <= MOST_AT_ONCE:
+            return found
+        some = self.copy.find(hidden[places], [one for one in needed if one is not None])
+        self._check_files()
+        for at, one in zip(places, some, strict=True):
+            found[at] = one
+        return found
+
+    def _undecided(self, state: Array) -> Array:
+        """All logits of one hidden state, since those that the copy found did not decide."""
+        if self._costs:
+            self._costs.add_whole()
+        logits: Array = self(state[None])[0]
+        return logits
+
+    def _drop_copy(self) -> None:
+        """Read the whole head from now on, interleaved in memory if there is room.
+
+        The logits stay bit-identical.
+        """
+        stored, self.copy, self._costs, self._stored = self._stored, None, None, None
+        self.stopped = True
+        logger.info("the exact head does not save time here: every step reads the whole head")
+        if stored is None:
+            return
+        try:
+            self._use(self._ops.prepare(stored))
+        except MemoryError:
+            logger.info("no memory for its interleaved rows: they are read from the file")
+
+    def _use(self, weight: Prepared) -> None:
+        self._weight = weight
+        self._files = mapped_files(self._ops.reads(weight))
+
+    def _check_files(self) -> None:
+        for file in self._files:
+            file.check()
+
+
+def read_by_row(
+    checkpoint: Checkpoint, config: TransformerConfig, ops: Ops, mode: Mode
+) -> tuple[str, ...]:
+    """Names of the matrices from which :class:`Head` mostly reads single rows.
+
+    Raises:
+        Unsupported: *mode* is ``on`` and the head cannot have a copy.
+    """
+    # An embedding model reads single rows and hardly ever all of the head.
+    single = not config.writes or _is_exact(checkpoint, config, ops, mode)
+    return (_name(checkpoint),) if single else ()
+
+
+def _name(checkpoint: Checkpoint) -> str:
+    """Name of the output head's tensor; the token embedding where they are tied."""
+    return "output.weight" if "output.weight" in checkpoint.weights else "token_embd.weight"
+
+
+def _is_exact(checkpoint: Checkpoint, config: TransformerConfig, ops: Ops, mode: Mode) -> bool:
+    """True if the head of *checkpoint* is to have a copy."""
+    weight = checkpoint.weights.get(_name(checkpoint))
+    if mode == "off" or not config.writes or weight is None or len(weight.shape) != 2:
+        return False
+    reason = reason_against(ops, weight)
+    if "output.bias" in checkpoint.weights or config.final_softcap or config.logit_scale != 1:
+        reason = "its logits are changed afterwards"
+    if _name(checkpoint).replace("weight", "scale") in checkpoint.weights:
+        reason = "it has a scale of its own"
+    if mode == "on" and reason:
+        raise Unsupported(
+            f"{checkpoint.path.name}: the output head cannot be an exact head: {reason}",
+            hint="leave out --exact-head",
+        )
+    return mode == "on" or (not reason and saves_time(ops, weight))
+
+
+def _copy(ops: Ops, head: Prepared, norm: Prepared, mode: Mode) -> HeadCopy | None:
+    """Copy of *head*; with ``auto``, ``None`` if its weights do not permit one."""
+    try:
+        return HeadCopy.build(ops, head, importance=norm)
+    except Unsupported as error:
+        if mode == "on":
+            raise
+        logger.warning("%s: every step reads the whole head", error)
+        return None

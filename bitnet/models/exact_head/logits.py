@@ -1,0 +1,74 @@
+"""The logits that a sampler needs to choose a token, and those that it gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from bitnet.kernels.ops import Array
+
+__all__ = ["Found", "Logits", "Needed"]
+
+
+@dataclass(frozen=True, eq=False)
+class Needed:
+    """The logits of one position that are needed.
+
+    Attributes:
+        count: how many of the highest, besides those of *ids*.
+        margin: also those down to this far below the highest, natural logarithms; ``None``: no.
+        ids: token ids, rising, whose logits are needed whatever they are.
+    """
+
+    count: int = 1
+    margin: float | None = None
+    ids: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The logits of one position that can be among the needed ones.
+
+    Attributes:
+        ids: token ids, rising.
+        logits: theirs, the same bits as in the full product.
+        bound: the logit of every other id is below it; minus infinity if there is no other.
+        tail: with a margin, the sum of ``exp(logit - bound)`` over the other ids is at most this.
+        vocab_size: how many ids there are in all.
+        refined: rows whose sixth bits were read to find these.
+    """
+
+    ids: NDArray[np.int64]
+    logits: NDArray[np.float32]
+    bound: float
+    tail: float
+    vocab_size: int
+    refined: int = 0
+
+
+class Logits:
+    """The logits of one position: all of them, or those that can decide the token.
+
+    Attributes:
+        found: those that can decide it; ``None`` once all are computed.
+    """
+
+    def __init__(self, known: Array | Found, compute: Callable[[], Array] | None = None) -> None:
+        """All logits, ``(vocab_size,)``; or those that are found, and *compute* gives all."""
+        self.found = known if isinstance(known, Found) else None
+        self._all = None if isinstance(known, Found) else known
+        self._compute = compute
+
+    def all(self) -> Array:
+        """All logits, ``(vocab_size,)``, computed if they are not yet."""
+        if self._all is None:
+            assert self._compute is not None, "found logits come with a way to compute the others"
+            self._all, self.found = self._compute(), None
+        return self._all
