@@ -28,7 +28,7 @@ SHAPES = ((2560, 2560), (640, 2560), (6912, 2560), (2560, 6912))
 LAYOUTS = ("TERNARY", "TERNARY_DENSE")
 TOKENS = (1, 2, 4, 8, 16, 128, 512)
 POOL_BYTES = 256 << 20
-COLORS = {"avx2": "#c2410c", "avx_vnni": "#15803d", "avx512_vnni": "#1d4ed8"}
+COLORS = {"avx2": "#c2410c", "avx_vnni": "#15803d", "avx512_vnni": "#1d4ed8", "amx": "#7e22ce"}
 
 
 def seconds(module, layout, pool, shape, tokens):

@@ -45,7 +45,7 @@ _PAGE = 64  # positions; kKeyBlock in native/isa/kernels.hpp
 
 @cache
 def _self_test(module: ModuleType) -> None:
-    """Once per process: kernels that disagree with the scalar ones are replaced by them."""
+    """Once per process: kernels that disagree with the scalar ones are replaced by slower ones."""
     replaced = module.kernel_self_test()
     if replaced:
         logger.warning(

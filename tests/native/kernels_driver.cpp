@@ -10,6 +10,8 @@
 #include <memory>
 #include <thread>
 
+#include "amx_traps.hpp"
+#include "isa/cpu.hpp"
 #include "system/arena.hpp"
 #include "graph/graph.hpp"
 #include "ops/ops.hpp"
@@ -294,6 +296,17 @@ void run_level(Results& results) {
     run_exact_head(results, 20, 700);
 }
 
+// Every size of a batch: passes, pairs and remains of tiles of tokens.
+void run_batches(Results& results) {
+    for (int i = 0; i < bitnet::kTypes; ++i) {
+        if (bitnet::is_tiled(Type(i)) || bitnet::is_float(Type(i))) continue;
+        const int64_t block = bitnet::kEncodings[i].weights, cols = block < 256 ? 5 * block : block;
+        for (int64_t tokens = 1; tokens <= 70; ++tokens) run_linear(results, Type(i), 35, cols, tokens);
+    }
+    run_linear(results, Type::Q4_1, 18, 96 * 32, 200);  // more than the second cache holds: several passes
+    run_linear(results, Type::Ternary, 18, 6928, 200);
+}
+
 // Two models at once that share the threads, whose number changes meanwhile: each pass is right.
 void run_two_models() {
     Results expected;
@@ -330,6 +343,82 @@ void check_patience() {
     if (patience.turns() != bitnet::Patience::kTurns) std::abort();
 }
 
+#if defined(BITNET_X86)
+// A processor that has all that there is, but for one thing at a time.
+void check_detection() {
+    static bitnet::CpuRegisters basic, extended, second;
+    static uint64_t state;
+    static bool granted;
+    static int asked;
+    const bitnet::CpuQueries ask = {
+        [](uint32_t leaf, uint32_t subleaf) {
+            if (leaf == 0) return bitnet::CpuRegisters{7};
+            return leaf == 1 ? basic : subleaf == 0 ? extended : second;
+        },
+        [] { return state; },
+        [] { return ++asked, granted; },
+    };
+    const auto all = [] {
+        basic = {0, 0, 1u << 12 | 1u << 27 | 1u << 29, 0};
+        extended = {1, 1u << 5 | 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31, 1u << 1 | 1u << 11, 1u << 24 | 1u << 25};
+        second = {1u << 4};
+        state = 0x600e6, granted = true, asked = 0;
+    };
+    const auto expect = [&](const char* what, bool avx2, bool vnni, [[maybe_unused]] bool tiles, [[maybe_unused]] bool asks) {
+        const bitnet::CpuFeatures found = bitnet::detect_features(ask);
+        bool right = found.avx2 == avx2 && found.avx512_vnni == vnni;
+#if defined(BITNET_AMX)
+        right = right && found.amx == tiles && (asked == 1) == asks;
+#endif
+        if (right) return all();
+        std::fprintf(stderr, "wrong instruction sets are found with %s\n", what);
+        std::exit(1);
+    };
+    all();
+    expect("everything", true, true, true, true);
+    basic.c &= ~(1u << 27), expect("no saved state", false, false, false, false);
+    state = 0x6, expect("state of AVX alone", true, false, false, false);
+    extended.b &= ~(1u << 5), expect("no AVX2", false, false, false, false);
+    extended.c &= ~(1u << 11), expect("no VNNI", true, false, false, false);
+    extended.c &= ~(1u << 1), expect("no VBMI", true, true, false, false);
+    for (const int bit : {24, 25}) extended.d &= ~(1u << bit), expect("no AMX-TILE or AMX-INT8", true, true, false, false);
+    for (const uint64_t one : {0x20000u, 0x40000u}) state &= ~one, expect("tiles that are not saved", true, true, false, false);
+    granted = false, expect("tiles that are not granted", true, true, false, true);
+}
+#endif
+
+#if defined(BITNET_AMX)
+// Tiles, but for processors that have them or lack what else their kernels need.
+bool trap_tiles() {
+    bitnet::CpuFeatures features = bitnet::cpu_features();
+    if (features.amx || !features.avx512_vbmi) return false;
+    amx_traps::install();
+    features.amx = true;
+    bitnet::pretend_cpu_features(features);
+    return true;
+}
+
+// Tiles that compute wrongly are not used: every product is that of the next level.
+void check_broken_tiles(const Results& expected) {
+    bitnet::set_level("amx");
+    amx_traps::broken = true;
+    const std::vector<std::string> replaced = bitnet::self_test();
+    for (int i = int(Type::Q8_0_R16); i <= int(Type::TernaryDense); ++i) {
+        if (Type(i) == Type::TernaryBlocks) continue;
+        const std::string name = std::string("linear ") + bitnet::kEncodings[i].name;
+        if (std::find(replaced.begin(), replaced.end(), name) != replaced.end() && bitnet::has_kernel(Type(i))) continue;
+        std::fprintf(stderr, "the self-test leaves %s to broken tiles, or to the scalar kernels\n", name.c_str());
+        std::exit(1);
+    }
+    const int64_t before = amx_traps::products;
+    Results results = expected.comparing();
+    run_batches(results);
+    if (amx_traps::products == before) return void(amx_traps::broken = false);
+    std::fprintf(stderr, "broken tiles are used\n");
+    std::exit(1);
+}
+#endif
+
 // The bits of all results of a level, whatever compiler, library and optimisation made this program.
 // A change that is meant to change them writes the new digests here.
 constexpr struct {
@@ -340,6 +429,7 @@ constexpr struct {
     {"avx2", 0x0daced8b42778405},
     {"avx_vnni", 0x0daced8b42778405},
     {"avx512_vnni", 0x0daced8b42778405},
+    {"amx", 0x0daced8b42778405},
     {"neon_dotprod", 0x0d37c40aed66927b},
 };
 
@@ -372,19 +462,27 @@ bool compare_level(const Results& expected, bool two) {
 // Arguments are instruction sets that this processor must have; with "models" alone only two models at
 // once are run, for the thread sanitizer.
 int main(int argc, char** argv) {
+    const bool models = argc == 2 && std::strcmp(argv[1], "models") == 0;
+#if defined(BITNET_AMX)
+    const bool trapped = !models && trap_tiles();
+#endif
     check_patience();
     run_two_models();
-    if (argc == 2 && std::strcmp(argv[1], "models") == 0) return 0;
+    if (models) return 0;
+#if defined(BITNET_X86)
+    check_detection();
+#endif
     const std::vector<std::string> levels = bitnet::levels();
     for (int i = 1; i < argc; ++i)
         if (std::find(levels.begin(), levels.end(), argv[i]) == levels.end()) {
             std::fprintf(stderr, "no kernels for %s on this processor\n", argv[i]);
             return 1;
         }
-    Results expected;
+    Results expected, batches;
     bitnet::set_level("scalar");
     bitnet::set_threads(1);
     run_level(expected);
+    run_batches(batches);
     bool recorded = true;
     for (const std::string& level : levels) {
         bitnet::set_level(level);
@@ -397,7 +495,16 @@ int main(int argc, char** argv) {
             recorded &= compare_level(expected, false);
         }
         recorded &= compare_level(expected, true);
+        Results sizes = batches.comparing();
+        run_batches(sizes);
         std::printf("%s\n", level.c_str());
     }
+#if defined(BITNET_AMX)
+    if (trapped) check_broken_tiles(batches);
+    if (trapped && (amx_traps::products == 0 || amx_traps::configured != 0)) {
+        std::fprintf(stderr, "tiles were not used, or not released\n");
+        return 1;
+    }
+#endif
     return recorded ? 0 : 1;
 }

@@ -6,23 +6,21 @@
 #else
 #include <cpuid.h>
 #endif
+#if defined(BITNET_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(BITNET_ARM) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
-
-#include <cstdint>
 
 namespace bitnet {
 namespace {
 
 #if defined(BITNET_X86)
 
-struct Registers {
-    uint32_t a = 0, b = 0, c = 0, d = 0;
-};
-
-Registers cpuid(uint32_t leaf, uint32_t subleaf) {
-    Registers r;
+CpuRegisters cpuid(uint32_t leaf, uint32_t subleaf) {
+    CpuRegisters r;
 #if defined(_MSC_VER)
     int out[4];
     __cpuidex(out, static_cast<int>(leaf), static_cast<int>(subleaf));
@@ -33,7 +31,6 @@ Registers cpuid(uint32_t leaf, uint32_t subleaf) {
     return r;
 }
 
-// Register state the operating system saves on a context switch (XCR0).
 uint64_t saved_state() {
 #if defined(_MSC_VER)
     return _xgetbv(0);
@@ -44,32 +41,17 @@ uint64_t saved_state() {
 #endif
 }
 
-CpuFeatures detect() {
-    CpuFeatures found;
-    if (cpuid(0, 0).a < 7) return found;
-    const Registers basic = cpuid(1, 0);
-    const Registers extended = cpuid(7, 0);
-    const auto bit = [](uint32_t value, int n) { return ((value >> n) & 1u) != 0; };
-    if (!bit(basic.c, 27)) return found;  // OSXSAVE
-    const uint64_t state = saved_state();
-    const bool ymm = (state & 0x6) == 0x6;
-    const bool zmm = (state & 0xe6) == 0xe6;
-    const bool fma = bit(basic.c, 12);
-    const bool f16c = bit(basic.c, 29);
-    found.avx2 = ymm && fma && f16c && bit(extended.b, 5);
-    // With F, DQ, BW and VL.
-    found.avx512_vnni = found.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) &&
-                        bit(extended.b, 30) && bit(extended.b, 31) && bit(extended.c, 11);
-#if defined(BITNET_AVX_VNNI_PLAIN)
-    found.avx_vnni = found.avx2;
-#elif defined(BITNET_AVX_VNNI_EVEX)
-    found.avx_vnni = found.avx512_vnni;
-#elif defined(BITNET_AVX_VNNI)
-    found.avx_vnni = found.avx2 && extended.a >= 1 && bit(cpuid(7, 1).a, 4);
+// Linux 5.16 and later let a process use the tiles when it asks.
+bool grant_tiles() {
+#if defined(BITNET_AMX)
+    constexpr long kRequest = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
+#else
+    return false;
 #endif
-    found.avx512_vbmi = found.avx512_vnni && bit(extended.c, 1);
-    return found;
 }
+
+CpuFeatures detect() { return detect_features({cpuid, saved_state, grant_tiles}); }
 
 #elif defined(BITNET_ARM)
 
@@ -90,11 +72,46 @@ CpuFeatures detect() { return {}; }
 
 #endif
 
-}  // namespace
-
-const CpuFeatures& cpu_features() {
-    static const CpuFeatures found = detect();
+CpuFeatures& features() {
+    static CpuFeatures found = detect();
     return found;
 }
+
+}  // namespace
+
+const CpuFeatures& cpu_features() { return features(); }
+void pretend_cpu_features(const CpuFeatures& pretended) { features() = pretended; }
+
+#if defined(BITNET_X86)
+CpuFeatures detect_features(const CpuQueries& ask) {
+    CpuFeatures found;
+    if (ask.cpuid(0, 0).a < 7) return found;
+    const CpuRegisters basic = ask.cpuid(1, 0), extended = ask.cpuid(7, 0);
+    const auto bit = [](uint32_t value, int n) { return ((value >> n) & 1u) != 0; };
+    if (!bit(basic.c, 27)) return found;  // OSXSAVE
+    const uint64_t state = ask.saved_state();
+    const bool ymm = (state & 0x6) == 0x6;
+    const bool zmm = (state & 0xe6) == 0xe6;
+    const bool fma = bit(basic.c, 12);
+    const bool f16c = bit(basic.c, 29);
+    found.avx2 = ymm && fma && f16c && bit(extended.b, 5);
+    // With F, DQ, BW and VL.
+    found.avx512_vnni = found.avx2 && zmm && bit(extended.b, 16) && bit(extended.b, 17) &&
+                        bit(extended.b, 30) && bit(extended.b, 31) && bit(extended.c, 11);
+#if defined(BITNET_AVX_VNNI_PLAIN)
+    found.avx_vnni = found.avx2;
+#elif defined(BITNET_AVX_VNNI_EVEX)
+    found.avx_vnni = found.avx512_vnni;
+#elif defined(BITNET_AVX_VNNI)
+    found.avx_vnni = found.avx2 && extended.a >= 1 && bit(ask.cpuid(7, 1).a, 4);
+#endif
+    found.avx512_vbmi = found.avx512_vnni && bit(extended.c, 1);
+#if defined(BITNET_AMX)
+    const bool tiles = bit(extended.d, 24) && bit(extended.d, 25) && (state & 0x60000) == 0x60000;
+    found.amx = found.avx512_vbmi && tiles && ask.grant_tiles();
+#endif
+    return found;
+}
+#endif
 
 }  // namespace bitnet

@@ -7,17 +7,8 @@
 namespace bitnet {
 namespace {
 
-std::vector<const Kernels*> available() {
-    std::vector<const Kernels*> found = {&scalar_kernels()};
-#define BITNET_ADD(name) \
-    if (cpu_features().name) found.push_back(&name##_kernels());
-    BITNET_LEVELS(BITNET_ADD)
-#undef BITNET_ADD
-    return found;
-}
-
 Kernels& table() {
-    static Kernels chosen = *available().back();
+    static Kernels chosen = *detail::offered().back();
     return chosen;
 }
 
@@ -26,18 +17,29 @@ Kernels& table() {
 namespace detail {
 const Kernels& active() { return table(); }
 Kernels& chosen() { return table(); }
+const std::vector<const Kernels*>& offered() {
+    static const std::vector<const Kernels*> tables = [] {
+        std::vector<const Kernels*> found = {&scalar_kernels()};
+#define BITNET_ADD(name) \
+    if (cpu_features().name) found.push_back(&name##_kernels());
+        BITNET_LEVELS(BITNET_ADD)
+#undef BITNET_ADD
+        return found;
+    }();
+    return tables;
+}
 }  // namespace detail
 
 std::vector<std::string> levels() {
     std::vector<std::string> names;
-    for (const Kernels* kernels : available()) names.emplace_back(kernels->name);
+    for (const Kernels* kernels : detail::offered()) names.emplace_back(kernels->name);
     return names;
 }
 
 std::string level() { return table().name; }
 
 bool set_level(const std::string& name) {
-    for (const Kernels* kernels : available())
+    for (const Kernels* kernels : detail::offered())
         if (name == kernels->name) {
             table() = *kernels;
             return true;

@@ -1,4 +1,5 @@
-// Every kernel of the chosen level against the scalar one, once per process, before the first product.
+// Every kernel of the chosen level against the scalar one, once per process, before the first product. Products
+// that disagree are those of the next level instead, everything else is scalar.
 #include <algorithm>
 #include <cmath>
 
@@ -87,7 +88,7 @@ std::vector<uint8_t> random_matrix(Type type, int64_t rows, int64_t cols, Random
 
 // A product of random numbers, which any kernel of *type* can compute.
 struct Product {
-    static constexpr int64_t kRows = 19, kTokens = 17;
+    int64_t rows, tokens;  // enough for tiles of either in pairs and alone, whole and not
     std::vector<uint8_t> weight;
     std::vector<float> x, step;
     std::vector<int8_t> q;
@@ -95,29 +96,29 @@ struct Product {
     std::vector<BlockInput> inputs;
     LinearArgs a;
 
-    explicit Product(Type type) {
-        const int64_t cols = encoding(type).weights <= 32 ? 480 : 512, stride = block_inputs(cols);
+    explicit Product(Type type) : rows(is_ternary(type) ? 33 : 19), tokens(is_float(type) ? 17 : 41) {
+        const int64_t cols = is_float(type) ? 480 : encoding(type).weights <= 32 ? 160 : 512, stride = block_inputs(cols);
         Random random;
-        weight = random_matrix(type, kRows, cols, random);
-        x.resize(size_t(kTokens * cols)), step.resize(x.size()), q.resize(x.size()), sums.resize(x.size());
-        inputs.resize(size_t(kTokens * stride));
+        weight = random_matrix(type, rows, cols, random);
+        x.resize(size_t(tokens * cols)), step.resize(x.size()), q.resize(x.size()), sums.resize(x.size());
+        inputs.resize(size_t(tokens * stride));
         for (float& f : x) f = random.unit();
         const Kernels& scalar = scalar_kernels();
-        for (int64_t t = 0; t < kTokens; ++t) {
+        for (int64_t t = 0; t < tokens; ++t) {
             const float* row = &x[size_t(t * cols)];
             if (is_ternary(type)) scalar.quantize_ternary(row, cols, &q[size_t(t * cols)], &step[size_t(t)], &sums[size_t(t)]);
             else if (!is_float(type)) scalar.quantize_block(row, cols, &inputs[size_t(t * stride)]);
         }
         a.weight = weight.data(), a.type = type, a.row_bytes = row_bytes(type, cols);
-        a.rows = kRows, a.cols = cols, a.scale = 0.7f;
+        a.rows = rows, a.cols = cols, a.scale = 0.7f;
         a.x = x.data(), a.inputs = inputs.data(), a.q = q.data(), a.step = step.data(), a.sums = sums.data();
     }
 
-    // y (tokens, rows) of the first *tokens*.
-    std::vector<float> run(LinearKernel kernel, int64_t tokens) {
-        std::vector<float> y(size_t(tokens * kRows));
-        a.tokens = tokens, a.y = y.data();
-        kernel(a, 0, kRows, thread_scratch(scratch_bytes(a.cols)));
+    // y (n, rows) of the first *n* tokens.
+    std::vector<float> run(LinearKernel kernel, int64_t n) {
+        std::vector<float> y(size_t(n * rows));
+        a.tokens = n, a.y = y.data();
+        kernel(a, 0, rows, thread_scratch(scratch_bytes(a.cols)));
         return y;
     }
 };
@@ -126,13 +127,23 @@ struct Product {
 bool linear_agrees(Type type, const Kernels& k) {
     Product product(type);
     const LinearKernel decode = k.decode[int(type)], prefill = k.prefill[int(type)];
-    const std::vector<float> all = product.run(prefill, Product::kTokens);
-    if (!close(all, product.run(scalar_kernels().decode[int(type)], Product::kTokens), !is_float(type))) return false;
+    const std::vector<float> all = product.run(prefill, product.tokens);
+    if (!close(all, product.run(scalar_kernels().decode[int(type)], product.tokens), !is_float(type))) return false;
     for (const int64_t tokens : {1, 7, kDecodeTokens}) {
         const std::vector<float> some = product.run(decode, tokens);
         if (!std::equal(some.begin(), some.end(), all.begin())) return false;
     }
     return true;
+}
+
+// The fastest level below that of *k* whose kernels of a type agree, in the end `scalar`.
+const Kernels& slower_that_agrees(Type type, const Kernels& k) {
+    const std::vector<const Kernels*>& tables = detail::offered();
+    auto level = tables.rbegin();
+    while (*level != tables.front() && (*level)->name != k.name) ++level;
+    if (*level != tables.front()) ++level;
+    while (*level != tables.front() && !linear_agrees(type, **level)) ++level;
+    return **level;
 }
 
 bool dequantize_agrees(const Kernels& k) {
@@ -154,7 +165,7 @@ bool dequantize_agrees(const Kernels& k) {
 bool float_rows_agree(Type type) {
     Product rows(type), tiles(tiled(type));
     const LinearKernel kernel = detail::active().decode[int(tiled(type))];
-    return rows.run(linear_float_rows, Product::kTokens) == tiles.run(kernel, Product::kTokens);
+    return rows.run(linear_float_rows, rows.tokens) == tiles.run(kernel, tiles.tokens);
 }
 
 bool gather_agrees(const Kernels& k) {
@@ -365,12 +376,12 @@ std::vector<std::string> self_test() {
     std::vector<std::string> replaced;
     for (int i = 0; i < kTypes; ++i) {
         if (can_tile(Type(i))) continue;  // in rows: scalar
-        // Both or none: a token has the same bits whichever of them computes it.
-        if (!linear_agrees(Type(i), chosen)) {
-            chosen.decode[i] = scalar.decode[i];
-            chosen.prefill[i] = scalar.prefill[i];
-            replaced.push_back(std::string("linear ") + kEncodings[i].name);
-        }
+        if (linear_agrees(Type(i), chosen)) continue;
+        // Those of the next level that agree. Both: a token has the same bits whichever of them computes it.
+        const Kernels& next = slower_that_agrees(Type(i), chosen);
+        chosen.decode[i] = next.decode[i];
+        chosen.prefill[i] = next.prefill[i];
+        replaced.push_back(std::string("linear ") + kEncodings[i].name);
     }
     const auto check = [&](bool agrees, const char* name, auto... members) {
         if (agrees) return;

@@ -1,17 +1,15 @@
 #include "ops/counters.hpp"
 
 #include <atomic>
-#include <cstring>
 
 #include "isa/dispatch.hpp"
 
 namespace bitnet {
 namespace {
 
-#define BITNET_NAME(name) #name,
-constexpr const char* kLevelNames[] = {"scalar", BITNET_LEVELS(BITNET_NAME)};
-#undef BITNET_NAME
-constexpr int kLevels = int(sizeof kLevelNames / sizeof *kLevelNames), kOps = int(Op::kCount);
+#define BITNET_ONE(name) +1
+constexpr int kLevels = 1 BITNET_LEVELS(BITNET_ONE), kOps = int(Op::kCount);
+#undef BITNET_ONE
 constexpr const char* kOpNames[kOps] = {"linear", "linear", "embed", "rms_norm", "rope",
                                         "gate",   "attention", "softcap"};
 
@@ -19,42 +17,50 @@ std::atomic<uint64_t> calls[kLevels][kOps][kTypes];
 
 bool has_type(int op) { return op <= int(Op::embed); }
 
-// Whether the self-test put the scalar kernel in the place of this one.
-bool replaced(Op op, Type type, const Kernels& now) {
-    const Kernels& scalar = scalar_kernels();
+// Whether both have the same kernel.
+bool same(Op op, Type type, const Kernels& a, const Kernels& b) {
     switch (op) {
-        case Op::decode: return now.decode[int(type)] == scalar.decode[int(type)];
-        case Op::prefill: return now.prefill[int(type)] == scalar.prefill[int(type)];
-        case Op::embed: return now.dequantize == scalar.dequantize;
-        case Op::rms_norm: return now.rms_norm == scalar.rms_norm;
-        case Op::rope: return now.rope == scalar.rope;
-        case Op::gate: return now.gate == scalar.gate;
-        case Op::attention: return now.attend == scalar.attend;
-        case Op::softcap: return now.softcap == scalar.softcap;
-        default: return false;
+        case Op::decode: return a.decode[int(type)] == b.decode[int(type)];
+        case Op::prefill: return a.prefill[int(type)] == b.prefill[int(type)];
+        case Op::embed: return a.dequantize == b.dequantize;
+        case Op::rms_norm: return a.rms_norm == b.rms_norm;
+        case Op::rope: return a.rope == b.rope;
+        case Op::gate: return a.gate == b.gate;
+        case Op::attention: return a.attend == b.attend;
+        case Op::softcap: return a.softcap == b.softcap;
+        default: return true;
     }
+}
+
+// The place in offered() of the level in use, or of that whose kernel the self-test put in its place.
+int level_of(Op op, Type type) {
+    const Kernels& now = detail::active();
+    const std::vector<const Kernels*>& tables = detail::offered();
+    if (same(op, type, now, *tables[0])) return 0;
+    int level = int(tables.size()) - 1;
+    while (level > 0 && tables[size_t(level)]->name != now.name) --level;
+    const int in_use = level;
+    while (level > 0 && !same(op, type, now, *tables[size_t(level)])) --level;
+    return level > 0 ? level : in_use;
 }
 
 }  // namespace
 
 void count_call(Op op, Type type) {
-    const Kernels& now = detail::active();
-    int level = 0;
-    if (!replaced(op, type, now))
-        while (level < kLevels - 1 && std::strcmp(kLevelNames[level], now.name) != 0) ++level;
+    const int level = level_of(op, type);
     calls[level][int(op)][has_type(int(op)) ? int(type) : 0].fetch_add(1, std::memory_order_relaxed);
 }
 
 std::map<std::string, uint64_t> counters() {
     std::map<std::string, uint64_t> found;
-    for (int level = 0; level < kLevels; ++level)
+    for (int level = 0; level < int(detail::offered().size()); ++level)
         for (int op = 0; op < kOps; ++op)
             for (int type = 0; type < kTypes; ++type) {
                 const uint64_t n = calls[level][op][type].load(std::memory_order_relaxed);
                 if (n == 0) continue;
                 std::string name = kOpNames[op];
                 if (has_type(op)) name += std::string("/") + kEncodings[type].name;
-                name += std::string("/") + kLevelNames[level];
+                name += std::string("/") + detail::offered()[size_t(level)]->name;
                 if (op == int(Op::decode)) name += "/decode";
                 if (op == int(Op::prefill)) name += "/prefill";
                 found[name] = n;

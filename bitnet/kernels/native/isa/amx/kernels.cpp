@@ -1,0 +1,249 @@
+// AMX: tdpbssd multiplies 16 tokens x 64 columns with 64 columns x 16 rows, all of them bytes with signs.
+// Intel's processors for servers have it since 2023. Batches of more than kDecodeTokens tokens go through
+// it; the rest is AVX-512's.
+//
+// Lines of 64 bytes with four columns of each of 16 rows, which is how tiles of weights lie in memory once
+// their codes are bytes, are the rows of a right-hand tile as they are. Activations are left-hand tiles where
+// they lie. Its sums are those of every other level: exact integers.
+#include "isa/amx/tiles.hpp"
+#include "isa/vectors_avx512.hpp"
+#include "ternary/dense_avx512.hpp"
+
+namespace bitnet {
+namespace {
+
+struct Vec : Avx512 {
+    static constexpr bool kSignedCodes = false;
+};
+
+constexpr int kTokens = 16;                     // of a tile
+constexpr int kColumns = 64;                    // of a tile of ternary products
+constexpr int64_t kTernaryInputBytes = 1 << 20; // activations that stay in the second cache, 2 MB with AMX
+
+// int32 of 16 tokens x 16 rows, as a tile is stored.
+struct alignas(64) Sums {
+    int32_t at[kTokens][kTileRows];
+    __m512i token(int n) const { return _mm512_load_si512(at[n]); }
+};
+
+}  // namespace
+}  // namespace bitnet
+
+#include "ops/tile_groups.hpp"
+#include "ternary/products.hpp"
+
+namespace bitnet {
+namespace {
+
+constexpr TileShapes block_shapes() {
+    TileShapes shapes;
+    for (const int half : {0, 1}) {
+        shapes.set(half, kTokens, 64);
+        shapes.set(2 + half, kTokens, 16);
+        shapes.set(4 + half, 4, 64);
+    }
+    return shapes;
+}
+
+constexpr TileShapes ternary_shapes() {
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, 16, 64);
+    return shapes;
+}
+
+// Codes without their offset, so that no sum has to be corrected.
+template <Type kType>
+struct Signed {
+    __m512i operator()(__m512i codes) const {
+        return _mm512_sub_epi8(codes, _mm512_set1_epi8(char(Codes<kType>::kOffset)));
+    }
+};
+
+// Sums of each 16 of 32 columns, of 16 tokens from *x* on.
+inline void multiply_group(const uint8_t* codes, const BlockInput* x, int64_t stride, Sums* out) {
+    Tiles::zero<0>();
+    Tiles::zero<1>();
+    Tiles::load<2>(x->q, int64_t(sizeof *x) * stride);
+    Tiles::load<3>(x->q + 16, int64_t(sizeof *x) * stride);
+    Tiles::load<4>(codes, 64);
+    Tiles::load<5>(codes + 4 * 64, 64);
+    Tiles::multiply<0, 2, 4>();
+    Tiles::multiply<1, 3, 5>();
+    Tiles::store<0>(out[0].at, 64);
+    Tiles::store<1>(out[1].at, 64);
+}
+
+// Adds them to *sum* as add_group does (ops/tile_products.hpp).
+template <Type kType>
+inline void add_products(const UnpackedGroup<kType>& group, const Sums* products, const BlockInput* x, int64_t stride,
+                         __m512 (&sum)[kTokens]) {
+    const __m512 scale = group.scale(0, 0), second_scale = group.scale(0, 1);
+    __m512 min = scale;
+    if constexpr (Codes<kType>::kMin) min = group.min(0);
+#pragma GCC unroll 16
+    for (int n = 0; n < kTokens; ++n, x += stride) {
+        const __m512 part[2] = {_mm512_cvtepi32_ps(products[0].token(n)), _mm512_cvtepi32_ps(products[1].token(n))};
+        const __m512 first = Vec::mul(part[0], Vec::set(x->step[0])), step = Vec::set(x->step[1]);
+        if constexpr (Codes<kType>::kHalves)
+            sum[n] = Vec::fma(Vec::mul(part[1], step), second_scale, Vec::fma(first, scale, sum[n]));
+        else sum[n] = Vec::fma(Vec::fma(part[1], step, first), scale, sum[n]);
+        if constexpr (Codes<kType>::kMin) sum[n] = Vec::fma(Vec::set(x->sum), min, sum[n]);
+    }
+}
+
+// The unpacked tile of row r times tokens t .. t + 15. The tiles are one group of columns ahead of the
+// vectors, so that neither waits for the other.
+template <Type kType>
+void sixteen_tokens(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t t) {
+    using Unpacked = UnpackedGroup<kType>;
+    const int64_t stride = block_inputs(a.cols), groups = a.cols / 32;
+    const BlockInput* x = a.inputs + t * stride;
+    Sums products[2][2];
+    __m512 sum[kTokens];
+#pragma GCC unroll 16
+    for (int n = 0; n < kTokens; ++n) sum[n] = Vec::zero_float();
+    multiply_group(tile, x, stride, products[0]);
+    for (int64_t g = 0; g < groups; ++g, ++x, tile += Unpacked::kBytes) {
+        if (g + 1 < groups) multiply_group(tile + Unpacked::kBytes, x + 1, stride, products[(g + 1) % 2]);
+        add_products<kType>(Unpacked{tile}, products[g % 2], x, stride, sum);
+    }
+    const int rows = int(a.rows - r < kTileRows ? a.rows - r : kTileRows);
+#pragma GCC unroll 16
+    for (int n = 0; n < kTokens; ++n) store_rows(a.y + (t + n) * a.rows + r, 0, rows, sum[n]);
+}
+
+// What AVX-512 multiplies of tokens t .. t1 - 1.
+void without_tiles(LinearArgs a, int64_t r0, int64_t r1, int64_t t, int64_t t1, uint8_t* scratch) {
+    a.inputs += t * block_inputs(a.cols);
+    a.y += t * a.rows;
+    a.tokens = t1 - t;
+    avx512_vnni_kernels().prefill[int(a.type)](a, r0, r1, scratch);
+}
+
+// Tokens that are left over are multiplied with AVX-512, or once more with some before them as a whole tile
+// where they are more than half of one: by the counts of instructions (docs/architecture/kernels.md) a tile
+// takes as long as eight tokens without.
+template <Type kType>
+void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
+    if (a.tokens < kTokens) return without_tiles(a, r0, r1, 0, a.tokens, scratch);
+    static constexpr TileShapes kShapes = block_shapes();
+    const Tiles tiles(kShapes);
+    const int64_t step = tokens_per_pass(a.tokens, 64 * block_inputs(a.cols), kTokens);
+    for (int64_t t0 = 0; t0 < a.tokens; t0 += step) {
+        const int64_t t1 = t0 + step < a.tokens ? t0 + step : a.tokens;
+        for (int64_t r = r0; r < r1; r += kTileRows) {
+            unpack_tile<kType>(a.weight + r * a.row_bytes, a.cols, scratch, Signed<kType>());
+            int64_t t = t0;
+            for (; t + kTokens <= t1; t += kTokens) sixteen_tokens<kType>(a, scratch, r, t);
+            if (t1 - t > kTokens / 2) sixteen_tokens<kType>(a, scratch, r, t1 - kTokens);
+            else if (t < t1) without_tiles(a, r, r + kTileRows < r1 ? r + kTileRows : r1, t, t1, scratch);
+        }
+    }
+}
+
+// Adds 64 columns of 16 N tokens and 16 G rows to the tiles 0 .. 3, in this order: (N, G).
+template <int G, int N>
+inline void multiply_columns(const int8_t* const (&x)[2], int64_t cols, const uint8_t* lines) {
+    Tiles::load<6>(lines, 64 * G);
+    if constexpr (G > 1) Tiles::load<7>(lines + 64, 64 * G);
+    Tiles::load<4>(x[0], cols);
+    Tiles::multiply<0, 4, 6>();
+    if constexpr (G > 1) Tiles::multiply<1, 4, 7>();
+    if constexpr (N > 1) {
+        Tiles::load<5>(x[1], cols);
+        Tiles::multiply<2, 5, 6>();
+        if constexpr (G > 1) Tiles::multiply<3, 5, 7>();
+    }
+}
+
+// G tiles of rows, as *lines* of bytes (cols / 4, G, 16, 4) and 16 more for the last columns, times 16 tokens
+// from t[0] on, and from t[1] on.
+template <int G, int N>
+void ternary_tokens(const LinearArgs& a, const uint8_t* lines, int64_t r, const int64_t (&t)[2]) {
+    const int8_t* x[2] = {a.q + t[0] * a.cols, a.q + t[1] * a.cols};
+    Tiles::zero<0>();
+    Tiles::zero<1>();
+    Tiles::zero<2>();
+    Tiles::zero<3>();
+    int64_t c = 0;
+    for (; c + kColumns <= a.cols; c += kColumns) {
+        multiply_columns<G, N>(x, a.cols, lines + c / 4 * 64 * G);
+        x[0] += kColumns;
+        x[1] += kColumns;
+    }
+    if (c < a.cols) {
+        for (const int8_t*& from : x) from += a.cols - c - kColumns;
+        multiply_columns<G, N>(x, a.cols, lines + a.cols / 4 * 64 * G);
+    }
+    Sums sums[4];
+    Tiles::store<0>(sums[0].at, 64);
+    if constexpr (G > 1) Tiles::store<1>(sums[1].at, 64);
+    if constexpr (N > 1) Tiles::store<2>(sums[2].at, 64);
+    if constexpr (N > 1 && G > 1) Tiles::store<3>(sums[3].at, 64);
+    for (int i = 0; i < N; ++i)
+        for (int g = 0; g < G; ++g)
+            for (int n = 0; n < kTokens; ++n) {
+                const int64_t token = t[i] + n;
+                const __m512i sum = Acc::minus(sums[2 * i + g].token(n), a.sums[token]);
+                Acc::store(a, r + kTileRows * g, token, Acc::to_float(sum));
+            }
+}
+
+// The lines of G tiles from row r on. Columns that do not fill a tile of 64 are multiplied in one that begins
+// before them, with zeros where columns were multiplied already.
+template <class Code, int G>
+void unpack_lines(const LinearArgs& a, int64_t r, uint8_t* lines) {
+    for (int g = 0; g < G; ++g) Code::unpack(tile_of<Code>(a, r + kTernaryRows * g), a.cols, lines + 64 * g, 64 * G);
+    if (a.cols % kColumns == 0) return;
+    const int64_t line = 64 * G, left = a.cols % kColumns / 4 * line;
+    uint8_t* end = lines + a.cols / 4 * line;
+    std::memset(end, 0, size_t(kColumns / 4 * line - left));
+    std::memcpy(end + kColumns / 4 * line - left, end - left, size_t(left));
+}
+
+// Tokens t0 .. t1 - 1; the last ones once more with some before them where they do not fill a tile.
+template <class Code, int G>
+void ternary_rows(const LinearArgs& a, int64_t r, int64_t t0, int64_t t1, uint8_t* lines) {
+    unpack_lines<Code, G>(a, r, lines);
+    const auto start = [&](int64_t t) { return t + kTokens <= a.tokens ? t : a.tokens - kTokens; };
+    int64_t t = t0;
+    for (; t + kTokens < t1; t += 2 * kTokens) ternary_tokens<G, 2>(a, lines, r, {start(t), start(t + kTokens)});
+    if (t < t1) ternary_tokens<G, 1>(a, lines, r, {start(t), start(t)});
+}
+
+template <class Code>
+void linear_ternary(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
+    if (a.tokens < kTokens || a.cols < kColumns) return avx512_vnni_kernels().prefill[int(a.type)](a, r0, r1, scratch);
+    static constexpr TileShapes kShapes = ternary_shapes();
+    const Tiles tiles(kShapes);
+    const int64_t step = tokens_per_pass(a.tokens, a.cols, 2 * kTokens, kTernaryInputBytes);
+    for (int64_t t0 = 0; t0 < a.tokens; t0 += step) {
+        const int64_t t1 = t0 + step < a.tokens ? t0 + step : a.tokens;
+        int64_t r = r0;
+        for (; r + kTernaryRows < r1; r += 2 * kTernaryRows) ternary_rows<Code, 2>(a, r, t0, t1, scratch);
+        if (r < r1) ternary_rows<Code, 1>(a, r, t0, t1, scratch);
+    }
+}
+static_assert(scratch_bytes(kColumns) >= 2 * (16 * kColumns + 1024), "two tiles of rows do not fit the scratch memory");
+
+template <int... kNext>
+void add_blocks(Kernels& k, std::integer_sequence<int, kNext...>) {
+    constexpr int kFirst = int(Type::Q8_0_R16);
+    ((k.prefill[kFirst + kNext] = linear_block<Type(kFirst + kNext)>), ...);
+}
+
+}  // namespace
+
+const Kernels& amx_kernels() {
+    static const Kernels table = [] {
+        Kernels k = avx512_vnni_kernels();
+        k.name = "amx";
+        add_blocks(k, std::make_integer_sequence<int, int(Type::Ternary) - int(Type::Q8_0_R16)>());
+        k.prefill[int(Type::Ternary)] = linear_ternary<TwoBits>;
+        k.prefill[int(Type::TernaryDense)] = linear_ternary<Dense>;
+        return k;
+    }();
+    return table;
+}
+
+}  // namespace bitnet
