@@ -24,6 +24,7 @@ import bitnet
 from bitnet import positional, settings, terminal
 from bitnet.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.invocation import as_started, harmless, word
+from bitnet.tables import wrapped
 from bitnet.tasks import load
 from bitnet.tasks.declare import Task
 from bitnet.usage import command_help, commands_help, network_help, program_help
@@ -118,7 +119,8 @@ class Program(InvokeProgram):
         message = error.message
         if isinstance(error, UsageError) and error.field:  # a field is an option here
             message = message.replace(error.field, f"--{error.field.replace('_', '-')}", 1)
-        terminal.print_if_possible(harmless(f"Error: {as_started(message)}{shown}"), sys.stderr)
+        text = harmless(f"Error: {as_started(message)}{shown}")
+        terminal.print_if_possible("\n".join(wrapped([text], sys.stderr)), sys.stderr)
         if "--json" in self.argv:
             facts = {
                 "type": type(error).__name__,

@@ -23,6 +23,7 @@ from bitnet.progress import human_size
 from bitnet.quants.weight import Weight
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.scheduler import PREFILL_CHUNK
+from bitnet.tables import brief, counted, table
 from bitnet.tokenizer import fingerprints
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ class Inspection:
             if key == "family_pre" and value is None:
                 continue
             unknown = key == "family" and value is None
-            yield f"  {key}: {'not a known vocabulary' if unknown else _shown(value)}"
+            yield brief(f"  {key}: {'not a known vocabulary' if unknown else _shown(value)}")
 
     def _absent(self, key: str) -> str:
         own = f"{self.architecture}.vocab_size"
@@ -165,16 +166,23 @@ class Inspection:
         yield f"Tensors ({len(self.tensors)})"
         for row in self.encodings:
             yield (
-                f"  {row['type']}: {row['tensors']:,} tensors, {row['weights']:,} weights, "
-                f"{human_size(row['size_bytes'])}"
+                f"  {row['type']}: {counted(row['tensors'], 'tensor')}, "
+                f"{counted(row['weights'], 'weight')}, {human_size(row['size_bytes'])}"
             )
-        width = min(48, max((len(printable(row["name"])) for row in self.tensors), default=0))
-        for row in self.tensors:
-            shape = " x ".join(map(str, row["shape"])) or "scalar"
-            yield (
-                f"  {printable(row['name']):<{width}}  {row['type']:<8} {shape:>16}  "
-                f"{human_size(row['size_bytes']):>9} at {row['offset']}"
+        rows = [
+            (
+                printable(row["name"]),
+                row["type"],
+                " x ".join(map(str, row["shape"])) or "scalar",
+                human_size(row["size_bytes"]),
+                f"{row['offset']}",
             )
+            for row in self.tensors
+        ]
+        if rows:
+            head = ("name", "type", "shape", "size", "offset")
+            yield ""
+            yield from table(head, rows, right=(2, 3, 4), shrink=(0,))
 
     def _memory_lines(self) -> Iterator[str]:
         memory = self.memory
@@ -197,13 +205,13 @@ class Inspection:
         yield ""
         sample = "" if all(row.complete for row in self.ternary) else ", from a sample of each"
         yield f"Ternary weights ({len(self.ternary)} tensors{sample})"
-        width = min(48, max(len(printable(row.name)) for row in self.ternary))
+        rows = []
         for row in self.ternary:
-            minus, zero, plus = (n / max(1, row.total) for n in (row.minus, row.zero, row.plus))
-            shares = f"-1 {minus:6.1%}  0 {zero:6.1%}  +1 {plus:6.1%}"
-            scale = "" if row.scale is None else f"  scale {row.scale:.6g}"
-            bad = f"  {row.invalid:,} invalid codes" if row.invalid else ""
-            yield f"  {printable(row.name):<{width}}  {shares}{scale}{bad}"
+            shares = (f"{n / max(1, row.total):.1%}" for n in (row.minus, row.zero, row.plus))
+            scale = "" if row.scale is None else f"{row.scale:.6g}"
+            rows.append((printable(row.name), *shares, scale, f"{row.invalid:,}"))
+        head = ("name", "-1", "0", "+1", "scale", "invalid codes")
+        yield from table(head, rows, right=(1, 2, 3, 4, 5), shrink=(0,))
 
 
 def inspect_gguf(path: Path, *, full: bool = False) -> Inspection:

@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["as_started", "harmless", "program", "word"]
+__all__ = ["as_started", "harmless", "has_command", "program", "word"]
 
 _PROGRAMS = ("bitnet", "inv", "invoke")
 # A command: at the start, after a blank, bracket or backtick; not a path or `bitnet` alone.
@@ -48,6 +48,12 @@ def word(path: str | os.PathLike[str]) -> str:
 def harmless(text: str) -> str:
     """*text* with terminal control characters escaped, except line ends and tabs."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def has_command(text: str) -> bool:
+    """True if *text* contains a command as the user would type it."""
+    started = re.escape(program())
+    return re.search(rf"(?<![^\s(`'\"]){started} (?:[a-z]|--)", text) is not None
 
 
 def as_started(text: str) -> str:

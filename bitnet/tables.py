@@ -1,27 +1,43 @@
-"""Tables and counts as a terminal shows them: within its width, with a heading.
+"""Tables, sentences and counts as a terminal shows them: within its width, tables with a heading.
 
-Into a pipe a table is as wide as what is in it, without colours: nothing is cut off there.
+Into a pipe a table is as wide as what is in it, without colours: nothing is cut off there. The only
+attribute is bold, which can be read on any background.
 """
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
+import textwrap
+from itertools import groupby
 from typing import TYPE_CHECKING, TextIO
 
 from bitnet import settings
-from bitnet.invocation import harmless
+from bitnet.invocation import harmless, has_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["LiveLine", "coloured", "counted", "short", "table"]
+__all__ = [
+    "LiveLine",
+    "brief",
+    "coloured",
+    "counted",
+    "of_markdown",
+    "short",
+    "show",
+    "table",
+    "wrapped",
+]
 
 NARROWEST = 8  # characters that a cell keeps
+SENTENCE = 12  # and one of words, which goes on in the next line
 DIGITS = 12  # of a digest, which tell files of one cache apart
 _GAP = "  "
 _BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
-_HEX = frozenset("0123456789abcdef")
+_DIGEST = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_KEY = re.compile(r" +\S+(?: \S+)* {2,}")  # of a line that says what its value is
 
 
 def counted(number: int, noun: str) -> str:
@@ -29,9 +45,9 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def short(name: str) -> str:
-    """*name*, or the first digits of it if it is a digest."""
-    return f"{name[:DIGITS]}…" if len(name) == 64 and set(name) <= _HEX else name
+def short(text: str) -> str:
+    """*text* with the first digits of each digest in it."""
+    return _DIGEST.sub(lambda found: f"{found[0][:DIGITS]}…", text)
 
 
 def coloured(stream: TextIO) -> bool:
@@ -45,6 +61,7 @@ def table(
     *,
     shrink: Sequence[int] = (),
     right: Sequence[int] = (),
+    wrap: int | None = None,
     stream: TextIO | None = None,
 ) -> Iterator[str]:
     """Lines of a table, the heading first.
@@ -52,39 +69,140 @@ def table(
     Args:
         head: a name for each column.
         rows: the cells.
-        shrink: columns that lose the middle of their cells, in this order, where the terminal is
-            too narrow.
+        shrink: columns that lose the middle of their cells where the terminal is too narrow, the
+            widest first.
         right: columns whose cells end in one line.
+        wrap: column whose cells go on in the next line there, before others lose something.
         stream: where it is shown; stdout when not given.
     """
     stream = stream or sys.stdout
     rows = [[harmless(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     if stream.isatty():
-        room = shutil.get_terminal_size().columns - len(_GAP) * (len(head) - 1)
-        for column in shrink:
-            over = max(0, sum(widths) - room)
-            widths[column] = min(widths[column], max(NARROWEST, widths[column] - over))
+        rows = [list(map(short, row)) for row in rows]
+    widths = [max(map(_width, column)) for column in zip(head, *rows, strict=True)]
+    if stream.isatty():
+        room = _columns() - len(_GAP) * (len(head) - 1)
+        if wrap is not None:
+            left = room - sum(widths) + widths[wrap]
+            widths[wrap] = min(widths[wrap], max(left, SENTENCE))
+        while sum(widths) > room and any(widths[column] > NARROWEST for column in shrink):
+            widths[max(shrink, key=widths.__getitem__)] -= 1
     bold, plain = (_BOLD, _PLAIN) if coloured(stream) else ("", "")
     yield f"{bold}{_line(head, widths, right)}{plain}"
     for row in rows:
+        yield from _lines(row, widths, right, wrap)
+
+
+def wrapped(lines: Iterable[str], stream: TextIO | None = None) -> Iterator[str]:
+    """*lines* broken between words where they are wider than the terminal *stream*.
+
+    They go on below the value of a key, or two columns to the right. A long word such as a path
+    stays whole, as does a line with a command: they are there to be copied. So does a heading.
+    """
+    stream = stream or sys.stdout
+    columns = _columns() if stream.isatty() else 0
+    for line in (each for text in lines for each in text.split("\n")):
+        if not columns or _width(line) <= columns or "\x1b" in line or has_command(line):
+            yield line
+            continue
+        key = _KEY.match(line)
+        margin = key.end() if key else len(line) - len(line.lstrip()) + len(_GAP)
+        yield from _broken(line, columns, " " * min(margin, columns * 2 // 3), words=False)
+
+
+def brief(text: str) -> str:
+    """*text* as stdout shows it: with short digests on a terminal, where they are only read."""
+    return short(text) if sys.stdout.isatty() else text
+
+
+def show(*lines: str, stream: TextIO | None = None) -> None:
+    """Print *lines*, :func:`wrapped`, at once."""
+    stream = stream or sys.stdout
+    for line in wrapped(lines, stream):
+        stream.write(f"{line}\n")
+    stream.flush()
+
+
+def of_markdown(text: str, stream: TextIO | None = None) -> Iterator[str]:
+    """Lines of *text*, which is Markdown; on a terminal without its signs, and with tables."""
+    stream = stream or sys.stdout
+    if not stream.isatty():
+        yield from text.splitlines()
+        return
+    plain = text.replace("**", "").replace("&lt;", "<")
+    for is_table, lines in groupby(plain.splitlines(), lambda line: line.startswith("|")):
+        if is_table:
+            head, _, *rows = (
+                [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+                for line in lines
+            )
+            others = range(len(head) - 1)
+            yield from table(head, rows, wrap=len(head) - 1, shrink=others, stream=stream)
+        else:
+            yield from wrapped((short(line.lstrip("# ")) for line in lines), stream)
+
+
+def _broken(text: str, width: int, margin: str = "", *, words: bool = True) -> list[str]:
+    """*text* in lines of *width* columns; *words*: one that is longer is broken, too."""
+    wide = _width(text) - len(text)
+    return textwrap.wrap(
+        text,
+        max(1, width // 2, width - wide),
+        subsequent_indent=margin,
+        break_long_words=words,
+        break_on_hyphens=False,
+    )
+
+
+def _columns() -> int:
+    return shutil.get_terminal_size().columns
+
+
+def _lines(
+    cells: Sequence[str], widths: Sequence[int], right: Sequence[int], wrap: int | None
+) -> Iterator[str]:
+    """The lines of a row: one, or as many as the cell of the column *wrap* takes."""
+    if wrap is None:
+        yield _line(cells, widths, right)
+        return
+    for number, part in enumerate(_broken(cells[wrap], widths[wrap]) or [""]):
+        row = [""] * len(cells) if number else list(cells)
+        row[wrap] = part
         yield _line(row, widths, right)
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[int]) -> str:
     shown = (
-        _cut(cell, width).rjust(width) if at in right else _cut(cell, width).ljust(width)
+        _filled(_cut(cell, width), width, at in right)
         for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
     )
     return _GAP.join(shown).rstrip()
 
 
+def _width(text: str) -> int:
+    """Columns that *text* takes: two for a wide character, as those of Chinese and emoji."""
+    if text.isascii():
+        return len(text)
+    from unicodedata import east_asian_width
+
+    return len(text) + sum(east_asian_width(character) in "WF" for character in text)
+
+
+def _filled(text: str, width: int, right: bool) -> str:
+    blanks = " " * (width - _width(text))
+    return blanks + text if right else text + blanks
+
+
 def _cut(text: str, width: int) -> str:
     """*text* without its middle where it is too long."""
-    if len(text) <= width:
+    if _width(text) <= width:
         return text
-    tail = (width - 1) * 2 // 3
-    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
+    kept, cut = width, text
+    while _width(cut) > width:
+        kept -= 1
+        tail = kept * 2 // 3
+        cut = f"{text[: kept - tail]}…{text[len(text) - tail :]}"
+    return cut
 
 
 class LiveLine:
@@ -102,7 +220,8 @@ class LiveLine:
 
     def tell(self, text: str) -> None:
         """Show *text* instead of what was shown before."""
-        self._write(f"\r{text}\x1b[K" if self._changes else f"{text}\n")
+        shown = text[: _columns() - 1]  # the line could not be taken back if it went on below
+        self._write(f"\r{shown}\x1b[K" if self._changes else f"{text}\n")
 
     @staticmethod
     def _write(text: str) -> None:

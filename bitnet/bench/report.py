@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.bench.machine import Machine
 from bitnet.errors import BenchmarkError, InvalidFormat, Unsupported, from_os_error
 from bitnet.progress import human_size
+from bitnet.tables import counted, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -102,18 +103,20 @@ class Report:
             f"{self.model['architecture']}; {machine.backend}"
         )
         reads = ", ".join(
-            f"{human_size(rate)}/s with {count} thread{'s' * (count > 1)}"
+            f"{human_size(rate)}/s with {counted(count, 'thread')}"
             for count, rate in machine.read_bytes_per_s.items()
         )
         yield f"{machine.cpu}, {machine.cores} cores; reads {reads or 'at an unknown speed'}"
-        yield f"\n{'test':8} {'threads':>7} {'tok/s':>10} {'min':>10} {'max':>10}"
+        yield ""
+        rows = []
         for one in self.results:
             rates = one.tokens_per_s
             shown = (rates.median, min(rates.samples), max(rates.samples))
-            figures = " ".join(f"{rate:10.1f}" for rate in shown)
-            yield f"{one.test:8} {one.threads or '-':>7} {figures}"
+            rows.append((one.test, f"{one.threads or '-'}", *(f"{rate:.1f}" for rate in shown)))
+        yield from table(("test", "threads", "tok/s", "min", "max"), rows, right=(1, 2, 3, 4))
+        yield ""
         yield (
-            f"\nload {load.median:.3f} s ({min(load.samples):.3f} to {max(load.samples):.3f}), "
+            f"load {load.median:.3f} s ({min(load.samples):.3f} to {max(load.samples):.3f}), "
             f"peak memory {human_size(self.peak_memory_bytes)}, "
             f"text to ids and back {self.tokenize_share:.2%} of the time"
         )
@@ -127,9 +130,6 @@ class Change:
     before: float
     after: float
     ratio: float
-
-    def __str__(self) -> str:
-        return f"{self.what:20} {self.before:12.4g} -> {self.after:12.4g}   x{self.ratio:.2f}"
 
 
 def changes(before: Report, after: Report) -> list[Change]:
@@ -148,6 +148,14 @@ def changes(before: Report, after: Report) -> list[Change]:
         if was and now:
             found.append(Change(label, was, now, was / now))
     return found
+
+
+def change_lines(found: Sequence[Change]) -> Iterator[str]:
+    """*found* as a table."""
+    rows = [
+        (one.what, f"{one.before:.4g}", f"{one.after:.4g}", f"x{one.ratio:.2f}") for one in found
+    ]
+    return table(("metric", "before", "after", "ratio"), rows, right=(1, 2, 3))
 
 
 def slowdown(found: Sequence[Change], *, at_most: float) -> BenchmarkError | None:

@@ -10,7 +10,7 @@ from invoke.exceptions import Exit
 from bitnet.errors import UsageError
 from bitnet.options import option
 from bitnet.runtime.options import ModelOptions
-from bitnet.tables import LiveLine
+from bitnet.tables import LiveLine, show
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.tasks.running import load_again, open_model, say
@@ -91,11 +91,13 @@ def bench(
 
 
 def _show(found, before, compared, *, in_json):
+    from bitnet.bench.report import change_lines
+
     if in_json:
         told = {"changes": [vars(change) for change in compared]} if before else {}
         print(as_json(found.facts() | told))
         return
-    print("\n".join(found.lines()))
+    show(*found.lines())
     if before is None:
         return
     for name, was, now in (
@@ -105,4 +107,4 @@ def _show(found, before, compared, *, in_json):
     ):
         if was != now:
             say(f"Note: the earlier report is of another {name}: {was}")
-    print("\n" + "\n".join(map(str, compared)))
+    show("", *change_lines(compared))

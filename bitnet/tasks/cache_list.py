@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from bitnet.options import CacheOptions
 from bitnet.tables import counted, short, table
 from bitnet.tasks.declare import Output, task
@@ -28,15 +30,21 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
             human_size(entry.size_bytes),
             human_time(time.time() - entry.last_used_s),
             entry.kind,
-            "/".join(map(short, entry.key.split("/"))),
-            str(entry.path),
+            short(entry.key),
+            _place(entry.path, cache.root),
             _note(entry),
         )
         for entry in found
     ]
     if rows:
-        print(*table(head, rows, shrink=(4, 3, 5), right=(0, 1)), sep="\n")
+        print(*table(head, rows, shrink=(3, 4, 5), right=(0, 1)), sep="\n")
     print(f"{counted(len(found), 'file')}, {human_size(total)} in {cache.root}")
+
+
+def _place(path, root):
+    """*path* whole; on a terminal from the cache folder on, which the last line names."""
+    is_below = sys.stdout.isatty() and path.is_relative_to(root)
+    return str(path.relative_to(root) if is_below else path)
 
 
 def _note(entry):

@@ -6,6 +6,7 @@ from invoke.exceptions import Exit
 
 from bitnet.invocation import word
 from bitnet.options import CacheOptions
+from bitnet.tables import brief, show
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
@@ -36,8 +37,8 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
         if damaged:
             raise Exit(code=IntegrityError.exit_code)
         return
-    for verdict in verdicts:
-        print(verdict)
+    for verdict in map(str, verdicts):
+        show(brief(verdict))
     if damaged:
         first = damaged[0].entry
         models = " --models" if first.kind == "model" else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bitnet.tables import show
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
@@ -53,4 +54,4 @@ def ci_init(
     for file in planned:
         what = f": {file.summary}" if file.summary else ""
         state = words.get(file.state, "overwrote" if file.state == "changed" else file.state)
-        print(f"{state:<9} {file.path}{what}")
+        show(f"{state:<9} {file.path}{what}")

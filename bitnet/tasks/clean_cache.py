@@ -6,6 +6,7 @@ import sys
 
 from bitnet.cache.selection import Selection
 from bitnet.options import CacheOptions
+from bitnet.tables import brief, show
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
@@ -34,7 +35,7 @@ def clean_cache(
     planned = plan(cache.root, selection)
     terminal = sys.stdin.isatty() and not output.json
     if not output.json and (dry_run or not yes):
-        print(*planned.lines("would remove"), sep="\n")
+        show(*map(brief, planned.lines("would remove")))
     sure = not dry_run and (yes or not planned.remove or (terminal and _agreed()))
     if not (sure or dry_run or terminal):
         raise UsageError(
@@ -45,7 +46,7 @@ def clean_cache(
     if output.json:
         print(as_json({"removed": sure, **done.facts()}))
     elif sure:
-        print(*(done.lines("removed") if yes else ()), "Cache cleanup complete", sep="\n")
+        show(*map(brief, done.lines("removed") if yes else ()), "Cache cleanup complete")
 
 
 def _agreed() -> bool:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from invoke.exceptions import Exit
 
 from bitnet.invocation import word
+from bitnet.tables import show
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.terminal import as_json
@@ -56,7 +57,7 @@ def compat_check(
         print(as_json(asdict(result) | stamp))
         raise Exit(code=0 if result.compatible else VocabMismatch.exit_code)
     verdict = [result.verdict] if result.compatible else []  # else it is the error
-    print("".join(f"{line}\n" for line in (*lines, *result.findings, *verdict)), end="")
+    show(*lines, *map(str, result.findings), *verdict)
     if not result.compatible:
         raise VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {word(path)}")
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from bitnet.errors import NotFound
 from bitnet.hub.options import FetchOptions
 from bitnet.options import CacheOptions
+from bitnet.tables import show
 from bitnet.tasks.declare import Output
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ class Context:
             found,
             self.project(),
             fetch=fetch,
-            announce=lambda line: print(line, file=sys.stderr, flush=True),
+            announce=lambda line: show(line, stream=sys.stderr),
             fits=fits_in_memory,
             pick=ask,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 from invoke.exceptions import Exit
@@ -13,6 +14,7 @@ from bitnet import settings
 from bitnet.crossval.options import CrossvalOptions
 from bitnet.errors import ReferenceUnavailable, UsageError, VerificationFailed
 from bitnet.runtime.options import ModelOptions
+from bitnet.tables import LiveLine, of_markdown, show
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.tasks.running import load_model, open_file, open_tokenizer, read_text, say
@@ -75,7 +77,7 @@ def _report(wanted, texts, options, common):
 
     checkpoint = open_file(options, common)
     reference = _reference(checkpoint, wanted.against, wanted.recording)
-    with load_model(options, common, checkpoint) as model:
+    with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
         outcome = cross_validate(
             model,
             checkpoint,
@@ -84,7 +86,7 @@ def _report(wanted, texts, options, common):
             texts=texts,
             cache=common.cache.root / "reports",
             facts=_facts(checkpoint),
-            notify=_narrator(common.output),
+            notify=notify,
         )
         if wanted.record and outcome.theirs:
             trace = recordable(outcome.theirs, model)
@@ -110,12 +112,15 @@ def _reference(checkpoint, name, recording):
     return choose(name, checkpoint, recording=Path(recording) if recording else None)
 
 
+@contextmanager
 def _narrator(output):
     """Says on stderr what is being done, with the seconds since the beginning."""
     if output.progress in ("none", "json"):
-        return logger.info
+        yield logger.info
+        return
     started = time.monotonic()
-    return lambda text: say(f"[{time.monotonic() - started:5.1f} s] {text}")
+    with LiveLine() as line:
+        yield lambda text: line.tell(f"[{time.monotonic() - started:5.1f} s] {text}")
 
 
 def _facts(checkpoint):
@@ -169,7 +174,7 @@ def _show(report, wanted, output):
     if output.json:
         print(as_json(report.as_json()))
     else:
-        print(as_markdown(report), end="")
+        print(*of_markdown(as_markdown(report)), sep="\n")
     if wanted.report_dir:
         for path in write_report(report, Path(wanted.report_dir)):
             logger.info("wrote %s", path)
@@ -213,8 +218,8 @@ def _check(wanted, options, common):
         facts = {"file": wanted.check, "holds": not wrong, "status": status}
         print(as_json(facts | {"findings": [one.facts() for one in found]}))
     else:
-        print(*render(found), sep="\n")
-        print(f"the report {'does not hold' if wrong else 'holds'}; its verdict is: {status}")
+        show(*render(found))
+        show(f"the report {'does not hold' if wrong else 'holds'}; its verdict is: {status}")
     if wrong and output.json:
         raise Exit(code=VerificationFailed.exit_code)
     if wrong:
@@ -235,7 +240,7 @@ def _replayed(report, wanted, options, common):
     name = report.evidence.reference.name
     named = name if name in REFERENCES else "float64"
     reference = _reference(checkpoint, "" if wanted.recording else named, wanted.recording)
-    with load_model(options, common, checkpoint) as model:
+    with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
         return replay(
             report,
             model,
@@ -243,5 +248,5 @@ def _replayed(report, wanted, options, common):
             reference,
             count=wanted.replay,
             sha256=model_digest(checkpoint),
-            notify=_narrator(common.output),
+            notify=notify,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from invoke.exceptions import Exit
 
 from bitnet import settings
+from bitnet.tables import show
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.terminal import as_json
@@ -47,8 +48,10 @@ def doctor(
         facts = [finding.facts() for finding in findings]
         print(as_json({"findings": facts, "verdict": verdict(findings)}))
     else:
-        shown = [markdown(findings)] if report else [*findings, verdict(findings)]
-        print(*shown, sep="\n")
+        if report:
+            print(markdown(findings))
+        else:
+            show(*map(str, findings), verdict(findings))
     wrong = next((finding for finding in findings if finding.failed), None)
     if wrong is not None:
         raise Exit(code=wrong.exit_code)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from bitnet.hub.options import FileSelection
+from bitnet.tables import show
 from bitnet.tasks.context import Context, ask
 from bitnet.tasks.declare import task
 from bitnet.terminal import as_json
@@ -63,10 +64,10 @@ def download_model(
         project = project.writable()
     request = ModelRequest(model, file, rev, sha256, Path(output) if output else None, select)
     got = provide(request, project, fits=fits_in_memory, pick=ask)
-    print(got[0].licence, file=sys.stderr)
+    show(got[0].licence, stream=sys.stderr)
     for entry in got:
         state = "Already there" if entry.cached else "Downloaded model to"
-        print(f"✓ {state}: {entry.path}", file=sys.stderr)
+        show(f"✓ {state}: {entry.path}", stream=sys.stderr)
         attest_fetched(entry.path, fresh=not entry.cached)
     facts = [entry.facts() for entry in got]
     result = facts[0] if len(facts) == 1 else facts

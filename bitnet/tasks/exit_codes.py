@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bitnet.tables import table
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
@@ -17,5 +18,5 @@ def exit_codes(c, output=Output()):
     if output.json:
         print(as_json(EXIT_CODES))
         return
-    for code, meaning in EXIT_CODES.items():
-        print(f"{code:>4}  {meaning}")
+    rows = [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
+    print(*table(("code", "meaning"), rows, right=(0,), wrap=1), sep="\n")

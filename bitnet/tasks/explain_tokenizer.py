@@ -8,6 +8,7 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.invocation import as_started, harmless, word
+from bitnet.tables import show
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
@@ -39,13 +40,13 @@ def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
         info = asdict(fetchable) if fetchable else None
         print(as_json({"model": str(facts.path), "candidates": rows, "download": info}))
         raise Exit(code=0 if search.tokenizer is not None else TokenizerNotFound.exit_code)
-    print(harmless(f"{facts.path}: {facts.architecture} model, {facts.vocab_size:,} tokens"))
+    show(harmless(f"{facts.path}: {facts.architecture} model, {facts.vocab_size:,} tokens"))
     for entry in search.candidates:
         row = f"  {entry.verdict:<10} {entry.place:<18} {entry.path}\n{'':13}{entry.reason}"
-        print(harmless(row))
+        show(harmless(row))
     if fetchable:
         folder = facts.path if facts.path.is_dir() else facts.path.parent
         command = as_started(f"bitnet pre-download-tokenizers --model-dir {word(folder)}")
-        print(f"  can be fetched: {fetchable.repo} ({command})")
+        show(f"  can be fetched: {fetchable.repo} ({command})")
     if search.tokenizer is None:
         raise not_found(search)

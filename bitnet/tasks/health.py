@@ -8,6 +8,7 @@ from invoke.exceptions import Exit
 
 from bitnet.invocation import word
 from bitnet.options import CacheOptions
+from bitnet.tables import show
 from bitnet.tasks.declare import Output, task
 from bitnet.tasks.verify import attestation_beside, examine, pin_of, report_of
 from bitnet.terminal import as_json
@@ -55,15 +56,15 @@ def health(
             report = report_of(model, [Finding.of("file", error)])
         reports.append(report)
         if not output.json:
-            print(f"Validating: {model}: {_line(report)}", flush=True)
+            show(f"Validating: {model}: {_line(report)}")
     failed = [report["model"] for report in reports if not report["passed"]]
     if output.json:
         print(as_json(reports))
         raise Exit(code=VerificationFailed.exit_code if failed else 0)
     if not failed:
-        print(_verdict(reports))
+        show(_verdict(reports))
         return
-    print(*(f"❌ Failed: {model}" for model in failed), sep="\n")
+    show(*(f"❌ Failed: {model}" for model in failed))
     raise VerificationFailed(
         f"❌ Health check failed: {', '.join(failed)}",
         hint=f"bitnet verify {word(failed[0])}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bitnet.tables import show
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
@@ -26,5 +27,4 @@ def inspect_gguf(c, model=None, full=False, output=Output()):
     if output.json:
         print(as_json(found.as_json()))
         return
-    for line in found.lines():
-        print(line)
+    show(*found.lines())

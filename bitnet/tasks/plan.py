@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from bitnet.errors import NotFound, Offline
+from bitnet.tables import show
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.terminal import as_json
@@ -42,7 +43,10 @@ def plan(
     """
     local = None if file or rev != "main" else _here(model, common)
     found = _plan_id(model, file, rev, common) if local is None else _plan_file(local)
-    print(as_json(found.facts()) if common.output.json else "\n".join(found.lines()))
+    if common.output.json:
+        print(as_json(found.facts()))
+    else:
+        show(*found.lines())
 
 
 def _here(model, common):

@@ -7,6 +7,7 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.errors import BitnetError, TokenizerNotFound
+from bitnet.tables import show
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.terminal import as_json
@@ -36,7 +37,7 @@ def pre_download_tokenizers(c, model_dir="models", common=Context()):
             code = code or error.exit_code
         rows.append(row)
         if not common.output.json:
-            print(f"{'✓' if row['ok'] else '✗'} {model}: {row['state']}")
+            show(f"{'✓' if row['ok'] else '✗'} {model}: {row['state']}")
     if common.output.json:
         print(as_json(rows))
     if code:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from bitnet import settings, terminal
 from bitnet.errors import TokenizerNotFound, UsageError, from_os_error
+from bitnet.tables import wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +51,8 @@ def say(text: str, *, stream: TextIO | None = None) -> None:
     """One line for people, on stderr; *stream* is what stands for it."""
     stream = stream or sys.stderr
     with suppress(OSError):  # a result is not lost because its timing cannot be printed
-        stream.write(f"{text}\n")  # at once: ``print`` lets another thread in before the end
+        # At once: ``print`` lets another thread in before the end.
+        stream.write("".join(f"{line}\n" for line in wrapped([text], stream)))
         stream.flush()
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from bitnet.errors import AuthError, NotFound, UsageError, VerificationFailed
+from bitnet.tables import show
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.terminal import as_json
@@ -64,11 +65,11 @@ def sync(
             if not skip_gated:
                 raise
             skipped.append(name)
-            print(f"- {name}: NOT FETCHED, it needs an access token", file=sys.stderr)
+            show(f"- {name}: NOT FETCHED, it needs an access token", stream=sys.stderr)
             continue
         changed = " (new version)" if got.sha256 != entry.sha256 else ""
         state = "already there" if got.cached else "fetched"
-        print(f"✓ {name}: {state}{changed}", file=sys.stderr)
+        show(f"✓ {name}: {state}{changed}", stream=sys.stderr)
         attest_fetched(got.path, fresh=not got.cached)
         results.append({"repo": entry.repo, "file": entry.file, **got.facts()})
     if skipped_to:
@@ -97,7 +98,10 @@ def _check(project, entries, output):
             found.append(Finding("failed", name, said, "bitnet sync --update, or restore the file"))
         else:
             found.append(Finding("ok", name, f"{entry.path} is what is pinned"))
-    print(as_json([one.facts() for one in found]) if output.json else "\n".join(render(found)))
+    if output.json:
+        print(as_json([one.facts() for one in found]))
+    else:
+        show(*render(found))
     wrong = [one for one in found if one.failed]
     if wrong:
         raise VerificationFailed(

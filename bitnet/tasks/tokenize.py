@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from bitnet import terminal
 from bitnet.errors import UsageError
-from bitnet.tables import coloured
+from bitnet.tables import table
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
 
 if TYPE_CHECKING:
     from bitnet.tokenizer import Tokenizer, TokenSpan
-
-_COLOURS = ("\x1b[36m", "\x1b[33m")  # taken in turns, so that borders of tokens can be seen
-_PLAIN = "\x1b[0m"
 
 
 @task(
@@ -104,16 +101,4 @@ def _show(tokenizer: Tokenizer, text: str, spans: list[TokenSpan], *, as_facts: 
         return
     cells = [(f"{s.id}", f"{s.start}-{s.stop}", repr(part), repr(own)) for s, part, own in rows]
     heading = ("id", "characters", "text", "spelling")
-    widths = [max(map(len, column)) for column in zip(heading, *cells, strict=True)]
-    colours = _COLOURS if coloured(sys.stdout) else ("", "")
-    plain = _PLAIN if colours[0] else ""
-
-    def line(row: tuple[str, ...], colour: str = "") -> str:
-        id, characters, part, own = row
-        padding = " " * (widths[2] - len(part))
-        first = f"{id:>{widths[0]}}  {characters:>{widths[1]}}  "
-        return f"{first}{colour}{part}{plain if colour else ''}{padding}  {own}"
-
-    print(line(heading))
-    for i, row in enumerate(cells):
-        print(line(row, colours[i % 2]))
+    print(*table(heading, cells, right=(0, 1), shrink=(2, 3)), sep="\n")

@@ -9,6 +9,7 @@ from invoke.exceptions import Exit
 
 from bitnet.errors import UsageError, VerificationFailed
 from bitnet.sources import TOKENIZERS
+from bitnet.tables import show
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
@@ -54,9 +55,9 @@ def tokenizer(
     project = common.project(force=force, verify=verify)
     target = Path(output) / "tokenizer.json"
     got = provide_tokenizer(TOKENIZERS[source], project, check=check_vocabulary, target=target)
-    print(got.licence, file=sys.stderr)
+    show(got.licence, stream=sys.stderr)
     done = "Tokenizer from the cache is at" if got.cached else "Downloaded tokenizer to"
-    print(f"✓ {done}: {got.path}", file=sys.stderr)
+    show(f"✓ {done}: {got.path}", stream=sys.stderr)
     print(as_json({"source": source, **got.facts()}) if common.output.json else got.path)
 
 
@@ -72,6 +73,7 @@ def _compare(left: str, right: str, output: Output) -> None:
         listed = [{"part": entry.part, "text": entry.text} for entry in found]
         print(as_json({"equal": not found, "differences": listed}))
     else:
-        print("\n".join(f"{entry.part}: {entry.text}" for entry in found) or "no difference")
+        lines = [f"{entry.part}: {entry.text}" for entry in found]
+        show(*(lines or ["no difference"]))
     if found:
         raise Exit(f"{left} and {right} differ", code=VerificationFailed.exit_code)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from invoke.exceptions import Exit
 
-from bitnet import settings
+from bitnet import settings, tables
 from bitnet.options import CacheOptions
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
@@ -78,7 +78,7 @@ def verify(
     failed = [check for check in report["findings"] if check["severity"] == "failed"]
     if failed:
         raise VerificationFailed(report["verdict"], hint=failed[0]["hint"])
-    print(report["verdict"])
+    tables.show(report["verdict"])
 
 
 def examine(path, output, *, show=True, **options):
@@ -90,7 +90,7 @@ def examine(path, output, *, show=True, **options):
     for check in verify_model(path, **options):
         checks.append(check)
         if show and not output.json:
-            print(*render([check]), sep="\n", flush=True)
+            tables.show(*render([check]))
     return report_of(path, checks, ignored=options["ignore_keys"])
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from invoke.exceptions import Exit
 
+from bitnet.tables import show
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
 from bitnet.terminal import as_json
@@ -43,7 +44,7 @@ def verify_tokenizer(c, model=None, against="", corpus="", pre="", output=Output
     if output.json:
         print(as_json(asdict(found)))
         raise Exit(code=0 if found.complete else VerificationFailed.exit_code)
-    print(found)
+    show(str(found))
     if found.first_difference is not None:
         mine, theirs = (encode(found.first_difference) for encode in encoders)
         raise VerificationFailed(
