@@ -1,4 +1,4 @@
-"""Norms, rope, gates, attention and f16 of the compiled module against float64 NumPy."""
+"""Norms, rope, gates and f16 of the compiled module against float64 NumPy."""
 
 import numpy as np
 import pytest
@@ -68,107 +68,6 @@ def test_a_gate_far_from_zero_is_the_identity_or_nothing(kind, level):
     np.testing.assert_allclose(out, [200.0, 0.0, 0.0], atol=1e-30)
 
 
-def exact_attention(q, k, v, start, *, scale, window, softcap):
-    t, heads, _ = q.shape
-    group = heads // k.shape[1]
-    k, v = (np.repeat(a.astype(np.float64), group, axis=1) for a in (k, v))
-    scores = np.einsum("thd,shd->hts", q.astype(np.float64), k[: start + t]) * scale
-    if softcap:
-        scores = softcap * np.tanh(scores / softcap)
-    distance = np.arange(start, start + t)[:, None] - np.arange(start + t)
-    hidden = (distance < 0) | (distance >= window) if window else distance < 0
-    scores = np.where(hidden, -np.inf, scores)
-    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-    weights /= weights.sum(axis=2, keepdims=True)
-    return np.einsum("hts,shd->thd", weights, v[: start + t])
-
-
-def paged(k, v):
-    """``(positions, kv_heads, dim)`` in pages of 64, with NaN where there is no position."""
-    positions, heads, dim = k.shape
-    pages = np.full((-(-positions // 64), 2, heads, dim * 64), np.nan, dtype=np.float16)
-    for at in range(positions):
-        page = pages[at // 64]
-        page[0].reshape(heads, dim, 64)[:, :, at % 64] = k[at]
-        page[1].reshape(heads, 64, dim)[:, at % 64] = v[at]
-    return pages.view(np.uint16)
-
-
-def attend(q, k, v, start, *, scale, window, softcap):
-    out = np.full_like(q, np.nan)
-    NATIVE.attention(q, paged(k, v), start, scale, window, softcap, out)
-    return out
-
-
-@pytest.mark.parametrize("softcap", [0.0, 5.0])
-@pytest.mark.parametrize("window", [0, 1, 40])
-@pytest.mark.parametrize(
-    ("tokens", "start"), [(1, 0), (1, 200), (3, 62), (130, 0), (35, 100), (1, 600), (20, 510)]
-)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 40), (9, 3, 64), (4, 1, 256)])
-def test_attention(heads, kv_heads, dim, tokens, start, window, softcap, level):
-    q = random(tokens, heads, dim)
-    k = random(start + tokens + 7, kv_heads, dim, seed=2).astype(np.float16)
-    v = random(start + tokens + 7, kv_heads, dim, seed=3).astype(np.float16)
-    how = {"scale": dim**-0.5, "window": window, "softcap": softcap}
-    got = attend(q, k, v, start, **how)
-    assert nmse(got, exact_attention(q, k, v, start, **how)) < NMSE
-
-
-def test_attention_of_huge_scores_stays_finite(level):
-    q, k = random(3, 2, 16) * 1000, random(70, 2, 16, seed=2).astype(np.float16)
-    v = np.ones_like(k)
-    got = attend(q, k, v, 60, scale=1.0, window=0, softcap=0.0)
-    np.testing.assert_allclose(got, 1.0, rtol=1e-5)
-
-
-@pytest.mark.parametrize("low", [-100.0, -3e4, -np.inf])
-def test_a_key_far_below_the_best_has_no_weight_at_all(low, level):
-    q = np.ones((1, 1, 16), dtype=np.float32)
-    k = np.zeros((70, 1, 16), dtype=np.float16)
-    v = np.zeros((70, 1, 16), dtype=np.float16)
-    k[[3, 66], 0, 0] = low
-    v[[3, 66]] = 65504
-    got = attend(q, k, v, 69, scale=1.0, window=0, softcap=0.0)
-    np.testing.assert_array_equal(got, np.zeros_like(q))
-
-
-def test_a_query_without_a_number_gives_none(level):
-    q = np.ones((1, 2, 16), dtype=np.float32)
-    q[0, 1, 5] = np.nan
-    k, v = (random(70, 2, 16, seed=s).astype(np.float16) for s in (2, 3))
-    got = attend(q, k, v, 69, scale=1.0, window=0, softcap=9.0)
-    assert np.isfinite(got[0, 0]).all()
-    assert np.isnan(got[0, 1]).all()
-
-
-def test_attention_gives_the_same_bits_on_every_instruction_set_that_fuses():
-    q, how = random(40, 6, 84), {"scale": 0.125, "window": 90, "softcap": 20.0}
-    k, v = (random(640, 2, 84, seed=s).astype(np.float16) for s in (2, 3))
-    before = NATIVE.kernel_level()
-    results = set()
-    for chosen in NATIVE.kernel_levels():
-        if chosen != "scalar":
-            NATIVE.set_kernel_level(chosen)
-            results.add(attend(q, k, v, 600, **how).tobytes())
-    NATIVE.set_kernel_level(before)
-    assert len(results) <= 1
-
-
-def test_attention_of_a_query_does_not_depend_on_the_batch_or_the_threads(level):
-    q, how = random(40, 6, 64), {"scale": 0.125, "window": 90, "softcap": 0.0}
-    k, v = (random(140, 2, 64, seed=s).astype(np.float16) for s in (2, 3))
-    before = NATIVE.threads()
-    results = []
-    for threads in (1, 3):
-        NATIVE.set_threads(threads)
-        results.append(attend(q, k, v, 100, **how))
-    NATIVE.set_threads(before)
-    np.testing.assert_array_equal(results[0], results[1])
-    alone = [attend(q[t : t + 1], k, v, 100 + t, **how) for t in range(40)]
-    np.testing.assert_array_equal(np.concatenate(alone), results[0])
-
-
 @pytest.mark.parametrize("cap", [5.0, 30.0])
 def test_softcap(cap, level):
     x = np.array([0.0, 1e-3, -2.0, 50.0, -1e30, np.inf, np.nan], dtype=np.float32)
@@ -204,13 +103,6 @@ def test_half_is_rounded_as_numpy_rounds_it():
     NATIVE.to_half(x, out)
     with np.errstate(over="ignore"):
         np.testing.assert_array_equal(out, x.astype(np.float16).view(np.uint16))
-
-
-def test_attention_refuses_a_cache_that_is_too_short():
-    q = random(2, 2, 16)
-    k = np.zeros((64, 1, 16), dtype=np.float16)
-    with pytest.raises(ValueError, match="every position"):
-        attend(q, k, k, 63, scale=1.0, window=0, softcap=0.0)
 
 
 def test_turns_are_sines_and_cosines_to_the_last_bit_but_for_ties():

@@ -69,7 +69,7 @@ constexpr size_t scratch_bytes(int64_t cols) { return size_t(cols) * 96 + 4096; 
 
 constexpr int kKeyBlock = 64;     // positions of a cache page, and keys per step of the online softmax
 constexpr int kSplitPages = 4;    // pages whose keys are seen in one go; then partial results are merged
-constexpr int kQueryBlock = 16;   // tokens per unit of work
+constexpr int kQueryBlock = 16;   // tokens per unit of work, at least
 
 // Attention of *tokens* queries at positions start, start+1, ... over all keys up to their own. The
 // keys of positions 64i .. 64i+63 are in page i, f16: at layer_offset (kv_heads, head_dim, 64), and
@@ -95,8 +95,13 @@ struct PartialAttention {
     float *acc, *top, *sum;
     PartialAttention(float* memory, int64_t rows, int64_t dim)
         : acc(memory), top(memory + rows * dim), sum(top + rows) {}
-    static int64_t floats(int64_t rows, int64_t dim) { return rows * (dim + 2); }
+    static int64_t floats(int64_t rows, int64_t dim) { return (rows * (dim + 2) + 15) / 16 * 16; }  // whole cache lines
 };
+
+// Keys or values of a page as float32, scores, the queries, and what was seen of a second split.
+constexpr int64_t attend_scratch(int64_t rows, int64_t dim) {
+    return kKeyBlock * dim + rows * (kKeyBlock + 2 * dim + 2) + 16;
+}
 
 enum class Gate : int { silu, gelu_tanh, relu2, relu };
 
@@ -125,9 +130,10 @@ struct Kernels {
     void (*gate)(Gate kind, const float* gate, const float* up, int64_t n, float* out);
     // cap * tanh(x / cap); out may be x.
     void (*softcap)(const float* x, int64_t n, float cap, float* out);
-    // Queries [t0, t1) of the heads that share one kv head, over the keys of one split of
-    // kSplitPages pages; *partial* as PartialAttention lays it out.
-    void (*attend)(const AttentionArgs&, int64_t kv_head, int64_t t0, int64_t t1, int64_t split, float* partial);
+    // Queries [t0, t1) of the heads that share one kv head, over the keys of splits [first, last) of
+    // kSplitPages pages; *partial* as PartialAttention lays it out, *scratch* of attend_scratch floats, 64-aligned.
+    void (*attend)(const AttentionArgs&, int64_t kv_head, int64_t t0, int64_t t1, int64_t first, int64_t last,
+                   float* partial, float* scratch);
     // One position's key and value, (kv_heads, head_dim) each, into place *slot* of a layer's page.
     void (*store_position)(const float* k, const float* v, int64_t kv_heads, int64_t head_dim, int64_t slot,
                            uint16_t* page);

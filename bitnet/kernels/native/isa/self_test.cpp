@@ -360,9 +360,10 @@ bool attention_agrees(const Kernels& k) {
     a.q = q.data(), a.pages = at;
     const auto floats = size_t(PartialAttention::floats(rows, a.head_dim));
     std::vector<float> got(floats), expected(floats);
+    auto* scratch = reinterpret_cast<float*>(thread_scratch(size_t(attend_scratch(rows, a.head_dim)) * sizeof(float)));
     for (int64_t head = 0; head < a.kv_heads; ++head) {
-        scalar_kernels().attend(a, head, 0, a.tokens, 0, expected.data());
-        k.attend(a, head, 0, a.tokens, 0, got.data());
+        scalar_kernels().attend(a, head, 0, a.tokens, 0, 1, expected.data(), scratch);
+        k.attend(a, head, 0, a.tokens, 0, 1, got.data(), scratch);
         if (!close(got, expected, false)) return false;
     }
     return true;

@@ -2,13 +2,12 @@
 // positions, and their partial results are merged in order, whether one thread does them all or each
 // is done by another: a long context keeps every thread busy and the bits do not change.
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "ops/counters.hpp"
 #include "isa/dispatch.hpp"
-#include "ops/elementary.hpp"
 #include "ops/ops.hpp"
+#include "ops/partial_attention.hpp"
 #include "system/split.hpp"
 
 namespace bitnet {
@@ -16,6 +15,8 @@ using detail::active;
 
 namespace {
 
+constexpr int64_t kQueryRows = 128;     // of a unit, at most: what shares a page that is made float32
+constexpr int64_t kUnitsPerThread = 4;  // at least, before units grow: a slow core does not hold the rest
 constexpr int64_t kSplitKeys = int64_t(kSplitPages) * kKeyBlock;
 
 // Queries [t0, t1) of one segment and key head over splits [first, last).
@@ -28,25 +29,6 @@ struct Unit {
     int64_t floats() const { return PartialAttention::floats(rows(), args->head_dim); }
 };
 
-void merge(const PartialAttention& into, const PartialAttention& from, int64_t rows, int64_t dim) {
-    for (int64_t r = 0; r < rows; ++r) {
-        if (from.sum[r] == 0.0f) continue;
-        float* acc = into.acc + r * dim;
-        const float* more = from.acc + r * dim;
-        if (into.sum[r] == 0.0f) {
-            std::copy(more, more + dim, acc);
-            into.top[r] = from.top[r];
-            into.sum[r] = from.sum[r];
-            continue;
-        }
-        const float top = from.top[r] > into.top[r] ? from.top[r] : into.top[r];
-        const float a = exp_or_zero(into.top[r] - top), b = exp_or_zero(from.top[r] - top);
-        for (int64_t d = 0; d < dim; ++d) acc[d] = acc[d] * a + more[d] * b;
-        into.sum[r] = into.sum[r] * a + from.sum[r] * b;
-        into.top[r] = top;
-    }
-}
-
 void write(const Unit& unit, const PartialAttention& part) {
     const AttentionArgs& a = *unit.args;
     const int64_t group = a.heads / a.kv_heads, dim = a.head_dim;
@@ -57,27 +39,18 @@ void write(const Unit& unit, const PartialAttention& part) {
     }
 }
 
-void attend(const Unit& unit, int64_t split, float* partial) {
-    active().attend(*unit.args, unit.kv_head, unit.t0, unit.t1, split, partial);
-}
-
-// All splits one after the other.
-void attend_alone(const Unit& unit) {
-    const int64_t rows = unit.rows(), dim = unit.args->head_dim;
-    auto* memory = reinterpret_cast<float*>(thread_scratch(size_t(2 * unit.floats()) * sizeof(float)));
-    const PartialAttention seen(memory, rows, dim), more(memory + unit.floats(), rows, dim);
-    attend(unit, unit.first, memory);
-    for (int64_t split = unit.first + 1; split < unit.last; ++split) {
-        attend(unit, split, memory + unit.floats());
-        merge(seen, more, rows, dim);
-    }
-    write(unit, seen);
+// Splits [first, last) of a unit.
+void attend(const Unit& unit, int64_t first, int64_t last, float* partial, float* scratch) {
+    active().attend(*unit.args, unit.kv_head, unit.t0, unit.t1, first, last, partial, scratch);
 }
 
 }  // namespace
 
 void attention(const std::vector<AttentionArgs>& batch) {
     std::vector<Unit> units;
+    int64_t blocks = 0;
+    for (const AttentionArgs& a : batch) blocks += (a.tokens + kQueryBlock - 1) / kQueryBlock * a.kv_heads;
+    const int64_t spare = std::max<int64_t>(1, blocks / (kUnitsPerThread * threads()));
     struct Piece {
         size_t unit;
         int64_t split;  // -1: all of them
@@ -87,10 +60,12 @@ void attention(const std::vector<AttentionArgs>& batch) {
     for (const AttentionArgs& a : batch) {
         count_call(Op::attention);
         const bool few = a.tokens <= kQueryBlock;
+        const int64_t wanted = std::max<int64_t>(1, kQueryRows / (kQueryBlock * (a.heads / a.kv_heads)));
+        const int64_t size = kQueryBlock * std::min(spare, wanted);
         // Last blocks first: with a causal mask they are the longest.
-        for (int64_t block = (a.tokens - 1) / kQueryBlock; block >= 0; --block)
+        for (int64_t block = (a.tokens - 1) / size; block >= 0; --block)
             for (int64_t head = 0; head < a.kv_heads; ++head) {
-                Unit unit{&a, head, block * kQueryBlock, std::min(a.tokens, (block + 1) * kQueryBlock), 0, 0, -1};
+                Unit unit{&a, head, block * size, std::min(a.tokens, (block + 1) * size), 0, 0, -1};
                 unit.first = a.first_key(unit.t0) / kSplitKeys;
                 unit.last = (a.start + unit.t1 - 1) / kSplitKeys + 1;
                 if (few && unit.last - unit.first > 1) {
@@ -113,9 +88,15 @@ void attention(const std::vector<AttentionArgs>& batch) {
     const auto run = [&](int64_t p0, int64_t p1) {
         for (int64_t p = p0; p < p1; ++p) {
             const Unit& unit = units[pieces[size_t(p)].unit];
-            const int64_t split = pieces[size_t(p)].split;
-            if (split < 0) attend_alone(unit);
-            else attend(unit, split, partial(unit, split));
+            const int64_t split = pieces[size_t(p)].split, rows = unit.rows(), dim = unit.args->head_dim;
+            const int64_t floats = split < 0 ? unit.floats() : 0;
+            auto* memory = reinterpret_cast<float*>(thread_scratch(size_t(floats + attend_scratch(rows, dim)) * sizeof(float)));
+            if (split >= 0) {
+                attend(unit, split, split + 1, partial(unit, split), memory);
+                continue;
+            }
+            attend(unit, unit.first, unit.last, memory, memory + floats);
+            write(unit, PartialAttention(memory, rows, dim));
         }
     };
     Split(int64_t(pieces.size()), 1, work < kSerialWork).run(run);

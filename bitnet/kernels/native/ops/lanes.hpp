@@ -1,0 +1,188 @@
+// A register of floats: what attention needs of an instruction set. `scalar` does not fuse.
+#pragma once
+
+#include <cmath>
+
+#include "ops/float_ops.hpp"
+
+namespace bitnet {
+namespace {
+
+#if defined(__AVX512F__)
+struct Lanes {
+    static constexpr int kWidth = 16;
+    __m512 v;
+    static Lanes set(float f) { return {_mm512_set1_ps(f)}; }
+    static Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static Lanes load(const uint16_t* p) {
+        return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+    }
+    void store(float* p) const { _mm512_storeu_ps(p, v); }
+    void add_product(Lanes a, Lanes b) { v = _mm512_fmadd_ps(a.v, b.v, v); }
+    friend Lanes operator+(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
+    friend Lanes operator-(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
+    friend Lanes operator*(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
+    // a where it is larger, else b.
+    static Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }
+    // Zero where *x* is below *least*.
+    Lanes unless_below(Lanes x, float least) const {
+        return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(least), _CMP_NLT_UQ), v)};
+    }
+    // 2^n for the number *this* = n + 1.5 * 2^23.
+    Lanes power_of_two() const {
+        const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(0x4b400000 - 127));
+        return {_mm512_castsi512_ps(_mm512_slli_epi32(n, 23))};
+    }
+    __m256 low() const { return _mm512_castps512_ps256(v); }
+    __m256 high() const { return _mm512_extractf32x8_ps(v, 1); }
+};
+#elif defined(BITNET_F16C)
+struct Lanes {
+    static constexpr int kWidth = 8;
+    __m256 v;
+    static Lanes set(float f) { return {_mm256_set1_ps(f)}; }
+    static Lanes load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    static Lanes load(const uint16_t* p) {
+        return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
+    }
+    void store(float* p) const { _mm256_storeu_ps(p, v); }
+    void add_product(Lanes a, Lanes b) { v = _mm256_fmadd_ps(a.v, b.v, v); }
+    friend Lanes operator+(Lanes a, Lanes b) { return {_mm256_add_ps(a.v, b.v)}; }
+    friend Lanes operator-(Lanes a, Lanes b) { return {_mm256_sub_ps(a.v, b.v)}; }
+    friend Lanes operator*(Lanes a, Lanes b) { return {_mm256_mul_ps(a.v, b.v)}; }
+    static Lanes larger(Lanes a, Lanes b) { return {_mm256_max_ps(a.v, b.v)}; }
+    Lanes unless_below(Lanes x, float least) const {
+        return {_mm256_and_ps(_mm256_cmp_ps(x.v, _mm256_set1_ps(least), _CMP_NLT_UQ), v)};
+    }
+    Lanes power_of_two() const {
+        const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(v), _mm256_set1_epi32(0x4b400000 - 127));
+        return {_mm256_castsi256_ps(_mm256_slli_epi32(n, 23))};
+    }
+};
+#elif defined(BITNET_NEON)
+struct Lanes {
+    static constexpr int kWidth = 8;
+    float32x4_t low, high;
+    static Lanes set(float f) { return {vdupq_n_f32(f), vdupq_n_f32(f)}; }
+    static Lanes load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
+    static Lanes load(const uint16_t* p) {
+        const float16x8_t halves = vreinterpretq_f16_u16(vld1q_u16(p));
+        return {vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
+    }
+    void store(float* p) const { vst1q_f32(p, low), vst1q_f32(p + 4, high); }
+    void add_product(Lanes a, Lanes b) { low = vfmaq_f32(low, a.low, b.low), high = vfmaq_f32(high, a.high, b.high); }
+    friend Lanes operator+(Lanes a, Lanes b) { return {vaddq_f32(a.low, b.low), vaddq_f32(a.high, b.high)}; }
+    friend Lanes operator-(Lanes a, Lanes b) { return {vsubq_f32(a.low, b.low), vsubq_f32(a.high, b.high)}; }
+    friend Lanes operator*(Lanes a, Lanes b) { return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)}; }
+    static Lanes larger(Lanes a, Lanes b) {
+        return {vbslq_f32(vcgtq_f32(a.low, b.low), a.low, b.low), vbslq_f32(vcgtq_f32(a.high, b.high), a.high, b.high)};
+    }
+    Lanes unless_below(Lanes x, float least) const {
+        const auto cut = [&](float32x4_t of, float32x4_t by) {
+            return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(of), vcltq_f32(by, vdupq_n_f32(least))));
+        };
+        return {cut(low, x.low), cut(high, x.high)};
+    }
+    Lanes power_of_two() const {
+        const auto power = [](float32x4_t of) {
+            return vreinterpretq_f32_u32(
+                vshlq_n_u32(vsubq_u32(vreinterpretq_u32_f32(of), vdupq_n_u32(0x4b400000 - 127)), 23));
+        };
+        return {power(low), power(high)};
+    }
+};
+#else
+struct Lanes {
+    static constexpr int kWidth = 8;
+    float v[8];
+    template <class F>
+    static Lanes of(F value) {
+        Lanes out;
+        for (int i = 0; i < 8; ++i) out.v[i] = value(i);
+        return out;
+    }
+    static Lanes set(float f) {
+        return of([&](int) { return f; });
+    }
+    static Lanes load(const float* p) {
+        return of([&](int i) { return p[i]; });
+    }
+    static Lanes load(const uint16_t* p) {
+        return of([&](int i) { return half_to_float(p[i]); });
+    }
+    void store(float* p) const {
+        for (int i = 0; i < 8; ++i) p[i] = v[i];
+    }
+    void add_product(const Lanes& a, const Lanes& b) {
+        for (int i = 0; i < 8; ++i) v[i] += a.v[i] * b.v[i];
+    }
+    friend Lanes operator+(const Lanes& a, const Lanes& b) {
+        return of([&](int i) { return a.v[i] + b.v[i]; });
+    }
+    friend Lanes operator-(const Lanes& a, const Lanes& b) {
+        return of([&](int i) { return a.v[i] - b.v[i]; });
+    }
+    friend Lanes operator*(const Lanes& a, const Lanes& b) {
+        return of([&](int i) { return a.v[i] * b.v[i]; });
+    }
+    static Lanes larger(const Lanes& a, const Lanes& b) {
+        return of([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+    }
+    Lanes unless_below(const Lanes& x, float least) const {
+        return of([&](int i) { return x.v[i] < least ? 0.0f : v[i]; });
+    }
+    Lanes power_of_two() const {
+        return of([&](int i) { return bits_to_float((float_to_bits(v[i]) - (0x4b400000u - 127u)) << 23); });
+    }
+};
+#endif
+
+// Of 16 numbers, in kLanes / kWidth registers: their sum in the order of sum_lanes, and the largest.
+#if defined(BITNET_F16C)
+struct Sixteen {
+#if defined(__AVX512F__)
+    explicit Sixteen(const Lanes* v) : low(v->low()), high(v->high()) {}
+#else
+    explicit Sixteen(const Lanes* v) : low(v[0].v), high(v[1].v) {}
+#endif
+    float sum() const {
+        const __m256 eight = _mm256_add_ps(low, high);
+        const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+    }
+    float largest() const {
+        const __m256 eight = _mm256_max_ps(low, high);
+        const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+    }
+    __m256 low, high;
+};
+#else
+struct Sixteen {
+    explicit Sixteen(const Lanes* v) { v[0].store(lane), v[1].store(lane + 8); }
+    float sum() { return sum_lanes(lane); }
+    float largest() const {
+        float top = lane[0];
+        for (const float f : lane) top = f > top ? f : top;
+        return top;
+    }
+    float lane[kLanes];
+};
+#endif
+
+// exp_or_zero of numbers that are not above 0.
+inline Lanes exp_or_zero(Lanes x) {
+    const Lanes clamped = Lanes::larger(Lanes::set(-87.0f), x), round = Lanes::set(12582912.0f);
+    const Lanes shifted = clamped * Lanes::set(1.44269504f) + round, n = shifted - round;
+    const Lanes r = (clamped - n * Lanes::set(0.693359375f)) + n * Lanes::set(2.12194440e-4f);
+    Lanes p = Lanes::set(1.9875691500e-4f);
+    for (const float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        p = p * r + Lanes::set(next);
+    p = p * r * r + r + Lanes::set(1.0f);
+    return (p * shifted.power_of_two()).unless_below(x, -87.0f);
+}
+
+}  // namespace
+}  // namespace bitnet

@@ -1,0 +1,40 @@
+// What a few queries have seen of a stretch of the cache, and how two stretches become one.
+#pragma once
+
+#include <algorithm>
+
+#include "isa/kernels.hpp"
+#include "ops/elementary.hpp"
+
+namespace bitnet {
+namespace {
+
+// *from* comes behind *into*.
+[[maybe_unused]] void merge(const PartialAttention& into, const PartialAttention& from, int64_t rows, int64_t dim) {
+    constexpr int kRows = 16;  // whose weights are computed together
+    for (int64_t r0 = 0; r0 < rows; r0 += kRows) {
+        const int n = int(std::min<int64_t>(kRows, rows - r0));
+        float* top = into.top + r0;
+        float* sum = into.sum + r0;
+        const float *more_top = from.top + r0, *more_sum = from.sum + r0;
+        float both[kRows] = {}, a[kRows] = {}, b[kRows] = {};
+        for (int i = 0; i < n; ++i) both[i] = more_top[i] > top[i] ? more_top[i] : top[i], a[i] = top[i], b[i] = more_top[i];
+        for (int i = 0; i < kRows; ++i) a[i] = exp_or_zero(a[i] - both[i]), b[i] = exp_or_zero(b[i] - both[i]);
+        for (int i = 0; i < n; ++i) {
+            if (more_sum[i] == 0.0f) continue;
+            float* __restrict acc = into.acc + (r0 + i) * dim;
+            const float* __restrict more = from.acc + (r0 + i) * dim;
+            if (sum[i] == 0.0f) {
+                std::copy(more, more + dim, acc);
+                top[i] = more_top[i], sum[i] = more_sum[i];
+                continue;
+            }
+            for (int64_t d = 0; d < dim; ++d) acc[d] = acc[d] * a[i] + more[d] * b[i];
+            sum[i] = sum[i] * a[i] + more_sum[i] * b[i];
+            top[i] = both[i];
+        }
+    }
+}
+
+}  // namespace
+}  // namespace bitnet
