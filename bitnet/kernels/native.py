@@ -21,6 +21,7 @@ from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.native_graph import GATES, CompiledProgram
 from bitnet.kernels.ops import Activation, Array, Ops
 from bitnet.kernels.packing import Matrix, prepare_matrix
+from bitnet.kernels.prefill_choice import choose_prefill
 from bitnet.kernels.program import Attend
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.ternary_choice import dense_pays
@@ -55,6 +56,12 @@ def _self_test(module: ModuleType) -> None:
         )
 
 
+@cache
+def _choose_prefill(module: ModuleType) -> None:
+    """Once per process, before the first pass: its kernels must not change under another one."""
+    choose_prefill(module)
+
+
 class NativeOps(Ops):
     """C++ kernels of the best instruction set this processor has.
 
@@ -79,6 +86,7 @@ class NativeOps(Ops):
         if wanted > (cores := usable_cores()):
             logger.warning("%d compute threads share %d cores: slower", wanted, cores)
         module.set_threads(wanted)
+        _choose_prefill(module)
         self._native = module
         self._turns: tuple[Array, float, Array, Array] | None = None
         self._dense = settings.ternary_layout() == "dense"  # until expect() knows the model

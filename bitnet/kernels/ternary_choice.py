@@ -9,16 +9,15 @@ holds. Results are the same bits either way.
 from __future__ import annotations
 
 import logging
-import os
 import time
-from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet import native, settings
+from bitnet import settings
 from bitnet.cache.measurements import read_measurement, write_measurement
+from bitnet.kernels.measured import conditions
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -55,17 +54,17 @@ def dense_pays(module: ModuleType, weights: int) -> bool:
         return wanted == "dense"
     if weights < SMALLEST or not fast:
         return False
-    conditions = _conditions(module)
-    found = read_measurement("ternary-layout", conditions) or {}
+    held = conditions(module)
+    found = read_measurement("ternary-layout", held) or {}
     if found.keys() != {"two_bit", "dense"}:
         found = measure(module)
-        write_measurement("ternary-layout", conditions, found)
+        write_measurement("ternary-layout", held, found)
     worth_it = found["dense"] >= ADVANTAGE * found["two_bit"]
     logger.info(
         "ternary weights in memory: %s; with %d threads 2 bits give %.0f and 1.6 bits %.0f "
         "billion weights/s",
         "1.6 bits" if worth_it else "2 bits",
-        conditions["threads"],
+        held["threads"],
         found["two_bit"] / 1e9,
         found["dense"] / 1e9,
     )
@@ -94,15 +93,3 @@ def measure(module: ModuleType) -> dict[str, float]:
             begin += size
     two_bit, dense = (ROWS * COLUMNS / median(took) for took in times)
     return {"two_bit": two_bit, "dense": dense}
-
-
-def _conditions(module: ModuleType) -> dict[str, Any]:
-    """Conditions of the measurement; a new build is measured again."""
-    built = Path(module.__file__ or "").stat()
-    return {
-        "processor": native.processor(),
-        "cores": os.cpu_count(),
-        "level": module.kernel_level(),
-        "threads": module.threads(),
-        "kernels": f"{built.st_size}-{built.st_mtime_ns}",
-    }

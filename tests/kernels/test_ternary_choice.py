@@ -11,6 +11,7 @@ from bitnet import native
 from bitnet.cache.measurements import measurement_path, read_measurement, write_measurement
 from bitnet.errors import UsageError
 from bitnet.kernels import ternary_choice
+from bitnet.kernels.measured import conditions
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.ternary_choice import SMALLEST, dense_pays, measure
 from bitnet.models.load import load_model
@@ -39,7 +40,7 @@ needs_kernel = pytest.mark.skipif(
 
 
 def here():
-    return ternary_choice._conditions(NATIVE)
+    return conditions(NATIVE)
 
 
 def remembered():

@@ -52,6 +52,20 @@ bool has_kernel(Type type) {
     return chosen.decode[int(type)] != scalar.decode[int(type)] && chosen.prefill[int(type)] != scalar.prefill[int(type)];
 }
 
+bool take_prefill(Type type, const std::string& level) {
+    if (is_float(type)) return false;
+    const Kernels *own = nullptr, *other = nullptr;
+    for (const Kernels* kernels : detail::offered()) {
+        if (table().name == kernels->name) own = kernels;
+        if (level == kernels->name) other = kernels;
+    }
+    LinearKernel& now = table().prefill[int(type)];
+    if (!other || now == other->prefill[int(type)]) return false;
+    if (other != own && now != own->prefill[int(type)]) return false;
+    now = other->prefill[int(type)];
+    return true;
+}
+
 bool plant_wrong_kernel(const std::string& what) {
     Kernels& k = table();
     const LinearKernel ones = [](const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {

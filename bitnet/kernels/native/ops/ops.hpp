@@ -16,7 +16,10 @@ std::string level();
 bool set_level(const std::string& name);
 // Whether the chosen level has a kernel of its own for *type*.
 bool has_kernel(Type type);
-// Kernels of the chosen level that differ from the scalar ones and were replaced by them.
+// Multiplies batches of *type* with the kernel of another level, or of the chosen one again: the same bits. False
+// where that changes nothing, for floats, and where the self-test replaced the kernel.
+bool take_prefill(Type type, const std::string& level);
+// Kernels of the chosen level that differ from the scalar ones and were replaced.
 std::vector<std::string> self_test();
 
 // For tests of the self-test: the kernel "linear F16_R16", "linear Q8_0_R16 prefill", "dequantize", "gather",
