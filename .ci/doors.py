@@ -54,7 +54,8 @@ def main():
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         pages = list(pool.map(lambda name: run(name, "--help"), names))
     for name, page in zip(names, pages, strict=True):
-        assert page.startswith(f"Usage: bitnet {name} ".encode()), (name, page)
+        typed = "cache clean" if name == "clean-cache" else name.replace(".", " ")
+        assert page.startswith(f"Usage: bitnet {typed} ".encode()), (name, page)
     run("exit-codes")
     run("doctor")
     run("doctor", "--report", "--model", model)
