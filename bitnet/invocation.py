@@ -13,8 +13,9 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["as_started", "harmless", "has_command", "program", "word"]
+__all__ = ["NO_BREAK", "as_started", "harmless", "program", "unbroken", "word"]
 
+NO_BREAK = "\x1f"  # no text that is shown has one
 _PROGRAMS = ("bitnet", "inv", "invoke")
 # A command: at the start, after a blank, bracket or backtick; not a path or `bitnet` alone.
 _COMMAND = re.compile(r"(?<![^\s(`'\"])bitnet(?= (?:[a-z]|--|COMMAND)[\w.-]*)")
@@ -50,10 +51,10 @@ def harmless(text: str) -> str:
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-def has_command(text: str) -> bool:
-    """True if *text* contains a command as the user would type it."""
-    started = re.escape(program())
-    return re.search(rf"(?<![^\s(`'\"]){started} (?:[a-z]|--)", text) is not None
+def unbroken(text: str) -> str:
+    """*text*, as it was started, with a no-break space for each space in its commands."""
+    command = rf"(?<![^\s(`'\"]){re.escape(program())} (?:[a-z]|--)[^,;)`]*"
+    return re.sub(command, lambda found: found[0].replace(" ", NO_BREAK), text)
 
 
 def as_started(text: str) -> str:

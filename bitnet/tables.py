@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, TextIO
 
 from bitnet import settings
-from bitnet.invocation import harmless, has_command
+from bitnet.invocation import NO_BREAK, harmless, unbroken
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -97,17 +97,19 @@ def wrapped(lines: Iterable[str], stream: TextIO | None = None) -> Iterator[str]
     """*lines* broken between words where they are wider than the terminal *stream*.
 
     They go on below the value of a key, or two columns to the right. A long word such as a path
-    stays whole, as does a line with a command: they are there to be copied. So does a heading.
+    stays whole, as does a command: they are there to be copied. So does the heading of a table.
     """
     stream = stream or sys.stdout
     columns = _columns() if stream.isatty() else 0
     for line in (each for text in lines for each in text.split("\n")):
-        if not columns or _width(line) <= columns or "\x1b" in line or has_command(line):
+        if not columns or _width(line) <= columns or "\x1b" in line:
             yield line
             continue
         key = _KEY.match(line)
         margin = key.end() if key else len(line) - len(line.lstrip()) + len(_GAP)
-        yield from _broken(line, columns, " " * min(margin, columns * 2 // 3), words=False)
+        indent = " " * min(margin, columns * 2 // 3)
+        for part in _broken(unbroken(line), columns, indent, words=False):
+            yield part.replace(NO_BREAK, " ")
 
 
 def brief(text: str) -> str:
@@ -129,7 +131,7 @@ def of_markdown(text: str, stream: TextIO | None = None) -> Iterator[str]:
     if not stream.isatty():
         yield from text.splitlines()
         return
-    plain = text.replace("**", "").replace("&lt;", "<")
+    plain = text.replace("**", "").replace("`", "").replace("&lt;", "<")
     for is_table, lines in groupby(plain.splitlines(), lambda line: line.startswith("|")):
         if is_table:
             head, _, *rows = (

@@ -1,10 +1,11 @@
-"""Record commands in a terminal and draw them as a moving picture (needs ``pyte``; not on Windows).
+"""Record commands in a terminal and draw them as pictures (needs ``pyte``; not on Windows).
 
-    python docs/recording.py [PICTURE]
+    python docs/recording.py [FOLDER]
 
-The commands run in a terminal of 80 by 20 characters, whose screens are kept with their times. A
-pause counts as one second at most. The picture is light or dark as the page that shows it is, and
-loads nothing.
+The moving picture is of a terminal of 80 by 20 characters, whose screens are kept with their
+times; a pause counts as one second at most. The others are what a terminal of 80 by 24 and one of
+120 by 40 show at the end of a command. All are light or dark as the page that shows them is, and
+load nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import pty
 import select
 import shlex
+import shutil
 import struct
 import subprocess
 import sys
@@ -27,7 +29,7 @@ from pathlib import Path
 import pyte
 
 ROOT = Path(__file__).parents[1]
-PICTURE = ROOT / "docs/images/terminal.svg"
+FOLDER = ROOT / "docs/images"
 COLUMNS, LINES = 80, 20
 COMMANDS = (
     'bitnet infer bitnet-tiny --prompt "Elizabeth was" --max-tokens 60 --temperature 0.7 --seed 5',
@@ -35,6 +37,11 @@ COMMANDS = (
     "bitnet bench bitnet-tiny --tests pp128,tg64",
     "bitnet models",
 )
+# Columns and lines of a terminal, and the command whose end it shows.
+SCREENS = {
+    (80, 24): "bitnet verify bitnet-tiny.gguf",
+    (120, 40): "bitnet crossval bitnet-tiny.gguf --against float64 --max-positions 64 --greedy 8",
+}
 KEY_S, PAUSE_S, FRAME_S, END_S = 0.03, 1.0, 0.08, 4.0
 WIDTH, HEIGHT, MARGIN = 8.4, 18, 14  # of a character, and around the text, in pixels
 STYLE = """
@@ -48,31 +55,35 @@ text { fill: #1f2328; font: 14px ui-monospace, Menlo, Consolas, monospace; white
   text { fill: #e6edf3 }
   .p { fill: #58a6ff }
 }
-g { visibility: hidden }
 """
 
 
 class Terminal:
     """A screen that programs write to, and what it showed when."""
 
-    def __init__(self) -> None:
-        self.screen = pyte.Screen(COLUMNS, LINES)
+    def __init__(self, columns: int = COLUMNS, lines: int = LINES) -> None:
+        self.columns, self.lines = columns, lines
+        self.screen = pyte.Screen(columns, lines)
         self.stream = pyte.ByteStream(self.screen)
         self.frames: list[tuple[float, tuple[str, ...]]] = []
         self.now = 0.0
 
     def keep(self, seconds: float) -> None:
         """Let the screen stand for *seconds*; one that lasts is kept."""
-        shown = tuple(self._row(line) for line in range(LINES))
+        shown = self.shown()
         if not self.frames or (
             self.frames[-1][1] != shown and self.now - self.frames[-1][0] >= FRAME_S
         ):
             self.frames.append((self.now, shown))
         self.now += min(seconds, PAUSE_S)
 
+    def shown(self) -> tuple[str, ...]:
+        """The lines of the screen, as SVG."""
+        return tuple(self._row(line) for line in range(self.lines))
+
     def _row(self, line: int) -> str:
         """The characters of a line as ``tspan`` elements of one kind each."""
-        cells = [self.screen.buffer[line][column] for column in range(COLUMNS)]
+        cells = [self.screen.buffer[line][column] for column in range(self.columns)]
         text = "".join(cell.data for cell in cells).rstrip()
         spans, start = [], 0
         for end in range(1, len(text) + 1):
@@ -98,9 +109,9 @@ class Terminal:
         self.type(f"$ {command}")
         self.stream.feed(b"\r\n")
         ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", LINES, COLUMNS, 0, 0))
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", self.lines, self.columns, 0, 0))
         program = str(Path(sys.executable).with_name("bitnet"))
-        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
+        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(self.columns)}
         process = subprocess.Popen(
             [program, *shlex.split(command)[1:]],
             stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
@@ -125,12 +136,11 @@ class Terminal:
 
 def picture(frames: list[tuple[float, tuple[str, ...]]], whole_s: float) -> str:
     """The frames as SVG; each is visible from its time to that of the next."""
-    width, height = COLUMNS * WIDTH + 2 * MARGIN, LINES * HEIGHT + 2 * MARGIN
     rows = {row: f"r{number}" for number, row in enumerate(dict.fromkeys(
         row for _, frame in frames for row in frame if row
     ))}  # fmt: skip
     shared = "".join(f'<text id="{name}">{row}</text>' for row, name in rows.items())
-    rules, groups = [], []
+    rules, groups = ["g { visibility: hidden }"], []
     ends = [start for start, _ in frames[1:]] + [whole_s]
     for number, ((start, frame), end) in enumerate(zip(frames, ends, strict=True)):
         rules.append(
@@ -140,38 +150,62 @@ def picture(frames: list[tuple[float, tuple[str, ...]]], whole_s: float) -> str:
             f"#f{number} {{ animation: f{number} {whole_s:.1f}s step-end infinite }}"
         )
         lines = "".join(
-            f'<use href="#{rows[row]}" x="{MARGIN}" y="{MARGIN + HEIGHT * (line + 0.8):.1f}"/>'
-            for line, row in enumerate(frame)
-            if row
+            f'<use href="#{rows[row]}" {_place(line)}/>' for line, row in enumerate(frame) if row
         )
         groups.append(f'<g id="f{number}">{lines}</g>')
+    return _drawn(COLUMNS, LINES, STYLE + "\n".join(rules), [f"<defs>{shared}</defs>", *groups])
+
+
+def still(terminal: Terminal) -> str:
+    """The screen of *terminal* as SVG."""
+    rows = enumerate(terminal.shown())
+    lines = [f"<text {_place(line)}>{row}</text>" for line, row in rows if row]
+    return _drawn(terminal.columns, terminal.lines, STYLE, lines)
+
+
+def _place(line: int) -> str:
+    return f'x="{MARGIN}" y="{MARGIN + HEIGHT * (line + 0.8):.1f}"'
+
+
+def _drawn(columns: int, lines: int, style: str, parts: list[str]) -> str:
+    """The window of a terminal with *parts* in it."""
+    width, height = columns * WIDTH + 2 * MARGIN, lines * HEIGHT + 2 * MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" '
-        f'role="img" aria-label="A recording of a terminal">\n'
-        f"<style>{STYLE}{chr(10).join(rules)}</style>\n<defs>{shared}</defs>\n"
+        f'role="img" aria-label="A terminal of {columns} by {lines} characters">\n'
+        f"<style>{style}</style>\n"
         f'<rect x="0.5" y="0.5" width="{width - 1:.0f}" height="{height - 1}" rx="8"/>\n'
-        + "\n".join(groups)
+        + "\n".join(parts)
         + "\n</svg>\n"
     )
 
 
 def main() -> None:
-    """Record, and write the picture."""
+    """Record, and write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("picture", nargs="?", type=os.path.abspath, default=PICTURE)
-    options = parser.parse_args()
+    parser.add_argument("folder", nargs="?", type=os.path.abspath, default=FOLDER)
+    into = Path(parser.parse_args().folder)
     terminal = Terminal()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["BITNET_CACHE_DIR"] = folder  # nothing is here but what the package brings
         os.chdir(folder)
         for command in COMMANDS:
             terminal.run(command)
+        shutil.copy(ROOT / "bitnet/shipped/bitnet-tiny.gguf", folder)
+        for (columns, lines), command in SCREENS.items():
+            screen = Terminal(columns, lines)
+            screen.run(command)
+            screen.type("$ ")
+            path = into / f"terminal-{columns}x{lines}.svg"
+            path.write_text(still(screen), encoding="utf-8")
+            print(path)
         os.chdir(ROOT)
     terminal.type("$ ")
     terminal.keep(FRAME_S)
     whole_s = terminal.now + END_S
-    Path(options.picture).write_text(picture(terminal.frames, whole_s), encoding="utf-8")
-    print(f"{options.picture}: {len(terminal.frames)} frames, {whole_s:.1f} s")
+    path = into / "terminal.svg"
+    path.write_text(picture(terminal.frames, whole_s), encoding="utf-8")
+    print(f"{path}: {len(terminal.frames)} frames, {whole_s:.1f} s")
 
 
 if __name__ == "__main__":

@@ -53,13 +53,18 @@ def test_what_steers_a_terminal_is_written_out():
 
 
 def test_a_sentence_breaks_between_words_on_a_terminal_only(terminal):
-    lines = ["✓ file: " + "word " * 5 + "/a/path/that/is/long", "bitnet run smollm2-135m --offline"]
+    lines = [
+        "✓ file: " + "word " * 5 + "/a/path/that/is/long",
+        "see: bitnet run smollm2-135m, or so",
+    ]
     assert list(tables.wrapped(lines, io.StringIO())) == lines
     assert list(tables.wrapped(lines, terminal)) == [
         "✓ file: word word",
         "  word word word",
         "  /a/path/that/is/long",
-        "bitnet run smollm2-135m --offline",
+        "see:",
+        "  bitnet run smollm2-135m,",
+        "  or so",
     ]
 
 
@@ -90,7 +95,7 @@ def test_the_last_column_goes_on_below(terminal):
 
 
 def test_markdown_is_a_table_on_a_terminal_and_itself_elsewhere(terminal):
-    text = "# Title\n\n| a | b |\n|---|---|\n| x \\| y | **z** |\n"
+    text = "# Title\n\n| a | b |\n|---|---|\n| x \\| y | **`z`** |\n"
     assert list(tables.of_markdown(text, io.StringIO())) == text.splitlines()
     assert list(tables.of_markdown(text, terminal)) == ["Title", "", "a      b", "x | y  z"]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from bitnet.hub.options import FetchOptions
 from bitnet.invocation import word
 from bitnet.options import CacheOptions
+from bitnet.tables import show
 from bitnet.tasks.bundle_export import facts_of
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import Output, task
@@ -54,9 +55,9 @@ def bundle_import(c, file=None, project="", force=False, cache=CacheOptions(), s
     for path in (*got.models.values(), *placed):
         _attest(path, got.attestations, context)
     state = f"{len(got.fresh)} new files" if got.fresh else "everything was here"
-    print(f"✓ {state}", file=sys.stderr)
+    show(f"✓ {state}", stream=sys.stderr)
     for name in got.models:
-        print(f"✓ {name}: bitnet run {word(name)} --offline", file=sys.stderr)
+        show(f"✓ {name}: bitnet run {word(name)} --offline", stream=sys.stderr)
     facts = {
         "files": [{**facts_of(name), "fresh": name.sha256 in got.fresh} for name in got.names],
         "models": {name: str(path) for name, path in got.models.items()},

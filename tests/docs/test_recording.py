@@ -1,13 +1,18 @@
-"""The recording of a terminal shows commands of this program, and loads nothing."""
+"""The pictures of terminals show commands of this program, and load nothing."""
 
 import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from bitnet.tasks import load
 
 ROOT = Path(__file__).parents[2]
-PICTURE = (ROOT / "docs/images/terminal.svg").read_text(encoding="utf-8")
+PICTURES = {
+    path.stem: path.read_text(encoding="utf-8")
+    for path in (ROOT / "docs/images").glob("terminal*.svg")
+}
 SCRIPT = (ROOT / "docs/recording.py").read_text(encoding="utf-8")
 
 
@@ -23,11 +28,29 @@ def test_it_shows_the_commands_that_the_script_runs():
     assert len(commands()) >= 3
     for words in commands():
         assert words[1] in known
-        assert f"bitnet {words[1]}" in re.sub(r"<[^>]*>", "", PICTURE)
+        assert f"bitnet {words[1]}" in re.sub(r"<[^>]*>", "", PICTURES["terminal"])
 
 
-def test_it_loads_nothing_and_shows_no_folder_of_a_machine():
-    addresses = set(re.findall(r"https?://[^\s\"<]+", PICTURE)) - {"http://www.w3.org/2000/svg"}
+def test_there_is_a_picture_of_each_size():
+    sizes = re.findall(r"^    \((\d+), (\d+)\): \"bitnet ", SCRIPT, re.MULTILINE)
+    assert {f"terminal-{columns}x{lines}" for columns, lines in sizes} == PICTURES.keys() - {
+        "terminal"
+    }
+
+
+@pytest.mark.parametrize("name", ["terminal-80x24", "terminal-120x40"])
+def test_no_line_is_wider_or_lower_than_its_terminal(name):
+    columns, lines = map(int, re.findall(r"\d+", name))
+    rows = re.findall(r"<text [^>]*>(.*?)</text>", PICTURES[name])
+    assert lines // 2 < len(rows) <= lines
+    texts = [re.sub(r"&\w+;", "&", re.sub(r"<[^>]*>", "", row)) for row in rows]
+    assert columns - 5 < max(map(len, texts)) <= columns
+
+
+@pytest.mark.parametrize("picture", PICTURES.values(), ids=PICTURES)
+def test_it_loads_nothing_and_shows_no_folder_of_a_machine(picture):
+    addresses = set(re.findall(r"https?://[^\s\"<]+", picture)) - {"http://www.w3.org/2000/svg"}
     assert addresses == set()
-    assert set(re.findall(r"href=\"(.)", PICTURE)) == {"#"}
-    assert not re.search(r"/(home|root|tmp|work|Users)/", PICTURE)
+    assert set(re.findall(r"href=\"(.)", picture)) <= {"#"}
+    assert "@media (prefers-color-scheme: dark)" in picture
+    assert not re.search(r"/(home|root|tmp|work|Users)/", picture)
