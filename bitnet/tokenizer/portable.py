@@ -82,15 +82,6 @@ class PortableEngine:
                 ids.extend(self._pieces.encode(part, place))
         return ids
 
-    def encode_ordinary(self, text: str, *, at_start: bool = True) -> list[int]:
-        """Ids of a stretch of *text* between added tokens.
-
-        Args:
-            text: contains no added token of raw text.
-            at_start: it is at the beginning of the text.
-        """
-        return self._pieces.encode(text, _Place(at_start, goes_on=False, special=True))
-
     def spans(self, text: str, *, parse_special: bool = True) -> list[tuple[int, int, int]]:
         """Ids of *text*, each with the start and end of its characters."""
         found: list[tuple[int, int, int]] = []

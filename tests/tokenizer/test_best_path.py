@@ -50,7 +50,7 @@ def test_the_best_way_wins_and_of_equal_ones_the_first(seed):
         engine = PortableEngine(spec)
         for _ in range(4):
             text = "".join(rng.choices(LETTERS, k=rng.randint(0, 40)))
-            ids = engine.encode_ordinary(text)
+            ids = engine.encode(text)
             assert [spec.tokens[id] for id in ids] == plainly(text, spec)
 
 
@@ -58,4 +58,4 @@ def test_long_runs_of_one_letter_take_the_longest_pieces():
     runs = ["a" * length for length in range(1, 17)]
     scores = [0.0, *(-1 - length / 64 for length in range(16))]
     spec = pieces(tokens=["<unk>", *runs], scores=scores, token_types=[2] + [NORMAL] * 16)
-    assert PortableEngine(spec).encode_ordinary("a" * 160_000) == [16] * 10_000
+    assert PortableEngine(spec).encode("a" * 160_000) == [16] * 10_000

@@ -101,8 +101,7 @@ def test_a_prefix_for_the_first_stretch_only():
     )
     engine = PortableEngine(spec)
     assert engine.encode("a<s>a") == [2, 1, 3, 1]
-    assert engine.encode_ordinary("a") == [2, 1]
-    assert engine.encode_ordinary("a", at_start=False) == [1]
+    assert engine.encode("a") == [2, 1]
 
 
 def test_steps_nobody_knows_are_refused():
