@@ -32,15 +32,6 @@ EXPECTED = [
 SEPARATOR = "\n__ggml_vocab_test__\n"
 
 
-@pytest.fixture(params=["native", "portable"])
-def engine(request, monkeypatch):
-    if request.param == "native" and native.module() is None:
-        pytest.skip("the native module is not installed")
-    if request.param == "portable":
-        monkeypatch.setenv("BITNET_BACKEND", "reference")
-    return request.param
-
-
 def _spec(path):
     if path.suffix == ".gguf":
         with GGUF.open(path) as gguf:

@@ -24,15 +24,6 @@ needs_native = pytest.mark.skipif(native.module() is None, reason="the native mo
 TEXT = "a hello aab \u00e9\u5b57 12"
 
 
-@pytest.fixture(params=["native", "portable"])
-def engine(request, monkeypatch):
-    if request.param == "native" and native.module() is None:
-        pytest.skip("the native module is not installed")
-    if request.param == "portable":
-        monkeypatch.setenv("BITNET_BACKEND", "reference")
-    return request.param
-
-
 GOOD_MAP = {b"a": b"b", "é".encode(): b"e", b"12": "字".encode()}
 BAD_MAPS = {
     "a lone lead byte": charsmap({b"a": b"\xc3"}),

@@ -120,7 +120,7 @@ def test_long_runs_are_cut_as_the_library_cuts_them(name, count, before, after):
     for unit in ("1", " "):
         text = before + unit * count + after
         expected = library.encode(text, add_special_tokens=False).ids
-        assert PortableEngine(spec).encode_ordinary(text) == expected
+        assert PortableEngine(spec).encode(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -136,15 +136,6 @@ def test_patterns_of_real_tokenizers_are_given_to_the_library():
     plain = [p for p in _patterns() if p.count(")*") + p.count(")+") == 0]
     assert len(plain) > 25
     assert not [pattern for pattern in plain if _explosive(pattern)]
-
-
-@pytest.fixture(params=["native", "portable"])
-def engine(request, monkeypatch):
-    if request.param == "native" and module is None:
-        pytest.skip("the native module is not installed")
-    if request.param == "portable":
-        monkeypatch.setenv("BITNET_BACKEND", "reference")
-    return request.param
 
 
 def _one_piece(size):

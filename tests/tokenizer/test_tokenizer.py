@@ -7,19 +7,9 @@ import numpy as np
 import pytest
 from small_specs import byte_level
 
-from bitnet import native
 from bitnet.errors import UsageError
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.spec import AddedToken, TokenizerSpec
-
-
-@pytest.fixture(params=["native", "portable"])
-def engine(request, monkeypatch):
-    if request.param == "native" and native.module() is None:
-        pytest.skip("the native module is not installed")
-    if request.param == "portable":
-        monkeypatch.setenv("BITNET_BACKEND", "reference")
-    return request.param
 
 
 @pytest.fixture

@@ -1,0 +1,14 @@
+"""The two engines that run a tokenizer."""
+
+import pytest
+
+from bitnet import native
+
+
+@pytest.fixture(params=["native", "portable"])
+def engine(request, monkeypatch):
+    if request.param == "native" and native.module() is None:
+        pytest.skip("the native module is not installed")
+    if request.param == "portable":
+        monkeypatch.setenv("BITNET_BACKEND", "reference")
+    return request.param
