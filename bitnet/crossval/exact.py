@@ -12,14 +12,14 @@ import json
 import logging
 import math
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import bitnet
-from bitnet.crossval.trace import PromptTrace, Trace, positions_from, trace_from
+from bitnet.crossval.trace import PromptTrace, Trace, prompt_trace, trace_from
 from bitnet.errors import InvalidFormat
 from bitnet.files import write_text
 from bitnet.kernels.reference import ReferenceOps
@@ -127,16 +127,8 @@ def _run(model: Model, prompts: Sequence[tuple[int, ...]], steps: int) -> Iterat
     for ids in prompts:
         cache = KVCache(model.config, len(ids) + steps + 1, dtype=np.float64)
         cache.reach = len(ids)
-        positions = positions_from(model.forward(ids, cache, all_positions=True), kept=KEPT)
-        greedy, gaps = [], []
-        last = positions[-1]
-        for _ in range(steps):
-            if not last.is_finite:
-                break
-            greedy.append(last.ids[0])
-            gaps.append(last.gap)
-            (last,) = positions_from(model.forward([last.ids[0]], cache), kept=2)
-        yield PromptTrace("", ids, tuple(positions), tuple(greedy), tuple(gaps))
+        forward = partial(model.forward, cache=cache, all_positions=True)
+        yield prompt_trace(forward, ids, steps, kept=KEPT)
 
 
 @cache

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from bitnet.crossval.llama_api import EngineError, Llama
-from bitnet.crossval.trace import PromptTrace, Trace, positions_from
+from bitnet.crossval.trace import PromptTrace, Trace, prompt_trace
 from bitnet.files import sha256_of
 
 if TYPE_CHECKING:
@@ -96,17 +96,7 @@ def _prompt(engine: _Engine, ids: Sequence[int], steps: int) -> PromptTrace:
     if not ids:
         return PromptTrace("", ())
     with engine.sequence(len(ids) + steps + 1) as sequence:
-        logits = sequence.logits(ids)
-        positions = positions_from(logits)
-        greedy, gaps = [], []
-        last = positions[-1]
-        for _ in range(steps):
-            if not last.is_finite:
-                break
-            greedy.append(last.ids[0])
-            gaps.append(last.gap)
-            (last,) = positions_from(sequence.logits([last.ids[0]]), kept=2)
-    return PromptTrace("", tuple(ids), tuple(positions), tuple(greedy), tuple(gaps))
+        return prompt_trace(sequence.logits, ids, steps)
 
 
 def _dump(engine: Any, ids: Sequence[int], folder: Path) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 from bitnet.errors import InvalidFormat, from_os_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -31,6 +31,7 @@ __all__ = [
     "PromptTrace",
     "Trace",
     "positions_from",
+    "prompt_trace",
     "read_trace",
     "spread",
     "trace_from",
@@ -176,6 +177,33 @@ def positions_from(logits: NDArray[np.floating[Any]], *, kept: int = KEPT) -> li
     """Rows of *logits*, ``(T, vocabulary)``, as positions; they may contain NaN or infinities."""
     rows = np.asarray(logits, dtype=np.float64)
     return [_position_from(row, kept) if np.isfinite(row).all() else _NO_NUMBERS for row in rows]
+
+
+def prompt_trace(
+    forward: Callable[[Sequence[int]], NDArray[np.floating[Any]]],
+    ids: Sequence[int],
+    steps: int,
+    *,
+    kept: int = KEPT,
+) -> PromptTrace:
+    """Positions of the prompt *ids*, and its greedy continuation.
+
+    Args:
+        forward: logits of more ids of one sequence, ``(T, vocabulary)``.
+        ids: the prompt, at least one id.
+        steps: tokens of the continuation, which ends early where a logit is not finite.
+        kept: best tokens stored per position of the prompt.
+    """
+    positions = positions_from(forward(ids), kept=kept)
+    greedy, gaps = [], []
+    last = positions[-1]
+    for _ in range(steps):
+        if not last.is_finite:
+            break
+        greedy.append(last.ids[0])
+        gaps.append(last.gap)
+        (last,) = positions_from(forward([last.ids[0]]), kept=2)
+    return PromptTrace("", tuple(ids), tuple(positions), tuple(greedy), tuple(gaps))
 
 
 def _position_from(row: NDArray[np.float64], kept: int) -> Position:
