@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
 Mode = Literal["auto", "bar", "lines", "json", "none"]
 
@@ -92,13 +91,8 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(failed=error is not None)
+    def __exit__(self, kind: object, *error: object) -> None:
+        self.close(failed=kind is not None)
 
     def begin_at(self, done: int, total: int | None = None) -> None:
         """Say that *done* bytes were there before: they count as done, and not as transferred."""

@@ -15,7 +15,6 @@ from bitnet.files import write_text
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-    from types import TracebackType
 
 __all__ = ["STDIN", "BatchFiles"]
 
@@ -90,12 +89,7 @@ class BatchFiles:
     def __enter__(self) -> BatchFiles:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._file.close()
 
     def _check(self, source: Path, target: Path) -> None:

@@ -31,7 +31,6 @@ from bitnet.quants import types
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
-    from types import TracebackType
 
     from bitnet.quants.types import Dialect, QuantType
 
@@ -197,12 +196,7 @@ class GGUF:
     def __enter__(self) -> GGUF:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

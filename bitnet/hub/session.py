@@ -35,7 +35,6 @@ from bitnet.hub.options import FetchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
-    from types import TracebackType
 
 __all__ = ["HubSession", "Patience", "Transient", "origin", "shown"]
 
@@ -169,12 +168,7 @@ class HubSession:
     def __enter__(self) -> HubSession:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._requests.close()
 
     def open(
