@@ -27,7 +27,7 @@ from safetensors.numpy import save_file
 
 import bitnet
 from bitnet import native
-from bitnet.convert import Request, convert
+from bitnet.convert import ConversionRequest, convert
 from bitnet.crossval.asking import PROMPTS, our_trace
 from bitnet.crossval.compare import compare
 from bitnet.crossval.exact import exact_trace
@@ -161,13 +161,13 @@ def answers(checkpoint, question, work):
     found["bitnet.cpp, I2_S"] = theirs(BitnetCpp(), checkpoint, question)
     wide = open_checkpoint(widened(checkpoint, work / "wide.gguf"))
     found["bitnet.cpp, I2_S, widened"] = theirs(BitnetCpp(), wide, question)
-    convert(wide.path, work / "iq2_bn.gguf", Request("IQ2_BN"))
+    convert(wide.path, work / "iq2_bn.gguf", ConversionRequest("IQ2_BN"))
     packed = open_checkpoint(work / "iq2_bn.gguf")
     found["ik_llama.cpp, IQ2_BN, widened"] = theirs(IkLlamaCpp(), packed, question)
     found["ik_llama.cpp, F16 (activations not rounded)"] = theirs(
         IkLlamaCpp(), checkpoint, question
     )
-    convert(checkpoint.path, work / "tq2_0.gguf", Request("TQ2_0"))
+    convert(checkpoint.path, work / "tq2_0.gguf", ConversionRequest("TQ2_0"))
     scaled = open_checkpoint(work / "tq2_0.gguf")
     found["llama.cpp, TQ2_0"] = theirs(LlamaCpp(), scaled, question)
     return found, best

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from bitnet.quants.types import QuantType
 
 __all__ = [
-    "Machine",
     "ModelOrigin",
     "ModelPlan",
+    "Resources",
     "fits_in_memory",
     "plan_file",
     "plan_model",
@@ -52,7 +52,7 @@ OVERHEAD_BYTES = 200_000_000
 
 
 @dataclass(frozen=True)
-class Machine:
+class Resources:
     """Free resources of this machine, in bytes; ``None`` if the system does not say."""
 
     free_disk: int | None
@@ -115,7 +115,7 @@ class ModelPlan:
     chat_template: bool
     memory_bytes: int | None
     memory_context: int
-    machine: Machine
+    machine: Resources
     findings: tuple[Finding, ...]
 
     @property
@@ -209,7 +209,7 @@ def plan_model(
     *,
     label: str,
     size: int | None,
-    machine: Machine,
+    machine: Resources,
 ) -> ModelPlan:
     """Requirements of the model behind *read*, compared with *machine*.
 
@@ -254,7 +254,7 @@ def plan_model(
     )
 
 
-def plan_file(path: Path, origin: ModelOrigin, *, machine: Machine) -> ModelPlan:
+def plan_file(path: Path, origin: ModelOrigin, *, machine: Resources) -> ModelPlan:
     """:func:`plan_model` for a local file.
 
     Raises:
@@ -279,7 +279,9 @@ def plan_file(path: Path, origin: ModelOrigin, *, machine: Machine) -> ModelPlan
         raise from_os_error(error, path) from error
 
 
-def plan_unread(name: str, size: int | None, origin: ModelOrigin, *, machine: Machine) -> ModelPlan:
+def plan_unread(
+    name: str, size: int | None, origin: ModelOrigin, *, machine: Resources
+) -> ModelPlan:
     """Plan for a file that cannot be read in parts, from its size alone."""
     needs = None if size is None else size + OVERHEAD_BYTES
     return ModelPlan(
@@ -304,7 +306,7 @@ def plan_unread(name: str, size: int | None, origin: ModelOrigin, *, machine: Ma
     )
 
 
-def this_machine(folder: Path) -> Machine:
+def this_machine(folder: Path) -> Resources:
     """Free disk space for *folder*, and memory that programs can still use."""
     place = folder.absolute()
     while not place.exists() and place != place.parent:
@@ -313,7 +315,7 @@ def this_machine(folder: Path) -> Machine:
         disk: int | None = shutil.disk_usage(place).free
     except OSError:
         disk = None
-    return Machine(disk, free_memory())
+    return Resources(disk, free_memory())
 
 
 def free_memory() -> int | None:
@@ -384,7 +386,7 @@ def _decodable(quant: QuantType) -> bool:
 
 
 def room_findings(
-    origin: ModelOrigin, size: int | None, needs: int | None, machine: Machine
+    origin: ModelOrigin, size: int | None, needs: int | None, machine: Resources
 ) -> Iterator[Finding]:
     """Findings if *machine* lacks *size* bytes of disk or *needs* bytes of memory."""
     disk, free = machine.free_disk, machine.free_memory

@@ -13,9 +13,9 @@ from bitnet.models.load import config_from
 from bitnet.plan import (
     CONTEXT,
     OVERHEAD_BYTES,
-    Machine,
     ModelOrigin,
     ModelPlan,
+    Resources,
     plan_file,
     room_findings,
 )
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["plan_path"]
 
 
-def plan_path(path: Path, origin: ModelOrigin, *, machine: Machine) -> ModelPlan:
+def plan_path(path: Path, origin: ModelOrigin, *, machine: Resources) -> ModelPlan:
     """Plan of the model at *path*, a GGUF file or a folder.
 
     Raises:
@@ -45,7 +45,7 @@ def plan_path(path: Path, origin: ModelOrigin, *, machine: Machine) -> ModelPlan
     return _plan(open_checkpoint(path), replace(origin, local=True), machine)
 
 
-def _plan(checkpoint: Checkpoint, origin: ModelOrigin, machine: Machine) -> ModelPlan:
+def _plan(checkpoint: Checkpoint, origin: ModelOrigin, machine: Resources) -> ModelPlan:
     config = config_from(checkpoint)
     context = min(CONTEXT, config.context_length)
     sizes: dict[str, int] = {}

@@ -7,12 +7,12 @@ from bitnet.crossval.bounds import bounds_for
 from bitnet.crossval.compare import Greedy, Nearness, Row, TokenizerParity, compare
 from bitnet.crossval.evidence import (
     Evidence,
-    Machine,
-    ModelFacts,
+    Host,
     OurEngine,
     Plan,
     Prompt,
     ReferenceFacts,
+    TestedModel,
     TokenizerFacts,
 )
 from bitnet.crossval.exact import exact_trace
@@ -42,13 +42,13 @@ def evidence(*rows, greedy=(), parity=PARITY, **changes):
         created="2026-01-01T00:00:00+00:00",
         plan=Plan(1, len(rows), len(rows), steps, len(greedy), 3),
         compute_path="real",
-        model=ModelFacts("m.gguf", "ab" * 32, "llama"),
+        model=TestedModel("m.gguf", "ab" * 32, "llama"),
         tokenizer=TokenizerFacts("cd" * 32, "m.gguf", 64),
         ours=OurEngine(
             "bitnet", "1", "native (scalar)", "int8", {"linear/Q8_0/scalar": 9}, "ef" * 32
         ),
         reference=ReferenceFacts("llama.cpp", "answered", engine="e", arithmetic="int8"),
-        machine=Machine("Linux", "x86_64", "3.12.1"),
+        machine=Host("Linux", "x86_64", "3.12.1"),
         bounds=bounds_for("int8", "int8"),
         answers=(
             answer("ours", len(rows), steps),

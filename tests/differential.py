@@ -21,7 +21,7 @@ from engine_logits import distance, llama_cpp
 from hf_folders import tokenizer_folder
 from tiny_models import TOKENS
 
-from bitnet.convert import Request, convert
+from bitnet.convert import ConversionRequest, convert
 from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.kernels.reference import ReferenceOps
@@ -202,7 +202,9 @@ def check(case: Case, folder: Path, *, engine: bool) -> str:
     apart = distance(expected, found)
     assert apart < (SAME_ROUNDED if rounded else SAME_FLOATS), f"{apart:.2g} from transformers"
     try:
-        done = convert(tokenizer_folder(model, TOKENS), file, Request("I2_S" if rounded else "F32"))
+        done = convert(
+            tokenizer_folder(model, TOKENS), file, ConversionRequest("I2_S" if rounded else "F32")
+        )
     except Unsupported:
         return "exact, not converted"
     named = {one.subject for one in done.warnings}

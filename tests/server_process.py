@@ -15,7 +15,7 @@ from bitnet.server.connection import PatientProtocol
 from bitnet.server.metrics import Metrics
 from bitnet.server.models import Models
 from bitnet.server.narration import Narrator
-from bitnet.server.source import Source
+from bitnet.server.source import ModelSource
 
 
 class Running:
@@ -36,13 +36,13 @@ class Running:
 @contextlib.contextmanager
 def listening(path, *, name="tiny", app_options=None, lines=None, ignore_keys=(), **options):
     """A worker with the model at *path*, which is loaded."""
-    source = Source(name, path, lambda: open_checkpoint(path, ignore_keys=ignore_keys), load)
+    source = ModelSource(name, path, lambda: open_checkpoint(path, ignore_keys=ignore_keys), load)
     with serving_all([source], app_options=app_options, lines=lines, **options) as worker:
         yield worker
 
 
 def source_of(path, name="", **more):
-    return Source(name or path.stem, path, lambda: open_checkpoint(path), load, **more)
+    return ModelSource(name or path.stem, path, lambda: open_checkpoint(path), load, **more)
 
 
 @contextlib.contextmanager

@@ -6,9 +6,9 @@ from builders import Tensor, f32, gguf_bytes, i2_s, llama_metadata, vocabulary, 
 
 from bitnet import plan
 from bitnet.errors import InvalidFormat, NotFound
-from bitnet.plan import Machine, ModelOrigin, plan_file, plan_model, plan_unread, read_header
+from bitnet.plan import ModelOrigin, Resources, plan_file, plan_model, plan_unread, read_header
 
-ROOMY = Machine(free_disk=10**12, free_memory=10**12)
+ROOMY = Resources(free_disk=10**12, free_memory=10**12)
 
 
 def tokens(count):
@@ -84,7 +84,7 @@ def test_a_header_beyond_all_reason_is_refused(monkeypatch):
 
 
 def test_what_does_not_fit_is_a_problem(model):
-    tight = Machine(free_disk=10, free_memory=10)
+    tight = Resources(free_disk=10, free_memory=10)
     size = model.stat().st_size
     content = model.read_bytes()
 
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_a_problem(model):
     assert not remote.runs
     assert [finding.subject for finding in remote.findings] == ["disk", "memory"]
     assert len(plan_file(model, ModelOrigin(), machine=tight).findings) == 1  # already on the disk
-    assert plan_file(model, ModelOrigin(), machine=Machine(None, None)).runs
+    assert plan_file(model, ModelOrigin(), machine=Resources(None, None)).runs
 
 
 def test_a_model_without_a_tokenizer_says_so(tmp_path):

@@ -8,12 +8,12 @@ from tiny_models import tiny_gguf
 
 from bitnet import plan
 from bitnet.errors import NotFound
-from bitnet.plan import Machine, ModelOrigin
+from bitnet.plan import ModelOrigin, Resources
 from bitnet.plan_folder import plan_path
 from bitnet.tokenizer.export import export_tokenizer
 from bitnet.tokenizer.load import load_spec
 
-ROOMY = Machine(free_disk=10**12, free_memory=10**12)
+ROOMY = Resources(free_disk=10**12, free_memory=10**12)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_folder_without_a_tokenizer_does_not_run(folder):
 
 
 def test_memory_that_is_too_small_is_found(folder):
-    found = plan_path(folder, ModelOrigin(), machine=Machine(free_disk=10**12, free_memory=1000))
+    found = plan_path(folder, ModelOrigin(), machine=Resources(free_disk=10**12, free_memory=1000))
     assert [finding.subject for finding in found.findings] == ["memory"]
 
 

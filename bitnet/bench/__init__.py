@@ -11,14 +11,22 @@ from __future__ import annotations
 
 from bitnet.bench.machine import Machine, describe_machine
 from bitnet.bench.measure import BenchPlan, Test, measure
-from bitnet.bench.report import Change, Measured, Report, Spread, changes, read_report, slowdown
+from bitnet.bench.report import (
+    BenchReport,
+    Change,
+    Measured,
+    Spread,
+    changes,
+    read_report,
+    slowdown,
+)
 
 __all__ = [
     "BenchPlan",
+    "BenchReport",
     "Change",
     "Machine",
     "Measured",
-    "Report",
     "Spread",
     "Test",
     "changes",

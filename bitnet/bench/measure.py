@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from bitnet import native
 from bitnet.bench.machine import describe_machine
-from bitnet.bench.report import Measured, Report, Spread
+from bitnet.bench.report import BenchReport, Measured, Spread
 from bitnet.cores import thread_count
 from bitnet.errors import BenchmarkError, InferenceError, UsageError
 from bitnet.runtime.answer import peak_memory
@@ -108,7 +108,7 @@ def measure(
     *,
     reload: Callable[[], LanguageModel],
     on_step: Callable[[str], None] = lambda _text: None,
-) -> Report:
+) -> BenchReport:
     """Run the measurements of *plan*.
 
     Args:
@@ -147,7 +147,7 @@ def measure(
             f"{path.name} cannot be measured: {error}", hint=getattr(error, "hint", "")
         ) from error
     machine = describe_machine(plan.threads, backend=backend)
-    return Report(facts, machine, Spread(tuple(load_s)), results, memory, share)
+    return BenchReport(facts, machine, Spread(tuple(load_s)), results, memory, share)
 
 
 def _check_context(engine: Engine, tests: Sequence[Test]) -> None:

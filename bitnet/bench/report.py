@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
+    "BenchReport",
     "Change",
     "Measured",
-    "Report",
     "Spread",
     "changes",
     "read_report",
@@ -61,7 +61,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """Result of a benchmark.
 
     Attributes:
@@ -132,7 +132,7 @@ class Change:
     ratio: float
 
 
-def changes(before: Report, after: Report) -> list[Change]:
+def changes(before: BenchReport, after: BenchReport) -> list[Change]:
     """Metrics in both reports: speeds first, then load time and memory."""
     old = {(one.test, one.threads): one.tokens_per_s.median for one in before.results}
     found = []
@@ -176,7 +176,7 @@ def slowdown(found: Sequence[Change], *, at_most: float) -> BenchmarkError | Non
     )
 
 
-def read_report(path: Path) -> Report:
+def read_report(path: Path) -> BenchReport:
     """Report that ``bench --json`` printed into the file *path*.
 
     Raises:
@@ -201,11 +201,11 @@ def read_report(path: Path) -> Report:
         ) from None
 
 
-def _report(facts: Mapping[str, Any]) -> Report:
+def _report(facts: Mapping[str, Any]) -> BenchReport:
     machine = facts["machine"]
     rates = {int(count): float(rate) for count, rate in machine["read_bytes_per_s"].items()}
     features = tuple(map(str, machine["features"]))
-    return Report(
+    return BenchReport(
         model={"name": str(facts["model"]["name"]), **facts["model"]},
         machine=Machine(**{**machine, "read_bytes_per_s": rates, "features": features}),
         load_s=_spread(facts["load_s"]),

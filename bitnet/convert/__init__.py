@@ -13,7 +13,7 @@ Memory is bounded: some million weights at a time, or one ternary matrix.
 from __future__ import annotations
 
 from bitnet.convert.cost import Cost, measure
-from bitnet.convert.request import ENCODINGS, Request
+from bitnet.convert.request import ENCODINGS, ConversionRequest
 from bitnet.convert.run import Conversion, ConversionPlan, convert, plan_conversion
 from bitnet.convert.tensors import Converted
 
@@ -21,9 +21,9 @@ __all__ = [
     "ENCODINGS",
     "Conversion",
     "ConversionPlan",
+    "ConversionRequest",
     "Converted",
     "Cost",
-    "Request",
     "convert",
     "measure",
     "plan_conversion",

@@ -17,7 +17,7 @@ from bitnet.tokenizer.to_gguf import gguf_keys
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bitnet.convert.request import Request
+    from bitnet.convert.request import ConversionRequest
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.formats.gguf import GGUF
 
@@ -40,7 +40,7 @@ _FILE_TYPES = {
 }
 
 
-def metadata(checkpoint: Checkpoint, request: Request) -> dict[str, bytes]:
+def metadata(checkpoint: Checkpoint, request: ConversionRequest) -> dict[str, bytes]:
     """All keys of the new file.
 
     Raises:
@@ -56,7 +56,7 @@ def metadata(checkpoint: Checkpoint, request: Request) -> dict[str, bytes]:
     return keys
 
 
-def _all_keys(checkpoint: Checkpoint, request: Request) -> dict[str, bytes]:
+def _all_keys(checkpoint: Checkpoint, request: ConversionRequest) -> dict[str, bytes]:
     about = {
         "general.file_type": _FILE_TYPES[request.type],
         "general.quantization_version": 2,
@@ -114,7 +114,7 @@ def _keys_of_folder(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _tokenizer(
-    checkpoint: Checkpoint, request: Request, *, default: Path | None
+    checkpoint: Checkpoint, request: ConversionRequest, *, default: Path | None
 ) -> dict[str, bytes]:
     """Keys of the requested tokenizer, or of the one at *default*."""
     path = request.tokenizer or default
@@ -132,7 +132,7 @@ def _tokenizer(
     return {key: encode_value(value) for key, value in keys.items()}
 
 
-def _missing_pre(gguf: GGUF, request: Request) -> dict[str, bytes]:
+def _missing_pre(gguf: GGUF, request: ConversionRequest) -> dict[str, bytes]:
     """Name of the pre-tokenizer, if *gguf* lacks it and its vocabulary is known."""
     key = "tokenizer.ggml.pre"
     if request.pre:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from bitnet.formats.containers import I2SLayout
 
-__all__ = ["ENCODINGS", "ROUNDED", "TERNARY", "Request"]
+__all__ = ["ENCODINGS", "ROUNDED", "TERNARY", "ConversionRequest"]
 
 TERNARY = ("I2_S", "TQ1_0", "TQ2_0", "IQ2_BN")
 ROUNDED = ("F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
@@ -20,7 +20,7 @@ ENCODINGS = ("F32", *ROUNDED, *TERNARY)
 
 
 @dataclass(frozen=True)
-class Request:
+class ConversionRequest:
     """Options of the new file.
 
     Attributes:

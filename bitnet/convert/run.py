@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from bitnet.convert.request import Request
+    from bitnet.convert.request import ConversionRequest
     from bitnet.findings import Finding
     from bitnet.formats.checkpoint import Checkpoint
 
@@ -150,7 +150,7 @@ class ConversionPlan:
         return Conversion(output, size, tuple(converted), self.warnings, ignored)
 
 
-def plan_conversion(source: Path, request: Request) -> ConversionPlan:
+def plan_conversion(source: Path, request: ConversionRequest) -> ConversionPlan:
     """Plan for converting the model at *source*; no weights are read.
 
     Args:
@@ -184,7 +184,7 @@ def plan_conversion(source: Path, request: Request) -> ConversionPlan:
 def convert(
     source: Path,
     output: Path,
-    request: Request,
+    request: ConversionRequest,
     *,
     on_progress: Callable[[int, int], None] = _silent,
 ) -> Conversion:

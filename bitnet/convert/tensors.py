@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.convert.request import Request
+    from bitnet.convert.request import ConversionRequest
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
     from bitnet.quants.weight import Weight
@@ -288,7 +288,7 @@ def _used(ternary: Ternary) -> NDArray[np.int64]:
     return used
 
 
-def job(weight: Weight, checkpoint: Checkpoint, request: Request) -> Job:
+def job(weight: Weight, checkpoint: Checkpoint, request: ConversionRequest) -> Job:
     """Job for one *weight* of *checkpoint* according to *request*."""
     target = _target(weight, request.type, keeps=checkpoint.path.is_file())
     rounds = target.is_ternary and (

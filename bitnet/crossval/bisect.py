@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from bitnet.crossval.trace import Arithmetic
 
-__all__ = ["BOUNDS", "Bisection", "Step", "bisect"]
+__all__ = ["BOUNDS", "Bisection", "Intermediate", "bisect"]
 
 # Largest accepted relative error, |a - b| / |b| over all positions: twice the largest
 # measured on SmolLM2 and Gemma 3, which was 0.079 (kqv_out, native against llama.cpp) and, between
@@ -23,7 +23,7 @@ BOUNDS: dict[Arithmetic, float] = {"int8": 0.16, "float": 2e-3}
 
 
 @dataclass(frozen=True)
-class Step:
+class Intermediate:
     """One intermediate, compared between both engines.
 
     Attributes:
@@ -62,7 +62,7 @@ class Bisection:
     theirs: str
     bound: float
     least: int
-    steps: tuple[Step, ...]
+    steps: tuple[Intermediate, ...]
 
     @property
     def agrees(self) -> bool:
@@ -70,7 +70,7 @@ class Bisection:
         return len(self.steps) >= max(self.least, 1) and self.first is None
 
     @property
-    def first(self) -> Step | None:
+    def first(self) -> Intermediate | None:
         """The first step that exceeds the bound."""
         return next((step for step in self.steps if not step.error <= self.bound), None)
 
@@ -115,7 +115,7 @@ def bisect(
     for name, values in ours:
         other = theirs.get(name)
         if other is not None and other.size == values.size:
-            steps.append(Step(name, _relative(values, other)))
+            steps.append(Intermediate(name, _relative(values, other)))
     return Bisection(*names, bound, least, tuple(steps))
 
 

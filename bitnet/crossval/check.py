@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.cores import thread_count
 from bitnet.crossval.bounds import bounds_for
-from bitnet.crossval.faults import count_faults, identity_faults, row_faults
+from bitnet.crossval.inconsistencies import count_faults, identity_faults, row_faults
 from bitnet.crossval.records import to_json
 from bitnet.crossval.references import EngineFailed, Question
 from bitnet.crossval.run import SCHEMA_VERSION, rows_of

@@ -18,13 +18,13 @@ from bitnet.crossval.trace import Arithmetic
 
 __all__ = [
     "Evidence",
-    "Machine",
-    "ModelFacts",
+    "Host",
     "OurEngine",
     "Plan",
     "Prompt",
     "ReferenceFacts",
     "State",
+    "TestedModel",
     "TokenizerFacts",
 ]
 
@@ -60,7 +60,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class TestedModel:
     """The model under test.
 
     Attributes:
@@ -154,7 +154,7 @@ class ReferenceFacts:
 
 
 @dataclass(frozen=True)
-class Machine:
+class Host:
     """The machine it ran on.
 
     Attributes:
@@ -214,11 +214,11 @@ class Evidence:
     created: str
     plan: Plan
     compute_path: ComputePath
-    model: ModelFacts
+    model: TestedModel
     tokenizer: TokenizerFacts
     ours: OurEngine
     reference: ReferenceFacts
-    machine: Machine
+    machine: Host
     bounds: Bounds
     answers: tuple[Answered, ...] = ()
     tokenizer_parity: TokenizerParity | None = None

@@ -137,7 +137,9 @@ class Llama:
         raise EngineError(f"the engine does not detokenize {list(ids[:10])}")
 
     @contextmanager
-    def context(self, size: int, *, watch: Callable[..., None] | None = None) -> Iterator[Context]:
+    def context(
+        self, size: int, *, watch: Callable[..., None] | None = None
+    ) -> Iterator[LlamaContext]:
         """A new sequence of up to *size* positions.
 
         Args:
@@ -152,7 +154,7 @@ class Llama:
             if self._c.llama_n_ctx(handle) < size:
                 raise EngineError("the engine's parameters are laid out in an unknown way")
             self._c.llama_set_n_threads(handle, self._threads, self._threads)
-            yield Context(self._c, handle, self.n_vocab)
+            yield LlamaContext(self._c, handle, self.n_vocab)
         finally:
             self._c.llama_free(handle)
             del callback  # until here, because the context calls it
@@ -179,7 +181,7 @@ class Llama:
         return params, callback
 
 
-class Context:
+class LlamaContext:
     """A sequence; :meth:`Llama.context` creates it."""
 
     def __init__(self, library: Any, handle: int, n_vocab: int) -> None:

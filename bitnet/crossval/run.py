@@ -19,12 +19,12 @@ from bitnet.crossval.bounds import bounds_for
 from bitnet.crossval.compare import Comparison, compare
 from bitnet.crossval.evidence import (
     Evidence,
-    Machine,
-    ModelFacts,
+    Host,
     OurEngine,
     Plan,
     Prompt,
     ReferenceFacts,
+    TestedModel,
     TokenizerFacts,
 )
 from bitnet.crossval.exact import exact_trace
@@ -85,7 +85,7 @@ def cross_validate(
     *,
     texts: Sequence[str] = PROMPTS,
     cache: Path | None = None,
-    facts: ModelFacts | None = None,
+    facts: TestedModel | None = None,
     notify: Callable[[str], None] = logger.info,
 ) -> Outcome:
     """Compare *model* with *reference*.
@@ -100,7 +100,7 @@ def cross_validate(
         facts: description of the model, if known already.
         notify: called with the current step.
     """
-    facts = facts or ModelFacts(
+    facts = facts or TestedModel(
         checkpoint.path.name, model_digest(checkpoint), checkpoint.architecture
     )
     receipt = Receipt(model.engine.model, model.tokenizer)
@@ -149,7 +149,7 @@ def compare_tokens(
     reference: Reference,
     *,
     texts: Sequence[str] = PROMPTS,
-    facts: ModelFacts | None = None,
+    facts: TestedModel | None = None,
 ) -> Outcome:
     """Compare *tokenizer* with that of *reference*; weights are not read and not needed.
 
@@ -160,7 +160,7 @@ def compare_tokens(
         texts: the prompts, which are compared besides the probe texts.
         facts: description of the model, if known already.
     """
-    facts = facts or ModelFacts(
+    facts = facts or TestedModel(
         checkpoint.path.name, model_digest(checkpoint), checkpoint.architecture
     )
     receipt = Receipt(None, tokenizer)
@@ -257,7 +257,7 @@ def _about(reference: Reference, theirs: Trace | None) -> ReferenceFacts:
 
 def _evidence(
     tokenizer: Tokenizer,
-    facts: ModelFacts,
+    facts: TestedModel,
     reference: Reference,
     plan: Plan,
     receipt: Receipt,
@@ -277,7 +277,7 @@ def _evidence(
             "bitnet", bitnet.__version__, receipt.backend, None, module_sha256=_module_digest()
         ),
         reference=_about(reference, None),
-        machine=Machine(
+        machine=Host(
             platform.system(),
             platform.machine(),
             platform.python_version(),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "Change",
+    "KeyChange",
     "new_file",
     "packed_string",
     "packed_tensor",
@@ -42,7 +42,7 @@ _WORDS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
-class Change:
+class KeyChange:
     """A new value for a metadata key.
 
     Attributes:
@@ -66,7 +66,7 @@ class Change:
         return head + struct.pack("<" + VALUE_TYPES[number][1], self.value)
 
 
-def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str]) -> Change:
+def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str]) -> KeyChange:
     """The change requested by ``key=value`` or ``key:type=value``.
 
     Without a type the key keeps its type; a new key gets ``bool`` for ``true`` and ``false``,
@@ -98,7 +98,7 @@ def parse_change(text: str, metadata: Mapping[str, Any], types: Mapping[str, str
     if kind not in _TYPE_IDS:
         known = ", ".join(entry for entry in _TYPE_IDS if entry != "array")
         raise UsageError(f"{key}: no value type {kind!r}", hint=f"use one of {known}")
-    change = Change(key, kind, _value(key, kind, value), metadata.get(key))
+    change = KeyChange(key, kind, _value(key, kind, value), metadata.get(key))
     try:
         change.encoded()
     except (struct.error, OverflowError):
@@ -139,7 +139,7 @@ def write_copy(
     *,
     changes: Iterable[str],
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
-) -> list[Change]:
+) -> list[KeyChange]:
     """Write a copy of *source* with changed metadata to *output*; return the changes.
 
     The copy gets its name only when it is complete, on disk and verified: metadata as requested,
@@ -177,7 +177,7 @@ def write_copy(
     return parsed
 
 
-def _check(changes: list[Change]) -> None:
+def _check(changes: list[KeyChange]) -> None:
     if not changes:
         raise UsageError(
             "nothing to change", hint="name a change: --set-pre NAME or --set KEY=VALUE"
@@ -203,7 +203,7 @@ def packed_tensor(name: bytes, shape: Sequence[int], type_id: int, offset: int) 
     )
 
 
-def _header(view: memoryview, index: Index, changes: list[Change], alignment: int) -> bytes:
+def _header(view: memoryview, index: Index, changes: list[KeyChange], alignment: int) -> bytes:
     """Header with *changes* in place of the old values, padded to the alignment."""
     wanted = {change.key.encode("utf-8", "surrogateescape"): change for change in changes}
     known = {key.name for key in index.keys}
@@ -248,7 +248,7 @@ def _write(
 
 
 def _verify(
-    path: Path, source: GGUF, changes: list[Change], *, data_offset: int, digest: bytes
+    path: Path, source: GGUF, changes: list[KeyChange], *, data_offset: int, digest: bytes
 ) -> None:
     """Read the copy back and compare it.
 

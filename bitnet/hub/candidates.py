@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bitnet.hub.repository import RepoFile
 
-__all__ = ["Candidate", "candidates", "choose", "is_pattern", "models_in", "selected"]
+__all__ = ["RepoModel", "candidates", "choose", "is_pattern", "models_in", "selected"]
 
 _PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})(?P<suffix>\.gguf)", re.DOTALL)
 # Files of a safetensors folder that are needed to run it.
@@ -39,7 +39,7 @@ _ENCODING = re.compile(
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RepoModel:
     """A model in a repository: one file, or all parts of a split one.
 
     Attributes:
@@ -74,7 +74,7 @@ def is_pattern(file: str) -> bool:
     return not file or any(character in file for character in "*?[")
 
 
-def candidates(files: Iterable[RepoFile], pattern: str) -> list[Candidate]:
+def candidates(files: Iterable[RepoFile], pattern: str) -> list[RepoModel]:
     """Models whose path or name matches *pattern*; all GGUF files when it is empty."""
     groups: dict[str, list[RepoFile]] = {}
     for file in files:
@@ -86,7 +86,7 @@ def candidates(files: Iterable[RepoFile], pattern: str) -> list[Candidate]:
         shown = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.path
         groups.setdefault(shown, []).append(file)
     return [
-        Candidate(
+        RepoModel(
             name,
             tuple(sorted(file.path for file in group)),
             sum(file.size for file in group),
@@ -106,7 +106,7 @@ def selected(files: Iterable[RepoFile], include: list[str], exclude: list[str]) 
     ]
 
 
-def models_in(files: Iterable[RepoFile], pattern: str) -> list[Candidate]:
+def models_in(files: Iterable[RepoFile], pattern: str) -> list[RepoModel]:
     """Runnable models: GGUF files, and folders with safetensors and ``config.json``.
 
     A folder is one model, with its tokenizer; one part of a split file stands for all of them.
@@ -129,7 +129,7 @@ def models_in(files: Iterable[RepoFile], pattern: str) -> list[Candidate]:
     ]
 
 
-def _folders(files: list[RepoFile]) -> Iterator[Candidate]:
+def _folders(files: list[RepoFile]) -> Iterator[RepoModel]:
     """Runnable folders with safetensors."""
     by_folder: dict[str, list[RepoFile]] = {}
     for file in files:
@@ -143,7 +143,7 @@ def _folders(files: list[RepoFile]) -> Iterator[Candidate]:
             continue
         named = [name for name in by_name if any(fnmatchcase(name, one) for one in _FOLDER_FILES)]
         chosen = [by_name[name] for name in sorted({*named, *weights})]
-        yield Candidate(
+        yield RepoModel(
             f"{folder}/*.safetensors".lstrip("/"),
             tuple(file.path for file in chosen),
             sum(file.size for file in chosen),
@@ -163,12 +163,12 @@ def _matches(file: str, pattern: str) -> bool:
 
 def choose(
     repo: str,
-    found: list[Candidate],
+    found: list[RepoModel],
     pattern: str,
     *,
     fits: Callable[[int], bool | None],
     files: Iterable[RepoFile] = (),
-) -> Candidate:
+) -> RepoModel:
     """The only candidate.
 
     Args:

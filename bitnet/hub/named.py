@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from bitnet.hub.candidates import Candidate
+    from bitnet.hub.candidates import RepoModel
     from bitnet.hub.project import Project
 
     Fits = Callable[[int], bool | None]
@@ -127,7 +127,7 @@ def provide(
     fetch: bool,
     announce: Callable[[str], None],
     fits: Fits,
-    pick: Callable[[str, list[Candidate]], Candidate | None] = lambda _repo, _found: None,
+    pick: Callable[[str, list[RepoModel]], RepoModel | None] = lambda _repo, _found: None,
 ) -> Path:
     """The file or folder of *model*, as a link to the store below ``<cache>/models``.
 
@@ -240,7 +240,7 @@ def _listed(
     model: NamedModel,
     project: Project,
     fits: Fits,
-    pick: Callable[[str, list[Candidate]], Candidate | None],
+    pick: Callable[[str, list[RepoModel]], RepoModel | None],
 ) -> list[RepoFile]:
     """The files that *model* means, by the hub's list of files."""
     options = with_mirror(project.options, model.repo, project.folder)
@@ -271,8 +271,8 @@ def _kept(model: NamedModel, project: Project, fits: Fits) -> list[str]:
 
 
 def _only(
-    model: NamedModel, found: list[Candidate], fits: Fits, files: list[RepoFile]
-) -> Candidate:
+    model: NamedModel, found: list[RepoModel], fits: Fits, files: list[RepoFile]
+) -> RepoModel:
     """The only one of *found*; otherwise an error that says how to name one."""
     try:
         return choose(model.repo, found, model.file, fits=fits, files=files)

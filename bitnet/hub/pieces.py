@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["Piece", "Pieces"]
+__all__ = ["FilePiece", "Pieces"]
 
 STEAL_AFTER_S = 2.0  # a piece with more time to go than this is worth another request
 SMALLEST_BYTES = 1 << 16  # smallest tail left to a slow connection
 
 
 @dataclass
-class Piece:
+class FilePiece:
     """Bytes *at* to *stop* (exclusive) are still missing; ``None``: to the end of the file.
 
     Attributes:
@@ -55,13 +55,13 @@ class Pieces:
     ) -> None:
         self._clock = clock
         self._waiting = deque(
-            Piece(at, min(at + length, stop))
+            FilePiece(at, min(at + length, stop))
             for start, stop in gaps
             for at in range(start, stop, length)
         )
-        self._running: list[Piece] = []
+        self._running: list[FilePiece] = []
 
-    def take(self, rate: float = 0.0) -> Piece | None:
+    def take(self, rate: float = 0.0) -> FilePiece | None:
         """The next piece, or the tail of a slow one; ``None``: none at the moment.
 
         Args:
@@ -73,18 +73,18 @@ class Pieces:
             self._running.append(piece)
         return piece
 
-    def rate_of(self, piece: Piece) -> float:
+    def rate_of(self, piece: FilePiece) -> float:
         """Bytes per second of *piece* since it was handed out; 0 if unknown."""
         passed = self._clock() - piece.begun_s
         return (piece.at - piece.begun_at) / passed if passed > 0 else 0.0
 
-    def end(self, piece: Piece) -> None:
+    def end(self, piece: FilePiece) -> None:
         """Take back *piece*; the rest of it is handed out again."""
         self._running = [one for one in self._running if one is not piece]
         if piece.left:
-            self._waiting.append(Piece(piece.at, piece.stop))
+            self._waiting.append(FilePiece(piece.at, piece.stop))
 
-    def _stolen(self, rate: float) -> Piece | None:
+    def _stolen(self, rate: float) -> FilePiece | None:
         """Tail of the piece that would take longest, if that is long enough."""
         now = self._clock()
         slow = [
@@ -103,6 +103,6 @@ class Pieces:
         if stays < SMALLEST_BYTES:
             stays = 0
         middle = victim.at + stays
-        tail = Piece(middle, victim.stop)
+        tail = FilePiece(middle, victim.stop)
         victim.stop = middle
         return tail

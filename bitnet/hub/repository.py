@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FileFacts",
-    "ModelFacts",
+    "RepoFacts",
     "RepoFile",
     "file_url",
     "head",
@@ -57,7 +57,7 @@ class RepoFile:
 
 
 @dataclass(frozen=True)
-class ModelFacts:
+class RepoFacts:
     """A repository: commit, gated access, and the licence on its card."""
 
     repo: str
@@ -182,7 +182,7 @@ def model_facts(
     options: FetchOptions | None = None,
     *,
     session: HubSession | None = None,
-) -> ModelFacts:
+) -> RepoFacts:
     """Commit, gated access and licence of *repo* at *revision*.
 
     Raises:
@@ -191,7 +191,7 @@ def model_facts(
         NetworkError: the hub does not answer, or not with this information.
     """
 
-    def ask(session: HubSession) -> ModelFacts:
+    def ask(session: HubSession) -> RepoFacts:
         path = f"{_checked(repo)}/revision/{quote(revision, safe='')}"
         url = f"{session.options.endpoint}/api/models/{path}"
         facts, _ = session.json(url, f"facts about {repo}")
@@ -200,7 +200,7 @@ def model_facts(
         card = facts.get("cardData")
         card = card if isinstance(card, dict) else {}
         licence = card.get("license_name") or card.get("license")
-        return ModelFacts(
+        return RepoFacts(
             repo=repo,
             commit=_text(facts.get("sha")),
             gated=bool(facts.get("gated")),

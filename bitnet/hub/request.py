@@ -24,10 +24,10 @@ from bitnet.sources import Source
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bitnet.hub.candidates import Candidate
+    from bitnet.hub.candidates import RepoModel
     from bitnet.hub.project import Project, Provided
 
-    Pick = Callable[[str, list[Candidate]], Candidate | None]
+    Pick = Callable[[str, list[RepoModel]], RepoModel | None]
 
 __all__ = ["ModelRequest", "provide", "resolve"]
 

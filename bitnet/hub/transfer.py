@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from bitnet.errors import BitnetError, NetworkError, NoSpace, PermissionDenied, from_os_error
 from bitnet.hub.http import urllib3
 from bitnet.hub.limits import Stopped
-from bitnet.hub.pieces import Piece, Pieces
+from bitnet.hub.pieces import FilePiece, Pieces
 from bitnet.hub.replies import as_count, content_range, refuse_pages
 from bitnet.hub.repository import FileFacts, strong_etag
 from bitnet.hub.session import HubSession, Patience, Transient, failed, shown
@@ -149,13 +149,13 @@ class Transfer:
         """True if all threads are to end."""
         return self._stop.is_set() or self._limits.is_stopped
 
-    def _next_gap(self) -> Piece:
+    def _next_gap(self) -> FilePiece:
         """The first gap; its end is ``None`` if it is the end of the file."""
         if self.size is None:
-            return Piece(self._partial.done.frontier, None)
+            return FilePiece(self._partial.done.frontier, None)
         start, stop = self._partial.done.missing(self.size)[0]
         last = min(stop, start + LARGEST_REQUEST)
-        return Piece(start, None if last == self.size else last)
+        return FilePiece(start, None if last == self.size else last)
 
     # --- several connections -----------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Transfer:
         start, stop = gap.at, min(gap.stop or gap.at + PROBE_BYTES, gap.at + PROBE_BYTES)
         begun = self._session.clock()
         while gaps := self._partial.done.missing(stop):
-            self._attempt(Piece(gaps[0][0], stop), self._servers[0])
+            self._attempt(FilePiece(gaps[0][0], stop), self._servers[0])
             if not self._ranges:
                 return False
         speed = (stop - start) / max(self._session.clock() - begun, 1e-9)
@@ -234,7 +234,7 @@ class Transfer:
         if self._complete:
             self._halt()  # also threads waiting for bytes that another one received
 
-    def _next_piece(self, server: _Server, rate: float) -> Piece | None:
+    def _next_piece(self, server: _Server, rate: float) -> FilePiece | None:
         """Next piece for *server*; ``None``: no more at all."""
         with self._changed:
             while not (self._complete or self._ending() or server.is_left_out):
@@ -260,7 +260,7 @@ class Transfer:
 
     # --- one request -------------------------------------------------------------------------
 
-    def _attempt(self, piece: Piece, server: _Server) -> None:
+    def _attempt(self, piece: FilePiece, server: _Server) -> None:
         """Fetch *piece* from *server*, as far as possible in this attempt."""
         try:
             self._fetch(piece, server)
@@ -302,7 +302,7 @@ class Transfer:
         self._partial.restart()
         self._hash = TrailingHash(self._partial.path)
 
-    def _fetch(self, piece: Piece, server: _Server) -> None:
+    def _fetch(self, piece: FilePiece, server: _Server) -> None:
         """Request *piece*, and write what arrives."""
         if self._ending():
             raise Stopped
@@ -365,7 +365,7 @@ class Transfer:
         return start, end
 
     def _receive(
-        self, response: requests.Response, piece: Piece, end: int | None, server: _Server
+        self, response: requests.Response, piece: FilePiece, end: int | None, server: _Server
     ) -> None:
         """Write the body of *response*; it must reach *end* if that is known.
 
@@ -411,7 +411,7 @@ class Transfer:
                 raise Transient(failed(server.url, f"truncated after {at:,} bytes"))
             self.size = at
 
-    def _store(self, piece: Piece, chunk: bytes, server: _Server) -> None:
+    def _store(self, piece: FilePiece, chunk: bytes, server: _Server) -> None:
         """Write *chunk*, then count it."""
         partial, at = self._partial, piece.at
         try:

@@ -17,7 +17,7 @@ from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.program import Cache, Segment
 from bitnet.models.binding import bind
 from bitnet.models.exact_head.head import Head, Mode, read_by_row
-from bitnet.models.plan import hidden_program
+from bitnet.models.hidden_program import hidden_program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -15,14 +15,14 @@ from bitnet import __version__
 from bitnet.errors import BitnetError
 from bitnet.server import chat_routes, pages, text_routes
 from bitnet.server.dialects import anthropic, llama_server, ollama, responses
-from bitnet.server.faults import Refused, from_error, from_validation
 from bitnet.server.guard import Guard
+from bitnet.server.refusals import Refused, from_error, from_validation
 from bitnet.server.tracing import Traced
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from bitnet.server.entry import Entry
+    from bitnet.server.entry import ServedModel
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models
     from bitnet.server.narration import Narrator
@@ -129,7 +129,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
     async def figures() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
-    async def facts_of(entry: Entry) -> dict[str, Any]:
+    async def facts_of(entry: ServedModel) -> dict[str, Any]:
         said: dict[str, Any] = {
             "id": entry.name,
             "object": "model",

@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
     from bitnet.server.narration import Narrator
     from bitnet.server.service import Service
-    from bitnet.server.source import Facts, Source
+    from bitnet.server.source import Facts, ModelSource
 
-__all__ = ["FOREVER", "Entry", "State"]
+__all__ = ["FOREVER", "ServedModel", "State"]
 
 State = Literal["unloaded", "waiting", "loading", "loaded", "unloading", "failed"]
 FOREVER = float("inf")
 
 
-class Entry:
+class ServedModel:
     """One of the models, loaded or not.
 
     Attributes:
@@ -36,7 +36,7 @@ class Entry:
         expires_at: when it is unloaded, in seconds since the epoch; ``None``: not by itself.
     """
 
-    def __init__(self, source: Source, narrate: Narrator, idle_s: float) -> None:
+    def __init__(self, source: ModelSource, narrate: Narrator, idle_s: float) -> None:
         """The model at *source*, not loaded."""
         self.source = source
         self.narrate = narrate

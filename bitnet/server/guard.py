@@ -11,9 +11,9 @@ import time
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bitnet.server.faults import GONE, Refused
 from bitnet.server.options import is_loopback
 from bitnet.server.pages import OPEN_PREFIX
+from bitnet.server.refusals import GONE, Refused
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

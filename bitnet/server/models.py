@@ -16,9 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.progress import human_size
-from bitnet.server.entry import FOREVER, Entry
-from bitnet.server.faults import Refused, from_error
+from bitnet.server.entry import FOREVER, ServedModel
 from bitnet.server.loading import loaded, narrated, opened
+from bitnet.server.refusals import Refused, from_error
 from bitnet.server.service import Service
 from bitnet.server.source import memory_of
 from bitnet.server.streams import unless_gone
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.metrics import Metrics
     from bitnet.server.narration import Narrator
-    from bitnet.server.source import Source
+    from bitnet.server.source import ModelSource
 
 __all__ = ["Models", "entry_of", "service_of"]
 
@@ -52,7 +52,7 @@ class Models:
 
     def __init__(
         self,
-        sources: Sequence[Source],
+        sources: Sequence[ModelSource],
         metrics: Metrics,
         narrate: Narrator,
         *,
@@ -80,7 +80,9 @@ class Models:
         """
         many = len(sources) > 1
         self.entries = {
-            one.name: Entry(one, narrate.about(model_name=one.name) if many else narrate, idle_s)
+            one.name: ServedModel(
+                one, narrate.about(model_name=one.name) if many else narrate, idle_s
+            )
             for one in sources
         }
         self._named = {
@@ -104,7 +106,7 @@ class Models:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def default(self) -> Entry:
+    def default(self) -> ServedModel:
         """The one that answers requests that name none."""
         return next(iter(self.entries.values()))
 
@@ -128,7 +130,7 @@ class Models:
         """A model whose thread ended where it should not have; ``None`` while all is well."""
         return next((one for one in self._services() if one.worker.failure is not None), None)
 
-    def find(self, name: str | None) -> Entry:
+    def find(self, name: str | None) -> ServedModel:
         """The model that clients call *name*; the first one where they name none.
 
         Raises:
@@ -195,7 +197,7 @@ class Models:
         entry, source = self.default, self.default.source
         self.pin(entry, narrated(source.open, source.load, entry.narrate))
 
-    def pin(self, entry: Entry, model: LanguageModel) -> None:
+    def pin(self, entry: ServedModel, model: LanguageModel) -> None:
         """Have *model*, which is loaded, answer for *entry* until the end.
 
         Raises:
@@ -204,12 +206,12 @@ class Models:
         entry.pinned = True
         self._set(entry, self._service(entry, model))
 
-    def _set(self, entry: Entry, service: Service) -> None:
+    def _set(self, entry: ServedModel, service: Service) -> None:
         entry.service = service
         entry.state = "loaded"
         entry.used_at = time.monotonic()
 
-    def _service(self, entry: Entry, model: LanguageModel) -> Service:
+    def _service(self, entry: ServedModel, model: LanguageModel) -> Service:
         worker = Worker(
             model,
             self._figures[entry.name],
@@ -220,7 +222,7 @@ class Models:
         )
         return Service(worker, entry.narrate, entry.name, self._max_output_tokens)
 
-    def hold(self, entry: Entry) -> None:
+    def hold(self, entry: ServedModel) -> None:
         """Keep *entry* in memory, once it is there, until :meth:`release`.
 
         Raises:
@@ -231,7 +233,7 @@ class Models:
         entry.users += 1
         entry.cancel_timer()
 
-    async def service(self, entry: Entry, deadline: float) -> Service:
+    async def service(self, entry: ServedModel, deadline: float) -> Service:
         """Service of *entry*, which is loaded first if necessary.
 
         Args:
@@ -248,7 +250,7 @@ class Models:
             raise stopping()
         return entry.service
 
-    def release(self, entry: Entry) -> None:
+    def release(self, entry: ServedModel) -> None:
         """Give *entry* back: the request that held it has ended."""
         entry.users -= 1
         if not entry.users:
@@ -256,7 +258,7 @@ class Models:
             self.keep(entry)
         self._freed.set()
 
-    def keep(self, entry: Entry, idle_s: float | None = None) -> None:
+    def keep(self, entry: ServedModel, idle_s: float | None = None) -> None:
         """Keep *entry* loaded for *idle_s* seconds without a request; ``None``: as it was."""
         if idle_s is not None:
             entry.idle_s = idle_s
@@ -266,7 +268,7 @@ class Models:
 
     # --- loading and unloading -------------------------------------------------------------------
 
-    async def _wait_for(self, entry: Entry, deadline: float) -> None:
+    async def _wait_for(self, entry: ServedModel, deadline: float) -> None:
         """Return once *entry* is loaded.
 
         Raises:
@@ -291,7 +293,7 @@ class Models:
             entry.waiting -= 1
             self._freed.set()
 
-    def _no_room(self, entry: Entry) -> Refused:
+    def _no_room(self, entry: ServedModel) -> Refused:
         busy = [one.name for one in self.entries.values() if one.loaded and one.users]
         return Refused(
             503, f"there is no memory for the model {entry.name!r} while others are in use: "
@@ -312,7 +314,7 @@ class Models:
         task.add_done_callback(ended)
         return task
 
-    async def _load(self, entry: Entry) -> None:
+    async def _load(self, entry: ServedModel) -> None:
         """Load *entry* in its turn, once there is room.
 
         Raises:
@@ -342,7 +344,7 @@ class Models:
         finally:
             entry.loading = None
 
-    def _weigh(self, entry: Entry, checkpoint: Checkpoint) -> int:
+    def _weigh(self, entry: ServedModel, checkpoint: Checkpoint) -> int:
         """Bytes that *entry* takes once it is loaded."""
         return memory_of(
             checkpoint,
@@ -351,10 +353,10 @@ class Models:
             kv_budget_bytes=self._kv_budget_bytes,
         )
 
-    def _loaded(self, entry: Entry, checkpoint: Checkpoint) -> Service:
+    def _loaded(self, entry: ServedModel, checkpoint: Checkpoint) -> Service:
         return self._service(entry, loaded(checkpoint, entry.source.load, entry.narrate))
 
-    def _check_wanted(self, entry: Entry) -> None:
+    def _check_wanted(self, entry: ServedModel) -> None:
         """Give up the load of *entry* if no request waits for it any more.
 
         Raises:
@@ -363,7 +365,7 @@ class Models:
         if not entry.waiting or self._draining:
             raise stopping()
 
-    async def _make_room(self, entry: Entry) -> None:
+    async def _make_room(self, entry: ServedModel) -> None:
         """Unload idle models, least recently used first, until there is memory for *entry*.
 
         Raises:
@@ -390,12 +392,12 @@ class Models:
             self._freed.clear()
             await self._freed.wait()
 
-    async def _unload_idle(self, entry: Entry) -> None:
+    async def _unload_idle(self, entry: ServedModel) -> None:
         async with self._turn:
             if entry.service is not None and not entry.users:
                 await self._unload(entry)
 
-    async def _unload(self, entry: Entry) -> None:
+    async def _unload(self, entry: ServedModel) -> None:
         """Take *entry* out of memory; requests that come meanwhile have it loaded again."""
         service, entry.service = entry.service, None
         if service is None:
@@ -412,7 +414,7 @@ class Models:
         return [one.service for one in self.entries.values() if one.service is not None]
 
 
-def entry_of(request: Request, name: str | None) -> Entry:
+def entry_of(request: Request, name: str | None) -> ServedModel:
     """The model that a request for *name* means.
 
     Raises:

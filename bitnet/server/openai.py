@@ -17,8 +17,8 @@ from bitnet.runtime.openai_request import (
 )
 from bitnet.runtime.request import Request
 from bitnet.runtime.text_form import completion_choice
-from bitnet.server.faults import Refused, from_error
 from bitnet.server.prompts import DEFAULT_TOKENS, check_size, prepared, sequences_of
+from bitnet.server.refusals import Refused, from_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InvalidFormat, Unsupported, UsageError
 from bitnet.runtime.request import Request
-from bitnet.server.faults import Refused, from_error
+from bitnet.server.refusals import Refused, from_error
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

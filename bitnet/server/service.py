@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bitnet.errors import InferenceError
-from bitnet.server.faults import Refused
+from bitnet.server.refusals import Refused
 
 if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.runtime.language_model import LanguageModel
 
-__all__ = ["Facts", "Source", "facts_of", "facts_of_loaded", "memory_of"]
+__all__ = ["Facts", "ModelSource", "facts_of", "facts_of_loaded", "memory_of"]
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model that can be served.
 
     Attributes:
@@ -61,7 +61,7 @@ class Facts:
     template: str
 
 
-def facts_of(source: Source) -> Facts:
+def facts_of(source: ModelSource) -> Facts:
     """The header of the model at *source*, of which no weight is read.
 
     Raises:

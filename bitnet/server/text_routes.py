@@ -17,8 +17,8 @@ from bitnet.runtime.text_form import (
     vectors_of,
 )
 from bitnet.server import openai
-from bitnet.server.faults import Refused
 from bitnet.server.models import service_of
+from bitnet.server.refusals import Refused
 from bitnet.server.shapes import (
     CompletionRequest,
     DetokenizeRequest,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import __version__, settings
 from bitnet.runtime.chat_form import chat_finish
-from bitnet.server.faults import GONE
+from bitnet.server.refusals import GONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from bitnet.errors import UsageError
 from bitnet.runtime.answer import Answer
-from bitnet.server.faults import Refused, from_error
+from bitnet.server.refusals import Refused, from_error
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

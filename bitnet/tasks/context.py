@@ -19,7 +19,7 @@ from bitnet.tables import show
 from bitnet.tasks.declare import Output
 
 if TYPE_CHECKING:
-    from bitnet.hub.candidates import Candidate
+    from bitnet.hub.candidates import RepoModel
     from bitnet.hub.project import Project
 
 __all__ = ["Context", "ask"]
@@ -109,7 +109,7 @@ def _is_path(text: str) -> bool:
     return "/" in text or "\\" in text or Path(text).suffix.lower() in _SUFFIXES
 
 
-def ask(repo: str, found: list[Candidate]) -> Candidate | None:
+def ask(repo: str, found: list[RepoModel]) -> RepoModel | None:
     """The one of *found* that a person at a terminal chooses; ``None`` without one."""
     from bitnet.plan import fits_in_memory
 

@@ -66,11 +66,11 @@ def convert(c, wanted=ConvertOptions(), shown=Output()):
     tensor of the new file is read back and compared with its source. What would lose something is
     refused, except for rounding floats to F16, BF16, Q8_0 and below, which is what they are for.
     """
-    from bitnet.convert import Request, plan_conversion
+    from bitnet.convert import ConversionRequest, plan_conversion
     from bitnet.formats.gguf_write import refuse_existing
     from bitnet.progress import Progress
 
-    request = Request(
+    request = ConversionRequest(
         wanted.type,
         tokenizer=Path(wanted.tokenizer) if wanted.tokenizer else None,
         no_tokenizer=wanted.no_tokenizer,

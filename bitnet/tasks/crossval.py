@@ -125,7 +125,7 @@ def _narrator(output):
 
 def _facts(checkpoint):
     """Identity of the model: its bytes, its content, and its origin."""
-    from bitnet.crossval.evidence import ModelFacts
+    from bitnet.crossval.evidence import TestedModel
     from bitnet.crossval.run import model_digest
     from bitnet.verify.attest import attest, recognise
 
@@ -134,7 +134,7 @@ def _facts(checkpoint):
     same, problem = "", ""
     if found is not None:
         same, problem = ("", found.text) if found.differences else (found.name, "")
-    return ModelFacts(
+    return TestedModel(
         checkpoint.path.name,
         sha256,
         checkpoint.architecture,

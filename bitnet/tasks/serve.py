@@ -105,9 +105,9 @@ def _sources(options, model, common):
         UsageError: two have one name, an alias is of none of them, or an option is for one model.
     """
     from bitnet.formats.model_files import model_name
-    from bitnet.server.source import Source
+    from bitnet.server.source import ModelSource
 
-    found: dict[str, Source] = {}
+    found: dict[str, ModelSource] = {}
     for given, path in _paths(options, model, common):
         name = model_name(path)
         if name in found and found[name].path.resolve() != path.resolve():
@@ -118,7 +118,7 @@ def _sources(options, model, common):
         here = replace(model, model=str(path))
         opener, loader = partial(open_file, here, common), partial(load_model, here, common)
         aliases = () if given in ("", name) or Path(given) == path else (given,)
-        found.setdefault(name, Source(name, path, opener, loader, aliases, model.context))
+        found.setdefault(name, ModelSource(name, path, opener, loader, aliases, model.context))
     for alias in options.alias:
         short, _, of = alias.partition("=")
         of = of or next(iter(found))

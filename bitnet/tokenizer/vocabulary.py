@@ -11,13 +11,19 @@ from bitnet.errors import InvalidFormat, VocabMismatch, from_os_error
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["Difference", "check_vocabulary", "differences", "read_tokenizer_json", "vocabulary"]
+__all__ = [
+    "TokenizerDifference",
+    "check_vocabulary",
+    "differences",
+    "read_tokenizer_json",
+    "vocabulary",
+]
 
 _SHOWN = 3
 
 
 @dataclass(frozen=True)
-class Difference:
+class TokenizerDifference:
     """One difference between two tokenizers.
 
     Attributes:
@@ -98,7 +104,7 @@ def check_vocabulary(path: Path, vocab_size: int) -> None:
     )
 
 
-def differences(left: Path, right: Path) -> list[Difference]:
+def differences(left: Path, right: Path) -> list[TokenizerDifference]:
     """Differences in meaning between two ``tokenizer.json`` files; empty if there are none.
 
     The order of keys, white space and the version are ignored; numbering, pre-tokenization,
@@ -129,28 +135,32 @@ def _added(document: dict[str, Any]) -> dict[int, Any]:
     return {item["id"]: item for item in document.get("added_tokens") or []}
 
 
-def _tables(part: str, a: dict[int, Any], b: dict[int, Any]) -> Difference | None:
+def _tables(part: str, a: dict[int, Any], b: dict[int, Any]) -> TokenizerDifference | None:
     different = sorted(number for number in a.keys() | b.keys() if a.get(number) != b.get(number))
     if not different:
         return None
     shown = "; ".join(f"id {n}: {a.get(n)!r} / {b.get(n)!r}" for n in different[:_SHOWN])
-    return Difference(
+    return TokenizerDifference(
         part, f"{len(a):,} and {len(b):,} entries, {len(different):,} differ: {shown}"
     )
 
 
-def _sequences(part: str, a: list[Any], b: list[Any]) -> Difference | None:
+def _sequences(part: str, a: list[Any], b: list[Any]) -> TokenizerDifference | None:
     if a == b:
         return None
     pairs = enumerate(zip(a, b, strict=False))
     first = next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
     shown = " / ".join(repr(" ".join(s[first])) if first < len(s) else "none" for s in (a, b))
-    return Difference(part, f"{len(a):,} and {len(b):,}, different from number {first:,}: {shown}")
+    return TokenizerDifference(
+        part, f"{len(a):,} and {len(b):,}, different from number {first:,}: {shown}"
+    )
 
 
-def _values(part: str, a: Any, b: Any) -> Difference | None:
+def _values(part: str, a: Any, b: Any) -> TokenizerDifference | None:
     # A missing option means the library's default, which it also writes as null or false.
     if a == b or (not a and not b):
         return None
     texts = (json.dumps(value, ensure_ascii=False, sort_keys=True) for value in (a, b))
-    return Difference(part, " / ".join(t if len(t) <= 200 else t[:197] + "..." for t in texts))
+    return TokenizerDifference(
+        part, " / ".join(t if len(t) <= 200 else t[:197] + "..." for t in texts)
+    )

@@ -28,7 +28,7 @@ from bitnet.verify.locate import Grid, grid_of, locate
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bitnet.verify.content import Content, Items, Tensor
+    from bitnet.verify.content import Content, Items, StoredTensor
 
 __all__ = [
     "SCHEMA",
@@ -181,7 +181,7 @@ class Attestation:
 def digest_content(content: Content) -> tuple[dict[str, TensorDigest], dict[str, str]]:
     """Digests of all tensors and of all keys of *content*; several at a time."""
 
-    def of_tensor(entry: tuple[str, Tensor]) -> tuple[str, TensorDigest]:
+    def of_tensor(entry: tuple[str, StoredTensor]) -> tuple[str, TensorDigest]:
         name, tensor = entry
         digest = hashlib.sha256(_canonical([name, tensor.encoding, list(tensor.shape)]))
         digest.update(tensor.data)

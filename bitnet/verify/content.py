@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from bitnet.formats.checkpoint import Checkpoint
 
-__all__ = ["Content", "Items", "Tensor", "content_of", "section_of"]
+__all__ = ["Content", "Items", "StoredTensor", "content_of", "section_of"]
 
 # Keys about layout, not content.
 _LAYOUT = frozenset({"general.alignment", "split.no", "split.count", "split.tensors.count"})
@@ -39,7 +39,7 @@ _TEMPLATES = "tokenizer.chat_template"
 
 
 @dataclass(frozen=True, eq=False)
-class Tensor:
+class StoredTensor:
     """One tensor as stored.
 
     Attributes:
@@ -113,7 +113,7 @@ class Items:
 class Content:
     """Content of a model, by name."""
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, StoredTensor]
     values: Mapping[str, Any]
     lists: Mapping[str, Items]
 
@@ -137,7 +137,7 @@ def content_of(checkpoint: Checkpoint) -> Content:
         except RecursionError:
             raise InvalidFormat(f"{checkpoint.path}: a JSON file nests too deeply") from None
     tensors = {
-        name: Tensor(weight.shape, weight.quant.name.removesuffix("_ARM"), weight.data.data)
+        name: StoredTensor(weight.shape, weight.quant.name.removesuffix("_ARM"), weight.data.data)
         for name, weight in checkpoint.weights.items()
     }
     values: dict[str, Any] = {}
@@ -162,7 +162,7 @@ def _items(array: Array) -> Items:
 
 def _of_folder(folder: Path) -> Content:
     tensors = {
-        name: Tensor(tensor.shape, tensor.dtype, tensor.data.data)
+        name: StoredTensor(tensor.shape, tensor.dtype, tensor.data.data)
         for name, tensor in safetensors.read_folder(folder).items()
     }
     values: dict[str, Any] = {}

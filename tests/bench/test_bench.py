@@ -10,9 +10,9 @@ import bitnet
 from bitnet import native
 from bitnet.bench import (
     BenchPlan,
+    BenchReport,
     Machine,
     Measured,
-    Report,
     Spread,
     changes,
     measure,
@@ -22,7 +22,7 @@ from bitnet.bench import (
 from bitnet.errors import BenchmarkError, InvalidFormat, NotFound, Unsupported, UsageError
 
 MACHINE = Machine("Example CPU", 2, 8 << 30, ("avx2",), "native (avx2)", {1: 2e10, 2: 3e10})
-REPORT = Report(
+REPORT = BenchReport(
     model={"name": "m.gguf", "size_bytes": 1000, "architecture": "llama", "context": 64},
     machine=MACHINE,
     load_s=Spread((0.5, 0.4, 0.9)),

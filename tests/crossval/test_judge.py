@@ -206,12 +206,12 @@ def test_counters_are_checked_by_the_numbers():
 
 
 def test_a_bisection_that_finds_a_difference_is_a_finding():
-    from bitnet.crossval.bisect import Bisection, Step
+    from bitnet.crossval.bisect import Bisection, Intermediate
 
     plan = replace(PASSED.plan, bisect=True)
-    same = Bisection("a", "b", 0.1, 1, (Step("x-0", 0.01),))
+    same = Bisection("a", "b", 0.1, 1, (Intermediate("x-0", 0.01),))
     assert outcome(replace(PASSED, plan=plan, bisections=(same,)))[0] == "passed"
-    parts = replace(same, steps=(Step("x-0", 0.2),))
+    parts = replace(same, steps=(Intermediate("x-0", 0.2),))
     assert failed(replace(PASSED, plan=plan, bisections=(same, parts))) == {"bisection"}
     short = replace(same, least=2)
     assert failed(replace(PASSED, plan=plan, bisections=(short,))) == {"bisection"}

@@ -12,7 +12,7 @@ import tiny_models
 from crossval_evidence import verdict_on_float64
 from tiny_models import TOKENS, VOCAB, ternary_gguf, tiny_gguf
 
-from bitnet.convert import Request, convert
+from bitnet.convert import ConversionRequest, convert
 from bitnet.crossval import exact, references
 from bitnet.crossval.exact import exact_trace
 from bitnet.crossval.references import (
@@ -100,7 +100,7 @@ def test_the_same_weights_converted_are_accepted(ternary):
 @needs("ik_llama_cpp")
 def test_what_convert_writes_as_iq2_bn_is_read_as_it_is(ternary, tmp_path):
     file = tmp_path / "iq2_bn.gguf"
-    convert(ternary.path, file, Request("IQ2_BN"))
+    convert(ternary.path, file, ConversionRequest("IQ2_BN"))
     verdict = judged(ternary, IkLlamaCpp().trace(question(open_checkpoint(file))))
     (checked,) = (one for one in verdict.findings if one.subject == "reference")
     assert not checked.failed

@@ -12,8 +12,8 @@ from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Attend, Embed, Linear, Program, Segment
 from bitnet.models.binding import bind
+from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from, load_model
-from bitnet.models.plan import hidden_program
 from bitnet.quants import types
 from bitnet.quants.registry import PACKED_U8
 from bitnet.quants.weight import Weight

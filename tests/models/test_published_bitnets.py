@@ -19,7 +19,7 @@ from published_bitnets import (
 )
 
 from bitnet import native
-from bitnet.convert import Request, convert
+from bitnet.convert import ConversionRequest, convert
 from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_checkpoint import INPUTS
@@ -61,7 +61,7 @@ def apart(found, expected):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_encoding_gives_the_logits_of_the_folder(name, encoding, tmp_path):
     folder, file = published(tmp_path / "model", name), tmp_path / "model.gguf"
-    done = convert(folder, file, Request(encoding, no_tokenizer=True))
+    done = convert(folder, file, ConversionRequest(encoding, no_tokenizer=True))
     assert done.exact
     assert {one.after for one in done.tensors if "attn_q." in one.name} == {encoding}
     assert apart(logits(file), logits(folder)) < SAME
@@ -70,7 +70,7 @@ def test_every_encoding_gives_the_logits_of_the_folder(name, encoding, tmp_path)
 @pytest.mark.parametrize("encoding", ["TQ1_0", "TQ2_0"])
 def test_ternary_weights_of_no_bitnet_take_floats(encoding, tmp_path):
     folder, file = without_rounding(tmp_path / "model", outlier=128), tmp_path / "model.gguf"
-    done = convert(folder, file, Request(encoding, no_tokenizer=True))
+    done = convert(folder, file, ConversionRequest(encoding, no_tokenizer=True))
     assert done.exact
     assert not any("int8 per token" in one.text for one in done.warnings)
     checkpoint = open_checkpoint(file)
@@ -88,18 +88,18 @@ def test_ternary_weights_of_no_bitnet_take_floats(encoding, tmp_path):
 
 def test_weights_of_no_bitnet_round_where_the_encoding_says_so(tmp_path):
     folder, file = without_rounding(tmp_path / "model"), tmp_path / "model.gguf"
-    done = convert(folder, file, Request("I2_S", no_tokenizer=True))
+    done = convert(folder, file, ConversionRequest("I2_S", no_tokenizer=True))
     assert any("rounds what 14 matrices" in one.text for one in done.warnings)
 
 
 def test_a_key_tells_bitnets_of_other_architectures_from_other_models(tmp_path):
     folder, file = published(tmp_path / "model", "Llama3-8B-1.58"), tmp_path / "model.gguf"
-    convert(folder, file, Request("TQ2_0", no_tokenizer=True))
+    convert(folder, file, ConversionRequest("TQ2_0", no_tokenizer=True))
     key, per_token = INPUTS
     assert open_checkpoint(file).metadata[key] == per_token
     assert apart(logits(file, ignore_keys=[key]), logits(folder)) > 1e-4
     again = tmp_path / "again.gguf"
-    convert(file, again, Request("TQ1_0", no_tokenizer=True))
+    convert(file, again, ConversionRequest("TQ1_0", no_tokenizer=True))
     assert open_checkpoint(again).rounds_inputs
     damaged = file.read_bytes().replace(per_token.encode(), b"int4 per token")
     file.write_bytes(damaged)

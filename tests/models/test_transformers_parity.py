@@ -15,7 +15,7 @@ from hf_models import (
     torch,
 )
 
-from bitnet.convert import Request, convert
+from bitnet.convert import ConversionRequest, convert
 from bitnet.families.config_json import gguf_name
 from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint
@@ -179,7 +179,7 @@ def test_a_converted_file_agrees_with_transformers(case, tmp_path):
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
     file = tmp_path / "model.gguf"
-    convert(tmp_path / "folder", file, Request("F32", no_tokenizer=True))
+    convert(tmp_path / "folder", file, ConversionRequest("F32", no_tokenizer=True))
     assert relative_difference(ours(file), expected) < MAX_RELATIVE_DIFFERENCE
 
 

@@ -236,7 +236,7 @@ def test_a_server_worker_refuses_jobs_in_a_child_that_has_not_its_thread(run):
     import asyncio, os, sys
     import bitnet
     from bitnet.runtime.request import Request
-    from bitnet.server.faults import Refused
+    from bitnet.server.refusals import Refused
     from bitnet.server.metrics import Metrics
     from bitnet.server.worker import Worker
 

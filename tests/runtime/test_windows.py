@@ -15,8 +15,8 @@ from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import layers_by_window
 from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from
-from bitnet.models.plan import hidden_program
 from bitnet.models.transformer import Model, Segment
 from bitnet.runtime.kv_cache import PAGE, KVCache
 from bitnet.runtime.scheduler import Scheduler

@@ -13,9 +13,9 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from bitnet.server.faults import Refused
 from bitnet.server.models import service_of
 from bitnet.server.prompts import check_size, made, prepared, sequences_of
+from bitnet.server.refusals import Refused
 from bitnet.server.shapes import MAX_MESSAGES, MAX_STOPS, Message, Shape
 from bitnet.server.streams import NAMED, Exchange
 

@@ -17,9 +17,9 @@ from bitnet import __version__
 from bitnet.runtime.chat_form import token_facts, with_top
 from bitnet.runtime.conversation_text import conversation_text
 from bitnet.runtime.request import Request as Wanted
-from bitnet.server.faults import Refused
 from bitnet.server.models import entry_of, service_of
 from bitnet.server.prompts import check_size, made, sequences_of
+from bitnet.server.refusals import Refused
 from bitnet.server.shapes import MAX_MESSAGES, MAX_STOPS, Message, Shape, TokenId
 from bitnet.server.streams import UNNAMED, Exchange
 

@@ -20,9 +20,9 @@ from pydantic import Field
 from bitnet import __version__
 from bitnet.errors import BitnetError
 from bitnet.runtime.chat_form import finish_of, with_top
-from bitnet.server.faults import Refused
 from bitnet.server.models import entry_of, service_of
 from bitnet.server.prompts import check_size, made, sequences_of
+from bitnet.server.refusals import Refused
 from bitnet.server.shapes import MAX_MESSAGES, EmbeddingRequest, Message, Shape
 from bitnet.server.streams import LINES, Exchange
 from bitnet.server.text_routes import vectors
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.piece import Piece
     from bitnet.runtime.request import Request as Wanted
     from bitnet.runtime.sequence import Sequence
-    from bitnet.server.entry import Entry
+    from bitnet.server.entry import ServedModel
     from bitnet.server.models import Models
     from bitnet.server.service import Service
 
@@ -234,7 +234,7 @@ async def version() -> dict[str, str]:
     return {"version": __version__}
 
 
-def _entry(request: Request, name: str) -> Entry:
+def _entry(request: Request, name: str) -> ServedModel:
     """The model *name*, whose tag may be left out.
 
     Raises:
@@ -387,7 +387,7 @@ def _ended(answer: Answer) -> dict[str, Any]:
     }
 
 
-async def _listed(entry: Entry) -> dict[str, Any]:
+async def _listed(entry: ServedModel) -> dict[str, Any]:
     path = entry.source.path
     files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
     stats = [one.stat() for one in files]

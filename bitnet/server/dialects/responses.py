@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
     from bitnet.runtime.sequence import Sequence
-    from bitnet.server.faults import Refused
+    from bitnet.server.refusals import Refused
     from bitnet.server.service import Service
 
 router = APIRouter(tags=["OpenAI"])
