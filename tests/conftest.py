@@ -12,7 +12,7 @@ from hub_server import HubServer
 
 from bitnet import settings
 
-# The same examples in every run, and no limit to the time one takes: a busy machine is no bug.
+# The same examples in every run, and no limit to the time one takes: a busy machine is not a bug.
 # HYPOTHESIS_PROFILE=default looks for new ones.
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
@@ -28,7 +28,7 @@ _LOOPBACK = ("127.", "::1", "localhost")
 
 
 def pytest_collection_modifyitems(items):
-    """What takes long is not traced, which doubles it; nor is what needs files not all have."""
+    """Do not trace slow tests, which doubles their time, nor those that need optional files."""
     for item in items:
         if item.get_closest_marker("slow") or {"test_data", "test_models"} & {*item.fixturenames}:
             item.add_marker("no_cover")

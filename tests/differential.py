@@ -57,7 +57,7 @@ def load(path: Path) -> Case:
 
 
 def as_json(case: Case) -> str:
-    """What :func:`load` reads."""
+    """Files that :func:`load` reads."""
     return json.dumps(asdict(case), indent=2, sort_keys=True) + "\n"
 
 
@@ -92,7 +92,7 @@ def make(case: Case, folder: Path) -> np.ndarray | None:
 
 
 def logits(model: Any, case: Case) -> np.ndarray:
-    """What *model* says of the prompt; in float64 where activations are rounded to int8."""
+    """Logits of *model* for the prompt; in float64 where activations are rounded to int8."""
     with torch.no_grad(), ExitStack() as stack:
         if case.quantization is not None:
             model = model.double()
@@ -102,7 +102,7 @@ def logits(model: Any, case: Case) -> np.ndarray:
 
 
 def reopened(case: Case, folder: Path) -> Any:
-    """What transformers makes of the folder once config.json is changed; ``None``: no model."""
+    """Transformers' model of the folder once config.json is changed; ``None``: no model."""
     path = folder / "config.json"
     said = json.loads(path.read_text(encoding="utf-8"))
     said = {key: value for key, value in said.items() if key not in case.without} | case.changes
@@ -179,7 +179,7 @@ def ours(path: Path, ids: list[int], dtype: type = np.float32) -> np.ndarray:
 
 
 def check(case: Case, folder: Path, *, engine: bool) -> str:
-    """What became of *case*: ``exact``, ``refused`` or ``not a model``, and more about its file.
+    """Outcome of *case*: ``exact``, ``refused`` or ``not a model``, and more about its file.
 
     Args:
         case: the model.

@@ -1,4 +1,4 @@
-"""Where the commands of the documentation run: a checkout, and stand-ins for the outside world.
+"""A checkout in which documented commands run, and stand-ins for the outside world.
 
 Those are a hub and a package index; nothing lies in the checkout that a reader does not have.
 Addresses that stand for the reader's own server become the hub's, and the reader's access token the

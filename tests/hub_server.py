@@ -38,7 +38,7 @@ PAGE = b"<!DOCTYPE html><html><body>Welcome to the guest network</body></html>"
 
 @dataclass
 class Rule:
-    """How to misbehave, *times* times, for requests that match *where* to *agent*.
+    """A way to misbehave, *times* times, for requests that match *where* to *agent*.
 
     With ``status`` the reply is that status and ``body``; otherwise it is the real one, altered.
     """

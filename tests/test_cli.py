@@ -336,7 +336,7 @@ def test_version_names_the_backend(bitnet):
     assert re.fullmatch(rf"bitnet {version} \({backend}, Python {version}\)\n", done.out)
 
 
-def test_a_reader_that_leaves_early_is_no_error():
+def test_a_reader_that_leaves_early_is_not_an_error():
     done = subprocess.run(
         f"{sys.executable} -m bitnet exit-codes | head -c 1; exit ${{PIPESTATUS[0]}}",
         shell=True,
@@ -388,7 +388,7 @@ def test_closed_streams_say_nothing_and_change_nothing():
     assert (done.returncode, done.stderr[:27]) == (2, "Error: the prompt is empty\n")
 
 
-def test_ctrl_c_before_there_is_a_command_is_no_traceback():
+def test_ctrl_c_before_there_is_a_command_gives_no_traceback():
     code = (
         "import sys\n"
         "class Key:\n"

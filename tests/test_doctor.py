@@ -1,4 +1,4 @@
-"""What ``bitnet.doctor`` finds on this machine, without the network."""
+"""Findings of ``bitnet.doctor`` on this machine, without the network."""
 
 import os
 import socket

@@ -17,6 +17,7 @@ PYTHON = [
     *(ROOT / "docs").rglob("*.py"),
     ROOT / "tasks.py",
 ]
+TESTS = [*(ROOT / "tests").rglob("*.py")]
 PAGES = [
     *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),  # says what was said
     *(ROOT / "docs").rglob("*.md"),
@@ -79,6 +80,15 @@ def passages(source):
         yield line, text, False
 
 
+def _prose_of_tests(source):
+    """Docstrings, comments and names of tests; their strings are often data."""
+    yield from (one for one in passages(source) if one[2])
+    yield from ((line, text, False) for line, text in _comments(source))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield node.lineno, node.name.replace("_", " "), False
+
+
 def findings(passages):
     found = []
     for line, text, docstring in passages:
@@ -97,6 +107,11 @@ def _id(path):
 @pytest.mark.parametrize("path", sorted(PYTHON), ids=_id)
 def test_code_speaks_plain_english(path):
     assert findings(passages(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("path", sorted(TESTS), ids=_id)
+def test_tests_speak_plain_english(path):
+    assert findings(_prose_of_tests(path.read_text(encoding="utf-8"))) == []
 
 
 @pytest.mark.parametrize("path", sorted(PAGES), ids=_id)
@@ -121,3 +136,14 @@ def test_pages_speak_plain_english(path):
 )
 def test_the_patterns_find_what_they_are_for(source, count):
     assert len(findings(passages(source))) == count
+
+
+@pytest.mark.parametrize(
+    ("read", "source", "count"),
+    [
+        (_prose_of_tests, "def test_a_page_is_no_file():\n    x = 'is no file'", 1),
+        (_prose_of_tests, "# nobody waits", 1),
+    ],
+)
+def test_tests_are_read_too(read, source, count):
+    assert len(findings(read(source))) == count

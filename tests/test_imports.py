@@ -1,4 +1,4 @@
-"""Who may import whom (docs/architecture), and what a cheap import may load."""
+"""Imports that are allowed (docs/architecture), and those that a cheap import may cause."""
 
 import ast
 import subprocess

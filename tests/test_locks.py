@@ -137,12 +137,12 @@ def test_the_file_stays(path):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "\0\0", '{"pid": "x"}', "9" * 400])
-def test_a_damaged_record_names_nobody(path, text):
+def test_a_damaged_record_names_no_owner(path, text):
     path.write_text(text)
     assert owner_of(path) is None
 
 
-def test_a_process_on_another_host_is_never_surely_dead():
+def test_a_process_on_another_host_is_never_certainly_dead():
     assert not Owner(1 << 22, "elsewhere", time.time()).is_dead
 
 

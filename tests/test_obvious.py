@@ -1,4 +1,4 @@
-"""What somebody types who has not read the help is done, or answered with what to type."""
+"""Commands typed without reading the help are done, or answered with the right command."""
 
 import pytest
 

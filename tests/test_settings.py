@@ -98,7 +98,7 @@ def test_seconds_may_have_a_fraction(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "   "])
-def test_an_empty_token_is_no_token(text, monkeypatch):
+def test_an_empty_token_is_not_a_token(text, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", text)
     assert settings.hf_token() is None
 

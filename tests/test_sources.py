@@ -34,7 +34,7 @@ def test_a_gated_source_without_a_token_explains_three_steps():
     assert "--source mirror" in caught.value.hint
 
 
-def test_an_empty_token_is_no_token(monkeypatch):
+def test_an_empty_token_is_not_a_token(monkeypatch):
     monkeypatch.setenv("HF_TOKEN", " ")
     with pytest.raises(TokenMissing):
         sources.require_token(sources.TOKENIZERS["llama2-32k"])

@@ -48,7 +48,7 @@ def test_what_ascii_lacks_is_a_mark_a_name_or_an_escape(text, shown, monkeypatch
     assert written(text, "ascii", monkeypatch) == shown
 
 
-def test_utf_8_is_written_as_it_is_and_bytes_that_are_no_text_are_escaped(monkeypatch):
+def test_utf_8_is_written_as_it_is_and_bytes_that_are_not_text_are_escaped(monkeypatch):
     assert written("✓ é \udcff", "utf-8", monkeypatch) == "✓ é \\udcff".encode()
 
 

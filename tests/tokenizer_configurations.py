@@ -312,7 +312,7 @@ def _encoded(library, engines, text):
 
 
 def _begins_as_template(engine, ids):
-    """Whether *ids* begin or end with what is put around: there the library puts it twice."""
+    """True if *ids* begin or end with what is put around: there the library puts it twice."""
     first, last = engine._prefix, engine._suffix
     return (first and ids[: len(first)] == first) or (last and ids[-len(last) :] == last)
 
@@ -333,7 +333,7 @@ def _streamed(engine, ids, skip):
 
 
 def _answer(run, *args, **options):
-    """What *run* gives, or its refusal."""
+    """Result of *run*, or its refusal."""
     try:
         return run(*args, **options)
     except BitnetError as error:

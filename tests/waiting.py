@@ -9,7 +9,7 @@ PATIENCE_S = 120
 
 
 def until(condition, process=None):
-    """What *condition* gives once it holds; *process*, if any, must not have ended before."""
+    """Value of *condition* once it holds; *process*, if any, must not have ended before."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         ended = process is not None and process.poll() is not None

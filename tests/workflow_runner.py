@@ -35,7 +35,7 @@ TOKEN = re.compile(
 
 @dataclass
 class CacheStore:
-    """What ``actions/cache`` keeps: one immutable copy for each key."""
+    """The store of ``actions/cache``: one immutable copy for each key."""
 
     folder: Path
     saved: list = field(default_factory=list)
@@ -64,7 +64,7 @@ class CacheStore:
 
 @dataclass
 class Step:
-    """What became of a step: ``success``, ``failure`` or ``skipped``."""
+    """Outcome of a step: ``success``, ``failure`` or ``skipped``."""
 
     name: str
     outcome: str

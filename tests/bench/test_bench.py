@@ -101,12 +101,12 @@ def test_a_slowdown_beyond_the_limit_is_an_error():
         ({"peak_memory_bytes": "much"}, InvalidFormat),
     ],
 )
-def test_what_is_no_report_is_refused(tmp_path, change, error):
+def test_what_is_not_a_report_is_refused(tmp_path, change, error):
     with pytest.raises(error, match=r"report\.json"):
         read_report(saved(tmp_path, REPORT.facts() | change))
 
 
-def test_other_files_are_no_reports(tmp_path):
+def test_other_files_are_not_reports(tmp_path):
     with pytest.raises(InvalidFormat):
         read_report(saved(tmp_path, [1, 2]))
     (tmp_path / "report.json").write_bytes(b"\xff\xfe")

@@ -146,7 +146,7 @@ def test_looking_leaves_no_lock_files_behind(root):
     assert sorted(root.rglob("*")) == before
 
 
-def test_a_lock_of_nobody_is_a_leftover(root):
+def test_a_lock_without_owner_is_a_leftover(root):
     put(root / "tokenizers/gone/tokenizer.json.lock", b"not even JSON")
     assert [e.kind for e in entries(root) if e.key == "gone"] == ["leftover"]
 
@@ -275,7 +275,7 @@ def test_an_entry_that_became_busy_after_the_plan_is_left_alone(root, holding):
     assert (root / "tokenizers/llama3-128k/tokenizer.json").exists()
 
 
-def test_a_file_that_is_already_gone_is_no_error(root):
+def test_a_file_that_is_already_gone_is_not_an_error(root):
     planned = plan(root, Selection(key="gpt2-50k"), now_s=NOW_S)
     (root / "tokenizers/gpt2-50k/tokenizer.json").unlink()
     prune(planned)

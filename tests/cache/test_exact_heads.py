@@ -82,7 +82,7 @@ def test_a_copy_of_another_size_is_not_used():
     assert not read_copy(written(), np.zeros(100, dtype=np.uint8))
 
 
-def test_a_missing_file_is_no_error():
+def test_a_missing_file_is_not_an_error():
     assert not read_copy(copy_path("none"), np.zeros(100, dtype=np.uint8))
 
 

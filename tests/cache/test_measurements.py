@@ -44,7 +44,7 @@ def test_what_was_written_is_read_under_the_same_conditions(cache):
         b'{"conditions": {"processor": "B", "threads": 2}, "found": {"first": 1}}',
     ],
 )
-def test_a_damaged_file_counts_as_none_and_is_written_anew(damaged):
+def test_a_damaged_file_counts_as_none_and_is_written_again(damaged):
     write_measurement("speed", HERE, FOUND)
     measurement_path("speed", HERE).write_bytes(damaged)
     assert read_measurement("speed", HERE) is None

@@ -1,4 +1,4 @@
-"""What ``plan_files`` and ``write_files`` do to a project, and that ours is made by them."""
+"""Effects of ``plan_files`` and ``write_files`` on a project, ours included."""
 
 import os
 import re

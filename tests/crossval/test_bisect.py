@@ -1,4 +1,4 @@
-"""Where intermediates part."""
+"""The place where intermediates part."""
 
 import numpy as np
 import pytest
@@ -38,7 +38,7 @@ def test_what_only_one_has_or_in_another_size_is_left_out():
     assert not found.agrees
 
 
-def test_a_value_that_is_no_number_is_beyond_every_bound():
+def test_a_value_that_is_not_a_number_is_beyond_every_bound():
     found = bisect(steps(["x-0"]), {"x-0": np.full(6, np.nan)}, names=("a", "b"), bound=1e9)
     assert found.first.name == "x-0"
 

@@ -35,7 +35,7 @@ def question(checkpoint, **more):
 
 @pytest.fixture
 def library(tmp_path, monkeypatch):
-    """Where a build would have its library; there is nothing."""
+    """Place where a build would have its library; there is nothing."""
     place = tmp_path / "build" / "3rdparty" / "llama.cpp" / "src" / "libllama.so"
     place.parent.mkdir(parents=True)
     monkeypatch.setenv("BITNET_CPP_DIR", str(tmp_path))
@@ -58,12 +58,12 @@ def test_a_folder_that_is_not_there_is_a_mistake_and_no_absence(ternary, monkeyp
             choose(name, ternary).trace(question(ternary))
 
 
-def test_a_folder_without_a_library_is_no_build(ternary, library):
+def test_a_folder_without_a_library_is_not_a_build(ternary, library):
     with pytest.raises(UsageError, match="nothing was built there"):
         choose("bitnet.cpp", ternary).trace(question(ternary))
 
 
-def test_a_file_that_is_no_library_is_told(ternary, library):
+def test_a_file_that_is_not_a_library_is_told(ternary, library):
     library.write_text("not one")
     with pytest.raises(EngineFailed, match=r"cannot run ternary\.gguf: OSError: .*libllama"):
         choose("", ternary).trace(question(ternary))

@@ -107,7 +107,7 @@ TAMPERED = {
     "no time": put("created", "yesterday"),
     "a number of the prompts": put("plan.prompts", 3),
     "fewer positions than were run": put("plan.positions_there", 0),
-    "texts that nobody answered": put("plan.texts", 5),
+    "texts without an answer": put("plan.texts", 5),
     "no vocabulary": put("tokenizer.vocab_size", 0),
     "a token outside the vocabulary": put("prompts.0.ids.0", 64),
     "tokens of another prompt": lambda r: r["prompts"][0]["tokens"].pop(),

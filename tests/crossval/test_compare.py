@@ -1,4 +1,4 @@
-"""Comparisons of traces, with figures worked out by hand."""
+"""Comparisons of traces, with numbers worked out by hand."""
 
 import math
 

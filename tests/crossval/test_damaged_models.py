@@ -121,7 +121,7 @@ def test_our_reading_rope_in_the_other_style_never_passes(bitnet, tmp_path, monk
     monkeypatch.setattr(checkpoints, "of_gguf", lambda _architecture: in_halves)
     done = bitnet(*words, "--json", "--allow-missing")
     report = json.loads(done.out)
-    # Random weights predict nothing, so nobody can say which of the two is wrong.
+    # Random weights predict nothing, so there is no telling which of the two is wrong.
     assert done.code == 22
     assert report["verdict"]["reference_rejected"]
     shown = bitnet(*words, "--bisect").out

@@ -152,7 +152,7 @@ def test_a_reference_is_held_to_the_bounds_that_we_are_held_to(change):
     unjudged = {one.subject for one in verdict.findings if one.severity == "skipped"}
     assert unjudged == {"reference", "logits", "top-1"}
     assert failed(evidence(replace(ROW, exact_ours=bad))) == {"float64"}
-    # Our own float64 pass is no judge of itself.
+    # Our own float64 pass does not judge itself.
     own = replace(PASSED.reference, independent=False)
     assert outcome(evidence(ROW, reference=own))[0] == "passed"
 

@@ -146,7 +146,7 @@ def test_a_reference_that_is_not_installed_says_how_to(checkpoint, monkeypatch):
 
 
 @needs("xllamacpp")
-def test_a_file_the_engine_refuses_is_no_crash_of_ours(checkpoint, tmp_path):
+def test_a_file_the_engine_refuses_is_not_a_crash_of_ours(checkpoint, tmp_path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(checkpoint.path.read_bytes()[:2000])
     asked = question(type(checkpoint)(broken, "llama", {}, {}, "half"))

@@ -86,14 +86,14 @@ def damaged(**changes):
         damaged(positions=GOOD["prompts"][0]["positions"] * 3),
     ],
 )
-def test_what_is_no_trace_is_refused(values):
+def test_what_is_not_a_trace_is_refused(values):
     assert trace_from(GOOD, name="good").prompts[0].ids == (1, 2)
     with pytest.raises(InvalidFormat, match="not a recorded trace"):
         trace_from(values, name="bad")
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{"])
-def test_what_is_no_json_object_is_refused(tmp_path, text):
+def test_what_is_not_a_json_object_is_refused(tmp_path, text):
     file = tmp_path / "trace.json"
     file.write_text(text)
     with pytest.raises(InvalidFormat):

@@ -76,7 +76,7 @@ def untie(folder):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tie_word_embeddings": False}))
 
 
-def test_weights_that_transformers_would_invent_are_no_reference(folder):
+def test_weights_that_transformers_would_invent_give_no_reference(folder):
     asked = Question(open_checkpoint(folder), prompts=(("ab", (3, 4)),))
     (answer,) = Transformers().trace(asked).prompts
     assert len(answer.positions) == 2
@@ -85,7 +85,7 @@ def test_weights_that_transformers_would_invent_are_no_reference(folder):
         Transformers().trace(asked)
 
 
-def test_weights_that_are_missing_are_no_model_either(bitnet, folder):
+def test_weights_that_are_missing_are_not_a_model_either(bitnet, folder):
     untie(folder)
     done = bitnet("crossval", "--model", folder, *ROOM)
     assert done.code == 13  # nothing is computed of what is not there

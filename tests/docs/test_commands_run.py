@@ -26,7 +26,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory, test_data, test_models):
-    """What the pages fetch: a hub, and a package index with the models that lie here."""
+    """Servers of all that the pages fetch: a hub, and a package index with models."""
     folder = tmp_path_factory.mktemp("outside")
     own, tokenizers = folder / "own", test_data / "tokenizers"
     smollm2 = test_models / PACKAGED["smollm2-135m"].file

@@ -53,7 +53,7 @@ COMMANDS = (
     ("./scripts/tokenizer-health-check.sh models", 0),
     ("inv clean-cache --older-than 30d --keep 10 --key llama2-32k --tokenizers-only --dry-run", 0),
     ("MAX_AGE_DAYS=30 KEEP=10 ./scripts/cleanup-tokenizer-cache.sh", 0),
-    ("inv clean-cache", 2),  # nobody can be asked here
+    ("inv clean-cache", 2),  # no user can be asked here
 )  # fmt: skip
 
 
@@ -76,7 +76,7 @@ def full_hub(tmp_path_factory):
 
 
 def prepare(sandbox):
-    """What the guides take for granted: a model, its tokenizer beside others, something pinned."""
+    """Files that the guides take for granted: a model, a tokenizer beside others, a pin."""
     (sandbox.folder / "models").mkdir()
     tiny_gguf(sandbox.folder / "models/model.gguf", **{"tokenizer.ggml.pre": "qwen2"})
     sandbox.bitnet("export-tokenizer", "models/model.gguf", "--into", "original")

@@ -1,4 +1,4 @@
-"""What the pages say exists, exists."""
+"""Files, commands and links that the pages name exist."""
 
 import re
 import shlex

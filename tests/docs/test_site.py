@@ -23,7 +23,7 @@ pytestmark = [
 
 
 class Page(HTMLParser):
-    """What one page links to, asks for, and can be pointed at."""
+    """Links, assets and ids of one page."""
 
     def __init__(self, text):
         super().__init__()

@@ -112,7 +112,7 @@ def test_a_hub_that_does_not_answer(bitnet, hub, monkeypatch):
     assert bitnet("tokenizer", "--retries=4").code == 0
 
 
-def test_something_else_than_a_tokenizer(bitnet, hub):
+def test_something_other_than_a_tokenizer(bitnet, hub):
     hub.add(MIRROR, "tokenizer.json", b'{"model": {} "x"}')
     _, (command,) = problem(bitnet("tokenizer"), "Invalid JSON")
     hub.add(MIRROR, "tokenizer.json", LLAMA3)
@@ -157,7 +157,7 @@ def test_a_damaged_file_in_the_cache(bitnet, hub):
 
 
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_of_somebody_else(bitnet, hub, tmp_path):
+def test_a_folder_of_another_user(bitnet, hub, tmp_path):
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
     hint, _ = problem(bitnet("tokenizer", "--cache-dir", locked / "c"), "Permission denied")
@@ -207,7 +207,7 @@ def test_a_mock_is_refused_unless_it_is_allowed(bitnet, hub, monkeypatch):
     assert bitnet(*words, "--allow-mock").code == 19
 
 
-def test_what_is_no_error_is_only_said(bitnet, model):
+def test_what_is_not_an_error_is_only_said(bitnet, model):
     done = bitnet("infer", "--model", model, "--prompt", "a", "--max-tokens", "1", "--stats")
     assert done.code == 0
     assert "GPU operations: 0, CPU operations: " in done.err + done.out

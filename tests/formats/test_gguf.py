@@ -84,7 +84,7 @@ def test_string_arrays_give_texts_bytes_and_offsets(backend):
     assert bytes(array.raw[starts[1] + 8 : starts[2]]) == b"a"
 
 
-def test_strings_that_are_no_utf8_survive_a_round_trip(backend):
+def test_strings_that_are_not_utf8_survive_a_round_trip(backend):
     array = GGUF.parse(gguf_bytes({"a": [b"\xff\xfe", b"ok"], "s": b"\x80"})).metadata["a"]
     assert [text.encode("utf-8", "surrogateescape") for text in array.strings()] == [
         b"\xff\xfe",
@@ -265,7 +265,7 @@ def test_a_key_or_tensor_twice_is_refused(backend):
         GGUF.parse(raw.replace(b"t1", b"t0"))
 
 
-def test_names_that_are_no_utf8_are_refused(backend):
+def test_names_that_are_not_utf8_are_refused(backend):
     with pytest.raises(InvalidFormat, match="key is not UTF-8"):
         GGUF.parse(gguf_bytes({b"\xff".decode("latin-1"): 1}).replace("ÿ".encode(), b"\xff\xff"))
 

@@ -47,7 +47,7 @@ def test_iq2_bn_rows_have_their_scale_in_front(tmp_path):
     assert (found.minus, found.zero, found.plus, found.invalid) == (128, 64, 64, 0)
 
 
-def test_large_tensors_are_sampled_unless_all_is_wanted(tmp_path):
+def test_large_tensors_are_sampled_unless_all_is_requested(tmp_path):
     n = 4 * SAMPLE_BYTES + 128
     tensor = Tensor("w", (n // 128, 128), 36, b"\xaa" * (n // 4) + bytes(32))
     (sample,) = _counts(tmp_path, [tensor])

@@ -65,7 +65,7 @@ def read(path):
 
 
 @pytest.mark.parametrize("change", [replace, os.unlink, read])
-def test_what_leaves_the_mapped_bytes_alone_is_no_change(path, change):
+def test_what_leaves_the_mapped_bytes_alone_is_not_a_change(path, change):
     mapped = MappedFile.open(path)
     change(path)
     mapped.check()
@@ -181,7 +181,7 @@ def test_a_bus_error_elsewhere_goes_where_it_went(path, handler, again):
     assert ("Bus error" in done.stderr) == (handler == "faulthandler")
 
 
-def test_what_is_no_file_to_map_is_refused(tmp_path, path):
+def test_what_is_not_a_file_to_map_is_refused(tmp_path, path):
     cut_off = tmp_path / "empty"
     cut_off.touch()
     for name, error in ((tmp_path, NotFound), (cut_off, InvalidFormat), ("none", NotFound)):

@@ -1,4 +1,4 @@
-"""What every reader of a GGUF file does with it, for inputs of any kind.
+"""Every reader of GGUF files, for inputs of any kind.
 
 Used by the fuzz target, by the Hypothesis tests and to replay the committed corpus.
 """
@@ -20,7 +20,7 @@ except ImportError:
 
 
 def native_walk(data, total):
-    """What :func:`gguf_index.walk` gives, from the compiled module."""
+    """Results of :func:`gguf_index.walk` gives, from the compiled module."""
     problem, keys, tensors, end = NATIVE.gguf_index(data, total)
     if problem is not None:
         return Problem(Fault(problem[0]), Section(problem[1]), *problem[2:])

@@ -1,4 +1,4 @@
-"""What is done with a tokenizer file, a chat template or a request body of any content.
+"""Every reader of tokenizer files, chat templates and request bodies, for any content.
 
 Only a :class:`BitnetError` may come out, and where both engines give ids they are the same.
 """

@@ -1,4 +1,4 @@
-"""Telling somebody that a worker is ready."""
+"""The message that a worker is ready."""
 
 import contextlib
 import http.server

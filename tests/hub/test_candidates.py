@@ -42,6 +42,6 @@ def test_nothing_that_matches_is_not_found():
         choose("o/r", candidates(FILES, "*.bin"), "*.bin", fits=lambda size: None)
 
 
-def test_a_plain_name_is_no_pattern():
+def test_a_plain_name_is_not_a_pattern():
     assert not is_pattern("a.gguf")
     assert all(map(is_pattern, ("", "*.gguf", "a?", "[ab]")))

@@ -39,7 +39,7 @@ def test_a_refusing_hub_is_named(hub, status, code):
     assert look(hub.url)["reply"].exit_code == code
 
 
-def test_nobody_listening_is_a_failed_connection():
+def test_a_closed_port_is_a_failed_connection():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     steps = look(f"http://127.0.0.1:{port}")

@@ -248,7 +248,7 @@ def test_a_size_that_differs_from_the_announced_one_is_refused(session, hub, tar
     assert not target.exists()
 
 
-def test_a_web_page_is_no_file(session, hub, target):
+def test_a_web_page_is_not_a_file(session, hub, target):
     page = {"status": 200, "headers": {"Content-Type": "text/html; charset=utf-8"}, "body": PAGE}
     hub.rules.append(Rule(where="cdn", **page))
     with pytest.raises(NetworkError, match="got text/html"):
@@ -321,7 +321,7 @@ def test_a_partial_of_another_version_is_not_continued(session, hub, target):
     assert hub.sent("cdn") == len(CONTENT)
 
 
-def test_a_damaged_partial_is_noticed_and_fetched_anew(session, hub, target, caplog):
+def test_a_damaged_partial_is_noticed_and_fetched_again(session, hub, target, caplog):
     stop_at(hub, session, target, 1_000_000)
     with open(partial(), "r+b") as file:
         file.write(b"\0\0\0\0")

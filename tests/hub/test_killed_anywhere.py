@@ -225,7 +225,7 @@ def sha256(content):
 
 
 def prepared(scenario, hub, tmp_path):
-    """What the driver has to know for *scenario*, as JSON values."""
+    """Facts that the driver needs for *scenario*, as JSON values."""
     hub.add("org/model", "model.gguf", CONTENT)
     facts = {"files": {"model.gguf": sha256(CONTENT)}, "size": len(CONTENT), "kept": len(CONTENT)}
     if scenario == "url":

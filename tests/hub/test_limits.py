@@ -46,7 +46,7 @@ def test_all_connections_of_a_download_share_the_rate(hub, session, clock, tmp_p
     assert len(CONTENT) / 1e6 <= clock() - begun + 1e-6
 
 
-def test_a_limit_is_no_stall(hub, session, clock, tmp_path):
+def test_a_limit_is_not_a_stall(hub, session, clock, tmp_path):
     """At ten bytes a second everything is slower than what counts as silence."""
     hub.add("org/model", "model.gguf", CONTENT[:2000])
     with session(limit_rate="10", stall_timeout=30.0) as one:
@@ -78,7 +78,7 @@ def test_no_more_connections_are_open_than_allowed():
     assert most[0] == 2
 
 
-def test_whoever_waits_is_told_when_it_is_over():
+def test_those_that_wait_are_told_when_it_is_over():
     limits = Limits(connections=1)
     with limits.connection():
         limits.stop()
@@ -100,7 +100,7 @@ def test_a_rate_is_read_as_people_write_it(text, rate, monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["fast", "-1", "1e3", "10 M", "1T", "k", "9" * 400, "٣"])
-def test_what_is_no_rate_is_refused(text):
+def test_what_is_not_a_rate_is_refused(text):
     with pytest.raises(UsageError, match="limit-rate"):
         FetchOptions(limit_rate=text)
 

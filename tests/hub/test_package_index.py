@@ -29,13 +29,13 @@ def test_pip_says_where_the_wheels_in_a_folder_are(local_index, tmp_path):
     assert list((tmp_path / "entry").iterdir()) == []
 
 
-def test_a_package_nobody_has_is_not_found_with_the_versions_there_are(local_index, tmp_path):
+def test_a_package_that_is_absent_is_not_found_with_the_versions_there_are(local_index, tmp_path):
     parts = (Package("tiny-model", "9.9", "x"),)
     with pytest.raises(NotFound, match=r"tiny-model==9\.9 \(versions there: 1\.0\)"):
         package_index.resolve([package.requirement for package in parts], tmp_path)
 
 
-def test_an_index_nobody_answers_at_is_a_network_error(local_index, tmp_path, monkeypatch):
+def test_an_index_that_does_not_answer_is_a_network_error(local_index, tmp_path, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
     monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")

@@ -63,7 +63,7 @@ def offline(project):
 # --- tokenizers ------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_is_fetched_into_the_cache_and_put_where_it_is_wanted(project, hub):
+def test_a_tokenizer_is_fetched_into_the_cache_and_put_where_it_is_requested(project, hub):
     target = project.folder / "out" / "official" / "tokenizer.json"
     got = provide(OPEN, project, target=target)
     assert target.read_bytes() == tokenizer_json(note="mirror")
@@ -127,7 +127,7 @@ def test_a_cached_file_that_was_altered_is_fetched_once_more(project, caplog):
     assert "has changed since it was checked" in caplog.text
 
 
-def test_a_file_somebody_put_into_the_cache_is_used_if_its_vocabulary_is_right(project, hub):
+def test_a_file_put_into_the_cache_by_hand_is_used_if_its_vocabulary_is_right(project, hub):
     entry = tokenizer_entry(OPEN, project.cache)
     entry.parent.mkdir(parents=True)
     entry.write_bytes(tokenizer_json(note="by hand"))
@@ -169,7 +169,7 @@ def test_the_whole_key_may_be_deleted_at_any_time(project):
     assert not provide(OPEN, project).cached
 
 
-def test_a_damaged_record_of_the_origin_is_no_record(project):
+def test_a_damaged_record_of_the_origin_is_not_a_record(project):
     provide(OPEN, project)
     record = tokenizer_entry(OPEN, project.cache).with_name("tokenizer.json.origin")
     for text in ("", "[]", '{"repo": 1}', "\0"):
@@ -284,7 +284,7 @@ def test_a_file_that_was_there_is_pinned_only_if_it_is_the_servers(project, hub)
     assert path.read_bytes() == CONTENT
 
 
-def test_a_pin_keeps_its_commit_when_somebody_else_does_not_know_it(project):
+def test_a_pin_keeps_its_commit_when_another_server_does_not_know_it(project):
     provide_model(WEIGHTS, project)
     (pinned,) = lockfile.read(project.lock_path)
     project.pin(replace(pinned, commit=None))
@@ -403,7 +403,7 @@ def test_update_transfers_nothing_when_nothing_has_changed(project, hub):
     assert lockfile.read(project.lock_path)[0].commit == hub.repos["org/model"].revisions["main"]
 
 
-def test_what_the_lock_file_names_and_nobody_knows_is_refused(project):
+def test_a_name_of_the_lock_file_that_is_unknown_is_refused(project):
     unknown = Locked("tokenizer", "o/r", "main", "tokenizer.json", None, "a" * 64, 1)
     package = replace(unknown, kind="package", repo="smollm2-135m", file="x.gguf")
     for entry in (unknown, package):

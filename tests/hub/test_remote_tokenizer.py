@@ -65,7 +65,7 @@ def test_a_mistyped_path_opens_no_connection(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "text", ["https://", "https://host", "hf://org", "hf://", "hf:///x", "hf://o/r/model.gguf"]
 )
-def test_what_is_no_address_of_a_tokenizer_is_refused(text):
+def test_what_is_not_an_address_of_a_tokenizer_is_refused(text):
     with pytest.raises(UsageError, match="--tokenizer is"):
         parse(text)
 
@@ -147,4 +147,4 @@ def test_a_repository_without_tokenizer_says_what_it_has(project, hub):
     with pytest.raises(NotFound):
         provide(parse(f"hf://{REPO}/none.json"), project, check=read)
     with pytest.raises(NotFound):
-        provide(parse("org/nobody"), project, check=read)
+        provide(parse("org/absent"), project, check=read)

@@ -114,7 +114,7 @@ def test_a_size_that_is_none_is_an_unexpected_reply(hub, options, size):
         list_files("org/model", options=options)
 
 
-def test_a_length_of_thousands_of_digits_is_no_length(hub, options):
+def test_a_length_of_thousands_of_digits_is_not_a_length(hub, options):
     url = file_url("org/model", "main", "model.gguf", options)
     hub.rules.append(Rule(where="hub", method="HEAD", headers={"X-Linked-Size": "9" * 5000}))
     assert head(url, options).size is None

@@ -44,7 +44,7 @@ def test_the_token_goes_to_the_hub_and_not_to_the_file_server(hub, session, tmp_
 
 
 @pytest.mark.parametrize("token", ["", "  "])
-def test_an_empty_token_is_no_token(hub, session, tmp_path, monkeypatch, token):
+def test_an_empty_token_is_not_a_token(hub, session, tmp_path, monkeypatch, token):
     monkeypatch.setenv("HF_TOKEN", token)
     hub.add("org/model", "model.gguf", BIG)
     fetch(session, tmp_path)

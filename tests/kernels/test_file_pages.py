@@ -1,4 +1,4 @@
-"""Where the bytes of mapped files lie."""
+"""Places of the bytes of mapped files."""
 
 from __future__ import annotations
 

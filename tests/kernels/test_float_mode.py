@@ -45,7 +45,7 @@ def mode(bits):
 
 
 def flushes():
-    """Whether this thread takes subnormal numbers for zero."""
+    """True if this thread takes subnormal numbers for zero."""
     return bool(np.multiply(np.array([TINY]), np.float32(1))[0] == 0)
 
 

@@ -139,7 +139,7 @@ def test_a_weight_with_too_few_bytes_is_refused(name):
 
 @needs_native
 @pytest.mark.parametrize("name", ["I2_S", "TQ2_0"])
-def test_a_code_that_is_no_ternary_weight_is_refused(name):
+def test_a_code_that_is_not_a_ternary_weight_is_refused(name):
     if name == "I2_S":
         packed = pack_i2_s(ternary(40, 256))
         kind = types.by_name(name)

@@ -1,4 +1,4 @@
-"""How exact the native backend is on real weights, and how exact llama.cpp was on the same."""
+"""Errors of the native backend on real weights, and those of llama.cpp on the same."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How weights become what the kernels read."""
+"""Weights packed for the kernels."""
 
 import mmap
 

@@ -1,4 +1,4 @@
-"""Which layout ternary weights get: asked for, measured, or measured before."""
+"""The layout that ternary weights get: asked for, measured, or measured before."""
 
 import json
 from types import SimpleNamespace

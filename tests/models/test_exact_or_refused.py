@@ -44,7 +44,7 @@ def dynamic(**more):
 
 
 def engine(folder, **options):
-    """What runs a folder with default options, in exact arithmetic."""
+    """Engine for a folder with default options, in exact arithmetic."""
     model = load_model(open_checkpoint(folder), ops=ReferenceOps())
     return Engine(model, cache_dtype=np.float32, **options)
 

@@ -62,7 +62,7 @@ def test_a_tensor_takes_the_bytes_its_encoding_says(name, shape, size):
     assert by_name(name).size_bytes(shape) == size
 
 
-def test_a_row_that_is_no_whole_number_of_blocks_has_no_size():
+def test_a_row_that_is_not_a_whole_number_of_blocks_has_no_size():
     assert by_name("Q4_K").size_bytes((4, 100)) is None
     assert by_id(999).size_bytes((4,)) is None
 

@@ -1,4 +1,4 @@
-"""Text out of tiny random models: pieces, stop strings, ends and figures."""
+"""Text out of tiny random models: pieces, stop strings, ends and metrics."""
 
 import json
 from itertools import zip_longest
@@ -94,7 +94,7 @@ def test_a_space_that_begins_the_answer_is_part_of_it(tmp_path):
         assert model.generate([1], max_tokens=2, sampling=forced) == "x x"
 
 
-def test_a_stop_string_of_several_tokens_is_no_part_of_the_answer(model):
+def test_a_stop_string_of_several_tokens_is_not_part_of_the_answer(model):
     whole = model.generate(PROMPT, max_tokens=60, sampling=SPREAD)
     stop = whole[10:13]
     answer = model.stream(PROMPT, max_tokens=60, sampling=SPREAD, stop=["\0", stop])
@@ -120,7 +120,7 @@ def test_a_full_context_is_a_reason_to_finish(model):
     assert len(model.generate(PROMPT, max_tokens=3, sampling=forced)) == 3
 
 
-def test_figures_count_what_was_run(model):
+def test_metrics_count_what_was_run(model):
     model.engine.reset()
     answer = model.stream(PROMPT, max_tokens=7, sampling=SamplingParams(logit_bias={LETTER: 1e9}))
     "".join(answer)
@@ -189,7 +189,7 @@ def test_an_argument_out_of_its_range_is_refused(tmp_path, wrong):
         bitnet.load(tiny_gguf(tmp_path / "m.gguf"), **wrong)
 
 
-def test_what_is_no_text_is_refused(model):
+def test_what_is_not_text_is_refused(model):
     with pytest.raises(UsageError, match="prompt is of type bytes, expected a text"):
         model.generate(b"ab")
     with pytest.raises(UsageError, match="a list of messages"):

@@ -38,7 +38,7 @@ def test_every_message_sees_those_before(model):
     assert talk.stats.reused_tokens == len("ss.ub.axxx")
 
 
-def test_every_answer_draws_anew_and_a_seed_repeats_all_of_them(model):
+def test_each_answer_draws_for_itself_and_a_seed_repeats_all_of_them(model):
     def answers(seed):
         sampling = SamplingParams(temperature=5.0, seed=seed)
         talk = Conversation(model, Request(max_tokens=8, sampling=sampling))

@@ -15,7 +15,7 @@ LOGITS = np.log(np.array([0.1, 0.4, 0.05, 0.3, 0.15], dtype=np.float32))
 
 
 def draws(params, n=400, logits=LOGITS):
-    """How often each token was drawn, each time by a sampler of its own seed."""
+    """Number of times each token was drawn, each time by a sampler of its own seed."""
     counts = Counter()
     for seed in range(n):
         options = {**params, "seed": seed}
@@ -130,7 +130,7 @@ def test_logprobs_are_the_models_own():
     assert [value for _, value in sampled.top] == pytest.approx([math.log(0.4), math.log(0.3)])
 
 
-def test_logits_that_are_no_numbers_are_an_error():
+def test_logits_that_are_not_numbers_are_an_error():
     with pytest.raises(InferenceError, match="not finite"):
         Sampler(SamplingParams()).sample(np.array([0, np.nan], dtype=np.float32))
 

@@ -56,7 +56,7 @@ def test_a_long_prompt_holds_the_others_up_for_one_chunk_at_a_time(reference):
     assert {sequence for sequence, _ in scheduler.step()} == {quick, long}
 
 
-def test_without_time_to_wait_chunks_are_as_small_as_pays(reference):
+def test_without_time_to_wait_chunks_are_as_small_as_is_worth_it(reference):
     scheduler = Scheduler(reference, max_stall_s=0.0)
     quick = scheduler.submit(prompt(2), params(30))
     scheduler.step()
@@ -67,7 +67,7 @@ def test_without_time_to_wait_chunks_are_as_small_as_pays(reference):
     assert {sequence for sequence, _ in scheduler.step()} == {quick, long}
 
 
-def test_a_prompt_that_holds_nobody_up_is_run_in_whole_chunks(reference):
+def test_a_prompt_that_holds_no_answer_up_is_run_in_whole_chunks(reference):
     scheduler = Scheduler(reference, max_stall_s=0.0)
     long = scheduler.submit(prompt(50), params(2))
     assert [sequence for sequence, _ in scheduler.step()] == [long]
@@ -134,7 +134,7 @@ def test_a_sequence_waits_until_its_memory_is_free(reference):
         assert written[sequence] == alone(reference, prompt(10, seed), params(6))
 
 
-def test_nobody_overtakes_the_one_that_waits_for_memory(roomy):
+def test_no_sequence_overtakes_the_one_that_waits_for_memory(roomy):
     scheduler = Scheduler(roomy, kv_budget_bytes=budget(roomy, 3))
     scheduler.submit(prompt(70), params(6))
     large = scheduler.submit(prompt(60, seed=1), params(6))

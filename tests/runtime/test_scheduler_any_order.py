@@ -23,7 +23,7 @@ def _model():
 
 
 def expected(ids, wanted):
-    """What is written alone; computed once for each."""
+    """Answers generated alone; computed once for each."""
     key = (tuple(ids), wanted.max_tokens, wanted.sampling.seed, wanted.lookup)
     if key not in EXPECTED:
         EXPECTED[key] = alone(AnyOrder.model, ids, wanted)

@@ -51,7 +51,7 @@ def wild(seed, **more):
 
 
 def is_person(value):
-    """Whether *value* follows PERSON, said by hand."""
+    """True if *value* follows PERSON, said by hand."""
     return (
         list(value) == ["name", "age", "tags", "ok"]
         and len(value["name"]) <= 6

@@ -24,7 +24,7 @@ def form(family):
 
 
 def read(rules, text, cuts=()):
-    """What is said and called in *text*, handed over in parts."""
+    """Text and calls in *text*, handed over in parts."""
     reader = rules.reader()
     said, calls, begin = "", [], 0
     for end in [*sorted(cuts), len(text)]:
@@ -88,7 +88,7 @@ def test_calls_are_found_however_the_text_is_cut(family, text, said, calls, data
     assert read(CallRules(form(family), NAMES), text, cuts) == (said, calls)
 
 
-def test_only_the_first_call_counts_where_one_is_wanted():
+def test_only_the_first_call_counts_where_one_is_requested():
     rules = CallRules(HERMES, NAMES, parallel=False)
     assert read(rules, f"<tool_call>{ONE}</tool_call><tool_call>{ODD}</tool_call>") == (
         "", [("weather", ROME)]

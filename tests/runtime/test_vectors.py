@@ -120,7 +120,7 @@ def test_a_model_that_makes_vectors_does_not_write(tmp_path):
         model.generate("abc")
 
 
-def test_no_texts_are_no_rows_and_wrong_inputs_are_named(tmp_path):
+def test_no_texts_give_no_rows_and_wrong_inputs_are_named(tmp_path):
     with load(gguf(tmp_path / "model.gguf", "qwen3")) as model:
         assert model.embed([]).shape == (0, DIM)
         assert model.embed("").shape == (1, DIM)  # the end token alone

@@ -92,7 +92,7 @@ def slow(monkeypatch):
 
 @pytest.fixture
 def cancelled(monkeypatch):
-    """Set once the worker has been told that nobody wants an answer any more."""
+    """Set once the worker has been told that a client has gone."""
     told = threading.Event()
     cancel = Worker.cancel
 

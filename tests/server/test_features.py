@@ -17,7 +17,7 @@ scenarios("features/worker.feature")
 
 @pytest.fixture
 def told():
-    """What was narrated, line by line."""
+    """Narrated lines."""
     return []
 
 

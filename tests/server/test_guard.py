@@ -1,4 +1,4 @@
-"""Who may come in, and with how much."""
+"""Requests that are let in, and their size."""
 
 import asyncio
 import socket
@@ -25,7 +25,7 @@ def raw(worker, text, *, until=b""):
         return got
 
 
-def test_a_key_is_wanted_everywhere_but_on_the_page_and_for_health(serving):
+def test_a_key_is_required_everywhere_but_on_the_page_and_for_health(serving):
     worker = serving(app_options={"api_key": "s3cret"})
     for path in ("/", "/health/live", "/health/ready"):
         assert worker.http.get(path).status_code == 200
@@ -86,7 +86,7 @@ def test_browsers_of_other_pages_are_refused_unless_allowed(serving):
     ],
     ids=["header flood", "endless line", "no HTTP", "negative length", "two lengths"],
 )
-def test_what_is_no_proper_request_is_refused(worker, text):
+def test_what_is_not_a_proper_request_is_refused(worker, text):
     try:
         got = raw(worker, text)
     except ConnectionError:  # refused while we were still sending
@@ -103,7 +103,7 @@ def test_a_whole_block_of_headers_is_bounded_too(worker):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"null", b'"a"', b"\xff\xfe", b"{" * 5000])
-def test_a_body_that_is_no_json_object_is_refused(worker, body):
+def test_a_body_that_is_not_a_json_object_is_refused(worker, body):
     headers = {"Content-Type": "application/json"}
     reply = worker.http.post("/v1/inference", content=body, headers=headers)
     assert reply.status_code == 400

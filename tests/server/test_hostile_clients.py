@@ -175,7 +175,7 @@ def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatc
     service = replace(worker.service, max_output_tokens=1000)
     monkeypatch.setattr(service.worker, "_fair_positions", share)
     (sequence,) = api.chat(request, service)
-    spare = 11 - sequence.prompt_tokens  # the figures above are for a prompt of 11 ids of 64
+    spare = 11 - sequence.prompt_tokens  # the numbers above are for a prompt of 11 ids of 64
     assert sequence.request.max_tokens == expected + (spare if share else 0)
 
 

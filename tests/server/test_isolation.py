@@ -1,4 +1,4 @@
-"""What one request does to the others, and what the worker says when something is wrong."""
+"""Effects of one request on the others, and errors that the worker reports."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_too_large_at_once(work
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
 
 
-def test_a_schema_with_3000_optional_properties_holds_up_nobody(worker):
+def test_a_schema_with_3000_optional_properties_holds_up_no_client(worker):
     pytest.importorskip("llguidance")
     reply = worker.post("/v1/chat/completions", schema(3000))
     assert reply.status_code == 400
@@ -86,7 +86,7 @@ def test_a_schema_with_3000_optional_properties_holds_up_nobody(worker):
 
 
 class Panic(BaseException):
-    """What a compiled library raises when it gives up."""
+    """Error that a compiled library raises when it gives up."""
 
 
 @pytest.mark.parametrize("error", [ValueError("secret"), Panic()])

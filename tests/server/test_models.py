@@ -231,7 +231,7 @@ def test_without_room_in_time_the_answer_says_so(serve, paths):
     error = reply.json()["error"]
     assert error["code"] == "no_memory"
     assert "no memory for the model 'b' while others are in use: a" in error["message"]
-    until(lambda: states(worker)["b"] == "unloaded")  # nobody waits for it any more
+    until(lambda: states(worker)["b"] == "unloaded")  # no request waits for it any more
 
 
 def test_one_that_never_fits_is_refused_at_once(serve, paths):
@@ -242,7 +242,7 @@ def test_one_that_never_fits_is_refused_at_once(serve, paths):
     assert "Retry-After" not in reply.headers
 
 
-def test_figures_are_by_model(serve):
+def test_metrics_are_by_model(serve):
     worker = serve()
     ask(worker, "a")
     figures = worker.http.get("/metrics").text

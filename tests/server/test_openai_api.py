@@ -299,7 +299,7 @@ def test_the_field_that_is_wrong_is_named_as_it_was_sent(worker, path, body, fie
          "the body is not marked as JSON: send the header Content-Type: application/json"),
     ],
 )  # fmt: skip
-def test_a_body_that_is_no_json_is_told_apart(worker, content, kind, status, message):
+def test_a_body_that_is_not_json_is_told_apart(worker, content, kind, status, message):
     reply = worker.http.post("/v1/inference", content=content, headers={"Content-Type": kind})
     error = reply.json()["error"]
     assert (reply.status_code, error["message"], error["param"]) == (status, message, None)
@@ -366,7 +366,7 @@ def test_the_description_lists_every_route(worker):
     }
 
 
-def test_the_figures_count_what_happened(worker):
+def test_the_metrics_count_what_happened(worker):
     worker.post("/v1/inference", {"prompt": "ab", "max_tokens": 5})
     worker.post("/v1/inference", {"prompt": ""})
     text = worker.http.get("/metrics").text

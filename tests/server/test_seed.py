@@ -1,4 +1,4 @@
-"""What a request writes depends on nothing but itself, on real weights."""
+"""The answer to a request depends on nothing but itself, on real weights."""
 
 from concurrent.futures import ThreadPoolExecutor
 

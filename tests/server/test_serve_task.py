@@ -210,7 +210,7 @@ def is_answered(http):
 
 @pytest.mark.parametrize("narration", ["console", "json"])
 def test_the_key_is_in_no_line_and_no_answer(started, monkeypatch, narration):
-    key = "k3y-that-nobody-may-read"
+    key = "k3y-that-no-log-may-have"
     monkeypatch.setenv("BITNET_API_KEY", key)
     worker = started("-vv", "--narration", narration, "--callback-url", "http://127.0.0.1:1/")
     worker.until("server_start")
@@ -258,7 +258,7 @@ def test_a_worker_killed_under_load_answers_again_on_its_port(started):
     assert {one for one in outcomes if isinstance(one, str)} <= {text}
 
 
-def test_beyond_this_machine_a_key_is_wanted(started):
+def test_beyond_this_machine_a_key_is_required(started):
     worker = started("--host", "0.0.0.0")
     assert worker.end() == 2
     assert any("--allow-unauthenticated" in line for line in worker.lines)

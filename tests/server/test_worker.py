@@ -94,7 +94,7 @@ def test_a_client_that_goes_before_a_whole_answer_frees_its_place_too(serving, s
     assert 'finish="cancelled",model_name="tiny"} 1.0' in worker.http.get("/metrics").text
 
 
-def test_a_slow_reader_holds_up_nobody(serving):
+def test_a_slow_reader_holds_up_no_other(serving):
     worker = serving(max_batch=2, queue=4)
     with open_stream(worker, LONG):  # never reads
         until(
@@ -155,7 +155,7 @@ class Chained(io.RawIOBase):
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_each_answer_that_begins_has_an_end_and_a_client_that_goes_is_no_error(
+def test_each_answer_that_begins_has_an_end_and_a_client_that_goes_is_not_an_error(
     serving, slow, cancelled, streams
 ):
     worker = serving(max_batch=1)
@@ -263,7 +263,7 @@ def test_a_draining_worker_finishes_and_takes_nothing_new(serving, slow):
         assert running.result().json()["tokens_generated"] == 40
 
 
-def test_figures_stand_under_the_names_of_other_servers_too(serving, slow):
+def test_metrics_stand_under_the_names_of_other_servers_too(serving, slow):
     worker = serving(max_batch=1, kv_budget_bytes=10**8)
     body = {"prompt": "abcdef", "max_tokens": 5}
     with ThreadPoolExecutor() as pool:

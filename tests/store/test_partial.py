@@ -81,7 +81,7 @@ def test_one_digest_is_continued_from_any_address(tmp_path):
     assert begin(tmp_path, Version("https://b/y", etag="two", sha256="0" * 64)).resumed == 30
 
 
-def test_a_signature_in_the_address_is_no_part_of_the_version(tmp_path):
+def test_a_signature_in_the_address_is_not_part_of_the_version(tmp_path):
     signed = replace(ONE, url="https://h/a?sig=1")
     assert signed.key == replace(ONE, url="https://h/a?sig=2").key
     assert replace(signed, etag=None).key != replace(ONE, url="https://h/a?sig=2", etag=None).key

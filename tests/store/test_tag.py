@@ -1,4 +1,4 @@
-"""Which folder is a cache of ours, and which file in any other one."""
+"""Recognising a cache of ours, and its files in any other folder."""
 
 import pytest
 

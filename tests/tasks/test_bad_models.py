@@ -62,7 +62,7 @@ BAD = {
 
 @pytest.fixture(params=BAD)
 def bad(request, tmp_path, monkeypatch):
-    """What is at bad.gguf, the exit code, the text and the hint."""
+    """Content of bad.gguf, the exit code, the text and the hint."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "texts.txt").write_text("a")
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')

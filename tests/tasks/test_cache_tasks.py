@@ -86,7 +86,7 @@ def test_verify_names_the_tensor_a_truncated_model_lacks(run, cache):
     assert not (folder / "tiny.gguf").exists()
 
 
-def test_clean_removes_nothing_where_nobody_can_be_asked(run, cache):
+def test_clean_removes_nothing_where_no_user_can_be_asked(run, cache):
     code, out, err = run("clean-cache")
     assert code == 2
     assert "would remove" in out

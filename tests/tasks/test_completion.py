@@ -76,7 +76,7 @@ def test_the_tab_key_completes(bitnet, place, shell, what):
     terminal.type(BEGINS[shell].format(script=script_of(shell, bitnet, place)))
     terminal.until("ready")
     terminal.shown = ""
-    # The line is shown anew as an argument of `echo`, so that only what is complete counts.
+    # The line is shown again as an argument of `echo`, so that only what is complete counts.
     terminal.type(f"{typed}\t\x01echo '<\x05>'; exit\n")
     terminal.until("\n<")
     terminal.end()

@@ -66,7 +66,7 @@ ENDS_WITH = {"ci-lint": (0, 15, 19), "verify": (0, 15), "health": (0, 15), "cros
 
 @pytest.fixture(scope="module", params=[80, pytest.param(120, marks=pytest.mark.slow)])
 def shown(request, tmp_path_factory):
-    """What each command showed on a terminal of so many columns."""
+    """Output of each command on a terminal of so many columns."""
     columns, place = request.param, tmp_path_factory.mktemp("place")
     tiny_gguf(place / "tiny.gguf", **{"tokenizer.chat_template": "{{ messages[0].content }}"})
     (place / "prompts.jsonl").write_text('{"prompt": "ab"}\n')

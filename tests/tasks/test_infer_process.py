@@ -25,7 +25,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 @pytest.fixture
 def endless(tmp_path):
-    """A model that writes for minutes with ENDLESS if nobody stops it."""
+    """A model that writes for minutes with ENDLESS if it is not stopped."""
     keys = {"llama.context_length": LONG, "tokenizer.chat_template": TEMPLATE}
     return tiny_gguf(tmp_path / "endless.gguf", **keys)
 
@@ -183,7 +183,7 @@ def test_memory_that_does_not_suffice_is_an_error_of_its_own(tmp_path, room_mb):
     assert done.stdout == ""
 
 
-def test_memory_that_suffices_is_no_error(tmp_path):
+def test_memory_that_suffices_is_not_an_error(tmp_path):
     model = large_gguf(tmp_path / "large.gguf")
     words = ("infer", "--model", model, "--prompt", "ab", "--max-tokens", 2, "--threads", 1)
     command = [sys.executable, "-c", LIMITED, *map(str, (6000, *words))]

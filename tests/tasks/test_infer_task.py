@@ -32,7 +32,7 @@ def stdin(monkeypatch):
     return pipe
 
 
-def test_text_goes_to_stdout_and_one_line_of_figures_to_stderr(bitnet, model):
+def test_text_goes_to_stdout_and_one_line_of_metrics_to_stderr(bitnet, model):
     done = bitnet("infer", "--model", model, "--prompt", "ab", "--max-tokens", 9)
     assert done.code == 0
     assert len(done.out.rstrip("\n")) > 3
@@ -260,14 +260,14 @@ def test_what_cannot_be_done_is_one_error_with_its_exit_code(bitnet, model, word
         (b"caf\xe9", "stdin is not UTF-8: byte 0xe9 at position 3"),
     ],
 )
-def test_stdin_that_is_no_text_is_refused(bitnet, model, stdin, raw, said):
+def test_stdin_that_is_not_text_is_refused(bitnet, model, stdin, raw, said):
     stdin(raw)
     done = bitnet("infer", "--model", model, "--prompt-file", "-")
     assert done.code == 2
     assert said in done.err
 
 
-def test_another_kind_of_file_is_no_model(bitnet, model):
+def test_another_kind_of_file_is_not_a_model(bitnet, model):
     model.write_bytes(b"not a model")
     done = bitnet("infer", "--model", model, "--prompt", "a")
     assert done.code == 13
@@ -315,7 +315,7 @@ def test_ctrl_c_keeps_the_text_so_far(bitnet, model, monkeypatch):
     assert written[-1] == "\n"
 
 
-def test_drafts_change_the_figures_and_not_the_text(bitnet, model):
+def test_drafts_change_the_metrics_and_not_the_text(bitnet, model):
     words = ("infer", "--model", model, "--prompt", "abcabcabc", "--max-tokens", 40)
     plain, quick = bitnet(*words), bitnet(*words, "--lookup", 8)
     assert quick.out == plain.out

@@ -1,4 +1,4 @@
-"""What commands show on terminals of 80 and 120 columns, and that a pipe gets none of it."""
+"""Commands on terminals of 80 and 120 columns; a pipe gets none of their decoration."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def test_nothing_is_wider_than_the_terminal(place, words, columns, lines):
 
 
 @pytest.mark.parametrize("words", [("models",), ("cache", "list")])
-def test_a_heading_is_bold_where_colours_are_wanted(place, words):
+def test_a_heading_is_bold_where_colours_are_on(place, words):
     assert "\x1b[1m" in shown(place, *words)
     assert "\x1b" not in shown(place, *words, NO_COLOR="1")
     assert "\x1b" not in shown(place, *words, TERM="dumb")

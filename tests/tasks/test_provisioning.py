@@ -77,7 +77,7 @@ def test_different_tokenizers_are_told_apart_with_exit_code_15(bitnet, tmp_path)
     assert bitnet("tokenizer", "--compare", tmp_path / "a").code == 2
 
 
-def test_a_captive_portal_is_no_tokenizer(hub, bitnet, tmp_path):
+def test_a_captive_portal_is_not_a_tokenizer(hub, bitnet, tmp_path):
     hub.add(MIRROR, "tokenizer.json", b'{"model": {} "x"}')
     done = bitnet("tokenizer")
     assert done.code == 13
@@ -226,7 +226,7 @@ def test_the_token_of_hf_auth_login_is_used(hub, bitnet, tmp_path, monkeypatch, 
     assert not any("Authorization" in seen.headers for seen in hub.requests("cdn"))
 
 
-def test_pins_that_are_in_no_project_are_not_checked_and_that_is_no_success(
+def test_pins_that_are_in_no_project_are_not_checked_and_that_is_not_a_success(
     bitnet, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

@@ -30,7 +30,7 @@ def model(tmp_path):
 
 @pytest.fixture
 def nameless(tmp_path):
-    """A vocabulary nobody knows, without ``tokenizer.ggml.pre``."""
+    """An unknown vocabulary, without ``tokenizer.ggml.pre``."""
     return _model(tmp_path / "models" / "two" / "m.gguf", pre="")
 
 

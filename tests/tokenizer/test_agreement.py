@@ -35,13 +35,13 @@ def test_the_same_ids_may_stand_for_other_texts():
     assert decode(other.first_ids).strip() != decode(other.first_ids)
 
 
-def test_texts_that_were_not_compared_are_no_agreement():
+def test_texts_that_were_not_compared_do_not_agree():
     found = measure_agreement(str.split, str.split)
     assert not found.complete
     assert "texts of ids not checked" in str(found)
 
 
-def test_no_texts_are_no_agreement():
+def test_no_texts_do_not_agree():
     assert measure_agreement(str.split, str.split, texts=[]).ratio == 0.0
 
 

@@ -129,7 +129,7 @@ def test_runaway_templates_are_stopped(template):
         render(template)
 
 
-def test_the_step_count_begins_anew_with_every_rendering():
+def test_the_step_count_begins_again_with_every_rendering():
     template = ChatTemplate("{% for i in range(99999) %}{% endfor %}x")
     assert {template.render([USER]) for _ in range(30)} == {"x"}
 
@@ -191,7 +191,7 @@ def test_arguments_of_a_call_are_written_as_json_once(written):
 
 
 @pytest.mark.parametrize("call", [{}, "f", {"function": 1}, {"function": {"arguments": "{"}}])
-def test_a_call_that_is_no_call_is_the_templates_business(call):
+def test_a_call_that_is_not_a_call_is_the_templates_business(call):
     template = (
         "{% for m in messages %}{% for call in m.tool_calls %}"
         "{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"

@@ -1,4 +1,4 @@
-"""What every tokenizer promises; by names and variables that other tools call."""
+"""Promises of every tokenizer, by names and variables that other tools call."""
 
 import lzma
 import os

@@ -98,7 +98,7 @@ def test_a_file_that_was_not_touched_is_hashed_once(tmp_path, read):
 
 
 def _until_its_times_differ(path, change):
-    """What file systems count in ticks of some milliseconds."""
+    """Time that file systems count in ticks of some milliseconds."""
     before = path.stat().st_ctime_ns
     change()
     while path.stat().st_ctime_ns == before:

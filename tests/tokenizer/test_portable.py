@@ -104,7 +104,7 @@ def test_a_prefix_for_the_first_stretch_only():
     assert engine.encode("a") == [2, 1]
 
 
-def test_steps_nobody_knows_are_refused():
+def test_unknown_steps_are_refused():
     spec = TokenizerSpec(model="bpe", tokens=["a"], pre_tokenizer=(Step("Sorcery"),))
     with pytest.raises(InvalidFormat, match="cannot be run"):
         PortableEngine(spec)

@@ -12,7 +12,7 @@ FROM_BYTE_SPELLING = {char: byte for byte, char in enumerate(BYTE_TO_CHARACTER)}
 
 
 def spelled(name, text):
-    """How *name* cuts *text*, as the vocabulary spells it, by the library."""
+    """Pieces into which *name* cuts *text*, as the vocabulary spells it, by the library."""
     pre = pre_tokenizer(name)
     outline = {
         "version": "1.0",

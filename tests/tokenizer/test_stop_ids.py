@@ -20,10 +20,10 @@ def test_phi3_stops_at_end():
     assert stop_ids({"<|end|>": 7, "<|user|>": 8}, []) == {7}
 
 
-def test_an_html_tag_is_no_end():
+def test_an_html_tag_is_not_an_end():
     assert stop_ids({"<eos>": 1, "</s>": 9, "<table>": 8}, []) == {1}
     assert stop_ids({"</s>": 2, "<s>": 1}, []) == {2}
 
 
-def test_nothing_known_is_no_end():
+def test_nothing_known_is_not_an_end():
     assert stop_ids({}, [None]) == frozenset()

@@ -234,7 +234,7 @@ def test_against_takes_a_file_an_original_or_a_name(original, tmp_path):
         attestation_of("smollm2")
 
 
-def test_a_model_nobody_attested_is_not_recognised(original):
+def test_a_model_without_attestation_is_not_recognised(original):
     assert recognise(open_checkpoint(original)) is None
 
 

@@ -1,4 +1,4 @@
-"""What numbers and settings tell without an original: limits, copies, known values."""
+"""Checks of numbers and settings without an original: limits, copies, known values."""
 
 from dataclasses import replace
 

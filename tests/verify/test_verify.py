@@ -89,7 +89,7 @@ def test_a_missing_model_is_an_error_and_no_verdict(tmp_path):
 def test_a_truncated_file_fails_and_the_rest_is_skipped(model, cut):
     model.write_bytes(model.read_bytes()[:-cut] if cut < 400_000 else b"GGUF")
     checks = list(verify_model(model))
-    # Padding after the last tensor is no part of it.
+    # Padding after the last tensor is not part of it.
     if cut > 32:
         assert [check.severity for check in checks] == ["failed"] + ["skipped"] * 10
         assert checks[0].hint

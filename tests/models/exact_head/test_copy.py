@@ -108,7 +108,7 @@ def hidden_states(values: NDArray[np.float32], count: int) -> NDArray[np.float32
 
 
 def wrong(full: NDArray[np.float32], found: Found, count: int) -> str:
-    """What contradicts the full product; empty if nothing does."""
+    """Contradictions to the full product; empty if there are none."""
     if not np.array_equal(full[found.ids].view(np.uint32), found.logits.view(np.uint32)):
         return "a logit has other bits"
     others = np.delete(full, found.ids)
@@ -447,7 +447,7 @@ def test_other_backends_and_encodings_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["step", "residual", "norm"])
 @pytest.mark.parametrize("rows", [5, 400])
-def test_a_copy_with_values_that_are_no_numbers_chooses_nothing(
+def test_a_copy_with_values_that_are_not_numbers_chooses_nothing(
     ops: NativeOps, name: str, rows: int
 ) -> None:
     """Sorting by NaN would read outside of the rows; all logits are computed instead."""
@@ -459,7 +459,7 @@ def test_a_copy_with_values_that_are_no_numbers_chooses_nothing(
     assert head.find(hidden, needed) == [None, None]
 
 
-def test_weights_that_are_no_numbers_since_the_copy_choose_nothing(ops: NativeOps) -> None:
+def test_weights_that_are_not_numbers_since_the_copy_choose_nothing(ops: NativeOps) -> None:
     values = matrix(ops, normal(400, 64))
     own = replace(values, data=values.data.copy())
     head = HeadCopy.build(ops, own)

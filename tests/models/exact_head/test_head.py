@@ -88,7 +88,7 @@ HEAD = SmallHead() if native.module() else None
 
 
 def steps(params: SamplingParams, count: int, sureness: float) -> tuple[int, int]:
-    """How many tokens the found logits decided, of *count*; all must be those of the full head."""
+    """Tokens that the found logits decided, of *count*; all must be those of the full head."""
     assert HEAD is not None
     ours, theirs = Sampler(params, [1, 2, 3]), Sampler(params, [1, 2, 3])
     decided = 0

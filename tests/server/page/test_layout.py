@@ -1,4 +1,4 @@
-"""How the page looks, moves and is heard: phones, scrolling, screen readers, colours."""
+"""Looks, movements and sounds of the page: phones, scrolling, screen readers, colours."""
 
 import pytest
 from waiting import until

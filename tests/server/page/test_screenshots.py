@@ -1,4 +1,4 @@
-"""The pictures of the page in the documentation; ``inv screenshots`` writes them anew."""
+"""The pictures of the page in the documentation; ``inv screenshots`` writes them again."""
 
 import os
 from pathlib import Path
