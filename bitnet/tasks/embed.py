@@ -28,7 +28,7 @@ _FORMS = (".npy", ".jsonl")
     "bitnet embed smollm2-135m --input texts.txt --dimensions 8",
 )
 def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
-    """Make vectors of texts.
+    """Embed texts as vectors.
 
     They are pooled as the model says, and behind its prompt where it has one; a model that says
     nothing gives the mean of its last hidden states.
