@@ -90,5 +90,5 @@ def configure(verbosity: int = 0, *, warnings: bool = True) -> None:
             )
         for name in _AREAS.get(area, (area.replace("::", "."),)) if area else ("bitnet",):
             logger = logging.getLogger(name)
-            wanted = _LEVELS[level.lower()]
-            logger.setLevel(wanted if logger is not root else min(wanted, root.level))
+            threshold = _LEVELS[level.lower()]
+            logger.setLevel(threshold if logger is not root else min(threshold, root.level))

@@ -184,9 +184,9 @@ def read_header(
         Unsupported: the version is not supported.
     """
     buffer = b""
-    wanted = FIRST_WINDOW
+    count = FIRST_WINDOW
     while True:
-        part = read(len(buffer), wanted)
+        part = read(len(buffer), count)
         buffer += part
         try:
             return GGUF.parse(buffer, size=size, label=label), len(buffer)
@@ -196,8 +196,8 @@ def read_header(
                     f"{label} ends after {len(buffer):,} bytes, within its header",
                     hint="the file is incomplete or damaged: fetch it again",
                 ) from error
-            wanted = max(2 * len(buffer), min(error.needed, LARGEST_HEADER))
-            if wanted > LARGEST_HEADER:
+            count = max(2 * len(buffer), min(error.needed, LARGEST_HEADER))
+            if count > LARGEST_HEADER:
                 raise InvalidFormat(
                     f"{label}: the header is longer than {_size(LARGEST_HEADER)}"
                 ) from error

@@ -50,10 +50,10 @@ def _readable(error: UnicodeError) -> tuple[str | bytes, int]:
     """Error handler: what to write for the characters that cannot be encoded."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    wanted = error.object[error.start : error.end]
+    unwritable = error.object[error.start : error.end]
     at_line_start = _LINE_START.search(error.object[: error.start]) is not None
     parts: list[str | bytes] = []
-    for part in _PARTS.findall(wanted):
+    for part in _PARTS.findall(unwritable):
         if _BYTES.match(part) and (name := named(part)) != part:
             parts.append(name.encode())
         elif at_line_start and not parts and part in _MARKS:

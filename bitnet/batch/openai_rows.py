@@ -191,8 +191,8 @@ def _completion(body: Mapping[str, Any], default: Request) -> list[Request]:
         raise UsageError(
             "echo has no log-probabilities: those of a prompt are not computed", field="echo"
         )
-    wanted = request_of(body, replace(default, logprobs=body.get("logprobs")))
-    requests = [replace(wanted, prompt=text) for text in _texts(body, "prompt")]
+    request = request_of(body, replace(default, logprobs=body.get("logprobs")))
+    requests = [replace(request, prompt=text) for text in _texts(body, "prompt")]
     return [one.choice(number) for one in requests for number in range(choices)]
 
 

@@ -136,10 +136,10 @@ def _companions_of(name: str, names: Iterable[str]) -> set[str]:
     """Those of *names* that belong to *name*: lock, origin, sidecar of a partial file."""
     if name.endswith((".lock", ".origin")):
         return set()
-    wanted = {f"{name}.lock", f"{name}.origin"}
+    expected = {f"{name}.lock", f"{name}.origin"}
     if _PARTIAL.fullmatch(name):
-        wanted.add(f"{name}.json")
-    return wanted.intersection(names)
+        expected.add(f"{name}.json")
+    return expected.intersection(names)
 
 
 def _entry(root: Path, path: Path, companions: list[str]) -> Entry:

@@ -153,8 +153,8 @@ def _in_scope(root: Path, entry: Entry, selection: Selection) -> bool:
 
 
 def _has_key(entry: Entry, key: str) -> bool:
-    wanted = key.replace("/", "--", 1) if key.count("/") == 1 else key  # org/repo as people write
-    return entry.key in (key, wanted) or entry.key.startswith((f"{key}/", f"{wanted}/"))
+    spelled = key.replace("/", "--", 1) if key.count("/") == 1 else key  # org/repo as people write
+    return entry.key in (key, spelled) or entry.key.startswith((f"{key}/", f"{spelled}/"))
 
 
 def refuse_unless_cache(root: Path) -> None:

@@ -127,9 +127,9 @@ def plan_files(
     if not project.is_dir():
         raise NotFound(f"no folder {project}", hint="name the root of a project: --project DIR")
     asked = {needed for name in names for needed in (name, *_NEEDS.get(name, ()))}
-    wanted = [name for name in EVERY if name in asked]
-    planned = [_planned(project, *_place(name), branch, summary_of(name)) for name in wanted]
-    if any(name not in _ALONE for name in wanted):
+    chosen = [name for name in EVERY if name in asked]
+    planned = [_planned(project, *_place(name), branch, summary_of(name)) for name in chosen]
+    if any(name not in _ALONE for name in chosen):
         planned += [_planned(project, *pair, branch) for pair in _shared()]
         planned.append(_source(project, source))
     return planned

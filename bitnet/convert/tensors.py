@@ -297,13 +297,13 @@ def job(weight: Weight, checkpoint: Checkpoint, request: ConversionRequest) -> J
     return Job(weight, target, _row_order(weight, checkpoint), request.allow_lossy, rounds)
 
 
-def _target(weight: Weight, wanted: str, *, keeps: bool) -> QuantType:
+def _target(weight: Weight, encoding: str, *, keeps: bool) -> QuantType:
     """New type of *weight*; a GGUF file *keeps* the types that are not to change."""
     own = _named("I2_S") if weight.quant == registry.I2_S_ARM else weight.quant
-    quant = _named(wanted)
+    quant = _named(encoding)
     if len(weight.shape) != 2:
         return own if keeps else _named("F32")
-    if wanted in TERNARY:
+    if encoding in TERNARY:
         if weight.name.startswith("blk.") and weight.name.endswith(".weight"):
             return quant
         return own if keeps else _named("F16")

@@ -92,8 +92,8 @@ def answered(
         missing = []
     whole, positions, continued = 0, 0, 0
     least = min(_LEAST, vocabulary)
-    wanted = list(steps) or [0] * len(prompts)
-    asked = [(tuple(ids), count) for (_, ids), count in zip(prompts, wanted, strict=True)]
+    counts = list(steps) or [0] * len(prompts)
+    asked = [(tuple(ids), count) for (_, ids), count in zip(prompts, counts, strict=True)]
     for number, (one, (ids, count)) in enumerate(zip(trace.prompts, asked, strict=False)):
         found = list(_faults(one, ids, count, least))
         missing += [f"prompt {number}: {fault}" for fault in found]
@@ -107,7 +107,7 @@ def answered(
         side,
         Count(len(prompts), whole),
         Count(sum(len(ids) for _, ids in prompts), positions),
-        Count(sum(wanted), continued),
+        Count(sum(counts), continued),
         Count(texts, tokenized),
         tuple(missing[:_SHOWN]),
     )

@@ -61,7 +61,7 @@ def asked_of(
     unreadable: dict[str, str] = {}
     whole: list[tuple[str, tuple[int, ...]]] = []
     if recorded is not None:
-        whole = [(one.prompt, one.ids[: one.wanted]) for one in recorded.prompts]
+        whole = [(one.prompt, one.ids[: one.requested]) for one in recorded.prompts]
         steps = min(options.greedy, steps_of(recorded))
     else:
         room = max(model.engine.context - options.greedy, 1)

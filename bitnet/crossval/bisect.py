@@ -120,8 +120,8 @@ def bisect(
 
 
 def _relative(ours: NDArray[np.floating[Any]], theirs: NDArray[np.floating[Any]]) -> float:
-    wanted = np.asarray(theirs, dtype=np.float64).reshape(-1)
-    off = np.asarray(ours, dtype=np.float64).reshape(-1) - wanted
-    size = float(np.linalg.norm(wanted))
+    expected = np.asarray(theirs, dtype=np.float64).reshape(-1)
+    off = np.asarray(ours, dtype=np.float64).reshape(-1) - expected
+    size = float(np.linalg.norm(expected))
     error = float(np.linalg.norm(off))
     return error / size if size else float("inf") if error else 0.0

@@ -67,11 +67,11 @@ def exact_trace(
     """
     encodings = sorted({weight.quant.name for weight in checkpoint.weights.values()})
     kept = _Kept(cache if model_sha256 else None, [model_sha256, *encodings], greedy)
-    wanted = list(dict.fromkeys(tuple(ids) for _, ids in prompts if ids))
+    requested = list(dict.fromkeys(tuple(ids) for _, ids in prompts if ids))
     answers = {(): PromptTrace("", ())} | {
-        ids: one for ids in wanted if (one := kept.get(ids)) is not None
+        ids: one for ids in requested if (one := kept.get(ids)) is not None
     }
-    missing = [ids for ids in wanted if ids not in answers]
+    missing = [ids for ids in requested if ids not in answers]
     if missing:
         logger.info("float64 pass over %s, %d prompts", checkpoint.path.name, len(missing))
         model = load_model(checkpoint, ops=_ops_for(checkpoint))

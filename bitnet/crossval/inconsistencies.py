@@ -106,11 +106,11 @@ def row_faults(evidence: Evidence, *, whole: bool) -> Iterator[str]:
     places = [(row.prompt, row.position) for row in evidence.rows]
     if len(set(places)) < len(places):
         yield "a position is there twice"
-    wanted = {(at, k) for at, one in enumerate(evidence.prompts) for k in range(len(one.ids))}
-    if set(places) - wanted:
+    expected = {(at, k) for at, one in enumerate(evidence.prompts) for k in range(len(one.ids))}
+    if set(places) - expected:
         yield "a position is outside its prompt"
-    if wanted - set(places) and evidence.reference.state == "answered":
-        yield f"{len(wanted - set(places))} positions of the prompts have no row"
+    if expected - set(places) and evidence.reference.state == "answered":
+        yield f"{len(expected - set(places))} positions of the prompts have no row"
     lengths = [len(one.ids) for one in evidence.prompts]
     for row in evidence.rows:
         where = f"prompt {row.prompt}, position {row.position}"
@@ -122,7 +122,7 @@ def row_faults(evidence: Evidence, *, whole: bool) -> Iterator[str]:
             yield f"{where}: a divergence and no difference"
         if (
             whole
-            and set(places) <= wanted
+            and set(places) <= expected
             and _is_short(
                 row, live=evidence.reference.live, last=row.position + 1 == lengths[row.prompt]
             )

@@ -54,11 +54,11 @@ class Verdict:
     def reasons(self) -> list[str]:
         """The reason why it is not ``passed``."""
         kept = ("failed",) if self.status == "failed" else ("skipped",)
-        wanted = [one for one in self.findings if one.severity in kept]
+        shown = [one for one in self.findings if one.severity in kept]
         if self.status == "not run":  # most of them have the same reason
-            texts = list(dict.fromkeys(one.text for one in wanted))
-            return [_first(wanted, text) for text in texts]
-        return [f"{one.subject}: {one.text}" for one in wanted]
+            texts = list(dict.fromkeys(one.text for one in shown))
+            return [_first(shown, text) for text in texts]
+        return [f"{one.subject}: {one.text}" for one in shown]
 
     @property
     def hint(self) -> str:
@@ -74,7 +74,7 @@ def _first(findings: Iterable[Finding], text: str) -> str:
 def planned(evidence: Evidence) -> tuple[str, ...]:
     """Names of the planned checks, in display order."""
     plan, reference = evidence.plan, evidence.reference
-    wanted = {
+    checks = {
         "model": bool(evidence.model.problem or evidence.model.original or reference.model_sha256),
         "answers": True,
         "tokenizer": plan.texts > 0 or plan.tokenizer_only,
@@ -86,7 +86,7 @@ def planned(evidence: Evidence) -> tuple[str, ...]:
         "greedy": not plan.tokenizer_only and plan.greedy > 0,
         "bisection": plan.bisect,
     }
-    return tuple(name for name, is_wanted in wanted.items() if is_wanted)
+    return tuple(name for name, is_needed in checks.items() if is_needed)
 
 
 def judge(evidence: Evidence) -> Verdict:

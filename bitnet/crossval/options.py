@@ -70,8 +70,8 @@ class CrossvalOptions:
             raise UsageError("--recording is a reference by itself", hint="leave --against out")
         if self.recording and self.prompts:
             raise UsageError("a recording brings its own prompts", hint="leave --prompts out")
-        for name, wanted in (("--bisect", self.bisect), ("--record", self.record)):
-            if self.tokenizer_only and wanted:
+        for name, given in (("--bisect", self.bisect), ("--record", self.record)):
+            if self.tokenizer_only and given:
                 raise UsageError(
                     f"{name} needs the weights, and --tokenizer-only does not read them",
                     hint="leave one of them out",

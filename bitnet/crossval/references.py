@@ -92,8 +92,8 @@ class Question:
     @property
     def steps(self) -> tuple[int, ...]:
         """Steps of each prompt's continuation."""
-        wanted = self.continued or (True,) * len(self.prompts)
-        return tuple(self.greedy if one else 0 for one in wanted)
+        flags = self.continued or (True,) * len(self.prompts)
+        return tuple(self.greedy if one else 0 for one in flags)
 
 
 class EngineFailed(VerificationFailed):

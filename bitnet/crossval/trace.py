@@ -98,7 +98,7 @@ class PromptTrace:
     error: str = ""
 
     @property
-    def wanted(self) -> int:
+    def requested(self) -> int:
         """Number of positions of a complete answer."""
         return len(self.ids) if self.asked is None else self.asked
 
@@ -153,7 +153,7 @@ def _prompt_as_json(one: PromptTrace) -> dict[str, Any]:
     return {
         "prompt": one.prompt,
         "ids": list(one.ids),
-        "asked": one.wanted,
+        "asked": one.requested,
         "error": one.error,
         "positions": [
             {

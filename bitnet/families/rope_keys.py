@@ -166,10 +166,12 @@ def _yarn(
     original = _original(config, given)
     factor = float(given.get("factor") or config["max_position_embeddings"] / original)
     implied = magnitude(factor)
-    wanted = given.get("attention_factor")
-    if wanted is None and given.get("mscale") and given.get("mscale_all_dim"):
-        wanted = magnitude(factor, given["mscale"]) / magnitude(factor, given["mscale_all_dim"])
-    scale = implied if wanted is None else float(wanted)
+    magnification = given.get("attention_factor")
+    if magnification is None and given.get("mscale") and given.get("mscale_all_dim"):
+        magnification = magnitude(factor, given["mscale"]) / magnitude(
+            factor, given["mscale_all_dim"]
+        )
+    scale = implied if magnification is None else float(magnification)
     fast, slow = given.get("beta_fast") or 32, given.get("beta_slow") or 1
     if fast < slow:
         raise ValueError("beta_fast below beta_slow")

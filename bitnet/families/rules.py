@@ -32,7 +32,7 @@ class Rule:
 
     def allows(self, value: Any) -> bool:
         """True if the model can be run exactly with *value*."""
-        return self.values is None or any(_same(value, wanted) for wanted in self.values)
+        return self.values is None or any(_same(value, expected) for expected in self.values)
 
     def __str__(self) -> str:
         if self.is_read:
@@ -102,10 +102,10 @@ def without(
     }
 
 
-def _same(value: Any, wanted: Any) -> bool:
-    if isinstance(value, bool) or isinstance(wanted, bool) or value is None or wanted is None:
-        return value is wanted
-    return bool(value == wanted)
+def _same(value: Any, expected: Any) -> bool:
+    if isinstance(value, bool) or isinstance(expected, bool) or value is None or expected is None:
+        return value is expected
+    return bool(value == expected)
 
 
 def _shown(value: Any) -> str:

@@ -205,14 +205,14 @@ def packed_tensor(name: bytes, shape: Sequence[int], type_id: int, offset: int) 
 
 def _header(view: memoryview, index: Index, changes: list[KeyChange], alignment: int) -> bytes:
     """Header with *changes* in place of the old values, padded to the alignment."""
-    wanted = {change.key.encode("utf-8", "surrogateescape"): change for change in changes}
+    by_key = {change.key.encode("utf-8", "surrogateescape"): change for change in changes}
     known = {key.name for key in index.keys}
-    added = [change for raw, change in wanted.items() if raw not in known]
+    added = [change for raw, change in by_key.items() if raw not in known]
     version = bytes(view[4:8])
     counts = struct.pack("<QQ", len(index.tensors), len(index.keys) + len(added))
     pieces = [MAGIC, version, counts]
     for key in index.keys:
-        change = wanted.get(key.name)
+        change = by_key.get(key.name)
         pieces.append(packed_string(key.name))
         pieces.append(change.encoded() if change else _as_it_was(view, key))
     pieces += [packed_string(change.key.encode()) + change.encoded() for change in added]

@@ -139,10 +139,10 @@ def _check_tensors(tensors: Mapping[str, Tensor], said: Description, folder: Pat
             hint=_AGAIN,
         )
     layers = said.metadata[f"{said.family.architecture}.block_count"]
-    wanted = {f"blk.{n}.{part}.bias" for n in range(layers) for part in said.biases}
+    expected = {f"blk.{n}.{part}.bias" for n in range(layers) for part in said.biases}
     there = {name for name in tensors if name.endswith(".bias")}
-    for name in sorted(wanted ^ there):
-        problem = "is missing" if name in wanted else "is there, and config.json speaks of none"
+    for name in sorted(expected ^ there):
+        problem = "is missing" if name in expected else "is there, and config.json speaks of none"
         raise InvalidFormat(f"{folder.name}: {name} {problem}", hint=_AGAIN)
 
 

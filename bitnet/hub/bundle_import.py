@@ -143,9 +143,9 @@ def _lock_for(into: Path, bundle: Bundle, *, force: bool) -> str:
         text = bundle.lock.decode()
     except UnicodeDecodeError:
         raise InvalidFormat(f"{bundle.path}: its lock file is not UTF-8 text") from None
-    wanted = lockfile.parse(text, bundle.path)
+    pinned = lockfile.parse(text, bundle.path)
     there = lockfile.read(into / lockfile.NAME)
-    if there and not force and {*there} != {*wanted}:
+    if there and not force and {*there} != {*pinned}:
         raise UsageError(
             f"{into / lockfile.NAME} pins other files than {bundle.path}; it stays",
             hint="choose another folder with --project, or replace it with --force",

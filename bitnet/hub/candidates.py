@@ -79,8 +79,8 @@ def candidates(files: Iterable[RepoFile], pattern: str) -> list[RepoModel]:
     groups: dict[str, list[RepoFile]] = {}
     for file in files:
         name = file.path.rpartition("/")[2]
-        wanted = pattern or "*.gguf"
-        if not (fnmatchcase(file.path, wanted) or fnmatchcase(name, wanted)):
+        glob = pattern or "*.gguf"
+        if not (fnmatchcase(file.path, glob) or fnmatchcase(name, glob)):
             continue
         part = _PART.fullmatch(file.path)
         shown = f"{part['stem']}-*-of-{part['count']}{part['suffix']}" if part else file.path

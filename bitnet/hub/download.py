@@ -391,14 +391,14 @@ def _facts(order: _Order, session: HubSession) -> FileFacts:
         UpstreamChanged: it is a different file.
     """
     facts = _asked(order, session)
-    for name, wanted, found in (
+    for name, expected, found in (
         ("SHA-256", order.sha256, facts.sha256),
         ("size", order.size, facts.size),
     ):
-        if wanted is not None and found is not None and wanted != found:
+        if expected is not None and found is not None and expected != found:
             raise UpstreamChanged(
                 f"{shown(order.url)} has been replaced on the server: {name} {found}, "
-                f"expected {wanted}",
+                f"expected {expected}",
                 hint=order.changed_hint or "accept the new file with: bitnet sync --update",
             )
     return replace(
@@ -426,12 +426,12 @@ def _verify(order: _Order, facts: FileFacts, digest: str, size: int, *, mixed: b
         HashMismatch: they differ.
         InvalidFormat: the file is empty.
     """
-    wanted = facts.sha256
+    expected = facts.sha256
     wrong = ""
     if order.size is not None and size != order.size:
         wrong = f"{size:,} bytes came, expected {order.size:,}"
-    elif wanted is not None and digest != wanted:
-        wrong = f"SHA-256 {digest}, expected {wanted}"
+    elif expected is not None and digest != expected:
+        wrong = f"SHA-256 {digest}, expected {expected}"
     if wrong and mixed:
         what = "what a mirror sent" if order.mirrors else "what an earlier run left"
         raise _Damaged(f"{what} is damaged ({wrong})")

@@ -175,13 +175,13 @@ def provide(
         f"Fetching {model.repo}: {_shown([file.path for file in chosen])} "
         f"({size}{', ' if licence else ''}{licence}) from {project.options.endpoint}"
     )
-    wanted: list[tuple[Source, Path | None]] = []
+    needed: list[tuple[Source, Path | None]] = []
     for file in chosen:
         source = _source(model, file.path)
         if project.pinned(("model", source.repo, source.revision, source.file)) is None:
             source = replace(source, sha256=file.sha256, size=file.size)
-        wanted.append((source, _target(model, project, file.path)))
-    provide_models(wanted, project)
+        needed.append((source, _target(model, project, file.path)))
+    provide_models(needed, project)
     paths = [file.path for file in chosen]
     remember(model, project, paths)
     return _opened(model, project, paths)

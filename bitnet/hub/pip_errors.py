@@ -46,34 +46,35 @@ def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetErro
     """
     text = redacted(output)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    wanted = ", ".join(requirements)
+    needed = ", ".join(requirements)
     if "no such option: --report" in text or "no such option: --dry-run" in text:
         return NotFound(
-            f"the pip of this Python ({sys.executable}) is too old to say where it finds {wanted}",
+            f"the pip of this Python ({sys.executable}) is too old to say where it finds {needed}",
             hint=f"{sys.executable} -m pip install --upgrade pip",
         )
     if "No module named pip" in text:
         return NotFound(
-            f"pip is missing in this Python ({sys.executable}); it fetches {wanted}",
+            f"pip is missing in this Python ({sys.executable}); it fetches {needed}",
             hint=f"{sys.executable} -m ensurepip --upgrade   (or: uv pip install pip)",
         )
     if _SPACE.search(text):
         return NoSpace(
-            f"No space left on device (os error 28): pip could not write {wanted} to {folder}",
+            f"No space left on device (os error 28): pip could not write {needed} to {folder}",
             hint="free some space there, or choose another disk: --cache-dir DIR",
         )
     if _HASHES.search(text):
         return HashMismatch(
-            f"pip refused {wanted}: {_line(lines, _HASHES)}", hint="pip cache purge, then try again"
+            f"pip refused {needed}: {_line(lines, _HASHES)}",
+            hint="pip cache purge, then try again",
         )
     if _LOGIN.search(text):
         return AuthError(
-            f"the package index refused access to {wanted}: {_line(lines, _LOGIN)}",
+            f"the package index refused access to {needed}: {_line(lines, _LOGIN)}",
             hint="check the index and its login: pip config list",
         )
     if _NETWORK.search(text):
         return NetworkError(
-            f"pip could not reach the package index for {wanted}: {_line(lines, _NETWORK)}",
+            f"pip could not reach the package index for {needed}: {_line(lines, _NETWORK)}",
             hint="check the connection, the proxy and the index: pip config list",
         )
     if missing := _MISSING.search(text):
@@ -86,12 +87,12 @@ def explain(output: str, requirements: list[str], *, folder: Path) -> BitnetErro
         )
     if _ACCESS.search(text):
         return PermissionDenied(
-            f"pip could not write {wanted} to {folder}: {_line(lines, _ACCESS)}",
+            f"pip could not write {needed} to {folder}: {_line(lines, _ACCESS)}",
             hint="choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR",
         )
     last = next((line for line in reversed(lines) if line.startswith("ERROR")), "")
     return NetworkError(
-        f"pip download {wanted} failed: {last or (lines[-1] if lines else 'it printed nothing')}",
+        f"pip download {needed} failed: {last or (lines[-1] if lines else 'it printed nothing')}",
         hint="run it with -v -v to see everything pip said",
     )
 

@@ -228,7 +228,7 @@ def provide_model(source: Source, project: Project, *, target: Path | None = Non
 
 
 def provide_models(
-    wanted: Sequence[tuple[Source, Path | None]], project: Project
+    sources: Sequence[tuple[Source, Path | None]], project: Project
 ) -> list[Provided]:
     """Provide model files as by :func:`provide_model`: all of them, or none.
 
@@ -238,7 +238,7 @@ def provide_models(
     Raises:
         BitnetError: the first failure; fetched files stay in the store.
     """
-    orders = [_order(source, target, project) for source, target in wanted]
+    orders = [_order(source, target, project) for source, target in sources]
     places = [order.path for order in orders]
     folder = common_folder(places) if len(places) > 1 else None
     got = at_once([partial(_obtained, order, project, folder) for order in orders], project.limits)
@@ -246,11 +246,11 @@ def provide_models(
     place_all(
         [(one, o.path, _is_pinned_to(o.pinned, o.path, project)) for one, o in checked], project
     )
-    sources = [_described(order, one, project) for order, one in zip(orders, got, strict=True)]
+    described = [_described(order, one, project) for order, one in zip(orders, got, strict=True)]
     project.pin(
         *(
             _locked("model", source, one, lockfile.relative(order.path, project.folder))
-            for source, one, order in zip(sources, got, orders, strict=True)
+            for source, one, order in zip(described, got, orders, strict=True)
             if not one.unchecked
         )
     )
@@ -263,7 +263,7 @@ def provide_models(
             one.cached,
             source.licence_line,
         )
-        for source, one, order in zip(sources, got, orders, strict=True)
+        for source, one, order in zip(described, got, orders, strict=True)
     ]
 
 
@@ -280,12 +280,12 @@ def _order(source: Source, target: Path | None, project: Project) -> _Order:
             f"{source.repo}/{source.file}",
             hint="leave --sha256 out, or accept the file on the server: bitnet sync --update",
         )
-    wanted = pinned.sha256 if pinned is not None else source.sha256
-    _refuse_shared(path, source, project, wanted)
+    expected = pinned.sha256 if pinned is not None else source.sha256
+    _refuse_shared(path, source, project, expected)
     command = f"bitnet download-model {source.repo} --file {word(source.file)}"
     want = Want(
         HubFile(source.repo, source.revision, source.file, _commit(pinned)),
-        sha256=wanted,
+        sha256=expected,
         size=pinned.size if pinned is not None else source.size,
         key=model_key(source.repo, source.revision, source.file),
         command="bitnet sync --update" if project.update else command,

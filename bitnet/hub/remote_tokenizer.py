@@ -184,9 +184,9 @@ def _fetch_repository(remote: RemoteTokenizer, folder: Path, project: Project) -
     files = [file.path for file in list_files(remote.repo, remote.revision, options)]
     main = remote.file or next((name for name in MAIN_FILES if name in files), "")
     if main not in files:
-        wanted = main or f"none of {', '.join(MAIN_FILES)}"
+        expected = main or f"none of {', '.join(MAIN_FILES)}"
         raise NotFound(
-            f"{remote.name} has no tokenizer ({wanted}); it has {some_of(files)}",
+            f"{remote.name} has no tokenizer ({expected}); it has {some_of(files)}",
             hint=f"name a file: --tokenizer hf://{remote.repo}/FILE",
         )
     where = main.rpartition("/")[0]

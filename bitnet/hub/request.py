@@ -80,20 +80,20 @@ def provide(
         _refuse_other(request, packaged.file, packaged.version, packaged.sha256)
         target = request.out / packaged.file if request.out else None
         return [provide_packaged(packaged, project, target=target)]
-    wanted = resolve(request, project, fits=fits, pick=pick)
-    if request.sha256 and len(wanted) > 1:
-        raise UsageError(f"--sha256 is of one file, {request.file!r} means {len(wanted)}")
+    sources = resolve(request, project, fits=fits, pick=pick)
+    if request.sha256 and len(sources) > 1:
+        raise UsageError(f"--sha256 is of one file, {request.file!r} means {len(sources)}")
     digest = request.sha256.lower() or None
     # Parts of one model go side by side; other files keep their folders.
-    is_split = all(source.file.endswith(".gguf") for source in wanted) and not request.select
-    flat = is_split or len(wanted) == 1
+    is_split = all(source.file.endswith(".gguf") for source in sources) and not request.select
+    flat = is_split or len(sources) == 1
     return provide_models(
         [
             (
                 replace(source, sha256=digest or source.sha256),
                 request.out / _below(source.file, flat=flat) if request.out else None,
             )
-            for source in wanted
+            for source in sources
         ],
         project,
     )

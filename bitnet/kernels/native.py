@@ -82,10 +82,10 @@ class NativeOps(Ops):
                 hint="unset BITNET_BACKEND, install a C++ compiler and reinstall bitnet-xtask",
             )
         _self_test(module)
-        wanted = threads or thread_count()
-        if wanted > (cores := usable_cores()):
-            logger.warning("%d compute threads share %d cores: slower", wanted, cores)
-        module.set_threads(wanted)
+        chosen = threads or thread_count()
+        if chosen > (cores := usable_cores()):
+            logger.warning("%d compute threads share %d cores: slower", chosen, cores)
+        module.set_threads(chosen)
         _choose_prefill(module)
         self._native = module
         self._turns: tuple[Array, float, Array, Array] | None = None

@@ -86,7 +86,7 @@ class CompiledProgram:
         """The wanted rows of all *segments*, ``(R, width)``; their caches are advanced."""
         tokens: list[int] = []
         parts: list[tuple[int, int, int, int, tuple[NDArray[np.uint64], ...]]] = []
-        wanted = 0
+        needed = 0
         for segment in segments:
             cache, count, rows = segment.cache, len(segment.tokens), segment.rows
             pages = cache.pages(count)
@@ -95,8 +95,8 @@ class CompiledProgram:
                 return self._interpreter.run(segments)
             parts.append((count, cache.length, rows, context, pages))
             tokens += segment.tokens
-            wanted += rows
-        out = np.empty((wanted, self._width), dtype=np.float32)
+            needed += rows
+        out = np.empty((needed, self._width), dtype=np.float32)
         self._graph.run(np.array(tokens, dtype=np.int64), parts, self._result, out)
         for segment in segments:
             segment.cache.advance(len(segment.tokens))

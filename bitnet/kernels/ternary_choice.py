@@ -43,15 +43,15 @@ def dense_pays(module: ModuleType, weights: int) -> bool:
     Raises:
         UsageError: ``BITNET_TERNARY_LAYOUT`` names no layout.
     """
-    wanted = settings.ternary_layout()
+    setting = settings.ternary_layout()
     fast = module.has_kernel(module.kernel_types().index("TERNARY_DENSE"))
-    if wanted == "dense" and not fast:
+    if setting == "dense" and not fast:
         logger.warning(
             "BITNET_TERNARY_LAYOUT=dense is slow here: %s has no kernel for it",
             module.kernel_level(),
         )
-    if wanted != "auto":
-        return wanted == "dense"
+    if setting != "auto":
+        return setting == "dense"
     if weights < SMALLEST or not fast:
         return False
     held = conditions(module)

@@ -39,10 +39,10 @@ class _Expected:
         (self.required if bias else self.optional)[f"{name}.bias"] = (outputs,)
         # llama.cpp's converter stores BitNet's scale as a tensor of its own.
         self.optional[f"{name}.scale"] = (1,)
-        self.norm(f"{name}_norm_in", inputs, wanted=self.input_norms)
+        self.norm(f"{name}_norm_in", inputs, present=self.input_norms)
 
-    def norm(self, name: str, width: int, *, wanted: bool = True) -> None:
-        if wanted:
+    def norm(self, name: str, width: int, *, present: bool = True) -> None:
+        if present:
             self.required[f"{name}.weight"] = (width,)
 
 
@@ -63,8 +63,8 @@ def expected_tensors(
 def _expect_block(expected: _Expected, config: TransformerConfig, block: str) -> None:
     dim, heads = config.dim, config.n_heads * config.head_dim
     kv = config.n_kv_heads * config.head_dim
-    expected.norm(f"{block}.attn_norm", dim, wanted=config.pre_norms)
-    expected.norm(f"{block}.{config.ffn_norm}", dim, wanted=config.pre_norms)
+    expected.norm(f"{block}.attn_norm", dim, present=config.pre_norms)
+    expected.norm(f"{block}.{config.ffn_norm}", dim, present=config.pre_norms)
     if config.fused:
         expected.linear(f"{block}.attn_qkv", heads + 2 * kv, dim, bias=config.qkv_bias)
         expected.linear(f"{block}.ffn_up", 2 * config.ffn_dim, dim)
@@ -79,12 +79,12 @@ def _expect_block(expected: _Expected, config: TransformerConfig, block: str) ->
     expected.linear(f"{block}.ffn_down", dim, config.ffn_dim)
     q_norm, k_norm = (heads, kv) if config.wide_qk_norm else (config.head_dim, config.head_dim)
     qk_norm = config.qk_norm or config.wide_qk_norm
-    expected.norm(f"{block}.attn_q_norm", q_norm, wanted=qk_norm)
-    expected.norm(f"{block}.attn_k_norm", k_norm, wanted=qk_norm)
-    expected.norm(f"{block}.attn_sub_norm", heads, wanted=config.sub_norms)
-    expected.norm(f"{block}.ffn_sub_norm", config.ffn_dim, wanted=config.sub_norms)
-    expected.norm(f"{block}.post_attention_norm", dim, wanted=config.post_norms)
-    expected.norm(f"{block}.post_ffw_norm", dim, wanted=config.post_norms)
+    expected.norm(f"{block}.attn_q_norm", q_norm, present=qk_norm)
+    expected.norm(f"{block}.attn_k_norm", k_norm, present=qk_norm)
+    expected.norm(f"{block}.attn_sub_norm", heads, present=config.sub_norms)
+    expected.norm(f"{block}.ffn_sub_norm", config.ffn_dim, present=config.sub_norms)
+    expected.norm(f"{block}.post_attention_norm", dim, present=config.post_norms)
+    expected.norm(f"{block}.post_ffw_norm", dim, present=config.post_norms)
 
 
 def bind(
@@ -149,9 +149,9 @@ def differences(
         if name not in checkpoint.weights:
             yield f"{name} {shape} is missing"
     for name, weight in checkpoint.weights.items():
-        wanted = required.get(name) or optional.get(name)
-        if wanted is None:
+        expected = required.get(name) or optional.get(name)
+        if expected is None:
             if name not in _READ_ELSEWHERE:
                 yield f"{name} {weight.shape} is unexpected"
-        elif weight.shape != wanted:
-            yield f"{name} has shape {weight.shape}, expected {wanted}"
+        elif weight.shape != expected:
+            yield f"{name} has shape {weight.shape}, expected {expected}"

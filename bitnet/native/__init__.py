@@ -46,11 +46,11 @@ def _import() -> tuple[ModuleType | None, str, str]:
         found = import_module("bitnet._native")
     except ImportError as error:
         return None, str(error), _INSTALL
-    built, wanted = str(getattr(found, "INTERFACE", "")), interface()
-    if not wanted:
+    built, expected = str(getattr(found, "INTERFACE", "")), interface()
+    if not expected:
         return None, f"{_STUB} is missing, which tells what it was built for", _INSTALL
-    if built != wanted:
-        reason = f"{found.__file__} was built for interface {built[:12]}, expected {wanted[:12]}"
+    if built != expected:
+        reason = f"{found.__file__} was built for interface {built[:12]}, expected {expected[:12]}"
         return None, reason, "build it again, where its sources are: pip install ."
     atexit.register(_expect_leaks, found, os.getpid())
     return found, "", ""
@@ -103,7 +103,7 @@ def _warn_once(reason: str, hint: str) -> None:
 
 
 def module() -> ModuleType | None:
-    """The extension module, or ``None`` where it is not installed or not wanted.
+    """The extension module, or ``None`` where it is not installed or not to be used.
 
     One that was built from sources of another interface is as good as none.
 
@@ -111,12 +111,12 @@ def module() -> ModuleType | None:
         Unsupported: ``BITNET_BACKEND=native`` and there is no such module.
         UsageError: ``BITNET_BACKEND`` names no backend.
     """
-    wanted = settings.backend()
-    if wanted == "reference":
+    backend = settings.backend()
+    if backend == "reference":
         return None
     found, reason, hint = _import()
     if found is None:
-        if wanted == "native":
+        if backend == "native":
             raise Unsupported(
                 f"BITNET_BACKEND=native, but the compiled module cannot be loaded: {reason}",
                 hint=hint,

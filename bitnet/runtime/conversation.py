@@ -28,8 +28,8 @@ class Conversation:
         finish_reason: of the last answer; also ``None`` if it was cut short from outside.
     """
 
-    def __init__(self, model: LanguageModel, wanted: Request, *, system: str = "") -> None:
-        """An empty conversation with *model*, whose answers follow the settings of *wanted*.
+    def __init__(self, model: LanguageModel, request: Request, *, system: str = "") -> None:
+        """An empty conversation with *model*, whose answers follow the settings of *request*.
 
         Each answer uses the seed of the previous one plus one.
 
@@ -41,7 +41,7 @@ class Conversation:
         self.stats: Stats | None = None
         self.finish_reason: FinishReason | None = None
         self._model = model
-        self._wanted = wanted.choice(0)
+        self._request = request.choice(0)
         self._asked = 0
         model.encode_chat([{"role": "user", "content": "-"}])
 
@@ -65,7 +65,7 @@ class Conversation:
         answer = None
         self._asked += 1
         try:
-            asked = replace(self._wanted.choice(self._asked - 1), messages=self.messages)
+            asked = replace(self._request.choice(self._asked - 1), messages=self.messages)
             answer = self._model.answer(asked)
             yield from answer
         finally:

@@ -36,17 +36,17 @@ class Lookup:
     def draft(self, ids: list[int], room: int) -> list[int]:
         """Likely continuation of *ids*, the whole text so far: up to *room* tokens, often none."""
         self._index(ids)
-        wanted = min(self._length, room)
-        if len(ids) < max(self._resume, SHORTEST) or wanted < 1:
+        count = min(self._length, room)
+        if len(ids) < max(self._resume, SHORTEST) or count < 1:
             return []
         at = self._best(ids)
         if at is None:
             return []
         # A text that repeats itself continues into its own draft.
         text = ids[at:]
-        for place in range(wanted - len(text)):
+        for place in range(count - len(text)):
             text.append(text[place])
-        return text[:wanted]
+        return text[:count]
 
     def report(self, length: int, *, drafted: int, accepted: int) -> None:
         """Record that *accepted* of *drafted* tokens were accepted in a text of *length* tokens."""

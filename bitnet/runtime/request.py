@@ -232,12 +232,12 @@ def check_messages(messages: Any) -> None:
             raise UsageError(f"{where}: {problem}", field=where)
 
 
-def _number(name: str, value: Any, wanted: type) -> Any:
-    if isinstance(value, bool) or not isinstance(value, (int, wanted)):
-        whole = "whole " if wanted is int else ""
+def _number(name: str, value: Any, kind: type) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, kind)):
+        whole = "whole " if kind is int else ""
         raise UsageError(f"{name} is not a {whole}number", field=name)
     try:
-        return wanted(value)
+        return kind(value)
     except OverflowError as error:
         raise UsageError(f"{name}: a number is out of its range: {error}", field=name) from None
 

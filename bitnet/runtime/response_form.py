@@ -65,8 +65,8 @@ def response_request(body: Mapping[str, Any], default: Request) -> Request:
         "temperature": body.get("temperature"),
         "top_p": body.get("top_p"),
     }
-    wanted = Request.from_mapping(given, default, names=_NAMES)
-    return replace(wanted, logprobs=top or 0) if include else wanted
+    request = Request.from_mapping(given, default, names=_NAMES)
+    return replace(request, logprobs=top or 0) if include else request
 
 
 def response_schema(body: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -81,8 +81,8 @@ def vector_precision(body: Mapping[str, Any], dim: int) -> Precision:
     Raises:
         UsageError: vectors of this model cannot be what it asks for; names the field.
     """
-    wanted = body.get("output_dtype") or "float"
-    precision = cast("Precision", "float32" if wanted == "float" else wanted)
+    dtype = body.get("output_dtype") or "float"
+    precision = cast("Precision", "float32" if dtype == "float" else dtype)
     try:
         check_vectors(dim, body.get("dimensions"), precision)
     except UsageError as error:

@@ -97,11 +97,11 @@ def read_tools(given: Any, choice: Any, *, parallel: bool = True) -> Tools | Non
     if choice == "required":
         named = tools
     else:
-        wanted = _named(choice)
-        named = tuple(tool for tool in tools if tool["function"]["name"] == wanted)
+        chosen = _named(choice)
+        named = tuple(tool for tool in tools if tool["function"]["name"] == chosen)
         if not named and tools:
             raise UsageError(
-                f"tool_choice: no function of tools is named {wanted[:64]!r}", field="tool_choice"
+                f"tool_choice: no function of tools is named {chosen[:64]!r}", field="tool_choice"
             )
         parallel = False
     if not tools:
@@ -137,9 +137,9 @@ def _check(tool: Any, where: str) -> None:
 
 def _control_tokens(form: CallFormat, tokenizer: Tokenizer) -> dict[str, int]:
     """Ids of those texts of *form* that are single control tokens."""
-    wanted = {text.encode(): text for text in form.markers}
+    markers = {text.encode(): text for text in form.markers}
     spelled = ((tokenizer.token_bytes(token), token) for token in tokenizer.special_ids)
-    return {wanted[raw]: token for raw, token in spelled if raw in wanted}
+    return {markers[raw]: token for raw, token in spelled if raw in markers}
 
 
 def _literal(text: str, tokens: Mapping[str, int]) -> str:

@@ -322,7 +322,7 @@ class Models:
         """
         try:
             async with self._turn:
-                self._check_wanted(entry)
+                self._check_needed(entry)
                 checkpoint = await asyncio.to_thread(opened, entry.source.open, entry.narrate)
                 entry.size_bytes = await asyncio.to_thread(self._weigh, entry, checkpoint)
                 await self._make_room(entry)
@@ -356,7 +356,7 @@ class Models:
     def _loaded(self, entry: ServedModel, checkpoint: Checkpoint) -> Service:
         return self._service(entry, loaded(checkpoint, entry.source.load, entry.narrate))
 
-    def _check_wanted(self, entry: ServedModel) -> None:
+    def _check_needed(self, entry: ServedModel) -> None:
         """Give up the load of *entry* if no request waits for it any more.
 
         Raises:
@@ -387,7 +387,7 @@ class Models:
             if idle := [one for one in there if not (one.users or one.pinned)]:
                 await self._unload(min(idle, key=lambda one: one.used_at))
                 continue
-            self._check_wanted(entry)
+            self._check_needed(entry)
             entry.state = "waiting"
             self._freed.clear()
             await self._freed.wait()

@@ -89,12 +89,12 @@ def _continuations(
     logprobs: int | None = None,
 ) -> list[Running]:
     tokens = min(tokens, service.max_output_tokens)
-    wanted = _wanted(request_of, body.model_dump(), temperature=temperature, tokens=tokens)
-    wanted = replace(wanted, logprobs=logprobs)
+    translated = _translated(request_of, body.model_dump(), temperature=temperature, tokens=tokens)
+    translated = replace(translated, logprobs=logprobs)
     found = []
     for prompt in prompts:
-        ids, ready = prepared(replace(wanted, prompt=prompt), service)
-        found += service.sequences(ids, ready, tokens=wanted.max_tokens, choices=choices)
+        ids, ready = prepared(replace(translated, prompt=prompt), service)
+        found += service.sequences(ids, ready, tokens=translated.max_tokens, choices=choices)
     return found
 
 
@@ -109,10 +109,10 @@ def chat(body: ChatRequest, service: Service) -> list[Running]:
     facts = body.model_dump(exclude={"messages"}) | {"messages": messages}
     if body.tool_choice != "none":
         check_size("tools", body.tools)
-    wanted = _wanted(chat_request, facts, temperature=1.0, tokens=1)
+    translated = _translated(chat_request, facts, temperature=1.0, tokens=1)
     given = [body.max_completion_tokens, body.max_tokens]
     tokens = next((one for one in given if one not in (None, UNSAID)), None)
-    return sequences_of(wanted, service, tokens=tokens, choices=body.n or 1)
+    return sequences_of(translated, service, tokens=tokens, choices=body.n or 1)
 
 
 def embeddings(body: EmbeddingRequest, service: Service) -> list[Running]:
@@ -140,7 +140,7 @@ def compiles(body: Any) -> bool:
     return bool(grammar_of(plain)[1]) or getattr(body, "tool_choice", None) not in _FREE
 
 
-def _wanted(
+def _translated(
     read: Callable[[Mapping[str, Any], Request], Request],
     facts: Mapping[str, Any],
     *,

@@ -72,19 +72,19 @@ def prepared(request: Request, service: Service) -> tuple[list[int], Request]:
 
 
 def sequences_of(
-    wanted: Request,
+    request: Request,
     service: Service,
     *,
     tokens: int | None,
     choices: int = 1,
 ) -> list[Sequence]:
-    """Sequences for the prompt or the messages of *wanted*, one for each choice.
+    """Sequences for the prompt or the messages of *request*, one for each choice.
 
     An answer without a length limit reserves at most its share of the memory, so that others
     fit as well.
 
     Args:
-        wanted: the request.
+        request: the request.
         service: runs the model.
         tokens: most tokens of an answer; ``None``: as many as fit.
         choices: number of answers.
@@ -94,7 +94,7 @@ def sequences_of(
         BitnetError: the model's chat template does not accept the conversation.
     """
     try:
-        ids, ready = prepared(wanted, service)
+        ids, ready = prepared(request, service)
     except InvalidFormat as error:  # caused by the client's input: the template itself was parsed
         raise Refused(400, error.message, param="messages") from error
     if tokens is None:

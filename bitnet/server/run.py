@@ -201,8 +201,8 @@ class _Server(uvicorn.Server):
     @contextmanager
     def signals(self) -> Iterator[None]:
         """Handle SIGINT and SIGTERM, from before the worker is announced."""
-        wanted = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in wanted}
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
         try:
             yield
         finally:

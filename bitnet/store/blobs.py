@@ -168,9 +168,9 @@ class Store:
                 count += len(chunk)
                 partial.flush_behind()
             if (size if size is not None else count, sha256) != (count, digest.hexdigest()):
-                wanted = f"{size:,} bytes with " if size is not None else ""
+                said = f"{size:,} bytes with " if size is not None else ""
                 raise HashMismatch(
-                    f"{name}: expected {wanted}sha256 {sha256}, "
+                    f"{name}: expected {said}sha256 {sha256}, "
                     f"found {count:,} bytes with {digest.hexdigest()}"
                 )
             ready()

@@ -278,11 +278,11 @@ def read_bundle(path: Path) -> Bundle:
                     hint="make one with: bitnet bundle export MODEL --output FILE",
                 )
             members, names, models = _parsed(file.read(size), path)
-            wanted, found = _whole_size(size, members), os.fstat(file.fileno()).st_size
-            if wanted != found:
+            expected, found = _whole_size(size, members), os.fstat(file.fileno()).st_size
+            if expected != found:
                 raise InvalidFormat(
-                    f"{path} has {found:,} bytes, its list speaks of {wanted:,}: "
-                    f"{'it is not complete' if found < wanted else 'something was added to it'}",
+                    f"{path} has {found:,} bytes, its list speaks of {expected:,}: "
+                    f"{'it is not complete' if found < expected else 'something was added to it'}",
                     hint="copy it again",
                 )
             file.seek(-size % _BLOCK, os.SEEK_CUR)

@@ -58,7 +58,7 @@ class BenchOptions:
 )
 def bench(
     c,
-    wanted=BenchOptions(),
+    options=BenchOptions(),
     model=ModelOptions(),
     common=Context(),
 ):
@@ -69,9 +69,9 @@ def bench(
     from bitnet.bench import BenchPlan, changes, measure, read_report, slowdown
 
     plan = BenchPlan.of(
-        wanted.tests, wanted.thread_counts, wanted.repetitions, threads=model.threads
+        options.tests, options.thread_counts, options.repetitions, threads=model.threads
     )
-    before = read_report(Path(wanted.against)) if wanted.against else None
+    before = read_report(Path(options.against)) if options.against else None
     running = open_model(model, common)
     with LiveLine() as line:
         found = measure(
@@ -82,7 +82,7 @@ def bench(
         )
     compared = changes(before, found) if before else []
     _show(found, before, compared, in_json=common.output.json)
-    limit = wanted.max_slowdown
+    limit = options.max_slowdown
     problem = None if limit is None else slowdown(compared, at_most=limit)
     if problem is not None and common.output.json:
         raise Exit(problem.message, code=problem.exit_code)  # one document is on stdout already

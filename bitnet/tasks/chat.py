@@ -46,7 +46,7 @@ CUT_OFF = {
 def chat(
     c,
     system="",
-    wanted=Request(max_tokens=1024),
+    request=Request(max_tokens=1024),
     model=ModelOptions(),
     common=Context(),
 ):
@@ -60,18 +60,18 @@ def chat(
     with open_model(model, common) as running:
         instructions = given_text(system, "--system")
         if sys.stdin.isatty():
-            talk_on_terminal(running, wanted, instructions)
+            talk_on_terminal(running, request, instructions)
             return
-        talk = Conversation(running, wanted, system=instructions)
+        talk = Conversation(running, request, system=instructions)
         for line in _lines():
             _answer(talk, line, json_line=common.output.json)
 
 
-def talk_on_terminal(running, wanted, instructions):
+def talk_on_terminal(running, request, instructions):
     """A conversation of the model *running* with the person at this terminal, until it ends."""
     from bitnet.runtime.conversation import Conversation
 
-    talk = Conversation(running, wanted, system=instructions)
+    talk = Conversation(running, request, system=instructions)
     say(f"{running.path.name} on {running.backend}. /help lists commands.")
     _talk(talk)
 

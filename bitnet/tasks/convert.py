@@ -59,7 +59,7 @@ class ConvertOptions:
     example="bitnet convert smollm2-135m --output q8.gguf --type Q8_0 --allow-lossy",
     required=["model", "output"],
 )
-def convert(c, wanted=ConvertOptions(), shown=Output()):
+def convert(c, options=ConvertOptions(), shown=Output()):
     """Write a model as a GGUF file in another encoding.
 
     What will be written, and which engines will compute it differently, is said before. Every
@@ -71,32 +71,32 @@ def convert(c, wanted=ConvertOptions(), shown=Output()):
     from bitnet.progress import Progress
 
     request = ConversionRequest(
-        wanted.type,
-        tokenizer=Path(wanted.tokenizer) if wanted.tokenizer else None,
-        no_tokenizer=wanted.no_tokenizer,
-        pre=wanted.pre or None,
-        allow_lossy=wanted.allow_lossy,
-        i2_s_layout=wanted.i2_s_layout,
-        ignore_keys=tuple(wanted.ignore_key),
+        options.type,
+        tokenizer=Path(options.tokenizer) if options.tokenizer else None,
+        no_tokenizer=options.no_tokenizer,
+        pre=options.pre or None,
+        allow_lossy=options.allow_lossy,
+        i2_s_layout=options.i2_s_layout,
+        ignore_keys=tuple(options.ignore_key),
     )
-    output = Path(wanted.output)
+    output = Path(options.output)
     refuse_existing(output)
-    plan = plan_conversion(Context().model(wanted.model), request)
+    plan = plan_conversion(Context().model(options.model), request)
     if not shown.json:
-        say(f"{wanted.output}: " + "\n".join(plan.lines()))
+        say(f"{options.output}: " + "\n".join(plan.lines()))
     if not shown.no_warnings:
         say_all(f"Warning: {one.subject}: {one.text}" for one in plan.warnings)
     with Progress("checking", mode=shown.progress) as progress:
         plan.check(progress.reach)
-    with Progress(f"writing {wanted.output}", mode=shown.progress) as progress:
+    with Progress(f"writing {options.output}", mode=shown.progress) as progress:
         done = plan.write(output, progress.reach)
-    cost = _cost(plan, output) if wanted.cost else {"skipped": "--no-cost"}
+    cost = _cost(plan, output) if options.cost else {"skipped": "--no-cost"}
     if shown.json:
         print(as_json(done.facts() | {"cost": cost if isinstance(cost, dict) else cost.facts()}))
         return
     say_all(done.lines())
     say(f"cost: not measured: {cost['skipped']}" if isinstance(cost, dict) else cost.line())
-    print(wanted.output)
+    print(options.output)
 
 
 def _cost(plan, output):

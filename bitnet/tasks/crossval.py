@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 )
 def crossval(
     c,
-    wanted=CrossvalOptions(),
+    requested=CrossvalOptions(),
     model=ModelOptions(),
     common=Context(),
 ):
@@ -38,24 +38,26 @@ def crossval(
     The summary goes to stdout. Exit code 15: they differ, or the engine failed; 22: there is
     nothing to compare with, or a check could not be made.
     """
-    if wanted.check:
-        _check(wanted, model, common)
+    if requested.check:
+        _check(requested, model, common)
         return
-    texts = _texts(wanted.prompts)
-    _check_outputs(wanted)
-    report = (_report_of_tokens if wanted.tokenizer_only else _report)(wanted, texts, model, common)
-    _show(report, wanted, common.output)
-    _end(report.verdict, report.evidence.reference.state, wanted, quiet=common.output.json)
+    texts = _texts(requested.prompts)
+    _check_outputs(requested)
+    report = (_report_of_tokens if requested.tokenizer_only else _report)(
+        requested, texts, model, common
+    )
+    _show(report, requested, common.output)
+    _end(report.verdict, report.evidence.reference.state, requested, quiet=common.output.json)
 
 
-def _check_outputs(wanted):
+def _check_outputs(requested):
     """Refuse a place that cannot be written to before minutes are spent on computing."""
     from bitnet.files import check_writable
 
-    if wanted.report_dir:
-        check_writable(Path(wanted.report_dir))
-    if wanted.record:
-        check_writable(Path(wanted.record).parent)
+    if requested.report_dir:
+        check_writable(Path(requested.report_dir))
+    if requested.record:
+        check_writable(Path(requested.record).parent)
 
 
 def _texts(file):
@@ -70,37 +72,37 @@ def _texts(file):
     return texts
 
 
-def _report(wanted, texts, options, common):
+def _report(requested, texts, options, common):
     from bitnet.crossval.report import Report
     from bitnet.crossval.run import cross_validate, recordable
     from bitnet.files import write_text
 
     checkpoint = open_file(options, common)
-    reference = _reference(checkpoint, wanted.against, wanted.recording)
+    reference = _reference(checkpoint, requested.against, requested.recording)
     with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
         outcome = cross_validate(
             model,
             checkpoint,
             reference,
-            wanted,
+            requested,
             texts=texts,
             cache=common.cache.root / "reports",
             facts=_facts(checkpoint),
             notify=notify,
         )
-        if wanted.record and outcome.theirs:
+        if requested.record and outcome.theirs:
             trace = recordable(outcome.theirs, model)
-            write_text(Path(wanted.record), json.dumps(trace.as_json()) + "\n")
+            write_text(Path(requested.record), json.dumps(trace.as_json()) + "\n")
     return Report.of(outcome.evidence)
 
 
-def _report_of_tokens(wanted, texts, options, common):
+def _report_of_tokens(requested, texts, options, common):
     from bitnet.crossval.report import Report
     from bitnet.crossval.run import compare_tokens
 
     _, tokenizer = open_tokenizer(options, common)
     checkpoint = open_file(options, common)
-    reference = _reference(checkpoint, wanted.against, wanted.recording)
+    reference = _reference(checkpoint, requested.against, requested.recording)
     facts = _facts(checkpoint)
     outcome = compare_tokens(tokenizer, checkpoint, reference, texts=texts, facts=facts)
     return Report.of(outcome.evidence)
@@ -166,7 +168,7 @@ def _origin(path, sha256):
     return f"{record.repo} {record.file} {record.commit or record.revision}"
 
 
-def _show(report, wanted, output):
+def _show(report, requested, output):
     """The result on stdout, the report files, and the summary of the CI job."""
     from bitnet.crossval.report_files import append_summary, write_report
     from bitnet.crossval.report_text import as_markdown
@@ -175,15 +177,15 @@ def _show(report, wanted, output):
         print(as_json(report.as_json()))
     else:
         print(*of_markdown(as_markdown(report)), sep="\n")
-    if wanted.report_dir:
-        for path in write_report(report, Path(wanted.report_dir)):
+    if requested.report_dir:
+        for path in write_report(report, Path(requested.report_dir)):
             logger.info("wrote %s", path)
     summary = settings.step_summary()
     if summary is not None:
         append_summary(report, summary)
 
 
-def _end(verdict, state, wanted, *, quiet):
+def _end(verdict, state, requested, *, quiet):
     """The exit code that *verdict* amounts to, with its reasons.
 
     ``--allow-missing`` excuses an engine that is not installed, and nothing else.
@@ -191,7 +193,7 @@ def _end(verdict, state, wanted, *, quiet):
     if verdict.status == "passed":
         return
     reasons = "; ".join(verdict.reasons)
-    if verdict.status == "not run" and state == "missing" and wanted.allow_missing:
+    if verdict.status == "not run" and state == "missing" and requested.allow_missing:
         say(f"crossval was not run: {reasons}")
         say("NOT CHECKED: nothing was compared")
         return
@@ -202,20 +204,20 @@ def _end(verdict, state, wanted, *, quiet):
     raise kind(f"crossval {verdict.status}: {reasons}", hint=verdict.hint or hint)
 
 
-def _check(wanted, options, common):
+def _check(requested, options, common):
     """``--check``: the verdict of a report derived again."""
     from bitnet.crossval.check import check_report
     from bitnet.crossval.report import read_report
     from bitnet.findings import render
 
-    report, claimed = read_report(Path(wanted.check))
+    report, claimed = read_report(Path(requested.check))
     found = check_report(report, claimed)
-    if wanted.replay:
-        found += _replayed(report, wanted, options, common)
+    if requested.replay:
+        found += _replayed(report, requested, options, common)
     wrong = [one for one in found if one.severity == "failed"]
     status, output = report.verdict.status, common.output
     if output.json:
-        facts = {"file": wanted.check, "holds": not wrong, "status": status}
+        facts = {"file": requested.check, "holds": not wrong, "status": status}
         print(as_json(facts | {"findings": [one.facts() for one in found]}))
     else:
         show(*render(found))
@@ -224,13 +226,13 @@ def _check(wanted, options, common):
         raise Exit(code=VerificationFailed.exit_code)
     if wrong:
         raise VerificationFailed(
-            f"{wanted.check} does not hold: {'; '.join(one.text for one in wrong)}",
+            f"{requested.check} does not hold: {'; '.join(one.text for one in wrong)}",
             hint="compare again: bitnet crossval MODEL --report-dir DIR",
         )
-    _end(report.verdict, report.evidence.reference.state, wanted, quiet=output.json)
+    _end(report.verdict, report.evidence.reference.state, requested, quiet=output.json)
 
 
-def _replayed(report, wanted, options, common):
+def _replayed(report, requested, options, common):
     """Some of the report's positions, computed again."""
     from bitnet.crossval.check import replay
     from bitnet.crossval.references import REFERENCES
@@ -239,14 +241,14 @@ def _replayed(report, wanted, options, common):
     checkpoint = open_file(options, common)
     name = report.evidence.reference.name
     named = name if name in REFERENCES else "float64"
-    reference = _reference(checkpoint, "" if wanted.recording else named, wanted.recording)
+    reference = _reference(checkpoint, "" if requested.recording else named, requested.recording)
     with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
         return replay(
             report,
             model,
             checkpoint,
             reference,
-            count=wanted.replay,
+            count=requested.replay,
             sha256=model_digest(checkpoint),
             notify=notify,
         )

@@ -35,7 +35,7 @@ LARGE_VOCABULARY = 128_000
 def infer(
     c,
     prompt=PromptOptions(),
-    wanted=Request(),
+    request=Request(),
     model=ModelOptions(),
     common=Context(),
 ):
@@ -52,7 +52,7 @@ def infer(
                 "Large vocabulary (%d) running on CPU - consider GPU acceleration",
                 running.config.vocab_size,
             )
-        answer_once(running, replace(prompt, prompt=text, prompt_file=""), wanted, common.output)
+        answer_once(running, replace(prompt, prompt=text, prompt_file=""), request, common.output)
         if running.tokenizer.chat_template and not prompt.chat and _is_read_by_a_person(common):
             say("Note: this model answers messages; --chat takes the text as one")
 
@@ -61,10 +61,10 @@ def _is_read_by_a_person(common):
     return sys.stdout.isatty() and not (common.output.json or common.output.no_warnings)
 
 
-def answer_once(running, prompt, wanted, output):
+def answer_once(running, prompt, request, output):
     """Show what the model *running* writes after the text of *prompt*, and its metrics."""
     request = replace(
-        wanted.choice(0),
+        request.choice(0),
         prompt=prompt.prompt,
         messages=_messages(prompt.prompt, prompt) if prompt.chat else None,
         json_schema=_schema(prompt),

@@ -30,7 +30,7 @@ def run(
     c,
     prompt="",
     system="",
-    wanted=Request(max_tokens=1024),
+    request=Request(max_tokens=1024),
     model=ModelOptions(),
     common=Context(),
 ):
@@ -53,10 +53,10 @@ def run(
         if instructions and not chats:
             raise UsageError(f"{name} has no chat template: --system needs one")
         if text is None:
-            talk_on_terminal(running, wanted, instructions)
+            talk_on_terminal(running, request, instructions)
             return
         asked = PromptOptions(prompt=text, chat=chats, system=instructions)
-        answer_once(running, asked, wanted, common.output)
+        answer_once(running, asked, request, common.output)
 
 
 def _text(prompt):

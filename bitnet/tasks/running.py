@@ -165,8 +165,8 @@ def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -
         BitnetError: as :func:`bitnet.runtime.language_model.load`.
     """
     if options.features or options.no_default_features:
-        wanted = options.features or "none"
-        say(f"Note: --features chooses nothing here (asked for: {wanted}); the device is the CPU")
+        features = options.features or "none"
+        say(f"Note: --features chooses nothing here (asked for: {features}); the device is the CPU")
     model = _loaded(checkpoint, options, common)
     if options.chat_template:
         model.tokenizer.chat_template = read_text(options.chat_template)

@@ -241,10 +241,10 @@ def _prove(document: dict[str, Any], spec: TokenizerSpec) -> None:
         raise Unsupported(f"{spec.source} cannot be said as tokenizer.json: {error}") from None
     original = PortableEngine(spec)
     for text in probe_texts():
-        wanted, got = original.encode(text), library.encode(text, add_special_tokens=False).ids
-        if wanted != got:
+        expected, got = original.encode(text), library.encode(text, add_special_tokens=False).ids
+        if expected != got:
             raise Unsupported(
-                f"{spec.source} cannot be said exactly as tokenizer.json: {text!r} is {wanted}, "
+                f"{spec.source} cannot be said exactly as tokenizer.json: {text!r} is {expected}, "
                 f"and would be {got}",
                 hint="use the original file: it can be read as it is",
             )

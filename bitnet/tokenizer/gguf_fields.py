@@ -201,9 +201,9 @@ class Fields:
     def _numbers(self, name: str, code: str) -> Sequence[Any]:
         """An int32 or float32 array, as a view into the file where possible."""
         array = self._array(name)
-        wanted = {"f": ("float32",), "i": ("int32", "uint32")}[code]
+        kinds = {"f": ("float32",), "i": ("int32", "uint32")}[code]
         kind = getattr(array, "item_type", None)
-        if kind in wanted:
+        if kind in kinds:
             view: memoryview = array.raw
             as_bytes = view.cast("B")
             return as_bytes.cast("f") if code == "f" else as_bytes.cast("i")
@@ -219,8 +219,8 @@ class Fields:
             hint=_REFETCH,
         )
 
-    def _wrong(self, key: str, wanted: str, value: object) -> InvalidFormat:
+    def _wrong(self, key: str, expected: str, value: object) -> InvalidFormat:
         return InvalidFormat(
-            f"{key} should be {wanted}, and is a {type(value).__name__}, {self.source}",
+            f"{key} should be {expected}, and is a {type(value).__name__}, {self.source}",
             hint=_REFETCH,
         )

@@ -80,10 +80,10 @@ def pre_name(spec: TokenizerSpec) -> str:
     )
     if known is not None and known.pre:
         return known.pre
-    wanted = (_significant(spec.normalizer), _significant(spec.pre_tokenizer))
+    expected = (_significant(spec.normalizer), _significant(spec.pre_tokenizer))
     for name, kind in PRE_TOKENIZERS.items():
         steps = (_significant(kind.normalizer), _significant(kind.steps))
-        if steps == wanted and kind.ignore_merges == spec.ignore_merges and kind.byte_level:
+        if steps == expected and kind.ignore_merges == spec.ignore_merges and kind.byte_level:
             return name
     raise Unsupported(
         f"{spec.source} cuts text in a way GGUF has no name for", hint=f"--pre NAME, or {_HINT}"
@@ -221,26 +221,26 @@ def _prove(found: TokenizerSpec, spec: TokenizerSpec) -> None:
     Raises:
         Unsupported: they differ; the message names the first difference.
     """
-    for what, wanted, got in (
+    for what, expected, got in (
         ("what goes around a text", spec.affixes, found.affixes),
         ("BOS", spec.bos_id, found.bos_id),
         ("the ids that end a generation", sorted(spec.stop_ids), sorted(found.stop_ids)),
         ("the chat template", spec.chat_template, found.chat_template),
     ):
-        if wanted != got:
+        if expected != got:
             raise Unsupported(
-                f"{spec.source} cannot be said exactly in GGUF: {what} is {wanted}, "
+                f"{spec.source} cannot be said exactly in GGUF: {what} is {expected}, "
                 f"and would be {got}",
                 hint=_HINT,
             )
     original, copy = PortableEngine(spec), PortableEngine(found)
     for text in [*probe_texts(), *_around_added(spec)]:
         for special in (True, False):
-            wanted_ids = original.encode(text, parse_special=special)
+            expected_ids = original.encode(text, parse_special=special)
             ids = copy.encode(text, parse_special=special)
-            if wanted_ids != ids:
+            if expected_ids != ids:
                 raise Unsupported(
-                    f"{spec.source} cannot be said exactly in GGUF: {text!r} is {wanted_ids}, "
+                    f"{spec.source} cannot be said exactly in GGUF: {text!r} is {expected_ids}, "
                     f"and would be {ids}",
                     hint=_HINT,
                 )

@@ -291,8 +291,8 @@ class Tokenizer:
         if id is None:
             return None
         # <0x0A> is the name of a byte token, not its text.
-        wanted = text.encode().removeprefix(b" ")
-        return id if self.token_bytes(id).removeprefix(b" ") == wanted else None
+        spelled = text.encode().removeprefix(b" ")
+        return id if self.token_bytes(id).removeprefix(b" ") == spelled else None
 
     def stream(self, *, skip_special: bool = False) -> TokenStream:
         """A decoder for ids that arrive one by one."""

@@ -143,13 +143,13 @@ def _missing_merge(
         if text[:cut] in texts and text[cut:] in texts
     ]
     start, stop = row * grid.side, (row + 1) * grid.side - 1
-    wanted = _short(grid.rows, row)
+    expected = _short(grid.rows, row)
     if len(cuts) * grid.side > _MOST_TRIES:
         return None
     for at in range(start, min(stop, len(items)) + 1):
         before, after = bytes(items.between(start, at)), bytes(items.between(at, stop))
         for cut in cuts:
-            if _digest(before + len(cut).to_bytes(8, "little") + cut + after) == wanted:
+            if _digest(before + len(cut).to_bytes(8, "little") + cut + after) == expected:
                 return at, cut.decode("utf-8", "backslashreplace")
     return None
 

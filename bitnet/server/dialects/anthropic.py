@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
-    from bitnet.runtime.request import Request as Wanted
+    from bitnet.runtime.request import Request as ModelRequest
     from bitnet.runtime.sequence import Sequence
     from bitnet.server.service import Service
 
@@ -105,7 +105,7 @@ async def count_tokens(body: CountRequest, request: Request) -> dict[str, int]:
     with service.worker.place():
         return {
             "input_tokens": await service.worker.prepared(
-                lambda: len(prepared(_wanted(body), service)[0])
+                lambda: len(prepared(_translated(body), service)[0])
             )
         }
 
@@ -118,11 +118,11 @@ def _sequences(body: MessagesRequest, service: Service) -> list[Sequence]:
         "top_k": body.top_k,
         "top_p": body.top_p,
     }
-    wanted = _wanted(body, **given)
-    return sequences_of(wanted, service, tokens=wanted.max_tokens)
+    translated = _translated(body, **given)
+    return sequences_of(translated, service, tokens=translated.max_tokens)
 
 
-def _wanted(body: CountRequest, **given: Any) -> Wanted:
+def _translated(body: CountRequest, **given: Any) -> ModelRequest:
     """Request for *body*, without a limit on the length of the answer.
 
     Raises:
@@ -146,16 +146,16 @@ def _wanted(body: CountRequest, **given: Any) -> Wanted:
     kinds = {"auto": "auto", "any": "required", "none": "none", None: None}
     kind = choice.get("type")
     if kind == "tool":
-        wanted: Any = {"type": "function", "function": {"name": choice.get("name")}}
+        tool_choice: Any = {"type": "function", "function": {"name": choice.get("name")}}
     elif kind in kinds:
-        wanted = kinds[kind]
+        tool_choice = kinds[kind]
     else:
         raise Refused(400, "tool_choice.type is not auto, any, tool or none", param="tool_choice")
     tools = [_tool(tool, f"tools.{number}") for number, tool in enumerate(body.tools or ())]
     fields = {
         "messages": told,
         "tools": tools or None,
-        "tool_choice": wanted,
+        "tool_choice": tool_choice,
         "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
         "json_schema": _schema(body),
     }

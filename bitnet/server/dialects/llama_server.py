@@ -16,7 +16,7 @@ from pydantic import Field
 from bitnet import __version__
 from bitnet.runtime.chat_form import token_facts, with_top
 from bitnet.runtime.conversation_text import conversation_text
-from bitnet.runtime.request import Request as Wanted
+from bitnet.runtime.request import Request as ModelRequest
 from bitnet.server.models import entry_of, service_of
 from bitnet.server.prompts import check_size, made, sequences_of
 from bitnet.server.refusals import Refused
@@ -112,8 +112,8 @@ async def apply_template(body: TemplateRequest, request: Request) -> dict[str, s
     messages = [message.model_dump(exclude_none=True) for message in body.messages]
 
     def rendered() -> str:
-        wanted = Wanted(messages=messages, tools=body.tools)
-        return conversation_text(worker.model.tokenizer, wanted)[0]
+        translated = ModelRequest(messages=messages, tools=body.tools)
+        return conversation_text(worker.model.tokenizer, translated)[0]
 
     with worker.place():
         return {"prompt": await worker.prepared(rendered)}
@@ -187,9 +187,9 @@ def _sequences(body: LlamaCompletion, service: Service) -> list[Sequence]:
     given["max_tokens"] = body.n_predict if is_bounded else None
     given |= {"prompt": body.prompt, "ignore_eos": body.ignore_eos}
     names = {own: name for name, own in _OWN.items()}
-    wanted = replace(made(given, names=names, **_DEFAULTS), logprobs=logprobs or None)
-    tokens = wanted.max_tokens if is_bounded else None
-    return sequences_of(wanted, service, tokens=tokens)
+    translated = replace(made(given, names=names, **_DEFAULTS), logprobs=logprobs or None)
+    tokens = translated.max_tokens if is_bounded else None
+    return sequences_of(translated, service, tokens=tokens)
 
 
 def _bias(entry: list[Any]) -> tuple[str, float]:

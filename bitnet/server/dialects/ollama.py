@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
-    from bitnet.runtime.request import Request as Wanted
+    from bitnet.runtime.request import Request as ModelRequest
     from bitnet.runtime.sequence import Sequence
     from bitnet.server.entry import ServedModel
     from bitnet.server.models import Models
@@ -308,7 +308,7 @@ def _sequences(body: _Asked, service: Service, asked: Mapping[str, Any]) -> list
     given = {own: options[name] for name, own in _OPTIONS.items() if name in options}
     if given.get("max_tokens") == -2:  # Ollama's word for as many as fit
         given["max_tokens"] = None
-    wanted = _with_logprobs(
+    translated = _with_logprobs(
         made(
             {**given, **asked, "json_schema": _schema(body.format)},
             names={own: f"options.{name}" for name, own in _OPTIONS.items()}
@@ -317,18 +317,18 @@ def _sequences(body: _Asked, service: Service, asked: Mapping[str, Any]) -> list
         ),
         body,
     )
-    tokens = wanted.max_tokens if given.get("max_tokens") not in (None, -1) else None
-    return sequences_of(wanted, service, tokens=tokens)
+    tokens = translated.max_tokens if given.get("max_tokens") not in (None, -1) else None
+    return sequences_of(translated, service, tokens=tokens)
 
 
-def _with_logprobs(wanted: Wanted, body: _Asked) -> Wanted:
+def _with_logprobs(translated: ModelRequest, body: _Asked) -> ModelRequest:
     if body.top_logprobs is not None and not body.logprobs:
         raise Refused(400, "top_logprobs is for logprobs: true", param="top_logprobs")
     if body.think not in (None, False):
         raise Refused(400, "think: only false is served", param="think")
     variables = {"enable_thinking": False} if body.think is False else None
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return replace(wanted, logprobs=logprobs, template_variables=variables)
+    return replace(translated, logprobs=logprobs, template_variables=variables)
 
 
 def _check_options(options: Mapping[str, Any], service: Service) -> None:

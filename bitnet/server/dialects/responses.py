@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from bitnet.runtime.request import Request as Wanted
+from bitnet.runtime.request import Request as ModelRequest
 from bitnet.runtime.response_form import (
     LOGPROBS,
     ResponseItems,
@@ -101,8 +101,8 @@ def _sequences(body: ResponseRequest, service: Service) -> list[Sequence]:
     facts = body.model_dump()
     check_size("tools", body.tools)
     check_size("text.format", response_schema(facts))
-    default = Wanted()
+    default = ModelRequest()
     default = replace(default, sampling=replace(default.sampling, temperature=1.0))
-    wanted = response_request(facts, default)
+    translated = response_request(facts, default)
     is_bounded = body.max_output_tokens not in (None, -1)
-    return sequences_of(wanted, service, tokens=wanted.max_tokens if is_bounded else None)
+    return sequences_of(translated, service, tokens=translated.max_tokens if is_bounded else None)
