@@ -16,7 +16,7 @@ from tiny_models import tiny_gguf
 
 from bitnet.errors import BitnetError
 from bitnet.runtime.language_model import load
-from bitnet.server import faults, openai, shapes
+from bitnet.server import openai, refusals, shapes
 from bitnet.server.metrics import Metrics
 from bitnet.server.narration import Narrator
 from bitnet.server.service import Service
@@ -88,7 +88,7 @@ def server_body(data):
         shapes.DetokenizeRequest: lambda body, _: body,
     }
     for shape, route in routes.items():
-        with suppress(ValidationError, BitnetError, faults.Refused):
+        with suppress(ValidationError, BitnetError, refusals.Refused):
             route(shape.model_validate_json(data), service)
 
 
