@@ -2,6 +2,8 @@
 
     pp128   prefill of 128 tokens, up to the first generated token: tokens per second
     tg128   128 tokens generated one after the other, after a prompt of one
+    tg32@4096, pp512@4096
+            the same behind 4,096 positions, whose time does not count
 
 Everything runs through the engine, as an answer does. Tests and thread counts alternate, so that a
 temporary slowdown of the machine affects all of them.

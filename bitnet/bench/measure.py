@@ -32,34 +32,49 @@ TEXT = (
     "into a book with a blue cover. When the fog came in from the sea he lit the great lamp and "
     "waited, because someone out there was always looking for the way home.\n"
 )
-_TEST = re.compile(r"(pp|tg)([1-9]\d*)")
+_TEST = re.compile(r"(pp|tg)([1-9]\d*)(?:@([1-9]\d*))?")
 
 
 @dataclass(frozen=True)
 class Test:
-    """A benchmark: ``pp`` is prefill of *tokens*, ``tg`` generates them one by one."""
+    """A benchmark: ``pp`` is prefill of *tokens*, ``tg`` generates them one by one.
+
+    Before it, *depth* positions of the context are filled, which is not timed.
+    """
 
     kind: str
     tokens: int
+    depth: int = 0
 
     @classmethod
     def parse(cls, name: str) -> Test:
-        """The test named ``pp128``, ``tg32`` ...
+        """The test named ``pp128``, ``tg32``, ``tg32@4096`` ...
 
         Raises:
             UsageError: the name is invalid.
         """
         match = _TEST.fullmatch(name.strip())
-        if match is None or int(match[2]) > MAX_TOKENS:
+        if match is None or max(int(match[2]), int(match[3] or 0)) > MAX_TOKENS:
             raise UsageError(
-                f"no test {name!r}", hint="write ppN or tgN, for example: --tests pp512,tg128"
+                f"no test {name!r}",
+                hint="write ppN, tgN or tgN@DEPTH, for example: --tests pp512,tg128,tg32@4096",
             )
-        return cls(match[1], int(match[2]))
+        return cls(match[1], int(match[2]), int(match[3] or 0))
 
     @property
     def name(self) -> str:
-        """``pp128``."""
-        return f"{self.kind}{self.tokens}"
+        """``pp128``, ``tg32@4096``."""
+        return f"{self.kind}{self.tokens}" + (f"@{self.depth}" if self.depth else "")
+
+    @property
+    def prompt(self) -> int:
+        """Positions that are filled before the clock starts; ``tg`` needs one to begin from."""
+        return self.depth or int(self.kind == "tg")
+
+    @property
+    def positions(self) -> int:
+        """Positions of the context that it needs."""
+        return self.prompt + self.tokens
 
 
 @dataclass(frozen=True)
@@ -151,11 +166,11 @@ def measure(
 
 
 def _check_context(engine: Engine, tests: Sequence[Test]) -> None:
-    longest = max(tests, key=lambda test: test.tokens)
-    needed = longest.tokens + (longest.kind == "tg")
-    if needed > engine.context:
+    longest = max(tests, key=lambda test: test.positions)
+    if longest.positions > engine.context:
         raise BenchmarkError(
-            f"{longest.name} needs {needed:,} positions, the context holds {engine.context:,}",
+            f"{longest.name} needs {longest.positions:,} positions, "
+            f"the context holds {engine.context:,}",
             hint="choose shorter tests: --tests pp32,tg16",
         )
 
@@ -164,7 +179,7 @@ def _rates(
     model: LanguageModel, plan: BenchPlan, on_step: Callable[[str], None]
 ) -> tuple[Measured, ...]:
     """Every test with every number of threads, in alternation; the first round is not counted."""
-    longest = max(test.tokens for test in plan.tests)
+    longest = max(test.positions for test in plan.tests)
     ids = model.tokenizer.encode(TEXT)
     ids = (ids * math.ceil(longest / len(ids)))[:longest]
     samples: dict[tuple[Test, int], list[float]] = {
@@ -175,7 +190,7 @@ def _rates(
         for (test, threads), rates in samples.items():
             _use_threads(threads)
             time_of = _prefill_s if test.kind == "pp" else _decode_s
-            seconds = time_of(model.engine, ids, test.tokens)
+            seconds = time_of(model.engine, ids, test)
             if turn:
                 rates.append(test.tokens / seconds)
     return tuple(
@@ -190,24 +205,30 @@ def _use_threads(count: int) -> None:
         module.set_threads(count)
 
 
-def _prefill_s(engine: Engine, ids: Sequence[int], tokens: int) -> float:
+def _prefill_s(engine: Engine, ids: Sequence[int], test: Test) -> float:
     engine.reset()
+    if test.depth:
+        _write(engine, ids[: test.depth], 1)
     started = time.perf_counter()
-    for _ in engine.generate(ids[:tokens], Request(max_tokens=1)):
-        pass
+    _write(engine, ids[: test.positions], 1)  # the engine has the first *depth* of them
     return time.perf_counter() - started
 
 
-def _decode_s(engine: Engine, ids: Sequence[int], tokens: int) -> float:
+def _decode_s(engine: Engine, ids: Sequence[int], test: Test) -> float:
     engine.reset()
-    pieces = engine.generate(ids[:1], Request(max_tokens=tokens + 1))
+    pieces = engine.generate(ids[: test.prompt], Request(max_tokens=test.tokens + 1))
     next(pieces)
     started = time.perf_counter()
     count = sum(1 for _ in pieces)
     elapsed = time.perf_counter() - started
-    if count != tokens:
-        raise BenchmarkError(f"tg{tokens} wrote {count:,} tokens instead of {tokens:,}")
+    if count != test.tokens:
+        raise BenchmarkError(f"{test.name} wrote {count:,} tokens instead of {test.tokens:,}")
     return elapsed
+
+
+def _write(engine: Engine, ids: Sequence[int], tokens: int) -> None:
+    for _ in engine.generate(ids, Request(max_tokens=tokens)):
+        pass
 
 
 def _tokenize_share(model: LanguageModel) -> float:

@@ -22,7 +22,9 @@ class BenchOptions:
     """Measurements, and a report to compare with."""
 
     tests: str = option(
-        "pp128,pp512,tg128", "ppN reads a prompt of N tokens, tgN writes N tokens", metavar="LIST"
+        "pp128,pp512,tg128",
+        "ppN reads a prompt of N tokens, tgN writes N tokens; tgN@D does so behind D positions",
+        metavar="LIST",
     )
     thread_counts: str = option(
         "", "numbers of threads to measure with; default: 1 and --threads", metavar="LIST"

@@ -19,6 +19,7 @@ from bitnet.bench import (
     read_report,
     slowdown,
 )
+from bitnet.bench.measure import _decode_s, _prefill_s
 from bitnet.errors import BenchmarkError, InvalidFormat, NotFound, Unsupported, UsageError
 
 MACHINE = Machine("Example CPU", 2, 8 << 30, ("avx2",), "native (avx2)", {1: 2e10, 2: 3e10})
@@ -137,6 +138,10 @@ def test_numpy_has_threads_of_its_own(monkeypatch):
         ("pp0", "", 1),
         ("", "", 1),
         ("pp8,xx9", "", 1),
+        ("tg8@", "", 1),
+        ("tg8@0", "", 1),
+        ("tg8@-1", "", 1),
+        ("tg8@99999999999", "", 1),
         ("pp99999999999", "", 1),
         ("pp8", "0", 1),
         ("pp8", "1,x", 1),
@@ -166,7 +171,57 @@ def test_every_test_is_timed_as_often_as_asked_for(tiny):
     assert report.machine.backend == bitnet.load(tiny).backend
 
 
+class Recorder:
+    """An engine that notes what is asked of it, and which positions it has already."""
+
+    def __init__(self, engine):
+        self.engine, self.asked = engine, []
+
+    def reset(self):
+        self.asked = []
+        self.engine.reset()
+
+    def generate(self, ids, request):
+        self.asked.append((len(ids), self.engine.reusable(ids), request.max_tokens))
+        return self.engine.generate(ids, request)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("pp8", [(8, 0, 1)]),
+        ("tg8", [(1, 0, 9)]),
+        ("tg8@20", [(20, 0, 9)]),
+        ("pp8@20", [(20, 0, 1), (28, 20, 1)]),  # only the last eight are read while the clock runs
+    ],
+)
+def test_a_depth_is_filled_before(tiny, name, asked):
+    (test,) = BenchPlan.of(name, "", 1).tests
+    assert test.name == name
+    assert (test.positions, test.depth) == (sum(asked[-1][::2]) - 1, 20 * ("@" in name))
+    with bitnet.load(tiny) as model:
+        engine = Recorder(model.engine)
+        ids = model.tokenizer.encode("a long text " * 20)
+        seconds = (_prefill_s if test.kind == "pp" else _decode_s)(engine, ids, test)
+    assert seconds > 0
+    assert engine.asked == asked
+
+
+def test_a_test_with_a_depth_is_measured_and_shown(tiny):
+    plan = BenchPlan.of("tg2@30,pp4@30", "1", 1)
+    report = measure(bitnet.load(tiny), plan, reload=lambda: bitnet.load(tiny))
+    assert [one.test for one in report.results] == ["tg2@30", "pp4@30"]
+    wide = replace(REPORT, results=(Measured("tg32@4096", 1, Spread((5.0,))), *REPORT.results))
+    rows = "\n".join(wide.lines()).splitlines()[3:7]
+    assert [row.split()[0] for row in rows] == ["test", "tg32@4096", "pp8", "tg8"]
+    assert len({len(row) for row in rows}) == 1
+
+
 def test_a_context_too_short_for_a_test_is_an_error(tiny):
+    with pytest.raises(BenchmarkError, match="tg4@61 needs 65 positions, the context holds 64"):
+        measure(
+            bitnet.load(tiny), BenchPlan.of("pp64,tg4@61", "", 1), reload=lambda: bitnet.load(tiny)
+        )
     with pytest.raises(BenchmarkError, match="tg64 needs 65 positions, the context holds 64"):
         measure(
             bitnet.load(tiny), BenchPlan.of("pp8,tg64", "", 1), reload=lambda: bitnet.load(tiny)
