@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import time
+from dataclasses import fields
 
 import httpx
 import uvicorn
@@ -16,6 +17,7 @@ from bitnet.server.metrics import Metrics
 from bitnet.server.models import Models
 from bitnet.server.narration import Narrator
 from bitnet.server.source import ModelSource
+from bitnet.server.worker import Limits
 
 
 class Running:
@@ -50,7 +52,11 @@ def serving_all(sources, *, app_options=None, lines=None, loaded=True, **options
     """A worker with all models of *sources*, the first of them loaded or none."""
     lines = [] if lines is None else lines
     metrics, narrate = Metrics(), Narrator(lines.append, worker_id="w1")
-    with Models(sources, metrics, narrate, **({"max_output_tokens": 48} | options)) as models:
+    limits = Limits(
+        **{one.name: options.pop(one.name) for one in fields(Limits) if one.name in options}
+    )
+    options = {"max_output_tokens": 48} | options
+    with Models(sources, metrics, narrate, limits, **options) as models:
         if loaded:
             models.pin(models.default, sources[0].load(sources[0].open()))
         app = create_app(models, metrics, narrate, **(app_options or {}))

@@ -22,7 +22,7 @@ from bitnet.server.refusals import Refused, from_error
 from bitnet.server.service import Service
 from bitnet.server.source import memory_of
 from bitnet.server.streams import unless_gone
-from bitnet.server.worker import Worker, stopping, too_late
+from bitnet.server.worker import Limits, Worker, stopping, too_late
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -47,7 +47,7 @@ class Models:
 
     Attributes:
         created: when this began, in seconds since the epoch.
-        deadline_s: seconds a request may take, waiting included.
+        limits: of each model.
     """
 
     def __init__(
@@ -55,14 +55,11 @@ class Models:
         sources: Sequence[ModelSource],
         metrics: Metrics,
         narrate: Narrator,
+        limits: Limits,
         *,
         idle_s: float = FOREVER,
         memory_bytes: int | None = None,
         max_output_tokens: int = 4096,
-        max_batch: int = 8,
-        queue: int = 64,
-        deadline_s: float = 600.0,
-        kv_budget_bytes: int | None = None,
     ) -> None:
         """None of them loaded.
 
@@ -70,13 +67,10 @@ class Models:
             sources: the models; the first one answers requests that name none.
             metrics: counts what happens.
             narrate: told of it.
+            limits: of each model.
             idle_s: seconds without a request after which a model is unloaded.
             memory_bytes: memory that loaded models may take together; ``None``: no bound.
             max_output_tokens: tokens one answer may have.
-            max_batch: answers of a model written at the same time.
-            queue: answers of a model that may wait.
-            deadline_s: seconds a request may take, waiting included.
-            kv_budget_bytes: memory for keys and values of a model; ``None``: no bound.
         """
         many = len(sources) > 1
         self.entries = {
@@ -89,17 +83,13 @@ class Models:
             **{alias: self.entries[one.name] for one in sources for alias in one.aliases},
             **self.entries,
         }
-        self._figures = {name: metrics.of(name) for name in self.entries}
+        self._metrics = {name: metrics.of(name) for name in self.entries}
         for name, entry in self.entries.items():
-            self._figures[name].watch(entry)
+            self._metrics[name].watch(entry)
         self.created = int(time.time())
-        self.deadline_s = deadline_s
+        self.limits = limits
         self._memory_bytes = memory_bytes
         self._max_output_tokens = max_output_tokens
-        self._max_batch = max_batch
-        self._limit = max_batch + queue
-        self._queue = queue
-        self._kv_budget_bytes = kv_budget_bytes
         self._draining = False
         self._turn = asyncio.Lock()  # to load or to unload
         self._freed = asyncio.Event()  # a model may be idle, or a load not be needed any more
@@ -212,14 +202,7 @@ class Models:
         entry.used_at = time.monotonic()
 
     def _service(self, entry: ServedModel, model: LanguageModel) -> Service:
-        worker = Worker(
-            model,
-            self._figures[entry.name],
-            max_batch=self._max_batch,
-            queue=self._queue,
-            deadline_s=self.deadline_s,
-            kv_budget_bytes=self._kv_budget_bytes,
-        )
+        worker = Worker(model, self._metrics[entry.name], self.limits)
         return Service(worker, entry.narrate, entry.name, self._max_output_tokens)
 
     def hold(self, entry: ServedModel) -> None:
@@ -274,8 +257,8 @@ class Models:
         Raises:
             Refused: as :meth:`service`.
         """
-        if entry.waiting >= self._limit:
-            self._figures[entry.name].refused.inc()
+        if entry.waiting >= self.limits.places:
+            self._metrics[entry.name].refused.inc()
             raise Refused(
                 429, f"{entry.waiting} requests wait for the model {entry.name!r} to be loaded",
                 kind="rate_limit_error", code="queue_full", retry_after_s=1,
@@ -288,7 +271,7 @@ class Models:
         except asyncio.TimeoutError:
             if entry.state == "waiting":
                 raise self._no_room(entry) from None
-            raise too_late(self.deadline_s) from None
+            raise too_late(self.limits.deadline_s) from None
         finally:
             entry.waiting -= 1
             self._freed.set()
@@ -346,12 +329,7 @@ class Models:
 
     def _weigh(self, entry: ServedModel, checkpoint: Checkpoint) -> int:
         """Bytes that *entry* takes once it is loaded."""
-        return memory_of(
-            checkpoint,
-            context=entry.source.context,
-            max_batch=self._max_batch,
-            kv_budget_bytes=self._kv_budget_bytes,
-        )
+        return memory_of(checkpoint, entry.source.context, self.limits)
 
     def _loaded(self, entry: ServedModel, checkpoint: Checkpoint) -> Service:
         return self._service(entry, loaded(checkpoint, entry.source.load, entry.narrate))
@@ -433,7 +411,7 @@ async def service_of(request: Request, name: str | None) -> Service:
     models: Models = request.app.state.models
     entry = models.find(name)
     state = request.scope["state"]
-    state["deadline"] = time.monotonic() + models.deadline_s
+    state["deadline"] = time.monotonic() + models.limits.deadline_s
     models.hold(entry)
     state.setdefault("ends", []).append(partial(models.release, entry))
     found = models.service(entry, state["deadline"])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.runtime.language_model import LanguageModel
+    from bitnet.server.worker import Limits
 
 __all__ = ["Facts", "ModelSource", "facts_of", "facts_of_loaded", "memory_of"]
 
@@ -84,23 +85,20 @@ def facts_of_loaded(model: LanguageModel) -> Facts:
     return Facts(config.architecture, model.context, config.dim, config.writes, template)
 
 
-def memory_of(
-    checkpoint: Checkpoint, *, context: int | None, max_batch: int, kv_budget_bytes: int | None
-) -> int:
+def memory_of(checkpoint: Checkpoint, context: int | None, limits: Limits) -> int:
     """Bytes that the model takes at most once it is loaded: weights, and keys and values.
 
     Args:
         checkpoint: the open model.
         context: positions a sequence may reach; ``None``: as many as it was made for.
-        max_batch: sequences that run at the same time.
-        kv_budget_bytes: the bound on keys and values; ``None``: there is none.
+        limits: of the worker.
 
     Raises:
         BitnetError: it is not a model that can be run.
     """
     config = config_from(checkpoint)
     positions = context or config.context_length
-    kv_bytes = max_batch * KVCache(config, positions).cost(positions, PREFILL_CHUNK)
-    if kv_budget_bytes is not None:
-        kv_bytes = min(kv_bytes, kv_budget_bytes)
+    kv_bytes = limits.max_batch * KVCache(config, positions).cost(positions, PREFILL_CHUNK)
+    if limits.kv_budget_bytes is not None:
+        kv_bytes = min(kv_bytes, limits.kv_budget_bytes)
     return sum(weight.data.nbytes for weight in checkpoint.weights.values()) + kv_bytes

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from bitnet.errors import UsageError
@@ -40,6 +41,28 @@ T = TypeVar("T")
 PREPARING = 2  # threads that turn requests into sequences
 COMPILING = 1  # threads for requests whose grammar must be compiled, which may take seconds
 COMPILE_S = 10.0  # time limit for compiling a grammar
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a worker for each of its models.
+
+    Attributes:
+        max_batch: answers generated at the same time.
+        queue: answers that may wait.
+        deadline_s: seconds a request may take, including waiting.
+        kv_budget_bytes: memory for KV caches; ``None``: unlimited.
+    """
+
+    max_batch: int = 8
+    queue: int = 64
+    deadline_s: float = 600.0
+    kv_budget_bytes: int | None = None
+
+    @property
+    def places(self) -> int:
+        """Answers that are generated or wait, at most."""
+        return self.max_batch + self.queue
 
 
 class Order:
@@ -84,9 +107,8 @@ class Worker:
 
     Attributes:
         model: the model.
+        limits: of its answers.
         draining: new requests are refused.
-        max_batch: answers generated at the same time.
-        deadline_s: seconds an answer may take, including waiting.
         failure: error that ended the thread; ``None`` while it runs normally.
     """
 
@@ -94,33 +116,23 @@ class Worker:
         self,
         model: LanguageModel,
         metrics: ModelMetrics,
-        *,
-        max_batch: int = 8,
-        queue: int = 64,
-        deadline_s: float = 600.0,
-        kv_budget_bytes: int | None = None,
+        limits: Limits,
     ) -> None:
         """A worker whose thread is started by :meth:`start`.
 
         Args:
             model: the model; it must not be used elsewhere from then on.
             metrics: counters.
-            max_batch: answers generated at the same time.
-            queue: answers that may wait.
-            deadline_s: seconds an answer may take, including waiting.
-            kv_budget_bytes: memory for KV caches; ``None``: unlimited.
+            limits: of its answers.
 
         Raises:
-            UsageError: no answer fits *kv_budget_bytes*.
+            UsageError: no answer fits the memory for KV caches.
         """
         self.model = model
         self.draining = False
-        self.deadline_s = deadline_s
+        self.limits = limits
         self.failure: BaseException | None = None
         self._metrics = metrics
-        self.max_batch = max_batch
-        self._limit = max_batch + queue
-        self._kv_budget_bytes = kv_budget_bytes
         self._changed = threading.Condition()
         self._inbox: deque[Order] = deque()
         self._open = 0  # places taken
@@ -147,7 +159,7 @@ class Worker:
     @property
     def kv_usage(self) -> float:
         """Used share of the KV caches' memory, 0 to 1; 0 if unlimited."""
-        budget = self._kv_budget_bytes
+        budget = self.limits.kv_budget_bytes
         return self._scheduler.kv_bytes / budget if budget else 0.0
 
     @property
@@ -195,7 +207,7 @@ class Worker:
                 can ever hold (400); or as *make*.
         """
         if deadline is None:
-            deadline = time.monotonic() + self.deadline_s
+            deadline = time.monotonic() + self.limits.deadline_s
         with self.place(places) as kept:
             tokenizer = self.model.tokenizer
             answers = await self.prepared(
@@ -218,7 +230,7 @@ class Worker:
         """
         pool = self._compiling if compiles else self._preparing
         making = asyncio.get_running_loop().run_in_executor(pool, make)
-        limit_s = min(COMPILE_S, self.deadline_s) if compiles else self.deadline_s
+        limit_s = min(COMPILE_S, self.limits.deadline_s) if compiles else self.limits.deadline_s
         try:
             return await asyncio.wait_for(making, limit_s)
         except asyncio.TimeoutError:
@@ -288,15 +300,16 @@ class Worker:
     def _take_places(self, count: int) -> None:
         if self.draining or self.failure is not None:
             raise stopping()
-        if count > self._limit:
+        if count > self.limits.places:
             raise Refused(
-                400, f"{count} answers in one request; this worker takes {self._limit} at a time"
+                400,
+                f"{count} answers in one request; this worker takes {self.limits.places} at a time",
             )
-        if self._open + count > self._limit:
+        if self._open + count > self.limits.places:
             self._metrics.refused.inc()
             raise Refused(
                 429,
-                f"{self._open} answers wait or are being written, {self._limit} may",
+                f"{self._open} answers wait or are being written, {self.limits.places} may",
                 kind="rate_limit_error",
                 code="queue_full",
                 retry_after_s=1,
@@ -304,19 +317,21 @@ class Worker:
         self._open += count
 
     def _new_scheduler(self) -> Scheduler:
-        return self.model.scheduler(max_batch=self.max_batch, kv_budget_bytes=self._kv_budget_bytes)
+        return self.model.scheduler(
+            max_batch=self.limits.max_batch, kv_budget_bytes=self.limits.kv_budget_bytes
+        )
 
     def _share(self) -> int:
-        if self._kv_budget_bytes is None:
+        if self.limits.kv_budget_bytes is None:
             return self.model.context
         shortest = self._scheduler.cost(1)
-        if shortest > self._kv_budget_bytes:
+        if shortest > self.limits.kv_budget_bytes:
             raise UsageError(
                 f"keys and values of the shortest answer take {shortest:,} bytes, the budget is "
-                f"{self._kv_budget_bytes:,}",
-                hint=f"--kv-memory {-(-shortest // 10**6) * self.max_batch}",
+                f"{self.limits.kv_budget_bytes:,}",
+                hint=f"--kv-memory {-(-shortest // 10**6) * self.limits.max_batch}",
             )
-        return self._scheduler.affordable(self._kv_budget_bytes // self.max_batch)
+        return self._scheduler.affordable(self.limits.kv_budget_bytes // self.limits.max_batch)
 
     # --- in the thread ---------------------------------------------------------------------------
 
@@ -385,7 +400,7 @@ class Worker:
             del self._running[sequence]
             answer = order.answers[index]
             if late and not order.cancelled:
-                last = answer.end("deadline", too_late(self.deadline_s))
+                last = answer.end("deadline", too_late(self.limits.deadline_s))
             else:
                 last = answer.end("cancelled")
             self._finish(order, index, last)

@@ -72,6 +72,7 @@ def _served(options, model, common, narrate):
     from bitnet.server.loading import failures
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models
+    from bitnet.server.worker import Limits
 
     metrics = Metrics()
     with failures(narrate) if not options.models else nullcontext():
@@ -81,11 +82,8 @@ def _served(options, model, common, narrate):
         sources,
         metrics,
         narrate,
+        Limits(options.max_batch, options.queue, options.deadline, options.kv_budget_bytes),
         max_output_tokens=options.max_output_tokens,
-        max_batch=options.max_batch,
-        queue=options.queue,
-        deadline_s=options.deadline,
-        kv_budget_bytes=options.kv_budget_bytes,
         **(many if options.models else {}),
     )
     if options.models:

@@ -130,7 +130,7 @@ async def props(request: Request, model: str | None = None) -> dict[str, Any]:
 
     return {
         "default_generation_settings": {"n_ctx": service.model.context, "params": _DEFAULTS},
-        "total_slots": service.worker.max_batch,
+        "total_slots": service.worker.limits.max_batch,
         "model_alias": service.name,
         "model_path": service.model.path.name,
         "chat_template": tokenizer.chat_template or "",
@@ -153,7 +153,7 @@ async def slots(request: Request, model: str | None = None) -> list[dict[str, An
     worker = service.worker
     return [
         {"id": slot, "n_ctx": service.model.context, "is_processing": slot < worker.open_jobs}
-        for slot in range(worker.max_batch)
+        for slot in range(worker.limits.max_batch)
     ]
 
 
