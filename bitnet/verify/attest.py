@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bitnet.errors import BitnetError, NotFound, VerificationFailed
+from bitnet.errors import BitnetError, NotFound
 from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf import part_number
 from bitnet.verify.attestation import Attestation, beside, differences, digest_content, grids_of
@@ -42,7 +42,6 @@ __all__ = [
     "listed",
     "pinned",
     "recognise",
-    "refuse_damaged",
 ]
 
 logger = logging.getLogger(__name__)
@@ -175,18 +174,6 @@ def recognise(checkpoint: Checkpoint) -> Recognition | None:
         if named:
             return Recognition(name, attestation, "name", tuple(found))
     return None
-
-
-def refuse_damaged(checkpoint: Checkpoint) -> Recognition | None:
-    """The known model that *checkpoint* is; ``None`` if it is unknown.
-
-    Raises:
-        VerificationFailed: it has the name or most of the content of one, but differs.
-    """
-    found = recognise(checkpoint)
-    if found is not None and found.differences:
-        raise VerificationFailed(f"{checkpoint.path}: {found.text}", hint=HINT)
-    return found
 
 
 def attest_fetched(path: Path, *, fresh: bool) -> Path | None:
