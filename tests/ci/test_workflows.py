@@ -1,7 +1,7 @@
 """Every ``run:`` block of the templates, executed: cache miss, cache hit, hub down, fork.
 
 What is simulated is listed in ``workflow_runner``. Two blocks are not executed: cibuildwheel needs
-containers, and building a source package needs a package index.
+containers, and the job that builds a source package asks a package index for its tools.
 """
 
 import itertools
@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,11 +20,15 @@ from hub_server import HubServer
 from tiny_models import tiny_gguf
 from workflow_runner import CacheStore, Runner
 
+import bitnet
+from bitnet.files import sha256_of
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(os.name == "nt", reason="the runner needs bash"),
 ]
 
+ROOT = Path(__file__).parents[2]
 MIRROR = "baseten/Meta-Llama-3-tokenizer"
 OFFICIAL = "meta-llama/Meta-Llama-3-8B"
 WORKFLOWS = {
@@ -353,17 +358,83 @@ def test_a_release_has_the_version_of_its_tag(project, files, good):
     (project.folder / "dist").mkdir()
     for name in files:
         (project.folder / "dist" / name).touch()
-    ((_, name, text),) = (block for block in blocks(project) if block[0] == "release")
-    alone = {"jobs": {"check": {"steps": [{"name": name, "run": text}]}}}
-    (project.folder / "alone.yml").write_text(json.dumps(alone))
+    runner = release(project, "1.2.0", only="release: Every file has the version of the tag")
+    assert runner.failed != good, said(runner)
+
+
+def release(project, version, only="", **environment):
+    """The blocks of the release that tag v*version* starts, or *only* one of them."""
+    steps = [
+        {"name": name, "run": text}
+        for stem, name, text in blocks(project)
+        if stem == "release" and only in ("", name)
+    ]
+    (project.folder / "alone.yml").write_text(json.dumps({"jobs": {"release": {"steps": steps}}}))
     runner = Runner(
         project.folder,
         project.cache,
-        environment=dict(os.environ),
-        github={"ref": "refs/tags/v1.2.0", "event_name": "push"},
+        environment=os.environ | environment,
+        github={"ref": f"refs/tags/v{version}", "event_name": "push"},
     )
-    runner.run("alone.yml", "check")
-    assert runner.failed != good, said(runner)
+    runner.run("alone.yml", "release")
+    return runner
+
+
+BUILD = "import sys; from scikit_build_core import build; build.build_{}(sys.argv[1])"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """This project's source package, and the wheel that is made of it without a compiler."""
+    pytest.importorskip("scikit_build_core")
+    folder, source = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source")
+    words = [sys.executable, "-c", BUILD.format("sdist"), str(folder)]
+    subprocess.run(words, cwd=ROOT, check=True, capture_output=True)
+    (archive,) = folder.iterdir()
+    shutil.unpack_archive(archive, source)
+    subprocess.run(
+        [sys.executable, "-c", BUILD.format("wheel"), str(folder)],
+        cwd=next(source.iterdir()),
+        check=True,
+        capture_output=True,
+        env=os.environ | {"CXX": "/nonexistent", "CC": "/nonexistent"},
+    )
+    return folder
+
+
+def test_a_release_of_this_project_has_its_files_checksums_and_notes(project, built, tmp_path):
+    """Up to the command that talks to the hub, which is written down instead."""
+    version = bitnet.__version__
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert "\n## [Unreleased]\n" in text
+    log = project.folder / "CHANGELOG.md"
+    log.write_text(text.replace("## [Unreleased]", f"## [{version}] - 2030-01-01"))
+    shutil.copytree(built, project.folder / "dist")
+    (tmp_path / "bin").mkdir()
+    gh = tmp_path / "bin/gh"
+    gh.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > asked.txt\n')
+    gh.chmod(0o755)
+    runner = release(project, version, PATH=f"{gh.parent}:{os.environ['PATH']}")
+    assert succeeded(runner), said(runner)
+    asked = (project.folder / "asked.txt").read_text().splitlines()
+    names = sorted(path.name for path in built.iterdir())
+    assert [name.partition("-")[0] for name in names] == ["bitnet_xtask"] * 2
+    assert asked[:3] == ["release", "create", f"v{version}"]
+    assert asked[-3:] == [*(f"dist/{name}" for name in names), "SHA256SUMS"]
+    sums = (project.folder / "SHA256SUMS").read_text().splitlines()
+    assert sums == [f"{sha256_of(built / name)}  {name}" for name in names]
+    notes = (project.folder / "notes.md").read_text()
+    assert "### Added" in notes
+    assert "\n## " not in notes
+
+
+def test_a_release_without_notes_is_refused(project, built):
+    shutil.copytree(built, project.folder / "dist")
+    (project.folder / "CHANGELOG.md").write_text("## [Unreleased]\n\n- something\n")
+    runner = release(project, bitnet.__version__)
+    assert runner.failed
+    assert f"says nothing below ## [{bitnet.__version__}]" in said(runner)
+    assert not (project.folder / "SHA256SUMS").exists()
 
 
 def test_no_block_is_left_out(project):
