@@ -184,7 +184,7 @@ def neon(c):
             f"-DPython_INCLUDE_DIR={sysconfig.get_path('include')}"
         )
         c.run(f"cmake --build {build} --target kernels_driver --parallel 2")
-        c.run(f"qemu-aarch64-static {build}/kernels_driver neon_dotprod")
+        c.run(f"qemu-aarch64-static {build}/kernels_driver neon_dotprod neon_i8mm")
 
 
 @task(

@@ -23,7 +23,8 @@ __all__ = ["choose_prefill", "measure"]
 
 logger = logging.getLogger(__name__)
 
-RIVALS = {"amx": "avx512_vnni"}  # levels that must prove faster than another one
+# Levels that must prove faster than another one.
+RIVALS = {"amx": "avx512_vnni", "neon_i8mm": "neon_dotprod"}
 ROWS, COLUMNS, TOKENS = 256, 1280, 40  # of the products that are measured: 13 million
 ROUNDS = 7
 

@@ -431,6 +431,7 @@ constexpr struct {
     {"avx512_vnni", 0x0daced8b42778405},
     {"amx", 0x0daced8b42778405},
     {"neon_dotprod", 0x0d37c40aed66927b},
+    {"neon_i8mm", 0x0d37c40aed66927b},
 };
 
 bool is_recorded(uint64_t found) {

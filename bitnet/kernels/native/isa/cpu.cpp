@@ -12,6 +12,8 @@
 #endif
 #elif defined(BITNET_ARM) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(BITNET_ARM) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace bitnet {
@@ -60,8 +62,17 @@ CpuFeatures detect() {
 #if defined(__linux__)
     constexpr unsigned long kAsimdDotProduct = 1ul << 20;  // HWCAP_ASIMDDP
     found.neon_dotprod = (getauxval(AT_HWCAP) & kAsimdDotProduct) != 0;
+#if defined(BITNET_I8MM)
+    constexpr unsigned long kMatrixProduct = 1ul << 13;  // HWCAP2_I8MM
+    found.neon_i8mm = found.neon_dotprod && (getauxval(AT_HWCAP2) & kMatrixProduct) != 0;
+#endif
 #elif defined(__APPLE__)
     found.neon_dotprod = true;  // every Apple processor that runs 64-bit macOS
+#if defined(BITNET_I8MM)
+    int there = 0;
+    size_t size = sizeof there;
+    found.neon_i8mm = sysctlbyname("hw.optional.arm.FEAT_I8MM", &there, &size, nullptr, 0) == 0 && there != 0;
+#endif
 #endif
     return found;
 }
