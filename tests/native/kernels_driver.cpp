@@ -14,6 +14,7 @@
 #include "isa/cpu.hpp"
 #include "system/arena.hpp"
 #include "graph/graph.hpp"
+#include "isa/dispatch.hpp"
 #include "ops/ops.hpp"
 #include "head/exact_head.hpp"
 #include "ternary/layout.hpp"
@@ -224,11 +225,12 @@ void run_graph(Results& results, int64_t tokens) {
 void run_rows(Results& results, int64_t rows, int64_t cols) {
     Buffer<float> x = wave(rows * cols), w = wave(cols), out(rows * cols);
     const auto add = [&](const char* what) { results.add(out.get(), rows * cols, false, what); };
-    bitnet::rms_norm(x.get(), w.get(), rows, cols, 1e-5f, out.get());
+    const bitnet::Kernels& kernels = bitnet::detail::active();
+    for (int64_t r = 0; r < rows; ++r) kernels.rms_norm(x.get() + r * cols, w.get(), cols, 1e-5f, out.get() + r * cols);
     add("rms_norm");
     for (const bitnet::Gate kind : {bitnet::Gate::silu, bitnet::Gate::gelu_tanh, bitnet::Gate::relu2,
                                     bitnet::Gate::relu}) {
-        bitnet::gate(kind, x.get(), x.get(), rows * cols, out.get());
+        kernels.gate(kind, x.get(), x.get(), rows * cols, out.get());
         add("gate");
     }
     const int64_t rotated = cols / 4 * 2;
@@ -237,7 +239,7 @@ void run_rows(Results& results, int64_t rows, int64_t cols) {
         bitnet::RopeArgs a;
         a.x = x.get(), a.cos = a.sin = cos.get(), a.out = out.get();
         a.heads = 1, a.head_dim = cols, a.rotated = rotated, a.half = half;
-        bitnet::rope(a, rows);
+        kernels.rope(a, 0, rows);
         add("rope");
     }
 }

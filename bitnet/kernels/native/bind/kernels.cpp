@@ -9,9 +9,11 @@
 
 #include "system/arena.hpp"
 #include "bind/arrays.hpp"
+#include "isa/dispatch.hpp"
 #include "ops/counters.hpp"
 #include "ops/linear.hpp"
 #include "ops/ops.hpp"
+#include "system/split.hpp"
 #include "system/thread_pool.hpp"
 
 namespace nb = nanobind;
@@ -89,6 +91,15 @@ void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols, c
     pack_rows(checked, weight.data(), rows, cols, out.data());
 }
 
+// One call of a kernel of the active instruction set, on several threads: body(first, end) for parts of *n* units of
+// *work* elements.
+template <class F>
+void run_row_op(Op op, int64_t n, int64_t multiple, int64_t work, F&& body) {
+    const Computing computing;
+    count_call(op);
+    Split(n, multiple, n * work < kSerialWork).run(body);
+}
+
 int64_t rows_of(const Floats& x, const OutFloats& out, int64_t cols) {
     require(cols > 0 && x.size() % size_t(cols) == 0 && out.size() == x.size(),
             "x and out must be (rows, cols) like the weight");
@@ -97,8 +108,10 @@ int64_t rows_of(const Floats& x, const OutFloats& out, int64_t cols) {
 
 void bind_rms_norm(const Floats& x, const Floats& weight, float eps, const OutFloats& out) {
     const auto cols = int64_t(weight.size()), rows = rows_of(x, out, cols);
-    const Computing computing;
-    rms_norm(x.data(), weight.data(), rows, cols, eps, out.data());
+    run_row_op(Op::rms_norm, rows, 1, cols, [&](int64_t r0, int64_t r1) {
+        for (int64_t r = r0; r < r1; ++r)
+            detail::active().rms_norm(x.data() + r * cols, weight.data(), cols, eps, out.data() + r * cols);
+    });
 }
 
 void bind_rope(const Floats& x, const Floats& cos, const Floats& sin, bool half, const OutFloats& out) {
@@ -109,16 +122,16 @@ void bind_rope(const Floats& x, const Floats& cos, const Floats& sin, bool half,
     a.x = x.data(), a.cos = cos.data(), a.sin = sin.data(), a.out = out.data();
     a.heads = int64_t(x.shape(1)), a.head_dim = int64_t(x.shape(2)), a.rotated = 2 * int64_t(cos.shape(1));
     a.half = half;
-    const auto tokens = int64_t(x.shape(0));
-    const Computing computing;
-    rope(a, tokens);
+    run_row_op(Op::rope, int64_t(x.shape(0)), 1, a.heads * a.head_dim,
+               [&](int64_t t0, int64_t t1) { detail::active().rope(a, t0, t1); });
 }
 
 void bind_gate(int kind, const Floats& g, const Floats& up, const OutFloats& out) {
     require(kind >= 0 && kind <= int(Gate::relu), "unknown gate");
     require(g.size() == up.size() && g.size() == out.size(), "gate, up and out must have one size");
-    const Computing computing;
-    gate(Gate(kind), g.data(), up.data(), int64_t(g.size()), out.data());
+    run_row_op(Op::gate, int64_t(g.size()), 1024, 1, [&](int64_t i0, int64_t i1) {
+        detail::active().gate(Gate(kind), g.data() + i0, up.data() + i0, i1 - i0, out.data() + i0);
+    });
 }
 
 using Pages = Array<const uint16_t, nb::ndim<4>>;
@@ -144,8 +157,8 @@ void bind_attention(const Floats& q, const Pages& pages, int64_t start, float sc
 
 void bind_softcap(const Floats& x, float cap, const OutFloats& out) {
     require(x.size() == out.size() && cap > 0.0f, "x and out must have one size, cap must be above 0");
-    const Computing computing;
-    softcap(x.data(), int64_t(x.size()), cap, out.data());
+    run_row_op(Op::softcap, int64_t(x.size()), 1024, 1,
+               [&](int64_t i0, int64_t i1) { detail::active().softcap(x.data() + i0, i1 - i0, cap, out.data() + i0); });
 }
 
 void bind_turns(const Array<const double>& angles, double scale, const OutFloats& cos, const OutFloats& sin) {

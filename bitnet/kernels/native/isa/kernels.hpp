@@ -115,6 +115,10 @@ struct RopeArgs {
 
 enum class TernarySource : int;  // ternary/layout.hpp
 
+// The operations on rows of floats, members of Kernels: plain loops that every instruction set compiles for itself
+// (ops/float_ops.hpp, ops/attention.hpp). They are counted by these names.
+#define BITNET_ROW_OPS(op) op(rms_norm) op(rope) op(gate) op(softcap)
+
 struct Kernels {
     const char* name;
     LinearKernel decode[kTypes];

@@ -10,8 +10,9 @@ namespace {
 #define BITNET_ONE(name) +1
 constexpr int kLevels = 1 BITNET_LEVELS(BITNET_ONE), kOps = int(Op::kCount);
 #undef BITNET_ONE
-constexpr const char* kOpNames[kOps] = {"linear", "linear", "embed", "rms_norm", "rope",
-                                        "gate",   "attention", "softcap"};
+#define BITNET_NAME(op) #op,
+constexpr const char* kOpNames[kOps] = {"linear", "linear", "embed", "attention", BITNET_ROW_OPS(BITNET_NAME)};
+#undef BITNET_NAME
 
 std::atomic<uint64_t> calls[kLevels][kOps][kTypes];
 
@@ -23,11 +24,11 @@ bool same(Op op, Type type, const Kernels& a, const Kernels& b) {
         case Op::decode: return a.decode[int(type)] == b.decode[int(type)];
         case Op::prefill: return a.prefill[int(type)] == b.prefill[int(type)];
         case Op::embed: return a.dequantize == b.dequantize;
-        case Op::rms_norm: return a.rms_norm == b.rms_norm;
-        case Op::rope: return a.rope == b.rope;
-        case Op::gate: return a.gate == b.gate;
         case Op::attention: return a.attend == b.attend;
-        case Op::softcap: return a.softcap == b.softcap;
+#define BITNET_SAME(op) \
+    case Op::op: return a.op == b.op;
+            BITNET_ROW_OPS(BITNET_SAME)
+#undef BITNET_SAME
         default: return true;
     }
 }

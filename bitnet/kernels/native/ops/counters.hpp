@@ -9,7 +9,9 @@
 
 namespace bitnet {
 
-enum class Op : int { decode, prefill, embed, rms_norm, rope, gate, attention, softcap, kCount };
+#define BITNET_COUNTED(op) op,
+enum class Op : int { decode, prefill, embed, attention, BITNET_ROW_OPS(BITNET_COUNTED) kCount };
+#undef BITNET_COUNTED
 
 // One more call of *op* of the active kernels; *type* only matters for the first three.
 void count_call(Op op, Type type = Type::F32);

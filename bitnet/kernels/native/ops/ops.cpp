@@ -34,34 +34,6 @@ void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float s
     for (int64_t i = 0; i < count; ++i) decode_row(type, weight, rows, cols, ids[i], scale, out + i * cols);
 }
 
-void rms_norm(const float* x, const float* weight, int64_t rows, int64_t cols, float eps, float* out) {
-    count_call(Op::rms_norm);
-    Split(rows, 1, rows * cols < kSerialWork).run([&](int64_t r0, int64_t r1) {
-        for (int64_t r = r0; r < r1; ++r) active().rms_norm(x + r * cols, weight, cols, eps, out + r * cols);
-    });
-}
-
-void rope(const RopeArgs& args, int64_t tokens) {
-    count_call(Op::rope);
-    Split(tokens, 1, tokens * args.heads * args.head_dim < kSerialWork).run([&](int64_t t0, int64_t t1) {
-        active().rope(args, t0, t1);
-    });
-}
-
-void gate(Gate kind, const float* g, const float* up, int64_t n, float* out) {
-    count_call(Op::gate);
-    Split(n, 1024, n < kSerialWork).run([&](int64_t i0, int64_t i1) {
-        active().gate(kind, g + i0, up + i0, i1 - i0, out + i0);
-    });
-}
-
-void softcap(const float* x, int64_t n, float cap, float* out) {
-    count_call(Op::softcap);
-    Split(n, 1024, n < kSerialWork).run([&](int64_t i0, int64_t i1) {
-        active().softcap(x + i0, i1 - i0, cap, out + i0);
-    });
-}
-
 void turns(const double* angles, int64_t n, double scale, float* cos, float* sin) {
     for (int64_t i = 0; i < n; ++i) {
         double sine, cosine;

@@ -37,13 +37,8 @@ void decode_row(Type type, const uint8_t* weight, int64_t rows, int64_t cols, in
 // Rows *ids* of a matrix as float32, out (count, cols).
 void embed(Type type, const uint8_t* weight, int64_t rows, int64_t cols, float scale, const int64_t* ids, int64_t count,
            float* out);
-void rms_norm(const float* x, const float* weight, int64_t rows, int64_t cols, float eps, float* out);
-void rope(const RopeArgs& args, int64_t tokens);
-void gate(Gate kind, const float* gate, const float* up, int64_t n, float* out);
 // *args* of several sequences.
 void attention(const std::vector<AttentionArgs>& batch);
-// cap * tanh(x / cap)
-void softcap(const float* x, int64_t n, float cap, float* out);
 // What rope turns by: cos and sin of each angle, times *scale*.
 void turns(const double* angles, int64_t n, double scale, float* cos, float* sin);
 // Sum of the 64-bit words of *n* bytes: what reading memory costs, for benchmarks to compare with.

@@ -11,10 +11,9 @@ void add_row_ops(Kernels& k) {
     k.quantize_block = quantize_block;
     k.quantize_ternary = quantize_ternary;
     k.dequantize = dequantize;
-    k.rms_norm = rms_norm;
-    k.rope = rope;
-    k.gate = gate;
-    k.softcap = softcap;
+#define BITNET_SET(op) k.op = op;
+    BITNET_ROW_OPS(BITNET_SET)
+#undef BITNET_SET
     k.attend = attend;
     k.store_position = store_position;
 }
