@@ -17,12 +17,12 @@ import numpy as np
 from bitnet import native, settings
 from bitnet.cores import thread_count, usable_cores
 from bitnet.errors import Unsupported
+from bitnet.kernels.instructions import GATES, Attend
 from bitnet.kernels.interpreter import Interpreter
-from bitnet.kernels.native_graph import GATES, CompiledProgram
+from bitnet.kernels.native_graph import CompiledProgram
 from bitnet.kernels.ops import Activation, Array, Ops
 from bitnet.kernels.packing import Matrix, prepare_matrix
 from bitnet.kernels.prefill_choice import choose_prefill
-from bitnet.kernels.program import Attend
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.kernels.ternary_choice import dense_pays
 from bitnet.quants import registry

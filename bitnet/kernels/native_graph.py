@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from functools import singledispatchmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bitnet.kernels.instructions import Attend, Graph, Rotate
 from bitnet.kernels.interpreter import Interpreter
-from bitnet.kernels.program import (
-    Add,
-    Attend,
-    Embed,
-    Gate,
-    Linear,
-    Mark,
-    Norm,
-    Rotate,
-    Select,
-    Split,
-    Temper,
-    layers_by_window,
-)
+from bitnet.kernels.program import layers_by_window
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -29,12 +16,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.kernels.ops import Activation, Array, Ops, Prepared
+    from bitnet.kernels.ops import Array, Ops, Prepared
     from bitnet.kernels.program import Cache, Program, Rotation, Segment
 
-__all__ = ["GATES", "CompiledProgram"]
-
-GATES: dict[Activation, int] = {"silu": 0, "gelu_tanh": 1, "relu_squared": 2, "relu": 3}
+__all__ = ["CompiledProgram"]
 
 
 class CompiledProgram:
@@ -52,9 +37,8 @@ class CompiledProgram:
             ops: the operations of *module*; they serve caches that are not float16.
         """
         self._interpreter = Interpreter(program, weights, ops)
-        self._weights = weights
-        self._registers = {name: place for place, name in enumerate(program.widths)}
-        self._result = self._registers[program.result]
+        numbers = {name: number for number, name in enumerate(program.widths)}
+        self._result = numbers[program.result]
         self._width = program.widths[program.result]
         layers = [it for it in program.instructions if isinstance(it, Attend)]
         kv_heads = program.widths[layers[0].k] // program.head_dim
@@ -67,23 +51,24 @@ class CompiledProgram:
             program.head_dim,
             program.eps,
         )
-        self._places = {
+        places = {
             layer: (number, place)
             for number, of_table in enumerate(tables.values())
             for place, layer in enumerate(of_table)
         }
-        rotations = {it.rotation: None for it in program.instructions if isinstance(it, Rotate)}
         self._rotations: dict[Rotation, int] = {}
-        for rotation in rotations:
-            pairs = len(rotation.frequencies(1)[0])
-            half = rotation.style != "interleaved"
-            self._rotations[rotation] = self._graph.add_rotation(pairs, half)
+        for it in program.instructions:
+            if isinstance(it, Rotate) and it.rotation not in self._rotations:
+                pairs = len(it.rotation.frequencies(1)[0])
+                half = it.rotation.style != "interleaved"
+                self._rotations[it.rotation] = self._graph.add_rotation(pairs, half)
         self._contexts: dict[tuple[int, ...], int] = {}
+        graph = Graph(self._graph, numbers, weights, self._rotations, places)
         for instruction in program.instructions:
-            self._add(instruction)
+            instruction.compile(graph)
 
     def run(self, segments: Sequence[Segment]) -> Array:
-        """The wanted rows of all *segments*, ``(R, width)``; their caches are advanced."""
+        """Rows of the outputs of all *segments*, ``(R, width)``; their caches are advanced."""
         tokens: list[int] = []
         parts: list[tuple[int, int, int, int, tuple[NDArray[np.uint64], ...]]] = []
         needed = 0
@@ -116,59 +101,3 @@ class CompiledProgram:
             number = self._graph.add_context([it.frequencies(last) for it in self._rotations])
             self._contexts[regimes] = number
         return number
-
-    @singledispatchmethod
-    def _add(self, instruction: Any) -> None:
-        raise AssertionError(f"{instruction!r} is not an instruction")
-
-    @_add.register
-    def _(self, it: Embed) -> None:
-        self._graph.embed(self._registers[it.out], self._weights[it.table], it.scale)
-
-    @_add.register
-    def _(self, it: Norm) -> None:
-        self._graph.norm(self._registers[it.out], self._registers[it.x], self._weights[it.weight])
-
-    @_add.register
-    def _(self, it: Linear) -> None:
-        self._graph.linear(
-            self._registers[it.x],
-            [self._registers[out] for out in it.outs],
-            [self._weights[weight] for weight in it.weights],
-            [self._weights[bias] if bias else None for bias in it.biases],
-        )
-
-    @_add.register
-    def _(self, it: Split) -> None:
-        self._graph.split(self._registers[it.x], [self._registers[out] for out in it.outs])
-
-    @_add.register
-    def _(self, it: Rotate) -> None:
-        self._graph.rotate(self._registers[it.x], self._rotations[it.rotation])
-
-    @_add.register
-    def _(self, it: Temper) -> None:
-        self._graph.temper(self._registers[it.x], it.scale, it.length)
-
-    @_add.register
-    def _(self, it: Attend) -> None:
-        out, q, k, v = (self._registers[name] for name in (it.out, it.q, it.k, it.v))
-        table, place = self._places[it.layer]
-        self._graph.attend(out, q, k, v, table, place, it.scale, it.window, it.softcap)
-
-    @_add.register
-    def _(self, it: Gate) -> None:
-        out, gate, up = (self._registers[name] for name in (it.out, it.gate, it.up))
-        self._graph.gate(out, gate, up, GATES[it.activation])
-
-    @_add.register
-    def _(self, it: Add) -> None:
-        self._graph.add(self._registers[it.x], self._registers[it.y])
-
-    @_add.register
-    def _(self, it: Select) -> None:
-        self._graph.select([self._registers[name] for name in it.registers])
-
-    @_add.register
-    def _(self, it: Mark) -> None:
-        pass

@@ -59,7 +59,7 @@ class Ops(ABC):
     def compile(
         self, program: Program, weights: Mapping[str, Prepared]
     ) -> Callable[[Sequence[Segment]], Array]:
-        """*program* over *weights* as a function from a batch to its wanted rows.
+        """*program* over *weights* as a function from a batch to the rows of its outputs.
 
         A backend may run it in any way that gives the bits of its own operations one by one.
         """

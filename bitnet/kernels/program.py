@@ -1,13 +1,12 @@
 """A model's forward pass as data: instructions over named registers.
 
 A register holds float rows, one per token of the batch: ``(T, width)``. Weights are named; the
-tokens of all segments of a batch follow each other. ``interpreter.py`` says what each instruction
+tokens of all segments of a batch follow each other. ``instructions.py`` says what each instruction
 means, with the operations of any backend; a backend may compile the list instead.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
@@ -21,23 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Activation",
-    "Add",
     "Array",
-    "Attend",
     "Cache",
-    "Embed",
-    "Gate",
     "Instruction",
-    "Linear",
-    "Mark",
-    "Norm",
     "Program",
-    "Rotate",
     "Rotation",
     "Segment",
-    "Select",
-    "Split",
-    "Temper",
     "layers_by_window",
 ]
 
@@ -111,120 +99,14 @@ class Segment:
         return {"none": 0, "last": 1, "all": len(self.tokens)}[self.outputs]
 
 
-@dataclass(frozen=True)
-class Embed:
-    """``out = table[tokens] * scale``."""
+class Instruction(Protocol):
+    """A step of a program; ``instructions.py`` has all there are."""
 
-    out: str
-    table: str
-    scale: float
+    def run(self, on: Any) -> None:
+        """Do it in a ``Pass``: with the operations of any backend, which defines what it means."""
 
-
-@dataclass(frozen=True)
-class Norm:
-    """``out`` = RMS norm of *x* in groups as wide as the *weight*; they may be one register."""
-
-    out: str
-    x: str
-    weight: str
-
-
-@dataclass(frozen=True)
-class Linear:
-    """``outs[i] = x @ weights[i].T + biases[i]``; an empty name means no bias."""
-
-    outs: tuple[str, ...]
-    x: str
-    weights: tuple[str, ...]
-    biases: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Split:
-    """*outs* are neighbouring columns of *x*."""
-
-    outs: tuple[str, ...]
-    x: str
-
-
-@dataclass(frozen=True)
-class Rotate:
-    """Each head of *x* is rotated by its position."""
-
-    x: str
-    rotation: Rotation
-
-
-@dataclass(frozen=True)
-class Temper:
-    """Rows of *x* behind the first *length* positions are scaled, more with each such stretch.
-
-    ``x *= 1 + scale * log(1 + position // length)``.
-    """
-
-    x: str
-    scale: float
-    length: int
-
-    def factor(self, position: int) -> float:
-        """On the row at *position*."""
-        return 1.0 + self.scale * math.log(1 + position // self.length)
-
-
-@dataclass(frozen=True)
-class Attend:
-    """*k* and *v* go into the caches of *layer*; *out* is what the queries *q* see there.
-
-    Unless it is *causal*, a query also sees those behind it, as many as before.
-    """
-
-    out: str
-    q: str
-    k: str
-    v: str
-    layer: int
-    scale: float
-    window: int
-    softcap: float
-    causal: bool = True
-
-
-@dataclass(frozen=True)
-class Gate:
-    """``out = activation(gate) * up``; *out* is neither of them, which may be one register."""
-
-    out: str
-    gate: str
-    up: str
-    activation: Activation
-
-
-@dataclass(frozen=True)
-class Add:
-    """``x += y``."""
-
-    x: str
-    y: str
-
-
-@dataclass(frozen=True)
-class Select:
-    """Keep only the requested rows of *registers*."""
-
-    registers: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Mark:
-    """*register* holds what a trace calls *name*."""
-
-    name: str
-    register: str
-
-
-Instruction: TypeAlias = (
-    Embed | Norm | Linear | Split | Rotate | Temper | Attend | Gate | Add | Select | Mark
-)
+    def compile(self, to: Any) -> None:
+        """Add it to a ``CompiledProgram``, whose graph has a method for every instruction."""
 
 
 @dataclass(frozen=True)
@@ -236,7 +118,7 @@ class Program:
         widths: of every register.
         head_dim: width of a head.
         eps: of every norm.
-        result: the register that holds the result, one row per wanted token.
+        result: the register that holds the result, one row per token of the outputs.
     """
 
     instructions: tuple[Instruction, ...]

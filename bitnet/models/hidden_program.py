@@ -10,21 +10,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitnet.kernels.program import (
+from bitnet.kernels.instructions import (
     Add,
     Attend,
     Embed,
     Gate,
-    Instruction,
     Linear,
     Mark,
     Norm,
-    Program,
     Rotate,
     Select,
     Split,
     Temper,
 )
+from bitnet.kernels.program import Instruction, Program
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Sequence

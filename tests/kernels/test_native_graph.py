@@ -8,9 +8,10 @@ from tiny_models import FAMILIES, in_encoding, tiny
 
 from bitnet import native
 from bitnet.formats.checkpoint import Checkpoint
+from bitnet.kernels.instructions import Attend, Embed, Linear
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.native import NativeOps
-from bitnet.kernels.program import Attend, Embed, Linear, Program, Segment
+from bitnet.kernels.program import Program, Segment
 from bitnet.models.binding import bind
 from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from, load_model

@@ -216,7 +216,7 @@ private:
 }  // namespace
 
 void bind_graph(nb::module_& m) {
-    nb::class_<BoundGraph>(m, "Graph", "A forward pass; bitnet/kernels/program.py says what the parts mean.")
+    nb::class_<BoundGraph>(m, "Graph", "A forward pass; bitnet/kernels/instructions.py says what the parts mean.")
         .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, int64_t, int64_t, float>(), "widths"_a,
              "layers"_a, "kv_heads"_a, "head_dim"_a, "eps"_a)
         .def("add_context", &BoundGraph::add_context, "rotations"_a)

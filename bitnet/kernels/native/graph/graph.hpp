@@ -1,4 +1,4 @@
-// A model's forward pass, compiled: kernels/program.py says what each instruction means.
+// A model's forward pass, compiled: kernels/instructions.py says what each instruction means.
 //
 // Instructions that treat every token by itself are collected: a stage runs all of them for one row
 // before the next, which keeps the row in the cache and needs no meeting of the threads. Products

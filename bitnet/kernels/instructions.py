@@ -1,0 +1,345 @@
+"""The instructions of a program: what each means, and how the compiled module is told.
+
+``run`` computes an instruction with the operations of a backend, which defines what it means.
+``compile`` adds it to a graph of ``kernels/native/graph/graph.hpp``, with numbers for registers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from bitnet.kernels.program import Activation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from bitnet.kernels.ops import Ops, Prepared
+    from bitnet.kernels.program import Array, Program, Rotation, Segment
+
+__all__ = [
+    "GATES",
+    "Add",
+    "Attend",
+    "Embed",
+    "Gate",
+    "Graph",
+    "Linear",
+    "Mark",
+    "Norm",
+    "Pass",
+    "Rotate",
+    "Select",
+    "Split",
+    "Temper",
+]
+
+#: Numbers of the activations in the compiled module.
+GATES: dict[Activation, int] = {name: number for number, name in enumerate(get_args(Activation))}
+
+
+class Pass:
+    """One run of a program over *segments*.
+
+    Attributes:
+        registers: their values, ``(T, width)`` each.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Mapping[str, Prepared],
+        ops: Ops,
+        segments: Sequence[Segment],
+    ) -> None:
+        """A run whose registers are empty."""
+        self.program = program
+        self.weights = weights
+        self.ops = ops
+        self.segments = segments
+        self.registers: dict[str, Array] = {}
+        self._angles: dict[int, tuple[Array, float]] = {}
+
+    def finish(self) -> Array:
+        """The result; the caches now hold the segments' tokens."""
+        for segment in self.segments:
+            segment.cache.advance(len(segment.tokens))
+        return self.registers[self.program.result]
+
+    def positions(self) -> Iterator[int]:
+        """The position of every row."""
+        for segment in self.segments:
+            start = segment.cache.length
+            yield from range(start, start + len(segment.tokens))
+
+    def heads(self, register: str) -> Array:
+        """Value of *register* head by head, ``(T, heads, head_dim)``."""
+        x = self.registers[register]
+        return x.reshape(len(x), -1, self.program.head_dim)
+
+    def angles(self, rotation: Rotation) -> tuple[Array, float]:
+        """Angles of every row, ``(T, pairs)``, and the factor; the same array within a pass."""
+        known = self._angles.get(id(rotation))
+        if known is None:
+            parts = []
+            for segment in self.segments:
+                start, reach = segment.cache.length, segment.cache.reach
+                positions = range(start, start + len(segment.tokens))
+                by_regime = groupby(positions, lambda at, r=reach: rotation.regime(max(r, at + 1)))  # type: ignore[misc]
+                for _, group in by_regime:
+                    rows = np.array(list(group), dtype=np.float64)
+                    frequencies, scale = rotation.frequencies(max(reach, int(rows[-1]) + 1))
+                    parts.append(rows[:, None] * frequencies)
+            known = self._angles[id(rotation)] = (np.concatenate(parts), scale)
+        return known
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph of the compiled module that is being built.
+
+    Attributes:
+        native: the module's ``Graph``.
+        numbers: of the registers.
+        weights: by name, as the module takes them.
+        rotations: their numbers.
+        places: number of the table of pages of each layer, and its place there.
+    """
+
+    native: Any
+    numbers: Mapping[str, int]
+    weights: Mapping[str, Prepared]
+    rotations: Mapping[Rotation, int]
+    places: Mapping[int, tuple[int, int]]
+
+    def __getitem__(self, register: str) -> int:
+        """Number of *register*."""
+        return self.numbers[register]
+
+
+@dataclass(frozen=True)
+class Embed:
+    """``out = table[tokens] * scale``."""
+
+    out: str
+    table: str
+    scale: float
+
+    def run(self, on: Pass) -> None:
+        tokens = [token for segment in on.segments for token in segment.tokens]
+        rows = on.ops.embed(on.weights[self.table], tokens)
+        on.registers[self.out] = rows if self.scale == 1.0 else rows * rows.dtype.type(self.scale)
+
+    def compile(self, to: Graph) -> None:
+        to.native.embed(to[self.out], to.weights[self.table], self.scale)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """``out`` = RMS norm of *x* in groups as wide as the *weight*; they may be one register."""
+
+    out: str
+    x: str
+    weight: str
+
+    def run(self, on: Pass) -> None:
+        x, weight = on.registers[self.x], on.weights[self.weight]
+        groups = x.reshape(-1, len(weight))
+        on.registers[self.out] = on.ops.rms_norm(groups, weight, on.program.eps).reshape(x.shape)
+
+    def compile(self, to: Graph) -> None:
+        to.native.norm(to[self.out], to[self.x], to.weights[self.weight])
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``outs[i] = x @ weights[i].T + biases[i]``; an empty name means no bias."""
+
+    outs: tuple[str, ...]
+    x: str
+    weights: tuple[str, ...]
+    biases: tuple[str, ...]
+
+    def run(self, on: Pass) -> None:
+        x = on.registers[self.x]
+        for out, weight, bias in zip(self.outs, self.weights, self.biases, strict=True):
+            on.registers[out] = on.ops.linear(
+                x, on.weights[weight], on.weights[bias] if bias else None
+            )
+
+    def compile(self, to: Graph) -> None:
+        to.native.linear(
+            to[self.x],
+            [to[out] for out in self.outs],
+            [to.weights[weight] for weight in self.weights],
+            [to.weights[bias] if bias else None for bias in self.biases],
+        )
+
+
+@dataclass(frozen=True)
+class Split:
+    """*outs* are neighbouring columns of *x*."""
+
+    outs: tuple[str, ...]
+    x: str
+
+    def run(self, on: Pass) -> None:
+        at = 0
+        for out in self.outs:
+            width = on.program.widths[out]
+            on.registers[out] = on.registers[self.x][:, at : at + width]
+            at += width
+
+    def compile(self, to: Graph) -> None:
+        to.native.split(to[self.x], [to[out] for out in self.outs])
+
+
+@dataclass(frozen=True)
+class Rotate:
+    """Each head of *x* is rotated by its position."""
+
+    x: str
+    rotation: Rotation
+
+    def run(self, on: Pass) -> None:
+        angles, scale = on.angles(self.rotation)
+        turned = on.ops.rope(on.heads(self.x), angles, style=self.rotation.style, scale=scale)
+        on.registers[self.x] = turned.reshape(len(turned), -1)
+
+    def compile(self, to: Graph) -> None:
+        to.native.rotate(to[self.x], to.rotations[self.rotation])
+
+
+@dataclass(frozen=True)
+class Temper:
+    """Rows of *x* behind the first *length* positions are scaled, more with each such stretch.
+
+    ``x *= 1 + scale * log(1 + position // length)``.
+    """
+
+    x: str
+    scale: float
+    length: int
+
+    def factor(self, position: int) -> float:
+        """On the row at *position*."""
+        return 1.0 + self.scale * math.log(1 + position // self.length)
+
+    def run(self, on: Pass) -> None:
+        x = on.registers[self.x]
+        factors = [self.factor(position) for position in on.positions()]
+        on.registers[self.x] = x * np.array(factors, dtype=x.dtype)[:, None]
+
+    def compile(self, to: Graph) -> None:
+        to.native.temper(to[self.x], self.scale, self.length)
+
+
+@dataclass(frozen=True)
+class Attend:
+    """*k* and *v* go into the caches of *layer*; *out* is what the queries *q* see there.
+
+    Unless it is *causal*, a query also sees those behind it, as many as before.
+    """
+
+    out: str
+    q: str
+    k: str
+    v: str
+    layer: int
+    scale: float
+    window: int
+    softcap: float
+    causal: bool = True
+
+    def run(self, on: Pass) -> None:
+        q, k, v = (on.heads(name) for name in (self.q, self.k, self.v))
+        mixed, at = [], 0
+        for segment in on.segments:
+            rows = slice(at, at + len(segment.tokens))
+            at = rows.stop
+            keys, values = segment.cache.append(self.layer, k[rows], v[rows])  # (KV, S, D)
+            mixed.append(
+                on.ops.attention(
+                    q[rows],
+                    keys,
+                    values,
+                    scale=self.scale,
+                    window=self.window,
+                    softcap=self.softcap,
+                    causal=self.causal,
+                )
+            )
+        on.registers[self.out] = np.concatenate(mixed)
+
+    def compile(self, to: Graph) -> None:
+        out, q, k, v = (to[name] for name in (self.out, self.q, self.k, self.v))
+        table, place = to.places[self.layer]
+        to.native.attend(out, q, k, v, table, place, self.scale, self.window, self.softcap)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """``out = activation(gate) * up``; *out* is neither of them, which may be one register."""
+
+    out: str
+    gate: str
+    up: str
+    activation: Activation
+
+    def run(self, on: Pass) -> None:
+        gate, up = on.registers[self.gate], on.registers[self.up]
+        on.registers[self.out] = on.ops.gate(gate, up, self.activation)
+
+    def compile(self, to: Graph) -> None:
+        to.native.gate(to[self.out], to[self.gate], to[self.up], GATES[self.activation])
+
+
+@dataclass(frozen=True)
+class Add:
+    """``x += y``."""
+
+    x: str
+    y: str
+
+    def run(self, on: Pass) -> None:
+        on.registers[self.x] = on.registers[self.x] + on.registers[self.y]
+
+    def compile(self, to: Graph) -> None:
+        to.native.add(to[self.x], to[self.y])
+
+
+@dataclass(frozen=True)
+class Select:
+    """Keep only the requested rows of *registers*."""
+
+    registers: tuple[str, ...]
+
+    def run(self, on: Pass) -> None:
+        rows: list[int] = []
+        at = 0
+        for segment in on.segments:
+            at += len(segment.tokens)
+            rows.extend(range(at - segment.rows, at))
+        for name in self.registers:
+            on.registers[name] = on.registers[name][rows]
+
+    def compile(self, to: Graph) -> None:
+        to.native.select([to[name] for name in self.registers])
+
+
+@dataclass(frozen=True)
+class Mark:
+    """*register* holds what a trace calls *name*."""
+
+    name: str
+    register: str
+
+    def run(self, on: Pass) -> None:
+        """Nothing: a trace stops here."""
+
+    def compile(self, to: Graph) -> None:
+        """Nothing: the compiled module has no traces."""
