@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PAGE", "PageTable", "pages_for"]
 
+MAPPED_BYTES = 256 << 10  # a page from this size on is a mapping: neighbours share huge pages
 PAGE = 64  # positions; ``kKeyBlock`` in kernels/native/isa/kernels.hpp
 
 
@@ -150,6 +152,13 @@ class PageTable:
         pages[place] = None
 
     def _new_page(self) -> Array:
+        if self.page_bytes >= MAPPED_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+            try:
+                memory = mmap.mmap(-1, self.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+                memory.madvise(mmap.MADV_HUGEPAGE)
+                return np.frombuffer(memory, dtype=self._dtype).reshape(self._page_shape)
+            except OSError:  # too many mappings, or a system without huge pages
+                pass
         return np.empty(self._page_shape, dtype=self._dtype)
 
     def _set(self, pages: list[Array | None]) -> None:

@@ -1,11 +1,14 @@
 """Keys and values: stored in order, grown with use, never beyond the capacity."""
 
+import mmap
+
 import numpy as np
 import pytest
 from tiny_models import tiny
 
 from bitnet.errors import InferenceError, UsageError
 from bitnet.models.load import config_from
+from bitnet.runtime import kv_pages
 from bitnet.runtime.kv_cache import KVCache
 
 CONFIG = config_from(tiny("llama"))  # 2 layers, 2 key heads of 64
@@ -33,6 +36,29 @@ def test_positions_come_back_in_order_whatever_the_steps():
     assert keys.dtype == np.float16
     np.testing.assert_array_equal(keys[1, :, 0], np.arange(97))
     np.testing.assert_array_equal(values[0, :, 63], -np.arange(97))
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="no huge pages to ask for")
+def test_large_pages_are_mappings_that_may_become_huge(monkeypatch):
+    monkeypatch.setattr(kv_pages, "MAPPED_BYTES", 1)
+    cache = KVCache(CONFIG, 200)
+    keys, values = store(cache, 150)
+    addresses = cache._tables[0].addresses
+    assert len(addresses) == 3
+    assert not (addresses % mmap.PAGESIZE).any()
+    np.testing.assert_array_equal(keys[1, :, 0], np.arange(150))
+    np.testing.assert_array_equal(values[0, :, 63], -np.arange(150))
+
+
+def test_without_mappings_pages_are_ordinary_memory(monkeypatch):
+    def refuse(*_args, **_named):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(kv_pages, "MAPPED_BYTES", 1)
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    cache = KVCache(CONFIG, 200)
+    keys, _ = store(cache, 70)
+    np.testing.assert_array_equal(keys[1, :, 0], np.arange(70))
 
 
 def test_truncated_positions_are_overwritten():

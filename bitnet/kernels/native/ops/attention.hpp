@@ -30,8 +30,8 @@ constexpr int64_t kDirectRows = 2 * kFewRows;  // up to which converting a page 
 inline void fetch(const void* at) {
     [[maybe_unused]] const auto* p = static_cast<const char*>(at);
 #if defined(BITNET_F16C)
-    _mm_prefetch(p, _MM_HINT_T0);
-    _mm_prefetch(p + 64, _MM_HINT_T0);
+    _mm_prefetch(p, _MM_HINT_T1);
+    _mm_prefetch(p + 64, _MM_HINT_T1);
 #elif defined(BITNET_NEON)
     __builtin_prefetch(p);
     __builtin_prefetch(p + 64);
