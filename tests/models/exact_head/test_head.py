@@ -20,6 +20,7 @@ from bitnet.kernels.packing import prepare_matrix
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.exact_head.copy import HeadCopy
 from bitnet.models.exact_head.costs import PASSES, Costs
+from bitnet.models.exact_head.head import MOST_AT_ONCE
 from bitnet.models.exact_head.logits import Found, Logits, Needed
 from bitnet.models.load import load_model
 from bitnet.quants import registry, types
@@ -227,6 +228,29 @@ def test_a_real_model_writes_what_the_full_head_writes(name: str, test_models: P
         [piece.token for piece in engine.generate([504, 3575, 282], params)] for engine in engines
     )
     assert full == exact
+
+
+@pytest.mark.parametrize("positions", [1, 3, MOST_AT_ONCE, MOST_AT_ONCE + 1])
+def test_every_position_gets_the_logits_it_needs_with_the_bits_of_the_whole_head(
+    models: tuple[Any, Any], positions: int
+) -> None:
+    plain, exact = (model.head for model in models)
+    hidden = np.random.default_rng(positions).standard_normal((2 * positions, models[1].config.dim))
+    hidden = hidden.astype(np.float32)
+    whole = plain(hidden)
+    needed = [Needed(3), None] * positions  # every other one needs all of them
+    logits = exact.logits(hidden, needed)
+    assert len(logits) == len(hidden)
+    for at, (one, full) in enumerate(zip(logits, whole, strict=True)):
+        if at % 2 or positions > MOST_AT_ONCE:
+            assert one.found is None
+        else:
+            assert np.array_equal(one.found.logits, full[one.found.ids])
+            assert np.delete(full, one.found.ids).max(initial=-np.inf) < one.found.bound
+        assert np.array_equal(one.all(), full)
+        assert one.found is None
+    assert [one.found for one in plain.logits(hidden, needed)] == [None] * len(hidden)
+    assert exact.logits(hidden[:0], []) == []
 
 
 def test_log_probabilities_come_from_all_logits(models: tuple[Any, Any]) -> None:
