@@ -3,8 +3,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "bind/graph.hpp"
 #include "bind/kernels.hpp"
+#include "bind/operations.hpp"
 #include "bind/head.hpp"
 #include "file_guard.hpp"
 #include "gguf.hpp"
@@ -19,7 +19,7 @@ NB_MODULE(_native, m) {
           "Whether the end of the process tells which objects of this module are left.");
     bitnet::bind_file_guard(m);
     bitnet::bind_gguf(m);
-    bitnet::bind_graph(m);
+    bitnet::bind_operations(m);
     bitnet::bind_kernels(m);
     bitnet::bind_exact_head(m);
     bitnet::bind_ternary(m);

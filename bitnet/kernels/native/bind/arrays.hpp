@@ -4,6 +4,7 @@
 
 #include <nanobind/ndarray.h>
 
+#include "ops/ops.hpp"
 #include "system/float_mode.hpp"
 #include "released.hpp"
 
@@ -15,6 +16,15 @@ using Array = nanobind::ndarray<T, More..., nanobind::c_contig, nanobind::device
 
 inline void require(bool condition, const char* what) {
     if (!condition) throw nanobind::value_error(what);
+}
+
+// The type of a matrix, whose bytes *weight* has.
+inline Type checked_type(int type, int64_t rows, int64_t cols, const Array<const uint8_t>& weight) {
+    require(type >= 0 && type < kTypes, "unknown weight type");
+    require(rows > 0 && cols > 0 && row_bytes(Type(type), cols) > 0, "cols is not a whole number of blocks");
+    require(rows <= INT64_MAX / (8 * cols), "the matrix is too large");
+    require(int64_t(weight.size()) >= weight_bytes(Type(type), rows, cols), "weight has too few bytes");
+    return Type(type);
 }
 
 // While kernels run: without the interpreter's lock, in the floating-point mode they are written for.

@@ -1,5 +1,8 @@
-// Python's view of Graph: built from packing.Matrix and float arrays, which it keeps alive.
-#include "bind/graph.hpp"
+// Python's view of the operations, by themselves and in a graph: what they require of their operands stands here.
+//
+// By itself an operation takes arrays; outputs are allocated by the caller and never converted, so a wrong dtype is
+// a TypeError. A graph is built from packing.Matrix and float arrays, which it keeps alive.
+#include "bind/operations.hpp"
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
@@ -10,7 +13,11 @@
 
 #include "bind/arrays.hpp"
 #include "graph/graph.hpp"
+#include "isa/dispatch.hpp"
+#include "ops/counters.hpp"
+#include "ops/linear.hpp"
 #include "ops/ops.hpp"
+#include "system/split.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -19,10 +26,116 @@ namespace bitnet {
 namespace {
 
 using Floats = Array<const float>;
+using OutFloats = Array<float>;
 using Doubles = Array<const double, nb::ndim<1>>;
 using Bytes = Array<const uint8_t>;
 using Ids = Array<const int64_t, nb::ndim<1>>;
 using Addresses = Array<const uint64_t, nb::ndim<1>>;
+
+void bind_linear(int type, const Bytes& weight, int64_t rows, int64_t cols, float scale, const Floats& x,
+                 const OutFloats& out) {
+    const Type checked = checked_type(type, rows, cols, weight);
+    const int64_t tokens = int64_t(x.size()) / cols;
+    require(int64_t(x.size()) == tokens * cols && int64_t(out.size()) == tokens * rows,
+            "x must be (tokens, cols) and out (tokens, rows)");
+    LinearJob job;
+    job.matrix.type = checked, job.matrix.data = weight.data(), job.matrix.scale = scale;
+    job.matrix.rows = rows, job.matrix.cols = job.matrix.inputs = cols;
+    job.y = out.data();
+    const Computing computing;
+    linear(job, x.data(), tokens);
+}
+
+void bind_embed(int type, const Bytes& weight, int64_t rows, int64_t cols, float scale,
+                const Array<const int64_t>& ids, const OutFloats& out) {
+    const Type checked = checked_type(type, rows, cols, weight);
+    require(out.size() == ids.size() * size_t(cols), "out must be (ids, cols)");
+    for (size_t i = 0; i < ids.size(); ++i)
+        require(ids.data()[i] >= 0 && ids.data()[i] < rows, "a row number is out of range");
+    const Computing computing;
+    embed(checked, weight.data(), rows, cols, scale, ids.data(), int64_t(ids.size()), out.data());
+}
+
+// One call of a kernel of the active instruction set, on several threads: body(first, end) for parts of *n* units of
+// *work* elements.
+template <class F>
+void run_row_op(Op op, int64_t n, int64_t multiple, int64_t work, F&& body) {
+    const Computing computing;
+    count_call(op);
+    Split(n, multiple, n * work < kSerialWork).run(body);
+}
+
+int64_t rows_of(const Floats& x, const OutFloats& out, int64_t cols) {
+    require(cols > 0 && x.size() % size_t(cols) == 0 && out.size() == x.size(),
+            "x and out must be (rows, cols) like the weight");
+    return int64_t(x.size()) / cols;
+}
+
+void bind_rms_norm(const Floats& x, const Floats& weight, float eps, const OutFloats& out) {
+    const auto cols = int64_t(weight.size()), rows = rows_of(x, out, cols);
+    run_row_op(Op::rms_norm, rows, 1, cols, [&](int64_t r0, int64_t r1) {
+        for (int64_t r = r0; r < r1; ++r)
+            detail::active().rms_norm(x.data() + r * cols, weight.data(), cols, eps, out.data() + r * cols);
+    });
+}
+
+void bind_rope(const Floats& x, const Floats& cos, const Floats& sin, bool half, const OutFloats& out) {
+    require(x.ndim() == 3 && cos.ndim() == 2 && cos.shape(0) == x.shape(0) && cos.size() == sin.size() &&
+                out.size() == x.size() && 2 * cos.shape(1) <= x.shape(2),
+            "x must be (tokens, heads, head_dim), cos and sin (tokens, rotated / 2)");
+    RopeArgs a;
+    a.x = x.data(), a.cos = cos.data(), a.sin = sin.data(), a.out = out.data();
+    a.heads = int64_t(x.shape(1)), a.head_dim = int64_t(x.shape(2)), a.rotated = 2 * int64_t(cos.shape(1));
+    a.half = half;
+    run_row_op(Op::rope, int64_t(x.shape(0)), 1, a.heads * a.head_dim,
+               [&](int64_t t0, int64_t t1) { detail::active().rope(a, t0, t1); });
+}
+
+Gate checked_gate(int kind) {
+    require(kind >= 0 && kind <= int(Gate::relu), "unknown gate");
+    return Gate(kind);
+}
+
+void bind_gate(int kind, const Floats& g, const Floats& up, const OutFloats& out) {
+    const Gate checked = checked_gate(kind);
+    require(g.size() == up.size() && g.size() == out.size(), "gate, up and out must have one size");
+    run_row_op(Op::gate, int64_t(g.size()), 1024, 1, [&](int64_t i0, int64_t i1) {
+        detail::active().gate(checked, g.data() + i0, up.data() + i0, i1 - i0, out.data() + i0);
+    });
+}
+
+using Pages = Array<const uint16_t, nb::ndim<4>>;
+
+void bind_attention(const Floats& q, const Pages& pages, int64_t start, float scale, int64_t window, float softcap,
+                    const OutFloats& out) {
+    require(q.ndim() == 3 && out.size() == q.size(), "q and out must be (tokens, heads, head_dim)");
+    AttentionArgs a;
+    a.tokens = int64_t(q.shape(0)), a.heads = int64_t(q.shape(1)), a.head_dim = int64_t(q.shape(2));
+    a.kv_heads = int64_t(pages.shape(2));
+    require(a.tokens > 0 && a.kv_heads > 0 && a.heads % a.kv_heads == 0 && pages.shape(1) == 2 &&
+                int64_t(pages.shape(3)) == a.head_dim * kKeyBlock,
+            "pages must be (pages, 2, kv_heads, head_dim * 64)");
+    require(start >= 0 && window >= 0 && int64_t(pages.shape(0)) * kKeyBlock >= start + a.tokens,
+            "the pages must hold every position up to the last query");
+    std::vector<const uint16_t*> each;
+    for (size_t i = 0; i < pages.shape(0); ++i) each.push_back(pages.data() + int64_t(i) * pages.stride(0));
+    a.q = q.data(), a.pages = each.data(), a.out = out.data();
+    a.start = start, a.scale = scale, a.window = window, a.softcap = softcap;
+    const Computing computing;
+    attention({a});
+}
+
+void bind_softcap(const Floats& x, float cap, const OutFloats& out) {
+    require(x.size() == out.size() && cap > 0.0f, "x and out must have one size, cap must be above 0");
+    run_row_op(Op::softcap, int64_t(x.size()), 1024, 1,
+               [&](int64_t i0, int64_t i1) { detail::active().softcap(x.data() + i0, i1 - i0, cap, out.data() + i0); });
+}
+
+void bind_turns(const Array<const double>& angles, double scale, const OutFloats& cos, const OutFloats& sin) {
+    require(angles.size() == cos.size() && angles.size() == sin.size(), "angles, cos and sin must have one size");
+    const Computing computing;
+    turns(angles.data(), int64_t(angles.size()), scale, cos.data(), sin.data());
+}
 
 class BoundGraph {
 public:
@@ -106,8 +219,7 @@ public:
 
     void gate(int out, int g, int up, int kind) {
         require(width(out) == width(g) && width(out) == width(up) && out != g && out != up, "widths differ");
-        require(kind >= 0 && kind <= int(Gate::relu), "unknown gate");
-        graph_.gate(out, g, up, Gate(kind));
+        graph_.gate(out, g, up, checked_gate(kind));
     }
 
     void add(int x, int y) {
@@ -184,14 +296,9 @@ private:
     Matrix matrix(nb::handle source, int x, int out) {
         Matrix m;
         const auto bytes = nb::cast<Bytes>(source.attr("data"));
-        const int kind = nb::cast<int>(source.attr("kind"));
-        require(kind >= 0 && kind < kTypes, "unknown weight type");
-        m.type = Type(kind), m.data = bytes.data();
         m.rows = nb::cast<int64_t>(source.attr("rows")), m.cols = nb::cast<int64_t>(source.attr("columns"));
+        m.type = checked_type(nb::cast<int>(source.attr("kind")), m.rows, m.cols, bytes), m.data = bytes.data();
         m.inputs = nb::cast<int64_t>(source.attr("inputs")), m.scale = nb::cast<float>(source.attr("scale"));
-        require(m.rows > 0 && m.cols > 0 && row_bytes(m.type, m.cols) > 0, "cols is not a whole number of blocks");
-        require(m.rows <= INT64_MAX / (8 * m.cols), "the matrix is too large");
-        require(int64_t(bytes.size()) >= weight_bytes(m.type, m.rows, m.cols), "weight has too few bytes");
         require(m.inputs == width(x) && m.inputs <= m.cols && (out < 0 || m.rows == width(out)),
                 "the matrix has another shape than its registers");
         require(m.inputs == m.cols || !is_float(m.type), "a float matrix is never padded");
@@ -215,7 +322,21 @@ private:
 
 }  // namespace
 
-void bind_graph(nb::module_& m) {
+void bind_operations(nb::module_& m) {
+    m.def("linear", &bind_linear, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
+          "x"_a.noconvert(), "out"_a.noconvert(), "out (tokens, rows) = x (tokens, cols) * weight^T");
+    m.def("embed", &bind_embed, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "scale"_a,
+          "ids"_a.noconvert(), "out"_a.noconvert(), "Weight rows as float32.");
+    m.def("rms_norm", &bind_rms_norm, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a, "out"_a.noconvert());
+    m.def("rope", &bind_rope, "x"_a.noconvert(), "cos"_a.noconvert(), "sin"_a.noconvert(), "half"_a,
+          "out"_a.noconvert());
+    m.def("gate", &bind_gate, "kind"_a, "gate"_a.noconvert(), "up"_a.noconvert(), "out"_a.noconvert(),
+          "act(gate) * up; kind 0 silu, 1 gelu (tanh form), 2 squared relu, 3 relu");
+    m.def("attention", &bind_attention, "q"_a.noconvert(), "pages"_a.noconvert(), "start"_a, "scale"_a,
+          "window"_a, "softcap"_a, "out"_a.noconvert(),
+          "Causal attention over f16 keys (kv_heads, head_dim, 64) and values (kv_heads, 64, head_dim).");
+    m.def("softcap", &bind_softcap, "x"_a.noconvert(), "cap"_a, "out"_a.noconvert(), "cap * tanh(x / cap)");
+    m.def("turns", &bind_turns, "angles"_a.noconvert(), "scale"_a, "cos"_a.noconvert(), "sin"_a.noconvert());
     nb::class_<BoundGraph>(m, "Graph", "A forward pass; bitnet/kernels/instructions.py says what the parts mean.")
         .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, int64_t, int64_t, float>(), "widths"_a,
              "layers"_a, "kv_heads"_a, "head_dim"_a, "eps"_a)

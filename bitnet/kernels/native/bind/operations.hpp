@@ -4,6 +4,6 @@
 
 namespace bitnet {
 
-void bind_graph(nanobind::module_& m);
+void bind_operations(nanobind::module_& m);
 
 }  // namespace bitnet
