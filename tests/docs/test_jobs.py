@@ -1,6 +1,8 @@
 """Every test runs in a job of ``.ci/run`` that installs what it would be skipped without."""
 
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -84,3 +86,16 @@ def test_a_job_has_what_a_test_needs(module):
             and (slow or not for_slow)
             for places, packages, for_slow in RUNS
         ), f"{need} is in no job of .ci/run that runs tests/{module}"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason=".ci/run is a script of bash")
+@pytest.mark.parametrize(("job", "program"), [("server", "chromium"), ("native", "clang++")])
+def test_a_job_whose_programs_are_missing_fails(job, program, tmp_path):
+    if not (ROOT / ".git").exists():
+        pytest.skip("git lists the files that a job copies")
+    for name in ("bash", "dirname", "git", "mkdir", "mktemp", "rm", "tar"):
+        (tmp_path / name).symlink_to(shutil.which(name))
+    command = [tmp_path / "bash", ROOT / ".ci/run", job]
+    done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"{job} needs {program}, which is not here" in done.stderr
