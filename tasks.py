@@ -9,6 +9,7 @@ from pathlib import Path
 sys.dont_write_bytecode = False  # Invoke switches it off; without caches every start is slow
 
 from bitnet import cli, tasks  # noqa: E402
+from bitnet.errors import UsageError  # noqa: E402
 from bitnet.tasks.declare import task  # noqa: E402
 
 ROOT = Path(__file__).parent
@@ -17,12 +18,15 @@ ROOT = Path(__file__).parent
 @task(
     help={
         "args": "arguments for pytest, such as '-k resume -x'",
+        "fast": "on every core, without the slow tests, untraced: what it does by itself, too",
         "slow": "run the slow tests instead: documented commands, workflows, whole models",
         "coverage": "trace branches of all tests, which takes long; below 90 % fails",
     }
 )
-def test(c, args="", slow=False, coverage=False):
+def test(c, args="", fast=False, slow=False, coverage=False):
     """Run the tests on every core; those marked slow only when they are asked for."""
+    if fast and (slow or coverage):
+        raise UsageError("--fast leaves out what --slow and --coverage ask for")
     chosen = "" if coverage else "-m slow" if slow else "-m 'not slow'"
     traced = "--cov=bitnet --cov-fail-under=90" if coverage else ""
     shown = "--durations=15 --durations-min=3"  # what may have to be marked slow
