@@ -61,6 +61,8 @@ def _tests_beside(changed):
             found |= {f"tests/{path.parts[1]}", f"tests/test_{path.parts[1]}"}
         elif path.parts[0] == "tests" and path.name.startswith("test_"):
             found.add(str(path))
+        elif path.parts[0] in ("ci", ".github"):
+            found.add("tests/ci")
         elif path.parts[0] in ("docs", "benchmarks") or path.suffix == ".md":
             found |= {"tests/docs/test_pages.py", "tests/docs/test_commands_in_prose.py"}
     return sorted(path for path in found if (ROOT / path).exists())

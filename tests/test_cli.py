@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from invoke.collection import Collection
 from bitnet import errors
 from bitnet.cli import Program
 from bitnet.options import option
+from bitnet.server.options import ServeOptions
 from bitnet.tasks import add, load
 from bitnet.tasks.declare import GROUPS, NETWORK, Option, Output, Task, dataclass, task
 
@@ -300,6 +302,16 @@ def test_help_names_commands_as_they_are_typed(bitnet):
         assert bitnet(*typed.split(), "--help").out.startswith(f"Usage: bitnet {typed} [--opt")
     assert not re.search(r"^  (\w+\.\w+|clean-cache)", shown, re.MULTILINE)
     assert bitnet("clean-cache", "--bogus").err.startswith("Error: cache clean has no option")
+
+
+def test_every_option_of_a_server_is_in_one_section(bitnet):
+    named = [name for names in ServeOptions.SECTIONS.values() for name in names]
+    assert sorted(named) == sorted(entry.name for entry in fields(ServeOptions))
+    blocks = bitnet("serve", "--help").out.split("\n\n")
+    for section, names in ServeOptions.SECTIONS.items():
+        (block,) = (one for one in blocks if one.startswith(f"{section}:\n"))
+        assert all(f"--{name.replace('_', '-')}" in block for name in names)
+    assert not any(block.startswith("Options:") for block in blocks)
 
 
 @pytest.mark.parametrize("words", [("cache", "--help"), ("help", "cache"), ("cache", "x", "-h")])

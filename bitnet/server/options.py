@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 from dataclasses import dataclass
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from bitnet import settings
@@ -44,6 +45,17 @@ def _machine_bytes() -> int:
 @dataclass(frozen=True)
 class ServeOptions:
     """Address, access and limits of a worker."""
+
+    SECTIONS: ClassVar = {
+        "Address": ("host", "port", "tls_cert", "tls_key"),
+        "Access": ("api_key", "allow_unauthenticated", "allow_origin"),
+        "Limits": (
+            *("max_batch", "queue", "kv_memory", "max_output_tokens"),
+            *("max_body", "deadline", "drain"),
+        ),
+        "Several models": ("models", "alias", "models_idle", "memory_budget"),
+        "Events": ("narration", "access_log", "worker_id", "callback_url"),
+    }
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0: every one", metavar="ADDRESS")
     port: int = option(9999, "port to listen on; 0: any free one")

@@ -14,7 +14,8 @@ given by its name, too.
 
 A parameter whose default is an instance of a frozen dataclass stands for its fields: each declared
 with :func:`option` becomes an option, a field that is such a dataclass itself stands for its own
-fields, and the body receives one object.
+fields, and the body receives one object. Help has them below the heading ``SECTION`` of the
+dataclass, or below those of ``SECTIONS``, which has the names of fields by heading.
 """
 
 from __future__ import annotations
@@ -291,7 +292,9 @@ def _options_of(group: Any, required: Iterable[str]) -> Iterator[Option]:
         elif "help" in entry.metadata:
             kind = _type_of(entry.type, value)
             known = {name: one for name, one in entry.metadata.items() if name != "bounds"}
+            sections = getattr(group, "SECTIONS", {}).items()
             section = getattr(group, "SECTION", "Options")
+            section = next((name for name, names in sections if entry.name in names), section)
             yield Option(
                 entry.name,
                 type=kind,
