@@ -18,6 +18,12 @@ PYTHON = [
     ROOT / "tasks.py",
 ]
 TESTS = [*(ROOT / "tests").rglob("*.py")]
+CPP = [
+    path
+    for folder in ("bitnet", "tests/native")
+    for ending in ("cpp", "hpp")
+    for path in (ROOT / folder).rglob(f"*.{ending}")
+]
 PAGES = [
     *(path for path in ROOT.glob("*.md") if path.name != "CHANGELOG.md"),  # says what was said
     *(ROOT / "docs").rglob("*.md"),
@@ -89,6 +95,20 @@ def _prose_of_tests(source):
             yield node.lineno, node.name.replace("_", " "), False
 
 
+def _comments_of_cpp(source):
+    """Comments with their lines; those that follow each other are one."""
+    found = []
+    for number, line in enumerate(source.splitlines(), 1):
+        before, comment, text = line.partition("//")
+        if not comment or before.count('"') % 2:
+            continue
+        if found and found[-1][2] == number - 1 and not before.strip():
+            found[-1] = (found[-1][0], f"{found[-1][1]} {text.strip('/ ')}", number)
+        else:
+            found.append((number, text.strip("/ "), number))
+    return [(line, text, False) for line, text, _ in found]
+
+
 def findings(passages):
     found = []
     for line, text, docstring in passages:
@@ -112,6 +132,11 @@ def test_code_speaks_plain_english(path):
 @pytest.mark.parametrize("path", sorted(TESTS), ids=_id)
 def test_tests_speak_plain_english(path):
     assert findings(_prose_of_tests(path.read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize("path", sorted(CPP), ids=_id)
+def test_comments_of_cpp_speak_plain_english(path):
+    assert findings(_comments_of_cpp(path.read_text(encoding="utf-8"))) == []
 
 
 @pytest.mark.parametrize("path", sorted(PAGES), ids=_id)
@@ -143,7 +168,9 @@ def test_the_patterns_find_what_they_are_for(source, count):
     [
         (_prose_of_tests, "def test_a_page_is_no_file():\n    x = 'is no file'", 1),
         (_prose_of_tests, "# nobody waits", 1),
+        (_comments_of_cpp, "// bytes that are\n// no list\nint a; // other", 1),
+        (_comments_of_cpp, 'auto a = "http://is no page";  // the bytes', 0),
     ],
 )
-def test_tests_are_read_too(read, source, count):
+def test_tests_and_cpp_are_read_too(read, source, count):
     assert len(findings(read(source))) == count

@@ -112,7 +112,7 @@ PyObject* decode_short(const uint8_t* p, uint64_t size) {
     return text;
 }
 
-// The strings of an array; bytes that are no UTF-8 become surrogates. None when they do not fit.
+// The strings of an array; bytes that are not UTF-8 become surrogates. None when they do not fit.
 nb::object gguf_strings(nb::handle object, uint64_t count) {
     const Buffer buffer(object);
     if (count > buffer.size() / 8) return nb::none();

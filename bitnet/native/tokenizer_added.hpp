@@ -33,7 +33,7 @@ public:
     const AddedToken* longest(std::string_view text, size_t at) const;
 
     // Calls on_text(begin, end) and on_token(id, begin, end) from left to right. Unless special
-    // tokens are wanted, their matches stay text, and nothing else is found in them.
+    // tokens are requested, their matches stay text, and nothing else is found in them.
     template <typename OnText, typename OnToken>
     void split(std::string_view text, bool special, OnText on_text, OnToken on_token) const {
         size_t done = 0;

@@ -34,7 +34,7 @@ std::string_view view(const nb::bytes& bytes) {
     return {static_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-// Python's numbers for ids, made once: making them anew takes longer than finding the ids.
+// Python's numbers for ids, made once: making them again takes longer than finding the ids.
 class Numbers {
 public:
     Numbers() = default;

@@ -218,7 +218,7 @@ void encode_spm(const TokenizerFile& file, std::string_view text, Budget& budget
     for (const Symbol& symbol : symbols) {
         if (symbol.size == 0) continue;
         stack.push_back(text.substr(symbol.begin, symbol.size));
-        while (!stack.empty()) {  // intermediates that are no tokens are taken apart again
+        while (!stack.empty()) {  // intermediates that are not tokens are taken apart again
             const std::string_view piece = stack.back();
             stack.pop_back();
             const auto found = unused.find(piece);

@@ -28,7 +28,7 @@ struct TokenizerStep {
     std::string other;
 };
 
-// Throws std::invalid_argument when the bytes are no list of steps.
+// Throws std::invalid_argument when the bytes are not a list of steps.
 std::vector<TokenizerStep> read_steps(std::string_view bytes);
 
 // False: the step may change this text in a way only the full Unicode tables know. goes_on: nothing

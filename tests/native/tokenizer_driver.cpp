@@ -144,7 +144,7 @@ void run(std::string_view content) {
     for (uint32_t id = 0; id < engine->file().n_tokens; ++id) engine->file().token(id);
 }
 
-// The checksum finds accidents; whoever means harm writes a right one.
+// The checksum finds accidents; an attacker writes a right one.
 void sign(std::string& content) {
     const size_t head = sizeof(bitnet::FileHeader);
     if (content.size() < head) return;

@@ -31,7 +31,7 @@ void put_fifth_bits(uint8_t* unit, int lane, uint32_t high) {
     put(unit + 4 * lane, word);
 }
 
-// 32 codes as 32 half bytes that follow each other, of which *shift* bits are somebody else's.
+// 32 codes as 32 half bytes that follow each other, of which *shift* bits belong to others.
 void put_half_bytes(uint8_t* unit, int lane, const uint8_t* q, int shift) {
     for (int i = 0; i < 4; ++i) {
         const uint32_t low = (read<uint32_t>(q + 4 * i) >> shift) & 0x0f0f0f0fu;

@@ -35,7 +35,7 @@ public:
     void point(LinearArgs& args) const;
 
 private:
-    int64_t block_cols_ = 0, ternary_cols_ = 0;  // 0: nobody reads that form
+    int64_t block_cols_ = 0, ternary_cols_ = 0;  // 0: no weight reads that form
     std::vector<BlockInput> blocks_;
     std::vector<int8_t> q_;
     std::vector<float> step_;

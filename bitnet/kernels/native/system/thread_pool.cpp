@@ -72,7 +72,7 @@ public:
     }
 
     // A worker that never gets a core in time has claimed nothing and is not waited for: the job
-    // is over when it is withdrawn and nobody is inside.
+    // is over when it is withdrawn and no worker is inside.
     void run(Job& job) {
         current_.store(&job);
         epoch_.fetch_add(1);
@@ -160,7 +160,7 @@ State& state() {
     return it.get();
 }
 
-// The pool of *s*, whose lock is held, with as many threads as are wanted now.
+// The pool of *s*, whose lock is held, with as many threads as are requested now.
 Pool& prepared(State& s) {
     const int workers = wanted_threads.load() - 1;
     if (!s.pool || s.pool->wanted() != workers) {

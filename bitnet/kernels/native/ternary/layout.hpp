@@ -57,7 +57,7 @@ constexpr int64_t ternary_source_bytes(TernarySource source, int64_t rows, int64
     }
 }
 
-// Packs a matrix of *inputs* columns into tiles of *cols*, a multiple of ternary_step(type) that is no
+// Packs a matrix of *inputs* columns into tiles of *cols*, a multiple of ternary_step(type) that is not
 // smaller; the rest is zero weights. *out* has ternary_code_bytes(type, rows, cols) bytes. False: a
 // code was 3, or not one of -1, 0 and 1.
 bool pack_ternary(TernarySource source, const uint8_t* data, int64_t rows, int64_t inputs, Type type, int64_t cols,

@@ -53,7 +53,7 @@ struct Source {
         switch (kind) {
             case TernarySource::codes: {
                 const uint8_t* row = data + r * cols + c;
-                // Anything else than -1, 0 and 1 becomes 3.
+                // Anything other than -1, 0 and 1 becomes 3.
                 for (int i = 0; i < n; ++i) out[i] = std::min<uint8_t>(uint8_t(row[i] + 1), 3);
                 return;
             }

@@ -98,7 +98,7 @@ constexpr Digits digits_of(int divisor) {
     for (int i = 0; i < 32; ++i) out.at[i] = uint8_t(i % 16 / divisor % 3);
     return out;
 }
-// By the upper four bits of a byte: the largest multiple of 28 that is no more.
+// By the upper four bits of a byte: the largest multiple of 28 that is not larger.
 constexpr Digits multiples_of_28() {
     Digits out{};
     for (int i = 0; i < 32; ++i) out.at[i] = uint8_t(i % 16 * 16 / 28 * 28);
