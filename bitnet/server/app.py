@@ -126,7 +126,7 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
         return JSONResponse(facts, 200 if status == "ready" else 503)
 
     @app.get("/metrics", tags=["health"], summary="Metrics for Prometheus")
-    async def figures() -> Response:
+    async def prometheus_metrics() -> Response:
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def facts_of(entry: ServedModel) -> dict[str, Any]:

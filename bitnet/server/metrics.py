@@ -111,7 +111,7 @@ class Metrics:
         self._predicted_s = Counter(
             "llamacpp:tokens_predicted_seconds", "seconds after the first id", **by_model
         )
-        for figure, name in (
+        for metric, name in (
             (self._running, "vllm:num_requests_running"),
             (self._waiting, "vllm:num_requests_waiting"),
             (self._prompt_tokens, "vllm:prompt_tokens"),
@@ -121,7 +121,7 @@ class Metrics:
             (self._duration, "vllm:e2e_request_latency_seconds"),
             (self._tokens, "llamacpp:tokens_predicted"),
         ):
-            registry.register(_Alias(figure, name))
+            registry.register(_Alias(metric, name))
 
     def of(self, model: str) -> ModelMetrics:
         """Metrics of the model *model*."""

@@ -79,7 +79,7 @@ def answer_once(running, prompt, request, output):
     elif prompt.dump_ids:
         say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")
     if prompt.stats:
-        say("\n".join([*_figures(answer, running), *(f"{k}: {v}" for k, v in drawn.items())]))
+        say("\n".join([*_metric_lines(answer, running), *(f"{k}: {v}" for k, v in drawn.items())]))
     say(summary(answer.stats))
 
 
@@ -157,7 +157,7 @@ def _token(entry):
     return facts | {"logprob": entry.logprob} | ({"top_logprobs": top} if top else {})
 
 
-def _figures(answer, running):
+def _metric_lines(answer, running):
     """More about *answer*, line by line."""
     stats = answer.stats
     blocks = stats.passes * running.config.n_layers

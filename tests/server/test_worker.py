@@ -19,7 +19,7 @@ from bitnet.server import worker as server_worker
 LONG = {"prompt": "ab", "max_tokens": 40}
 
 
-def figures(worker):
+def metrics_of(worker):
     return worker.http.get("/metrics").text
 
 
@@ -98,7 +98,9 @@ def test_a_slow_reader_holds_up_no_other(serving):
     worker = serving(max_batch=2, queue=4)
     with open_stream(worker, LONG):  # never reads
         until(
-            lambda: 'bitnet_answers_total{finish="length",model_name="tiny"} 1.0' in figures(worker)
+            lambda: (
+                'bitnet_answers_total{finish="length",model_name="tiny"} 1.0' in metrics_of(worker)
+            )
         )
         assert worker.post("/v1/inference", LONG).status_code == 200
 
@@ -197,7 +199,7 @@ def late(serving, monkeypatch):
 def test_an_answer_beyond_its_deadline_is_a_504(late):
     reply = late.post("/v1/inference", LONG)
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline")
-    assert 'bitnet_answers_total{finish="deadline",model_name="tiny"} 1.0' in figures(late)
+    assert 'bitnet_answers_total{finish="deadline",model_name="tiny"} 1.0' in metrics_of(late)
     (line,) = [line for line in late.lines if 'action="inference_failed"' in line]
     assert 'code="deadline"' in line
 
@@ -270,15 +272,15 @@ def test_metrics_stand_under_the_names_of_other_servers_too(serving, slow):
         replies = [pool.submit(worker.post, "/v1/inference", body) for _ in range(2)]
         until(lambda: worker.service.worker.open_jobs == 2)
         slow(1)
-        until(lambda: 'vllm:num_requests_running{model_name="tiny"} 1.0' in figures(worker))
-        text = figures(worker)
+        until(lambda: 'vllm:num_requests_running{model_name="tiny"} 1.0' in metrics_of(worker))
+        text = metrics_of(worker)
         assert 'vllm:num_requests_waiting{model_name="tiny"} 1.0' in text
         assert 'llamacpp:requests_processing{model_name="tiny"} 1.0' in text
         assert 'llamacpp:requests_deferred{model_name="tiny"} 1.0' in text
         slow()
         assert all(reply.result().status_code == 200 for reply in replies)
-    until(lambda: 'vllm:num_requests_running{model_name="tiny"} 0.0' in figures(worker))
-    text = figures(worker)
+    until(lambda: 'vllm:num_requests_running{model_name="tiny"} 0.0' in metrics_of(worker))
+    text = metrics_of(worker)
     found = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
     label = '{model_name="tiny"}'
     prompt = float(found[f"bitnet_prompt_tokens_total{label}"])

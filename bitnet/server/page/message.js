@@ -75,7 +75,7 @@ export class Message {
     if (node.role === "user") this.tools.append(this.tool("Edit", () => this.edit()));
     else this.tools.append(this.tool("Regenerate", () => actions.regenerate(node)));
     if (versions.length > 1) this.tools.append(this.switcher(versions));
-    if (node.tokens) this.tools.append(make("span", { class: "figures" }, figures(node)));
+    if (node.tokens) this.tools.append(make("span", { class: "metrics" }, metricsOf(node)));
   }
 
   tool(text, onclick) {
@@ -139,7 +139,7 @@ export function divided(text) {
   return { thought: start.slice(THINKING.length, end), said: start.slice(end + THOUGHT.length).trimStart() };
 }
 
-function figures({ tokens, seconds }) {
+function metricsOf({ tokens, seconds }) {
   const rate = tokens > 1 && seconds > 0 ? `, ${((tokens - 1) / seconds).toFixed(1)} tokens/s` : "";
   return `${tokens} token${tokens > 1 ? "s" : ""}${rate}`;
 }

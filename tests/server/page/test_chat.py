@@ -83,7 +83,7 @@ def test_an_answer_at_its_limit_says_so(worker, person):
     person.sets(Tokens_at_most="3")
     person.says("abc")
     person.expect(note(person)).to_contain_text("limit of tokens")
-    person.expect(person.page.locator(".figures")).to_contain_text("3 tokens")
+    person.expect(person.page.locator(".metrics")).to_contain_text("3 tokens")
 
 
 def test_a_whole_answer_has_no_such_note(writer, person, dictated):
