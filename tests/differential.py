@@ -19,6 +19,7 @@ import transformers
 from configurations import KINDS, Case, cases
 from engine_logits import distance, llama_cpp
 from hf_folders import tokenizer_folder
+from hf_models import random_model
 from tiny_models import TOKENS
 
 from bitnet.convert import ConversionRequest, convert
@@ -63,17 +64,8 @@ def as_json(case: Case) -> str:
 
 def make(case: Case, folder: Path) -> np.ndarray | None:
     """The model in *folder* and its logits; ``None`` if transformers does not run it."""
-    torch.manual_seed(case.seed)
-    text = "Text" if case.kind == "Gemma3" else ""
     try:
-        config = getattr(transformers, f"{case.kind}{text}Config")(**case.options)
-        config._attn_implementation = "eager"
-        model = getattr(transformers, f"{case.kind}ForCausalLM")(config).float().eval()
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                # Initial norms of one and biases of zero would hide a mix-up.
-                spread = 0.2 if "norm" in name or name.endswith("bias") else 0.1
-                parameter.add_(torch.randn_like(parameter) * spread)
+        model = random_model(case.kind, case.options, case.seed)
         model.save_pretrained(folder, safe_serialization=True)
         if case.quantization is not None:
             model = ternary(model, case.quantization, folder)

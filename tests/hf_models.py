@@ -39,11 +39,11 @@ ONLINE = {
 TOKENS = np.random.default_rng(3).integers(3, 96, 24).tolist()
 
 
-def make(kind, options, folder):
-    """A random model of transformers, saved into *folder*."""
-    torch.manual_seed(0)
+def random_model(kind, options, seed=0):
+    """A random model of transformers."""
+    torch.manual_seed(seed)
     text = "Text" if kind == "Gemma3" else ""
-    config = getattr(transformers, f"{kind}{text}Config")(**(TINY | options))
+    config = getattr(transformers, f"{kind}{text}Config")(**options)
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{kind}ForCausalLM")(config).float().eval()
     with torch.no_grad():
@@ -51,6 +51,12 @@ def make(kind, options, folder):
             # Initial norms of one and biases of zero would hide a mix-up.
             spread = 0.2 if "norm" in name or name.endswith("bias") else 0.1
             parameter.add_(torch.randn_like(parameter) * spread)
+    return model
+
+
+def make(kind, options, folder):
+    """A random model of transformers, saved into *folder*."""
+    model = random_model(kind, TINY | options)
     model.save_pretrained(folder, safe_serialization=True)
     return model
 

@@ -89,13 +89,7 @@ def in_encoding(checkpoint, name):
         key: _encoded(weight, name) if key.startswith("blk.") and len(weight.shape) == 2 else weight
         for key, weight in checkpoint.weights.items()
     }
-    return Checkpoint(
-        checkpoint.path,
-        checkpoint.architecture,
-        checkpoint.metadata,
-        weights,
-        checkpoint.rope_style,
-    )
+    return replace(checkpoint, weights=weights)
 
 
 def _encoded(weight, name):

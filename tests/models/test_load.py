@@ -1,5 +1,7 @@
 """Architecture and encoding are independent; what does not fit is listed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tiny_models import FAMILIES, LAYERS, VOCAB, in_encoding, tiny
@@ -26,13 +28,7 @@ def logits(checkpoint, chunk=8, dtype=np.float32):
 
 def with_weights(checkpoint, changed):
     weights = {name: weight for name, weight in (checkpoint.weights | changed).items() if weight}
-    return Checkpoint(
-        checkpoint.path,
-        checkpoint.architecture,
-        checkpoint.metadata,
-        weights,
-        checkpoint.rope_style,
-    )
+    return replace(checkpoint, weights=weights)
 
 
 def dequantized(checkpoint):
