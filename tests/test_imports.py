@@ -1,6 +1,7 @@
 """Imports that are allowed (docs/architecture), and those that a cheap import may cause."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -72,6 +73,12 @@ WITHIN_LAYER = {
     ("plan_folder", "plan"),
 }
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+REPOSITORY = Path(__file__).parents[1]
+PROGRAMS = [
+    path
+    for folder in ("benchmarks", "training", "docs", "tests/fuzz", "tests/native")
+    for path in sorted((REPOSITORY / folder).glob("*.py"))
+]
 
 
 def _area(path):
@@ -139,6 +146,15 @@ def test_only_tasks_and_the_program_print_or_exit(path):
         )
     ]
     assert not prints or _area(path) in ("tasks", "cli", "progress", "terminal")
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
+def test_what_a_program_beside_the_package_imports_is_there(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "bitnet":
+            module = importlib.import_module(node.module)
+            for name in (alias.name for alias in node.names):
+                assert hasattr(module, name) or importlib.import_module(f"{node.module}.{name}")
 
 
 def test_no_file_is_longer_than_500_lines():
