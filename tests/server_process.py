@@ -17,7 +17,7 @@ from bitnet.server.metrics import Metrics
 from bitnet.server.models import Models
 from bitnet.server.narration import Narrator
 from bitnet.server.source import ModelSource
-from bitnet.server.worker import Limits
+from bitnet.server.worker import WorkerLimits
 
 
 class Running:
@@ -52,8 +52,8 @@ def serving_all(sources, *, app_options=None, lines=None, loaded=True, **options
     """A worker with all models of *sources*, the first of them loaded or none."""
     lines = [] if lines is None else lines
     metrics, narrate = Metrics(), Narrator(lines.append, worker_id="w1")
-    limits = Limits(
-        **{one.name: options.pop(one.name) for one in fields(Limits) if one.name in options}
+    limits = WorkerLimits(
+        **{one.name: options.pop(one.name) for one in fields(WorkerLimits) if one.name in options}
     )
     options = {"max_output_tokens": 48} | options
     with Models(sources, metrics, narrate, limits, **options) as models:

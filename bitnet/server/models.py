@@ -22,7 +22,7 @@ from bitnet.server.refusals import Refused, from_error
 from bitnet.server.service import Service
 from bitnet.server.source import memory_of
 from bitnet.server.streams import unless_gone
-from bitnet.server.worker import Limits, Worker, stopping, too_late
+from bitnet.server.worker import Worker, WorkerLimits, stopping, too_late
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -55,7 +55,7 @@ class Models:
         sources: Sequence[ModelSource],
         metrics: Metrics,
         narrate: Narrator,
-        limits: Limits,
+        limits: WorkerLimits,
         *,
         idle_s: float = FOREVER,
         memory_bytes: int | None = None,

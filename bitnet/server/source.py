@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.runtime.language_model import LanguageModel
-    from bitnet.server.worker import Limits
+    from bitnet.server.worker import WorkerLimits
 
 __all__ = ["Facts", "ModelSource", "facts_of", "facts_of_loaded", "memory_of"]
 
@@ -85,7 +85,7 @@ def facts_of_loaded(model: LanguageModel) -> Facts:
     return Facts(config.architecture, model.context, config.dim, config.writes, template)
 
 
-def memory_of(checkpoint: Checkpoint, context: int | None, limits: Limits) -> int:
+def memory_of(checkpoint: Checkpoint, context: int | None, limits: WorkerLimits) -> int:
     """Bytes that the model takes at most once it is loaded: weights, and keys and values.
 
     Args:

@@ -44,8 +44,8 @@ COMPILE_S = 10.0  # time limit for compiling a grammar
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of a worker for each of its models.
+class WorkerLimits:
+    """WorkerLimits of a worker for each of its models.
 
     Attributes:
         max_batch: answers generated at the same time.
@@ -116,7 +116,7 @@ class Worker:
         self,
         model: LanguageModel,
         metrics: ModelMetrics,
-        limits: Limits,
+        limits: WorkerLimits,
     ) -> None:
         """A worker whose thread is started by :meth:`start`.
 

@@ -72,7 +72,7 @@ def _served(options, model, common, narrate):
     from bitnet.server.loading import failures
     from bitnet.server.metrics import Metrics
     from bitnet.server.models import Models
-    from bitnet.server.worker import Limits
+    from bitnet.server.worker import WorkerLimits
 
     metrics = Metrics()
     with failures(narrate) if not options.models else nullcontext():
@@ -82,7 +82,7 @@ def _served(options, model, common, narrate):
         sources,
         metrics,
         narrate,
-        Limits(options.max_batch, options.queue, options.deadline, options.kv_budget_bytes),
+        WorkerLimits(options.max_batch, options.queue, options.deadline, options.kv_budget_bytes),
         max_output_tokens=options.max_output_tokens,
         **(many if options.models else {}),
     )

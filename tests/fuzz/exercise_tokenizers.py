@@ -20,7 +20,7 @@ from bitnet.server import openai, refusals, shapes
 from bitnet.server.metrics import Metrics
 from bitnet.server.narration import Narrator
 from bitnet.server.service import Service
-from bitnet.server.worker import Limits, Worker
+from bitnet.server.worker import Worker, WorkerLimits
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.chat import ChatTemplate
 from bitnet.tokenizer.from_files import spec_from_file, spec_from_tokenizer_model
@@ -100,7 +100,7 @@ def _served():
         path = tiny_gguf(Path(folder) / "tiny.gguf", **{"tokenizer.chat_template": template})
         model = load(path)
     narrate = Narrator(lambda line: None, worker_id="w1")
-    return Service(Worker(model, Metrics().of("tiny"), Limits()), narrate, "tiny", 64)
+    return Service(Worker(model, Metrics().of("tiny"), WorkerLimits()), narrate, "tiny", 64)
 
 
 def _opened(data, name, read):

@@ -238,10 +238,10 @@ def test_a_server_worker_refuses_jobs_in_a_child_that_has_not_its_thread(run):
     from bitnet.runtime.request import Request
     from bitnet.server.refusals import Refused
     from bitnet.server.metrics import Metrics
-    from bitnet.server.worker import Limits, Worker
+    from bitnet.server.worker import WorkerLimits, Worker
 
     model = bitnet.load(sys.argv[1])
-    worker = Worker(model, Metrics().of("tiny"), Limits(max_batch=1, queue=1, deadline_s=9))
+    worker = Worker(model, Metrics().of("tiny"), WorkerLimits(max_batch=1, queue=1, deadline_s=9))
 
     async def one_answer():
         order = await worker.submit(lambda: [worker.prepare([5, 9], Request(max_tokens=1))], 1)

@@ -13,7 +13,7 @@ from waiting import until
 from bitnet.errors import InferenceError
 from bitnet.runtime.language_model import load
 from bitnet.server.source import memory_of
-from bitnet.server.worker import Limits
+from bitnet.server.worker import WorkerLimits
 
 ASK = {"prompt": "ab", "max_tokens": 5, "temperature": 0}
 
@@ -195,7 +195,7 @@ def test_one_that_is_used_is_not_unloaded(serve, slow):
 def budget_for_one(path):
     """Memory that one of the models takes, and half of it."""
     source = source_of(path)
-    one = memory_of(source.open(), None, Limits())
+    one = memory_of(source.open(), None, WorkerLimits())
     return one + one // 2
 
 
