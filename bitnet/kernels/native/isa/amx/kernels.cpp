@@ -5,6 +5,9 @@
 // Lines of 64 bytes with four columns of each of 16 rows, which is how tiles of weights lie in memory once
 // their codes are bytes, are the rows of a right-hand tile as they are. Activations are left-hand tiles where
 // they lie. Its sums are those of every other level: exact integers.
+#include <cstring>
+#include <utility>
+
 #include "isa/amx/tiles.hpp"
 #include "isa/vectors_avx512.hpp"
 #include "ternary/dense_avx512.hpp"

@@ -4,6 +4,8 @@
 //
 // A register of sums is [t0 r0, t0 r1, t1 r0, t1 r1], and stays so until a row is complete: rounding steps
 // and scales are repeated to match. Its sums are those of every other level: exact integers.
+#include <utility>
+
 #include "isa/vectors_neon.hpp"
 #include "ternary/vectors_neon.hpp"
 
