@@ -215,10 +215,10 @@ void run_graph(Results& results, int64_t tokens) {
     first.at[0] = first.at[1] = first.at[2] = nullptr;  // the window of the first query begins behind them
     Buffer<int64_t> ids(2 * tokens);
     for (int64_t i = 0; i < 2 * tokens; ++i) ids.get()[i] = i % kVocabulary;
-    for (const int64_t wanted : {int64_t(0), int64_t(1), tokens}) {
-        Buffer<float> result((wanted + 1) * kDim);
-        graph.run(ids.get(), {{tokens, 300, wanted, context, {first.at}}, {tokens, 0, 1, context, {second.at}}}, x, result.get());
-        results.add(result.get(), (wanted + 1) * kDim, false, "graph");
+    for (const int64_t outputs : {int64_t(0), int64_t(1), tokens}) {
+        Buffer<float> result((outputs + 1) * kDim);
+        graph.run(ids.get(), {{tokens, 300, outputs, context, {first.at}}, {tokens, 0, 1, context, {second.at}}}, x, result.get());
+        results.add(result.get(), (outputs + 1) * kDim, false, "graph");
     }
 }
 

@@ -232,27 +232,27 @@ public:
         graph_.select(registers);
     }
 
-    // *segments*: (tokens, position of the first, wanted rows, context, addresses of pages by table) each.
+    // *segments*: (tokens, position of the first, output rows, context, addresses of pages by table) each.
     void run(const Ids& tokens, nb::list segments, int result, Array<float> out) {
         std::vector<Segment> all;
-        int64_t count = 0, wanted = 0;
+        int64_t count = 0, outputs = 0;
         for (nb::handle item : segments) {
             const auto it = nb::cast<nb::tuple>(item);
             Segment s;
             s.count = nb::cast<int64_t>(it[0]), s.start = nb::cast<int64_t>(it[1]);
-            s.wanted = nb::cast<int64_t>(it[2]), s.context = nb::cast<int64_t>(it[3]);
+            s.outputs = nb::cast<int64_t>(it[2]), s.context = nb::cast<int64_t>(it[3]);
             const auto tables = nb::cast<nb::tuple>(it[4]);
-            require(s.count > 0 && s.start >= 0 && s.wanted >= 0 && s.wanted <= s.count, "a segment of no sense");
+            require(s.count > 0 && s.start >= 0 && s.outputs >= 0 && s.outputs <= s.count, "a segment of no sense");
             require(s.context >= 0 && s.context < contexts_, "no such context");
             require(tables.size() == windows_.size(), "pages of another number of tables");
             for (size_t i = 0; i < windows_.size(); ++i) s.pages.push_back(addresses(tables[i], s, windows_[i]));
-            count += s.count, wanted += s.wanted;
+            count += s.count, outputs += s.outputs;
             all.push_back(std::move(s));
         }
         require(int64_t(tokens.size()) == count, "another number of tokens than the segments have");
         for (size_t i = 0; i < tokens.size(); ++i)
             require(tokens.data()[i] >= 0 && tokens.data()[i] < vocabulary_, "a token is outside of the vocabulary");
-        require(int64_t(out.size()) == wanted * width(result), "out has another size than the wanted rows");
+        require(int64_t(out.size()) == outputs * width(result), "out has another size than the output rows");
         const Computing computing;
         graph_.run(tokens.data(), all, result, out.data());
     }

@@ -187,9 +187,9 @@ void Graph::select(const std::vector<int>& registers) {
         for (const Segment& segment : *pass_->segments) {
             end += segment.count;
             for (const int r : registers)
-                std::memmove(at(r, kept), at(r, end - segment.wanted),
-                             size_t(segment.wanted * width(r)) * sizeof(float));
-            kept += segment.wanted;
+                std::memmove(at(r, kept), at(r, end - segment.outputs),
+                             size_t(segment.outputs * width(r)) * sizeof(float));
+            kept += segment.outputs;
         }
         pass_->rows = kept;
     });

@@ -20,7 +20,7 @@ namespace bitnet {
 // What one sequence runs.
 struct Segment {
     int64_t count = 0, start = 0;  // tokens, position of the first one
-    int64_t wanted = 0;            // how many of its last rows are results
+    int64_t outputs = 0;           // how many of its last rows are results
     int64_t context = 0;           // number of its rope frequencies: Graph::add_context
     // Of each table; see AttentionArgs. Room for start + count positions, null where no query sees one.
     std::vector<std::vector<uint16_t*>> pages;
@@ -53,7 +53,7 @@ public:
     void add(int x, int y);
     void select(const std::vector<int>& registers);
 
-    // The wanted rows of register *result*, those of all segments one after the other.
+    // The output rows of register *result*, those of all segments one after the other.
     void run(const int64_t* tokens, const std::vector<Segment>& segments, int result, float* out);
 
     // f16 numbers of one layer in a page.
