@@ -26,5 +26,6 @@ def select(*, threads: int = 0) -> Ops:
         UsageError: ``BITNET_BACKEND`` names no backend, or *threads* is out of its range.
     """
     if not 0 <= threads <= settings.MAX_THREADS:
-        raise UsageError(f"--threads is {threads}, expected 0 to {settings.MAX_THREADS}")
+        expected = f"expected 0 to {settings.MAX_THREADS}"
+        raise UsageError(f"threads is {threads}, {expected}", field="threads")
     return ReferenceOps() if native.module() is None else NativeOps(threads=threads)

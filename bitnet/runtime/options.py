@@ -180,8 +180,14 @@ class ModelOptions:
         "", "file with the chat template to use instead of the model's own", metavar="FILE"
     )
     allow_mock: bool = option(False, "without a tokenizer, take bytes for tokens: for drills only")
-    threads: int = option(0, "compute threads; default: BITNET_THREADS, else one per core")
-    context: int | None = option(None, "positions of prompt and answer; default: the model's own")
+    threads: int = option(
+        0,
+        "compute threads; default: BITNET_THREADS, else one per core",
+        bounds=(0, settings.MAX_THREADS),
+    )
+    context: int | None = option(
+        None, "positions of prompt and answer; default: the model's own", bounds=(1, None)
+    )
     exact_head: Literal["auto", "on", "off"] = option(
         "auto",
         "choose tokens without reading the whole output head, provably the same ones; auto: where "
@@ -206,11 +212,7 @@ class ModelOptions:
         Raises:
             UsageError: a number is out of range.
         """
-        most = settings.MAX_THREADS
-        if not 0 <= self.threads <= most:
-            raise UsageError(f"--threads is {self.threads}, expected 0 to {most}")
-        if self.context is not None and self.context < 1:
-            raise UsageError(f"--context is {self.context}, expected at least 1")
+        check_bounds(self)
 
 
 @dataclass(frozen=True)
@@ -247,8 +249,14 @@ class PromptOptions:
         """
         check_bounds(self)
         if self.prompt is not None and self.prompt_file:
-            raise UsageError("--prompt and --prompt-file are both given", hint="leave one out")
+            raise UsageError(
+                "prompt_file and a prompt are both given", hint="leave one out", field="prompt_file"
+            )
         if self.system and not self.chat:
-            raise UsageError("--system needs --chat", hint="add --chat")
+            raise UsageError("system needs a chat", hint="add --chat", field="system")
         if self.json_schema and self.regex:
-            raise UsageError("--json-schema and --regex are both given", hint="leave one out")
+            raise UsageError(
+                "json_schema and a regular expression are both given",
+                hint="leave one out",
+                field="json_schema",
+            )

@@ -237,7 +237,7 @@ def test_an_address_given_as_tokenizer_is_fetched_once(bitnet, hub, tmp_path, mo
         (("--prompt", "a", "--seed=-1"), 2, "--seed is -1"),
         (("--prompt", "a", "--sampler", "greedy"), 2, "no option --sampler"),
         (("--prompt", "a\0b"), 2, "NUL character at position 1"),
-        (("--prompt", "a", "--system", "b"), 2, "--system needs --chat"),
+        (("--prompt", "a", "--system", "b"), 2, "--system needs a chat"),
         (("--prompt", "a", "--tokenizer", "none.json"), 19, "none.json"),
         (("--prompt", "a", "--tokenizer", "https://"), 2, "not the address of a file"),
         (("--prompt", "a", "--tokenizer", "org/none", "--offline"), 23, "offline"),
