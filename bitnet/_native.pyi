@@ -147,10 +147,6 @@ def turns(
 def sum_bytes(
     bytes: NDArray[numpy.uint8],
 ) -> int: ...
-def to_half(
-    x: NDArray[numpy.float32],
-    out: NDArray[numpy.uint16],
-) -> None: ...
 def exact_head_sizes(rows: int, cols: int) -> tuple[int, int, int]: ...
 
 EXACT_HEAD_COLUMNS: int

@@ -345,6 +345,26 @@ void check_patience() {
     if (patience.turns() != bitnet::Patience::kTurns) std::abort();
 }
 
+// Every half, and what lies between two: ties to even, beyond 65504 infinity.
+void check_halves() {
+    const auto require = [](float f, int expected) {
+        if (bitnet::float_to_half(f) != expected) std::abort();
+        if (bitnet::float_to_half(-f) != (expected | 0x8000)) std::abort();
+    };
+    for (int half = 0; half < 0x7c00; ++half) {
+        const float value = bitnet::half_to_float(uint16_t(half));
+        const float next = half == 0x7bff ? 65536.0f : bitnet::half_to_float(uint16_t(half + 1));
+        const float middle = value + (next - value) / 2;
+        require(value, half);
+        require(std::nextafter(middle, value), half);
+        require(middle, half + half % 2);
+        require(std::nextafter(middle, next), half + 1);
+    }
+    require(1e9f, 0x7c00);
+    require(INFINITY, 0x7c00);
+    if ((bitnet::float_to_half(NAN) & 0x7fff) <= 0x7c00) std::abort();
+}
+
 #if defined(BITNET_X86)
 // A processor that has all that there is, but for one thing at a time.
 void check_detection() {
@@ -470,6 +490,7 @@ int main(int argc, char** argv) {
     const bool trapped = !models && trap_tiles();
 #endif
     check_patience();
+    check_halves();
     run_two_models();
     if (models) return 0;
 #if defined(BITNET_X86)

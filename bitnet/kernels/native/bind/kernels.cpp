@@ -55,12 +55,6 @@ void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols, c
     pack_rows(checked, weight.data(), rows, cols, out.data());
 }
 
-void bind_to_half(const Floats& x, const Array<uint16_t>& out) {
-    require(x.size() == out.size(), "x and out must have one size");
-    const Computing computing;
-    to_half(x.data(), int64_t(x.size()), out.data());
-}
-
 uint64_t bind_sum_bytes(const Bytes& bytes) {
     const Computing computing;
     return sum_bytes(bytes.data(), int64_t(bytes.size()));
@@ -100,7 +94,6 @@ void bind_kernels(nb::module_& m) {
     m.def("pack_rows", &bind_pack_rows, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a,
           "out"_a.noconvert(), "The matrix with its rows interleaved 16 by 16: type NAME_R16.");
     m.def("sum_bytes", &bind_sum_bytes, "bytes"_a.noconvert(), "Sum of 64-bit words, at the speed of memory.");
-    m.def("to_half", &bind_to_half, "x"_a.noconvert(), "out"_a.noconvert(), "Bits of the nearest f16.");
 }
 
 }  // namespace bitnet

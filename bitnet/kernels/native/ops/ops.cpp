@@ -56,8 +56,4 @@ uint64_t sum_bytes(const uint8_t* bytes, int64_t n) {
     return total;
 }
 
-void to_half(const float* x, int64_t n, uint16_t* out) {
-    for (int64_t i = 0; i < n; ++i) out[i] = float_to_half(x[i]);
-}
-
 }  // namespace bitnet

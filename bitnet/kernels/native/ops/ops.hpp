@@ -43,7 +43,5 @@ void attention(const std::vector<AttentionArgs>& batch);
 void turns(const double* angles, int64_t n, double scale, float* cos, float* sin);
 // Sum of the 64-bit words of *n* bytes: what reading memory costs, for benchmarks to compare with.
 uint64_t sum_bytes(const uint8_t* bytes, int64_t n);
-// Nearest f16 of each float, ties to even.
-void to_half(const float* x, int64_t n, uint16_t* out);
 
 }  // namespace bitnet
