@@ -66,6 +66,7 @@ __all__ = [
     "VocabMismatch",
     "WrongType",
     "from_os_error",
+    "is_panic",
 ]
 
 
@@ -261,6 +262,14 @@ _CACHE_IS_FULL = (
 _DISK_IS_FULL = "free some space, or choose another disk"
 _CACHE_IS_CLOSED = "choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR"
 _PATH_IS_CLOSED = "get access to it (ls -l shows who has), or choose another one"
+
+
+def is_panic(error: BaseException) -> bool:
+    """True if a library in Rust gave up: its exception is no ``Exception``, yet ends one call only.
+
+    Other exceptions of that kind, such as those of Ctrl-C and signals, end the program.
+    """
+    return type(error).__name__ == "PanicException"
 
 
 def from_os_error(

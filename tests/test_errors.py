@@ -18,7 +18,7 @@ CLASSES = [
 
 def test_all_names_are_exported_and_sorted():
     exceptions = {error.__name__ for error in CLASSES}
-    assert set(errors.__all__) == exceptions | {"EXIT_CODES", "from_os_error"}
+    assert set(errors.__all__) == exceptions | {"EXIT_CODES", "from_os_error", "is_panic"}
     assert errors.__all__ == sorted(errors.__all__, key=lambda name: (not name.isupper(), name))
 
 

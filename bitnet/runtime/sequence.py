@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InferenceError
+from bitnet.errors import InferenceError, is_panic
 from bitnet.runtime.lookup import Lookup
 from bitnet.runtime.piece import FinishReason, Piece
 from bitnet.runtime.sampling import Sampled, Sampler
@@ -131,8 +131,8 @@ class Sequence:
                 accepted += 1
         except Exception as error:  # noqa: BLE001 - it is this sequence's alone
             pieces.append(self.fail(error))
-        except BaseException as error:  # a panic of a compiled library is not an Exception
-            if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+        except BaseException as error:
+            if not is_panic(error):
                 raise
             pieces.append(self.fail(InferenceError(f"internal error: {type(error).__name__}")))
         self.drafted += len(draft)

@@ -11,7 +11,7 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import BitnetError, InvalidFormat
+from bitnet.errors import BitnetError, InvalidFormat, is_panic
 from bitnet.tokenizer.charsmap import CharsMap
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ def fenced(what: str) -> Iterator[None]:
     except (BitnetError, MemoryError):
         raise
     except BaseException as error:
-        panic = type(error).__name__ == "PanicException"
-        if not panic and not isinstance(error, Exception):
+        if not isinstance(error, Exception) and not is_panic(error):
             raise
         raise InvalidFormat(
             f"{what} cannot be run: {error}",

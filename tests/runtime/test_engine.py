@@ -11,7 +11,7 @@ from bitnet.models.load import load_model
 from bitnet.runtime.engine import Engine
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.request import Request
-from bitnet.runtime.sampling import SamplingParams
+from bitnet.runtime.sampling import Sampler, SamplingParams
 
 PROMPT = [5, 9, 33, 2]
 
@@ -160,3 +160,20 @@ def test_threads_that_share_an_engine_get_the_answers_of_one(model):
         rows = list(pool.map(lambda prompt: engine.logits(prompt)[-1].argmax(), prompts))
         assert list(together) == alone * 4
     assert rows == [first for first, *_ in alone]
+
+
+class Signal(BaseException):
+    """A signal that a handler turned into an exception."""
+
+
+@pytest.mark.parametrize("error", [Signal, KeyboardInterrupt, SystemExit])
+def test_what_ends_the_program_is_no_failed_answer(model, monkeypatch, error):
+    def interrupted(*_args, **_more):
+        raise error
+
+    engine = Engine(model)
+    monkeypatch.setattr(Sampler, "sample", interrupted)
+    with pytest.raises(error):
+        list(engine.generate([3, 4, 5], Request(max_tokens=4)))
+    monkeypatch.undo()
+    assert len(list(engine.generate([3, 4, 5], Request(max_tokens=4)))) == 4

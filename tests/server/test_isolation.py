@@ -85,11 +85,11 @@ def test_a_schema_with_3000_optional_properties_holds_up_no_client(worker):
     assert worker.post("/v1/inference", LONG).status_code == 200
 
 
-class Panic(BaseException):
-    """Error that a compiled library raises when it gives up."""
+class PanicException(BaseException):
+    """Error that a compiled library raises when it gives up, by its name."""
 
 
-@pytest.mark.parametrize("error", [ValueError("secret"), Panic()])
+@pytest.mark.parametrize("error", [ValueError("secret"), PanicException()])
 def test_what_breaks_one_sequence_leaves_its_neighbours_alone(serving, slow, monkeypatch, error):
     worker = serving(max_batch=4)
     sample = Sampler.sample
