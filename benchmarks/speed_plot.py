@@ -20,6 +20,7 @@ PICTURE = ROOT / "docs/images/speed.svg"
 THREADS = "2"
 KINDS = {"pp512 tok/s": "prefill, a prompt of 512 tokens", "tg128 tok/s": "decode, 128 tokens"}
 OURS, LLAMA, IK, OPENVINO = "bitnet", "llama.cpp", "ik_llama.cpp", "OpenVINO GenAI"
+BITNET_CPP = "bitnet.cpp"
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,9 @@ def _of(model: str, *peers: str) -> dict[str, tuple[str, ...]]:
 
 GROUPS = (
     Group(
-        "SmolLM2 135M, Q4_1", "runtime.md", _of("SmolLM2-135M-Instruct.Q4_1.gguf", OPENVINO, LLAMA)
+        "SmolLM2 135M, Q4_1",
+        "runtime.md",
+        _of("SmolLM2-135M-Instruct.Q4_1.gguf", OPENVINO, IK, LLAMA),
     ),
     Group("Gemma 3 270M, Q4_K_M", "runtime.md", _of("gemma-3-270m-q4_k_m.gguf", LLAMA)),
     Group(
@@ -53,13 +56,14 @@ GROUPS = (
             OURS: ("bitnet I2_S, f16 head",),
             IK: ("ik_llama.cpp IQ2_BN_R4, f16 head",),
             f"{IK}, lossy head": ("ik_llama.cpp IQ2_BN_R4, IQ4_NL head (lossy)",),
+            BITNET_CPP: ("bitnet.cpp I2_S, f16 head",),
             LLAMA: ("llama.cpp TQ2_0, f16 head",),
         },
     ),
 )
 NOTE = (
     "Tokens per second, two threads of an AMD EPYC (Zen 4, AVX-512 VNNI), engines in turns; "
-    "llama.cpp of the first two built for it, the ternary peers as packaged (AVX2)"
+    "llama.cpp and bitnet.cpp built for it, the others as packaged"
 )
 
 WIDTH, LEFT, COLUMN, BAR, STEP = 920, 190, 360, 15, 20
