@@ -265,7 +265,7 @@ _PATH_IS_CLOSED = "get access to it (ls -l shows who has), or choose another one
 
 
 def is_panic(error: BaseException) -> bool:
-    """True if a library in Rust gave up: its exception is no ``Exception``, yet ends one call only.
+    """True if a library in Rust gave up: its exception ends one call only.
 
     Other exceptions of that kind, such as those of Ctrl-C and signals, end the program.
     """

@@ -167,7 +167,7 @@ class Signal(BaseException):
 
 
 @pytest.mark.parametrize("error", [Signal, KeyboardInterrupt, SystemExit])
-def test_what_ends_the_program_is_no_failed_answer(model, monkeypatch, error):
+def test_a_signal_ends_the_program_and_not_only_the_answer(model, monkeypatch, error):
     def interrupted(*_args, **_more):
         raise error
 
