@@ -53,7 +53,7 @@ struct Job {
 class Pool {
 public:
     // Where the system has no room for another thread there are fewer: slower, and right.
-    explicit Pool(int workers) : wanted_(workers) {
+    explicit Pool(int workers) : requested_(workers) {
         try {
             workers_.reserve(size_t(workers));
             for (int i = 0; i < workers; ++i) workers_.emplace_back([this] { loop(); });
@@ -86,7 +86,7 @@ public:
         if (job.failed.load()) throw std::bad_alloc();
     }
 
-    int wanted() const { return wanted_; }
+    int requested() const { return requested_; }
 
     void wake() {
         epoch_.fetch_add(1);
@@ -135,7 +135,7 @@ private:
         return false;
     }
 
-    const int wanted_;
+    const int requested_;
     std::vector<std::thread> workers_;
     std::mutex sleep_;
     std::condition_variable wake_;
@@ -146,7 +146,7 @@ private:
     alignas(64) std::atomic<int> inside_{0};
 };
 
-std::atomic<int> wanted_threads{int(std::max(1u, std::thread::hardware_concurrency()))};
+std::atomic<int> requested_threads{int(std::max(1u, std::thread::hardware_concurrency()))};
 
 // A forked child has this memory but none of the threads: it starts its own.
 struct State {
@@ -162,8 +162,8 @@ State& state() {
 
 // The pool of *s*, whose lock is held, with as many threads as are requested now.
 Pool& prepared(State& s) {
-    const int workers = wanted_threads.load() - 1;
-    if (!s.pool || s.pool->wanted() != workers) {
+    const int workers = requested_threads.load() - 1;
+    if (!s.pool || s.pool->requested() != workers) {
         s.pool.reset();  // its threads end before others begin, and no pointer to it is left
         s.pool = std::make_unique<Pool>(workers);
     }
@@ -172,9 +172,9 @@ Pool& prepared(State& s) {
 
 }  // namespace
 
-void set_threads(int count) { wanted_threads.store(count < 1 ? 1 : count); }
+void set_threads(int count) { requested_threads.store(count < 1 ? 1 : count); }
 
-int threads() { return wanted_threads.load(); }
+int threads() { return requested_threads.load(); }
 
 void wake_threads() {
     State& s = state();
