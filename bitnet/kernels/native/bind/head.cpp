@@ -17,16 +17,16 @@ namespace {
 
 // The arrays of an exact head; they belong to the caller, who keeps them alive.
 struct BoundHead {
-    Array<const uint8_t> weight;
+    Bytes weight;
     Array<const int32_t> order;
-    Array<const float> factors;
-    Array<uint8_t> tiles, sixth;
-    Array<float> step, residual, norm;
+    Floats factors;
+    OutBytes tiles, sixth;
+    OutFloats step, residual, norm;
     ExactHead m;
 
-    BoundHead(int type, const Array<const uint8_t>& weight_, int64_t rows, int64_t cols,
-           const Array<const int32_t>& order_, const Array<const float>& factors_, const Array<uint8_t>& tiles_,
-           const Array<uint8_t>& sixth_, const Array<float>& step_, const Array<float>& residual_, const Array<float>& norm_,
+    BoundHead(int type, const Bytes& weight_, int64_t rows, int64_t cols,
+           const Array<const int32_t>& order_, const Floats& factors_, const OutBytes& tiles_,
+           const OutBytes& sixth_, const OutFloats& step_, const OutFloats& residual_, const OutFloats& norm_,
            int file, int64_t file_offset)
         : weight(weight_), order(order_), factors(factors_), tiles(tiles_), sixth(sixth_), step(step_), residual(residual_),
           norm(norm_) {
@@ -67,7 +67,7 @@ nb::object to_tuple(HeadResult&& r) {
     return nb::make_tuple(to_array(std::move(r.ids)), to_array(std::move(r.logits)), r.bound, r.tail, r.refined);
 }
 
-nb::list bind_find(const BoundHead& s, const Array<const float>& x, int64_t count,
+nb::list bind_find(const BoundHead& s, const Floats& x, int64_t count,
                           const std::vector<float>& margins, const std::vector<Array<const int64_t>>& listed) {
     const int64_t tokens = int64_t(x.size()) / s.m.cols;
     require(int64_t(x.size()) == tokens * s.m.cols, "x must be (tokens, cols)");
@@ -95,14 +95,14 @@ nb::list bind_find(const BoundHead& s, const Array<const float>& x, int64_t coun
     return out;
 }
 
-bool bind_bounds(const BoundHead& s, const Array<const float>& x, bool sixth, const Array<float>& approx, const Array<float>& upper) {
+bool bind_bounds(const BoundHead& s, const Floats& x, bool sixth, const OutFloats& approx, const OutFloats& upper) {
     require(int64_t(x.size()) == s.m.cols && approx.size() == s.step.size() && upper.size() == s.step.size(),
             "x must be (cols,), approx and upper whole tiles of rows");
     const Computing computing;
     return head_bounds(s.m, x.data(), sixth, approx.data(), upper.data());
 }
 
-void bind_rows(const BoundHead& s, const Array<const float>& x, const Array<const int64_t>& ids, const Array<float>& out) {
+void bind_rows(const BoundHead& s, const Floats& x, const Array<const int64_t>& ids, const OutFloats& out) {
     require(int64_t(x.size()) == s.m.cols && ids.size() == out.size(), "x must be (cols,), out like ids");
     for (size_t i = 0; i < ids.size(); ++i)
         require(ids.data()[i] >= 0 && ids.data()[i] < s.m.rows, "a row number is out of range");
@@ -122,9 +122,9 @@ void bind_exact_head(nb::module_& m) {
     m.def("exact_head_sizes", &bind_sizes, "rows"_a, "cols"_a, "Bytes of the tiles and of the sixth bits, rows of whole tiles.");
     m.attr("EXACT_HEAD_COLUMNS") = kHeadColumns;
     nb::class_<BoundHead>(m, "ExactHead", "An output head and the copy that bounds its logits.")
-        .def(nb::init<int, const Array<const uint8_t>&, int64_t, int64_t, const Array<const int32_t>&,
-                      const Array<const float>&, const Array<uint8_t>&, const Array<uint8_t>&, const Array<float>&, const Array<float>&,
-                      const Array<float>&, int, int64_t>(),
+        .def(nb::init<int, const Bytes&, int64_t, int64_t, const Array<const int32_t>&,
+                      const Floats&, const OutBytes&, const OutBytes&, const OutFloats&, const OutFloats&,
+                      const OutFloats&, int, int64_t>(),
              "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a, "order"_a.noconvert(), "factors"_a.noconvert(),
              "tiles"_a.noconvert(), "sixth"_a.noconvert(), "step"_a.noconvert(), "residual"_a.noconvert(), "norm"_a.noconvert(),
              "file"_a = -1, "file_offset"_a = 0)

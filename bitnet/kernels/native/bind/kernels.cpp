@@ -18,10 +18,6 @@ using namespace nb::literals;
 namespace bitnet {
 namespace {
 
-using Floats = Array<const float>;
-using OutFloats = Array<float>;
-using Bytes = Array<const uint8_t>;
-
 bool bind_has_kernel(int type) {
     require(type >= 0 && type < kTypes, "unknown weight type");
     return has_kernel(Type(type));
@@ -46,7 +42,7 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bind_allocate(size_t size) {
     return {bytes, {size}, owner};
 }
 
-void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols, const Array<uint8_t>& out) {
+void bind_pack_rows(int type, const Bytes& weight, int64_t rows, int64_t cols, const OutBytes& out) {
     const Type checked = checked_type(type, rows, cols, weight);
     require(can_tile(checked), "the encoding has no form with interleaved rows");
     const int64_t stored = (rows + kTileRows - 1) / kTileRows * kTileRows;
@@ -89,7 +85,7 @@ void bind_kernels(nb::module_& m) {
     m.def("kernel_counters", &counters, "Calls of each kernel since the process began.");
     m.def("threads", &threads, "Compute threads.");
     m.def("set_threads", &set_threads, "count"_a, "Change the number of compute threads.");
-    m.def("row_bytes", &bind_row_bytes, "type"_a, "cols"_a, "Bytes of a row, 0 if cols is no whole number of blocks.");
+    m.def("row_bytes", &bind_row_bytes, "type"_a, "cols"_a, "Bytes of a row, 0 if cols is not a whole number of blocks.");
     m.def("allocate_weights", &bind_allocate, "size"_a, "Bytes for a repacked matrix, near those of others.");
     m.def("pack_rows", &bind_pack_rows, "type"_a, "weight"_a.noconvert(), "rows"_a, "cols"_a,
           "out"_a.noconvert(), "The matrix with its rows interleaved 16 by 16: type NAME_R16.");

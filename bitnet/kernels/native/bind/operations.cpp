@@ -25,10 +25,7 @@ using namespace nb::literals;
 namespace bitnet {
 namespace {
 
-using Floats = Array<const float>;
-using OutFloats = Array<float>;
 using Doubles = Array<const double, nb::ndim<1>>;
-using Bytes = Array<const uint8_t>;
 using Ids = Array<const int64_t, nb::ndim<1>>;
 using Addresses = Array<const uint64_t, nb::ndim<1>>;
 
@@ -233,7 +230,7 @@ public:
     }
 
     // *segments*: (tokens, position of the first, output rows, context, addresses of pages by table) each.
-    void run(const Ids& tokens, nb::list segments, int result, Array<float> out) {
+    void run(const Ids& tokens, nb::list segments, int result, OutFloats out) {
         std::vector<Segment> all;
         int64_t count = 0, outputs = 0;
         for (nb::handle item : segments) {

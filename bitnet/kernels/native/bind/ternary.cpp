@@ -14,9 +14,6 @@ using namespace nb::literals;
 namespace bitnet {
 namespace {
 
-using Bytes = Array<const uint8_t>;
-using OutBytes = Array<uint8_t>;
-
 // In the order of TernarySource; encodings by the names the quants package gives them.
 constexpr const char* kSources[] = {"CODES", "I2_S", "TQ2_0", "TQ1_0", "PACKED_U8", "IQ2_BN"};
 static_assert(sizeof(kSources) / sizeof(kSources[0]) == size_t(TernarySource::kCount));

@@ -54,12 +54,23 @@ struct LinearArgs {
     Type type = Type::F32;
     int64_t row_bytes = 0, rows = 0, cols = 0, tokens = 0;
     float scale = 1.0f;            // ternary: of all weights
-    const float* x = nullptr;      // (tokens, cols)
+    const float* x = nullptr;      // float: (tokens, cols)
     const BlockInput* inputs = nullptr;  // block: (tokens, block_inputs(cols))
     const int8_t* q = nullptr;     // ternary: (tokens, cols)
     const float* step = nullptr;   // ternary: (tokens,), the s above
     const int32_t* sums = nullptr; // ternary: (tokens,), sum of q
     float* y = nullptr;            // (tokens, rows)
+
+    // The product of tokens t0 .. t1 - 1 alone.
+    LinearArgs of_tokens(int64_t t0, int64_t t1) const {
+        LinearArgs part = *this;
+        if (is_float(type)) part.x += t0 * cols;
+        else if (is_ternary(type)) part.q += t0 * cols, part.step += t0, part.sums += t0;
+        else part.inputs += t0 * block_inputs(cols);
+        part.y += t0 * rows;
+        part.tokens = t1 - t0;
+        return part;
+    }
 };
 
 // Rows [r0, r1) of the product for all tokens; *scratch* has scratch_bytes(cols) bytes, 64-aligned.

@@ -5,8 +5,6 @@
 // tile, and `prefetch_line`.
 #pragma once
 
-#include <utility>
-
 #include "ops/tile_groups.hpp"
 
 namespace bitnet {
@@ -194,28 +192,15 @@ void linear_float(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t*) {
     }
 }
 
-template <Type kType>
-constexpr LinearKernel tiled_kernel() {
-    if constexpr (is_float(kType)) return linear_float<kType>;
-    else return linear_block<kType>;
-}
-
-constexpr Type after(Type type, int n) { return Type(int(type) + n); }
-
-// The types from kFirst on.
-template <Type kFirst, int... kNext>
-void add_tiled(Kernels& k, std::integer_sequence<int, kNext...>) {
-    ((k.decode[int(kFirst) + kNext] = k.prefill[int(kFirst) + kNext] = tiled_kernel<after(kFirst, kNext)>()), ...);
-}
-
 // Every block encoding with interleaved rows.
 [[maybe_unused]] void add_block_linear(Kernels& k) {
-    add_tiled<Type::Q8_0_R16>(k, std::make_integer_sequence<int, int(Type::Ternary) - int(Type::Q8_0_R16)>());
+    each_block_type([&](auto type) { k.decode[int(type.value)] = k.prefill[int(type.value)] = linear_block<type.value>; });
 }
 
 // Those of floats, too.
 [[maybe_unused]] void add_tiled_linear(Kernels& k) {
-    add_tiled<Type::F32_R16>(k, std::make_integer_sequence<int, int(Type::Q8_0_R16) - int(Type::F32_R16)>());
+    each_type<Type::F32_R16, Type::Q8_0_R16>(
+        [&](auto type) { k.decode[int(type.value)] = k.prefill[int(type.value)] = linear_float<type.value>; });
     add_block_linear(k);
 }
 

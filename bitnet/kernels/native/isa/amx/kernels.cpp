@@ -6,7 +6,6 @@
 // their codes are bytes, are the rows of a right-hand tile as they are. Activations are left-hand tiles where
 // they lie. Its sums are those of every other level: exact integers.
 #include <cstring>
-#include <utility>
 
 #include "isa/amx/tiles.hpp"
 #include "isa/vectors_avx512.hpp"
@@ -115,20 +114,13 @@ void sixteen_tokens(const LinearArgs& a, const uint8_t* tile, int64_t r, int64_t
     for (int n = 0; n < kTokens; ++n) store_rows(a.y + (t + n) * a.rows + r, 0, rows, sum[n]);
 }
 
-// What AVX-512 multiplies of tokens t .. t1 - 1.
-void without_tiles(LinearArgs a, int64_t r0, int64_t r1, int64_t t, int64_t t1, uint8_t* scratch) {
-    a.inputs += t * block_inputs(a.cols);
-    a.y += t * a.rows;
-    a.tokens = t1 - t;
-    avx512_vnni_kernels().prefill[int(a.type)](a, r0, r1, scratch);
-}
-
 // Tokens that are left over are multiplied with AVX-512, or once more with some before them as a whole tile
 // where they are more than half of one: by the counts of instructions (docs/architecture/kernels.md) a tile
 // takes as long as eight tokens without.
 template <Type kType>
 void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch) {
-    if (a.tokens < kTokens) return without_tiles(a, r0, r1, 0, a.tokens, scratch);
+    const LinearKernel without_tiles = avx512_vnni_kernels().prefill[int(kType)];
+    if (a.tokens < kTokens) return without_tiles(a, r0, r1, scratch);
     static constexpr TileShapes kShapes = block_shapes();
     const Tiles tiles(kShapes);
     const int64_t step = tokens_per_pass(a.tokens, 64 * block_inputs(a.cols), kTokens);
@@ -139,7 +131,7 @@ void linear_block(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratch)
             int64_t t = t0;
             for (; t + kTokens <= t1; t += kTokens) sixteen_tokens<kType>(a, scratch, r, t);
             if (t1 - t > kTokens / 2) sixteen_tokens<kType>(a, scratch, r, t1 - kTokens);
-            else if (t < t1) without_tiles(a, r, r + kTileRows < r1 ? r + kTileRows : r1, t, t1, scratch);
+            else if (t < t1) without_tiles(a.of_tokens(t, t1), r, r + kTileRows < r1 ? r + kTileRows : r1, scratch);
         }
     }
 }
@@ -229,19 +221,13 @@ void linear_ternary(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratc
 }
 static_assert(scratch_bytes(kColumns) >= 2 * (16 * kColumns + 1024), "two tiles of rows do not fit the scratch memory");
 
-template <int... kNext>
-void add_blocks(Kernels& k, std::integer_sequence<int, kNext...>) {
-    constexpr int kFirst = int(Type::Q8_0_R16);
-    ((k.prefill[kFirst + kNext] = linear_block<Type(kFirst + kNext)>), ...);
-}
-
 }  // namespace
 
 const Kernels& amx_kernels() {
     static const Kernels table = [] {
         Kernels k = avx512_vnni_kernels();
         k.name = "amx";
-        add_blocks(k, std::make_integer_sequence<int, int(Type::Ternary) - int(Type::Q8_0_R16)>());
+        each_block_type([&](auto type) { k.prefill[int(type.value)] = linear_block<type.value>; });
         k.prefill[int(Type::Ternary)] = linear_ternary<TwoBits>;
         k.prefill[int(Type::TernaryDense)] = linear_ternary<Dense>;
         return k;

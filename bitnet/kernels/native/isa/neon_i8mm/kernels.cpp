@@ -4,8 +4,6 @@
 //
 // A register of sums is [t0 r0, t0 r1, t1 r0, t1 r1], and stays so until a row is complete: rounding steps
 // and scales are repeated to match. Its sums are those of every other level: exact integers.
-#include <utility>
-
 #include "isa/vectors_neon.hpp"
 #include "ternary/vectors_neon.hpp"
 
@@ -41,7 +39,7 @@ inline void load_tokens(const int8_t* first, const int8_t* second, int8x16_t (&o
     out[1] = vreinterpretq_s8_s64(vzip2q_s64(a, b));
 }
 
-inline float32x4_t of_tokens(float first, float second) { return vcombine_f32(vdup_n_f32(first), vdup_n_f32(second)); }
+inline float32x4_t for_pair(float first, float second) { return vcombine_f32(vdup_n_f32(first), vdup_n_f32(second)); }
 
 // Four rows of token *second* of a pair.
 inline int32x4_t four_rows(int32x4_t a, int32x4_t b, int second) {
@@ -130,7 +128,7 @@ void half_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int first, i
                 }
 #pragma GCC unroll 2
             for (int p = 0; p < 2; ++p) {
-                const float32x4_t rounding = of_tokens(x[2 * p * stride].step[half], x[(2 * p + 1) * stride].step[half]);
+                const float32x4_t rounding = for_pair(x[2 * p * stride].step[half], x[(2 * p + 1) * stride].step[half]);
 #pragma GCC unroll 4
                 for (int i = 0; i < kHalf; ++i) {
                     const float32x4_t total = vcvtq_f32_s32(part[p][i]), scale = group.scale(first + i, half);
@@ -143,7 +141,7 @@ void half_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int first, i
         if constexpr (C::kMin)
 #pragma GCC unroll 2
             for (int p = 0; p < 2; ++p) {
-                const float32x4_t inputs = of_tokens(x[2 * p * stride].sum, x[(2 * p + 1) * stride].sum);
+                const float32x4_t inputs = for_pair(x[2 * p * stride].sum, x[(2 * p + 1) * stride].sum);
 #pragma GCC unroll 4
                 for (int i = 0; i < kHalf; ++i) sum[p][i] = vfmaq_f32(sum[p][i], inputs, group.min(first + i));
             }
@@ -157,13 +155,9 @@ void half_tile(const LinearArgs& a, const uint8_t* tile, int64_t r, int first, i
 }
 
 // Tokens from t on without these instructions.
-void remaining(LinearArgs a, int64_t r, int64_t t, uint8_t* scratch) {
+void remaining(const LinearArgs& a, int64_t r, int64_t t, uint8_t* scratch) {
     const int64_t end = r + kTileRows < a.rows ? r + kTileRows : a.rows;
-    if (a.inputs) a.inputs += t * block_inputs(a.cols);
-    if (a.q) a.q += t * a.cols, a.step += t, a.sums += t;
-    a.y += t * a.rows;
-    a.tokens -= t;
-    if (a.tokens > 0) neon_dotprod_kernels().prefill[int(a.type)](a, r, end, scratch);
+    if (t < a.tokens) neon_dotprod_kernels().prefill[int(a.type)](a.of_tokens(t, a.tokens), r, end, scratch);
 }
 
 template <Type kType>
@@ -224,19 +218,13 @@ void linear_ternary(const LinearArgs& a, int64_t r0, int64_t r1, uint8_t* scratc
     }
 }
 
-template <int... kNext>
-void add_blocks(Kernels& k, std::integer_sequence<int, kNext...>) {
-    constexpr int kFirst = int(Type::Q8_0_R16);
-    ((k.prefill[kFirst + kNext] = linear_block<Type(kFirst + kNext)>), ...);
-}
-
 }  // namespace
 
 const Kernels& neon_i8mm_kernels() {
     static const Kernels table = [] {
         Kernels k = neon_dotprod_kernels();
         k.name = "neon_i8mm";
-        add_blocks(k, std::make_integer_sequence<int, int(Type::Ternary) - int(Type::Q8_0_R16)>());
+        each_block_type([&](auto type) { k.prefill[int(type.value)] = linear_block<type.value>; });
         k.prefill[int(Type::Ternary)] = linear_ternary;
         return k;
     }();
