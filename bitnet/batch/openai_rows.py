@@ -200,12 +200,9 @@ def _completion_reply(
     body: Mapping[str, Any],
     head: Mapping[str, Any],
     answers: Sequence[Answer],
-    model: LanguageModel,
+    _model: LanguageModel,
 ) -> dict[str, Any]:
-    decode = model.tokenizer.decode
-    echoed = [
-        decode(one.prompt_ids, skip_special=True) if body.get("echo") else "" for one in answers
-    ]
+    echoed = [one.prompt_text if body.get("echo") else "" for one in answers]
     has_logprobs = body.get("logprobs") is not None
     return completion_reply(
         head, answers, logprobs=has_logprobs, choices=_choices(body), echoed=echoed

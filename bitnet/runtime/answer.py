@@ -179,9 +179,14 @@ class Answer:
         self._at = self.begun_at = time.perf_counter()
         # A space at the beginning of the answer is part of it.
         self._stream = tokenizer.stream(skip_special=True)
-        self._stream.skip([token for token in self.prompt_ids if self._is_known(token)])
+        self._stream.skip(self._known_prompt())
         self.stats.tokenize_s += time.perf_counter() - self._at
         self.stats.prompt_tokens = len(self.prompt_ids)
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt without special tokens, and without ids that no token has."""
+        return self._tokenizer.decode(self._known_prompt(), skip_special=True)
 
     @property
     def stop_text(self) -> str:
@@ -284,6 +289,9 @@ class Answer:
     def _token(self, token: int, logprob: float) -> TokenLogprob:
         raw = self._tokenizer.token_bytes(token) if self._is_known(token) else b""
         return TokenLogprob(token, raw.decode("utf-8", "replace"), raw, logprob)
+
+    def _known_prompt(self) -> list[int]:
+        return [token for token in self.prompt_ids if self._is_known(token)]
 
     def _is_known(self, token: int) -> bool:
         # Some embeddings are padded with rows that no token uses.

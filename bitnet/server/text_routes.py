@@ -86,8 +86,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     has_logprobs = body.logprobs is not None
 
     def echoed(answer: Answer) -> str:
-        decode = service.model.tokenizer.decode
-        return decode(answer.prompt_ids, skip_special=True) if body.echo else ""
+        return answer.prompt_text if body.echo else ""
 
     if not body.stream:
         answers = await exchange.collect()

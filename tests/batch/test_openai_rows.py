@@ -8,7 +8,7 @@ import pytest
 from openai.types import Completion, CreateEmbeddingResponse
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response
-from tiny_models import tiny_gguf
+from tiny_models import TOKENS, tiny_gguf
 from tool_models import CITIES, WEATHER, tool_gguf
 
 from bitnet.batch.openai_rows import URLS
@@ -103,6 +103,19 @@ def test_a_row_may_have_several_choices_and_an_echo(answered, model_path):
     with load(model_path) as model:
         ids = [model.tokenizer.encode("ab"), model.tokenizer.encode("c")]
         assert prompts == [len(ids[0]) + len(ids[1]), len(model.encode_chat(ASK))]
+
+
+def test_an_echo_leaves_out_ids_that_no_token_has(answered, tmp_path):
+    tokens = {"tokenizer.ggml.tokens": list(TOKENS[:60]), "tokenizer.ggml.token_type": [1] * 60}
+    model = tiny_gguf(tmp_path / "padded.gguf", **tokens)
+    rows = [
+        line("padded", TEXT, prompt=[3, 63, 4], max_tokens=3, temperature=0, echo=True),
+        line("other", TEXT, prompt="ab", max_tokens=3, temperature=0),
+    ]
+    done, found = answered(model, rows)
+    assert done.code == 0, done.err
+    padded, _ = bodies(found)
+    assert padded["choices"][0]["text"].startswith("ab")
 
 
 def test_vectors_come_in_the_forms_of_the_worker(answered, model_path):
