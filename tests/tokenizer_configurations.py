@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import tokenizers
 
-from bitnet.errors import BitnetError
+from bitnet.errors import BitnetError, is_panic
 from bitnet.tokenizer import Tokenizer
 from bitnet.tokenizer.byte_alphabet import BYTE_TO_CHARACTER, byte_spelling
 from bitnet.tokenizer.compiled import meta_of
@@ -347,5 +347,5 @@ def _no_oracle():
         yield
     except BaseException as error:
         ours = type(error).__module__ == "builtins" and type(error) is not Exception
-        if type(error).__name__ != "PanicException" and ours:
+        if ours and not is_panic(error):
             raise

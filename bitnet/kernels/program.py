@@ -106,7 +106,7 @@ class Instruction(Protocol):
         """Do it in a ``Pass``: with the operations of any backend, which defines what it means."""
 
     def compile(self, to: Any) -> None:
-        """Add it to a ``CompiledProgram``, whose graph has a method for every instruction."""
+        """Add it to an ``instructions.Graph``, whose ``native`` has a method for every one."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ COMPILE_S = 10.0  # time limit for compiling a grammar
 
 @dataclass(frozen=True)
 class WorkerLimits:
-    """WorkerLimits of a worker for each of its models.
+    """Limits of a worker, which hold for each of its models.
 
     Attributes:
         max_batch: answers generated at the same time.

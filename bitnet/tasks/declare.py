@@ -206,7 +206,7 @@ class Task(InvokeTask):  # type: ignore[type-arg]
 
     @property
     def typed(self) -> str:
-        """The words that a user types: ``cache clean`` for ``cache clean``, ``cache.clean``."""
+        """The words that a user types: ``cache clean`` for ``clean-cache`` or ``cache.clean``."""
         dotted = next((name for name in (self.name, *self.aliases) if "." in name), self.name)
         return dotted.replace(".", " ").replace("_", "-")
 
@@ -276,9 +276,9 @@ def task(**declaration: Any) -> Callable[[Callable[..., Any]], Task]:
             ``synonyms`` (other long names per parameter), ``formerly`` (long names that they had,
             which help does not show), ``metavars``, ``required``, ``positional``, ``remainder``
             (text after `` -- `` is accepted), ``checks_settings`` (off: the command itself reports
-            variables with impossible values), ``name`` (``cache list`` makes a namespace),
-            ``aliases``, ``group`` (one of :data:`GROUPS`), ``example`` (lines for a shell, which
-            run where the README ends).
+            variables with impossible values), ``name`` (``cache.list`` puts it into the group
+            ``cache``), ``aliases``, ``group`` (one of :data:`GROUPS`), ``example`` (lines for a
+            shell, which run where the README ends).
     """
     return lambda body: Task(body, **declaration)
 
