@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +24,15 @@ def model_name(path: Path) -> str:
 
 
 def is_model_folder(folder: Path) -> bool:
-    """True if *folder* is itself a model: safetensors files with ``config.json``."""
-    return (folder / "config.json").is_file() and safetensors.recognises(folder)
+    """True if *folder* is itself a model: safetensors files with ``config.json``.
+
+    Raises:
+        PermissionDenied: what is in it cannot be told.
+    """
+    try:
+        return _is_file(folder / "config.json") and safetensors.recognises(folder)
+    except OSError as error:
+        raise from_os_error(error, error.filename or folder) from error
 
 
 def models_below(folder: Path) -> Iterator[Path]:
@@ -38,14 +47,17 @@ def models_below(folder: Path) -> Iterator[Path]:
     """
 
     def fail(error: OSError) -> None:
-        raise from_os_error(error, error.filename or folder) from error
+        raise error
 
-    for place, folders, files in os.walk(folder, onerror=fail):
-        folders[:] = sorted(one for one in folders if not one.startswith("."))
-        here = Path(place)
-        if is_model_folder(here):
-            yield here
-        yield from (here / one for one in sorted(files) if _is_gguf(here / one))
+    try:
+        for place, folders, files in os.walk(folder, onerror=fail):
+            folders[:] = sorted(one for one in folders if not one.startswith("."))
+            here = Path(place)
+            if is_model_folder(here):
+                yield here
+            yield from (here / one for one in sorted(files) if _is_gguf(here / one))
+    except OSError as error:
+        raise from_os_error(error, error.filename or folder) from error
 
 
 def _is_gguf(path: Path) -> bool:
@@ -53,5 +65,15 @@ def _is_gguf(path: Path) -> bool:
         path.suffix == ".gguf"
         and not path.name.startswith(("mmproj", "."))
         and part_number(path.name) == 1
-        and path.is_file()
+        and _is_file(path)
     )
+
+
+def _is_file(path: Path) -> bool:
+    """As ``path.is_file()``, which in some versions takes what may not be looked at for missing."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise

@@ -6,6 +6,7 @@ import pytest
 from bitnet.errors import PermissionDenied
 from bitnet.formats.gguf import part_number
 from bitnet.formats.model_files import model_name, models_below
+from bitnet.tokenizer.needs import find_models
 
 
 @pytest.fixture
@@ -41,6 +42,23 @@ def test_a_folder_that_cannot_be_read_is_an_error(folder, monkeypatch):
     monkeypatch.setattr(os, "scandir", closed)
     with pytest.raises(PermissionDenied, match=r"/a\b"):
         list(models_below(folder))
+
+
+@pytest.mark.parametrize("place", ["a/config.json", "a/c.gguf"])
+def test_a_folder_that_can_be_listed_but_not_searched_is_an_error(folder, place, monkeypatch):
+    """On Unix the right to list a folder is one, and that to look at its files another."""
+    look = Path.stat
+
+    def closed(path, **options):
+        if path == folder / place:
+            raise PermissionError(13, "Permission denied", str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(Path, "stat", closed)
+    with pytest.raises(PermissionDenied, match=place):
+        list(models_below(folder))
+    with pytest.raises(PermissionDenied, match=place):
+        find_models(folder)
 
 
 @pytest.mark.parametrize(
