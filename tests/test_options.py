@@ -2,8 +2,12 @@
 
 from dataclasses import fields
 from pathlib import Path
+from typing import get_args
 
+from bitnet.formats.containers import I2SLayout
+from bitnet.models.exact_head.head import HeadMode
 from bitnet.options import CacheOptions, option
+from bitnet.runtime.options import ModelOptions
 
 
 def test_cache_dir_option_wins_over_the_environment(tmp_path, monkeypatch):
@@ -29,3 +33,9 @@ def test_an_option_keeps_what_help_shows():
     entry = next(field for field in fields(CacheOptions) if field.name == "cache_dir")
     assert entry.metadata["metavar"] == "DIR"
     assert "BITNET_CACHE_DIR" in entry.metadata["help"]
+
+
+def test_the_choices_of_a_model_are_those_of_their_types():
+    choices = {field.name: field.metadata.get("choices") for field in fields(ModelOptions)}
+    assert set(choices["exact_head"]) == set(get_args(HeadMode))
+    assert set(choices["i2_s_layout"]) == set(get_args(I2SLayout))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Ops
     from bitnet.models.config import TransformerConfig
-    from bitnet.models.exact_head.head import Mode
+    from bitnet.models.exact_head.head import HeadMode
 
 __all__ = ["ARCHITECTURES", "config_from", "load_model"]
 
@@ -47,7 +47,7 @@ def config_from(checkpoint: Checkpoint) -> TransformerConfig:
 
 
 def load_model(
-    checkpoint: Checkpoint, *, ops: Ops | None = None, exact_head: Mode = "off"
+    checkpoint: Checkpoint, *, ops: Ops | None = None, exact_head: HeadMode = "off"
 ) -> Model:
     """*checkpoint* as a model on *ops*; the NumPy reference is the default backend.
 

@@ -16,7 +16,7 @@ from bitnet.formats.mapped_file import mapped_files, unchanged
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.program import Cache, Segment
 from bitnet.models.binding import bind
-from bitnet.models.exact_head.head import Head, Mode, read_by_row
+from bitnet.models.exact_head.head import Head, HeadMode, read_by_row
 from bitnet.models.hidden_program import hidden_program
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Model:
         config: TransformerConfig,
         *,
         ops: Ops,
-        exact_head: Mode = "off",
+        exact_head: HeadMode = "off",
     ) -> None:
         """Bind the weights of *checkpoint*.
 
@@ -67,7 +67,7 @@ class Model:
         self._run = ops.compile(program, self._weights)
         self._interpreter = Interpreter(program, self._weights, ops)
 
-    def _bind(self, checkpoint: Checkpoint, exact_head: Mode) -> None:
+    def _bind(self, checkpoint: Checkpoint, exact_head: HeadMode) -> None:
         config, ops = self.config, self.ops
         by_row = read_by_row(checkpoint, config, ops, exact_head)
         self._weights = bind(checkpoint, config, ops, by_row=by_row)

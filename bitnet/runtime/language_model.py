@@ -29,7 +29,7 @@ from bitnet.formats.containers import I2SLayout, open_checkpoint
 from bitnet.formats.sentence_transformers import Prompts
 from bitnet.invocation import word
 from bitnet.kernels.select import select
-from bitnet.models.exact_head.head import Mode
+from bitnet.models.exact_head.head import HeadMode
 from bitnet.models.load import load_model
 from bitnet.runtime.answer import Answer, Stats
 from bitnet.runtime.conversation_text import conversation_text
@@ -363,7 +363,7 @@ def load(
     context: int | None = None,
     threads: int = 0,
     allow_mock: bool = False,
-    exact_head: Mode = "auto",
+    exact_head: HeadMode = "auto",
     i2_s_layout: I2SLayout = "x86",
     ignore_keys: Collection[str] = (),
 ) -> LanguageModel:
@@ -403,7 +403,7 @@ def load(
     check_type("allow_mock", allow_mock, "True or False", bool)
     if isinstance(ignore_keys, str) or not isinstance(ignore_keys, Collection):
         raise wrong_type("ignore_keys", ignore_keys, "a list of keys")
-    if exact_head not in get_args(Mode):
+    if exact_head not in get_args(HeadMode):
         raise UsageError(f"exact_head is {exact_head!r}, expected auto, on or off")
     path = model.path if isinstance(model, Checkpoint) else _path(model)
     with _memory_errors(path):

@@ -6,12 +6,16 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from bitnet import settings
 from bitnet.arguments import wrong_type
 from bitnet.errors import UsageError
 from bitnet.options import check_bounds, option
+
+if TYPE_CHECKING:
+    from bitnet.formats.containers import I2SLayout
+    from bitnet.models.exact_head.head import HeadMode
 
 __all__ = [
     "PRECISIONS",
@@ -188,13 +192,13 @@ class ModelOptions:
     context: int | None = option(
         None, "positions of prompt and answer; default: the model's own", bounds=(1, None)
     )
-    exact_head: Literal["auto", "on", "off"] = option(
+    exact_head: HeadMode = option(
         "auto",
         "choose tokens without reading the whole output head, provably the same ones; auto: where "
         "it saves time",
         choices=("auto", "on", "off"),
     )
-    i2_s_layout: Literal["x86", "arm"] = option(
+    i2_s_layout: I2SLayout = option(
         "x86", "processor that wrote the I2_S weights; no file says it", choices=("x86", "arm")
     )
     ignore_key: list[str] = option(

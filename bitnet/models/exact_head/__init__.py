@@ -11,7 +11,7 @@ product. Where that does not decide the token, or does not save time, the whole 
     copy.py         HeadCopy: makes the copy and finds logits by it
     premises.py     checks that a copy from the cache has what the proof assumes
     costs.py        counts the bytes read, which tell if the copy saves time
-    reference.py    the bounds in NumPy: their definition
+    reference.py    the copy in NumPy: what its bytes mean
 
 Callers know ``Head.logits`` and ``logits.py``. The kernels are in ``kernels/native/head``, kept
 copies in ``bitnet.cache.exact_heads``.

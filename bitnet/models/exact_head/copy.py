@@ -1,8 +1,8 @@
 """The copy of an output head, by which the logits that matter are found.
 
 Five bits a weight give approximate logits and a bound on how far each is off; for rows whose upper
-bound reaches the best logits found so far a sixth bit tightens it. ``reference.py`` defines the
-bounds.
+bound reaches the best logits found so far a sixth bit tightens it. ``reference.py`` says what
+its bytes mean.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bitnet.models.exact_head.logits import Needed
     from bitnet.quants.weight import Weight
 
-__all__ = ["HeadCopy", "reason_against", "saves_time"]
+__all__ = ["HeadCopy", "reason_against", "refusal", "saves_time"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,14 @@ class HeadCopy:
         self.computed = 0
 
     @classmethod
-    def build(cls, ops: Ops, weight: Prepared, *, importance: Array | None = None) -> HeadCopy:
+    def build(
+        cls,
+        ops: Ops,
+        weight: Prepared,
+        *,
+        importance: Array | None = None,
+        model: str = "the model",
+    ) -> HeadCopy:
         """The copy of *weight*, from the cache where it is there; reads the weight once.
 
         Args:
@@ -85,16 +92,17 @@ class HeadCopy:
             importance: how large the hidden states usually are in each column, ``(dim,)``, up to
                 a factor, such as the weight of the norm before the head; all alike by default. It
                 never changes a result, only how many rows are computed.
+            model: what an error calls it.
 
         Raises:
             Unsupported: the backend, the encoding of the head, or its values.
         """
         matrix: Matrix = weight
         if not isinstance(ops, NativeOps):
-            raise _refused("only the compiled backend can")
+            raise refusal(model, "only the compiled backend can")
         name = ops.module.kernel_types()[matrix.kind]
         if name not in ENCODINGS:
-            raise _refused(f"it is {name}, expected {', '.join(ENCODINGS)} in rows")
+            raise refusal(model, f"it is {name}, expected {', '.join(ENCODINGS)} in rows")
         memory, arrays = _memory(ops.module, matrix)
         # Smaller heads are copied in less time than files are looked for and checked.
         path = None
@@ -108,7 +116,7 @@ class HeadCopy:
         arrays["order"][:], arrays["factors"][:] = _columns(ops, matrix, importance)
         copy = cls(ops.module, matrix, arrays)
         if not _build(ops.module, copy._native, matrix):
-            raise _refused("it has weights that are not finite, or huge")
+            raise refusal(model, "it has weights that are not finite, or huge")
         if path is not None:
             write_copy(path, memory)
         return copy
@@ -222,9 +230,11 @@ def _build(module: Any, native: Any, matrix: Matrix) -> bool:
     return all(native.build(begin, end) for begin, end, _ in _slices(module, matrix))
 
 
-def _refused(reason: str) -> Unsupported:
+def refusal(model: str, reason: str) -> Unsupported:
+    """The error of *model*, whose output head cannot be an exact head, for *reason*."""
     return Unsupported(
-        f"the output head cannot be an exact head: {reason}", hint="run without --exact-head on"
+        f"the output head of {model} cannot be an exact head: {reason}",
+        hint="leave out --exact-head",
     )
 
 

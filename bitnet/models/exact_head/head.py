@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from bitnet.errors import Unsupported
 from bitnet.formats.mapped_file import mapped_files
-from bitnet.models.exact_head.copy import HeadCopy, reason_against, saves_time
+from bitnet.models.exact_head.copy import HeadCopy, reason_against, refusal, saves_time
 from bitnet.models.exact_head.costs import Costs
 from bitnet.models.exact_head.logits import Logits
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from bitnet.models.config import TransformerConfig
     from bitnet.models.exact_head.logits import Found, Needed
 
-__all__ = ["Head", "Mode", "read_by_row"]
+__all__ = ["Head", "HeadMode", "read_by_row"]
 
 logger = logging.getLogger(__name__)
 
-Mode = Literal["off", "on", "auto"]
+HeadMode = Literal["off", "on", "auto"]
 
 MOST_AT_ONCE = 8  # positions above which computing the whole head costs no more
 
@@ -43,7 +43,7 @@ class Head:
         config: TransformerConfig,
         ops: Ops,
         weights: Mapping[str, Prepared],
-        mode: Mode,
+        mode: HeadMode,
     ) -> None:
         """Take the head from *weights*, and make its copy where *mode* says so.
 
@@ -64,7 +64,7 @@ class Head:
         self.copy = None
         self.stopped = False
         if _is_exact(checkpoint, config, ops, mode):
-            self.copy = _copy(ops, weights[name], weights["output_norm.weight"], mode)
+            self.copy = self._copy(checkpoint.path.name, weights["output_norm.weight"], mode)
         # With "on" the copy is never dropped, so its costs do not matter.
         self._costs = Costs(self.copy) if self.copy and mode == "auto" else None
         self._stored = checkpoint.weights[name] if self._costs else None
@@ -102,6 +102,16 @@ class Head:
             Logits(next(whole)) if one is None else Logits(one, partial(self._undecided, state))
             for one, state in zip(found, hidden, strict=True)
         ]
+
+    def _copy(self, model: str, norm: Prepared, mode: HeadMode) -> HeadCopy | None:
+        """Copy of the head of *model*; with ``auto``, ``None`` if its weights permit none."""
+        try:
+            return HeadCopy.build(self._ops, self._weight, importance=norm, model=model)
+        except Unsupported as error:
+            if mode == "on":
+                raise
+            logger.warning("%s: every step reads the whole head", error)
+            return None
 
     def _find(self, hidden: Array, needed: Sequence[Needed | None]) -> list[Found | None]:
         """Logits that the copy finds; ``None`` where all have to be computed."""
@@ -147,7 +157,7 @@ class Head:
 
 
 def read_by_row(
-    checkpoint: Checkpoint, config: TransformerConfig, ops: Ops, mode: Mode
+    checkpoint: Checkpoint, config: TransformerConfig, ops: Ops, mode: HeadMode
 ) -> tuple[str, ...]:
     """Names of the matrices from which :class:`Head` mostly reads single rows.
 
@@ -164,7 +174,7 @@ def _name(checkpoint: Checkpoint) -> str:
     return "output.weight" if "output.weight" in checkpoint.weights else "token_embd.weight"
 
 
-def _is_exact(checkpoint: Checkpoint, config: TransformerConfig, ops: Ops, mode: Mode) -> bool:
+def _is_exact(checkpoint: Checkpoint, config: TransformerConfig, ops: Ops, mode: HeadMode) -> bool:
     """True if the head of *checkpoint* is to have a copy."""
     weight = checkpoint.weights.get(_name(checkpoint))
     if mode == "off" or not config.writes or weight is None or len(weight.shape) != 2:
@@ -175,19 +185,5 @@ def _is_exact(checkpoint: Checkpoint, config: TransformerConfig, ops: Ops, mode:
     if _name(checkpoint).replace("weight", "scale") in checkpoint.weights:
         reason = "it has a scale of its own"
     if mode == "on" and reason:
-        raise Unsupported(
-            f"{checkpoint.path.name}: the output head cannot be an exact head: {reason}",
-            hint="leave out --exact-head",
-        )
+        raise refusal(checkpoint.path.name, reason)
     return mode == "on" or (not reason and saves_time(ops, weight))
-
-
-def _copy(ops: Ops, head: Prepared, norm: Prepared, mode: Mode) -> HeadCopy | None:
-    """Copy of *head*; with ``auto``, ``None`` if its weights do not permit one."""
-    try:
-        return HeadCopy.build(ops, head, importance=norm)
-    except Unsupported as error:
-        if mode == "on":
-            raise
-        logger.warning("%s: every step reads the whole head", error)
-        return None

@@ -39,7 +39,7 @@ class Found:
     Attributes:
         ids: token ids, rising.
         logits: theirs, the same bits as in the full product.
-        bound: the logit of every other id is below it; minus infinity if there is no other.
+        bound: the logits of all other ids are below it; minus infinity if there are none.
         tail: with a margin, the sum of ``exp(logit - bound)`` over the other ids is at most this.
         vocab_size: how many ids there are in all.
         refined: rows whose sixth bits were read to find these.

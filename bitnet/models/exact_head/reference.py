@@ -1,4 +1,4 @@
-"""Definition of the bounds of an exact head, in float64."""
+"""The copy of an exact head in NumPy: its weights, and the norms of what they leave out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "TILE_ROWS", "reference_bounds", "unpack_copy"]
+__all__ = ["BLOCK", "TILE_ROWS", "unpack_copy"]
 
 TILE_ROWS = 16
 BLOCK = 64  # columns
@@ -77,28 +77,3 @@ def _sixth_bits(
     bits = (octets >> np.arange(8)[:, None] & 1).astype(np.uint8)  # (rows, blocks, bit, byte)
     norms: NDArray[np.float64] = lines[:, 4 : 4 + blocks] * unit
     return bits.reshape(rows, blocks, BLOCK), norms
-
-
-def reference_bounds(
-    arrays: Mapping[str, NDArray[Any]],
-    rows: int,
-    hidden: NDArray[np.floating[Any]],
-    *,
-    sixth: bool = False,
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Logits of the copy for one hidden state, and how far the true ones can be from them.
-
-    ``|x.w_r - x.copy_r| <= sum over blocks b of |x_b| * |w_rb - copy_rb|``; a backend adds what its
-    own rounding of the hidden state and its sums can cost.
-
-    Args:
-        arrays: as :func:`unpack_copy` takes them.
-        rows: of the head.
-        hidden: ``(dim,)``.
-        sixth: with the sixth bits.
-    """
-    values, norms = unpack_copy(arrays, rows, sixth=sixth)
-    x = np.zeros(values.shape[1])
-    x[: len(hidden)] = hidden[arrays["order"]] * arrays["factors"].astype(np.float64)
-    lengths = np.sqrt((x.reshape(-1, BLOCK) ** 2).sum(axis=1))
-    return values @ x, norms @ lengths
