@@ -392,7 +392,7 @@ otel_disabled = Setting(
     "OTEL_SDK_DISABLED", parse=str.strip, default="", help="true: no traces are sent"
 )
 no_color = Setting(
-    "NO_COLOR", parse=bool, default=False, help="any value: no colours on the terminal"
+    "NO_COLOR", parse=bool, default=False, help="any value: no bold text on the terminal"
 )
 
 

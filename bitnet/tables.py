@@ -1,6 +1,6 @@
 """Tables, sentences and counts as a terminal shows them: within its width, tables with a heading.
 
-Into a pipe a table is as wide as what is in it, without colours: nothing is cut off there. The only
+Into a pipe a table is as wide as what is in it, without escapes: nothing is cut off there. The only
 attribute is bold, which can be read on any background.
 """
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 __all__ = [
     "LiveLine",
     "brief",
-    "coloured",
     "counted",
     "of_markdown",
     "short",
     "show",
     "table",
+    "takes_bold",
     "wrapped",
 ]
 
@@ -50,8 +50,8 @@ def short(text: str) -> str:
     return _DIGEST.sub(lambda found: f"{found[0][:DIGITS]}…", text)
 
 
-def coloured(stream: TextIO) -> bool:
-    """True if *stream* is a terminal that takes colours and they are enabled."""
+def takes_bold(stream: TextIO) -> bool:
+    """True if *stream* is a terminal that shows bold text, and ``NO_COLOR`` is not set."""
     return stream.isatty() and not settings.no_color() and not settings.dumb_terminal()
 
 
@@ -87,7 +87,7 @@ def table(
             widths[wrap] = min(widths[wrap], max(left, SENTENCE))
         while sum(widths) > room and any(widths[column] > NARROWEST for column in shrink):
             widths[max(shrink, key=widths.__getitem__)] -= 1
-    bold, plain = (_BOLD, _PLAIN) if coloured(stream) else ("", "")
+    bold, plain = (_BOLD, _PLAIN) if takes_bold(stream) else ("", "")
     yield f"{bold}{_line(head, widths, right)}{plain}"
     for row in rows:
         yield from _lines(row, widths, right, wrap)

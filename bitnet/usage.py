@@ -64,7 +64,8 @@ def command_help(command: Task) -> Iterator[str]:
     for at, paragraph in enumerate(paragraphs):
         yield from ("",) * bool(at)
         yield from _wrapped(" ".join(paragraph.splitlines()), 0)
-    yield from ("", "Example:", *(f"  {line}" for line in command.example.splitlines()))
+    if command.example:
+        yield from ("", "Example:", *(f"  {line}" for line in command.example.splitlines()))
     by_section: dict[str, list[Option]] = {}
     for option in options:
         by_section.setdefault(option.section, []).append(option)

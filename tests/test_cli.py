@@ -18,6 +18,7 @@ from bitnet.options import option
 from bitnet.server.options import ServeOptions
 from bitnet.tasks import add, load
 from bitnet.tasks.declare import GROUPS, NETWORK, Option, Output, Task, dataclass, task
+from bitnet.usage import command_help
 
 CHECKOUT = Path(__file__).parents[1]
 COMMANDS = load()
@@ -320,6 +321,14 @@ def test_a_group_of_commands_has_a_help_of_its_own(bitnet, words):
     assert (done.code, done.err) == (0, "")
     listed = re.findall(r"^  (\w+ \w+) ", done.out, re.MULTILINE)
     assert listed == ["cache clean", "cache list", "cache verify"]
+
+
+def test_a_command_without_an_example_has_no_heading_for_one():
+    @task(help={})
+    def lint(c):
+        """Check style."""
+
+    assert "Example:" not in [*command_help(lint)]
 
 
 def _process(*command, cwd):

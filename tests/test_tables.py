@@ -7,7 +7,7 @@ from bitnet import tables
 
 @pytest.fixture
 def terminal(monkeypatch):
-    """A stream that is a terminal of 20 columns, without colours."""
+    """A stream that is a terminal of 20 columns, without bold text."""
 
     class Terminal(io.StringIO):
         def isatty(self):

@@ -23,7 +23,7 @@ class BenchOptions:
 
     tests: str = option(
         "pp128,pp512,tg128",
-        "ppN reads a prompt of N tokens, tgN writes N tokens; tgN@D does so behind D positions",
+        "ppN runs a prompt of N tokens, tgN generates N tokens; ppN@D and tgN@D behind D others",
         metavar="LIST",
     )
     thread_counts: str = option(

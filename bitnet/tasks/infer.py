@@ -41,8 +41,8 @@ def infer(
 ):
     """Continue a text, or answer a message, with a model.
 
-    The text goes to stdout as it is written; one line with timings goes to stderr. Without --prompt
-    and --prompt-file the text is what is piped into the command.
+    The text goes to stdout as it is generated; one line with timings goes to stderr. Without
+    --prompt and --prompt-file the text is what is piped into the command.
     """
     text = _text(prompt, common.output)
     with open_model(model, common) as running:

@@ -20,7 +20,7 @@ except ImportError:
 
 
 def native_walk(data, total):
-    """Results of :func:`gguf_index.walk` gives, from the compiled module."""
+    """Results of :func:`gguf_index.walk`, from the compiled module."""
     problem, keys, tensors, end = NATIVE.gguf_index(data, total)
     if problem is not None:
         return Problem(Fault(problem[0]), Section(problem[1]), *problem[2:])

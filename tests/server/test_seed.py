@@ -1,4 +1,4 @@
-"""The answer to a request depends on nothing but itself, on real weights."""
+"""The answer to a request depends on the request alone, with real weights."""
 
 from concurrent.futures import ThreadPoolExecutor
 

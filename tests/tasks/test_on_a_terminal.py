@@ -45,7 +45,7 @@ def test_nothing_is_wider_than_the_terminal(place, words, columns, lines):
 
 
 @pytest.mark.parametrize("words", [("models",), ("cache", "list")])
-def test_a_heading_is_bold_where_colours_are_on(place, words):
+def test_a_heading_is_bold_unless_the_environment_says_no(place, words):
     assert "\x1b[1m" in shown(place, *words)
     assert "\x1b" not in shown(place, *words, NO_COLOR="1")
     assert "\x1b" not in shown(place, *words, TERM="dumb")

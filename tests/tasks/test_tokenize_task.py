@@ -68,7 +68,7 @@ def test_special_tokens_can_be_text(tokenizer, bitnet):
     assert int(one) < int(many)
 
 
-def test_colours_are_for_terminals_that_want_them(tokenizer, bitnet, monkeypatch):
+def test_only_the_heading_is_bold_unless_the_environment_says_no(tokenizer, bitnet, monkeypatch):
     words = ("tokenize", tokenizer, "the fox", "--pieces")
     assert "\x1b" not in bitnet(*words).out
     monkeypatch.setenv("TERM", "xterm")

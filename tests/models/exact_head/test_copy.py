@@ -310,7 +310,7 @@ def test_the_norms_of_the_copy_are_at_least_the_true_ones(ops: NativeOps, column
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_instruction_set_makes_the_same_codes(level: str) -> None:
+def test_codes_of_two_instruction_sets_differ_by_a_step_at_most(level: str) -> None:
     ops = NativeOps(threads=1)
     before = ops.module.kernel_level()
     weight = matrix(ops, normal(100, 130))

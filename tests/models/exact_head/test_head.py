@@ -111,9 +111,10 @@ def steps(params: SamplingParams, count: int, sureness: float) -> tuple[int, int
 def test_found_logits_give_the_token_of_all_logits(name: str, sureness: float) -> None:
     decided, count = steps(SAMPLERS[name], 150, sureness)
     exact = "greedy" in name or "top-k" in name
-    assert decided == count if exact else decided >= 0
-    # Where the model is sure, filters by probability are decided as well.
-    assert decided > count / 2 or sureness < 3
+    if exact:
+        assert decided == count
+    elif sureness == 3:  # where the model is sure, filters by probability are decided as well
+        assert decided > count / 2
 
 
 @given(

@@ -1,4 +1,4 @@
-"""Looks, movements and sounds of the page: phones, scrolling, screen readers, colours."""
+"""The page on phones, its scrolling, its colours, and what screen readers get."""
 
 import pytest
 from waiting import until
