@@ -126,7 +126,7 @@ def gate(
 ) -> None: ...
 def attention(
     q: NDArray[numpy.float32],
-    pages: NDArray[numpy.uint16],
+    pages: NDArray[numpy.int16],
     start: int,
     scale: float,
     window: int,

@@ -41,4 +41,4 @@ def alone(model, ids, wanted, **more):
 
 def budget(model, pages):
     """Bytes of so many pages of 64 positions."""
-    return pages * PAGE * Scheduler(model).new_cache().bytes_per_position
+    return pages * Scheduler(model).new_cache().cost(PAGE, 1)

@@ -261,12 +261,11 @@ class Attend:
         for segment in on.segments:
             rows = slice(at, at + len(segment.tokens))
             at = rows.stop
-            keys, values = segment.cache.append(self.layer, k[rows], v[rows])  # (KV, S, D)
+            seen = segment.cache.append(self.layer, k[rows], v[rows])
             mixed.append(
                 on.ops.attention(
                     q[rows],
-                    keys,
-                    values,
+                    seen,
                     scale=self.scale,
                     window=self.window,
                     softcap=self.softcap,

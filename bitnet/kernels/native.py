@@ -19,6 +19,7 @@ from bitnet.cores import thread_count, usable_cores
 from bitnet.errors import Unsupported
 from bitnet.kernels.instructions import GATES, Attend
 from bitnet.kernels.interpreter import Interpreter
+from bitnet.kernels.kv_codes import pages_of
 from bitnet.kernels.native_graph import CompiledProgram
 from bitnet.kernels.ops import Activation, Array, Ops
 from bitnet.kernels.packing import Matrix, prepare_matrix
@@ -34,14 +35,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import RopeStyle
-    from bitnet.kernels.program import Program, Segment
+    from bitnet.kernels.program import Program, Seen, Segment
     from bitnet.quants.weight import Weight
 
 __all__ = ["NativeOps"]
 
 logger = logging.getLogger(__name__)
-
-_PAGE = 64  # positions; kKeyBlock in native/isa/kernels.hpp
 
 
 @cache
@@ -163,8 +162,7 @@ class NativeOps(Ops):
     def attention(
         self,
         q: Array,
-        keys: Array,
-        values: Array,
+        seen: Seen,
         *,
         scale: float,
         window: int = 0,
@@ -173,12 +171,13 @@ class NativeOps(Ops):
     ) -> Array:
         if not causal:
             return ReferenceOps().attention(
-                q, keys, values, scale=scale, window=window, softcap=softcap, causal=False
+                q, seen, scale=scale, window=window, softcap=softcap, causal=False
             )
         q = _floats(q)
         out = np.empty_like(q)
-        start = keys.shape[1] - len(q)
-        self._native.attention(q, _pages(keys, values), start, scale, window, softcap, out)
+        pages = pages_of(seen.keys, seen.values) if seen.pages is None else seen.pages
+        start = seen.keys.shape[1] - len(q)
+        self._native.attention(q, pages, start, scale, window, softcap, out)
         return out.reshape(len(q), -1)
 
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
@@ -196,19 +195,3 @@ class NativeOps(Ops):
 
 def _floats(x: Array) -> NDArray[np.float32]:
     return np.ascontiguousarray(x, dtype=np.float32)
-
-
-def _pages(keys: Array, values: Array) -> NDArray[np.uint16]:
-    """``(kv_heads, S, D)`` each, in pages: ``(S / 64, 2, kv_heads, D * 64)``, the bits of f16."""
-    kv_heads, count, head_dim = keys.shape
-    padding = ((0, 0), (0, -count % _PAGE), (0, 0))
-    shape = (kv_heads, -1, _PAGE, head_dim)
-    k, v = (np.pad(it.astype(np.float16), padding).reshape(shape) for it in (keys, values))
-    pages = np.stack(
-        (
-            k.transpose(1, 0, 3, 2).reshape(-1, kv_heads, _PAGE * head_dim),
-            v.transpose(1, 0, 2, 3).reshape(-1, kv_heads, _PAGE * head_dim),
-        ),
-        axis=1,
-    )
-    return np.ascontiguousarray(pages).view(np.uint16)

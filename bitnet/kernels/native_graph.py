@@ -34,7 +34,7 @@ class CompiledProgram:
             module: the compiled module.
             program: what to run.
             weights: as *ops* prepared them.
-            ops: the operations of *module*; they serve caches that are not float16.
+            ops: the operations of *module*; they serve caches of floats.
         """
         self._interpreter = Interpreter(program, weights, ops)
         numbers = {name: number for number, name in enumerate(program.widths)}

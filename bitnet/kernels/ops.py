@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.formats.checkpoint import RopeStyle
-    from bitnet.kernels.program import Program, Segment
+    from bitnet.kernels.program import Program, Seen, Segment
     from bitnet.quants.weight import Weight
 
 __all__ = ["Activation", "Array", "Ops", "Prepared"]
@@ -105,8 +105,7 @@ class Ops(ABC):
     def attention(
         self,
         q: Array,
-        keys: Array,
-        values: Array,
+        seen: Seen,
         *,
         scale: float,
         window: int = 0,
@@ -117,8 +116,7 @@ class Ops(ABC):
 
         Args:
             q: ``(T, heads, head_dim)``.
-            keys: ``(kv_heads, S, head_dim)``; query t sees keys up to ``S - T + t``.
-            values: as *keys*.
+            seen: of S positions; query t sees keys up to ``S - T + t``.
             scale: factor on the scores.
             window: how many positions back a query sees, itself included; 0: all.
             softcap: scores become ``softcap * tanh(scores / softcap)``; 0: they stay.

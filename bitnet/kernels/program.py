@@ -8,7 +8,7 @@ means, with the operations of any backend; a backend may compile the list instea
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +34,21 @@ Array: TypeAlias = "NDArray[np.floating[Any]]"
 Activation = Literal["silu", "gelu_tanh", "relu_squared", "relu"]
 
 
+class Seen(NamedTuple):
+    """Keys and values of the last S positions of a layer.
+
+    Attributes:
+        keys: ``(kv_heads, S, D)``.
+        values: as *keys*.
+        pages: the codes of both, as ``kernels/kv_codes.py`` has them, for the compiled module;
+            ``None`` where a cache holds floats.
+    """
+
+    keys: Array
+    values: Array
+    pages: NDArray[np.int16] | None = None
+
+
 class Cache(Protocol):
     """Keys and values of the positions seen so far; ``runtime.kv_cache`` has the real one.
 
@@ -48,17 +63,17 @@ class Cache(Protocol):
     capacity: int
     reach: int
 
-    def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
+    def append(self, layer: int, keys: Array, values: Array) -> Seen:
         """Store ``(T, kv_heads, D)`` behind the positions of *layer*.
 
-        Returns the last of all, ``(kv_heads, S, D)``, at least those that the new ones see.
+        Returns the last of all, at least those that the new ones see.
         """
 
     def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
         """Addresses of its pages, room for *count* more positions made, for the compiled module.
 
         One array for each of :func:`layers_by_window`, 0 for pages that are not seen any more.
-        ``None`` where its numbers are not the float16 of ``kernels/native/isa/kernels.hpp``.
+        ``None`` where they do not hold the codes of ``kernels/kv_codes.py``.
         """
 
     def advance(self, count: int) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
     from bitnet.formats.checkpoint import RopeStyle
-    from bitnet.kernels.program import Program, Segment
+    from bitnet.kernels.program import Program, Seen, Segment
     from bitnet.quants.weight import Weight
 
 __all__ = ["ReferenceOps"]
@@ -123,8 +123,7 @@ class ReferenceOps(Ops):
     def attention(
         self,
         q: Array,
-        keys: Array,
-        values: Array,
+        seen: Seen,
         *,
         scale: float,
         window: int = 0,
@@ -133,12 +132,12 @@ class ReferenceOps(Ops):
     ) -> Array:
         _calls["attention/numpy"] += 1
         t, heads, head_dim = q.shape
+        keys, values = (it.astype(self.dtype, copy=False) for it in (seen.keys, seen.values))
         kv_heads, s, _ = keys.shape
         group = heads // kv_heads
         # Query heads that share a key head are neighbours.
         q = q.reshape(t, kv_heads, group, head_dim).transpose(1, 2, 0, 3)  # (KV, G, T, D)
-        keys = keys.astype(self.dtype, copy=False)[:, None]  # (KV, 1, S, D)
-        scores = (q * self.dtype.type(scale)) @ keys.transpose(0, 1, 3, 2)  # (KV, G, T, S)
+        scores = (q * self.dtype.type(scale)) @ keys[:, None].transpose(0, 1, 3, 2)  # (KV, G, T, S)
         if softcap:
             scores = self.softcap(scores, softcap)
         at = np.arange(s - t, s)[:, None]
@@ -149,7 +148,7 @@ class ReferenceOps(Ops):
         scores[..., hidden] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        mixed = weights @ values.astype(self.dtype, copy=False)[:, None]  # (KV, G, T, D)
+        mixed = weights @ values[:, None]  # (KV, G, T, D)
         return mixed.transpose(2, 0, 1, 3).reshape(t, heads * head_dim)
 
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:

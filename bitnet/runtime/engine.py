@@ -37,14 +37,14 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model, *, context: int | None = None, cache_dtype: DTypeLike = np.float16
+        self, model: Model, *, context: int | None = None, cache_dtype: DTypeLike = np.int16
     ) -> None:
         """An engine for *model*.
 
         Args:
             model: the model to run.
             context: positions a sequence may reach; the model's own length by default.
-            cache_dtype: of keys and values.
+            cache_dtype: of keys and values, as of a :class:`KVCache`.
 
         Raises:
             UsageError: *context* is below one, or longer than the model supports.

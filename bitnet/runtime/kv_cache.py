@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.errors import InferenceError, UsageError
-from bitnet.kernels.program import layers_by_window
-from bitnet.runtime.kv_pages import PAGE, PageTable, pages_for
+from bitnet.kernels import kv_codes
+from bitnet.kernels.kv_codes import PAGE
+from bitnet.kernels.program import Seen, layers_by_window
+from bitnet.runtime.kv_pages import PageTable, pages_for
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
@@ -27,11 +29,11 @@ KEPT = 2  # positions to which it can be truncated
 class KVCache:
     """Keys and values of every layer, in pages of 64 positions.
 
-    Layers with the same attention window share their pages (:class:`PageTable`). A page is
-    ``(layers, 2, kv_heads, head_dim * 64)``: for each head the keys transposed, ``(head_dim, 64)``,
-    and the values, ``(64, head_dim)``. Memory grows with use, one page at a time, and for layers
-    with a window only up to its size. Full pages are shared by caches copied from each other, until
-    one of them writes to the page.
+    Layers with the same attention window share their pages (:class:`PageTable`). A page holds the
+    keys and then the values of every layer and head, as codes (:mod:`bitnet.kernels.kv_codes`) or
+    as floats, ``(layers, 2, kv_heads, 64, head_dim)``. Memory grows with use, one page at a time,
+    and for layers with a window only up to its size. Full pages are shared by caches copied from
+    each other, until one of them writes to the page.
 
     Attributes:
         length: positions stored.
@@ -40,28 +42,36 @@ class KVCache:
     """
 
     def __init__(
-        self, config: TransformerConfig, capacity: int, *, dtype: DTypeLike = np.float16
+        self, config: TransformerConfig, capacity: int, *, dtype: DTypeLike = np.int16
     ) -> None:
         """An empty cache.
 
         Args:
             config: of the model.
             capacity: positions, at least one.
-            dtype: float16, or a wider type for exact comparisons.
+            dtype: int16, the codes of :mod:`bitnet.kernels.kv_codes`, or a type of floats for
+                exact comparisons.
 
         Raises:
-            UsageError: *capacity* is below one.
+            UsageError: *capacity* is below one, or *dtype* is another.
         """
         if capacity < 1:
             raise UsageError(f"a context of {capacity} positions; at least 1 is needed")
         self.capacity = self.reach = capacity
         self.length = 0
         self._dtype = np.dtype(dtype)
-        self._heads, self._head_dim = config.n_kv_heads, config.head_dim
+        self._coded = self._dtype == np.int16
+        if not self._coded and self._dtype.kind != "f":
+            raise UsageError(
+                f"keys and values as {self._dtype}; int16 codes or floats are possible"
+            )
+        self._head_dim = config.head_dim
+        words = (kv_codes.page_words(config.head_dim),)
+        of_head = words if self._coded else (PAGE, config.head_dim)
         self._tables: list[PageTable] = []
         self._places: dict[int, tuple[PageTable, int]] = {}  # of each layer
         for window, layers in layers_by_window(config.windows).items():
-            shape = (len(layers), 2, self._heads, self._head_dim * PAGE)
+            shape = (len(layers), 2, config.n_kv_heads, *of_head)
             table = PageTable(window, shape, self._dtype)
             self._tables.append(table)
             self._places |= {layer: (table, place) for place, layer in enumerate(layers)}
@@ -71,11 +81,6 @@ class KVCache:
     def size_bytes(self) -> int:
         """Bytes of its pages, including shared ones."""
         return sum(table.size_bytes for table in self._tables)
-
-    @property
-    def bytes_per_position(self) -> int:
-        """Bytes of one position while every layer keeps it."""
-        return sum(table.page_bytes for table in self._tables) // PAGE
 
     def cost(self, positions: int, step: int) -> int:
         """Bytes that a sequence of *positions* takes at most, in whole pages.
@@ -94,7 +99,7 @@ class KVCache:
         pages = range(1, pages_for(self.capacity) + 1)
         return PAGE * bisect_right(pages, size_bytes, key=lambda n: self.cost(n * PAGE, step))
 
-    def append(self, layer: int, keys: Array, values: Array) -> tuple[Array, Array]:
+    def append(self, layer: int, keys: Array, values: Array) -> Seen:
         """Store new *keys* and *values* of one layer behind those it has.
 
         Args:
@@ -103,45 +108,46 @@ class KVCache:
             values: as *keys*.
 
         Returns:
-            Keys and values of the layer, ``(kv_heads, S, head_dim)``: copies of the last S
-            positions, all of them or, with a window, at least those the new ones attend to.
+            Copies of the layer's last positions, all of them or, with a window, at least those the
+            new ones attend to.
 
         Raises:
             InferenceError: the capacity is exceeded.
         """
-        stop = self.length + len(keys)
+        start, stop = self.length, self.length + len(keys)
         self._make_room(stop)
         table, place = self._places[layer]
-        for at in range(self.length, stop):
-            held = table.pages[at // PAGE]
+        for number in range(start // PAGE, pages_for(stop)):
+            held = table.pages[number]
             assert held is not None, "there is room"
-            page, slot = held[place], at % PAGE
-            new = at - self.length
-            page[0].reshape(self._heads, self._head_dim, PAGE)[:, :, slot] = keys[new]
-            page[1].reshape(self._heads, PAGE, self._head_dim)[:, slot] = values[new]
+            page, base = held[place], number * PAGE
+            slots = slice(max(0, start - base), min(PAGE, stop - base))
+            new = slice(base + slots.start - start, base + slots.stop - start)
+            if self._coded:
+                kv_codes.store(page, slots, keys[new], values[new])
+            else:
+                for to, rows in zip(page, (keys, values), strict=True):
+                    to[:, slots] = rows[new].transpose(1, 0, 2)
         # Start at a split, so that the partial sums equal those of the native module.
-        first = table.seen_from(self.length) * PAGE // SPLIT * SPLIT // PAGE
-        used = table.stored(place, first, pages_for(stop))
-        stored = used.reshape(len(used), 2, self._heads, self._head_dim, PAGE)
-        all_keys = stored[:, 0].transpose(1, 0, 3, 2)  # (KV, pages, PAGE, D)
-        all_values = stored[:, 1].reshape(len(used), self._heads, PAGE, self._head_dim)
-        shape, count = (self._heads, -1, self._head_dim), stop - first * PAGE
-        return (
-            all_keys.reshape(shape)[:, :count],
-            all_values.transpose(1, 0, 2, 3).reshape(shape)[:, :count],
-        )
+        first = table.seen_from(start) * PAGE // SPLIT * SPLIT // PAGE
+        stored, count = table.stored(place, first, pages_for(stop)), stop - first * PAGE
+        if self._coded:
+            all_keys, all_values = kv_codes.load(stored, self._head_dim)
+            return Seen(all_keys[:, :count], all_values[:, :count], stored)
+        pages, _, heads, _, _ = stored.shape
+        together = stored.transpose(1, 2, 0, 3, 4).reshape(2, heads, pages * PAGE, self._head_dim)
+        return Seen(together[0, :, :count], together[1, :, :count], None)
 
     def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
         """Addresses of its pages, with room for *count* more positions, for the native module.
 
         One array for each window, in the order of :func:`layers_by_window`; 0 where a page was
-        freed. They stay valid until the next call of any method. ``None`` if the dtype is not
-        float16.
+        freed. They stay valid until the next call of any method. ``None`` if it holds floats.
 
         Raises:
             InferenceError: the capacity is exceeded.
         """
-        if self._dtype != np.float16:
+        if not self._coded:
             return None
         self._make_room(self.length + count)
         return tuple(table.addresses for table in self._tables)

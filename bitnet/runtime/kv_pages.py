@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import mmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+
+from bitnet.kernels.kv_codes import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
 
-    from bitnet.kernels.ops import Array
+    Page: TypeAlias = NDArray[Any]
 
-__all__ = ["PAGE", "PageTable", "pages_for"]
+__all__ = ["PageTable", "pages_for"]
 
 MAPPED_BYTES = 256 << 10  # a page from this size on is a mapping: neighbours share huge pages
-PAGE = 64  # positions; ``kKeyBlock`` in kernels/native/isa/kernels.hpp
 
 
 def pages_for(positions: int) -> int:
@@ -43,11 +44,11 @@ class PageTable:
     ) -> None:
         """An empty table."""
         self.window = window
-        self.pages: list[Array | None] = []
+        self.pages: list[Page | None] = []
         self.addresses: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
         self._page_shape, self._dtype = page_shape, dtype
         self._shared: set[int] = set()  # places of pages that another table may hold too
-        self._spare: list[Array] = []
+        self._spare: list[Page] = []
 
     @property
     def page_bytes(self) -> int:
@@ -130,11 +131,11 @@ class PageTable:
         self._shared |= held
         other._shared |= held
 
-    def stored(self, place: int, start: int, stop: int) -> Array:
+    def stored(self, place: int, start: int, stop: int) -> Page:
         """Pages *start* to *stop* of layer *place* of the table; zeros for freed ones.
 
         Returns:
-            ``(pages, 2, kv_heads, head_dim * 64)``.
+            ``(pages, 2, ...)``, as the pages are.
         """
         empty = np.zeros(self._page_shape[1:], dtype=self._dtype)
         return np.stack([empty if page is None else page[place] for page in self.pages[start:stop]])
@@ -143,7 +144,7 @@ class PageTable:
         """Places of the pages before *positions* that queries there attend to."""
         return range(self.seen_from(positions.start), pages_for(positions.stop))
 
-    def _let_go(self, pages: list[Array | None], place: int, keep: set[int]) -> None:
+    def _let_go(self, pages: list[Page | None], place: int, keep: set[int]) -> None:
         page = pages[place]
         if page is None or place in keep:
             return
@@ -151,7 +152,7 @@ class PageTable:
             self._spare.append(page)
         pages[place] = None
 
-    def _new_page(self) -> Array:
+    def _new_page(self) -> Page:
         if self.page_bytes >= MAPPED_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
             try:
                 memory = mmap.mmap(-1, self.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -161,7 +162,7 @@ class PageTable:
                 pass
         return np.empty(self._page_shape, dtype=self._dtype)
 
-    def _set(self, pages: list[Array | None]) -> None:
+    def _set(self, pages: list[Page | None]) -> None:
         if len(pages) == len(self.pages) and all(
             page is old for page, old in zip(pages, self.pages, strict=True)
         ):

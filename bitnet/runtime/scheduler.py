@@ -80,7 +80,7 @@ class Scheduler:
         prefill_chunk: int = PREFILL_CHUNK,
         max_stall_s: float = MAX_STALL_S,
         kv_budget_bytes: int | None = None,
-        cache_dtype: DTypeLike = np.float16,
+        cache_dtype: DTypeLike = np.int16,
     ) -> None:
         """A scheduler for *model*.
 
@@ -94,7 +94,7 @@ class Scheduler:
                 and observed by reducing the chunk.
             kv_budget_bytes: memory of all KV caches; a sequence waits until its prompt and the
                 longest answer it may generate fit. ``None``: unlimited.
-            cache_dtype: of keys and values.
+            cache_dtype: of keys and values, as of a :class:`KVCache`.
 
         Raises:
             UsageError: a number is out of its range, or the context longer than the model

@@ -141,11 +141,11 @@ def test_threads_and_chunks_do_not_change_a_bit(architecture, threads):
     assert len(results) == 1
 
 
-def test_a_cache_that_is_not_float16_is_served_too():
+def test_a_cache_of_floats_is_served_too():
     model = load_model(tiny("llama"), ops=NativeOps())
     wide = model.forward(ids(9), KVCache(model.config, 16, dtype=np.float32))
-    half = model.forward(ids(9), KVCache(model.config, 16))
-    np.testing.assert_allclose(wide, half, atol=1e-2)
+    coded = model.forward(ids(9), KVCache(model.config, 16))
+    np.testing.assert_allclose(wide, coded, atol=1e-2)
 
 
 def test_contexts_with_other_frequencies_share_a_batch():

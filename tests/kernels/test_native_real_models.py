@@ -87,7 +87,7 @@ def test_it_is_closer_to_exact_arithmetic_than_llama_cpp(name, test_data, test_m
     ours, theirs = [], []
     for prompt in prompts[:PROMPTS]:
         exact = log_probabilities(exact_model, prompt["ids"], np.float64)
-        found = log_probabilities(native_model, prompt["ids"], np.float16)
+        found = log_probabilities(native_model, prompt["ids"], np.int16)
         for exact_row, row, position in zip(exact, found, prompt["positions"], strict=True):
             wanted = with_rest(exact_row[position["ids"]])
             ours.append(divergence(wanted, with_rest(row[position["ids"]])))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bitnet.errors import UsageError
+from bitnet.kernels.program import Seen
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.quants import types
 from bitnet.quants.registry import PACKED_U8, quantize
@@ -126,7 +127,7 @@ def test_attention_sees_what_it_may(heads, kv_heads, t, window, softcap, causal)
     keys, values = RNG.standard_normal((2, kv_heads, 7, 8))
     options = {"scale": 0.4, "window": window, "softcap": softcap, "causal": causal}
     expected = attention_by_hand(q, keys, values, **options)
-    np.testing.assert_allclose(OPS.attention(q, keys, values, **options), expected)
+    np.testing.assert_allclose(OPS.attention(q, Seen(keys, values), **options), expected)
 
 
 def test_gates():
@@ -162,7 +163,7 @@ def test_results_stay_in_the_chosen_precision(dtype):
     x = ops.linear(x, ops.prepare(weight(RNG.standard_normal((8, 8)))))
     heads = ops.rope(x.reshape(2, 2, 4), np.ones((2, 2)), style="half", scale=1.1)
     cached = heads.transpose(1, 0, 2).astype(np.float16)
-    x = ops.attention(heads, cached, cached, scale=0.5, softcap=50.0)
+    x = ops.attention(heads, Seen(cached, cached), scale=0.5, softcap=50.0)
     x = ops.softcap(ops.gate(x, x, "gelu_tanh"), 30.0)
     assert x.dtype == dtype
 

@@ -16,7 +16,7 @@ from bitnet.runtime.kv_cache import KVCache
 MIN_GAP = 0.3
 # Its mistakes beyond that: one position of SmolLM2, with a recorded gap of 0.317.
 MAX_MISTAKES = 1
-MAX_MEAN_KL = 8e-3
+MAX_MEAN_KL = 9e-3  # exact arithmetic is 5.3e-3 and 6.3e-3 from llama.cpp
 MAX_MEAN_KL_TO_EXACT = 1e-6
 SLOW_STEPS = 24  # of a continuation on the reference backend
 MODELS = {

@@ -150,32 +150,39 @@ void run_arena() {
 
 // Pages of a cache, each a heap array of its own.
 struct Pages {
-    std::vector<Buffer<uint16_t>> memory;
-    std::vector<uint16_t*> at;
-    Pages(int64_t positions, int64_t halves) {
+    std::vector<Buffer<int16_t>> memory;
+    std::vector<int16_t*> at;
+    Pages(int64_t positions, int64_t words) {
         for (int64_t p = 0; p < positions; p += bitnet::kKeyBlock) {
-            memory.emplace_back(halves);
+            memory.emplace_back(words);
             at.push_back(memory.back().get());
         }
     }
+
+    // Keys and values of the first *positions*, in the pages of one layer.
+    void fill(int64_t positions, int64_t kv_heads, int64_t head_dim) {
+        const int64_t width = kv_heads * head_dim;
+        Buffer<float> k = wave(positions * width + 7);
+        for (int64_t p = 0; p < positions; ++p)
+            bitnet::detail::active().store_position(k.get() + p * width, k.get() + p * width + 7, kv_heads, head_dim,
+                                                    p % bitnet::kKeyBlock, at[size_t(p / bitnet::kKeyBlock)]);
+    }
 };
 
-void run_attention(Results& results, int64_t tokens, int64_t start, int64_t window) {
+void run_attention(Results& results, int64_t head_dim, int64_t tokens, int64_t start, int64_t window) {
     bitnet::AttentionArgs a;
-    a.tokens = tokens, a.heads = 6, a.kv_heads = 2, a.head_dim = 20, a.start = start, a.window = window;
+    a.tokens = tokens, a.heads = 6, a.kv_heads = 2, a.head_dim = head_dim, a.start = start, a.window = window;
     a.softcap = 30.0f;
     Buffer<float> q = wave(tokens * a.heads * a.head_dim), out(tokens * a.heads * a.head_dim);
-    const int64_t halves = 2 * a.kv_heads * a.head_dim * bitnet::kKeyBlock;
-    Pages pages(start + tokens, halves);
-    for (uint16_t* page : pages.at)
-        for (int64_t i = 0; i < halves; ++i) page[i] = uint16_t((i * 5 % 64 << 5) + (i % 3 ? 0x3000 : 0xb000));
-    const std::vector<const uint16_t*> at(pages.at.begin(), pages.at.end());
+    Pages pages(start + tokens, 2 * a.kv_heads * bitnet::head_words(a.head_dim));
+    pages.fill(start + tokens, a.kv_heads, a.head_dim);
+    const std::vector<const int16_t*> at(pages.at.begin(), pages.at.end());
     Buffer<float> second(tokens * a.heads * a.head_dim);
     a.q = q.get(), a.pages = at.data(), a.out = out.get();
     bitnet::AttentionArgs b = a;
     b.out = second.get();
     bitnet::attention({a, b});
-    for (const auto* got : {&out, &second}) results.add(got->items.get(), tokens * a.heads * a.head_dim, false, "attention");
+    for (const auto* got : {&out, &second}) results.add(got->items.get(), tokens * a.heads * a.head_dim, true, "attention");
 }
 
 // A model of one layer with every kind of instruction, over two sequences.
@@ -210,8 +217,8 @@ void run_graph(Results& results, int64_t tokens) {
     graph.gate(act, gate, up, bitnet::Gate::silu);
     graph.linear(act, {h}, {matrix(from_ffn, kDim, kFfn)}, {nullptr});
     graph.add(x, h);
-    Pages first(300 + tokens, graph.layer_halves()), second(tokens, graph.layer_halves());
-    for (uint16_t* page : first.at) std::fill(page, page + graph.layer_halves(), uint16_t(0x3800));
+    Pages first(300 + tokens, graph.layer_words()), second(tokens, graph.layer_words());
+    first.fill(300, kHeads, kHead);
     first.at[0] = first.at[1] = first.at[2] = nullptr;  // the window of the first query begins behind them
     Buffer<int64_t> ids(2 * tokens);
     for (int64_t i = 0; i < 2 * tokens; ++i) ids.get()[i] = i % kVocabulary;
@@ -286,10 +293,10 @@ void run_level(Results& results) {
         for (const int64_t cols : {20, 64, 128, 768})
             for (const Type type : {Type::Ternary, Type::TernaryDense}) run_ternary_packing(results, type, rows, cols);
     for (const int64_t window : {0, 1, 50}) {
-        run_attention(results, 1, 130, window);
-        run_attention(results, 70, 3, window);
+        run_attention(results, 20, 1, 130, window);
+        run_attention(results, 37, 70, 3, window);
     }
-    run_attention(results, 1, 700, 0);
+    run_attention(results, 64, 1, 700, 0);
     for (const int64_t tokens : {1, 3, 70}) run_graph(results, tokens);
     run_rows(results, 1, 5);
     run_rows(results, 33, 579);

@@ -10,7 +10,7 @@ from bitnet.runtime.kv_cache import PAGE, KVCache
 from bitnet.runtime.prefix_cache import PrefixCache, common_prefix
 
 CONFIG = config_from(tiny("llama"))  # 2 layers, 2 key heads of 64
-PAGE_BYTES = PAGE * KVCache(CONFIG, 1).bytes_per_position
+PAGE_BYTES = KVCache(CONFIG, 1).cost(PAGE, 1)
 
 
 def caches(slots=3, pages=None):
@@ -31,8 +31,8 @@ def stored(lease):
     """The ids that the keys of *lease* say they belong to."""
     copy = KVCache(CONFIG, 500)
     copy.copy_prefix(lease.cache, lease.cache.length)
-    keys, _ = copy.append(0, np.zeros((1, 2, 64), np.float32), np.zeros((1, 2, 64), np.float32))
-    return keys[0, :-1, 0].astype(int).tolist()
+    keys = copy.append(0, np.zeros((1, 2, 64), np.float32), np.zeros((1, 2, 64), np.float32)).keys
+    return np.rint(keys[0, :-1, 0]).astype(int).tolist()
 
 
 def kept(pool, ids):

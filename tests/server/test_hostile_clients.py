@@ -181,13 +181,13 @@ def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatc
 
 def test_the_share_of_an_answer_is_what_fits_as_often_as_answers_are_written(serving):
     assert serving(max_batch=2).service.worker.fair_positions == 64
-    page = 64 * serving().service.worker._scheduler.new_cache().bytes_per_position
+    page = serving().service.worker._scheduler.new_cache().cost(64, 1)
     assert serving(max_batch=2, kv_budget_bytes=2 * page).service.worker.fair_positions == 64
     assert serving(max_batch=2, kv_budget_bytes=2 * page - 1).service.worker.fair_positions == 0
 
 
 def test_an_answer_that_never_fits_the_memory_is_refused_as_such(serving, tmp_path):
-    page = 64 * serving().service.worker._scheduler.new_cache().bytes_per_position
+    page = serving().service.worker._scheduler.new_cache().cost(64, 1)
     long = tiny_gguf(tmp_path / "long.gguf", **{"llama.context_length": 256})
     with listening(long, kv_budget_bytes=page) as worker:
         assert worker.post("/v1/inference", {"prompt": "a", "max_tokens": 48}).status_code == 200

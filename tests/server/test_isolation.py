@@ -233,7 +233,7 @@ def test_vectors_share_passes_and_memory_with_answers(serving, slow):
 
 
 def test_vectors_keep_to_the_memory_for_keys_and_values(serving, tmp_path):
-    page = 64 * serving().service.worker._scheduler.new_cache().bytes_per_position
+    page = serving().service.worker._scheduler.new_cache().cost(64, 1)
     worker = serving(max_batch=2, kv_budget_bytes=page)
     seen = []
     scheduler = worker.service.worker._scheduler

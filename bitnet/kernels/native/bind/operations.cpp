@@ -101,7 +101,7 @@ void bind_gate(int kind, const Floats& g, const Floats& up, const OutFloats& out
     });
 }
 
-using Pages = Array<const uint16_t, nb::ndim<4>>;
+using Pages = Array<const int16_t, nb::ndim<4>>;
 
 void bind_attention(const Floats& q, const Pages& pages, int64_t start, float scale, int64_t window, float softcap,
                     const OutFloats& out) {
@@ -110,11 +110,11 @@ void bind_attention(const Floats& q, const Pages& pages, int64_t start, float sc
     a.tokens = int64_t(q.shape(0)), a.heads = int64_t(q.shape(1)), a.head_dim = int64_t(q.shape(2));
     a.kv_heads = int64_t(pages.shape(2));
     require(a.tokens > 0 && a.kv_heads > 0 && a.heads % a.kv_heads == 0 && pages.shape(1) == 2 &&
-                int64_t(pages.shape(3)) == a.head_dim * kKeyBlock,
-            "pages must be (pages, 2, kv_heads, head_dim * 64)");
+                int64_t(pages.shape(3)) == head_words(a.head_dim),
+            "pages must be (pages, 2, kv_heads, (head_dim + 2) * 64)");
     require(start >= 0 && window >= 0 && int64_t(pages.shape(0)) * kKeyBlock >= start + a.tokens,
             "the pages must hold every position up to the last query");
-    std::vector<const uint16_t*> each;
+    std::vector<const int16_t*> each;
     for (size_t i = 0; i < pages.shape(0); ++i) each.push_back(pages.data() + int64_t(i) * pages.stride(0));
     a.q = q.data(), a.pages = each.data(), a.out = out.data();
     a.start = start, a.scale = scale, a.window = window, a.softcap = softcap;
@@ -270,15 +270,15 @@ private:
         return widths_[size_t(r)];
     }
 
-    static std::vector<uint16_t*> addresses(nb::handle table, const Segment& s, int64_t window) {
+    static std::vector<int16_t*> addresses(nb::handle table, const Segment& s, int64_t window) {
         const auto pages = nb::cast<Addresses>(table);
         require(int64_t(pages.size()) * kKeyBlock >= s.start + s.count, "the pages have no room for the tokens");
         AttentionArgs a;
         a.start = s.start, a.window = window;
-        std::vector<uint16_t*> found;
+        std::vector<int16_t*> found;
         for (size_t i = 0; i < pages.size(); ++i) {
             require(pages.data()[i] != 0 || int64_t(i) < a.first_key(0) / kKeyBlock, "a page is missing");
-            found.push_back(reinterpret_cast<uint16_t*>(uintptr_t(pages.data()[i])));
+            found.push_back(reinterpret_cast<int16_t*>(uintptr_t(pages.data()[i])));
         }
         return found;
     }
@@ -331,7 +331,7 @@ void bind_operations(nb::module_& m) {
           "act(gate) * up; kind 0 silu, 1 gelu (tanh form), 2 squared relu, 3 relu");
     m.def("attention", &bind_attention, "q"_a.noconvert(), "pages"_a.noconvert(), "start"_a, "scale"_a,
           "window"_a, "softcap"_a, "out"_a.noconvert(),
-          "Causal attention over f16 keys (kv_heads, head_dim, 64) and values (kv_heads, 64, head_dim).");
+          "Causal attention over int16 codes of keys and values (kernels/kv_codes.py).");
     m.def("softcap", &bind_softcap, "x"_a.noconvert(), "cap"_a, "out"_a.noconvert(), "cap * tanh(x / cap)");
     m.def("turns", &bind_turns, "angles"_a.noconvert(), "scale"_a, "cos"_a.noconvert(), "sin"_a.noconvert());
     nb::class_<BoundGraph>(m, "Graph", "A forward pass; bitnet/kernels/instructions.py says what the parts mean.")

@@ -143,10 +143,10 @@ void Graph::temper(int x, double scale, int64_t length) {
 
 void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, int64_t window,
                    float softcap) {
-    const int64_t offset = place * layer_halves();
+    const int64_t offset = place * layer_words();
     add_row([=](int64_t row) {
         const Row& it = pass_->of_row[size_t(row)];
-        uint16_t* page = segment(it).pages[table][size_t(it.position / kKeyBlock)];
+        int16_t* page = segment(it).pages[table][size_t(it.position / kKeyBlock)];
         active().store_position(at(k, row), at(v, row), kv_heads_, head_dim_, it.position % kKeyBlock, page + offset);
     });
     // Keys of neighbouring positions share cache lines, which threads should not take from each other.

@@ -23,7 +23,7 @@ struct Segment {
     int64_t outputs = 0;           // how many of its last rows are results
     int64_t context = 0;           // number of its rope frequencies: Graph::add_context
     // Of each table; see AttentionArgs. Room for start + count positions, null where no query sees one.
-    std::vector<std::vector<uint16_t*>> pages;
+    std::vector<std::vector<int16_t*>> pages;
 };
 
 class Graph {
@@ -57,7 +57,7 @@ public:
     void run(const int64_t* tokens, const std::vector<Segment>& segments, int result, float* out);
 
     // f16 numbers of one layer in a page.
-    int64_t layer_halves() const { return 2 * kv_heads_ * head_dim_ * kKeyBlock; }
+    int64_t layer_words() const { return 2 * kv_heads_ * head_words(head_dim_); }
 
 private:
     using RowFunction = std::function<void(int64_t row)>;

@@ -13,11 +13,15 @@
 //   ternary  (W1.58A8) one s = 127 / max(max|x|, 1e-5) per token, q = clip(round_half_even(x * s)),
 //            integer sums over the whole row, y = sum / s * scale. With scales per 256 columns the
 //            integer sums are scaled and added in float64, first to last, then y = sum / s * scale.
-// Attention: a score is a chain of fused multiply-adds over the elements of a head, a sum of values one
-//            over the keys; the softmax is kept online page by page, in splits of kSplitPages pages
-//            that begin at fixed positions and are merged in order.
+// Attention: a vector of a head is int16 codes and a float32 step, code = round_half_even(x * (range / |x|)), step =
+//            |x| / range, the range 32,767 for queries and keys, 16,383 for values. A score is the exact integer
+//            product of codes, times (step of the query * scale), times the step of the key. Page by page a
+//            weight is 2^(score - largest of the page); weight * step of the value becomes a code as well,
+//            of a sum of 131,000 or, where one would be larger, with 32,767 at most. So a sum of values is
+//            an exact integer too. Sums of pages are added online in float32, in splits of kSplitPages
+//            pages that begin at fixed positions and are merged in order.
 // Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
-// instruction set, batch size and number of threads; float ones and attention too, but for `scalar`,
+// instruction set, batch size and number of threads, and so does attention; float ones too, but for `scalar`,
 // which does not fuse. Block and float encodings in rows have scalar kernels only: they are repacked at load.
 #pragma once
 
@@ -81,13 +85,19 @@ constexpr size_t scratch_bytes(int64_t cols) { return size_t(cols) * 96 + 4096; 
 constexpr int kKeyBlock = 64;     // positions of a cache page, and keys per step of the online softmax
 constexpr int kSplitPages = 4;    // pages whose keys are seen in one go; then partial results are merged
 constexpr int kQueryBlock = 16;   // tokens per unit of work, at least
+constexpr float kCodeRange = 32767.0f, kValueRange = 16383.0f, kWeightSum = 131000.0f;
 
-// Attention of *tokens* queries at positions start, start+1, ... over all keys up to their own. The
-// keys of positions 64i .. 64i+63 are in page i, f16: at layer_offset (kv_heads, head_dim, 64), and
-// behind them the values, (kv_heads, 64, head_dim).
+constexpr int64_t even(int64_t dim) { return (dim + 1) / 2 * 2; }
+
+// int16 of a page that one head's keys, or values, of one layer take: the codes, (even(dim) / 2, 64, 2) of keys and
+// (32, even(dim), 2) of values, and behind them 64 steps, float32.
+constexpr int64_t head_words(int64_t dim) { return kKeyBlock * (even(dim) + 2); }
+
+// Attention of *tokens* queries at positions start, start+1, ... over all keys up to their own. Those of
+// positions 64i .. 64i+63 are in page i: at layer_offset the keys of all heads, then their values.
 struct AttentionArgs {
     const float* q = nullptr;  // (tokens, heads, head_dim)
-    const uint16_t* const* pages = nullptr;
+    const int16_t* const* pages = nullptr;
     int64_t layer_offset = 0;
     int64_t tokens = 0, heads = 0, kv_heads = 0, head_dim = 0, start = 0;
     int64_t window = 0;                  // keys a query sees, itself included; 0: all
@@ -109,9 +119,9 @@ struct PartialAttention {
     static int64_t floats(int64_t rows, int64_t dim) { return (rows * (dim + 2) + 15) / 16 * 16; }  // whole cache lines
 };
 
-// Keys or values of a page as float32, scores, the queries, and what was seen of a second split.
-constexpr int64_t attend_scratch(int64_t rows, int64_t dim) {
-    return kKeyBlock * dim + rows * (kKeyBlock + 2 * dim + 2) + 16;
+// Floats: the queries' codes and steps, and what was seen of a second split.
+inline int64_t attend_scratch(int64_t rows, int64_t dim) {
+    return rows * (1 + even(dim) / 2) + PartialAttention::floats(rows, dim);
 }
 
 enum class Gate : int { silu, gelu_tanh, relu2, relu };
@@ -151,7 +161,7 @@ struct Kernels {
                    float* partial, float* scratch);
     // One position's key and value, (kv_heads, head_dim) each, into place *slot* of a layer's page.
     void (*store_position)(const float* k, const float* v, int64_t kv_heads, int64_t head_dim, int64_t slot,
-                           uint16_t* page);
+                           int16_t* page);
     // 16 rows of *cols* floats of a type in rows, each where its pointer says, as a tile.
     void (*gather)(Type type, const uint8_t* const* rows, int64_t cols, uint8_t* tile);
     // A tile of 16 whole rows of i2_s or tq2_0, *cols* a multiple of 128, with two bits per weight

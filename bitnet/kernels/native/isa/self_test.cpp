@@ -343,11 +343,11 @@ bool attention_agrees(const Kernels& k) {
     AttentionArgs a;
     a.tokens = 3, a.heads = 4, a.kv_heads = 2, a.head_dim = 40, a.start = 70, a.window = 68, a.scale = 0.2f;
     const int64_t rows = a.tokens * a.heads / a.kv_heads, positions = a.start + a.tokens;
-    const size_t page = size_t(2 * a.kv_heads * a.head_dim * kKeyBlock);
+    const size_t page = size_t(2 * a.kv_heads * head_words(a.head_dim));
     Random random;
     std::vector<float> q(size_t(a.tokens * a.heads * a.head_dim)), kv(size_t(a.kv_heads * a.head_dim));
     for (float& f : q) f = random.unit();
-    std::vector<uint16_t> pages[2] = {std::vector<uint16_t>(2 * page), std::vector<uint16_t>(2 * page)};
+    std::vector<int16_t> pages[2] = {std::vector<int16_t>(2 * page), std::vector<int16_t>(2 * page)};
     const Kernels* both[2] = {&scalar_kernels(), &k};
     for (int64_t p = 0; p < positions; ++p) {
         for (float& f : kv) f = random.unit();
@@ -356,7 +356,7 @@ bool attention_agrees(const Kernels& k) {
                                     &pages[i][size_t(p / kKeyBlock) * page]);
     }
     if (pages[0] != pages[1]) return false;
-    const uint16_t* at[2] = {pages[0].data(), pages[0].data() + page};
+    const int16_t* at[2] = {pages[0].data(), pages[0].data() + page};
     a.q = q.data(), a.pages = at;
     const auto floats = size_t(PartialAttention::floats(rows, a.head_dim));
     std::vector<float> got(floats), expected(floats);

@@ -18,7 +18,7 @@ inline void prefetch_line(const uint8_t* p) { _mm_prefetch(reinterpret_cast<cons
 template <class Vector>
 inline void pin(Vector& v) {
 #if defined(__GNUC__)
-    asm("" : "+x"(v));
+    asm("" : "+v"(v));
 #else
     (void)v;
 #endif

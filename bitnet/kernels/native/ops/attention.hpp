@@ -1,30 +1,32 @@
 // Attention of a few queries over a stretch of the cache, built once per instruction set.
 //
-// Keys lie transposed in a page, so a register holds one element of neighbouring keys and a score is
-// a sum over elements in order; values are added key by key. Neither order depends on how many
-// queries are computed together, and so neither do the bits. Many queries share what is read: a page
-// is made float32 once, and a tile of queries holds its sums in registers.
+// Queries, keys, weights and values are int16 codes, so their products and sums are exact integers:
+// blocking by queries, keys and elements is free, and every instruction set gives the same bits. What
+// follows a sum of integers is float32 without fused operations, in the order written here.
 #pragma once
 
 #include <type_traits>
 
-#include "ops/lanes.hpp"
+#include "ops/pair_sums.hpp"
 #include "ops/partial_attention.hpp"
 
 namespace bitnet {
 namespace {
 
-// Rows (queries of one head each) and registers of keys or elements of a tile: of a page that was made
-// float32 for many rows, and of one in the cache for a few.
-#if defined(__AVX512F__)
+// Rows (queries of one head each) and registers of keys or elements of a tile: of many rows, and of the
+// few whose cache comes from memory.
+#if defined(__AVX512VNNI__)
 constexpr int kManyRows = 8, kFewRows = 4;
-#elif defined(BITNET_F16C) || defined(BITNET_NEON)
+#elif defined(BITNET_F16C)
 constexpr int kManyRows = 6, kFewRows = 2;
+#elif defined(BITNET_NEON)
+constexpr int kManyRows = 3, kFewRows = 1;
 #else
 constexpr int kManyRows = 1, kFewRows = 1;
 #endif
+constexpr float kLog2E = 1.44269504f;
 constexpr int kManyVectors = 2, kFewVectors = 4;
-constexpr int64_t kDirectRows = 2 * kFewRows;  // up to which converting a page costs more than it saves
+constexpr int64_t kFetchRows = 2 * kFewRows;  // up to which memory is waited for
 
 // Two lines of the cache that are read soon: a page is too short for the hardware to see it coming.
 inline void fetch(const void* at) {
@@ -38,165 +40,175 @@ inline void fetch(const void* at) {
 #endif
 }
 
-// The same rounding as Lanes::add_product.
-inline float add_product(float a, float b, float c) {
-#if defined(BITNET_F16C) || defined(BITNET_NEON)
-    return std::fma(a, b, c);
-#else
-    return a * b + c;
-#endif
+inline void fetch_steps(const int16_t* codes, int64_t dim) {
+    for (int i = 0; i < 2 * kKeyBlock; i += 64) fetch(codes + kKeyBlock * even(dim) + i);
 }
 
-inline float to_float(float f) { return f; }
-inline float to_float(uint16_t h) { return half_to_float(h); }
+// How a vector becomes int16 codes: its length becomes *range*, so the product of any parts of a query and a key is
+// below 2^31. What is not finite has no codes: zeros with a NaN step carry it to the result.
+struct Coding {
+    float scale, step;
 
-// Sum of weighted values of a row, the keys of the page at hand it sees, and by how much the sum is too large now.
+    Coding(const float* x, int64_t n, float range) {
+        const float length = std::sqrt(sum_over(n, [&](int64_t i) { return x[i] * x[i]; }));
+        const bool finite = length <= 1e18f, zero = !finite || length < 1e-18f;
+        scale = zero ? 0.0f : range / length;
+        step = !finite ? NAN : zero ? 0.0f : length / range;
+    }
+
+    void encode(const float* x, int64_t n, int16_t* codes) const {
+        if (scale == 0.0f) std::fill_n(codes, n, int16_t(0));
+        else
+            for (int64_t i = 0; i < n; ++i) codes[i] = int16_t(int32_t(round_half_even(x[i] * scale)));
+    }
+};
+
+// One layer's page of one head's keys, or values.
+struct CachePage {
+    const int16_t* codes;
+    const float* steps;
+    CachePage(const int16_t* page, int64_t head, int64_t dim)
+        : codes(page + head * head_words(dim)), steps(reinterpret_cast<const float*>(codes + kKeyBlock * even(dim))) {}
+};
+
+// What a row (a query of one head) sees of the page at hand, and what the page changes of it.
 struct QueryRow {
-    float* acc;
     int first, last;
-    float rescale;
+    float before, factor;  // of the sum so far, and of a sum of codes
+    bool sees() const { return first < last; }
 };
 
-// Tiles over a page as float32, and over one in the cache.
-template <class T>
-struct Tile {
-    static constexpr bool kDirect = sizeof(T) == sizeof(uint16_t);
-    static constexpr int kVectors = kDirect ? kFewVectors : kManyVectors, kRows = kDirect ? kFewRows : kManyRows;
-};
-
-// score[n] = row n of *q*, (dim, N), times keys [at, at + kVectors * kWidth) of *keys*, (dim, kKeyBlock).
-// What lies at *soon* is fetched meanwhile, kKeyBlock f16 for each element.
-template <int N, bool kFetch, class T>
-void score_keys(const float* q, const T* keys, const uint16_t* soon, int64_t dim, int at, float (*score)[kKeyBlock]) {
-    constexpr int kVectors = Tile<T>::kVectors;
-    Lanes sum[N][kVectors];
-    for (int n = 0; n < N; ++n)
-        for (Lanes& s : sum[n]) s = Lanes::set(0.0f);
-    keys += at;
-    for (int64_t d = 0; d < dim; ++d, keys += kKeyBlock, q += N) {
-        if constexpr (kFetch) fetch(soon + d * kKeyBlock);
-        Lanes k[kVectors];
-        for (int i = 0; i < kVectors; ++i) k[i] = Lanes::load(keys + i * Lanes::kWidth);
+// score[n] of keys [at, at + kVectors * kWidth): products with row n of *q*, (even(dim) / 2, N) pairs, in units of
+// step[n] and the steps of the keys. What lies at *soon* is fetched meanwhile.
+template <int N, int kVectors, bool kFetch>
+void score_keys(const int16_t* q, const float* step, CachePage keys, const int16_t* soon, int64_t dim, int at,
+                float (*score)[kKeyBlock]) {
+    constexpr int kWidth = Lanes::kWidth;
+    PairSums sum[N][kVectors];
+    const int16_t* from = keys.codes + 2 * at;
+    if constexpr (kFetch) fetch_steps(soon, dim);
+    for (int64_t d = 0; d < dim; d += 2, from += 2 * kKeyBlock, q += 2 * N) {
+        if constexpr (kFetch) fetch(soon + d * kKeyBlock), fetch(soon + (d + 1) * kKeyBlock);
+        PairSums::Pairs k[kVectors];
+        for (int i = 0; i < kVectors; ++i) k[i] = PairSums::load(from + 2 * i * kWidth);
         for (int n = 0; n < N; ++n) {
-            const Lanes x = Lanes::set(q[n]);
-            for (int i = 0; i < kVectors; ++i) sum[n][i].add_product(k[i], x);
+            const PairSums::Pairs x = PairSums::broadcast(q + 2 * n);
+            for (int i = 0; i < kVectors; ++i) sum[n][i].add(k[i], x);
         }
     }
     for (int n = 0; n < N; ++n)
-        for (int i = 0; i < kVectors; ++i) sum[n][i].store(score[n] + at + i * Lanes::kWidth);
+        for (int i = 0; i < kVectors; ++i) {
+            const Lanes steps = Lanes::load(keys.steps + at + i * kWidth);
+            (sum[n][i].numbers() * Lanes::set(step[n]) * steps).store(score[n] + at + i * kWidth);
+        }
 }
 
-// Scores of the keys from *first* to *last* at least.
-template <int N, class T>
-void score_page(const float* q, const T* keys, const uint16_t* soon, int64_t dim, int first, int last,
-                float (*score)[kKeyBlock]) {
-    constexpr int kStep = Tile<T>::kVectors * Lanes::kWidth;
-    for (int at = first / kStep * kStep; at < last; at += kStep, soon = nullptr)
-        if (Tile<T>::kDirect && soon) score_keys<N, true>(q, keys, soon, dim, at, score);
-        else score_keys<N, false>(q, keys, soon, dim, at, score);
-}
-
-// Scores of one row become those of the keys it sees, scaled; returns the largest, or *top*.
-inline float scale_scores(const AttentionArgs& a, int first, int last, float top, float* score) {
+// Scores of one row without those of keys it does not see; returns the largest.
+inline float look(const AttentionArgs& a, const QueryRow& row, float* score) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
-    for (int i = 0; i < kKeyBlock; i += kWidth) (Lanes::load(score + i) * Lanes::set(a.scale)).store(score + i);
-    if (a.softcap > 0.0f) softcap(score, kKeyBlock, a.softcap, score);
-    for (int i = 0; i < first; ++i) score[i] = -INFINITY;
-    for (int i = last; i < kKeyBlock; ++i) score[i] = -INFINITY;
+    if (a.softcap > 0.0f) {
+        softcap(score, kKeyBlock, a.softcap, score);
+        for (int i = 0; i < kKeyBlock; ++i) score[i] *= kLog2E;
+    }
+    for (int i = 0; i < row.first; ++i) score[i] = -INFINITY;
+    for (int i = row.last; i < kKeyBlock; ++i) score[i] = -INFINITY;
     Lanes part[kParts];
     for (int i = 0; i < kParts; ++i) part[i] = Lanes::load(score + i * kWidth);
     for (int i = kLanes; i < kKeyBlock; i += kWidth) {
         Lanes& most = part[i / kWidth % kParts];
         most = Lanes::larger(Lanes::load(score + i), most);
     }
-    const float largest = Sixteen(part).largest();
-    return largest > top ? largest : top;
+    return Sixteen(part).largest();
 }
 
-// Scores of one row become weights; returns their sum.
-inline float weigh(float top, float* score) {
-    constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
-    Lanes part[kParts];
-    for (int i = 0; i < kKeyBlock; i += kWidth) {
-        const Lanes weight = exp_or_zero(Lanes::load(score + i) - Lanes::set(top));
-        weight.store(score + i);
-        Lanes& sum = part[i / kWidth % kParts];
-        sum = i < kLanes ? weight : sum + weight;
+// Codes of one row's weights times the steps of the values: the sum of the weights, and what a code stands for. The
+// codes' sum, or the largest where it says less, keeps every sum of values below 2^31.
+struct Weighed {
+    float sum, step;
+};
+inline Weighed weigh(float top, const float* steps, const float* score, int16_t* codes) {
+    constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth, kCount = kKeyBlock / kWidth;
+    Lanes part[kCount], weights[kParts], parts[kParts], most[kParts];
+    for (int i = 0; i < kCount; ++i) {
+        const Lanes x = Lanes::load(score + i * kWidth) - Lanes::set(top), weight = power(x);
+        part[i] = (weight * Lanes::load(steps + i * kWidth)).unless_below(x, kLeastPower);
+        const int lane = i % kParts;
+        weights[lane] = i < kParts ? weight : weights[lane] + weight;
+        parts[lane] = i < kParts ? part[i] : parts[lane] + part[i];
+        most[lane] = i < kParts ? part[i] : Lanes::larger(part[i], most[lane]);
     }
-    return Sixteen(part).sum();
+    const float by_sum = Sixteen(parts).sum() / kWeightSum, by_largest = Sixteen(most).largest() / kCodeRange;
+    const float step = by_largest > by_sum ? by_largest : by_sum, scale = step > 1e-30f ? 1.0f / step : 0.0f;
+    for (int i = 0; i < kCount; ++i) (part[i] * Lanes::set(scale)).round_to(codes + i * kWidth);
+    return {Sixteen(weights).sum(), step};
 }
 
-// All rows step by step, so that none waits for what another one does last.
+// The softmax of a tile's rows, step by step, so that none waits for what another one does last.
 template <int N>
-void weigh_rows(const AttentionArgs& a, QueryRow* rows, float* top, float* sum, float (*score)[kKeyBlock]) {
-    static_assert(N <= Lanes::kWidth, "a register has room for all rows");
-    float before[Lanes::kWidth] = {}, after[Lanes::kWidth] = {};
-    const auto sees = [&](int n) { return rows[n].first < rows[n].last; };
+void weigh_rows(const AttentionArgs& a, QueryRow* rows, const float* steps, float* top, float* sum, float (*score)[kKeyBlock],
+                int16_t (*codes)[kKeyBlock]) {
+    float of_page[N];
+    Weighed found[N];
     for (int n = 0; n < N; ++n)
-        if (sees(n)) before[n] = top[n], after[n] = top[n] = scale_scores(a, rows[n].first, rows[n].last, top[n], score[n]);
-    exp_or_zero(Lanes::load(before) - Lanes::load(after)).store(before);
+        if (rows[n].sees()) of_page[n] = look(a, rows[n], score[n]);
     for (int n = 0; n < N; ++n)
-        if (sees(n)) rows[n].rescale = before[n], sum[n] = sum[n] * before[n] + weigh(top[n], score[n]);
+        if (rows[n].sees()) found[n] = weigh(of_page[n], steps, score[n], codes[n]);
+        else std::fill_n(codes[n], kKeyBlock, int16_t(0));
+    for (int n = 0; n < N; ++n) {
+        if (!rows[n].sees()) continue;
+        const float most = of_page[n] > top[n] ? of_page[n] : top[n];
+        const float before = power_or_zero(top[n] - most), now = power_or_zero(of_page[n] - most);
+        top[n] = most, sum[n] = sum[n] * before + found[n].sum * now;
+        rows[n].before = before, rows[n].factor = found[n].step * now;
+    }
 }
 
-// acc = acc * rescale + sum of weight * value, of kCount vectors from element *d* on and keys [first, last).
-template <int N, int kCount, bool kFetch, class T>
-void add_vectors(const QueryRow* rows, const T* values, const uint16_t* soon, int64_t dim, int64_t d, int first, int last,
-                 const float (*weight)[kKeyBlock]) {
-    Lanes acc[N][kCount];
-    for (int n = 0; n < N; ++n)
-        for (int i = 0; i < kCount; ++i)
-            acc[n][i] = Lanes::load(rows[n].acc + d + i * Lanes::kWidth) * Lanes::set(rows[n].rescale);
-    values += first * dim + d;
-    for (int key = first; key < last; ++key, values += dim) {
-        if constexpr (kFetch) fetch(soon + key * dim + d);
-        Lanes v[kCount];
-        for (int i = 0; i < kCount; ++i) v[i] = Lanes::load(values + i * Lanes::kWidth);
+// acc = acc * before + sum of codes * factor, of kCount registers of elements from *d* on and keys [first, last), even.
+template <int N, int kCount, bool kFetch>
+void add_vectors(const QueryRow* rows, const int16_t* values, const int16_t* soon, int64_t dim, int64_t d, int first, int last,
+                 const int16_t (*codes)[kKeyBlock], float* acc) {
+    constexpr int kWidth = Lanes::kWidth;
+    PairSums sum[N][kCount];
+    values += first * even(dim) + 2 * d;
+    if constexpr (kFetch) fetch_steps(soon, dim);
+    for (int key = first; key < last; key += 2, values += 2 * even(dim)) {
+        if constexpr (kFetch)
+            for (int i = 0; i < 2 * kCount * kWidth; i += 64) fetch(soon + key * even(dim) + 2 * d + i);
+        PairSums::Pairs v[kCount];
+        for (int i = 0; i < kCount; ++i) v[i] = PairSums::load(values + 2 * i * kWidth);
         for (int n = 0; n < N; ++n) {
-            const Lanes w = Lanes::set(weight[n][key]);
-            for (int i = 0; i < kCount; ++i) acc[n][i].add_product(v[i], w);
+            const PairSums::Pairs w = PairSums::broadcast(codes[n] + key);
+            for (int i = 0; i < kCount; ++i) sum[n][i].add(v[i], w);
         }
     }
-    for (int n = 0; n < N; ++n)
-        for (int i = 0; i < kCount; ++i) acc[n][i].store(rows[n].acc + d + i * Lanes::kWidth);
+    for (int n = 0; n < N; ++n) {
+        if (!rows[n].sees()) continue;
+        for (int i = 0; i < kCount; ++i) {
+            float* to = acc + n * dim + d + i * kWidth;
+            (Lanes::load(to) * Lanes::set(rows[n].before) + sum[n][i].numbers() * Lanes::set(rows[n].factor)).store(to);
+        }
+    }
 }
 
-template <int N, bool kFetch, class T>
-void add_values(const QueryRow* rows, const T* values, const uint16_t* soon, int64_t dim, int first, int last,
-                const float (*weight)[kKeyBlock]) {
-    constexpr int kVectors = Tile<T>::kVectors, kStep = kVectors * Lanes::kWidth;
+template <int N, int kVectors, bool kFetch>
+void add_values(const QueryRow* rows, const int16_t* values, const int16_t* soon, int64_t dim, int first, int last,
+                const int16_t (*codes)[kKeyBlock], float* acc) {
+    constexpr int kWidth = Lanes::kWidth, kStep = kVectors * kWidth;
     int64_t d = 0;
-    for (; d + kStep <= dim; d += kStep) add_vectors<N, kVectors, kFetch>(rows, values, soon, dim, d, first, last, weight);
-    for (; d + Lanes::kWidth <= dim; d += Lanes::kWidth)
-        add_vectors<N, 1, false>(rows, values, soon, dim, d, first, last, weight);
+    for (; d + kStep <= dim; d += kStep)
+        add_vectors<N, kVectors, kFetch>(rows, values, soon, dim, d, first, last, codes, acc);
+    for (; d + kWidth <= dim; d += kWidth) add_vectors<N, 1, false>(rows, values, soon, dim, d, first, last, codes, acc);
     for (; d < dim; ++d)
         for (int n = 0; n < N; ++n) {
-            float sum = rows[n].acc[d] * rows[n].rescale;
-            for (int key = first; key < last; ++key)
-                sum = add_product(to_float(values[key * dim + d]), weight[n][key], sum);
-            rows[n].acc[d] = sum;
+            if (!rows[n].sees()) continue;
+            uint32_t sum = 0;
+            for (int key = rows[n].first; key < rows[n].last; ++key)
+                sum += uint32_t(int32_t(codes[n][key]) * values[(key & ~1) * even(dim) + 2 * d + (key & 1)]);
+            acc[n * dim + d] = acc[n * dim + d] * rows[n].before + float(int32_t(sum)) * rows[n].factor;
         }
 }
 
-// Values of the keys that each row sees: those that all see are read once.
-template <int N, class T>
-void add_page(QueryRow* rows, const T* values, const uint16_t* soon, int64_t dim, const float (*weight)[kKeyBlock]) {
-    int first = rows[0].first, last = rows[0].last;
-    for (int n = 1; n < N; ++n) first = std::max(first, rows[n].first), last = std::min(last, rows[n].last);
-    last = std::max(first, last);
-    const auto alone = [&](int n, int from, int to) {
-        if (from >= to) return;
-        add_values<1, false>(rows + n, values, soon, dim, from, to, weight + n);
-        rows[n].rescale = 1.0f;
-    };
-    for (int n = 0; n < N; ++n) alone(n, rows[n].first, std::min(rows[n].last, first));
-    if (Tile<T>::kDirect && soon) add_values<N, true>(rows, values, soon, dim, first, last, weight);
-    else add_values<N, false>(rows, values, soon, dim, first, last, weight);
-    for (int n = 0; n < N; ++n) rows[n].rescale = 1.0f;
-    for (int n = 0; n < N; ++n) alone(n, std::max(rows[n].first, last), rows[n].last);
-}
-
-// Calls body(rows, N) for a tile of *n* rows, N in 1 .. kMost.
+// Calls body(N) for a tile of *n* rows, N in 1 .. kMost.
 template <int kMost, class F>
 void with_rows(int64_t n, F&& body) {
     if constexpr (kMost == 1) body(std::integral_constant<int, 1>());
@@ -208,13 +220,12 @@ void with_rows(int64_t n, F&& body) {
 struct Block {
     const AttentionArgs& a;
     int64_t kv_head, t0, t1, group, rows;
-    float* copy;                // keys or values of a page as float32
-    float (*score)[kKeyBlock];  // of each row
-    float* q;                   // (dim, N) of each tile
+    float *step, *rest;  // of each row's query, times the scale; behind all
+    int16_t* q;          // (even(dim) / 2, N) pairs of each tile
 
     Block(const AttentionArgs& args, int64_t head, int64_t from, int64_t to, float* scratch)
         : a(args), kv_head(head), t0(from), t1(to), group(args.heads / args.kv_heads), rows((to - from) * group),
-          copy(scratch), score(reinterpret_cast<float(*)[kKeyBlock]>(copy + kKeyBlock * args.head_dim)), q(score[rows]) {}
+          step(scratch), rest(scratch + rows + rows * even(args.head_dim) / 2), q(reinterpret_cast<int16_t*>(scratch + rows)) {}
 
     // Calls body(r, N) for each tile of N rows from row r on.
     template <int kMost, class F>
@@ -227,53 +238,50 @@ struct Block {
     }
 
     template <int kMost>
-    void take_queries() const {
+    void take_queries(int16_t* codes) const {
+        const int64_t dim = a.head_dim;
+        const float scale = a.softcap > 0.0f ? a.scale : a.scale * kLog2E;  // scores are powers of two in the end
+        codes[even(dim) - 1] = 0;
         tiles<kMost>([&](int64_t r, auto n) {
             for (int i = 0; i < n; ++i) {
                 const int64_t t = t0 + (r + i) / group;
-                const float* from = a.q + (t * a.heads + kv_head * group + (r + i) % group) * a.head_dim;
-                for (int64_t d = 0; d < a.head_dim; ++d) q[r * a.head_dim + d * n + i] = from[d];
+                const float* from = a.q + (t * a.heads + kv_head * group + (r + i) % group) * dim;
+                const Coding coding(from, dim, kCodeRange);
+                coding.encode(from, dim, codes);
+                step[r + i] = coding.step * scale;
+                for (int64_t d = 0; d < dim; d += 2) std::memcpy(q + r * even(dim) + d * n + 2 * i, codes + d, 4);
             }
         });
     }
 
-    // Row *r* before a page, and what it sees of those that begin at *base*.
-    QueryRow see(const PartialAttention& part, int64_t r, int64_t base) const {
+    // What row *r* sees of the page that begins at *base*.
+    QueryRow see(int64_t r, int64_t base) const {
         const int64_t t = t0 + r / group;
-        return {part.acc + r * a.head_dim, int(std::clamp<int64_t>(a.first_key(t) - base, 0, kKeyBlock)),
-                int(std::clamp<int64_t>(a.start + t + 1 - base, 0, kKeyBlock)), 1.0f};
+        return {int(std::clamp<int64_t>(a.first_key(t) - base, 0, kKeyBlock)),
+                int(std::clamp<int64_t>(a.start + t + 1 - base, 0, kKeyBlock)), 1.0f, 0.0f};
     }
 
-    // *from*, a page's keys or values, as it is or as float32.
-    template <class T>
-    const T* as(const uint16_t* from) const {
-        if constexpr (Tile<T>::kDirect) return from;
-        else {
-            for (int64_t i = 0; i < a.head_dim * kKeyBlock; i += Lanes::kWidth) Lanes::load(from + i).store(copy + i);
-            return copy;
-        }
-    }
-
-    // Keys and values of the page that begins at *base*; *next* are the keys that are seen after it.
-    template <class T>
-    void attend_page(const uint16_t* keys, const uint16_t* values, const uint16_t* next, int64_t base,
+    // A tile of N rows over the page that begins at *base*. The values, and the keys that are seen *next*, are fetched
+    // while what comes before them is read.
+    template <int N, int kVectors, bool kFetch>
+    void attend_page(int64_t r, CachePage keys, CachePage values, const int16_t* next, int64_t base,
                      const PartialAttention& part) const {
+        constexpr int kStep = kVectors * Lanes::kWidth;
         const int64_t dim = a.head_dim;
-        const bool whole = base >= a.first_key(t1 - 1) && base + kKeyBlock <= a.start + t0 + 1;
-        const T* at = as<T>(keys);
-        tiles<Tile<T>::kRows>([&](int64_t r, auto n) {
-            // Later rows see no fewer keys and begin no earlier.
-            const int first = whole ? 0 : see(part, r, base).first, last = whole ? kKeyBlock : see(part, r + n - 1, base).last;
-            score_page<n>(q + r * dim, at, r == 0 ? values : nullptr, dim, first, last, score + r);
-        });
-        at = as<T>(values);
-        tiles<Tile<T>::kRows>([&](int64_t r, auto n) {
-            QueryRow row[n];
-            for (int i = 0; i < n; ++i)
-                row[i] = whole ? QueryRow{part.acc + (r + i) * dim, 0, kKeyBlock, 1.0f} : see(part, r + i, base);
-            weigh_rows<n>(a, row, part.top + r, part.sum + r, score + r);
-            add_page<n>(row, at, r == 0 ? next : nullptr, dim, score + r);
-        });
+        QueryRow row[N];
+        for (int n = 0; n < N; ++n) row[n] = see(r + n, base);
+        // Later rows see no fewer keys and begin no earlier.
+        const int first = row[0].first, last = row[N - 1].last;
+        if (first >= last) return;
+        alignas(64) float score[N][kKeyBlock];
+        alignas(64) int16_t codes[N][kKeyBlock];
+        const int16_t* soon = values.codes;
+        for (int at = first / kStep * kStep; at < last; at += kStep, soon = nullptr)
+            if (kFetch && soon) score_keys<N, kVectors, kFetch>(q + r * even(dim), step + r, keys, soon, dim, at, score);
+            else score_keys<N, kVectors, false>(q + r * even(dim), step + r, keys, soon, dim, at, score);
+        weigh_rows<N>(a, row, values.steps, part.top + r, part.sum + r, score, codes);
+        const int from = first & ~1, to = (last + 1) & ~1;
+        add_values<N, kVectors, kFetch>(row, values.codes, next, dim, from, to, codes, part.acc + r * dim);
     }
 
     // The pages of one split.
@@ -284,11 +292,18 @@ struct Block {
             const int64_t base = p * kKeyBlock;
             if (base >= a.start + t1) break;
             if (base + kKeyBlock <= a.first_key(t0)) continue;
-            const int64_t offset = a.layer_offset + kv_head * dim * kKeyBlock;
-            const uint16_t *keys = a.pages[p] + offset, *values = keys + a.kv_heads * dim * kKeyBlock;
-            const uint16_t* next = base + kKeyBlock >= a.start + t1 ? keys : a.pages[p + 1] + offset;
-            if (rows <= kDirectRows) attend_page<uint16_t>(keys, values, next, base, part);
-            else attend_page<float>(keys, values, next, base, part);
+            const int16_t* page = a.pages[p] + a.layer_offset;
+            const CachePage keys(page, kv_head, dim), values(page, a.kv_heads + kv_head, dim);
+            const bool end = base + kKeyBlock >= a.start + t1;
+            const int16_t* next = end ? keys.codes : CachePage(a.pages[p + 1] + a.layer_offset, kv_head, dim).codes;
+            if (rows > kFetchRows)
+                tiles<kManyRows>([&](int64_t r, auto n) {
+                    attend_page<n, kManyVectors, false>(r, keys, values, next, base, part);
+                });
+            else
+                tiles<kFewRows>([&](int64_t r, auto n) {
+                    attend_page<n, kFewVectors, true>(r, keys, values, next, base, part);
+                });
         }
     }
 };
@@ -298,9 +313,10 @@ void attend(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int
             float* scratch) {
     const Block block(a, kv_head, t0, t1, scratch);
     const int64_t rows = block.rows;
-    const PartialAttention seen(partial, rows, a.head_dim), more(block.q + rows * a.head_dim, rows, a.head_dim);
-    if (rows <= kDirectRows) block.take_queries<kFewRows>();
-    else block.take_queries<kManyRows>();
+    const PartialAttention seen(partial, rows, a.head_dim), more(block.rest, rows, a.head_dim);
+    auto* codes = reinterpret_cast<int16_t*>(block.rest);
+    if (rows > kFetchRows) block.take_queries<kManyRows>(codes);
+    else block.take_queries<kFewRows>(codes);
     block.attend_split(first, seen);
     for (int64_t split = first + 1; split < last; ++split) {
         block.attend_split(split, more);
@@ -309,35 +325,24 @@ void attend(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int
 }
 
 // One position's key and value, (kv_heads, dim) each, into place *slot* of a page.
-void store_position(const float* k, const float* v, int64_t kv_heads, int64_t dim, int64_t slot, uint16_t* page) {
-    alignas(64) uint16_t half[16];
-    const auto to_halves = [&](const float* x, int64_t n) {
-#if defined(BITNET_F16C)
-        if (n == 16) {
-            for (int i = 0; i < 16; i += 8)
-                _mm_store_si128(reinterpret_cast<__m128i*>(half + i),
-                                _mm256_cvtps_ph(_mm256_loadu_ps(x + i), _MM_FROUND_TO_NEAREST_INT));
-            return;
+void store_position(const float* k, const float* v, int64_t kv_heads, int64_t dim, int64_t slot, int16_t* page) {
+    alignas(64) int16_t codes[kLanes];
+    // A pair of keys' codes are neighbouring elements, one of values' neighbouring positions.
+    const auto store = [&](const float* x, int64_t head, bool keys) {
+        int16_t* to = page + head * head_words(dim);
+        const Coding coding(x, dim, keys ? kCodeRange : kValueRange);
+        for (int64_t d = 0; d < dim; d += kLanes) {
+            const int64_t n = std::min<int64_t>(kLanes, dim - d);
+            coding.encode(x + d, n, codes);
+            if (keys)
+                for (int64_t i = 0; i < n; ++i) to[(d + i) / 2 * 2 * kKeyBlock + 2 * slot + i % 2] = codes[i];
+            else
+                for (int64_t i = 0; i < n; ++i) to[slot / 2 * 2 * even(dim) + 2 * (d + i) + slot % 2] = codes[i];
         }
-#elif defined(BITNET_NEON)
-        if (n == 16) {
-            for (int i = 0; i < 16; i += 4) vst1_u16(half + i, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(x + i))));
-            return;
-        }
-#endif
-        for (int64_t i = 0; i < n; ++i) half[i] = float_to_half(x[i]);
+        if (keys && dim % 2 != 0) to[dim / 2 * 2 * kKeyBlock + 2 * slot + 1] = 0;
+        std::memcpy(to + kKeyBlock * even(dim) + 2 * slot, &coding.step, sizeof(float));
     };
-    for (int64_t h = 0; h < kv_heads; ++h) {
-        uint16_t* keys = page + h * dim * kKeyBlock + slot;
-        uint16_t* values = page + (kv_heads + h) * dim * kKeyBlock + slot * dim;
-        for (int64_t d = 0; d < dim; d += 16) {
-            const int64_t n = dim - d < 16 ? dim - d : 16;
-            to_halves(k + h * dim + d, n);
-            for (int64_t i = 0; i < n; ++i) keys[(d + i) * kKeyBlock] = half[i];
-            to_halves(v + h * dim + d, n);
-            std::memcpy(values + d, half, size_t(n) * 2);
-        }
-    }
+    for (int64_t h = 0; h < kv_heads; ++h) store(k + h * dim, h, true), store(v + h * dim, kv_heads + h, false);
 }
 
 }  // namespace

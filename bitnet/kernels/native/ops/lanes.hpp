@@ -1,4 +1,4 @@
-// A register of floats: what attention needs of an instruction set. `scalar` does not fuse.
+// A register of floats: what attention needs of an instruction set.
 #pragma once
 
 #include <cmath>
@@ -14,11 +14,11 @@ struct Lanes {
     __m512 v;
     static Lanes set(float f) { return {_mm512_set1_ps(f)}; }
     static Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
-    static Lanes load(const uint16_t* p) {
-        return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
-    }
     void store(float* p) const { _mm512_storeu_ps(p, v); }
-    void add_product(Lanes a, Lanes b) { v = _mm512_fmadd_ps(a.v, b.v, v); }
+    // Nearest integers, halves to even, of numbers that int16 holds.
+    void round_to(int16_t* p) const {
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(v)));
+    }
     friend Lanes operator+(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
     friend Lanes operator-(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
     friend Lanes operator*(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
@@ -28,10 +28,10 @@ struct Lanes {
     Lanes unless_below(Lanes x, float least) const {
         return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(least), _CMP_NLT_UQ), v)};
     }
-    // 2^n for the number *this* = n + 1.5 * 2^23.
-    Lanes power_of_two() const {
-        const __m512i n = _mm512_sub_epi32(_mm512_castps_si512(v), _mm512_set1_epi32(0x4b400000 - 127));
-        return {_mm512_castsi512_ps(_mm512_slli_epi32(n, 23))};
+    // *p* times 2^n, where *this* = n + 1.5 * 2^23 and the product is a normal number.
+    Lanes scale(Lanes p) const {
+        const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(v), 23);
+        return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), n))};
     }
     __m256 low() const { return _mm512_castps512_ps256(v); }
     __m256 high() const { return _mm512_extractf32x8_ps(v, 1); }
@@ -42,11 +42,12 @@ struct Lanes {
     __m256 v;
     static Lanes set(float f) { return {_mm256_set1_ps(f)}; }
     static Lanes load(const float* p) { return {_mm256_loadu_ps(p)}; }
-    static Lanes load(const uint16_t* p) {
-        return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-    }
     void store(float* p) const { _mm256_storeu_ps(p, v); }
-    void add_product(Lanes a, Lanes b) { v = _mm256_fmadd_ps(a.v, b.v, v); }
+    void round_to(int16_t* p) const {
+        const __m256i whole = _mm256_cvtps_epi32(v);
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                         _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
+    }
     friend Lanes operator+(Lanes a, Lanes b) { return {_mm256_add_ps(a.v, b.v)}; }
     friend Lanes operator-(Lanes a, Lanes b) { return {_mm256_sub_ps(a.v, b.v)}; }
     friend Lanes operator*(Lanes a, Lanes b) { return {_mm256_mul_ps(a.v, b.v)}; }
@@ -54,9 +55,9 @@ struct Lanes {
     Lanes unless_below(Lanes x, float least) const {
         return {_mm256_and_ps(_mm256_cmp_ps(x.v, _mm256_set1_ps(least), _CMP_NLT_UQ), v)};
     }
-    Lanes power_of_two() const {
-        const __m256i n = _mm256_sub_epi32(_mm256_castps_si256(v), _mm256_set1_epi32(0x4b400000 - 127));
-        return {_mm256_castsi256_ps(_mm256_slli_epi32(n, 23))};
+    Lanes scale(Lanes p) const {
+        const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(v), 23);
+        return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.v), n))};
     }
 };
 #elif defined(BITNET_NEON)
@@ -65,12 +66,10 @@ struct Lanes {
     float32x4_t low, high;
     static Lanes set(float f) { return {vdupq_n_f32(f), vdupq_n_f32(f)}; }
     static Lanes load(const float* p) { return {vld1q_f32(p), vld1q_f32(p + 4)}; }
-    static Lanes load(const uint16_t* p) {
-        const float16x8_t halves = vreinterpretq_f16_u16(vld1q_u16(p));
-        return {vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
-    }
     void store(float* p) const { vst1q_f32(p, low), vst1q_f32(p + 4, high); }
-    void add_product(Lanes a, Lanes b) { low = vfmaq_f32(low, a.low, b.low), high = vfmaq_f32(high, a.high, b.high); }
+    void round_to(int16_t* p) const {
+        vst1q_s16(p, vcombine_s16(vmovn_s32(vcvtnq_s32_f32(low)), vmovn_s32(vcvtnq_s32_f32(high))));
+    }
     friend Lanes operator+(Lanes a, Lanes b) { return {vaddq_f32(a.low, b.low), vaddq_f32(a.high, b.high)}; }
     friend Lanes operator-(Lanes a, Lanes b) { return {vsubq_f32(a.low, b.low), vsubq_f32(a.high, b.high)}; }
     friend Lanes operator*(Lanes a, Lanes b) { return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)}; }
@@ -83,12 +82,12 @@ struct Lanes {
         };
         return {cut(low, x.low), cut(high, x.high)};
     }
-    Lanes power_of_two() const {
-        const auto power = [](float32x4_t of) {
-            return vreinterpretq_f32_u32(
-                vshlq_n_u32(vsubq_u32(vreinterpretq_u32_f32(of), vdupq_n_u32(0x4b400000 - 127)), 23));
+    Lanes scale(Lanes p) const {
+        const auto scaled = [](float32x4_t of, float32x4_t by) {
+            const uint32x4_t n = vshlq_n_u32(vreinterpretq_u32_f32(by), 23);
+            return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(of), n));
         };
-        return {power(low), power(high)};
+        return {scaled(p.low, low), scaled(p.high, high)};
     }
 };
 #else
@@ -107,14 +106,11 @@ struct Lanes {
     static Lanes load(const float* p) {
         return of([&](int i) { return p[i]; });
     }
-    static Lanes load(const uint16_t* p) {
-        return of([&](int i) { return half_to_float(p[i]); });
-    }
     void store(float* p) const {
         for (int i = 0; i < 8; ++i) p[i] = v[i];
     }
-    void add_product(const Lanes& a, const Lanes& b) {
-        for (int i = 0; i < 8; ++i) v[i] += a.v[i] * b.v[i];
+    void round_to(int16_t* p) const {
+        for (int i = 0; i < 8; ++i) p[i] = int16_t(v[i] == v[i] ? int32_t(round_half_even(v[i])) : 0);
     }
     friend Lanes operator+(const Lanes& a, const Lanes& b) {
         return of([&](int i) { return a.v[i] + b.v[i]; });
@@ -131,8 +127,8 @@ struct Lanes {
     Lanes unless_below(const Lanes& x, float least) const {
         return of([&](int i) { return x.v[i] < least ? 0.0f : v[i]; });
     }
-    Lanes power_of_two() const {
-        return of([&](int i) { return bits_to_float((float_to_bits(v[i]) - (0x4b400000u - 127u)) << 23); });
+    Lanes scale(const Lanes& p) const {
+        return of([&](int i) { return bits_to_float(float_to_bits(p.v[i]) + (float_to_bits(v[i]) << 23)); });
     }
 };
 #endif
@@ -172,16 +168,14 @@ struct Sixteen {
 };
 #endif
 
-// exp_or_zero of numbers that are not above 0.
-inline Lanes exp_or_zero(Lanes x) {
-    const Lanes clamped = Lanes::larger(Lanes::set(-87.0f), x), round = Lanes::set(12582912.0f);
-    const Lanes shifted = clamped * Lanes::set(1.44269504f) + round, n = shifted - round;
-    const Lanes r = (clamped - n * Lanes::set(0.693359375f)) + n * Lanes::set(2.12194440e-4f);
-    Lanes p = Lanes::set(1.9875691500e-4f);
-    for (const float next : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-        p = p * r + Lanes::set(next);
-    p = p * r * r + r + Lanes::set(1.0f);
-    return (p * shifted.power_of_two()).unless_below(x, -87.0f);
+// 2^x of numbers that are not above 0, 2^-100 at least: the operations of `power_or_zero`. A NaN stays one if it is
+// what operations make of other numbers, or `NAN`.
+inline Lanes power(Lanes x) {
+    const Lanes round = Lanes::set(12582912.0f), clamped = Lanes::larger(Lanes::set(kLeastPower), x);
+    const Lanes n = clamped + round, r = clamped - (n - round);
+    Lanes p = Lanes::set(kPower[0]);
+    for (int i = 1; i < 6; ++i) p = p * r + Lanes::set(kPower[i]);
+    return n.scale(p);
 }
 
 }  // namespace

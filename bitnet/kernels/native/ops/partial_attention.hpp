@@ -19,7 +19,7 @@ namespace {
         const float *more_top = from.top + r0, *more_sum = from.sum + r0;
         float both[kRows] = {}, a[kRows] = {}, b[kRows] = {};
         for (int i = 0; i < n; ++i) both[i] = more_top[i] > top[i] ? more_top[i] : top[i], a[i] = top[i], b[i] = more_top[i];
-        for (int i = 0; i < kRows; ++i) a[i] = exp_or_zero(a[i] - both[i]), b[i] = exp_or_zero(b[i] - both[i]);
+        for (int i = 0; i < kRows; ++i) a[i] = power_or_zero(a[i] - both[i]), b[i] = power_or_zero(b[i] - both[i]);
         for (int i = 0; i < n; ++i) {
             if (more_sum[i] == 0.0f) continue;
             float* __restrict acc = into.acc + (r0 + i) * dim;

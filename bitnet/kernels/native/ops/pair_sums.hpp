@@ -1,0 +1,90 @@
+// Sums of products of int16, two at a time: what attention needs of an instruction set for its codes.
+//
+// A register of `Pairs` holds two neighbouring codes of each of kWidth sums. The sums are integers, so
+// any order of additions gives the same.
+#pragma once
+
+#if defined(BITNET_F16C)
+#include "isa/simd_x86.hpp"
+#endif
+#include "ops/lanes.hpp"
+
+namespace bitnet {
+namespace {
+
+#if defined(__AVX512VNNI__)
+struct PairSums {
+    using Pairs = __m512i;
+    __m512i v = _mm512_setzero_si512();
+    static Pairs load(const int16_t* p) { return _mm512_loadu_si512(p); }
+    static Pairs broadcast(const int16_t* pair) { return _mm512_set1_epi32(read<int32_t>(pair)); }
+    void add(Pairs a, Pairs b) {
+        v = _mm512_dpwssd_epi32(v, a, b);
+        pin(v);
+    }
+    Lanes numbers() const { return {_mm512_cvtepi32_ps(v)}; }
+};
+#elif defined(BITNET_F16C)
+struct PairSums {
+    using Pairs = __m256i;
+    __m256i v = _mm256_setzero_si256();
+    static Pairs load(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+    static Pairs broadcast(const int16_t* pair) { return _mm256_set1_epi32(read<int32_t>(pair)); }
+    void add(Pairs a, Pairs b) {
+#if defined(__AVXVNNI__)
+        v = _mm256_dpwssd_avx_epi32(v, a, b);
+#elif defined(__GNUC__)
+        // In place: GCC 12 adds into the register of the product and moves it back.
+        asm("vpaddd %1, %0, %0" : "+v"(v) : "v"(_mm256_madd_epi16(a, b)));
+#else
+        v = _mm256_add_epi32(v, _mm256_madd_epi16(a, b));
+#endif
+    }
+    Lanes numbers() const { return {_mm256_cvtepi32_ps(v)}; }
+};
+#elif defined(BITNET_NEON)
+struct PairSums {  // the products of the first and of the second code of a pair apart
+    struct Pairs {
+        int16x8_t low, high;
+    };
+    int32x4_t v[4] = {vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0), vdupq_n_s32(0)};
+    static Pairs load(const int16_t* p) { return {vld1q_s16(p), vld1q_s16(p + 8)}; }
+    static Pairs broadcast(const int16_t* pair) {
+        const int16x8_t b = vreinterpretq_s16_s32(vdupq_n_s32(read<int32_t>(pair)));
+        return {b, b};
+    }
+    void add(Pairs a, Pairs b) {
+        v[0] = vmlal_s16(v[0], vget_low_s16(a.low), vget_low_s16(b.low));
+        v[1] = vmlal_high_s16(v[1], a.low, b.low);
+        v[2] = vmlal_s16(v[2], vget_low_s16(a.high), vget_low_s16(b.high));
+        v[3] = vmlal_high_s16(v[3], a.high, b.high);
+    }
+    Lanes numbers() const { return {vcvtq_f32_s32(vpaddq_s32(v[0], v[1])), vcvtq_f32_s32(vpaddq_s32(v[2], v[3]))}; }
+};
+#else
+struct PairSums {
+    struct Pairs {
+        int16_t code[16];
+    };
+    uint32_t v[8] = {};  // modulo 2^32: sums over keys out of sight, whose codes may be anything, are not used
+    static Pairs load(const int16_t* p) {
+        Pairs out;
+        std::memcpy(out.code, p, sizeof out.code);
+        return out;
+    }
+    static Pairs broadcast(const int16_t* pair) {
+        Pairs out;
+        for (int i = 0; i < 16; ++i) out.code[i] = pair[i % 2];
+        return out;
+    }
+    void add(const Pairs& a, const Pairs& b) {
+        for (int i = 0; i < 16; ++i) v[i / 2] += uint32_t(int32_t(a.code[i]) * b.code[i]);
+    }
+    Lanes numbers() const {
+        return Lanes::of([&](int i) { return float(int32_t(v[i])); });
+    }
+};
+#endif
+
+}  // namespace
+}  // namespace bitnet

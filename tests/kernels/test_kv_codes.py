@@ -1,0 +1,80 @@
+"""Keys and values as codes: what they hold, and what they cannot."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from bitnet.kernels import kv_codes
+
+VECTORS = arrays(np.float32, st.integers(1, 300), elements=st.floats(-(2.0**50), 2.0**50, width=32))
+LONGEST = [kv_codes.KEY_RANGE, kv_codes.VALUE_RANGE]
+WEIGHTS = 131_000  # the most that the codes of a page's weights add up to, but for rounding
+
+
+def lengths(codes):
+    return np.sqrt((codes.astype(np.int64) ** 2).sum(axis=-1))
+
+
+@given(VECTORS, st.sampled_from(LONGEST))
+def test_numbers_come_back_within_half_a_step(x, longest):
+    codes, step = kv_codes.encode(x, longest)
+    length = np.linalg.norm(x.astype(np.float64))
+    assert abs(codes * np.float64(step) - x).max() <= 0.5001 * step + 1e-18
+    assert step <= 1.0001 * length / longest
+    assert lengths(codes) <= longest + np.sqrt(x.size)
+
+
+def test_no_sum_of_products_leaves_int32():
+    """Of any part of a query and a key, and of the weights of a page and the values it holds."""
+    rng = np.random.default_rng(1)
+    for dim in (1, 64, 4096):
+        for x in (np.ones(dim), np.eye(dim)[0], rng.standard_normal(dim)):
+            (key, _), (value, _) = (kv_codes.encode(x, longest) for longest in LONGEST)
+            assert (key.astype(np.int64) ** 2).sum() < 2**31
+            assert abs(value.astype(np.int64)).max() * (WEIGHTS + kv_codes.PAGE) < 2**31
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_what_is_not_finite_has_a_step_that_says_so(bad):
+    x = np.ones((2, 5), dtype=np.float32)
+    x[1, 3] = bad
+    codes, steps = kv_codes.encode(x, kv_codes.KEY_RANGE)
+    assert np.isfinite(steps[0])
+    assert np.isnan(steps[1])
+    assert not codes[1].any()
+
+
+@pytest.mark.parametrize("tiny", [0.0, 1e-19, 1e-38])
+def test_what_is_too_small_is_zero(tiny):
+    codes, step = kv_codes.encode(np.full(64, tiny, dtype=np.float32), kv_codes.VALUE_RANGE)
+    assert step == 0
+    assert not codes.any()
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 21, 64])
+def test_places_keep_what_is_stored_in_any_order(head_dim):
+    rng = np.random.default_rng(2)
+    page = np.full((2, 3, kv_codes.page_words(head_dim)), -1, dtype=np.int16)
+    expected = np.zeros((2, 3, kv_codes.PAGE, head_dim))
+    for start, stop in ((10, 64), (0, 7), (7, 10), (30, 33)):
+        keys, values = rng.standard_normal((2, stop - start, 3, head_dim)).astype(np.float32)
+        kv_codes.store(page, slice(start, stop), keys, values)
+        for to, x, longest in zip(expected, (keys, values), LONGEST, strict=True):
+            codes, steps = kv_codes.encode(x, longest)
+            to[:, start:stop] = (codes * steps[..., None]).transpose(1, 0, 2)
+    keys, values = kv_codes.load(page[None], head_dim)
+    np.testing.assert_array_equal(keys, expected[0].astype(np.float32))
+    np.testing.assert_array_equal(values, expected[1].astype(np.float32))
+
+
+def test_pages_are_those_that_positions_fill_one_by_one():
+    keys, values = np.random.default_rng(3).standard_normal((2, 2, 130, 20)).astype(np.float32)
+    pages = kv_codes.pages_of(keys, values)
+    assert pages.shape == (3, 2, 2, kv_codes.page_words(20))
+    one_by_one = np.zeros_like(pages)
+    for at in range(130):
+        slot = slice(at % 64, at % 64 + 1)
+        kv_codes.store(one_by_one[at // 64], slot, keys[None, :, at], values[None, :, at])
+    np.testing.assert_array_equal(pages, one_by_one)
