@@ -47,7 +47,7 @@ __all__ = [
 
 _FIRST = 3  # elements shown of an array
 _LONGEST = 100  # characters shown of a text
-_KV_BYTES = 2  # per value in the KV cache: f16
+_KV_BYTES, _STEP_BYTES = 2, 4  # per number of a key or value in the KV cache, and per vector
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Memory:
 
     Attributes:
         weights: all tensors as stored.
-        kv_per_token: keys and values of all layers for one token, at 16 bits.
+        kv_per_token: keys and values of all layers for one token: 16 bits a number and a step a vector.
         context_length: positions the model was trained for.
         kv_at_context: KV cache of that many tokens; layers with a window keep at most the window.
         total: weights and a full cache.
@@ -192,7 +192,7 @@ class Inspection:
         if memory.kv_per_token is None:
             yield "  KV cache: unknown, the metadata does not describe the attention"
             return
-        yield f"  KV cache: {human_size(memory.kv_per_token)} per token (f16)"
+        yield f"  KV cache: {human_size(memory.kv_per_token)} per token (16 bits)"
         if memory.kv_at_context is not None and memory.total is not None:
             yield (
                 f"  at {memory.context_length:,} tokens: KV cache "
@@ -415,7 +415,7 @@ def _kv_per_token(gguf: GGUF) -> int | None:
     value = _number(metadata, f"{name}.attention.value_length") or head_dim
     if key is None or value is None or total_heads < 0:
         return None
-    return total_heads * (key + value) * _KV_BYTES
+    return total_heads * ((key + value) * _KV_BYTES + 2 * _STEP_BYTES)
 
 
 def _shown(value: Any) -> str:

@@ -68,8 +68,8 @@ def test_tensors_encodings_memory_and_ternary_counts_are_worked_out(bitnet_file)
         ("I2_S", 1, 256),
     ]
     assert found.memory.weights == 5120 * 4 + 256 // 4 + 32
-    # 3 layers, 2 heads for keys and values, 64 numbers each, keys and values, 2 bytes
-    assert found.memory.kv_per_token == 3 * 2 * 64 * 2 * 2
+    # 3 layers, 2 heads; keys and values; 64 numbers of 2 bytes and a step of 4
+    assert found.memory.kv_per_token == 3 * 2 * 2 * (64 * 2 + 4)
     assert found.memory.kv_at_context == found.memory.kv_per_token * 1000
     (ternary,) = found.ternary
     assert (ternary.minus, ternary.zero, ternary.plus, ternary.scale) == (64, 128, 64, 0.5)
@@ -83,7 +83,7 @@ def test_layers_with_a_window_keep_no_more_than_it(tmp_path):
     metadata = tiny_models.metadata("gemma3", context_length=32_768, block_count=6)
     embedding = f32("token_embd.weight", (tiny_models.DIM, tiny_models.VOCAB))
     found = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata, [embedding])).memory
-    assert found.kv_per_token == 6 * 2 * 64 * 2 * 2
+    assert found.kv_per_token == 6 * 2 * 2 * (64 * 2 + 4)
     one_layer = found.kv_per_token * 32_768 // 6
     assert one_layer < found.kv_at_context < 1.3 * one_layer
     strange = metadata | {"gemma3.attention.sliding_window": -1}
@@ -96,7 +96,7 @@ def test_key_and_value_heads_may_differ_per_layer(tmp_path):
     metadata["llama.attention.head_count_kv"] = Typed(INT32, [1, 2, 4])
     metadata["llama.attention.key_length"] = 10
     found = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata))
-    assert found.memory.kv_per_token == 7 * (10 + 16) * 2
+    assert found.memory.kv_per_token == 7 * ((10 + 16) * 2 + 2 * 4)
 
 
 @pytest.mark.parametrize(
