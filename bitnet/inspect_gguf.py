@@ -71,7 +71,7 @@ class Memory:
 
     Attributes:
         weights: all tensors as stored.
-        kv_per_token: keys and values of all layers for one token: 16 bits a number and a step a vector.
+        kv_per_token: keys and values of all layers for one token, at 16 bits, and their steps.
         context_length: positions the model was trained for.
         kv_at_context: KV cache of that many tokens; layers with a window keep at most the window.
         total: weights and a full cache.
