@@ -42,8 +42,8 @@ def test_a_model_that_runs_is_described_from_its_header(model):
     assert sum(found.encodings.values()) == pytest.approx(1.0)
     assert (found.vocab_size, found.context_length, found.has_tokenizer) == (40, 128, True)
     assert found.licence == "mit"
-    # two layers of two heads with keys and values of 64 numbers at 16 bits
-    cache = 2 * 2 * (64 + 64) * 2 * 128
+    # two layers of two heads; keys and values of 64 numbers at 16 bits and a step of 4 bytes
+    cache = 2 * 2 * 2 * (64 * 2 + 4) * 128
     weights = 40 * 256 * 4 + 256 * 256 // 4 + 32
     assert found.memory_bytes == weights + cache + plan.OVERHEAD_BYTES
     text = "\n".join(found.lines())

@@ -51,7 +51,7 @@ def paged(k, v):
 
 
 def decoded(x, length):
-    """What is left of keys or values, in float64."""
+    """Keys or values as their codes hold them, in float64."""
     codes, steps = kv_codes.encode(x, length)
     return codes * steps[..., None].astype(np.float64)
 
