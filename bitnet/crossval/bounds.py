@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["CLEARLY_BETTER", "LEAST_NOISE", "Bounds", "SideBounds", "bounds_for", "near_tie_for"]
 
 # Largest accepted mean KL from the float64 pass: the largest measured value, rounded up (llama.cpp
-# 4.3e-3); for floats, that of the f16 KV cache with a margin for models that amplify more. Two
-# correct C++ engines are 5.1e-3 apart.
+# 4.3e-3); for floats, that of a KV cache in 16 bits with a margin for models that amplify more.
+# Two correct C++ engines are 5.1e-3 apart.
 NOISE: dict[Arithmetic, float] = {"int8": 5e-3, "float": 1e-5}
 
 # Bounds are three times the measured value: other prompts, other processors.

@@ -25,6 +25,7 @@ __all__ = [
     "Instruction",
     "Program",
     "Rotation",
+    "Seen",
     "Segment",
     "layers_by_window",
 ]

@@ -26,8 +26,8 @@ needs_native = pytest.mark.skipif(
     native.module() is None, reason="the compiled module is not installed"
 )
 TOKENS = [5, 9, 33, 2, 61, 17, 8, 40]
-# Largest difference of a logit relative to the range of the logits, both with an f16 cache.
-# Float weights: sums in another order, then rounded to f16 in the cache.
+# Largest difference of a logit relative to the range of the logits, both with a cache of codes.
+# Float weights: sums in another order, then rounded to codes, as are queries and weights.
 FLOAT_TOLERANCE = 2e-3
 # Block weights: activations in 8 bits, the reference keeps them whole.
 ROUNDED_TOLERANCE = 0.1

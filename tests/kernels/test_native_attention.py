@@ -107,6 +107,16 @@ def test_a_key_or_value_without_a_number_gives_none(which, bad, level):
     assert np.isnan(got[4:, :2]).all()
 
 
+@pytest.mark.parametrize("best", [9, 100])
+def test_a_value_without_a_number_gives_none_whatever_its_weight(best, level):
+    """In the page of the best key as in another one."""
+    q = np.ones((1, 1, 16), dtype=np.float32)
+    k, v = np.zeros((128, 1, 16), dtype=np.float32), np.ones((128, 1, 16), dtype=np.float32)
+    k[best, 0, 0] = 200.0  # 2^288 times the weight of the others
+    v[5, 0, 3] = np.nan
+    assert np.isnan(attend(q, k, v, 127, scale=1.0, window=0, softcap=0.0)).all()
+
+
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
 def test_the_size_of_numbers_does_not_matter(scale, level):
     """Steps follow it; a float16 would be zero or infinite."""
@@ -239,9 +249,9 @@ def row_by_definition(q, k, v, *, scale, window, softcap):
             of_page = scores.max()
             weights[here] = power(found - of_page)
             counts = scores[here] - of_page >= -100
-            shares[here] = np.where(counts, weights[here] * values.steps[seen], f(0))
+            shares[here] = np.where(counts, weights[here], f(0)) * values.steps[seen]
             unit = max(in_lanes(shares) / f(131000), shares.max() / f(32767))
-            codes = np.rint(shares * (f(1) / unit)).astype(np.int64)
+            codes = np.rint(shares * (f(1) / unit if unit > f(1e-30) else f(0))).astype(np.int64)
             assert codes.max() < 2**15
             most = max(top, of_page)
             before, now = power_or_zero(np.array([top - most, of_page - most]))

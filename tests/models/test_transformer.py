@@ -95,7 +95,7 @@ def test_a_trace_of_the_two_backends_agrees_step_by_step():
     traces = (it.traced([5, 9, 33], KVCache(it.config, 8)) for it in (exact, model))
     for (name, expected), (other, found) in zip(*traces, strict=True):
         assert name == other
-        # Float32 sums, and keys and values rounded to f16: 11 bits of the largest element.
+        # Float32 sums, and what attention multiplies rounded to 16 bits of a vector's length.
         np.testing.assert_allclose(found, expected, atol=2e-3 * np.abs(expected).max())
 
 

@@ -56,7 +56,7 @@ public:
     // The output rows of register *result*, those of all segments one after the other.
     void run(const int64_t* tokens, const std::vector<Segment>& segments, int result, float* out);
 
-    // f16 numbers of one layer in a page.
+    // int16 of one layer in a page.
     int64_t layer_words() const { return 2 * kv_heads_ * head_words(head_dim_); }
 
 private:

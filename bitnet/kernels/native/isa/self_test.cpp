@@ -364,7 +364,7 @@ bool attention_agrees(const Kernels& k) {
     for (int64_t head = 0; head < a.kv_heads; ++head) {
         scalar_kernels().attend(a, head, 0, a.tokens, 0, 1, expected.data(), scratch);
         k.attend(a, head, 0, a.tokens, 0, 1, got.data(), scratch);
-        if (!close(got, expected, false)) return false;
+        if (!close(got, expected, true)) return false;
     }
     return true;
 }

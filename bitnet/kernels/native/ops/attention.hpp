@@ -5,6 +5,7 @@
 // follows a sum of integers is float32 without fused operations, in the order written here.
 #pragma once
 
+#include <cfloat>
 #include <type_traits>
 
 #include "ops/pair_sums.hpp"
@@ -13,9 +14,9 @@
 namespace bitnet {
 namespace {
 
-// Rows (queries of one head each) and registers of keys or elements of a tile: of many rows, and of the
-// few whose cache comes from memory.
-#if defined(__AVX512VNNI__)
+// Rows (queries of one head each) and registers of keys or elements of a tile, whose sums are held: of many rows, and
+// of few, as in decode. NEON's sums take two registers each.
+#if defined(__AVX512F__)
 constexpr int kManyRows = 8, kFewRows = 4;
 #elif defined(BITNET_F16C)
 constexpr int kManyRows = 6, kFewRows = 2;
@@ -26,7 +27,7 @@ constexpr int kManyRows = 1, kFewRows = 1;
 #endif
 constexpr float kLog2E = 1.44269504f;
 constexpr int kManyVectors = 2, kFewVectors = 4;
-constexpr int64_t kFetchRows = 2 * kFewRows;  // up to which memory is waited for
+constexpr int64_t kFetchRows = 2 * kFewRows;  // up to which the cache, in memory, is waited for
 
 // Two lines of the cache that are read soon: a page is too short for the hardware to see it coming.
 inline void fetch(const void* at) {
@@ -41,7 +42,7 @@ inline void fetch(const void* at) {
 }
 
 inline void fetch_steps(const int16_t* codes, int64_t dim) {
-    for (int i = 0; i < 2 * kKeyBlock; i += 64) fetch(codes + kKeyBlock * even(dim) + i);
+    for (int line = 0; line < 4; line += 2) fetch(codes + kKeyBlock * even(dim) + 32 * line);
 }
 
 // How a vector becomes int16 codes: its length becomes *range*, so the product of any parts of a query and a key is
@@ -107,8 +108,8 @@ void score_keys(const int16_t* q, const float* step, CachePage keys, const int16
 inline float look(const AttentionArgs& a, const QueryRow& row, float* score) {
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth;
     if (a.softcap > 0.0f) {
-        softcap(score, kKeyBlock, a.softcap, score);
-        for (int i = 0; i < kKeyBlock; ++i) score[i] *= kLog2E;
+        softcap(score + row.first, row.last - row.first, a.softcap, score + row.first);
+        for (int i = row.first; i < row.last; ++i) score[i] *= kLog2E;
     }
     for (int i = 0; i < row.first; ++i) score[i] = -INFINITY;
     for (int i = row.last; i < kKeyBlock; ++i) score[i] = -INFINITY;
@@ -130,8 +131,10 @@ inline Weighed weigh(float top, const float* steps, const float* score, int16_t*
     constexpr int kWidth = Lanes::kWidth, kParts = kLanes / kWidth, kCount = kKeyBlock / kWidth;
     Lanes part[kCount], weights[kParts], parts[kParts], most[kParts];
     for (int i = 0; i < kCount; ++i) {
-        const Lanes x = Lanes::load(score + i * kWidth) - Lanes::set(top), weight = power(x);
-        part[i] = (weight * Lanes::load(steps + i * kWidth)).unless_below(x, kLeastPower);
+        const Lanes its = Lanes::load(score + i * kWidth), x = its - Lanes::set(top), weight = power(x);
+        // Of what is hidden the step may be anything. One that is seen and NaN counts, however small its weight is.
+        const Lanes seen = Lanes::load(steps + i * kWidth).unless_below(its, -FLT_MAX);
+        part[i] = weight.unless_below(x, kLeastPower) * seen;
         const int lane = i % kParts;
         weights[lane] = i < kParts ? weight : weights[lane] + weight;
         parts[lane] = i < kParts ? part[i] : parts[lane] + part[i];
@@ -275,10 +278,11 @@ struct Block {
         if (first >= last) return;
         alignas(64) float score[N][kKeyBlock];
         alignas(64) int16_t codes[N][kKeyBlock];
-        const int16_t* soon = values.codes;
-        for (int at = first / kStep * kStep; at < last; at += kStep, soon = nullptr)
-            if (kFetch && soon) score_keys<N, kVectors, kFetch>(q + r * even(dim), step + r, keys, soon, dim, at, score);
-            else score_keys<N, kVectors, false>(q + r * even(dim), step + r, keys, soon, dim, at, score);
+        const int16_t* own = q + r * even(dim);
+        const int begin = first / kStep * kStep;
+        for (int at = begin; at < last; at += kStep)
+            if (kFetch && at == begin) score_keys<N, kVectors, kFetch>(own, step + r, keys, values.codes, dim, at, score);
+            else score_keys<N, kVectors, false>(own, step + r, keys, nullptr, dim, at, score);
         weigh_rows<N>(a, row, values.steps, part.top + r, part.sum + r, score, codes);
         const int from = first & ~1, to = (last + 1) & ~1;
         add_values<N, kVectors, kFetch>(row, values.codes, next, dim, from, to, codes, part.acc + r * dim);
@@ -339,7 +343,7 @@ void store_position(const float* k, const float* v, int64_t kv_heads, int64_t di
             else
                 for (int64_t i = 0; i < n; ++i) to[slot / 2 * 2 * even(dim) + 2 * (d + i) + slot % 2] = codes[i];
         }
-        if (keys && dim % 2 != 0) to[dim / 2 * 2 * kKeyBlock + 2 * slot + 1] = 0;
+        if (dim % 2 != 0) to[keys ? (dim - 1) * kKeyBlock + 2 * slot + 1 : slot / 2 * 2 * even(dim) + 2 * dim + slot % 2] = 0;
         std::memcpy(to + kKeyBlock * even(dim) + 2 * slot, &coding.step, sizeof(float));
     };
     for (int64_t h = 0; h < kv_heads; ++h) store(k + h * dim, h, true), store(v + h * dim, kv_heads + h, false);

@@ -35,7 +35,8 @@ namespace {
 constexpr float kPower[] = {1.326472731e-3f, 9.671512991e-3f, 5.550733581e-2f, 2.402224243e-1f, 6.931470037e-1f, 1.0f};
 constexpr float kLeastPower = -100.0f;
 
-// 2^x for the weights of a softmax, x not above 0: exactly 0 below 2^-100, NaN stays.
+// 2^x for the weights of a softmax, x not above 0: exactly 0 below 2^-100. NaN stays, as long as the last nine bits are
+// zero, which a shift puts into the exponent: `NAN` and what operations make of it or of infinities.
 [[maybe_unused]] inline float power_or_zero(float x) {
     const float clamped = x < kLeastPower ? kLeastPower : x, n = clamped + 12582912.0f, r = clamped - (n - 12582912.0f);
     float p = kPower[0];

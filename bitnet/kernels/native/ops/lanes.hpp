@@ -28,10 +28,10 @@ struct Lanes {
     Lanes unless_below(Lanes x, float least) const {
         return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(least), _CMP_NLT_UQ), v)};
     }
-    // *p* times 2^n, where *this* = n + 1.5 * 2^23 and the product is a normal number.
-    Lanes scale(Lanes p) const {
-        const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(v), 23);
-        return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(p.v), n))};
+    // *this* times 2^n, a normal number, for *power* = n + 1.5 * 2^23.
+    Lanes times_power(Lanes power) const {
+        const __m512i n = _mm512_slli_epi32(_mm512_castps_si512(power.v), 23);
+        return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), n))};
     }
     __m256 low() const { return _mm512_castps512_ps256(v); }
     __m256 high() const { return _mm512_extractf32x8_ps(v, 1); }
@@ -55,9 +55,9 @@ struct Lanes {
     Lanes unless_below(Lanes x, float least) const {
         return {_mm256_and_ps(_mm256_cmp_ps(x.v, _mm256_set1_ps(least), _CMP_NLT_UQ), v)};
     }
-    Lanes scale(Lanes p) const {
-        const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(v), 23);
-        return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p.v), n))};
+    Lanes times_power(Lanes power) const {
+        const __m256i n = _mm256_slli_epi32(_mm256_castps_si256(power.v), 23);
+        return {_mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v), n))};
     }
 };
 #elif defined(BITNET_NEON)
@@ -82,12 +82,12 @@ struct Lanes {
         };
         return {cut(low, x.low), cut(high, x.high)};
     }
-    Lanes scale(Lanes p) const {
+    Lanes times_power(Lanes power) const {
         const auto scaled = [](float32x4_t of, float32x4_t by) {
             const uint32x4_t n = vshlq_n_u32(vreinterpretq_u32_f32(by), 23);
             return vreinterpretq_f32_u32(vaddq_u32(vreinterpretq_u32_f32(of), n));
         };
-        return {scaled(p.low, low), scaled(p.high, high)};
+        return {scaled(low, power.low), scaled(high, power.high)};
     }
 };
 #else
@@ -127,8 +127,8 @@ struct Lanes {
     Lanes unless_below(const Lanes& x, float least) const {
         return of([&](int i) { return x.v[i] < least ? 0.0f : v[i]; });
     }
-    Lanes scale(const Lanes& p) const {
-        return of([&](int i) { return bits_to_float(float_to_bits(p.v[i]) + (float_to_bits(v[i]) << 23)); });
+    Lanes times_power(const Lanes& power) const {
+        return of([&](int i) { return bits_to_float(float_to_bits(v[i]) + (float_to_bits(power.v[i]) << 23)); });
     }
 };
 #endif
@@ -168,14 +168,13 @@ struct Sixteen {
 };
 #endif
 
-// 2^x of numbers that are not above 0, 2^-100 at least: the operations of `power_or_zero`. A NaN stays one if it is
-// what operations make of other numbers, or `NAN`.
+// 2^x of numbers that are not above 0, 2^-100 at least: the operations of `power_or_zero`.
 inline Lanes power(Lanes x) {
     const Lanes round = Lanes::set(12582912.0f), clamped = Lanes::larger(Lanes::set(kLeastPower), x);
     const Lanes n = clamped + round, r = clamped - (n - round);
     Lanes p = Lanes::set(kPower[0]);
     for (int i = 1; i < 6; ++i) p = p * r + Lanes::set(kPower[i]);
-    return n.scale(p);
+    return p.times_power(n);
 }
 
 }  // namespace

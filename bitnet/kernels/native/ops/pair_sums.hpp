@@ -12,7 +12,7 @@
 namespace bitnet {
 namespace {
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX512F__)
 struct PairSums {
     using Pairs = __m512i;
     __m512i v = _mm512_setzero_si512();
@@ -31,9 +31,7 @@ struct PairSums {
     static Pairs load(const int16_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
     static Pairs broadcast(const int16_t* pair) { return _mm256_set1_epi32(read<int32_t>(pair)); }
     void add(Pairs a, Pairs b) {
-#if defined(__AVXVNNI__)
-        v = _mm256_dpwssd_avx_epi32(v, a, b);
-#elif defined(__GNUC__)
+#if defined(__GNUC__)
         // In place: GCC 12 adds into the register of the product and moves it back.
         asm("vpaddd %1, %0, %0" : "+v"(v) : "v"(_mm256_madd_epi16(a, b)));
 #else
