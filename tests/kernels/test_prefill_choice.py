@@ -11,6 +11,7 @@ import pytest
 from bitnet import native
 from bitnet.cache.measurements import read_measurement, write_measurement
 from bitnet.kernels import prefill_choice
+from bitnet.kernels.kv_codes import pages_of
 from bitnet.kernels.measured import conditions
 from bitnet.kernels.prefill_choice import choose_prefill, measure
 
@@ -76,7 +77,25 @@ def test_a_measurement_is_of_encodings_that_differ_and_changes_nothing():
     assert "Q8_0_R16" in found
     assert not {"Q8_0", "F32_R16"} & found.keys()
     assert all(gain > 0 for gain in found.values())
+    assert found.pop("attention", 1.0) > 0
+    assert not NATIVE.take_attention(LEVELS[-1])
     assert {users(name)[0] for name in found} == {LEVELS[-1]}
+
+
+def test_attention_is_left_to_the_rival_that_is_faster_with_it():
+    keys, values, q = np.random.default_rng(5).standard_normal((3, 1, 100, 72)).astype(np.float32)
+    pages, q = pages_of(keys, values), q.reshape(50, 2, 72)
+    own, chosen = np.empty_like(q), np.empty_like(q)
+    NATIVE.attention(q, pages, 50, 0.1, 0, 0.0, own)
+    if not NATIVE.take_attention(LEVELS[-2]):
+        pytest.skip("both levels attend alike")
+    assert NATIVE.take_attention(LEVELS[-1])
+    write_measurement("prefill-kernels", conditions(NATIVE), {"attention": 0.9})
+    choose_prefill(NATIVE)
+    assert not NATIVE.take_attention(LEVELS[-2])
+    NATIVE.attention(q, pages, 50, 0.1, 0, 0.0, chosen)
+    np.testing.assert_array_equal(chosen, own)
+    assert NATIVE.take_attention(LEVELS[-1])
 
 
 def test_the_gain_is_that_of_the_shortest_products(monkeypatch):

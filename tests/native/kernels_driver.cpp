@@ -314,6 +314,8 @@ void run_batches(Results& results) {
     }
     run_linear(results, Type::Q4_1, 18, 96 * 32, 200);  // more than the second cache holds: several passes
     run_linear(results, Type::Ternary, 18, 6928, 200);
+    for (const int64_t head_dim : {20, 37, 64, 80, 128, 256}) run_attention(results, head_dim, 39, 60, 0);
+    for (int64_t tokens = 1; tokens <= 24; ++tokens) run_attention(results, 80, tokens, 250, tokens % 2 * 70);
 }
 
 // Two models at once that share the threads, whose number changes meanwhile: each pass is right.
@@ -430,6 +432,14 @@ bool trap_tiles() {
 // Tiles that compute wrongly are not used: every product is that of the next level.
 void check_broken_tiles(const Results& expected) {
     bitnet::set_level("amx");
+    for (const int64_t head_dim : {20, 37, 64, 80, 128, 256}) {
+        const int64_t before = amx_traps::products;
+        Results any;
+        run_attention(any, head_dim, 6, 60, 0);  // 18 rows that share keys
+        if (amx_traps::products != before) continue;
+        std::fprintf(stderr, "attention with heads of %d does not use tiles\n", int(head_dim));
+        std::exit(1);
+    }
     amx_traps::broken = true;
     const std::vector<std::string> replaced = bitnet::self_test();
     for (int i = int(Type::Q8_0_R16); i <= int(Type::TernaryDense); ++i) {
@@ -437,6 +447,11 @@ void check_broken_tiles(const Results& expected) {
         const std::string name = std::string("linear ") + bitnet::kEncodings[i].name;
         if (std::find(replaced.begin(), replaced.end(), name) != replaced.end() && bitnet::has_kernel(Type(i))) continue;
         std::fprintf(stderr, "the self-test leaves %s to broken tiles, or to the scalar kernels\n", name.c_str());
+        std::exit(1);
+    }
+    if (std::find(replaced.begin(), replaced.end(), "attention") == replaced.end() ||
+        bitnet::detail::active().attend == bitnet::scalar_kernels().attend) {
+        std::fprintf(stderr, "the self-test leaves attention to broken tiles, or to the scalar kernels\n");
         std::exit(1);
     }
     const int64_t before = amx_traps::products;

@@ -79,6 +79,7 @@ void bind_kernels(nb::module_& m) {
     m.def("has_kernel", &bind_has_kernel, "type"_a, "Whether the level in use has a kernel of its own for a type.");
     m.def("take_prefill", &bind_take_prefill, "type"_a, "level"_a,
           "Multiply batches of a type with the kernel of another level, or of this one again; False if it is the same.");
+    m.def("take_attention", &take_attention, "level"_a, "The same for attention.");
     m.def("kernel_self_test", &self_test, "Compare with scalar; names of the kernels that were replaced.");
     m.def("plant_wrong_kernel", &plant_wrong_kernel, "what"_a,
           "For tests of kernel_self_test: a kernel is wrong until set_kernel_level; False if there is none of that name.");

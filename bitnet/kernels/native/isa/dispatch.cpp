@@ -52,18 +52,27 @@ bool has_kernel(Type type) {
     return chosen.decode[int(type)] != scalar.decode[int(type)] && chosen.prefill[int(type)] != scalar.prefill[int(type)];
 }
 
-bool take_prefill(Type type, const std::string& level) {
-    if (is_float(type)) return false;
+// Uses the kernel of *level* that *member* picks from a table.
+template <class Member>
+bool take(const std::string& level, Member member) {
     const Kernels *own = nullptr, *other = nullptr;
     for (const Kernels* kernels : detail::offered()) {
         if (table().name == kernels->name) own = kernels;
         if (level == kernels->name) other = kernels;
     }
-    LinearKernel& now = table().prefill[int(type)];
-    if (!other || now == other->prefill[int(type)]) return false;
-    if (other != own && now != own->prefill[int(type)]) return false;
-    now = other->prefill[int(type)];
+    auto& now = member(table());
+    if (!other || now == member(*other)) return false;
+    if (other != own && now != member(*own)) return false;
+    now = member(*other);
     return true;
+}
+
+bool take_prefill(Type type, const std::string& level) {
+    return !is_float(type) && take(level, [&](auto& k) -> auto& { return k.prefill[int(type)]; });
+}
+
+bool take_attention(const std::string& level) {
+    return take(level, [](auto& k) -> auto& { return k.attend; });
 }
 
 bool plant_wrong_kernel(const std::string& what) {

@@ -89,6 +89,7 @@ constexpr int kQueryBlock = 16;   // tokens per unit of work, at least
 constexpr float kCodeRange = 32767.0f, kValueRange = 16383.0f, kWeightSum = 131000.0f;
 
 constexpr int64_t even(int64_t dim) { return (dim + 1) / 2 * 2; }
+constexpr int64_t whole_tiles(int64_t dim) { return (dim + 63) / 64 * 64; }
 
 // int16 of a page that one head's keys, or values, of one layer take: the codes, (even(dim) / 2, 64, 2) of keys and
 // (32, even(dim), 2) of values, and behind them 64 steps, float32.
@@ -120,9 +121,10 @@ struct PartialAttention {
     static int64_t floats(int64_t rows, int64_t dim) { return (rows * (dim + 2) + 15) / 16 * 16; }  // whole cache lines
 };
 
-// Floats: the queries' codes and steps, and what was seen of a second split.
+// Floats: the queries' codes and steps, a page's codes where they are changed for products (isa/amx/attention.cpp),
+// and what was seen of a second split.
 inline int64_t attend_scratch(int64_t rows, int64_t dim) {
-    return rows * (1 + even(dim) / 2) + PartialAttention::floats(rows, dim);
+    return rows + (rows + 2 * kKeyBlock) * whole_tiles(dim) / 2 + PartialAttention::floats(rows, dim);
 }
 
 enum class Gate : int { silu, gelu_tanh, relu2, relu };
@@ -177,7 +179,8 @@ struct Kernels {
 #define BITNET_DECLARE(name)              \
     const Kernels& name##_kernels();      \
     void add_##name##_ternary(Kernels&);  \
-    void add_##name##_head(Kernels&);
+    void add_##name##_head(Kernels&);     \
+    void add_##name##_attention(Kernels&);
 BITNET_DECLARE(scalar)
 BITNET_LEVELS(BITNET_DECLARE)
 #undef BITNET_DECLARE

@@ -77,6 +77,9 @@ struct QueryRow {
     int first, last;
     float before, factor;  // of the sum so far, and of a sum of codes
     bool sees() const { return first < last; }
+
+    // *sum* of codes to the sums so far, a register of them.
+    void add(Lanes sum, float* acc) const { (Lanes::load(acc) * Lanes::set(before) + sum * Lanes::set(factor)).store(acc); }
 };
 
 // score[n] of keys [at, at + kVectors * kWidth): products with row n of *q*, (even(dim) / 2, N) pairs, in units of
@@ -186,21 +189,13 @@ void add_vectors(const QueryRow* rows, const int16_t* values, const int16_t* soo
     }
     for (int n = 0; n < N; ++n) {
         if (!rows[n].sees()) continue;
-        for (int i = 0; i < kCount; ++i) {
-            float* to = acc + n * dim + d + i * kWidth;
-            (Lanes::load(to) * Lanes::set(rows[n].before) + sum[n][i].numbers() * Lanes::set(rows[n].factor)).store(to);
-        }
+        for (int i = 0; i < kCount; ++i) rows[n].add(sum[n][i].numbers(), acc + n * dim + d + i * kWidth);
     }
 }
 
-template <int N, int kVectors, bool kFetch>
-void add_values(const QueryRow* rows, const int16_t* values, const int16_t* soon, int64_t dim, int first, int last,
-                const int16_t (*codes)[kKeyBlock], float* acc) {
-    constexpr int kWidth = Lanes::kWidth, kStep = kVectors * kWidth;
-    int64_t d = 0;
-    for (; d + kStep <= dim; d += kStep)
-        add_vectors<N, kVectors, kFetch>(rows, values, soon, dim, d, first, last, codes, acc);
-    for (; d + kWidth <= dim; d += kWidth) add_vectors<N, 1, false>(rows, values, soon, dim, d, first, last, codes, acc);
+// The same of the elements that do not fill a register.
+template <int N>
+void add_rest(const QueryRow* rows, const int16_t* values, int64_t dim, int64_t d, const int16_t (*codes)[kKeyBlock], float* acc) {
     for (; d < dim; ++d)
         for (int n = 0; n < N; ++n) {
             if (!rows[n].sees()) continue;
@@ -211,48 +206,102 @@ void add_values(const QueryRow* rows, const int16_t* values, const int16_t* soon
         }
 }
 
-// Calls body(N) for a tile of *n* rows, N in 1 .. kMost.
+// How a tile of up to kMost rows is multiplied: here in registers, with a page's codes where they lie. A level may have
+// another way for many rows (isa/amx/attention.cpp).
+template <int kMost, int kVectors, bool kFetch>
+struct VectorProducts {
+    static constexpr int kRows = kMost;
+    // int16 of a query's codes, and floats for those of a page.
+    static int64_t row_words(int64_t dim) { return even(dim); }
+    static int64_t page_floats(int64_t) { return 0; }
+
+    int64_t dim;
+    VectorProducts(int64_t head_dim, float*) : dim(head_dim) {}
+
+    // Called for each page, before its products.
+    void take_page(CachePage, CachePage) const {}
+
+    // A query's codes become row *i* of N of a tile.
+    template <int N>
+    void pack(const int16_t* codes, int i, int16_t* tile) const {
+        for (int64_t d = 0; d < dim; d += 2) std::memcpy(tile + d * N + 2 * i, codes + d, 4);
+    }
+
+    // Scores of keys [first, last), and maybe some around them. What is at *soon* is fetched meanwhile.
+    template <int N>
+    void score(const int16_t* tile, const float* step, CachePage keys, const int16_t* soon, int first, int last,
+               float (*score)[kKeyBlock]) const {
+        constexpr int kStep = kVectors * Lanes::kWidth;
+        const int begin = first / kStep * kStep;
+        for (int at = begin; at < last; at += kStep)
+            if (kFetch && at == begin) score_keys<N, kVectors, kFetch>(tile, step, keys, soon, dim, at, score);
+            else score_keys<N, kVectors, false>(tile, step, keys, nullptr, dim, at, score);
+    }
+
+    // acc = acc * before + sum of codes * factor, over keys [first, last).
+    template <int N>
+    void add(const QueryRow* rows, const int16_t* values, const int16_t* soon, int first, int last,
+             const int16_t (*codes)[kKeyBlock], float* acc) const {
+        constexpr int kWidth = Lanes::kWidth, kStep = kVectors * kWidth;
+        first &= ~1, last = (last + 1) & ~1;
+        int64_t d = 0;
+        for (; d + kStep <= dim; d += kStep)
+            add_vectors<N, kVectors, kFetch>(rows, values, soon, dim, d, first, last, codes, acc);
+        for (; d + kWidth <= dim; d += kWidth) add_vectors<N, 1, false>(rows, values, soon, dim, d, first, last, codes, acc);
+        add_rest<N>(rows, values, dim, d, codes, acc);
+    }
+};
+using ManyProducts = VectorProducts<kManyRows, kManyVectors, false>;
+using FewProducts = VectorProducts<kFewRows, kFewVectors, true>;
+
+// Calls body(N) for a tile of *n* rows, N = kMost or in 1 .. kManyRows.
 template <int kMost, class F>
 void with_rows(int64_t n, F&& body) {
     if constexpr (kMost == 1) body(std::integral_constant<int, 1>());
     else if (n >= kMost) body(std::integral_constant<int, kMost>());
-    else with_rows<kMost - 1>(n, body);
+    else with_rows<(kMost > kManyRows ? kManyRows : kMost - 1)>(n, body);
 }
 
 // Queries [t0, t1) of the heads that share *kv_head*.
+template <class Products>
 struct Block {
     const AttentionArgs& a;
     int64_t kv_head, t0, t1, group, rows;
+    int16_t* q;  // row_words of each row, as the products of its tile take them
+    float* page_codes;
+    Products products;
     float *step, *rest;  // of each row's query, times the scale; behind all
-    int16_t* q;          // (even(dim) / 2, N) pairs of each tile
 
     Block(const AttentionArgs& args, int64_t head, int64_t from, int64_t to, float* scratch)
         : a(args), kv_head(head), t0(from), t1(to), group(args.heads / args.kv_heads), rows((to - from) * group),
-          step(scratch), rest(scratch + rows + rows * even(args.head_dim) / 2), q(reinterpret_cast<int16_t*>(scratch + rows)) {}
+          q(reinterpret_cast<int16_t*>(scratch)), page_codes(scratch + rows * Products::row_words(a.head_dim) / 2),
+          products(a.head_dim, page_codes), step(page_codes + Products::page_floats(a.head_dim)), rest(step + rows) {}
+
+    int16_t* codes_of(int64_t r) const { return q + r * Products::row_words(a.head_dim); }
 
     // Calls body(r, N) for each tile of N rows from row r on.
-    template <int kMost, class F>
+    template <class F>
     void tiles(F&& body) const {
         for (int64_t r = 0; r < rows;)
-            with_rows<kMost>(rows - r, [&](auto n) {
+            with_rows<Products::kRows>(rows - r, [&](auto n) {
                 body(r, n);
                 r += n;
             });
     }
 
-    template <int kMost>
-    void take_queries(int16_t* codes) const {
+    void take_queries() const {
         const int64_t dim = a.head_dim;
         const float scale = a.softcap > 0.0f ? a.scale : a.scale * kLog2E;  // scores are powers of two in the end
+        auto* codes = reinterpret_cast<int16_t*>(rest);
         codes[even(dim) - 1] = 0;
-        tiles<kMost>([&](int64_t r, auto n) {
+        tiles([&](int64_t r, auto n) {
             for (int i = 0; i < n; ++i) {
                 const int64_t t = t0 + (r + i) / group;
                 const float* from = a.q + (t * a.heads + kv_head * group + (r + i) % group) * dim;
                 const Coding coding(from, dim, kCodeRange);
                 coding.encode(from, dim, codes);
                 step[r + i] = coding.step * scale;
-                for (int64_t d = 0; d < dim; d += 2) std::memcpy(q + r * even(dim) + d * n + 2 * i, codes + d, 4);
+                products.template pack<n>(codes, i, codes_of(r));
             }
         });
     }
@@ -266,11 +315,9 @@ struct Block {
 
     // A tile of N rows over the page that begins at *base*. The values, and the keys that are seen *next*, are fetched
     // while what comes before them is read.
-    template <int N, int kVectors, bool kFetch>
+    template <int N>
     void attend_page(int64_t r, CachePage keys, CachePage values, const int16_t* next, int64_t base,
                      const PartialAttention& part) const {
-        constexpr int kStep = kVectors * Lanes::kWidth;
-        const int64_t dim = a.head_dim;
         QueryRow row[N];
         for (int n = 0; n < N; ++n) row[n] = see(r + n, base);
         // Later rows see no fewer keys and begin no earlier.
@@ -278,14 +325,9 @@ struct Block {
         if (first >= last) return;
         alignas(64) float score[N][kKeyBlock];
         alignas(64) int16_t codes[N][kKeyBlock];
-        const int16_t* own = q + r * even(dim);
-        const int begin = first / kStep * kStep;
-        for (int at = begin; at < last; at += kStep)
-            if (kFetch && at == begin) score_keys<N, kVectors, kFetch>(own, step + r, keys, values.codes, dim, at, score);
-            else score_keys<N, kVectors, false>(own, step + r, keys, nullptr, dim, at, score);
+        products.template score<N>(codes_of(r), step + r, keys, values.codes, first, last, score);
         weigh_rows<N>(a, row, values.steps, part.top + r, part.sum + r, score, codes);
-        const int from = first & ~1, to = (last + 1) & ~1;
-        add_values<N, kVectors, kFetch>(row, values.codes, next, dim, from, to, codes, part.acc + r * dim);
+        products.template add<N>(row, values.codes, next, first, last, codes, part.acc + r * a.head_dim);
     }
 
     // The pages of one split.
@@ -300,27 +342,20 @@ struct Block {
             const CachePage keys(page, kv_head, dim), values(page, a.kv_heads + kv_head, dim);
             const bool end = base + kKeyBlock >= a.start + t1;
             const int16_t* next = end ? keys.codes : CachePage(a.pages[p + 1] + a.layer_offset, kv_head, dim).codes;
-            if (rows > kFetchRows)
-                tiles<kManyRows>([&](int64_t r, auto n) {
-                    attend_page<n, kManyVectors, false>(r, keys, values, next, base, part);
-                });
-            else
-                tiles<kFewRows>([&](int64_t r, auto n) {
-                    attend_page<n, kFewVectors, true>(r, keys, values, next, base, part);
-                });
+            products.take_page(keys, values);
+            tiles([&](int64_t r, auto n) { attend_page<n>(r, keys, values, next, base, part); });
         }
     }
 };
 
 // Queries [t0, t1) of the heads that share *kv_head*, over the keys of splits [first, last).
-void attend(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first, int64_t last, float* partial,
-            float* scratch) {
-    const Block block(a, kv_head, t0, t1, scratch);
+template <class Products>
+void attend_with(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first, int64_t last, float* partial,
+                 float* scratch) {
+    const Block<Products> block(a, kv_head, t0, t1, scratch);
     const int64_t rows = block.rows;
     const PartialAttention seen(partial, rows, a.head_dim), more(block.rest, rows, a.head_dim);
-    auto* codes = reinterpret_cast<int16_t*>(block.rest);
-    if (rows > kFetchRows) block.take_queries<kManyRows>(codes);
-    else block.take_queries<kFewRows>(codes);
+    block.take_queries();
     block.attend_split(first, seen);
     for (int64_t split = first + 1; split < last; ++split) {
         block.attend_split(split, more);
@@ -328,8 +363,14 @@ void attend(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int
     }
 }
 
+inline void attend(const AttentionArgs& a, int64_t kv_head, int64_t t0, int64_t t1, int64_t first, int64_t last,
+                   float* partial, float* scratch) {
+    const bool many = (t1 - t0) * (a.heads / a.kv_heads) > kFetchRows;
+    (many ? attend_with<ManyProducts> : attend_with<FewProducts>)(a, kv_head, t0, t1, first, last, partial, scratch);
+}
+
 // One position's key and value, (kv_heads, dim) each, into place *slot* of a page.
-void store_position(const float* k, const float* v, int64_t kv_heads, int64_t dim, int64_t slot, int16_t* page) {
+inline void store_position(const float* k, const float* v, int64_t kv_heads, int64_t dim, int64_t slot, int16_t* page) {
     alignas(64) int16_t codes[kLanes];
     // A pair of keys' codes are neighbouring elements, one of values' neighbouring positions.
     const auto store = [&](const float* x, int64_t head, bool keys) {

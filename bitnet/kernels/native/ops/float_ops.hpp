@@ -86,7 +86,7 @@ inline void minus_pairs(const int8_t* q, int16_t* out) {
         for (int j = 0; j < 2; ++j) out[j] = int16_t(out[j] - q[i + 2 * j] - q[i + 2 * j + 1]);
 }
 
-[[maybe_unused]] void quantize_block(const float* x, int64_t cols, BlockInput* out) {
+inline void quantize_block(const float* x, int64_t cols, BlockInput* out) {
     for (int64_t g = 0; g < cols / 32; ++g) {
         BlockInput& to = out[g];
         int32_t sum[2];
@@ -96,7 +96,7 @@ inline void minus_pairs(const int8_t* q, int16_t* out) {
     }
 }
 
-void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum) {
+inline void quantize_ternary(const float* x, int64_t cols, int8_t* q, float* s, int32_t* sum) {
     const float top = max_abs(x, cols);
     *sum = 0;
     if (!(top <= 3.4e38f)) {
@@ -113,7 +113,7 @@ inline void put_group(const Group& group, float* out) {
     for (int i = 0; i < 32; ++i) out[i] = group.scale[i / 16] * float(group.code[i]) + group.min;
 }
 
-void dequantize(Type type, const uint8_t* weight, int64_t r, int64_t cols, float* out) {
+inline void dequantize(Type type, const uint8_t* weight, int64_t r, int64_t cols, float* out) {
     const Encoding& size = encoding(type);
     const int64_t stride = cols / size.weights * size.bytes;
     if (is_tiled(type)) {
@@ -146,13 +146,13 @@ void dequantize(Type type, const uint8_t* weight, int64_t r, int64_t cols, float
     }
 }
 
-void rms_norm(const float* x, const float* weight, int64_t cols, float eps, float* out) {
+inline void rms_norm(const float* x, const float* weight, int64_t cols, float eps, float* out) {
     const float mean = sum_over(cols, [&](int64_t i) { return x[i] * x[i]; }) / float(cols);
     const float s = 1.0f / std::sqrt(mean + eps);
     for (int64_t i = 0; i < cols; ++i) out[i] = x[i] * s * weight[i];
 }
 
-void rope(const RopeArgs& a, int64_t t0, int64_t t1) {
+inline void rope(const RopeArgs& a, int64_t t0, int64_t t1) {
     const int64_t n = a.rotated / 2;
     for (int64_t t = t0; t < t1; ++t) {
         const float *c = a.cos + t * n, *s = a.sin + t * n;
@@ -177,7 +177,7 @@ void softcap(const float* x, int64_t n, float cap, float* out) {
     }
 }
 
-void gate(Gate kind, const float* __restrict g, const float* __restrict up, int64_t n, float* __restrict out) {
+inline void gate(Gate kind, const float* __restrict g, const float* __restrict up, int64_t n, float* __restrict out) {
     if (kind == Gate::silu) {
         for (int64_t i = 0; i < n; ++i) out[i] = g[i] / (1.0f + exp_fast(-g[i])) * up[i];
     } else if (kind == Gate::gelu_tanh) {

@@ -1,6 +1,6 @@
 // AMX: tdpbssd multiplies 16 tokens x 64 columns with 64 columns x 16 rows, all of them bytes with signs.
 // Intel's processors for servers have it since 2023. Batches of more than kDecodeTokens tokens go through
-// it; the rest is AVX-512's.
+// it, and attention of many rows (attention.cpp); the rest is AVX-512's.
 //
 // Lines of 64 bytes with four columns of each of 16 rows, which is how tiles of weights lie in memory once
 // their codes are bytes, are the rows of a right-hand tile as they are. Activations are left-hand tiles where
@@ -230,6 +230,7 @@ const Kernels& amx_kernels() {
         each_block_type([&](auto type) { k.prefill[int(type.value)] = linear_block<type.value>; });
         k.prefill[int(Type::Ternary)] = linear_ternary<TwoBits>;
         k.prefill[int(Type::TernaryDense)] = linear_ternary<Dense>;
+        add_amx_attention(k);
         return k;
     }();
     return table;

@@ -42,10 +42,23 @@ public:
     static void store(void* to, int64_t stride) {
         __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(kTile) : "memory");
     }
-    // kSum [m][n] += kLeft [m][4 k + i] * kRight [k][4 n + i], bytes with signs, over k and i.
+    // kSum [m][n] += kLeft [m][4 k + i] * kRight [k][4 n + i] over k and i; bytes with signs, and the same where those of
+    // the right, of the left or of neither have signs.
     template <int kSum, int kLeft, int kRight>
     static void multiply() {
         __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
+    }
+    template <int kSum, int kLeft, int kRight>
+    static void multiply_unsigned_left() {
+        __asm__ volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
+    }
+    template <int kSum, int kLeft, int kRight>
+    static void multiply_unsigned_right() {
+        __asm__ volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
+    }
+    template <int kSum, int kLeft, int kRight>
+    static void multiply_unsigned() {
+        __asm__ volatile("tdpbuud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
     }
 };
 
