@@ -1,8 +1,8 @@
 """Keys and values as int16 codes, which attention multiplies exactly, in pages of 64 positions.
 
-A vector of a head becomes codes, whose length is 32,767 for a key and 16,383 for a value, and one
-float32 step. ``kernels/native/isa/kernels.hpp`` states the arithmetic; this module does the same in
-NumPy, bit for bit.
+A vector of a head becomes codes and one float32 step: a key's codes have a length of 32,767, the
+largest of a value's is 16,383. ``kernels/native/isa/kernels.hpp`` states the arithmetic; this
+module does the same in NumPy, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from bitnet.kernels.program import Array
 
 __all__ = [
-    "KEY_RANGE",
     "PAGE",
-    "VALUE_RANGE",
     "Vectors",
-    "encode",
+    "encode_keys",
+    "encode_values",
     "load",
     "page_words",
     "pages_of",
@@ -29,8 +28,8 @@ __all__ = [
 ]
 
 PAGE = 64  # positions; ``kKeyBlock`` in native/isa/kernels.hpp
-KEY_RANGE, VALUE_RANGE = np.float32(32767), np.float32(16383)
-_LONGEST, _SHORTEST = np.float32(1e18), np.float32(1e-18)  # of which squares are normal numbers
+_KEY_RANGE, _VALUE_RANGE = np.float32(32767), np.float32(16383)
+_LARGEST, _SMALLEST = np.float32(1e18), np.float32(1e-18)  # of which squares are normal numbers
 _LANES = 16  # partial sums of a length, as in native/ops/float_ops.hpp
 
 
@@ -46,17 +45,27 @@ class Vectors(NamedTuple):
     steps: NDArray[np.float32]
 
 
-def encode(x: Array, length: np.float32) -> Vectors:
-    """Codes, of that *length*, of the vectors ``(..., D)``; those below 1e-18 become zero."""
+def encode_keys(x: Array) -> Vectors:
+    """Codes of the vectors ``(..., D)`` of keys or queries; lengths below 1e-18 become zero."""
     numbers: NDArray[np.float32] = np.asarray(x, dtype=np.float32)
     with np.errstate(all="ignore"):
-        norm = np.sqrt(_sum(numbers * numbers))
-        finite = norm <= _LONGEST
-        zero = ~finite | (norm < _SHORTEST)
-        scale = np.where(zero, np.float32(0), length / norm)
-        steps = np.where(finite, np.where(zero, np.float32(0), norm / length), np.float32("nan"))
-        scaled = np.where(zero[..., None], np.float32(0), numbers * scale[..., None])
-        return Vectors(np.rint(scaled).astype(np.int16), steps)
+        return _encode(numbers, np.sqrt(_sum(numbers * numbers)), _KEY_RANGE)
+
+
+def encode_values(x: Array) -> Vectors:
+    """Codes of the vectors ``(..., D)`` of values; magnitudes below 1e-18 alone become zero."""
+    numbers: NDArray[np.float32] = np.asarray(x, dtype=np.float32)
+    with np.errstate(all="ignore"):
+        return _encode(numbers, np.abs(numbers).max(axis=-1), _VALUE_RANGE)
+
+
+def _encode(x: NDArray[np.float32], size: NDArray[np.float32], extent: np.float32) -> Vectors:
+    finite = size <= _LARGEST
+    zero = ~finite | (size < _SMALLEST)
+    scale = np.where(zero, np.float32(0), extent / size)
+    steps = np.where(finite, np.where(zero, np.float32(0), size / extent), np.float32("nan"))
+    scaled = np.where(zero[..., None], np.float32(0), x * scale[..., None])
+    return Vectors(np.rint(scaled).astype(np.int16), steps)
 
 
 def _sum(x: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -89,7 +98,7 @@ def store(page: NDArray[np.int16], slots: slice, keys: Array, values: Array) -> 
     head_dim = keys.shape[-1]
     at = np.arange(PAGE)[slots]
     (key_codes, value_codes), steps = _parts(page, head_dim)
-    k, v = encode(keys, KEY_RANGE), encode(values, VALUE_RANGE)
+    k, v = encode_keys(keys), encode_values(values)
     padding = ((0, 0), (0, 0), (0, head_dim % 2))
     of_keys, of_values = (np.pad(it.codes, padding) for it in (k, v))
     pairs = of_keys.reshape(*of_keys.shape[:2], -1, 2)

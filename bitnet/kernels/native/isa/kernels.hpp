@@ -13,14 +13,15 @@
 //   ternary  (W1.58A8) one s = 127 / max(max|x|, 1e-5) per token, q = clip(round_half_even(x * s)),
 //            integer sums over the whole row, y = sum / s * scale. With scales per 256 columns the
 //            integer sums are scaled and added in float64, first to last, then y = sum / s * scale.
-// Attention: a vector of a head is int16 codes and a float32 step, code = round_half_even(x * (range / |x|)), step =
-//            |x| / range, the range 32,767 for queries and keys, 16,383 for values; step 0 where |x| < 1e-18,
-//            NaN where it is above 1e18 or none. A score is the exact integer product of codes, times (step of
-//            the query * scale), times the step of the key. Page by page a weight is 2^(score - largest of
-//            the page), 0 below 2^-100; weight * step of the value becomes a code as well, of a sum of
-//            131,000 or, where one would be larger, with 32,767 at most (all 0 where a unit is below 1e-30).
-//            So a sum of values is an exact integer too. Sums of pages are added online in float32, in
-//            splits of kSplitPages pages that begin at fixed positions and are merged in order.
+// Attention: a vector of a head is int16 codes and a float32 step, code = round_half_even(x * (range / size)), step =
+//            size / range. Of queries and keys the size is the length and the range 32,767; of values it is the
+//            largest magnitude and the range 16,383. The step is 0 where the size is below 1e-18, NaN where it is
+//            above 1e18 or none. A score is the exact integer product of codes, times (step of the query *
+//            scale), times the step of the key. Page by page a weight is 2^(score - largest of the page), 0 below
+//            2^-100; weight * step of the value becomes a code as well, of a sum of 131,000 or, where one would
+//            be larger, with 32,767 at most (all 0 where a unit is below 1e-30). So a sum of values is an exact
+//            integer too. Sums of pages are added online in float32, in splits of kSplitPages pages that begin
+//            at fixed positions and are merged in order.
 // Block encodings with interleaved rows (*_R16) and ternary ones give the same bits for every
 // instruction set, batch size and number of threads, and so does attention; float ones too, but for `scalar`,
 // which does not fuse. Block and float encodings in rows have scalar kernels only: they are repacked at load.

@@ -45,17 +45,23 @@ inline void fetch_steps(const int16_t* codes, int64_t dim) {
     for (int line = 0; line < 4; line += 2) fetch(codes + kKeyBlock * even(dim) + 32 * line);
 }
 
-// How a vector becomes int16 codes: its length becomes *range*, so the product of any parts of a query and a key is
-// below 2^31. What is not finite has no codes: zeros with a NaN step carry it to the result.
+// How a vector becomes int16 codes: *size*, its length or its largest magnitude, becomes *range*. What is not finite has
+// no codes: zeros with a NaN step carry it to the result.
 struct Coding {
     float scale, step;
 
-    Coding(const float* x, int64_t n, float range) {
-        const float length = std::sqrt(sum_over(n, [&](int64_t i) { return x[i] * x[i]; }));
-        const bool finite = length <= 1e18f, zero = !finite || length < 1e-18f;
-        scale = zero ? 0.0f : range / length;
-        step = !finite ? NAN : zero ? 0.0f : length / range;
+    Coding(float size, float range) {
+        const bool finite = size <= 1e18f, zero = !finite || size < 1e-18f;
+        scale = zero ? 0.0f : range / size;
+        step = !finite ? NAN : zero ? 0.0f : size / range;
     }
+
+    // Of a query or a key: any part of their product is below 2^31.
+    static Coding of_length(const float* x, int64_t n) {
+        return {std::sqrt(sum_over(n, [&](int64_t i) { return x[i] * x[i]; })), kCodeRange};
+    }
+    // Of a value: any sum of them, times codes of weights, is below 2^31.
+    static Coding of_largest(const float* x, int64_t n) { return {max_abs(x, n), kValueRange}; }
 
     void encode(const float* x, int64_t n, int16_t* codes) const {
         if (scale == 0.0f) std::fill_n(codes, n, int16_t(0));
@@ -298,7 +304,7 @@ struct Block {
             for (int i = 0; i < n; ++i) {
                 const int64_t t = t0 + (r + i) / group;
                 const float* from = a.q + (t * a.heads + kv_head * group + (r + i) % group) * dim;
-                const Coding coding(from, dim, kCodeRange);
+                const Coding coding = Coding::of_length(from, dim);
                 coding.encode(from, dim, codes);
                 step[r + i] = coding.step * scale;
                 products.template pack<n>(codes, i, codes_of(r));
@@ -375,7 +381,7 @@ inline void store_position(const float* k, const float* v, int64_t kv_heads, int
     // A pair of keys' codes are neighbouring elements, one of values' neighbouring positions.
     const auto store = [&](const float* x, int64_t head, bool keys) {
         int16_t* to = page + head * head_words(dim);
-        const Coding coding(x, dim, keys ? kCodeRange : kValueRange);
+        const Coding coding = keys ? Coding::of_length(x, dim) : Coding::of_largest(x, dim);
         for (int64_t d = 0; d < dim; d += kLanes) {
             const int64_t n = std::min<int64_t>(kLanes, dim - d);
             coding.encode(x + d, n, codes);
