@@ -10,6 +10,7 @@ from bitnet import native
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.kernels.instructions import Attend, Embed, Linear
 from bitnet.kernels.interpreter import Interpreter
+from bitnet.kernels.kv_codes import page_words
 from bitnet.kernels.native import NativeOps
 from bitnet.kernels.program import Program, Segment
 from bitnet.models.binding import bind
@@ -186,6 +187,23 @@ def test_a_page_is_what_the_compiled_module_takes_for_one():
         run(2 * PAGE - 1, [1, 1], [0, 1])  # the window begins with the second page
     with pytest.raises(ValueError, match="one window"):
         graph.attend(0, 1, 2, 3, 1, 1, 1.0, 0, 0.0)
+
+
+def test_a_graph_writes_no_more_rows_than_there_is_room_for():
+    graph = NATIVE.Graph([8] * 4, [1], 1, 8, 1e-5)
+    graph.add_context([])
+    page = np.zeros((1, 2, 1, page_words(8)), dtype=np.int16)
+    tables = (np.array([page.ctypes.data], dtype=np.uint64),)
+    weight = Weight("t", (5, 8), F32, np.ones(40, dtype="<f4").view(np.uint8))
+    graph.embed(0, NativeOps().prepare(weight, looked_up=True), 1.0)
+    graph.attend(3, 0, 1, 2, 0, 0, 1.0, 0, 0.0)
+    run = (np.zeros(3, np.int64), [(3, 0, 1, 0, tables)], 0, np.empty((1, 8), np.float32))
+    with pytest.raises(ValueError, match="nothing selects the rows"):
+        graph.run(*run)
+    graph.select([0])
+    graph.run(*run)
+    with pytest.raises(ValueError, match="selected already"):
+        graph.select([0])
 
 
 def test_what_does_not_fit_is_refused_when_it_is_built():

@@ -226,6 +226,8 @@ public:
 
     void select(const std::vector<int>& registers) {
         for (const int r : registers) width(r);
+        require(!selected_, "the rows of the outputs are selected already");
+        selected_ = true;
         graph_.select(registers);
     }
 
@@ -249,6 +251,7 @@ public:
         require(int64_t(tokens.size()) == count, "another number of tokens than the segments have");
         for (size_t i = 0; i < tokens.size(); ++i)
             require(tokens.data()[i] >= 0 && tokens.data()[i] < vocabulary_, "a token is outside of the vocabulary");
+        require(selected_ || outputs == count, "nothing selects the rows of the outputs, so all are");
         require(int64_t(out.size()) == outputs * width(result), "out has another size than the output rows");
         const Computing computing;
         graph_.run(tokens.data(), all, result, out.data());
@@ -312,6 +315,7 @@ private:
     const std::vector<int64_t> widths_, layers_;
     const int64_t kv_heads_, head_dim_;
     int64_t vocabulary_ = 0, contexts_ = 0;
+    bool selected_ = false;
     std::vector<int64_t> pairs_, windows_;  // of rotations; of tables of pages, -1: none yet
     std::vector<nb::object> kept_;
     Graph graph_;

@@ -60,8 +60,8 @@ void attention(const std::vector<AttentionArgs>& batch) {
     for (const AttentionArgs& a : batch) {
         count_call(Op::attention);
         const bool few = a.tokens <= kQueryBlock;
-        const int64_t wanted = std::max<int64_t>(1, kQueryRows / (kQueryBlock * (a.heads / a.kv_heads)));
-        const int64_t size = kQueryBlock * std::min(spare, wanted);
+        const int64_t most = std::max<int64_t>(1, kQueryRows / (kQueryBlock * (a.heads / a.kv_heads)));
+        const int64_t size = kQueryBlock * std::min(spare, most);
         // Last blocks first: with a causal mask they are the longest.
         for (int64_t block = (a.tokens - 1) / size; block >= 0; --block)
             for (int64_t head = 0; head < a.kv_heads; ++head) {
@@ -81,9 +81,9 @@ void attention(const std::vector<AttentionArgs>& batch) {
     }
     thread_local std::vector<float> partials;
     if (int64_t(partials.size()) < shared) partials.resize(size_t(shared));
-    float* memory = partials.data();
+    float* all = partials.data();
     const auto partial = [&](const Unit& unit, int64_t split) {
-        return memory + unit.partials + (split - unit.first) * unit.floats();
+        return all + unit.partials + (split - unit.first) * unit.floats();
     };
     const auto run = [&](int64_t p0, int64_t p1) {
         for (int64_t p = p0; p < p1; ++p) {
