@@ -13,9 +13,12 @@ from bitnet.formats.gguf import GGUF
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA3 = "gemma-3-270m-q4_k_m.gguf"
+# Enough positions for a mean: over the 27 of the first two llama.cpp is 1.1e-2 from the float64 pass.
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all.\n"
     "London is the capital of\n"
+    "Once upon a time, in a village at the foot of a mountain, there lived a watchmaker who\n"
+    "Water boils at 100 degrees Celsius at sea level. At 3,000 metres it boils at about\n"
 )
 
 pytestmark = [
