@@ -13,7 +13,7 @@ from bitnet.formats.gguf import GGUF
 
 SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GEMMA3 = "gemma-3-270m-q4_k_m.gguf"
-# Enough positions for a mean: over the 27 of the first two llama.cpp is 1.1e-2 from the float64 pass.
+# Enough positions for a mean: over the first two, 27, llama.cpp is 1.1e-2 from the float64 pass.
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog, and the dog does not mind it at all.\n"
     "London is the capital of\n"
