@@ -11,6 +11,7 @@ import argparse
 import time
 
 import numpy as np
+from kernels import best_s
 
 from bitnet import native
 from bitnet.kernels.kv_codes import PAGE, pages_of
@@ -18,16 +19,6 @@ from bitnet.kernels.kv_codes import PAGE, pages_of
 QUERIES = 512
 SHAPES = ((64, 9, 3, 3584), (128, 8, 2, 1536), (256, 4, 1, 1536))  # head, heads, of keys, cached
 LAYERS = 30  # of the decoded token; together more than a cache of the processor holds
-
-
-def best_s(work, repetitions):
-    """Seconds of processor time of the fastest of *repetitions* calls."""
-    times = []
-    for _ in range(repetitions):
-        start = time.process_time()
-        work()
-        times.append(time.process_time() - start)
-    return min(times)
 
 
 def random_pages(rng, count, kv_heads, head_dim):
@@ -57,7 +48,8 @@ def main():
             module.attention(q, pages, cached, head_dim**-0.5, 0, 0.0, out)
 
         products = 2 * QUERIES * heads * head_dim * (cached + (QUERIES + 1) / 2)
-        print(f"heads of {head_dim:3}: {products / best_s(prefill, 5) / 1e9:6.1f} GMAC/s")
+        rate = products / best_s(prefill, 5, time.process_time)
+        print(f"heads of {head_dim:3}: {rate / 1e9:6.1f} GMAC/s")
     depth, (head_dim, heads, kv_heads, _) = 4096, SHAPES[0]
     layers = [random_pages(rng, depth // PAGE, kv_heads, head_dim) for _ in range(LAYERS)]
     q = rng.standard_normal((1, heads, head_dim)).astype(np.float32)
@@ -67,7 +59,8 @@ def main():
         for pages in layers:
             module.attention(q, pages, depth - 1, head_dim**-0.5, 0, 0.0, out)
 
-    print(f"one token behind {depth:,}, {LAYERS} layers: {best_s(decode, 9) * 1e3:5.2f} ms")
+    seconds = best_s(decode, 9, time.process_time)
+    print(f"one token behind {depth:,}, {LAYERS} layers: {seconds * 1e3:5.2f} ms")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from bitnet.formats.gguf import GGUF, Array
 from bitnet.formats.gguf_audit import audit
 from bitnet.formats.gguf_ternary import TernaryCounts, code_counts
 from bitnet.formats.gguf_values import printable
+from bitnet.kernels import kv_codes
 from bitnet.models.load import config_from
 from bitnet.progress import human_size
 from bitnet.quants.weight import Weight
@@ -47,7 +48,6 @@ __all__ = [
 
 _FIRST = 3  # elements shown of an array
 _LONGEST = 100  # characters shown of a text
-_KV_BYTES, _STEP_BYTES = 2, 4  # per number of a key or value in the KV cache, and per vector
 
 
 @dataclass(frozen=True)
@@ -415,7 +415,8 @@ def _kv_per_token(gguf: GGUF) -> int | None:
     value = _number(metadata, f"{name}.attention.value_length") or head_dim
     if key is None or value is None or total_heads < 0:
         return None
-    return total_heads * ((key + value) * _KV_BYTES + 2 * _STEP_BYTES)
+    words = kv_codes.page_words(key) + kv_codes.page_words(value)
+    return total_heads * words * 2 // kv_codes.PAGE
 
 
 def _shown(value: Any) -> str:
