@@ -28,7 +28,13 @@ import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LARGE_BYTES = 1000  # from here on a file is stored the way large files are (LFS)
 SEND_BYTES = 1 << 18
@@ -52,6 +58,7 @@ class Rule:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     latency_s: float = 0.0
+    when: Callable[[], object] | None = None  # the reply waits until this holds
     rate: float = 0.0  # bytes per second and connection
     reset_at: int | None = None  # bytes of the body before the connection is reset
     truncate_at: int | None = None  # bytes of the body before it ends as if it were whole
@@ -126,7 +133,7 @@ class HubServer:
         self.repos: dict[str, Repo] = {}
         self.rules: list[Rule] = []
         self.tokens: dict[str, set[str]] = {}  # token -> gated repositories it may read
-        self.seen: list[Seen] = []
+        self._seen: list[Seen] = []
         self.blobs: dict[str, Blob] = {}
         self.page_size = 1000
         self.in_flight = 0
@@ -181,13 +188,24 @@ class HubServer:
 
     def requests(self, where: str = "", method: str = "") -> list[Seen]:
         """The requests so far, in the order of their ends; waits for those being answered."""
-        with self.lock:
-            assert self.lock.wait_for(lambda: not self.in_flight, timeout=120)
+        with self._answered() as everything:
             return [
                 seen
-                for seen in self.seen
+                for seen in everything
                 if where in ("", seen.where) and method in ("", seen.method)
             ]
+
+    def forget(self) -> None:
+        """Forget the requests so far, and those being answered: it waits for them."""
+        with self._answered() as everything:
+            everything.clear()
+
+    @contextlib.contextmanager
+    def _answered(self):
+        """The requests seen, under the lock, while none is being answered."""
+        with self.lock:
+            assert self.lock.wait_for(lambda: not self.in_flight, timeout=120)
+            yield self._seen
 
     def rule_for(self, where: str, method: str, path: str, agent: str) -> Rule:
         """The first rule that matches and has times left; it has one less then."""
@@ -244,9 +262,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.in_flight += 1
         agent = self.headers.get("User-Agent", "")
         self.rule = self.hub.rule_for(self.server.where, self.command, self.path, agent)
-        if self.rule.latency_s:
-            time.sleep(self.rule.latency_s)
         try:
+            time.sleep(self.rule.latency_s)
+            if self.rule.when:
+                until(self.rule.when)
             if self.rule.status:
                 headers = {"Content-Type": "text/plain", **self.rule.headers}
                 self._reply(self.rule.status, headers, self.rule.body)
@@ -261,7 +280,7 @@ class _Handler(BaseHTTPRequestHandler):
                 headers = dict(self.headers.items())
                 self.hub.in_flight -= 1
                 self.hub.lock.notify_all()
-                self.hub.seen.append(
+                self.hub._seen.append(
                     Seen(
                         self.server.where,
                         self.command,

@@ -76,7 +76,7 @@ class Project:
         for folder in ("models", ".bitnet-cache"):
             shutil.rmtree(self.folder / folder, ignore_errors=True)
         shutil.rmtree(Path.home() / ".cache", ignore_errors=True)
-        self.hub.seen.clear()
+        self.hub.forget()
         beside = str(Path(sys.executable).parent)
         runner = Runner(
             self.folder,

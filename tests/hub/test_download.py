@@ -73,7 +73,7 @@ def test_a_hit_needs_no_network(session, hub, target):
     done = fetch(hub, session, target, sha256=DIGEST)
     assert done.cached
     assert fetch(hub, session, target).cached
-    assert hub.seen == []
+    assert hub.requests() == []
 
 
 def test_force_fetches_again(session, hub, target):
@@ -294,7 +294,7 @@ def stop_at(hub, session, target, count):
     hub.rules.append(Rule(where="cdn", times=1, truncate_at=count))
     with pytest.raises(NetworkError):
         fetch(hub, session, target, options={"retries": 1})
-    hub.seen.clear()
+    hub.forget()
 
 
 def test_what_a_failed_run_left_is_continued(session, hub, target):
@@ -349,7 +349,7 @@ def test_ctrl_c_keeps_what_came(session, hub, target, monkeypatch):
             fetch(hub, session, target)
     kept = partial().stat().st_size
     assert partial().read_bytes() == CONTENT[:kept]
-    hub.seen.clear()
+    hub.forget()
     fetch(hub, session, target)
     assert hub.sent("cdn") == len(CONTENT) - kept
 
@@ -374,7 +374,7 @@ def test_a_disk_that_fills_up_keeps_the_partial(session, hub, target):
             fetch(hub, session, target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    hub.seen.clear()
+    hub.forget()
     fetch(hub, session, target)
     assert target.read_bytes() == CONTENT
     assert hub.sent("cdn") == 2_000_000
@@ -431,4 +431,4 @@ def test_a_drill_of_1_breaks_everything(session, hub, target, monkeypatch):
     monkeypatch.setenv("BITNET_SIMULATE_NETWORK_ERROR", "1")
     with pytest.raises(NetworkError, match=r"HTTP request failed for .*connection failed"):
         fetch(hub, session, target)
-    assert hub.seen == []
+    assert hub.requests() == []

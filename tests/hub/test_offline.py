@@ -74,7 +74,7 @@ def test_what_is_there_opens_no_socket_and_starts_no_program(
     hub.add("org/model", "m.gguf", b"GGUF" * 500)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     assert [code for code, _ in audited(*COMMANDS)] == [0] * len(COMMANDS)
-    hub.seen.clear()
+    hub.forget()
     offline = [[*words, "--offline"] for words in COMMANDS if words[0] not in LOCAL]
     # Pinned and there: with a connection the hub is not asked either.
     every = [*offline, *COMMANDS]

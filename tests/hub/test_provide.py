@@ -117,7 +117,7 @@ def test_repositories_that_are_spelled_alike_do_not_share_a_path(hub, projects):
         hub.add(repo, "m.gguf", CONTENT + repo.encode())
         got = provide_model(Source(repo, repo, "m.gguf"), project)
         assert got.path.read_bytes() == CONTENT + repo.encode()
-    hub.seen.clear()
+    hub.forget()
     assert [got.cached for got in sync(project)] == [True, True]
     assert hub.requests() == []
     paths = {got.path.relative_to(project.folder).as_posix() for got in sync(project)}
@@ -134,7 +134,7 @@ def test_revisions_do_not_share_a_path(hub, projects):
     assert provide_model(WEIGHTS, project).sha256 == newer.sha256
     got = provide_model(replace(WEIGHTS, revision="a/b"), project)
     assert got.path == project.folder / "models/org--model@a%2Fb/model.gguf"
-    hub.seen.clear()
+    hub.forget()
     assert all(got.cached for got in sync(project))
     assert hub.requests() == []
 
@@ -259,7 +259,7 @@ def test_what_is_on_the_disk_counts_as_there(hub, projects, tmp_path, monkeypatc
     hub.rules.append(Rule(where="cdn", times=1, truncate_at=1_500_000))
     with pytest.raises(Exception, match="truncated"):
         provide_model(WEIGHTS, projects[0])
-    hub.seen.clear()
+    hub.forget()
     assert provide_model(WEIGHTS, projects[0]).path.read_bytes() == CONTENT
     assert hub.sent("cdn") == len(CONTENT) - 1_500_000
 

@@ -149,7 +149,7 @@ def test_another_revision_is_another_file(project, hub):
     hub.add("mirror/tiny", "tokenizer.json", tokenizer_json(note="newer"))
     hub.repos["mirror/tiny"].revisions["v1"] = first.commit
     assert provide(OPEN, project).path.read_bytes() == tokenizer_json(note="mirror")
-    hub.seen.clear()
+    hub.forget()
     got = provide(replace(OPEN, revision="v1"), project)
     assert (got.cached, got.commit) == (True, first.commit)  # the same bytes: none is transferred
     assert [seen.method for seen in hub.requests()] == ["HEAD"]
@@ -222,7 +222,7 @@ def test_a_mirror_that_knows_no_pages_only_loses_the_licence(project, hub):
 
 def test_a_pinned_model_that_is_there_needs_no_connection(project, hub):
     provide_model(WEIGHTS, project)
-    hub.seen.clear()
+    hub.forget()
     assert provide_model(WEIGHTS, offline(project)).cached
     assert hub.requests() == []
 
@@ -367,7 +367,7 @@ def test_a_replaced_file_is_an_error_that_names_both_digests_until_it_is_accepte
     (accepted,) = sync(replace(project, update=True))
     assert accepted.sha256 == newer.sha256
     assert lockfile.read(project.lock_path)[0].sha256 == newer.sha256
-    hub.seen.clear()
+    hub.forget()
     assert sync(project)[0].cached
     assert hub.requests() == []
 
@@ -396,7 +396,7 @@ def test_a_vanished_commit_says_how_to_go_on(project, hub):
 def test_update_transfers_nothing_when_nothing_has_changed(project, hub):
     provide_model(WEIGHTS, project)
     hub.add("org/model", "README.md", b"a new commit")
-    hub.seen.clear()
+    hub.forget()
     (got,) = sync(replace(project, update=True))
     assert got.cached
     assert hub.sent() == 0

@@ -84,7 +84,7 @@ def test_a_repository_is_fetched_once_with_what_belongs_to_it(project, hub):
     assert path == project.cache / "tokenizers" / "hub-org--words@main" / "tokenizer.json"
     assert (path.parent / "tokenizer_config.json").exists()
     assert not (path.parent / "README.md").exists()
-    hub.seen.clear()
+    hub.forget()
     assert provide(parse(f"hf://{REPO}"), project, check=read) == path
     assert hub.requests() == []
 
@@ -103,7 +103,7 @@ def test_a_url_is_kept_with_its_etag(project, hub):
     record = project.store.names.find(url)
     assert record.repo == url
     assert record.revision
-    hub.seen.clear()
+    hub.forget()
     assert provide(parse(url), project, check=read) == path
     assert hub.requests() == []
     path.unlink()

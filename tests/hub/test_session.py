@@ -89,7 +89,7 @@ def test_a_token_that_cannot_be_one_is_named_but_not_shown(
     with pytest.raises(TokenInvalid, match="holds characters") as caught:
         fetch(session, tmp_path)
     assert token not in str(caught.value) + caught.value.hint
-    assert hub.seen == []
+    assert hub.requests() == []
 
 
 FAILURES = {

@@ -52,7 +52,7 @@ def test_the_tail_of_a_server_that_goes_silent_is_taken_from_it(hub, other, proj
     slow.rules.append(Rule(where="cdn", method="GET", stall_at=100_000))
     assert received(project)
     assert fast.sent("cdn") >= len(CONTENT) - 200_000
-    assert len(slow.seen) < 20
+    assert len(slow.requests()) < 20
 
 
 def test_a_slow_server_does_not_keep_its_last_piece(hub, other, project):
@@ -145,6 +145,6 @@ def test_a_file_above_what_the_hub_sends_at_once_is_announced_and_asked_for_in_p
     assert received(project)
     (said,) = [text for text in caplog.messages if "above 50 GB" in text]
     assert "--base-url=URL" in said
-    asked = [request for request in hub.seen if request.where == "cdn" and request.method == "GET"]
+    asked = hub.requests("cdn", "GET")
     assert len(asked) >= 4
     assert all(request.sent <= 3_000_000 for request in asked)

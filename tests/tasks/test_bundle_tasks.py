@@ -169,7 +169,7 @@ def test_a_tokenizer_that_a_model_needs_goes_along(hub, model, machine, bitnet, 
 
 def test_what_is_not_here_is_refused_with_what_fetches_it(hub, model, machine, bitnet, tmp_path):
     machine("here")
-    hub.seen.clear()
+    hub.forget()
     path = tmp_path / "none.tar"
     for words, hint in (
         (("--model", "tiny"), "bitnet download-model org/one --file tiny.gguf"),

@@ -185,7 +185,7 @@ def test_auto_download_fetches_what_discovery_says(bitnet, hub, tmp_path, monkey
     assert json.loads(done.out)["prompt_ids"] == [31_998, 31_999]
     assert "Can download compatible tokenizer from: meta-llama/Llama-2-7b-hf" in done.err
     assert "Successfully downloaded tokenizer" in done.err
-    hub.seen.clear()
+    hub.forget()
     assert bitnet(*words).code == 0  # in the cache now: no consent, no connection
     assert hub.requests() == []
 
@@ -205,7 +205,7 @@ def test_an_address_given_as_tokenizer_is_fetched_once(bitnet, hub, tmp_path, mo
         assert refused.code == (23 if named != "org/words" else 0)  # the same as hf://org/words
         done = bitnet(*words, "--tokenizer", named)
         assert json.loads(done.out)["prompt_ids"] == [VOCAB - 2, VOCAB - 1]
-        hub.seen.clear()
+        hub.forget()
         assert bitnet(*words, "--tokenizer", named, "--offline").code == 0
         assert hub.requests() == []
     wrong = bitnet(*words, "--tokenizer", "org/other")

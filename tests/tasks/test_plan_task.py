@@ -53,7 +53,7 @@ def test_a_gated_model_is_said_to_be_one(hub, bitnet, monkeypatch):
 
 def test_a_model_that_was_fetched_is_read_from_disk(hub, bitnet):
     bitnet("download-model", "--id", "org/model")
-    hub.seen.clear()
+    hub.forget()
     done = bitnet("plan", "--id", "org/model", "--file", "m.gguf", "--offline")
     assert "already here" in done.out
     assert hub.requests() == []

@@ -39,7 +39,7 @@ def test_only_what_is_missing_is_fetched_and_only_once(hub, models, bitnet):
     assert lacking.startswith("✓ models/lacking.gguf: fetched from openai-community/gpt2")
     assert "Discovering tokenizer strategy for gpt2 model (vocab_size: 50257)" in done.err
     assert "Downloading tokenizer for repo: openai-community/gpt2" in done.err
-    hub.seen.clear()
+    hub.forget()
     rows = json.loads(bitnet("pre-download-tokenizers", "--json", "--offline").out)
     assert [row["ok"] for row in rows] == [True, True]
     assert "in the cache" in rows[1]["state"]

@@ -45,7 +45,7 @@ def test_tokenizer_prints_the_path_and_says_what_happened(hub, bitnet, tmp_path)
     assert "✓ Downloaded tokenizer to: out/new/tokenizer.json" in done.err
     assert "Meta Llama 3 Community License" in done.err
     assert (tmp_path / "work/out/new/tokenizer.json").read_bytes() == llama3("mirror")
-    hub.seen.clear()
+    hub.forget()
     again = bitnet("tokenizer", "--json")
     assert json.loads(again.out)["cached"]
     assert "from the cache" in again.err
@@ -54,7 +54,7 @@ def test_tokenizer_prints_the_path_and_says_what_happened(hub, bitnet, tmp_path)
 
 def test_the_official_source_needs_a_token_and_the_two_can_be_compared(hub, bitnet, monkeypatch):
     assert bitnet("tokenizer", "--into", "mirror").code == 0
-    hub.seen.clear()
+    hub.forget()
     refused = bitnet("tokenizer", "--into", "official", "--source", "official")
     assert refused.code == 11
     assert "HF_TOKEN environment variable required for official source" in refused.err
@@ -258,7 +258,7 @@ def test_a_model_is_fetched_where_the_cache_is_read_only(hub, bitnet, tmp_path, 
         real(folder)
 
     monkeypatch.setattr(project, "check_writable", refused)
-    hub.seen.clear()
+    hub.forget()
     done = bitnet(*words, "small-Q4_K_M.gguf", "--out", "second")
     assert done.code == 0, done.err
     assert "what is fetched is kept in models/.cache" in done.err

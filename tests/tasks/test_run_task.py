@@ -62,7 +62,7 @@ def test_run_fetches_what_is_missing_and_writes_nothing_here(named, bitnet, fold
     assert "Fetching org/one: tiny.gguf" in done.err
     assert human_size(model.stat().st_size) in done.err
     assert list(folder.iterdir()) == []
-    named.seen.clear()
+    named.forget()
     again = bitnet("run", name, "a", "--max-tokens", 2)
     assert (again.code, again.out) == (0, done.out)
     assert "Fetching" not in again.err
@@ -86,7 +86,7 @@ def test_every_command_takes_a_name_and_does_not_fetch_it(named, bitnet, folder,
     assert "bitnet download-model org/one --file tiny.gguf" in refused.err
     assert named.requests() == []
     assert bitnet("run", "hf:org/one", "a", "--max-tokens", 1).code == 0
-    named.seen.clear()
+    named.forget()
     for name in ("tiny", "hf:org/one", "hf:org/one:tiny.gguf"):
         for made in ("made/c.gguf", "made/f.gguf"):
             (folder / made).unlink(missing_ok=True)
@@ -108,7 +108,7 @@ def test_a_model_that_was_downloaded_into_the_project_is_not_fetched_again(
     named, bitnet, folder, monkeypatch, tmp_path
 ):
     assert bitnet("download-model", "--id", "org/one", "--file", "tiny.gguf").code == 0
-    named.seen.clear()
+    named.forget()
     words = ("infer", "--prompt", "a", "--max-tokens", 1, "--model", "tiny")
     assert bitnet(*words).code == 0
     monkeypatch.setenv("BITNET_CACHE_DIR", str(tmp_path / "emptied"))
@@ -229,7 +229,7 @@ def files_in(folder):
 def test_a_whole_repository_is_what_runs_of_it(whole, bitnet, folder):
     assert bitnet("download-model", "--id", "org/whole", "--out", "got").code == 0
     assert files_in(folder / "got") == RUNS
-    whole.seen.clear()
+    whole.forget()
     assert "org/whole" in bitnet("run", "hf:org/whole", "a", "--auto-download").err
     assert whole.sent("cdn") == 0  # the store has all that is large
 
