@@ -182,6 +182,35 @@ def test_attention_refuses_a_cache_that_is_too_short():
         attend(q, k, k, 63, scale=1.0, window=0, softcap=0.0)
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shape": (0, 2, 16)}, "no queries"),
+        ({"shape": (1, 0, 16)}, "no queries"),
+        ({"shape": (1, 2, 0)}, "no queries"),
+        ({"shape": (1, 3, 16)}, "pages must be"),
+        ({"shape": (1, 2, 18)}, "pages must be"),
+        ({"start": -1}, "every position"),
+        ({"start": 64}, "every position"),
+        ({"start": 2**63 - 1}, "every position"),
+        ({"start": 2**63 - 1, "window": 5}, "every position"),
+        ({"window": -1}, "every position"),
+        ({"scale": float("nan")}, "scale or softcap"),
+        ({"softcap": float("nan")}, "scale or softcap"),
+        ({"softcap": float("inf")}, "scale or softcap"),
+        ({"softcap": -1.0}, "scale or softcap"),
+    ],
+)
+def test_what_is_not_attention_is_refused(change, said):
+    asked = {"shape": (1, 2, 16), "start": 0, "scale": 1.0, "window": 0, "softcap": 0.0} | change
+    shape, *how = asked.values()
+    q = np.ones(shape, dtype=np.float32)
+    dim = shape[2] - shape[2] % 16  # of pages, whose heads are 2
+    pages = np.zeros((1, 2, 2, kv_codes.page_words(dim)), dtype=np.int16)
+    with pytest.raises(ValueError, match=said):
+        NATIVE.attention(q, pages, *how, np.empty_like(q))
+
+
 def exponential(x):
     """The polynomial of elementary.hpp, for softcaps."""
     f = np.float32

@@ -177,6 +177,8 @@ def test_a_page_is_what_the_compiled_module_takes_for_one():
 
     with pytest.raises(ValueError, match="no room"):
         run(PAGE, [1], [1])
+    with pytest.raises(ValueError, match="no room"):
+        run(2**63 - 1, [1], [1])
     with pytest.raises(ValueError, match="another number of tables"):
         run(0, [1])
     with pytest.raises(ValueError, match="a page is missing"):

@@ -103,17 +103,23 @@ void bind_gate(int kind, const Floats& g, const Floats& up, const OutFloats& out
 
 using Pages = Array<const int16_t, nb::ndim<4>>;
 
+void check_scores(float scale, float softcap) {
+    require(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0.0f, "scale or softcap is out of range");
+}
+
 void bind_attention(const Floats& q, const Pages& pages, int64_t start, float scale, int64_t window, float softcap,
                     const OutFloats& out) {
     require(q.ndim() == 3 && out.size() == q.size(), "q and out must be (tokens, heads, head_dim)");
     AttentionArgs a;
     a.tokens = int64_t(q.shape(0)), a.heads = int64_t(q.shape(1)), a.head_dim = int64_t(q.shape(2));
     a.kv_heads = int64_t(pages.shape(2));
-    require(a.tokens > 0 && a.kv_heads > 0 && a.heads % a.kv_heads == 0 && pages.shape(1) == 2 &&
+    require(q.size() > 0, "there are no queries");
+    require(a.kv_heads > 0 && a.heads % a.kv_heads == 0 && pages.shape(1) == 2 &&
                 int64_t(pages.shape(3)) == head_words(a.head_dim),
             "pages must be (pages, 2, kv_heads, (head_dim + 2) * 64)");
-    require(start >= 0 && window >= 0 && int64_t(pages.shape(0)) * kKeyBlock >= start + a.tokens,
+    require(start >= 0 && window >= 0 && int64_t(pages.shape(0)) * kKeyBlock - a.tokens >= start,
             "the pages must hold every position up to the last query");
+    check_scores(scale, softcap);
     std::vector<const int16_t*> each;
     for (size_t i = 0; i < pages.shape(0); ++i) each.push_back(pages.data() + int64_t(i) * pages.stride(0));
     a.q = q.data(), a.pages = each.data(), a.out = out.data();
@@ -209,7 +215,7 @@ public:
         require(known == -1 || known == window, "layers of a table have one window");
         require(width(k) == kv_heads_ * head_dim_ && width(v) == width(k), "keys and values are those of other heads");
         require(width(q) % width(k) == 0 && width(out) == width(q), "queries or results are those of other heads");
-        require(std::isfinite(scale) && std::isfinite(softcap) && softcap >= 0.0f, "scale or softcap is out of range");
+        check_scores(scale, softcap);
         known = window;
         graph_.attend(out, q, k, v, size_t(table), place, scale, window, softcap);
     }
@@ -275,7 +281,7 @@ private:
 
     static std::vector<int16_t*> addresses(nb::handle table, const Segment& s, int64_t window) {
         const auto pages = nb::cast<Addresses>(table);
-        require(int64_t(pages.size()) * kKeyBlock >= s.start + s.count, "the pages have no room for the tokens");
+        require(int64_t(pages.size()) * kKeyBlock - s.count >= s.start, "the pages have no room for the tokens");
         AttentionArgs a;
         a.start = s.start, a.window = window;
         std::vector<int16_t*> found;
