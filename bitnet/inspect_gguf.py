@@ -23,6 +23,7 @@ from bitnet.models.load import config_from
 from bitnet.progress import human_size
 from bitnet.quants.weight import Weight
 from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.kv_pages import pages_for
 from bitnet.runtime.scheduler import PREFILL_CHUNK
 from bitnet.tables import brief, counted, table
 from bitnet.tokenizer import fingerprints
@@ -73,7 +74,8 @@ class Memory:
         weights: all tensors as stored.
         kv_per_token: keys and values of all layers for one token, at 16 bits, and their steps.
         context_length: positions the model was trained for.
-        kv_at_context: KV cache of that many tokens; layers with a window keep at most the window.
+        kv_at_context: KV cache of that many tokens, in whole pages; layers with a window keep at
+            most the window and some positions before it.
         total: weights and a full cache.
     """
 
@@ -377,10 +379,10 @@ def memory(gguf: GGUF) -> Memory:
 
 
 def cache_bytes(gguf: GGUF, positions: int) -> int | None:
-    """Bytes of the KV cache of *positions* tokens at 16 bits; ``None`` if the metadata lacks it.
+    """Bytes that the KV cache of *positions* tokens takes at most, in whole pages.
 
     Layers with a window keep at most the window and some positions before it; this requires a
-    known family.
+    known family. ``None`` if the metadata does not describe the attention.
     """
     per_token = _kv_per_token(gguf)
     if per_token is None or positions < 1:
@@ -390,10 +392,9 @@ def cache_bytes(gguf: GGUF, positions: int) -> int | None:
     weights = {embedding.name: embedding} if embedding else {}
     checkpoint = Checkpoint(gguf.path, gguf.architecture, gguf.metadata, weights, "half")
     try:
-        cache = KVCache(config_from(checkpoint), positions)
+        return KVCache(config_from(checkpoint), positions).cost(positions, PREFILL_CHUNK)
     except BitnetError:
-        return per_token * positions
-    return min(per_token * positions, cache.cost(positions, PREFILL_CHUNK))
+        return per_token * kv_codes.PAGE * pages_for(positions)
 
 
 def _kv_per_token(gguf: GGUF) -> int | None:

@@ -18,6 +18,9 @@ from builders import (
 from bitnet.errors import InvalidFormat
 from bitnet.formats.gguf_write import write_copy
 from bitnet.inspect_gguf import inspect_gguf
+from bitnet.models.load import config_from
+from bitnet.runtime.kv_cache import KVCache
+from bitnet.runtime.scheduler import PREFILL_CHUNK
 
 
 @pytest.fixture
@@ -70,13 +73,30 @@ def test_tensors_encodings_memory_and_ternary_counts_are_worked_out(bitnet_file)
     assert found.memory.weights == 5120 * 4 + 256 // 4 + 32
     # 3 layers, 2 heads; keys and values; 64 numbers of 2 bytes and a step of 4
     assert found.memory.kv_per_token == 3 * 2 * 2 * (64 * 2 + 4)
-    assert found.memory.kv_at_context == found.memory.kv_per_token * 1000
+    assert found.memory.kv_at_context == found.memory.kv_per_token * 1024  # whole pages of 64
     (ternary,) = found.ternary
     assert (ternary.minus, ternary.zero, ternary.plus, ternary.scale) == (64, 128, 64, 0.5)
     text = "\n".join(found.lines())
     assert re.search(r"25\.0%  50\.0%  25\.0% +0\.5 +0$", text, re.MULTILINE)
     assert "blk.0.attn_q.weight" in text
     assert "! no-pre: tokenizer.ggml.pre is missing" in text
+
+
+@pytest.mark.parametrize("positions", [1, 64, 100, 1000])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_the_cache_is_counted_as_large_as_a_real_one_gets(architecture, positions, tmp_path):
+    metadata = tiny_models.metadata(architecture, context_length=positions)
+    embedding = f32("token_embd.weight", (tiny_models.DIM, tiny_models.VOCAB))
+    found = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata, [embedding])).memory
+    cache, largest = KVCache(config_from(tiny_models.tiny(architecture)), positions), 0
+    while cache.length < positions:
+        count = min(PREFILL_CHUNK, positions - cache.length)
+        cache.pages(count)
+        cache.advance(count)
+        largest = max(largest, cache.size_bytes)
+    if architecture == "llama":
+        assert found.kv_at_context == largest
+    assert found.kv_at_context >= largest
 
 
 def test_layers_with_a_window_keep_no_more_than_it(tmp_path):
@@ -92,11 +112,12 @@ def test_layers_with_a_window_keep_no_more_than_it(tmp_path):
 
 
 def test_key_and_value_heads_may_differ_per_layer(tmp_path):
-    metadata = llama_metadata(blocks=3, width=64, heads=4)
+    metadata = llama_metadata(blocks=3, width=64, heads=4, context=100)
     metadata["llama.attention.head_count_kv"] = Typed(INT32, [1, 2, 4])
     metadata["llama.attention.key_length"] = 10
     found = inspect_gguf(write_gguf(tmp_path / "m.gguf", metadata))
     assert found.memory.kv_per_token == 7 * ((10 + 16) * 2 + 2 * 4)
+    assert found.memory.kv_at_context == found.memory.kv_per_token * 128
 
 
 @pytest.mark.parametrize(
