@@ -4,7 +4,7 @@
 
 ENGINE is ``bitnet``, ``bitnet:LEVEL:HEAD`` (instruction set, ``--exact-head``; either may be
 empty), the path of a shared library of llama.cpp's C interface, ``llama.cpp`` (package xllamacpp),
-``ik_llama.cpp`` (package ik-llama-cpp-python) or ``openvino`` (package openvino-genai). A line such
+``ik_llama.cpp`` (package ik-llama-cpp-python) or ``OpenVINO GenAI`` (its package). A line such
 as ``pp 128``, ``tg 64`` or ``tg 32@4096`` (tokens after a prompt of 4,096, which is not timed) is
 answered with its seconds as JSON, an empty one with the peak memory of the process. What
 llama.cpp's API calls ``n_ctx``, ``n_batch`` and ``n_ubatch`` is found by its default values,
@@ -226,7 +226,7 @@ def main():
     if engine.startswith("bitnet"):
         _, level, head = (engine + "::").split(":")[:3]
         running = Bitnet(path, threads, context, level=level, head=head)
-    elif engine == "openvino":
+    elif engine == "OpenVINO GenAI":
         running = OpenVINO(path, threads)
     else:
         running = Llama(library_of(engine), path, threads, context)

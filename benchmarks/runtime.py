@@ -3,11 +3,12 @@
     python benchmarks/runtime.py MODEL... [--peers FOLDER] [--peer-python PYTHON]
         [--tests pp128,pp512,pp4096,tg128,tg32@4096] [--json FILE] [--table FILE]
 
-FOLDER is what peers.py built for this machine: llama.cpp and ik_llama.cpp. PYTHON is the
+FOLDER has what was built for this machine: llama.cpp, by peers.py, and ik_llama.cpp. PYTHON is the
 interpreter of an environment with the packages ``xllamacpp`` and ``ik-llama-cpp-python``, which are
 taken where FOLDER has no such engine, and ``openvino-genai``; a peer that cannot be had is reported
-as absent. Every engine runs in a process of its own; they take turns test by test, so that a
-machine that is slower for a while is so for all. The first turn does not count.
+as absent, one that does not load a model is left out there. Every engine runs in a process of its
+own; they take turns test by test, so that a machine that is slower for a while is so for all. The
+first turn does not count.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ from peers import library
 from bitnet import native
 from bitnet.bench.machine import describe_machine
 
-ENGINES = {"llama.cpp": "xllamacpp", "ik_llama.cpp": "ik_llama_cpp", "openvino": "openvino_genai"}
+ENGINES = {
+    "llama.cpp": "xllamacpp",
+    "ik_llama.cpp": "ik_llama_cpp",
+    "OpenVINO GenAI": "openvino_genai",
+}
 WORKER = Path(__file__).with_name("peer_engine.py")
 INFER = [sys.executable, "-m", "bitnet", "infer", "--prompt", "Hello", "--max-tokens", "1"]
 
@@ -84,14 +89,24 @@ def present(peer_python, folder=None):
     return found, absent
 
 
+def started(name, entry, model, threads, context):
+    """The engine *name* with *model*; ``None`` for a peer that does not load it."""
+    python, argument = entry
+    try:
+        return Engine(argument, python, model, threads, context)
+    except SystemExit as error:
+        if name == "bitnet":
+            raise
+        print(f"{name} is left out: {error}", file=sys.stderr)
+        return None
+
+
 def measure(model, threads, engines, options):
     """Rates, load times and peaks of every engine with one number of threads."""
     tests = options.tests.split(",")
     context = max(1024, *(sum(map(int, test[2:].split("@"))) + 64 for test in tests))
-    running = {
-        name: Engine(argument, python, model, threads, context)
-        for name, (python, argument) in engines.items()
-    }
+    begun = {name: started(name, entry, model, threads, context) for name, entry in engines.items()}
+    running = {name: engine for name, engine in begun.items() if engine}
     rates = {name: {test: [] for test in tests} for name in running}
     for turn in range(options.turns + 1):
         for test in tests:
@@ -120,7 +135,7 @@ def start_s(model):
 
 
 def table(results, tests):
-    """The results in Markdown: medians, and ours over the faster peer."""
+    """The results in Markdown: medians, and ours over the best peer."""
     lines = []
     head = ["model", "threads", "engine", *(f"{t} tok/s" for t in tests), "load (s)", "peak (MB)"]
     lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
