@@ -38,7 +38,8 @@ class Vectors(NamedTuple):
 
     Attributes:
         codes: ``(..., D)``.
-        steps: of each vector, ``(...)``; NaN where it held a number that is not finite.
+        steps: of each vector, ``(...)``, so that it is ``codes * step``; NaN where its size, a
+            length or a largest magnitude, was above 1e18 or not a number.
     """
 
     codes: NDArray[np.int16]
@@ -46,14 +47,14 @@ class Vectors(NamedTuple):
 
 
 def encode_keys(x: Array) -> Vectors:
-    """Codes of the vectors ``(..., D)`` of keys or queries; lengths below 1e-18 become zero."""
+    """Codes of the vectors ``(..., D)`` of keys or queries; one shorter than 1e-18 becomes zero."""
     numbers: NDArray[np.float32] = np.asarray(x, dtype=np.float32)
     with np.errstate(all="ignore"):
         return _encode(numbers, np.sqrt(_sum(numbers * numbers)), _KEY_RANGE)
 
 
 def encode_values(x: Array) -> Vectors:
-    """Codes of the vectors ``(..., D)`` of values; magnitudes below 1e-18 alone become zero."""
+    """Codes of the vectors ``(..., D)`` of values; below 1e-18 all of one becomes zero."""
     numbers: NDArray[np.float32] = np.asarray(x, dtype=np.float32)
     with np.errstate(all="ignore"):
         return _encode(numbers, np.abs(numbers).max(axis=-1), _VALUE_RANGE)

@@ -116,7 +116,7 @@ void bind_attention(const Floats& q, const Pages& pages, int64_t start, float sc
     require(q.size() > 0, "there are no queries");
     require(a.kv_heads > 0 && a.heads % a.kv_heads == 0 && pages.shape(1) == 2 &&
                 int64_t(pages.shape(3)) == head_words(a.head_dim),
-            "pages must be (pages, 2, kv_heads, (head_dim + 2) * 64)");
+            "pages must be (pages, 2, kv_heads, page_words(head_dim)) as in kernels/kv_codes.py");
     require(start >= 0 && window >= 0 && int64_t(pages.shape(0)) * kKeyBlock - a.tokens >= start,
             "the pages must hold every position up to the last query");
     check_scores(scale, softcap);
