@@ -156,6 +156,8 @@ struct Pages {
         for (int64_t p = 0; p < positions; p += bitnet::kKeyBlock) {
             memory.emplace_back(words);
             at.push_back(memory.back().get());
+            // Places that hold nothing may hold anything: here sums that leave int32, and steps that are NaN.
+            for (int64_t i = 0; i < words; ++i) at.back()[i] = i % 2 ? 0x7fc0 : -32768;
         }
     }
 

@@ -15,7 +15,7 @@ using detail::active;
 
 namespace {
 
-constexpr int64_t kQueryRows = 128;     // of a unit, at most: they share a page in the first caches
+constexpr int64_t kQueryRows = 128;     // of a unit, or those of kQueryBlock tokens: they share a page in the first caches
 constexpr int64_t kUnitsPerThread = 4;  // at least, before units grow: a slow core does not hold the rest
 constexpr int64_t kSplitKeys = int64_t(kSplitPages) * kKeyBlock;
 
