@@ -6,11 +6,13 @@ import re
 
 import pytest
 
+from bitnet import native
 from bitnet.errors import NotFound
 from bitnet.formats.containers import open_checkpoint
 from bitnet.shipped import SHIPPED, ShippedModel
 
 MODELS = list(SHIPPED.values())
+NATIVE = native.module()
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +35,25 @@ def test_file_code_and_card_are_of_one_model(model):
     assert checkpoint.metadata["general.license"] == model.licence
     assert checkpoint.metadata["general.name"] == model.id
     assert "tokenizer.chat_template" not in checkpoint.metadata
+
+
+@pytest.mark.skipif(
+    not (NATIVE and NATIVE.kernel_level().startswith("a")), reason="no compiled kernels of x86"
+)
+def test_its_card_shows_what_it_writes():
+    """After a change of results: ``python -m training.card`` writes the card again."""
+    import bitnet
+    from bitnet import SamplingParams
+
+    model = SHIPPED["bitnet-tiny"].path
+    card = model.with_suffix(".md").read_text(encoding="utf-8")
+    shown = re.findall(r"^(\d+)\. \*\*(.+?)\*\*(.*)$", card, re.MULTILINE)
+    assert len(shown) == 10
+    with bitnet.load(model) as running:
+        for seed, prompt, text in shown:
+            sampling = SamplingParams(temperature=0.8, seed=int(seed))
+            found = running.generate(prompt, max_tokens=60, sampling=sampling)
+            assert " ".join(found.split()) == text.replace("\\", "").strip()
 
 
 def test_a_lost_file_is_named_with_what_helps():

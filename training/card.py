@@ -117,7 +117,8 @@ def card(texts: Path, out: Path, model: Path) -> str:
             "",
             "## Ten samples",
             "",
-            "Temperature 0.8, seeds 1 to 10, 60 tokens each, none left out; the prompt is bold.",
+            "Temperature 0.8, seeds 1 to 10, 60 tokens each by the compiled kernels, none left "
+            "out; the prompt is bold.",
             "",
             *samples,
         ]
