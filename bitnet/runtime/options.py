@@ -195,7 +195,7 @@ class ModelOptions:
     exact_head: HeadMode = option(
         "auto",
         "choose tokens without reading the whole output head, provably the same ones; auto: where "
-        "it saves time",
+        "it saves time, never in serve",
         choices=("auto", "on", "off"),
     )
     i2_s_layout: I2SLayout = option(
