@@ -148,7 +148,10 @@ class ReferenceOps(Ops):
         scores[..., hidden] = -np.inf
         weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
         weights /= weights.sum(axis=-1, keepdims=True)
-        mixed = weights @ values[:, None]  # (KV, G, T, D)
+        with np.errstate(invalid="ignore"):
+            mixed = weights @ values[:, None]  # (KV, G, T, D)
+        if not np.isfinite(mixed).all():
+            mixed = _without_hidden(mixed, weights, values, hidden)
         return mixed.transpose(2, 0, 1, 3).reshape(t, heads * head_dim)
 
     def gate(self, gate: Array, up: Array, activation: Activation) -> Array:
@@ -189,6 +192,16 @@ def _group_sums(q: Array, codes: NDArray[np.int8], scales: Array) -> Array:
         sums = _product(q[:, part], codes[:, part].astype(q.dtype))
         total += sums.astype(np.float64) * scales[:, g].astype(np.float64)
     return total
+
+
+def _without_hidden(
+    mixed: Array, weights: Array, values: Array, hidden: NDArray[np.bool_]
+) -> Array:
+    """*mixed* where a value that is not finite is seen; elsewhere, without its 0 * NaN."""
+    bad = ~np.isfinite(np.abs(values).max(axis=-1))  # (KV, S)
+    lost = (bad[:, None] & ~hidden).any(axis=-1)  # (KV, T)
+    clean = weights @ np.where(bad[..., None], values.dtype.type(0), values)[:, None]
+    return np.where(lost[:, None, :, None], mixed, clean)
 
 
 def _silu(x: Array) -> Array:

@@ -130,6 +130,22 @@ def test_attention_sees_what_it_may(heads, kv_heads, t, window, softcap, causal)
     np.testing.assert_allclose(OPS.attention(q, Seen(keys, values), **options), expected)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize(("at", "seen_by"), [(0, []), (2, [0]), (5, [2, 3]), (6, [3])])
+def test_a_value_without_a_number_counts_where_it_is_seen(at, seen_by, bad):
+    """Four queries at positions 3 to 6, each of which sees two of them."""
+    q = RNG.standard_normal((4, 4, 8))
+    keys, values = RNG.standard_normal((2, 2, 7, 8))
+    options = {"scale": 0.4, "window": 2, "softcap": 0.0}
+    expected = OPS.attention(q, Seen(keys, values), **options).reshape(q.shape)
+    values[1, at, 3] = bad
+    found = OPS.attention(q, Seen(keys, values), **options).reshape(q.shape)
+    lost = ~np.isfinite(found).all(axis=(1, 2))
+    assert np.flatnonzero(lost).tolist() == seen_by
+    np.testing.assert_array_equal(found[~lost], expected[~lost])
+    np.testing.assert_array_equal(found[:, :2], expected[:, :2])  # the other key head
+
+
 def test_gates():
     gate, up = np.array([[-2.0, 0.5, 3.0]]), np.array([[1.0, 2.0, -1.0]])
 
