@@ -20,6 +20,8 @@ __all__ = ["Pooling", "TransformerConfig", "config_of"]
 
 Pooling = Literal["none", "mean", "cls", "last"]
 
+MAX_SCALE = 200.0  # of scores: those of the longest queries and keys stay within float32
+CAPS = 1e-3, 1e3  # soft caps; a larger one takes digits from what it caps
 MAX_LAYERS = 4096  # keeps a damaged file from making us list billions of tensors
 
 
@@ -39,13 +41,13 @@ class TransformerConfig:
         context_length: positions the model was trained for.
         norm_eps: epsilon of every RMS norm.
         rope: position embedding of layers with full attention.
-        attention_scale: factor on attention scores.
+        attention_scale: factor on attention scores, at most 200.
         windows: per layer, positions a query attends to, to each side with itself; 0: all.
         local_rope: position embedding of layers with a window, where it differs (Gemma 3).
         activation: activation function of the gate.
         gated: the feed-forward network is a GLU; if not, the activation is on ``up`` (Arcee).
-        attention_softcap: soft cap on attention scores; 0: none.
-        final_softcap: soft cap on logits; 0: none.
+        attention_softcap: soft cap on attention scores, 0.001 to 1,000; 0: none.
+        final_softcap: soft cap on logits, 0.001 to 1,000; 0: none.
         embedding_scale: factor on embeddings.
         fused: query, key and value in one matrix, gate and up in another (Phi-3).
         ffn_norm: name of the norm before the feed-forward network.
@@ -123,6 +125,14 @@ class TransformerConfig:
             (self.rope.theta > 1, "a rope_theta of at most 1"),
             (self.rope.original_context >= 2, "an original context below 2"),
             (self.temperature_length >= 1, "queries that grow after no positions"),
+            (abs(self.attention_scale) <= MAX_SCALE, f"scores times more than {MAX_SCALE:g}"),
+            (
+                all(
+                    not cap or CAPS[0] <= cap <= CAPS[1]
+                    for cap in (self.attention_softcap, self.final_softcap)
+                ),
+                f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}",
+            ),
         ):
             if not holds:
                 raise InvalidFormat(

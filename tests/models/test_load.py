@@ -161,6 +161,22 @@ def test_senseless_keys_are_refused(key, value, said):
         config_from(Checkpoint(llama.path, "llama", keys, llama.weights, "interleaved"))
 
 
+@pytest.mark.parametrize("key", ["attn_logit_softcapping", "final_logit_softcapping"])
+@pytest.mark.parametrize("cap", [-1.0, 1e-46, 1e-4, 1001.0, 1e30, 1e39])
+def test_a_soft_cap_that_is_not_computed_exactly_is_refused(key, cap):
+    for taken in (0.0, 1e-3, 1000.0):
+        config_from(tiny("gemma2", **{key: taken}))
+    with pytest.raises(InvalidFormat, match=r"a soft cap outside of 0\.001 to 1,000"):
+        tiny("gemma2", **{key: cap})
+
+
+@pytest.mark.parametrize("scale", [-201.0, 201.0, 1e39])
+def test_a_scale_with_which_scores_leave_float32_is_refused(scale):
+    config_from(tiny("granite", **{"attention.scale": -200.0}))
+    with pytest.raises(InvalidFormat, match="scores times more than 200"):
+        tiny("granite", **{"attention.scale": scale})
+
+
 def test_an_unknown_rope_scaling_is_named():
     with pytest.raises(Unsupported, match="'spiral'"):
         tiny("llama", **{"rope.scaling.type": "spiral"})
