@@ -5,6 +5,7 @@ import pytest
 
 from bitnet import native
 from bitnet.kernels import kv_codes
+from bitnet.models.config import MAX_SCALE
 
 NATIVE = native.module()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")
@@ -105,6 +106,21 @@ def test_a_key_or_value_without_a_number_gives_none(which, bad, level):
     assert np.isfinite(got[:, 2:]).all()
     assert np.isfinite(got[:4]).all()
     assert np.isnan(got[4:, :2]).all()
+
+
+@pytest.mark.parametrize("dim", [1, 7, 64, 100])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_scores_are_numbers(sign, dim, level):
+    """So nothing but what is out of sight is at the lowest of all floats."""
+    longest = np.full(dim, 1e18 / np.sqrt(dim) * (1 - 1e-6), dtype=np.float32)
+    assert np.isfinite(kv_codes.encode_keys(longest).steps)
+    q, k = longest[None, None], np.tile(longest, (70, 1, 1))
+    k[3] = -longest
+    v = np.ones((70, 1, dim), dtype=np.float32)
+    how = {"scale": sign * MAX_SCALE, "window": 0, "softcap": 0.0}
+    np.testing.assert_allclose(attend(q, k, v, 69, **how), 1.0, rtol=3e-4)
+    v[[3 if sign > 0 else 5], 0, 0] = np.nan  # the lowest score
+    assert np.isnan(attend(q, k, v, 69, **how)).all()
 
 
 @pytest.mark.parametrize("best", [9, 100])
