@@ -6,15 +6,24 @@ from pathlib import Path
 
 import pytest
 
+from bitnet.hub.named import names
 from bitnet.tasks import load
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "cache/README.md"]
+FOLDERS = (".", "cache", "training", "bitnet/shipped", "benchmarks/results")
+PAGES = [
+    *(ROOT / "docs").rglob("*.md"),
+    *(page for at in FOLDERS for page in (ROOT / at).glob("*.md")),
+]
 DEVELOPER = {"check", "test", "native"}
 
 
 def page_id(path):
     return str(path.relative_to(ROOT))
+
+
+def links(page):
+    return re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
 
 
 def shell_lines(page):
@@ -24,8 +33,20 @@ def shell_lines(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_links_lead_somewhere(page):
-    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    assert [target for target in links(page) if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_models_that_commands_name_are_known(page):
+    text = "\n".join(shell_lines(page))
+    name = r"(?<![\w./-])(?:smollm\d|gemma-?\d|bitnet-(?!xtask))[\w-]*(?![\w./-])"
+    assert set(re.findall(name, text)) <= set(names())
+
+
+def test_the_index_names_every_page():
+    index = ROOT / "docs/README.md"
+    named = {index, *((index.parent / link).resolve() for link in links(index))}
+    assert set((ROOT / "docs").rglob("*.md")) <= named
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
