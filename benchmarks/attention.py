@@ -34,8 +34,10 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
     module = native.module()
-    if chosen.level:
-        module.set_kernel_level(chosen.level)
+    if module is None:
+        raise SystemExit("the compiled module is not installed")
+    if chosen.level and not module.set_kernel_level(chosen.level):
+        raise SystemExit(f"--level: one of {', '.join(module.kernel_levels())}")
     module.set_threads(chosen.threads)
     rng = np.random.default_rng(1)
     print(f"{module.kernel_level()}, {chosen.threads} threads")
