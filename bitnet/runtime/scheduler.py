@@ -20,6 +20,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,7 @@ class Scheduler:
         max_batch: sequences that run at the same time; others wait.
         prefill_chunk: most prompt tokens in one pass.
         max_stall_s: seconds by which prompts may delay a pass while others decode.
+        new_cache: creates an empty cache for one sequence.
     """
 
     def __init__(
@@ -115,7 +117,8 @@ class Scheduler:
         self.prefill_chunk = prefill_chunk
         self.max_stall_s = max_stall_s
         self._prefill_token_s = 0.0  # of recent passes with prompts
-        self._cache_dtype = np.dtype(cache_dtype)
+        # Not a method: with a way back here, the model would stay until the garbage collector runs.
+        self.new_cache = partial(KVCache, model.config, self.context, dtype=cache_dtype)
         self._caches = PrefixCache(
             self.new_cache,
             slots=max_batch,
@@ -312,10 +315,6 @@ class Scheduler:
     def affordable(self, size_bytes: int) -> int:
         """Positions that a sequence may have within *size_bytes* of keys and values."""
         return min(self.context, self._caches.affordable(size_bytes))
-
-    def new_cache(self) -> KVCache:
-        """An empty cache for one sequence."""
-        return KVCache(self.model.config, self.context, dtype=self._cache_dtype)
 
     def check(self, ids: abc.Sequence[int]) -> None:
         """Check a prompt.

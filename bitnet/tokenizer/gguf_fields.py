@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import struct
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InvalidFormat, TokenizerNotFound
@@ -87,7 +87,8 @@ class Fields:
     @cached_property
     def tokens(self) -> Sequence[str]:
         """The text of every token."""
-        return LazySequence(self.length("tokens"), lambda: self.strings("tokens"))
+        own = Fields(self._metadata, self.source)  # not self, which keeps this sequence
+        return LazySequence(self.length("tokens"), partial(own.strings, "tokens"))
 
     def tokens_at(self, id: int) -> str:
         """The text of one token, without reading all of them."""

@@ -1,0 +1,98 @@
+"""A model ends with the last reference to it; nothing of it waits for the garbage collector."""
+
+import gc
+import weakref
+
+import pytest
+from tiny_models import FAMILIES, tiny, tiny_gguf
+
+from bitnet.errors import UsageError
+from bitnet.formats.mapped_file import MappedFile
+from bitnet.kernels.select import select
+from bitnet.models.load import load_model
+from bitnet.runtime.engine import Engine
+from bitnet.runtime.language_model import load
+from bitnet.server.metrics import Metrics
+from bitnet.server.worker import Worker, WorkerLimits
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tiny_gguf(tmp_path / "tiny.gguf", **{"tokenizer.chat_template": TEMPLATE})
+    load(path).close()  # the next load finds its compiled tokenizer
+    return path
+
+
+@pytest.fixture(autouse=True)
+def no_collector():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def nothing(model):
+    pass
+
+
+def a_text(model):
+    assert model.generate("ab", max_tokens=3)
+
+
+def a_stream_that_is_left(model):
+    next(iter(model.stream("ab", max_tokens=9)))
+
+
+def a_chat(model):
+    assert list(model.chat([{"role": "user", "content": "ab"}], max_tokens=3))
+
+
+def a_grammar(model):
+    assert model.generate("ab", max_tokens=3, regex="[a-c]+")
+
+
+def a_wrong_request(model):
+    with pytest.raises(UsageError):
+        model.logits([])
+
+
+def a_scheduler(model):
+    scheduler = model.scheduler(max_batch=2)
+    with pytest.raises(UsageError):
+        scheduler.check([])
+
+
+def a_worker(model):
+    worker = Worker(model, Metrics().of("tiny"), WorkerLimits())
+    worker.start()
+    worker.stop()
+
+
+USES = (
+    nothing, a_text, a_stream_that_is_left, a_chat, a_grammar, a_wrong_request, a_scheduler,
+    a_worker,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
+def test_its_file_is_let_go(path, use, closed):
+    model = load(path)
+    use(model)
+    if closed:
+        model.close()
+    del model
+    assert [one for one in gc.get_objects() if type(one) is MappedFile and one.path == path] == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_freed(family):
+    model = load_model(tiny(family), ops=select())
+    engine = Engine(model)
+    if model.config.writes:
+        engine.logits([1, 2, 3])
+    freed = weakref.ref(model)
+    del model, engine
+    assert freed() is None
