@@ -20,6 +20,15 @@ def until(condition, process=None):
         time.sleep(0.005)
 
 
+def sizes(paths):
+    """Bytes of each of *paths* that is there still: another process may rename them."""
+    found = []
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            found.append(path.stat().st_size)
+    return found
+
+
 def free_port():
     """A port on loopback; not one of those the system gives to others by itself."""
     for port in random.SystemRandom().sample(range(20_000, 32_000), 100):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from http.client import IncompleteRead
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from bitnet.hub.pieces import FilePiece, Pieces
 from bitnet.hub.replies import as_count, content_range, refuse_pages
 from bitnet.hub.repository import FileFacts, strong_etag
 from bitnet.hub.session import HubSession, Patience, Transient, failed, shown
+from bitnet.hub.together import first_error, in_threads
 from bitnet.hub.trailing_hash import TrailingHash
 from bitnet.progress import human_size
 
@@ -197,19 +198,12 @@ class Transfer:
         self._pieces = Pieces(missing, length, self._session.clock)
         self._partial.scatter()
         self._together = True
-        with ThreadPoolExecutor(count, thread_name_prefix="download") as pool:
-            servers = [self._servers[number % len(self._servers)] for number in range(count)]
-            workers = [pool.submit(self._work, server) for server in servers]
-            try:
-                wait(workers, return_when=FIRST_EXCEPTION)
-            finally:
-                if not all(worker.done() and worker.exception() is None for worker in workers):
-                    self._halt()
+        servers = [self._servers[number % len(self._servers)] for number in range(count)]
+        workers = in_threads([partial(self._work, server) for server in servers], count, self._halt)
         self._together = False
-        errors = [error for worker in workers if (error := worker.exception()) is not None]
-        errors.sort(key=lambda error: isinstance(error, Stopped))
-        if errors and not self._complete:
-            raise errors[0]
+        error = first_error(workers)
+        if error and not self._complete:
+            raise error
         self._stop.clear()
 
     def _halt(self) -> None:

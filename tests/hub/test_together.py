@@ -1,5 +1,6 @@
 """Several files of a repository at once: all of them are seen, or none."""
 
+import _thread
 import contextlib
 import io
 import os
@@ -11,7 +12,7 @@ import threading
 
 import pytest
 from hub_server import HubServer, Rule
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, sizes, until
 
 from bitnet.errors import NetworkError, NotFound, UsageError
 from bitnet.hub import lockfile, together
@@ -19,7 +20,7 @@ from bitnet.hub.limits import Limits
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.request import ModelRequest, provide
-from bitnet.hub.together import at_once
+from bitnet.hub.together import at_once, in_threads
 
 FILES = {
     "config.json": b"{}" * 200,
@@ -145,13 +146,35 @@ def test_the_first_failure_is_the_one_that_is_told():
     assert together.FILES_AT_ONCE > 1
 
 
+def test_an_interrupt_before_all_have_begun_ends_those_that_have():
+    stopped = threading.Event()
+
+    def calls():
+        yield lambda: stopped.wait(PATIENCE_S)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        in_threads(calls(), 2, stopped.set)
+    assert stopped.is_set()
+
+
+def test_a_signal_that_wakes_nothing_up_is_seen():
+    """As one whose handler ran just before the wait began."""
+    stopped, waited = threading.Event(), []
+
+    def call():
+        _thread.interrupt_main()
+        waited.append(stopped.wait(PATIENCE_S))
+
+    with pytest.raises(KeyboardInterrupt):
+        in_threads([call, call], 2, stopped.set)
+    assert all(waited)
+
+
 def written(folder):
     """Bytes that are on their way in *folder*."""
-    with contextlib.suppress(FileNotFoundError):
-        files = list(folder.glob("*/model-*.partial.*"))
-        sizes = {path: path.stat().st_size for path in files if path.suffix != ".json"}
-        return sum(size for size in sizes.values() if size == 500_000)
-    return 0
+    files = (path for path in folder.glob("*/model-*.partial.*") if path.suffix != ".json")
+    return sum(size for size in sizes(files) if size == 500_000)
 
 
 FETCH = """

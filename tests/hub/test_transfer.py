@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from hub_server import Rule
-from waiting import PATIENCE_S, until
+from waiting import PATIENCE_S, sizes, until
 
 from bitnet import settings
 from bitnet.errors import NetworkError
@@ -177,7 +177,7 @@ def test_a_killed_parallel_transfer_keeps_all_but_the_last_megabytes(hub, sessio
 
 def written(target):
     """Bytes in the biggest partial file beside *target*."""
-    return max((path.stat().st_size for path in left_behind(target)), default=0)
+    return max(sizes(left_behind(target)), default=0)
 
 
 def kill_when(process, condition):

