@@ -43,9 +43,8 @@ __all__ = ["NativeOps"]
 logger = logging.getLogger(__name__)
 
 
-@cache
-def _self_test(module: ModuleType) -> None:
-    """Once per process: kernels that disagree with the scalar ones are replaced by slower ones."""
+def _check_kernels(module: ModuleType) -> None:
+    """Replace kernels that disagree with the scalar ones by slower ones."""
     replaced = module.kernel_self_test()
     if replaced:
         logger.warning(
@@ -56,9 +55,16 @@ def _self_test(module: ModuleType) -> None:
 
 
 @cache
+def _self_test(module: ModuleType) -> None:
+    """Once per process."""
+    _check_kernels(module)
+
+
+@cache
 def _choose_prefill(module: ModuleType) -> None:
     """Once per process, before the first pass: its kernels must not change under another one."""
-    choose_prefill(module)
+    if choose_prefill(module):
+        _check_kernels(module)  # those of another level, which were not in use before
 
 
 class NativeOps(Ops):

@@ -33,25 +33,29 @@ ROUNDS = 7
 ATTENTION = "attention"  # its name beside those of encodings
 
 
-def choose_prefill(module: ModuleType) -> None:
+def choose_prefill(module: ModuleType) -> bool:
     """Use the kernels of the rival of *module*'s level for what it is faster with.
 
     Only where levels compete (``RIVALS``); kernels that failed their self-test are not used again.
+
+    Returns:
+        True if there are any; they have not been tested on this machine.
     """
     level = module.kernel_level()
     rival = RIVALS.get(level)
     if rival is None or rival not in module.kernel_levels():
-        return
+        return False
     held = conditions(module)
     found = read_measurement("prefill-kernels", held)
     if found is None:
         found = measure(module, rival)
         write_measurement("prefill-kernels", held, found)
-    for name, gain in found.items():
-        if gain < 1.0 and _take(module, name, rival):
-            logger.info(
-                "prefill of %s: %s, %.2f times as fast as %s", name, rival, 1.0 / gain, level
-            )
+    taken = [name for name, gain in found.items() if gain < 1.0 and _take(module, name, rival)]
+    for name in taken:
+        logger.info(
+            "prefill of %s: %s, %.2f times as fast as %s", name, rival, 1.0 / found[name], level
+        )
+    return bool(taken)
 
 
 def measure(module: ModuleType, rival: str) -> dict[str, float]:

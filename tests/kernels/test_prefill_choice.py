@@ -10,6 +10,7 @@ import pytest
 
 from bitnet import native
 from bitnet.cache.measurements import read_measurement, write_measurement
+from bitnet.kernels import native as native_ops
 from bitnet.kernels import prefill_choice
 from bitnet.kernels.kv_codes import pages_of
 from bitnet.kernels.measured import conditions
@@ -50,7 +51,7 @@ def test_encodings_that_the_rival_is_faster_with_are_left_to_it():
     own, expected = users("Q8_0_R16")
     assert own == LEVELS[-1]
     write_measurement("prefill-kernels", conditions(NATIVE), {"Q8_0_R16": 0.9, "Q4_0_R16": 1.1})
-    choose_prefill(NATIVE)
+    assert choose_prefill(NATIVE)
     chosen, result = users("Q8_0_R16")
     assert chosen == LEVELS[-2]
     np.testing.assert_array_equal(result, expected)
@@ -68,7 +69,7 @@ def test_it_is_measured_once(monkeypatch):
 
 def test_a_level_without_a_rival_keeps_its_kernels(monkeypatch):
     monkeypatch.setattr(prefill_choice, "RIVALS", {"another": "scalar"})
-    choose_prefill(NATIVE)
+    assert not choose_prefill(NATIVE)
     assert read_measurement("prefill-kernels", conditions(NATIVE)) is None
 
 
@@ -117,6 +118,16 @@ def test_a_kernel_that_failed_its_self_test_is_not_used_again():
     replaced, _ = users("Q8_0_R16")
     assert not NATIVE.take_prefill(kind, LEVELS[-1])
     assert users("Q8_0_R16")[0] == replaced
+
+
+def test_what_is_taken_from_the_rival_is_tested_too(monkeypatch, caplog):
+    wrong = "linear Q8_0_R16"
+    monkeypatch.setattr(
+        native_ops, "choose_prefill", lambda module: module.plant_wrong_kernel(f"{wrong} prefill")
+    )
+    native_ops._choose_prefill.__wrapped__(NATIVE)
+    assert f"are not used (slower): {wrong}" in caplog.text
+    assert NATIVE.kernel_self_test() == []
 
 
 def test_no_other_level_multiplies_floats():
