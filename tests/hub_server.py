@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from waiting import until
+from waiting import PATIENCE_S, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -204,7 +204,7 @@ class HubServer:
     def _answered(self):
         """The requests seen, under the lock, while none is being answered."""
         with self.lock:
-            assert self.lock.wait_for(lambda: not self.in_flight, timeout=120)
+            assert self.lock.wait_for(lambda: not self.in_flight, timeout=PATIENCE_S)
             yield self._seen
 
     def rule_for(self, where: str, method: str, path: str, agent: str) -> Rule:
@@ -277,19 +277,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
         finally:
             with self.hub.lock:
-                headers = dict(self.headers.items())
+                asked = self.server.where, self.command, self.path, dict(self.headers.items())
+                self.hub._seen.append(Seen(*asked, self.status, self.count))
                 self.hub.in_flight -= 1
                 self.hub.lock.notify_all()
-                self.hub._seen.append(
-                    Seen(
-                        self.server.where,
-                        self.command,
-                        self.path,
-                        headers,
-                        self.status,
-                        self.count,
-                    )
-                )
 
     # --- the hub -----------------------------------------------------------------------------
 

@@ -153,7 +153,6 @@ def test_a_killed_process_loses_nothing_that_was_written(hub, session, target, p
     assert not target.exists()
     (partial,) = left_behind(target)
     assert partial.read_bytes() == CONTENT[:point]
-    hub.requests()
     hub.forget()
     done = fetch(hub, session, target, connections=1)
     assert done.sha256 == DIGEST

