@@ -1,6 +1,7 @@
 """Every test runs in a world of its own: temporary home and cache, loopback sockets only."""
 
 import os
+import shutil
 import signal
 import socket
 from dataclasses import dataclass
@@ -32,6 +33,14 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("slow") or {"test_data", "test_models"} & {*item.fixturenames}:
             item.add_marker("no_cover")
+
+
+def pytest_runtest_setup(item):
+    """Skip a test whose program is not installed: the README asks for Python and a compiler."""
+    for marker in item.iter_markers("needs"):
+        (program,) = marker.args
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed; a job of .ci/run requires it")
 
 
 @pytest.fixture(autouse=True)

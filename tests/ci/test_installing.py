@@ -41,6 +41,7 @@ def install(project, source, **environment):
     return done, site / "tool.py"
 
 
+@pytest.mark.needs("git")
 def test_a_commit_of_a_repository_is_built_and_installed(project, tmp_path):
     repository = tmp_path / "repository"
     tool(repository)

@@ -1,4 +1,4 @@
-"""Every test runs in a job of ``.ci/run`` that installs what it would be skipped without."""
+"""Every test runs in a job of ``.ci/run`` that has what it would be skipped without."""
 
 import re
 import shutil
@@ -16,6 +16,7 @@ else:
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests"
 NEEDED = re.compile(r"""(?:importorskip|find_spec)\(\s*"(\w+)|bitnet-xtask\[([\w,-]+)\]'"\)""")
+PROGRAMS = re.compile(r"""mark\.needs\("([\w+-]+)"\)""")
 OURS_OR_PYTHONS = {"bitnet", *sys.stdlib_module_names, "fcntl", "pty"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -38,27 +39,38 @@ def installed(extras):
 
 
 def runs():
-    """Runs of pytest in the jobs: their paths, packages, and whether they are for slow tests."""
+    """Runs of pytest in the jobs: paths, packages, programs, and whether slow tests run."""
     readme = re.search(r"<!-- tests -->\n```sh\n(.*)\n", read(ROOT / "README.md"))[1]
     script = read(ROOT / ".ci/run").replace("$(readme_command tests)", f"\n{readme}\n")
     for job in re.findall(r"^\w+\(\) \{(.*?)^\}", script, re.MULTILINE | re.DOTALL):
         packages = {"numpy"}
+        programs = set(" ".join(re.findall(r"^ +need (.*)", job, re.MULTILINE)).split())
         for line in job.splitlines():
             for extras in re.findall(r"environment ([\w,-]+)|\[([a-z][a-z,-]+)\]", line):
                 packages |= installed("".join(extras).split(","))
             if re.search(r"\binv test\b|\bpytest\b.* tests/", line):
                 paths = re.findall(r" tests/([\w/.]+)", line)
-                yield [TESTS / path for path in paths] or [TESTS], set(packages), "--slow" in line
+                places = [TESTS / path for path in paths] or [TESTS]
+                yield places, set(packages), programs, "--slow" in line
+
+
+def texts_of(path):
+    """The module at *path*, and the helpers that it uses."""
+    text = read(path)
+    helpers = (TESTS / f"{name}.py" for name in re.findall(r"^(?:from|import) (\w+)", text, re.M))
+    beside = path.with_name("conftest.py")
+    return [text, *(read(file) for file in (*helpers, beside) if file.exists())]
 
 
 def needs_of(path):
     """Packages and extras without which something in the module at *path* is skipped."""
-    text = read(path)
-    helpers = (TESTS / f"{name}.py" for name in re.findall(r"^(?:from|import) (\w+)", text, re.M))
-    beside = path.with_name("conftest.py")
-    texts = [text, *(read(one) for one in (*helpers, beside) if one.exists())]
-    found = {name or extra for one in texts for name, extra in NEEDED.findall(one)}
-    return found - OURS_OR_PYTHONS
+    needed = {name or extra for text in texts_of(path) for name, extra in NEEDED.findall(text)}
+    return needed - OURS_OR_PYTHONS
+
+
+def programs_of(path):
+    """Programs without which something in the module at *path* is skipped."""
+    return {program for text in texts_of(path) for program in PROGRAMS.findall(text)}
 
 
 RUNS = list(runs())
@@ -67,12 +79,18 @@ MODULES = {
     for path in sorted(TESTS.rglob("test_*.py"))
     if (needs := needs_of(path))
 }
+WITH_PROGRAMS = {
+    str(path.relative_to(TESTS)): programs
+    for path in sorted(TESTS.rglob("test_*.py"))
+    if (programs := programs_of(path))
+}
 
 
 def test_the_jobs_and_the_needs_are_found():
     assert len(RUNS) >= 8
     assert len(MODULES) >= 20
     assert {"torch", "transformers"} <= MODULES["models/test_transformers_parity.py"]
+    assert WITH_PROGRAMS["tasks/test_completion.py"] == {"fish", "zsh"}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -84,18 +102,44 @@ def test_a_job_has_what_a_test_needs(module):
             any(path.is_relative_to(place) for place in places)
             and any(f"_{need}_" in f"_{package}_" for package in packages)
             and (slow or not for_slow)
-            for places, packages, for_slow in RUNS
+            for places, packages, _, for_slow in RUNS
         ), f"{need} is in no job of .ci/run that runs tests/{module}"
 
 
+@pytest.mark.parametrize("module", WITH_PROGRAMS)
+def test_a_job_requires_the_programs_that_a_test_needs(module):
+    path = TESTS / module
+    slow = "mark.slow" in read(path)
+    for program in WITH_PROGRAMS[module]:
+        assert any(
+            any(path.is_relative_to(place) for place in places)
+            and program in programs
+            and (slow or not for_slow)
+            for places, _, programs, for_slow in RUNS
+        ), f"no job of .ci/run that runs tests/{module} needs {program}"
+
+
+def test_no_test_looks_for_a_program_by_itself():
+    """A test that is skipped without a program has the marker, which the jobs are held to."""
+    for path in TESTS.rglob("test_*.py"):
+        assert not re.search(r"skip\w*\(\s*shutil\.which", read(path)), path
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason=".ci/run is a script of bash")
-@pytest.mark.parametrize(("job", "program"), [("server", "chromium"), ("native", "clang++")])
+@pytest.mark.slow
+@pytest.mark.needs("git")
+@pytest.mark.parametrize(
+    ("job", "program"),
+    [("change", "python3"), ("server", "chromium"), ("shells", "fish"), ("native", "clang++")],
+)
 def test_a_job_whose_programs_are_missing_fails(job, program, tmp_path):
-    if not (ROOT / ".git").exists():
-        pytest.skip("git lists the files that a job copies")
     for name in ("bash", "dirname", "git", "mkdir", "mktemp", "rm", "tar"):
         (tmp_path / name).symlink_to(shutil.which(name))
-    command = [tmp_path / "bash", ROOT / ".ci/run", job]
+    script = tmp_path / "clone/.ci/run"
+    script.parent.mkdir(parents=True)
+    shutil.copy(ROOT / ".ci/run", script)
+    subprocess.run(["git", "init", "-q", tmp_path / "clone"], check=True)
+    command = [tmp_path / "bash", script, job]
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 1
     assert f"{job} needs {program}, which is not here" in done.stderr

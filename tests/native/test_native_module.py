@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -127,7 +126,7 @@ def test_a_sub_interpreter_is_refused_with_the_reason():
     assert "this is a sub-interpreter" in first
 
 
-@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler is installed")
+@pytest.mark.needs("c++")
 def test_kernels_are_not_compiled_with_flags_that_change_results(tmp_path):
     sources = Path(__file__).parents[2] / "bitnet" / "kernels" / "native"
     scalar = sources / "isa" / "scalar" / "kernels.cpp"

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -35,7 +34,7 @@ def test_the_llm_client_works_unchanged(worker, tmp_path):
     assert texts[0].strip()
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl: apt-get install curl")
+@pytest.mark.needs("curl")
 def test_the_curl_command_of_the_how_to_gets_text(worker):
     command = re.search(r"(curl -s .*?)```", HOW_TO.read_text(), re.DOTALL)[1]
     done = subprocess.run(
@@ -79,12 +78,7 @@ def answers(http):
         return None
 
 
-needs_nginx = pytest.mark.skipif(
-    shutil.which("nginx") is None, reason="no nginx: apt-get install nginx"
-)
-
-
-@needs_nginx
+@pytest.mark.needs("nginx")
 def test_nginx_shares_out_and_leaves_out_a_worker_that_is_gone(serving, tmp_path):
     first, second = (serving(app_options={"local_only": True}) for _ in range(2))
     body = {"prompt": "ab", "max_tokens": 12}
@@ -98,7 +92,7 @@ def test_nginx_shares_out_and_leaves_out_a_worker_that_is_gone(serving, tmp_path
             assert http.post("/v1/inference", json=body).status_code == 200
 
 
-@needs_nginx
+@pytest.mark.needs("nginx")
 def test_nginx_passes_on_what_is_written_while_the_rest_is_not(serving, slow, tmp_path):
     worker = serving(app_options={"local_only": True})
     body = {"prompt": "ab", "max_tokens": 12, "stream": True}

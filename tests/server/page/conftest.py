@@ -11,7 +11,12 @@ from waiting import PATIENCE_S
 
 from bitnet.tokenizer.byte_alphabet import byte_spelling
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+def pytest_collection_modifyitems(items):
+    """Every test with a browser needs one."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.needs("chromium"))
 
 
 @pytest.fixture(scope="module")  # while it runs, this thread has an event loop
@@ -19,10 +24,10 @@ def browser():
     playwright = pytest.importorskip(
         "playwright.sync_api", reason="pip install 'bitnet-xtask[browser]' for the page's tests"
     )
-    if CHROMIUM is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = driver.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         playwright.expect.set_options(timeout=PATIENCE_S * 1000)
         yield browser
         browser.close()
