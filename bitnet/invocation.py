@@ -1,4 +1,4 @@
-"""The command that started this process, so that commands in hints can be pasted.
+"""The command that started this process, for hints that can be pasted, and those of its children.
 
 Texts name the program ``bitnet``; when shown, they use the user's own command: ``inv`` in a
 checkout, ``.venv/bin/inv`` if that is not on the path, ``python -m bitnet``.
@@ -13,7 +13,7 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["NO_BREAK", "as_started", "harmless", "program", "unbroken", "word"]
+__all__ = ["NO_BREAK", "as_started", "harmless", "isolate", "program", "unbroken", "word"]
 
 NO_BREAK = "\x1f"  # no text that is shown has one
 _PROGRAMS = ("bitnet", "inv", "invoke")
@@ -22,6 +22,25 @@ _COMMAND = re.compile(r"(?<![^\s(`'\"])bitnet(?= (?:[a-z]|--|COMMAND)[\w.-]*)")
 
 # C0 and C1 except tab and line feed, and characters that change the text direction.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+# ``-I`` leaves out the working folder, and also places where the packages may well be.
+_RUN = (
+    "import runpy, sys; sys.path += sys.argv.pop(1).split({sep!r}); "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def isolate(module: str, *words: str) -> list[str]:
+    """Command that runs *module* with the packages of this process.
+
+    Unlike ``python -m``, it never imports a file of the working folder, where a downloaded model
+    may lie: a ``json.py`` there would be run.
+    """
+    here = Path.cwd()
+    places = [place for place in sys.path if place and Path(place).resolve() != here]
+    places.append(str(Path(__file__).parents[1]))  # this program, whatever put it on the path
+    command = [sys.executable, "-I", "-X", f"utf8={sys.flags.utf8_mode}"]
+    return [*command, "-c", _RUN.format(sep=os.pathsep), os.pathsep.join(places), module, *words]
 
 
 def program() -> str:

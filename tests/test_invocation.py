@@ -1,5 +1,7 @@
 """Commands in hints name the program as it was started."""
 
+import ast
+import json
 import os
 import shutil
 import subprocess
@@ -7,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from traps import lay_traps, trapped
 
 from bitnet import invocation
 
@@ -86,3 +89,39 @@ def test_every_command_in_a_text_is_named(monkeypatch):
 def test_a_path_is_one_word_of_a_shell():
     assert invocation.word(Path("my models/a.gguf")) == "'my models/a.gguf'"
     assert invocation.word("a.gguf") == "a.gguf"
+
+
+REQUEST = {"engine": "transformers", "model": "none", "threads": 1}
+CHILDREN = {
+    "pip": (("config", "list"), ""),
+    "bitnet.crossval.reference_process": (
+        ("answer.json",),
+        json.dumps(REQUEST | {"prompts": [], "steps": [], "texts": []}),
+    ),
+}
+
+
+@pytest.mark.parametrize("module", CHILDREN)
+def test_a_child_imports_nothing_from_the_folder_in_which_it_runs(module, tmp_path, monkeypatch):
+    lay_traps(tmp_path)
+    words, request = CHILDREN[module]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    done = subprocess.run(
+        invocation.isolate(module, *words), input=request, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert not trapped(tmp_path)
+
+
+def test_the_traps_catch_a_child_that_is_started_like_others(tmp_path):
+    lay_traps(tmp_path)
+    subprocess.run([sys.executable, "-m", "pip", "--version"], cwd=tmp_path, capture_output=True)
+    assert trapped(tmp_path)
+
+
+def test_no_other_code_starts_a_python():
+    for path in sorted((ROOT / "bitnet").rglob("*.py")):
+        lists = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.List)]
+        starts = [n for n in lists if n.elts and ast.unparse(n.elts[0]) == "sys.executable"]
+        assert not starts or path.name == "invocation.py", f"{path}: use invocation.isolate"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from bitnet.batch.rows import BatchRow
@@ -63,7 +64,13 @@ def ray_answers(
     if not rows:
         return
     try:
-        ray.init(address=options.address or None, log_to_driver=False, ignore_reinit_error=True)
+        with TemporaryDirectory() as empty:  # actors would import from this process's own folder
+            ray.init(
+                address=options.address or None,
+                log_to_driver=False,
+                ignore_reinit_error=True,
+                runtime_env={"working_dir": empty},
+            )
         cores = max(1, int(ray.cluster_resources().get("CPU", 1)) // options.actors)
         texts = [json.dumps([row.id, row.digest, row.facts, row.problem]) for row in rows]
         data = ray.data.from_items([{"row": text} for text in texts]).map_batches(

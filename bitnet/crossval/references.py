@@ -14,7 +14,6 @@ import importlib.util
 import json
 import logging
 import subprocess
-import sys
 import tempfile
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from bitnet.crossval.exact import exact_trace
 from bitnet.crossval.own_build import bitnet_cpp_library
 from bitnet.crossval.trace import Trace, read_trace, trace_from
 from bitnet.errors import InvalidFormat, ReferenceUnavailable, UsageError, VerificationFailed
+from bitnet.invocation import isolate
 from bitnet.quants.iq_bn import SHORTEST_ROW
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class _InProcess(Reference):
         }
         target = folder / "answer.json"
         question.notify(f"asking {self.name}")
-        command = [sys.executable, "-m", "bitnet.crossval.reference_process", str(target)]
+        command = isolate("bitnet.crossval.reference_process", str(target))
         done = _run(command, name=self.name, stdin=json.dumps(request))
         if done.returncode or not target.exists():
             raise EngineFailed(f"{self.name} did not survive: {_ending(done)}", hint=_OTHER)

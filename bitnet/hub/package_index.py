@@ -31,6 +31,7 @@ from bitnet import settings
 from bitnet.errors import NetworkError, from_os_error
 from bitnet.hub import pip_errors
 from bitnet.hub.options import FetchOptions
+from bitnet.invocation import isolate
 from bitnet.locks import Owner
 
 if TYPE_CHECKING:
@@ -248,7 +249,7 @@ def resolve(
 def _pip(report: Path, options: FetchOptions) -> list[str]:
     """Beginning of pip's command line; pip's own settings apply to defaults of *options*."""
     # Without -vv pip does not report that it could not reach an index.
-    command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
+    command = isolate("pip", "install", "--dry-run", "--ignore-installed")
     command += ["--no-deps", "--only-binary=:all:", "--report", str(report)]
     command += ["--no-input", "--disable-pip-version-check", "--progress-bar", "off", "-vv"]
     if options.retries is not None:
@@ -296,7 +297,7 @@ def _canonical(name: str) -> str:
 def index_access() -> IndexAccess:
     """The user's access to indexes as configured for pip; pip hides logins in addresses."""
     done = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"],
+        isolate("pip", "config", "list"),
         capture_output=True,
         text=True,
         check=False,

@@ -45,7 +45,7 @@ def resolved(python: str, requirements: list[str]) -> Iterator[str]:
     """Lines of a lock file: every package with its version and the digest of its wheel."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
+        command = [sys.executable, "-I", "-m", "pip", "install", "--dry-run", "--ignore-installed"]
         command += ["--quiet", "--only-binary=:all:", "--target", folder, "--report", str(report)]
         command += ["--python-version", python]
         for platform in PLATFORMS:

@@ -1,10 +1,14 @@
 """The same batch on a Ray cluster of this machine, with two actors."""
 
 import json
+import subprocess
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from tiny_models import tiny_gguf
+from traps import lay_traps, trapped
 
 pytestmark = [
     pytest.mark.skipif(
@@ -34,3 +38,16 @@ def test_a_cluster_gives_the_answers_of_one_machine(bitnet, tmp_path, monkeypatc
         ray.shutdown()
     assert done.code == failed, done.err
     assert sorted(cluster.read_text().splitlines()) == sorted(local.read_text().splitlines())
+
+
+def test_an_actor_imports_nothing_from_the_folder_of_the_command(tmp_path):
+    lay_traps(tmp_path)
+    tiny_gguf(tmp_path / "tiny.gguf")
+    (tmp_path / "in.jsonl").write_text('{"prompt": "ab", "max_tokens": 2}\n')
+    words = "batch --model tiny.gguf --input in.jsonl --output out.jsonl --engine ray --actors 1"
+    done = subprocess.run(
+        [Path(sys.executable).with_name("bitnet"), *words.split()],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert not trapped(tmp_path)
+    assert done.returncode == 0, done.stderr

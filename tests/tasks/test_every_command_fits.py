@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hub_server import HubServer
 from tiny_models import tiny_gguf
+from traps import lay_traps, trapped
 
 from bitnet.tasks import load
 
@@ -66,8 +67,9 @@ ENDS_WITH = {"ci-lint": (0, 15, 19), "verify": (0, 15), "health": (0, 15), "cros
 
 @pytest.fixture(scope="module", params=[80, pytest.param(120, marks=pytest.mark.slow)])
 def shown(request, tmp_path_factory):
-    """Output of each command on a terminal of so many columns."""
+    """Output of each command on a terminal of so many columns, in a folder full of traps."""
     columns, place = request.param, tmp_path_factory.mktemp("place")
+    lay_traps(place)
     tiny_gguf(place / "tiny.gguf", **{"tokenizer.chat_template": "{{ messages[0].content }}"})
     (place / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
     (place / "texts.txt").write_text("ab\n")
@@ -80,6 +82,7 @@ def shown(request, tmp_path_factory):
             run = OnTerminal([BITNET, *words], folder=place, columns=columns, **environment)
             assert run.end() in ENDS_WITH.get(name, (0,)), run.shown
             found[name] = run.shown
+            assert not trapped(place), f"{name} imports from the folder in which it runs"
     return columns, found
 
 

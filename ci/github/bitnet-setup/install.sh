@@ -24,16 +24,16 @@ git+https://*@*)
     ;;
 esac
 
-python -m pip install --quiet --require-hashes --only-binary :all: \
+python -I -m pip install --quiet --require-hashes --only-binary :all: \
     --requirement "$folder/${1:-requirements}.txt"
 # Built from what was just installed: no other build tool is fetched.
 wheels=$(mktemp -d)
 case $source in
 *.whl) cp "$source" "$wheels" ;;
 *)
-    python -m pip wheel --quiet --no-deps --no-index --no-build-isolation \
+    python -I -m pip wheel --quiet --no-deps --no-index --no-build-isolation \
         --wheel-dir "$wheels" "$source"
     ;;
 esac
-python -m pip install --quiet --no-deps --no-index --force-reinstall "$wheels"/*.whl
+python -I -m pip install --quiet --no-deps --no-index --force-reinstall "$wheels"/*.whl
 rm -rf "$wheels"
