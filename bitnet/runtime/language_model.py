@@ -132,6 +132,7 @@ class LanguageModel:
             Unsupported: an embedding model is asked for an answer; it has no chat template; or
                 a schema or regular expression is given and llguidance is not installed.
         """
+        request.check()
         if request.embed:
             return self.embedding_ids(request.prompt, request.prompt_name), request
         if not self.config.writes:

@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from bitnet.arguments import check_type
 from bitnet.errors import UsageError
 from bitnet.options import check_bounds, option
+from bitnet.runtime.limits import (
+    MAX_BIASES,
+    MAX_MESSAGES,
+    MAX_STOPS,
+    check_schema,
+    check_text,
+    check_value,
+)
 from bitnet.runtime.options import MAX_LOGPROBS, MAX_LOOKUP, SamplingParams
 
 if TYPE_CHECKING:
@@ -166,6 +174,26 @@ class Request:
             own["sampling"] = replace(default.sampling, **sampling)
         return replace(default, **own)
 
+    def check(self) -> None:
+        """Check texts, counts, sizes and depths; every door does before it tokenizes anything.
+
+        Raises:
+            UsageError: one is out of its bounds; it names the field.
+        """
+        if isinstance(self.prompt, str):
+            check_text("prompt", self.prompt)
+        for name, most, entries in (
+            ("messages", MAX_MESSAGES, self.messages),
+            ("stop", MAX_STOPS, self.stop),
+            ("logit_bias", MAX_BIASES, self.sampling.logit_bias),
+        ):
+            if len(entries or ()) > most:
+                raise UsageError(f"{name} has more than {most:,} entries", field=name)
+        for name in ("messages", "stop", "tool_choice", "template_variables"):
+            check_value(name, getattr(self, name))
+        for name in ("tools", "regex"):
+            check_schema(name, getattr(self, name))
+
     def choice(self, number: int) -> Request:
         """This request for answer *number* of several, with a seed of its own."""
         return replace(self, sampling=self.sampling.turn(number))
@@ -253,12 +281,8 @@ def check_prompt(text: str) -> None:
     """Check a prompt.
 
     Raises:
-        UsageError: *text* is empty or holds a NUL character.
+        UsageError: *text* is empty, or is not text.
     """
     if not text:
         raise UsageError("the prompt is empty", hint="pass some text: --prompt 'Once upon a time'")
-    if "\0" in text:
-        raise UsageError(
-            f"the prompt has a NUL character at position {text.index(chr(0)):,}",
-            hint="pass text, not a binary file",
-        )
+    check_text("the prompt", text, field="prompt")

@@ -9,17 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import threading
 from collections import OrderedDict
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from bitnet.errors import Unsupported, UsageError
+from bitnet.runtime.limits import STACK_BYTES, check_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -29,6 +32,9 @@ __all__ = ["CompiledGrammar", "GrammarMatcher", "Grammars"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
+_STACK_SIZE = threading.Lock()  # it is the whole process's
 MOST_KEPT = 16  # compiled grammars; a large one takes tens of megabytes
 # Only one whitespace style: small models get stuck where whitespace may repeat forever.
 JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -126,18 +132,21 @@ class Grammars:
         """
         compile_schema = self._library.LLMatcher.grammar_from_json_schema
         text = json.dumps(self.checked_schema(schema))
-        return self._compiled("JSON schema", compile_schema(text, JSON_STYLE))
+        try:
+            return self._compiled("JSON schema", compile_schema(text, JSON_STYLE))
+        except ValueError as error:
+            raise UsageError(f"the JSON schema cannot be used: {_first_line(str(error))}") from None
 
     def checked_schema(self, schema: str | bool | Mapping[str, Any]) -> Mapping[str, Any]:
         """*schema* as an object.
 
         Raises:
-            UsageError: it is not JSON, or is a schema that allows nothing.
+            UsageError: it is not JSON, is too large, or is a schema that allows nothing.
         """
         if isinstance(schema, str):
             try:
                 schema = json.loads(schema)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UsageError(
                     f"the JSON schema is not JSON: {error}",
                     hint="""--json-schema '{"type": "object"}', or the name of a file""",
@@ -152,6 +161,7 @@ class Grammars:
                 "the JSON schema false allows no answer at all",
                 hint="true, or an object, allows some",
             )
+        check_schema("json_schema", schema)
         return {} if schema is True else schema  # the library sets a style on objects only
 
     def json_object(self) -> CompiledGrammar:
@@ -172,12 +182,13 @@ class Grammars:
         Raises:
             UsageError: it is not a regular expression, or uses look-around or back-references.
         """
+        check_schema("regex", pattern)
         return self._compiled("regex", self._library.LLMatcher.grammar_from_regex(pattern))
 
     def _compiled(self, kind: str, text: str) -> CompiledGrammar:
         """Grammar *text*, compiled on first use and cached; thread-safe."""
         digest = hashlib.sha256(text.encode()).digest()
-        kept = self._kept.pop(digest, None) or self._compile(kind, text)
+        kept = self._kept.pop(digest, None) or _on_deep_stack(lambda: self._compile(kind, text))
         self._kept[digest] = kept
         with suppress(KeyError):  # another thread was faster
             while len(self._kept) > MOST_KEPT:
@@ -242,6 +253,29 @@ class _Tokens:
                 return
             yield token
             raw = raw[len(self.tokens[token]) :]
+
+
+def _on_deep_stack(work: Callable[[], T]) -> T:
+    """Result of *work* in a thread whose stack holds the deepest grammar of :mod:`limits`.
+
+    The library recurses, and without room for it the process would end.
+    """
+    ended: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            ended.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            ended.set_exception(error)
+
+    with _STACK_SIZE:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread = threading.Thread(target=run, name="bitnet-grammar-stack", daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    return ended.result()
 
 
 def _first_line(message: str) -> str:

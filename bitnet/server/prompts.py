@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InvalidFormat, Unsupported, UsageError
+from bitnet.runtime.limits import check_schema
 from bitnet.runtime.request import Request
 from bitnet.server.refusals import Refused, from_error
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_TOKENS", "check_size", "made", "prepared", "sequences_of"]
 
 DEFAULT_TOKENS = 128
-MAX_GRAMMAR = 1 << 18  # characters of a schema or a regular expression
-MAX_PROPERTIES = 4096  # of all objects of a schema; compile time grows with their square
 
 
 def made(
@@ -110,24 +109,7 @@ def check_size(name: str, value: Any) -> None:
     Raises:
         Refused: it is too large.
     """
-    if len(str(value)) > MAX_GRAMMAR or _properties(value) > MAX_PROPERTIES:
-        raise Refused(
-            400,
-            f"{name} is too large: a grammar may have {MAX_GRAMMAR:,} characters and "
-            f"{MAX_PROPERTIES:,} properties",
-            param=name,
-        )
-
-
-def _properties(schema: Any) -> int:
-    """Number of properties of all objects in *schema*."""
-    left, count = [schema], 0
-    while left:
-        one = left.pop()
-        if isinstance(one, dict):
-            found = one.get("properties")
-            count += len(found) if isinstance(found, dict) else 0
-            left += one.values()
-        elif isinstance(one, list):
-            left += one
-    return count
+    try:
+        check_schema(name, value)
+    except UsageError as error:
+        raise from_error(error) from error

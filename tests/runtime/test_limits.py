@@ -1,0 +1,143 @@
+"""Bounds of a request: whatever passes them cannot end the process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import bitnet
+from bitnet.errors import UsageError
+from bitnet.runtime import limits
+from bitnet.runtime.request import Request
+
+WRAPS = {
+    "items": lambda inner: {"type": "array", "items": inner},
+    "prefixItems": lambda inner: {"type": "array", "prefixItems": [inner]},
+    "properties": lambda inner: {"type": "object", "properties": {"a": inner}},
+    "additionalProperties": lambda inner: {"type": "object", "additionalProperties": inner},
+    "patternProperties": lambda inner: {"type": "object", "patternProperties": {"^a": inner}},
+    "anyOf": lambda inner: {"anyOf": [inner, {"type": "null"}]},
+    "oneOf": lambda inner: {"oneOf": [inner]},
+    "allOf": lambda inner: {"allOf": [inner]},
+    "sibling": lambda inner: inner | {"description": "x"},
+}
+# Compiles each schema, and says so; the process that dies says nothing.
+COMPILE = """
+import json, sys
+import bitnet
+from bitnet.errors import BitnetError
+with bitnet.load("bitnet-tiny") as model:
+    for line in sys.stdin:
+        name, schema = json.loads(line)
+        try:
+            model.grammars.json_schema(schema).start().allowed()
+        except BitnetError as error:
+            assert error.message
+        print(name, flush=True)
+"""
+
+
+def chain(wrap, *, links, levels=1, ends={"type": "string"}):  # noqa: B006 - not changed
+    """A schema whose definitions refer each to the next one, below *levels* of *wrap*."""
+    definitions = {"last": ends}
+    for link in range(links):
+        inner = {"$ref": f"#/$defs/{link + 1 if link < links - 1 else 'last'}"}
+        for _ in range(levels):
+            inner = WRAPS[wrap](inner)
+        definitions[str(link)] = inner
+    return {"$ref": "#/$defs/0", "$defs": definitions}
+
+
+def circle(links):
+    """Objects that refer to the next one and back to the first."""
+    own = {
+        str(link): {
+            "type": "object",
+            "properties": {
+                "next": {"$ref": f"#/$defs/{(link + 1) % links}"},
+                "first": {"$ref": "#/$defs/0"},
+            },
+        }
+        for link in range(links)
+    }
+    return {"$ref": "#/$defs/0", "$defs": own}
+
+
+def deep(count):
+    inner = {"type": "string"}
+    for _ in range(count):
+        inner = {"items": inner}
+    return inner
+
+
+def test_no_schema_within_the_bounds_ends_the_process():
+    pytest.importorskip("llguidance")
+    schemas = {
+        **{f"{wrap} x 40": chain(wrap, links=500, levels=40) for wrap in WRAPS},
+        **{wrap: chain(wrap, links=limits.MAX_REFERENCES - 1) for wrap in WRAPS},
+        "circle": circle(limits.MAX_REFERENCES - 1),
+        "3,000 references": chain("sibling", links=3000),
+        "3,000 wrapped references": chain("anyOf", links=3000),
+        "1,000 objects that refer back": circle(1000),
+        "itself": {"$ref": "#"},
+        "all of itself": {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
+        "200 deep": deep(200),
+        "99 deep": deep(99),
+        "half a pair": {"const": "\ud800"},
+    }
+    lines = "".join(f"{json.dumps(each)}\n" for each in schemas.items())
+    ended = subprocess.run(
+        [sys.executable, "-c", COMPILE], input=lines, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout.splitlines()) == (0, [*schemas]), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (chain("anyOf", links=3000), "512 definitions referred to"),
+        (circle(1000), "512 definitions referred to"),
+        (deep(200), "nested more than 100 deep"),
+        ({"const": "x" * limits.MAX_GRAMMAR}, "262,144 characters"),
+        ({"pattern": "a?" * 5000}, "4,096 repetitions"),
+        ({"patternProperties": {"a*" * 5000: {}}}, "4,096 repetitions"),
+        ({"properties": {str(at): {} for at in range(5000)}}, "4,096 properties"),
+        ({"const": "\ud800"}, "half a surrogate pair at position 0"),
+        ({"const": ["a\0"]}, "NUL character at position 1"),
+    ],
+)
+def test_a_schema_beyond_a_bound_is_refused_by_name(schema, reason):
+    with pytest.raises(UsageError, match=reason) as caught:
+        limits.check_schema("json_schema", schema)
+    assert caught.value.field == "json_schema"
+
+
+NESTED = json.loads("[" * 101 + "]" * 101)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("prompt", "a\0", "NUL"),
+        ("prompt", "\udc00", "surrogate"),
+        ("stop", ["a"] * 17, "more than 16"),
+        ("stop", ["\ud800"], "surrogate"),
+        ("regex", "(\ud800)", "surrogate"),
+        ("regex", "a?" * 5000, "repetitions"),
+        ("messages", [{"role": "user", "content": "a\0b"}], "NUL"),
+        ("messages", [{"role": "user", "content": "a", "\ud800": 1}], "surrogate"),
+        ("messages", [{"role": "user", "content": "a"}] * 5000, "more than 4,096"),
+        ("messages", [{"role": "user", "content": "a", "x": NESTED}], "deep"),
+        ("template_variables", {"x": NESTED}, "deep"),
+    ],
+)
+def test_every_door_refuses_a_value_out_of_its_bounds(field, value, reason):
+    with bitnet.load("bitnet-tiny") as model, pytest.raises(UsageError, match=reason) as caught:
+        model.prepare(Request(**{"prompt": "a", field: value}))
+    assert caught.value.field == field
+
+
+def test_a_bias_of_more_tokens_than_any_client_needs_is_refused():
+    with bitnet.load("bitnet-tiny") as model, pytest.raises(UsageError, match="more than 1,024"):
+        model.generate("a", logit_bias=dict.fromkeys(range(1025), 1.0))
