@@ -36,7 +36,7 @@ DRILL_ENTRY = re.compile(  # of a fault drill, see bitnet.hub.faults
 
 _RATE = re.compile(r"(?P<count>[0-9]{1,15}(\.[0-9]+)?)(?P<unit>[kmg]?)(b?(/s)?)", re.IGNORECASE)
 _TRUE = frozenset({"1", "true", "yes", "on"})
-_LOGIN = re.compile(r"//[^/?#]*@")
+_LOGIN = re.compile(r"(?<=//)[^/?#\s]*@|(?<![^\s,])[^/?#\s]*:[^/?#\s]*@")
 _FALSE = frozenset({"0", "false", "no", "off", ""})
 
 
@@ -83,7 +83,7 @@ def parse_rate(text: str) -> float:
 
 
 def _addresses(text: str) -> str:
-    if not all(re.match(r"https?://[^/]", address.strip()) for address in text.split(",")):
+    if not all(re.match(r"https?://([^/?#]*@)?[^/?#@]", part.strip()) for part in text.split(",")):
         raise ValueError("expected an address, such as https://hub.example.org")
     return text.rstrip("/")
 
@@ -179,7 +179,7 @@ class Setting(Generic[T]):
             try:
                 found.append(self.parse(text))
             except ValueError as error:
-                shown = "a value that is not valid" if self.secret else repr(text)
+                shown = "a value that is not valid" if self.secret else repr(without_login(text))
                 raise UsageError(
                     f"environment variable {name} is {shown}: {error}",
                     hint=f"unset {name}, or set it to a valid value: {self.help}",
@@ -411,9 +411,13 @@ def as_set(setting: Setting[Any]) -> str | None:
     for name in setting.names:
         text = os.environ.get(name)
         if text is not None:
-            # An address may carry a user's password.
-            return "(set, not shown)" if setting.secret else repr(_LOGIN.sub("//***@", text))
+            return "(set, not shown)" if setting.secret else repr(without_login(text))
     return None
+
+
+def without_login(text: str) -> str:
+    """*text* with the user part of each address in it replaced."""
+    return _LOGIN.sub("***@", text)
 
 
 def dumb_terminal() -> bool:

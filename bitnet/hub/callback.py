@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import NetworkError, Offline
 from bitnet.hub.http import requests
-from bitnet.hub.session import BACKOFF_S, shown
+from bitnet.hub.patience import BACKOFF_S
+from bitnet.trust import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from bitnet.errors import NotFound, UsageError
-from bitnet.hub.replies import printable
 from bitnet.hub.repository import some_of
 from bitnet.progress import human_size
+from bitnet.trust import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

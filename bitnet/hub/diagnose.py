@@ -12,8 +12,10 @@ from urllib.parse import urlsplit
 from bitnet.errors import BitnetError, NetworkError
 from bitnet.findings import Finding
 from bitnet.hub.http import requests
-from bitnet.hub.session import HubSession, Transient, origin, shown
+from bitnet.hub.patience import Transient
+from bitnet.hub.session import HubSession
 from bitnet.progress import human_size
+from bitnet.trust import origin, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -119,7 +121,7 @@ def _reply(session: HubSession, url: str) -> str:
 
 def _speed(session: HubSession, url: str) -> str:
     started, size = time.monotonic(), 0
-    response = session.open(url, headers={"Range": f"bytes=0-{SPEED_BYTES - 1}"})
+    response = session.open(url, headers={"Range": f"bytes=0-{SPEED_BYTES - 1}"}, accept=(200, 206))
     with response:
         for chunk in response.iter_content(1 << 16):
             size += len(chunk)

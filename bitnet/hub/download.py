@@ -30,12 +30,13 @@ from bitnet.errors import (
 )
 from bitnet.files import check_writable, free_space
 from bitnet.hub.repository import FileFacts, head
-from bitnet.hub.session import HubSession, shown
+from bitnet.hub.session import HubSession
 from bitnet.hub.transfer import Replaced, Transfer
 from bitnet.progress import Mode, Progress, human_size
 from bitnet.store import Blob, Name, Partial, Store
 from bitnet.store.partial import clear, sweep
 from bitnet.store.tag import make_cache
+from bitnet.trust import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import UsageError
-from bitnet.hub.http import requests, urllib3
+from bitnet.hub.http import Transport, requests, urllib3
 from bitnet.settings import DRILL_ENTRY
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def parse_faults(text: str) -> tuple[list[NetworkFault], bool]:
     return faults, False
 
 
-class FaultyTransport(requests.adapters.HTTPAdapter):
+class FaultyTransport(Transport):
     """A transport that breaks the requests named by *text* and carries the others."""
 
     def __init__(self, text: str, **options: Any) -> None:

@@ -5,8 +5,8 @@
     "meta-llama/Meta-Llama-3-8B" = "https://models.example.org/approved"
 
 A server named here must speak the hub's protocol. ``--base-url`` wins over the file, a repository
-over ``default``, and ``default`` over ``HF_ENDPOINT``. A list of addresses means several servers:
-the first is the hub, and all of them send parts of large files.
+over ``default``, and ``default`` over ``HF_ENDPOINT``. Of a list of addresses, each is the fallback
+of those before it. A project is not the user: the access token does not go to a server named here.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bitnet import settings, trust
 from bitnet.errors import UsageError, from_os_error
 
 if sys.version_info >= (3, 11):
@@ -53,14 +54,19 @@ def mirrors(folder: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for repo, value in table.items():
         addresses = value if isinstance(value, list) else [value]
-        for address in addresses:
-            if not isinstance(address, str) or not address.startswith(("http://", "https://")):
-                raise UsageError(
-                    f"{path}: mirror of {repo!r} is {address!r}, expected an address",
-                    hint=f'"{repo}" = "https://hub.example.org"',
-                )
-        found[repo] = ",".join(addresses)
+        found[repo] = ",".join(_address(address, repo, path) for address in addresses)
     return found
+
+
+def _address(text: object, repo: str, path: Path) -> str:
+    try:
+        return trust.address(text if isinstance(text, str) else "")
+    except ValueError:
+        shown = settings.without_login(str(text))
+        raise UsageError(
+            f"{path}: mirror of {repo!r} is {shown!r}, expected an address",
+            hint=f'"{repo}" = "https://hub.example.org"',
+        ) from None
 
 
 def with_mirror(options: FetchOptions, repo: str, folder: Path) -> FetchOptions:
@@ -69,4 +75,6 @@ def with_mirror(options: FetchOptions, repo: str, folder: Path) -> FetchOptions:
         return options
     table = mirrors(folder)
     address = table.get(repo, table.get("default", ""))
-    return replace(options, base_url=address) if address else options
+    if not address:
+        return options
+    return replace(options, base_url=address, user_endpoint=options.endpoint)

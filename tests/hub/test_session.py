@@ -4,6 +4,7 @@ import pytest
 import responses
 from hub_server import PAGE, SECRET_QUERY, Rule
 
+from bitnet import settings
 from bitnet.errors import (
     AuthError,
     LicenceNotAccepted,
@@ -15,8 +16,12 @@ from bitnet.errors import (
 )
 from bitnet.hub.download import download
 from bitnet.hub.options import FetchOptions
+from bitnet.hub.patience import Patience, Transient
+from bitnet.hub.project import Project
+from bitnet.hub.provision import provide_model
 from bitnet.hub.repository import file_url
-from bitnet.hub.session import HubSession, Patience, Transient
+from bitnet.hub.session import HubSession
+from bitnet.sources import Source
 
 TOKEN = "hf_TheSecretThatMustNeverAppear"
 BIG = b"x" * 5000
@@ -201,7 +206,7 @@ def test_a_server_that_is_not_there_is_named(session, tmp_path):
     options = FetchOptions(base_url="http://127.0.0.1:9")
     with HubSession(options, sleep=lambda s: None) as one:
         url = file_url("org/model", "main", "model.gguf", options)
-        with pytest.raises(NetworkError, match=r"connection refused \(\d+ attempts, no prog"):
+        with pytest.raises(NetworkError, match=r"connection refused \(3 attempts\)"):
             download(url, tmp_path / "file", session=one, progress="none")
 
 
@@ -319,7 +324,7 @@ def test_a_host_that_belongs_to_the_hub_gets_the_token(hub, session, tmp_path, m
 def test_any_other_host_does_not_and_the_error_says_so(hub, session, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     redirected(hub, "localhost")
-    with pytest.raises(AuthError, match="which did not get the access token") as caught:
+    with pytest.raises(AuthError, match="did not get the access token") as caught:
         fetch(session, tmp_path)
     assert "BITNET_HUB_HOSTS=localhost" in caught.value.hint
     assert "HF_TOKEN is not set" not in str(caught.value)
@@ -373,3 +378,89 @@ def test_the_reasons_of_the_hub_are_shown_and_told_apart(
     assert said in str(caught.value)
     if "disabled" in said:
         assert "accept" not in str(caught.value) + caught.value.hint
+
+
+# --- who names the hub ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(hub, tmp_path):
+    hub.add("org/model", "model.gguf", b"small")
+    hub.tokens["hf_good"] = set()
+    (tmp_path / "work").mkdir()
+    return Project(tmp_path / "work", tmp_path / "cache", FetchOptions(), "none")
+
+
+def test_a_server_that_a_project_names_gets_no_token(hub, project, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    (project.folder / "bitnet.toml").write_text(f'[mirrors]\ndefault = "{hub.url}"\n')
+    provide_model(Source("m", "org/model", "model.gguf"), project)
+    assert hub.requests("hub")
+    assert not any("Authorization" in seen.headers for seen in hub.requests())
+
+
+def test_the_same_server_named_by_the_user_gets_it(hub, project, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    (project.folder / "bitnet.toml").write_text(f'[mirrors]\ndefault = "{hub.url}"\n')
+    provide_model(Source("m", "org/model", "model.gguf"), project)
+    assert any("Authorization" in seen.headers for seen in hub.requests("hub"))
+
+
+def test_a_gated_file_of_a_projects_server_says_who_may_name_it(hub, project, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_good")
+    hub.repo("org/model", gated=True)
+    (project.folder / "bitnet.toml").write_text(f'[mirrors]\ndefault = "{hub.url}"\n')
+    with pytest.raises(AuthError, match="did not get the access token") as caught:
+        provide_model(Source("m", "org/model", "model.gguf"), project)
+    assert "BITNET_HUB_HOSTS" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint", "gets_it"),
+    [
+        ("http://hub.example.org/f", "http://hub.example.org", False),
+        ("http://192.168.1.7/f", "http://192.168.1.7", False),
+        ("http://127.0.0.1:8080/f", "http://127.0.0.1:8080", True),
+        ("http://localhost:8080/f", "http://localhost:8080", True),
+        ("http://[::1]:8080/f", "http://[::1]:8080", True),
+        ("http://127.0.0.1.evil.example/f", "http://127.0.0.1.evil.example", False),
+        ("https://hub.example.org/f", "https://hub.example.org", True),
+    ],
+)
+def test_the_token_goes_over_plain_http_only_to_this_machine(url, endpoint, gets_it, monkeypatch):
+    monkeypatch.setenv("BITNET_HUB_HOSTS", "192.168.1.7,hub.example.org")
+    with HubSession(FetchOptions(base_url=endpoint)) as one:
+        assert one._is_the_hub(url) is gets_it
+
+
+@pytest.mark.parametrize("variable", ["HF_ENDPOINT", "BITNET_CONNECTIONS", "BITNET_LIMIT_RATE"])
+@pytest.mark.parametrize(
+    "text", ["htp://user:sesame@x", "user:sesame@x", "http://user:sesame@", "x,ftp://u:sesame@x"]
+)
+def test_no_message_prints_the_user_part_of_an_address(variable, text, monkeypatch):
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(UsageError) as caught:
+        settings.check()
+    assert "sesame" not in f"{caught.value} {caught.value.hint}"
+    with pytest.raises(UsageError) as caught:
+        FetchOptions(base_url=text)
+    assert "sesame" not in f"{caught.value} {caught.value.hint}"
+
+
+def test_a_missing_bundle_of_certificates_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "missing.pem"))
+    with (
+        HubSession(FetchOptions(base_url="https://127.0.0.1:9", retries=1)) as one,
+        pytest.raises(UsageError, match=r"REQUESTS_CA_BUNDLE.*missing\.pem"),
+    ):
+        one.open("https://127.0.0.1:9/f")
+
+
+def test_a_socks_proxy_is_what_is_blamed_for_it(monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    with (
+        HubSession(FetchOptions(base_url="http://127.0.0.1:9", retries=1)) as one,
+        pytest.raises((UsageError, NetworkError), match="proxy"),
+    ):
+        one.open("http://hub.example.org/f")
