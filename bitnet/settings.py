@@ -16,6 +16,7 @@ import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from urllib.parse import urlsplit
 
 from bitnet.errors import UsageError
 
@@ -83,7 +84,8 @@ def parse_rate(text: str) -> float:
 
 
 def _addresses(text: str) -> str:
-    if not all(re.match(r"https?://([^/?#]*@)?[^/?#@]", part.strip()) for part in text.split(",")):
+    parts = [urlsplit(part.strip()) for part in text.split(",")]
+    if not all(part.scheme in ("http", "https") and part.hostname for part in parts):
         raise ValueError("expected an address, such as https://hub.example.org")
     return text.rstrip("/")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from bitnet.errors import BitnetError, NetworkError, RateLimited
 from bitnet.trust import shown
@@ -13,7 +13,7 @@ from bitnet.trust import shown
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bitnet.hub.session import HubSession
+    from bitnet.hub.options import FetchOptions
 
 __all__ = ["BACKOFF_S", "TROUBLESHOOTING", "Patience", "Transient", "failed"]
 
@@ -52,10 +52,20 @@ class Transient(Exception):  # never leaves the package
         return _ADDRESS.sub("", self.error.message)
 
 
+class Waiting(Protocol):
+    """What an operation waits with: clocks, limits and the number of attempts."""
+
+    options: FetchOptions
+    attempts: int | None
+    clock: Callable[[], float]
+    sleep: Callable[[float], None]
+    jitter: Callable[[], float]
+
+
 class Patience:
     """Time and attempts left for one operation; its threads share one."""
 
-    def __init__(self, session: HubSession) -> None:
+    def __init__(self, session: Waiting) -> None:
         self._session = session
         self._lock = threading.Lock()
         self._failures = 0

@@ -22,7 +22,6 @@ from bitnet.hub.limits import Stopped
 from bitnet.hub.patience import Patience, Transient, failed
 from bitnet.hub.replies import as_count, content_range, refuse_pages
 from bitnet.hub.repository import FileFacts, strong_etag
-from bitnet.hub.session import HubSession
 from bitnet.hub.together import first_error, in_threads
 from bitnet.hub.trailing_hash import TrailingHash
 from bitnet.progress import human_size
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     import requests
 
+    from bitnet.hub.session import HubSession
     from bitnet.store.partial import Partial
 
 __all__ = ["Replaced", "Transfer"]
