@@ -53,7 +53,7 @@ class Transient(Exception):  # never leaves the package
 
 
 class Waiting(Protocol):
-    """What an operation waits with: clocks, limits and the number of attempts."""
+    """Clocks, limits and the number of attempts of a session."""
 
     options: FetchOptions
     attempts: int | None
