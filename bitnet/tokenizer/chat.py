@@ -1,19 +1,18 @@
 """Chat templates: render a conversation as the text that the model was trained to continue.
 
-Templates are programs from the model's file. They run in an immutable sandbox set up as in
-``transformers`` (``utils/chat_template_utils.py``), with bounds on steps and memory.
+Templates are programs from the model's file and run in a process of their own
+(:mod:`bitnet.tokenizer.chat_process`), which is ended at its limits of time and memory.
 """
 
 from __future__ import annotations
 
 import json
-import threading
 from datetime import datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from bitnet.errors import BitnetError, InvalidFormat, Unsupported, UsageError
-from bitnet.forks import renew_in_child
+from bitnet.errors import BitnetError, InvalidFormat, Unsupported
+from bitnet.tokenizer.chat_process import template_process
 from bitnet.tokenizer.limits import TEMPLATE_CHARS
 
 if TYPE_CHECKING:
@@ -75,43 +74,21 @@ class ChatTemplate:
         source: str = "the model",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        from jinja2 import TemplateError, TemplateSyntaxError
-
-        from bitnet.tokenizer.chat_sandbox import Sandbox
-
         self.source = source
+        self._now = now
+        self._template = template
         self._tokens = {
             name: text
             for name, text in (("bos_token", bos_token), ("eos_token", eos_token))
             if text
         }
-        self._sandbox = Sandbox()
-        self._sandbox.filters["tojson"] = self._sandbox.counting(_to_json)
-        self._sandbox.globals["raise_exception"] = _raise_exception
-        self._sandbox.globals["strftime_now"] = lambda form: now().strftime(form)
-        self._renew_lock()
-        renew_in_child(self, ChatTemplate._renew_lock)
         if len(template) > TEMPLATE_CHARS:
             raise InvalidFormat(
                 f"the chat template of {source} has {len(template):,} characters, at most"
                 f" {TEMPLATE_CHARS:,} are supported",
                 hint="name another template with --chat-template FILE",
             )
-        try:
-            self._template = self._sandbox.from_string(template)
-        except TemplateSyntaxError as error:
-            raise InvalidFormat(
-                f"the chat template of {source} is not valid: {error.message}"
-                f" at line {error.lineno}",
-                hint="name another template with --chat-template FILE",
-            ) from None
-        # Python's own compiler refuses deep nesting.
-        except (TemplateError, RecursionError, SyntaxError, MemoryError, ValueError) as error:
-            raise InvalidFormat(f"the chat template of {source} is not valid: {error}") from None
-
-    def _renew_lock(self) -> None:
-        """The sandbox counts the steps of one rendering at a time."""
-        self._lock = threading.Lock()
+        template_process().render(template, None, now="", source=source)
 
     def render(
         self,
@@ -147,33 +124,18 @@ class ChatTemplate:
         )
 
     def _render(self, messages: Sequence[Message], **variables: Any) -> str:
-        from jinja2 import TemplateError
-
-        from bitnet.tokenizer.chat_sandbox import Overrun
-
-        given = {"tools": None, "documents": None, **self._tokens, **variables}
-        try:
-            with self._lock:
-                self._sandbox.restart()
-                return self._template.render(messages=messages, **given)
-        except _Refusal as error:
-            raise UsageError(
-                f"the chat template of {self.source} refuses the conversation: {error.message}",
-                hint="check the roles of the messages and their order",
-            ) from None
-        except Overrun as error:
-            raise InvalidFormat(
-                f"the chat template of {self.source} was stopped: {error}",
-                hint="name another template with --chat-template FILE",
-            ) from None
-        except BitnetError:
-            raise
-        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError,
-                AttributeError, RecursionError, MemoryError) as error:  # fmt: skip
-            raise InvalidFormat(
-                f"the chat template of {self.source} failed: {type(error).__name__}: {error}",
-                hint="check the messages, or name another template with --chat-template FILE",
-            ) from None
+        return template_process().render(
+            self._template,
+            {
+                "messages": messages,
+                "tools": None,
+                "documents": None,
+                **self._tokens,
+                **variables,
+            },
+            now=self._now().isoformat(),
+            source=self.source,
+        )
 
     def _suited(self, message: Message) -> Message:
         """*message* with content and calls in the form that the template understands."""
@@ -249,32 +211,3 @@ def _flattened(parts: Sequence[Any]) -> str:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
             raise Unsupported(f"content of type {kind!r} is not supported; only text is")
     return "\n".join(texts)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as in the training data of models: not escaped for HTML, keys in order."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
-
-
-class _Refusal(Exception):
-    """The template called ``raise_exception``."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.message = message
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise _Refusal(str(message))

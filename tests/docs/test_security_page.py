@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bitnet import native
-from bitnet.tokenizer import chat_sandbox, limits
+from bitnet.tokenizer import chat_child, limits
 
 ROW = re.compile(r"^\| `(\w+)` \| ([0-9,e]+) \|", re.MULTILINE)
 PAGE = Path(__file__).parents[2] / "SECURITY.md"
@@ -18,7 +18,7 @@ def _stated():
 
 def _held():
     held = {name: value for name, value in vars(limits).items() if name.isupper()}
-    held |= {name: vars(chat_sandbox)[name] for name in ("MAX_STEPS", "MAX_CHARS")}
+    held |= {name: vars(chat_child)[name] for name in chat_child.__all__}
     return {name: float(value) for name, value in held.items() if not name.startswith("_")}
 
 

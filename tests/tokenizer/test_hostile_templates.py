@@ -1,8 +1,15 @@
 """Chat templates made to take long or fill the memory end in an error that says so."""
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
 import pytest
 
-from bitnet.errors import InvalidFormat
+from bitnet.errors import InvalidFormat, UsageError
+from bitnet.tokenizer import chat_child, chat_process
 from bitnet.tokenizer.chat import ChatTemplate
 from bitnet.tokenizer.limits import TEMPLATE_CHARS
 
@@ -24,15 +31,86 @@ STOPPED = {
     "{% for i in range(60) %}{% set n.x = n.x * n.x %}{% endfor %}",
     "powers": "{{ 99999 ** 99999 }}",
     "recursion": "{% macro f(n) %}{{ f(n + 1) }}{% endmacro %}{{ f(0) }}",
+    **{
+        f"a nested tuple as a key: {use}": "{% set n = namespace(x=()) %}{% for i in range(40) %}"
+        "{% set n.x = (n.x, n.x) %}{% endfor %}" + use
+        for use in (
+            "{{ {}[n.x] }}",
+            "{{ {n.x: 1} }}",
+            "{{ {}.get(n.x) }}",
+            "{{ [n.x].index((n.x, n.x)) }}",
+            "{{ [n.x].count([n.x, n.x]) }}",
+        )
+    },
+    "letters one by one": "{% set a = 'ab' * 30000000 %}{{ a | title | length }}"
+    "{{ a.translate({97: a}) | length }}",
+    "a thousand million slices": "{{ 'abc' | slice(10 ** 9) | list | length }}",
+    "a join": "{% set a = ['a' * 1000000] * 3000 %}{{ (a | join) ~ ''.join(a) }}",
+    "a regular width": "{{ '%*d' % (10 ** 9, 1) }}",
 }
+USER = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(autouse=True)
+def _little_time(monkeypatch):
+    monkeypatch.setattr(chat_child, "CPU_MS", 300)
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_a_template_without_an_end_is_stopped(name):
-    template = ChatTemplate(STOPPED[name])
-    with pytest.raises(InvalidFormat, match=r"stopped|failed") as caught:
-        template.render([{"role": "user", "content": "Hello"}])
+def test_a_template_that_takes_time_or_memory_ends(name):
+    with contextlib.suppress(InvalidFormat):
+        ChatTemplate(STOPPED[name]).render(USER)
+    assert ChatTemplate("{{ messages[0].content }}").render(USER) == "Hello"
+
+
+def test_the_limit_that_stopped_a_template_is_named():
+    with pytest.raises(InvalidFormat, match="processor time") as caught:
+        ChatTemplate(STOPPED["rounds"]).render(USER)
     assert "--chat-template" in caught.value.hint
+    with pytest.raises(InvalidFormat, match="MiB of memory"):
+        ChatTemplate("{{ 'a' * 10 ** 9 }}").render(USER)
+    with pytest.raises(InvalidFormat, match="characters"):
+        ChatTemplate("{{ 'a' * 17000000 }}").render(USER)
+
+
+def test_an_interrupt_ends_a_template_that_does_not():
+    script = (
+        "from bitnet.tokenizer import chat_child\nfrom bitnet.tokenizer.chat import ChatTemplate\n"
+        "chat_child.CPU_MS = 10**6\nendless = ChatTemplate(" + repr(STOPPED["rounds"]) + ")\n"
+        "print('rendering', flush=True)\nendless.render([])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "rendering\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert "KeyboardInterrupt" in errors
+    assert process.returncode != 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_a_forked_process_has_a_template_process_of_its_own():
+    template = ChatTemplate("{{ messages[0].content }}")
+    assert template.render(USER) == "Hello"
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if template.render(USER) == "Hello" else 1)
+    assert template.render(USER) == "Hello"
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_template_process_that_has_ended_is_started_again():
+    template = ChatTemplate("{{ messages[0].content }}")
+    process = chat_process.template_process()._process
+    process.kill()
+    process.wait()
+    assert template.render(USER) == "Hello"
+
+
+def test_values_that_are_not_of_json_are_refused():
+    with pytest.raises(UsageError, match="JSON"):
+        ChatTemplate("x").render(USER, variables={"x": object()})
 
 
 @pytest.mark.parametrize(
