@@ -225,11 +225,11 @@ class PromptOptions:
 
     SECTION: ClassVar = "Text"
 
-    prompt: str | None = option(None, "text to continue")
+    prompt: str | None = option(None, "text to continue, after what is piped in")
     prompt_file: str = option(
         "",
-        "file with the text, - for stdin, which is also read when it is piped and there is no "
-        "--prompt; one newline at its end is left out",
+        "file with the text, - for stdin; a text that is piped in stands before --prompt; one "
+        "newline at its end is left out",
         metavar="FILE|-",
     )
     chat: bool = option(False, "the text is a message to answer, in the model's chat template")

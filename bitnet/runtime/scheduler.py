@@ -4,8 +4,9 @@ A sequence is waiting, then running, then finished. Each step admits, plans and 
 
 - admit: waiting sequences start in order of arrival, while fewer than ``max_batch`` run and the
   memory budget has room for their KV caches;
-- plan: each decoding sequence contributes its last token and its drafts; prompts contribute one
-  prefill chunk in all, so that a long prompt delays the others for a bounded time only;
+- plan: each decoding sequence contributes its last token and its drafts; prompts share one prefill
+  chunk, the one with the fewest tokens left first, and a quarter of it for the oldest prompt: a
+  long prompt delays the others for a bounded time only, and never stands still behind them;
 - run: one forward pass; each sequence samples from its own logits and may finish.
 
 The text of a sequence depends on nothing but itself: it has its own sampler, and the model's
@@ -48,6 +49,7 @@ logger = logging.getLogger(__name__)
 PREFILL_CHUNK = 256  # tokens: enough to keep the matrix products busy
 MAX_STALL_S = 0.25  # a delay that readers of other answers hardly notice
 SMALLEST_CHUNK = 16  # tokens: smaller passes are not faster
+RESERVE_SHARE = 4  # a quarter of the prompt tokens of a pass is the oldest prompt's
 WORTH_WAITING = 32  # prompt tokens worth copying after this pass instead of computing them in it
 DECODE_ROWS = 16  # rows of the decode kernels; drafts beyond them are not worth it
 
@@ -182,23 +184,31 @@ class Scheduler:
         return parts + self._prefills(self._chunk() if decoding else self.prefill_chunk)
 
     def _prefills(self, room: int) -> list[_Part]:
-        """Next chunk of the prompts that are not in a cache yet, in order of arrival."""
+        """Next chunks of the prompts that are not in a cache yet, *room* tokens in all.
+
+        The prompt with the fewest tokens left comes first, so that short ones are answered within
+        a pass or two; of the room, the sequence that came first has its reserve, so that a long
+        prompt never stands still behind short ones.
+        """
+        prompts = [sequence for sequence in self._running if not sequence.decodes]
         parts: list[_Part] = []
-        for sequence in self._running:
-            if sequence.decodes:
-                continue
+        reserve = -(-room // RESERVE_SHARE)
+        for sequence in sorted(prompts, key=lambda one: one.left):
+            if sequence is prompts[0]:
+                reserve = 0  # it takes it now
             if not (sequence.passes or sequence.request.embed):
                 # Even without room: with a window, pages that can be copied now are soon freed.
                 sequence.reused = self._caches.improve(_lease(sequence))
                 if _should_wait(sequence, [part.sequence for part in parts]):
                     continue
-            if not room:
+            if room <= reserve:
                 continue
             start = _lease(sequence).cache.length
             # With bidirectional attention a text is run as a whole.
             whole = not self.model.config.causal
-            chunk = sequence.ids[start:] if whole else sequence.ids[start : start + room]
-            room = max(0, room - len(chunk))
+            end = None if whole else start + room - reserve
+            chunk = sequence.ids[start:end]
+            room = max(reserve, room - len(chunk))
             parts.append(_part(sequence, chunk, []))
         return parts
 

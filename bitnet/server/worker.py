@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -39,8 +39,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PREPARING = 2  # threads that turn requests into sequences
-COMPILING = 1  # threads for requests whose grammar must be compiled, which may take seconds
+COMPILING = 2  # threads for requests whose grammar must be compiled, which may take seconds
 COMPILE_S = 10.0  # time limit for compiling a grammar
+TURN_S = 10.0  # time limit for the grammars before it
 
 
 @dataclass(frozen=True)
@@ -226,19 +227,35 @@ class Worker:
         """Result of *make*, called in a thread, with limited concurrency.
 
         Raises:
-            Refused: a grammar takes too long.
+            Refused: a grammar takes too long (400), or those before it do (503).
         """
+        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+
+        def run() -> T:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(begun.set)
+            return make()
+
         pool = self._compiling if compiles else self._preparing
-        making = asyncio.get_running_loop().run_in_executor(pool, make)
-        limit_s = min(COMPILE_S, self.limits.deadline_s) if compiles else self.limits.deadline_s
+        longest_s = self.limits.deadline_s
+        limit_s = min(COMPILE_S, longest_s) if compiles else longest_s
+        making = loop.run_in_executor(pool, run)
         try:
+            await asyncio.wait_for(begun.wait(), min(TURN_S, longest_s) if compiles else longest_s)
             return await asyncio.wait_for(making, limit_s)
         except asyncio.TimeoutError:
+            if compiles and not begun.is_set():
+                raise Refused(
+                    503, "the grammars of other requests are being compiled",
+                    kind="server_error", code="compiling", retry_after_s=5,
+                ) from None  # fmt: skip
             if compiles:
                 raise Refused(
                     400, f"the grammar of the answer was not ready after {limit_s:g} s: simplify it"
                 ) from None
             raise too_late(limit_s) from None
+        finally:
+            making.cancel()
 
     @contextmanager
     def place(self, count: int = 1) -> Iterator[list[int]]:

@@ -14,11 +14,11 @@ from bitnet.tasks.declare import task
 from bitnet.tasks.running import (
     given_text,
     open_model,
-    piped_text,
     read_text,
     say,
     say_escaped,
     summary,
+    with_piped_text,
     write,
     write_json,
 )
@@ -41,8 +41,8 @@ def infer(
 ):
     """Continue a text, or answer a message, with a model.
 
-    The text goes to stdout as it is generated; one line with timings goes to stderr. Without
-    --prompt and --prompt-file the text is what is piped into the command.
+    The text goes to stdout as it is generated; one line with timings goes to stderr. A text that is
+    piped into the command is the prompt, or stands before --prompt, with a line break between.
     """
     text = _text(prompt, common.output)
     with open_model(model, common) as running:
@@ -99,11 +99,9 @@ def _text(options, output):
         raise UsageError("--logprobs needs --json", hint="add --json")
     if options.prompt_file:
         text = read_text(options.prompt_file)
-    elif options.prompt is not None:
-        text = given_text(options.prompt, "--prompt")
-    elif (piped := piped_text()) is not None:
-        text = piped
     else:
+        text = with_piped_text(options.prompt, "--prompt")
+    if text is None:
         raise UsageError(
             "infer needs --prompt or --prompt-file, or a text that is piped into it",
             hint="bitnet infer --prompt 'Hello'",

@@ -13,7 +13,7 @@ from bitnet.tasks.chat import talk_on_terminal
 from bitnet.tasks.context import Context
 from bitnet.tasks.declare import task
 from bitnet.tasks.infer import answer_once
-from bitnet.tasks.running import given_text, open_model, piped_text
+from bitnet.tasks.running import given_text, open_model, with_piped_text
 
 
 @task(
@@ -22,7 +22,7 @@ from bitnet.tasks.running import given_text, open_model, piped_text
     positional=["prompt"],
     required=["model"],
     help={
-        "prompt": "text to answer; without it what is piped in, or a conversation",
+        "prompt": "text to answer, after what is piped in; without both a conversation",
         "system": "instructions that come before the conversation",
     },
 )
@@ -37,8 +37,8 @@ def run(
     """Run a model by its name; what is missing is fetched.
 
     Says what is fetched and how large it is before it begins. With a prompt, or a pipe, it answers
-    once: a model with a chat template as a message, another one by continuing the text. Otherwise
-    it talks with you.
+    once: a model with a chat template as a message, another one by continuing the text. With both,
+    the piped text stands before the prompt. Otherwise it talks with you.
     """
     text = _text(prompt)
     instructions, name = given_text(system, "--system"), model.model
@@ -65,7 +65,7 @@ def _text(prompt):
 
     if not prompt and sys.stdin is not None and sys.stdin.isatty():
         return None
-    text = given_text(prompt, "the prompt") if prompt else piped_text()
+    text = with_piped_text(prompt or None, "the prompt")
     if text is None:
         raise UsageError(
             "run needs a prompt, a text that is piped into it, or a terminal",

@@ -38,6 +38,7 @@ __all__ = [
     "say",
     "say_escaped",
     "summary",
+    "with_piped_text",
     "write",
     "write_json",
 ]
@@ -115,6 +116,19 @@ def piped_text() -> str | None:
     except OSError:  # a stdin that was closed, or cannot be read, holds no text
         return None
     return _text(raw, "stdin") if raw else None
+
+
+def with_piped_text(text: str | None, option: str) -> str | None:
+    """The text that is piped in and then *text*, the value of *option*, on lines of their own.
+
+    One alone where there is no other; ``None`` where there is neither.
+
+    Raises:
+        UsageError: one is not UTF-8.
+    """
+    own = None if text is None else given_text(text, option)
+    piped = piped_text()
+    return own if piped is None else piped if own is None else f"{piped}\n{own}"
 
 
 def _raw(file: str) -> bytes:

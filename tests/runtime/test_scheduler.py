@@ -81,6 +81,29 @@ def test_short_prompts_share_a_chunk(reference):
     assert [sequence for sequence, _ in scheduler.step()] == sequences
 
 
+def test_a_short_prompt_is_answered_in_its_first_pass_behind_long_ones(reference):
+    scheduler = Scheduler(reference, prefill_chunk=8)
+    long = [scheduler.submit(prompt(length, seed=length), params(2)) for length in (60, 50)]
+    scheduler.step()
+    assert [sequence.lease.cache.length for sequence in long] == [2, 6]
+    short = scheduler.submit(prompt(6, seed=1), params(1))
+    assert [sequence for sequence, _ in scheduler.step()] == [short]
+    assert [sequence.lease.cache.length for sequence in long] == [4, 6]
+
+
+def test_a_long_prompt_goes_on_however_many_short_ones_come(reference):
+    scheduler = Scheduler(reference, prefill_chunk=8)
+    long = scheduler.submit(prompt(40), params(1))
+    passes = 0
+    while long.left > 6:
+        passes += 1
+        short = scheduler.submit(prompt(6, seed=100 + passes), params(1))
+        assert short in dict(scheduler.step())
+        assert long.lease.cache.length >= 2 * passes
+    run(scheduler)
+    assert long.finish_reason == "length"
+
+
 def test_who_comes_first_runs_first(reference):
     scheduler = Scheduler(reference, max_batch=2)
     sequences = [scheduler.submit(prompt(3, seed), params(2 + seed)) for seed in range(5)]

@@ -76,6 +76,30 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_too_large_at_once(work
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
 
 
+def test_an_innocent_schema_behind_slow_ones_is_asked_to_come_again(worker, monkeypatch):
+    pytest.importorskip("llguidance")
+    go_on, begun = threading.Event(), threading.Semaphore(0)
+
+    def slow(self, kind, text):
+        begun.release()
+        assert go_on.wait(PATIENCE_S)
+        raise MemoryError
+
+    monkeypatch.setattr(Grammars, "_compile", slow)
+    with ThreadPoolExecutor(server_worker.COMPILING) as pool:
+        blocking = [
+            pool.submit(worker.post, "/v1/chat/completions", ANY)
+            for _ in range(server_worker.COMPILING)
+        ]
+        assert all(begun.acquire(timeout=PATIENCE_S) for _ in blocking)
+        monkeypatch.setattr(server_worker, "TURN_S", 0.1)
+        reply = worker.post("/v1/chat/completions", ANY)
+        go_on.set()
+        assert {one.result().status_code for one in blocking} == {500}
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "compiling")
+    assert reply.headers["Retry-After"] == "5"
+
+
 def test_a_schema_with_3000_optional_properties_holds_up_no_client(worker):
     pytest.importorskip("llguidance")
     reply = worker.post("/v1/chat/completions", schema(3000))

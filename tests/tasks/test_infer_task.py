@@ -77,10 +77,15 @@ def test_what_is_piped_in_is_the_prompt_where_none_is_given(bitnet, model, stdin
     stdin(b"ab\n")
     assert bitnet(*words).out == expected
     stdin(b"c\xff")
-    assert bitnet(*words, "--prompt", "ab").out == expected  # left alone: it may be a list of files
-    refused = bitnet(*words)
-    assert (refused.code, "stdin is not UTF-8" in refused.err) == (2, True)
+    for more in ((), ("--prompt", "ab")):
+        refused = bitnet(*words, *more)
+        assert (refused.code, "stdin is not UTF-8" in refused.err) == (2, True)
+    stdin(b"a\n")
+    joined = bitnet("infer", "--model", model, "--prompt", "b", "--json", "--dump-ids")
     stdin(b"")
+    alone = bitnet("infer", "--model", model, "--prompt", "a\nb", "--json", "--dump-ids")
+    ids = [json.loads(one.out)["prompt_ids"] for one in (joined, alone)]
+    assert ids[0] == ids[1]
     assert "needs --prompt or --prompt-file" in bitnet(*words).err
 
 
