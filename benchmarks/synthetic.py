@@ -23,7 +23,8 @@ import numpy as np
 from bitnet.formats import gguf_index
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_index import ARRAY, VALUE_TYPES
-from bitnet.quants import i2_s, tq, types
+from bitnet.quants import i2_s, types
+from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary
 
 ALIGNMENT = 32
@@ -49,8 +50,7 @@ def _behind_scales(ternary, codes):
 
 PACKERS = {
     "I2_S": i2_s.pack_i2_s,
-    "TQ1_0": tq.pack_tq1_0,
-    "TQ2_0": tq.pack_tq2_0,
+    **{name: layout.pack for name, layout in SCALED_BLOCKS.items()},
     "Q4_0": pack_q4_0,
     "Q8_0": pack_q8_0,
 }

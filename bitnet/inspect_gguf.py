@@ -207,13 +207,14 @@ class Inspection:
         yield ""
         sample = "" if all(row.complete for row in self.ternary) else ", from a sample of each"
         yield f"Ternary weights ({len(self.ternary)} tensors{sample})"
-        rows = []
+        rows, double = [], any(row.double for row in self.ternary)
         for row in self.ternary:
-            shares = (f"{n / max(1, row.total):.1%}" for n in (row.minus, row.zero, row.plus))
+            counts = (row.minus, row.zero, row.plus, row.double)[: 3 + double]
+            shares = (f"{n / max(1, row.total):.1%}" for n in counts)
             scale = "" if row.scale is None else f"{row.scale:.6g}"
             rows.append((printable(row.name), *shares, scale, f"{row.invalid:,}"))
-        head = ("name", "-1", "0", "+1", "scale", "invalid codes")
-        yield from table(head, rows, right=(1, 2, 3, 4, 5), shrink=(0,))
+        head = ("name", "-1", "0", "+1", *("+2",) * double, "scale", "invalid codes")
+        yield from table(head, rows, right=range(1, len(head)), shrink=(0,))
 
 
 def inspect_gguf(path: Path, *, full: bool = False) -> Inspection:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["metadata"]
 
-# general.file_type as llama.cpp numbers it; 40 is bitnet.cpp's, 137 ik_llama.cpp's.
+# general.file_type as llama.cpp numbers it; 40 is Q1_0 as well as bitnet.cpp's I2_S, 137
+# ik_llama.cpp's, 141 and 143 are PrismML's.
 _FILE_TYPES = {
     "F32": 0,
     "F16": 1,
@@ -37,6 +38,10 @@ _FILE_TYPES = {
     "TQ2_0": 37,
     "I2_S": 40,
     "IQ2_BN": 137,
+    "Q1_0": 40,
+    "Q2_0": 41,
+    "PQ2_0": 141,
+    "PTQ1_0": 143,
 }
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ENCODINGS", "ROUNDED", "TERNARY", "ConversionRequest"]
 
-TERNARY = ("I2_S", "TQ1_0", "TQ2_0", "IQ2_BN")
+TERNARY = ("I2_S", "TQ1_0", "TQ2_0", "IQ2_BN", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0")
 ROUNDED = ("F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
 ENCODINGS = ("F32", *ROUNDED, *TERNARY)
 
@@ -25,7 +25,7 @@ class ConversionRequest:
 
     Attributes:
         type: type of the matrices, one of :data:`ENCODINGS`; a ternary one applies to those of the
-            blocks, while embedding and head are unchanged, or become F16.
+            blocks, while an embedding and a head that are not ternary are unchanged, or become F16.
         tokenizer: file or folder with the tokenizer; by default the one of the source.
         no_tokenizer: leave the tokenizer out.
         pre: name of the pre-tokenizer, if it cannot be determined.

@@ -17,8 +17,8 @@ from bitnet.models.load import config_from
 from bitnet.quants import registry, types
 from bitnet.quants.i2_s import pack_i2_s
 from bitnet.quants.iq_bn import pack_iq2_bn
+from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary, ternarize
-from bitnet.quants.tq import pack_tq1_0, pack_tq2_0
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -193,10 +193,9 @@ class Job:
 
     def _from_numbers(self, values: NDArray[np.float32]) -> Ternary:
         """*values* that are ternary already, unchanged; others only if that is allowed."""
-        scale = np.abs(values).max(initial=0).astype(np.float32)
-        codes = np.sign(values).astype(np.int8)
-        if np.isfinite(scale) and np.array_equal(codes * scale, values):
-            return Ternary(codes, scale.reshape(1, 1))
+        found = _as_ternary(values, self.target)
+        if found is not None:
+            return found
         if not self.allow_lossy:
             raise Unsupported(
                 f"{self.weight.name} ({self.weight.quant.name}) is not ternary: as "
@@ -211,29 +210,62 @@ class Job:
         Raises:
             Unsupported: it cannot store them exactly, and that is not allowed.
         """
-        found = self.ternary()
-        used = _used(found)
+        if self.weight.shape[1] % self.target.block_size:
+            raise Unsupported(
+                f"{self.weight.name} has rows of {self.weight.shape[1]:,} weights, and "
+                f"{self.target.name} blocks of {self.target.block_size}",
+                hint="choose I2_S, or F16",
+            )
+        ternary = self.ternary()
+        used = _used(ternary)
         if self.target.name == "I2_S":
-            scales = self._one_each(found.scales.reshape(1, -1), used.reshape(1, -1), "tensor")
-            return Ternary(found.codes, scales)
+            scales = self._one_each(ternary.scales.reshape(1, -1), used.reshape(1, -1), "tensor")
+            return Ternary(ternary.codes, scales)
         if self.target.name == "IQ2_BN":
-            return Ternary(found.codes, self._one_each(found.scales, used, "row"))
+            return Ternary(ternary.codes, self._one_each(ternary.scales, used, "row"))
+        ternary = self._regroup(ternary, used)
+        used = _used(ternary)
+        self._check_codes(ternary)
         with np.errstate(over="ignore"):
-            halves = found.scales.astype(np.float16).astype(np.float32)
+            halves = ternary.scales.astype(np.float16).astype(np.float32)
         if not np.isfinite(halves).all():
             raise Unsupported(
-                f"{self.weight.name}: its scale {np.abs(found.scales).max():g} does not fit into "
+                f"{self.weight.name}: its scale {np.abs(ternary.scales).max():g} does not fit into "
                 f"the float16 of {self.target.name}",
                 hint="choose I2_S",
             )
-        differs = (halves != found.scales) & (used > 0)
+        differs = (halves != ternary.scales) & (used > 0)
         if differs.any():
             at = np.unravel_index(int(differs.argmax()), differs.shape)
             self._refuse(
-                f"has the scale {found.scales[at]:.9g}, which {self.target.name} holds as "
+                f"has the scale {ternary.scales[at]:.9g}, which {self.target.name} holds as "
                 f"{halves[at]:.9g} (float16)"
             )
-        return Ternary(found.codes, halves)
+        return Ternary(ternary.codes, halves)
+
+    def _regroup(self, ternary: Ternary, used: NDArray[np.int64]) -> Ternary:
+        """*ternary* with at most as many scales in a row as the target's blocks hold.
+
+        Raises:
+            Unsupported: neighbours that become one block differ, and that is not allowed.
+        """
+        rows, groups = ternary.scales.shape
+        blocks = ternary.codes.shape[1] // self.target.block_size
+        if groups <= blocks:
+            return ternary
+        shape = (rows * blocks, groups // blocks)
+        scales = self._one_each(ternary.scales.reshape(shape), used.reshape(shape), "block")
+        return Ternary(ternary.codes, scales.reshape(rows, blocks))
+
+    def _check_codes(self, ternary: Ternary) -> None:
+        """Check that the target has a code for every weight.
+
+        Raises:
+            Unsupported: it has none for 2, or for 0 beside other weights.
+        """
+        reason = SCALED_BLOCKS[self.target.name].refusal(ternary)
+        if reason:
+            raise Unsupported(f"{self.weight.name} has {reason}", hint="choose PQ2_0 or Q2_0")
 
     def _one_each(
         self, scales: NDArray[np.float32], used: NDArray[np.int64], whole: str
@@ -270,12 +302,16 @@ class Job:
 
 
 _UNNUMBERED = (registry.I2_S_ARM, registry.PACKED_U8)
+_RENAMED = {
+    registry.I2_S_ARM: types.by_name("I2_S") or registry.I2_S_ARM,
+    types.Q2_0_G128: types.by_name("PQ2_0") or types.Q2_0_G128,
+}
 _PACKERS = {
     "I2_S": pack_i2_s,
-    "TQ1_0": pack_tq1_0,
-    "TQ2_0": pack_tq2_0,
     "IQ2_BN": pack_iq2_bn,
+    **{name: layout.pack for name, layout in SCALED_BLOCKS.items()},
 }
+_PROBE_ROWS = 16  # of a matrix outside of the blocks, which may be ternary as well
 
 
 def _used(ternary: Ternary) -> NDArray[np.int64]:
@@ -290,24 +326,61 @@ def _used(ternary: Ternary) -> NDArray[np.int64]:
 
 def job(weight: Weight, checkpoint: Checkpoint, request: ConversionRequest) -> Job:
     """Job for one *weight* of *checkpoint* according to *request*."""
-    target = _target(weight, request.type, keeps=checkpoint.path.is_file())
+    target = _target(weight, request, keeps=checkpoint.path.is_file())
     rounds = target.is_ternary and (
         checkpoint.rounds_inputs or target.name not in registry.OF_ANY_MODEL
     )
     return Job(weight, target, _row_order(weight, checkpoint), request.allow_lossy, rounds)
 
 
-def _target(weight: Weight, encoding: str, *, keeps: bool) -> QuantType:
+def _target(weight: Weight, request: ConversionRequest, *, keeps: bool) -> QuantType:
     """New type of *weight*; a GGUF file *keeps* the types that are not to change."""
-    own = _named("I2_S") if weight.quant == registry.I2_S_ARM else weight.quant
-    quant = _named(encoding)
+    own = _RENAMED.get(weight.quant, weight.quant)
+    quant = _named(request.type)
     if len(weight.shape) != 2:
         return own if keeps else _named("F32")
-    if encoding in TERNARY:
-        if weight.name.startswith("blk.") and weight.name.endswith(".weight"):
+    if request.type in TERNARY:
+        in_block = weight.name.startswith("blk.") and weight.name.endswith(".weight")
+        if in_block or (request.type in SCALED_BLOCKS and _seems_ternary(weight, quant)):
             return quant
         return own if keeps else _named("F16")
     return _named("F16") if weight.shape[1] % quant.block_size else quant
+
+
+def _seems_ternary(weight: Weight, target: QuantType) -> bool:
+    """True if the first rows of *weight*, an embedding or a head, are ternary in such blocks."""
+    if weight.shape[1] % target.block_size:
+        return False
+    if weight.quant.is_ternary:
+        return True
+    rows = min(weight.shape[0], _PROBE_ROWS)
+    size = weight.quant.size_bytes((rows, weight.shape[1]))
+    some = replace(weight, shape=(rows, weight.shape[1]), data=weight.data[:size])
+    return _as_ternary(registry.dequantize(some), target) is not None
+
+
+def _as_ternary(values: NDArray[np.float32], target: QuantType) -> Ternary | None:
+    """*values* as codes and scales, exactly; ``None`` if *target* does not hold them.
+
+    A scale belongs to a block of *target*, or to the matrix where *target* stores one.
+    """
+    rows, columns = values.shape
+    layout = SCALED_BLOCKS.get(target.name)
+    if layout is None:
+        groups, shape = values.reshape(1, -1), (1, 1)
+    elif columns % layout.weights:
+        return None
+    else:
+        groups, shape = values.reshape(-1, layout.weights), (rows, columns // layout.weights)
+    sizes = np.abs(groups)
+    smallest = np.where(sizes == 0, np.inf, sizes).min(axis=1, initial=np.inf, keepdims=True)
+    scales = np.where(np.isinf(smallest), 0, smallest).astype(np.float32)
+    with np.errstate(all="ignore"):
+        codes = np.where(scales > 0, np.clip(groups / scales, -1, 2), 0)
+    codes = np.nan_to_num(codes).astype(np.int8)
+    if not np.array_equal(codes * scales, groups):
+        return None
+    return Ternary(codes.reshape(rows, columns), scales.reshape(shape))
 
 
 def _named(name: str) -> QuantType:
@@ -378,9 +451,17 @@ def _difference(job: Job, written: Weight) -> tuple[bool, float]:
     return exact, apart / largest if largest else apart
 
 
+def _nonzero_codes(ternary: Ternary) -> NDArray[np.int8]:
+    """Codes; 0 where the scale is 0, whatever is stored."""
+    rows, groups = ternary.codes.shape[0], ternary.scales.shape[1]
+    codes = ternary.codes.reshape(rows, groups, -1) * (ternary.scales != 0)[:, :, None]
+    nonzero: NDArray[np.int8] = codes.reshape(ternary.codes.shape).astype(np.int8)
+    return nonzero
+
+
 def _ternary_difference(source: Ternary, copy: Ternary, name: str) -> tuple[bool, float]:
     """As :func:`_difference`; codes must be equal, and scales where they have weights."""
-    if not np.array_equal(source.codes, copy.codes):
+    if not np.array_equal(_nonzero_codes(source), _nonzero_codes(copy)):
         raise VerificationFailed(f"{name}: other codes than its source's", hint="check the disk")
     groups = max(source.scales.shape[1], copy.scales.shape[1])
     before, after = (

@@ -118,12 +118,16 @@ class GGUF:
         self.data_offset = first.data_offset
         known = all(part.size != _UNKNOWN_SIZE for part in parts)
         self.size = sum(part.size for part in parts) if known else None
+        evidence = [entry for part in parts for entry in _evidence(part)]
         self.dialect: Dialect = types.resolve_dialect(
-            self.architecture,
-            [evidence for part in parts for evidence in _evidence(part)],
-            alignment=self.alignment,
+            self.architecture, evidence, alignment=self.alignment
         )
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(_directory(parts, self.dialect))
+        try:
+            q2_0 = types.resolve_q2_0(self.dialect, evidence, alignment=self.alignment)
+        except Unsupported as error:
+            raise Unsupported(f"{first.label}: {error.message}", hint=error.hint) from error
+        directory = _directory(parts, self.dialect, q2_0)
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(directory)
         self._views = [part.view for part in parts]
         self._labels = [part.label for part in parts]
         self._sizes = [part.size for part in parts]
@@ -369,8 +373,10 @@ def _room(part: _Part) -> dict[int, int | None]:
     return room
 
 
-def _directory(parts: list[_Part], dialect: Dialect) -> dict[str, TensorInfo]:
-    """All tensors by name.
+def _directory(
+    parts: list[_Part], dialect: Dialect, q2_0: types.QuantType
+) -> dict[str, TensorInfo]:
+    """All tensors by name; *q2_0* is the type that the file means by the id of Q2_0.
 
     Raises:
         InvalidFormat: a name occurs twice, or a shape does not fit its quantization type.
@@ -383,6 +389,7 @@ def _directory(parts: list[_Part], dialect: Dialect) -> dict[str, TensorInfo]:
             if name in tensors:
                 raise InvalidFormat(f"{part.label}: tensor {name!r} is there twice", hint=_REFETCH)
             kind = types.by_id(entry.type, dialect)
+            kind = q2_0 if kind.name == "Q2_0" else kind
             size = kind.size_bytes(entry.shape) if kind.known else room[entry.offset] or 0
             if size is None:
                 raise InvalidFormat(

@@ -10,8 +10,10 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bitnet.quants.scaled_blocks import SCALED_BLOCKS, split_digits
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     import numpy as np
 
@@ -35,6 +37,7 @@ class TernaryCounts:
         invalid: codes without a meaning.
         scale: the tensor's scale; ``None`` if the type has one per block or row.
         complete: all weights were counted, not only a sample.
+        double: weights that are 2, which Q2_0 and PQ2_0 have a code for.
     """
 
     name: str
@@ -44,11 +47,12 @@ class TernaryCounts:
     invalid: int
     scale: float | None
     complete: bool
+    double: int = 0
 
     @property
     def total(self) -> int:
         """Number of codes counted."""
-        return self.minus + self.zero + self.plus + self.invalid
+        return self.minus + self.zero + self.plus + self.double + self.invalid
 
 
 def code_counts(gguf: GGUF, *, full: bool = False) -> Iterator[TernaryCounts]:
@@ -80,25 +84,22 @@ def _two_bits(byte: int) -> list[int]:
     return [byte >> shift & 3 for shift in (0, 2, 4, 6)]
 
 
-def _trits(count: int) -> Callable[[int], list[int]]:
-    """TQ1_0: a byte is a fraction of 256; its base-3 digits are the codes, the first one first."""
-    return lambda byte: [((byte * 3**n & 0xFF) * 3) >> 8 for n in range(count)]
-
-
 def _count(
     info: TensorInfo,
     pieces: list[tuple[np.ndarray[Any, Any], Callable[[int], list[int]]]],
     *,
     complete: bool,
     scale: float | None = None,
+    double: bool = False,
 ) -> TernaryCounts:
     codes = [0, 0, 0, 0]
     for raw, split in pieces:
         for byte, times in enumerate(_histogram(raw).tolist()):
             for code in split(byte) if times else ():
                 codes[code] += times
-    minus, zero, plus, invalid = codes
-    return TernaryCounts(info.name, minus, zero, plus, invalid, scale, complete)
+    minus, zero, plus, last = codes
+    twice, invalid = (last, 0) if double else (0, last)
+    return TernaryCounts(info.name, minus, zero, plus, invalid, scale, complete, twice)
 
 
 def _i2_s(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
@@ -122,15 +123,16 @@ def _blocks(
     return raw[:, head:], taken == rows
 
 
-def _tq2_0(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
-    raw, complete = _blocks(view, full, width=info.type.type_size)
-    return _count(info, [(raw[:, :64], _two_bits)], complete=complete)
+def _scaled_blocks(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
+    import numpy as np
 
-
-def _tq1_0(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
-    raw, complete = _blocks(view, full, width=info.type.type_size)
-    pieces = [(raw[:, :48], _trits(5)), (raw[:, 48:52], _trits(4))]
-    return _count(info, pieces, complete=complete)
+    layout = SCALED_BLOCKS[info.type.name]
+    raw, complete = _blocks(view, full, width=layout.size)
+    pieces = []
+    for part in layout.parts:
+        every = split_digits(np.arange(256, dtype=np.uint8), part.base, part.digits).tolist()
+        pieces.append((raw[:, part.start : part.start + part.count], every.__getitem__))
+    return _count(info, pieces, complete=complete, double=layout.double)
 
 
 def _iq2_bn(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
@@ -142,10 +144,8 @@ def _iq2_bn(info: TensorInfo, view: memoryview, full: bool) -> TernaryCounts:
     return _count(info, [(raw, _two_bits)], complete=complete)
 
 
-READERS: dict[str, Callable[[TensorInfo, memoryview, bool], TernaryCounts]] = {
+READERS: Mapping[str, Callable[[TensorInfo, memoryview, bool], TernaryCounts]] = {
     "I2_S": _i2_s,
-    "TQ1_0": _tq1_0,
-    "TQ2_0": _tq2_0,
     "IQ2_BN": _iq2_bn,
     "IQ2_BN_R4": _iq2_bn,
-}
+} | dict.fromkeys(SCALED_BLOCKS, _scaled_blocks)

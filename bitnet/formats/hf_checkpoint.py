@@ -9,7 +9,7 @@ import numpy as np
 
 from bitnet.errors import InvalidFormat, Unsupported
 from bitnet.families import config_json
-from bitnet.formats import safetensors, sentence_transformers
+from bitnet.formats import mlx, safetensors, sentence_transformers
 from bitnet.formats.bit_linear import BitLinear
 from bitnet.formats.checkpoint import Checkpoint, has_input_norms
 from bitnet.formats.json_file import read_json
@@ -51,8 +51,14 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
     """
     folder = path if path.is_dir() else path.parent
     outer = read_json(folder / "config.json", dict)
-    said = config_json.describe(outer, model=folder.name, ignore=ignore_keys)
-    tensors, names = _renamed(safetensors.read_folder(folder), said)
+    bits_of_mlx = mlx.mlx_quantization(outer, folder.name)
+    stored = safetensors.read_folder(folder)
+    config = outer
+    if bits_of_mlx is not None:
+        stored = mlx.repacked(stored, bits_of_mlx)
+        config = {key: outer[key] for key in outer if key not in mlx.CONFIG_KEYS}
+    said = config_json.describe(config, model=folder.name, ignore=ignore_keys)
+    tensors, names = _renamed(stored, said)
     _check_tensors(tensors, said, folder)
     has_norms = has_input_norms(tensors)
     if said.quantization.get("use_rms_norm") and not has_norms:
@@ -176,9 +182,9 @@ def _weight(
 
 def _plain_weight(name: str, tensor: Tensor) -> Weight:
     quant = types.by_name(tensor.dtype)
-    if tensor.dtype not in ("F32", "F16", "BF16") or quant is None:
+    if tensor.dtype not in ("F32", "F16", "BF16", *mlx.TYPES.values()) or quant is None:
         quant = _unknown(tensor.dtype)
-    return Weight(name, tensor.shape, quant, tensor.data)
+    return Weight(name, tensor.shape, quant, tensor.data, rounds_input=False)
 
 
 def _floats(name: str, values: NDArray[Any]) -> Weight:

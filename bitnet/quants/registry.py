@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.errors import InvalidFormat, Unsupported
-from bitnet.quants import i2_s, iq_bn, packed_u8, tq, types
+from bitnet.quants import i2_s, iq_bn, packed_u8, types
+from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary, ternarize
 from bitnet.quants.types import QuantType
 from bitnet.quants.weight import Weight
@@ -64,12 +65,13 @@ _TERNARY = {
     "IQ1_BN": _TernaryCodec(iq_bn.unpack_iq1_bn, None),
     "IQ2_BN": _TernaryCodec(iq_bn.unpack_iq2_bn, iq_bn.pack_iq2_bn, iq_bn.iq2_bn_scales),
     "IQ2_BN_R4": _TernaryCodec(iq_bn.unpack_iq2_bn_r4, None),
-    "TQ1_0": _TernaryCodec(tq.unpack_tq1_0, tq.pack_tq1_0, tq.tq1_0_scales),
-    "TQ2_0": _TernaryCodec(tq.unpack_tq2_0, tq.pack_tq2_0, tq.tq2_0_scales),
+} | {
+    name: _TernaryCodec(layout.unpack, layout.pack, layout.scales)
+    for name, layout in SCALED_BLOCKS.items()
 }
 
 #: Ternary encodings that hold models of every kind; the others are BitNet's own.
-OF_ANY_MODEL = frozenset({"TQ1_0", "TQ2_0"})
+OF_ANY_MODEL = frozenset(SCALED_BLOCKS)
 
 _Q4_0 = types.by_id(2)
 _PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
@@ -78,8 +80,8 @@ _PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 def rounds_activations(weight: Weight) -> bool:
     """True if a linear layer of *weight* rounds its input to int8 per token (W1.58A8).
 
-    Ternary layers of BitNet models do, since they are trained that way. TQ1_0 and TQ2_0 also store
-    other ternary models, which were trained with float inputs.
+    Ternary layers of BitNet models do, since they are trained that way. The encodings of
+    ``scaled_blocks`` also store other models, which were trained with float inputs.
     """
     return weight.quant.name in _TERNARY and weight.rounds_input
 
@@ -87,16 +89,22 @@ def rounds_activations(weight: Weight) -> bool:
 def without_rounding(weight: Weight) -> Weight:
     """*weight* in a type whose products do not round a token's whole input.
 
-    TQ1_0 and TQ2_0 become Q4_0 of the same numbers: a Q4_0 block has a float16 scale as they do,
-    for fewer weights. Other weights, and those of a layer that rounds its input, are unchanged.
+    Those of ``scaled_blocks`` become Q4_0 of the same numbers: a Q4_0 block has a float16 scale as
+    they do, for fewer weights. Other weights, and those of a layer that rounds its input, are
+    unchanged.
 
     Raises:
         InvalidFormat: the bytes are invalid for the type.
     """
     if weight.rounds_input or weight.quant.name not in _TERNARY:
         return weight
-    data = tq.as_q4_0(unpack_ternary(replace(weight, scale=1.0)))
-    return replace(weight, quant=_Q4_0, data=data)
+    ternary = unpack_ternary(replace(weight, scale=1.0))
+    codes = (ternary.codes.reshape(-1, 2, 16) + np.int8(8)).astype(np.uint8)
+    rows, groups = ternary.scales.shape
+    scales = np.repeat(ternary.scales, ternary.codes.size // 32 // (rows * groups)).astype("<f2")
+    nibbles = codes[:, 0] | codes[:, 1] << 4
+    data = np.concatenate([scales.view(np.uint8).reshape(-1, 2), nibbles], axis=1)
+    return replace(weight, quant=_Q4_0, data=data.reshape(-1))
 
 
 def unpack_ternary(weight: Weight) -> Ternary:

@@ -1,4 +1,4 @@
-"""Ternary matrices: codes -1, 0, +1 and their scales."""
+"""Ternary matrices: codes -1, 0, +1 (in some encodings also 2) and their scales."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ class Ternary:
     """A ternary matrix.
 
     Attributes:
-        codes: int8 -1, 0, +1, shape ``(rows, columns)``.
+        codes: int8 -1, 0, +1 or 2, shape ``(rows, columns)``.
         scales: float32, shape ``(rows or 1, groups)``; group *g* of a row scales its columns
-            ``g * columns / groups`` and following. One group is the rule; TQ1_0 and TQ2_0 have one
-            per 256 columns.
+            ``g * columns / groups`` and following: one group, or one per block of the encoding.
     """
 
     codes: NDArray[np.int8]
@@ -49,13 +48,15 @@ def ternarize(weights: NDArray[np.floating]) -> Ternary:
     return Ternary(codes, np.full((1, 1), np.float32(1) / inverse, dtype=np.float32))
 
 
-def codes_from_unsigned(fields: NDArray[np.uint8], encoding: str) -> NDArray[np.int8]:
-    """Codes -1, 0, +1 from the stored 0, 1, 2.
+def codes_from_unsigned(
+    fields: NDArray[np.uint8], encoding: str, *, largest: int = 2
+) -> NDArray[np.int8]:
+    """Codes -1, 0, +1 (and 2) from the stored 0 to *largest*.
 
     Raises:
-        InvalidFormat: a stored code is 3.
+        InvalidFormat: a stored code is larger.
     """
-    if fields.size and int(fields.max()) > 2:
+    if fields.size and int(fields.max()) > largest:
         raise InvalidFormat(
             f"{encoding}: code 3 where only 0, 1 and 2 are weights",
             hint="the file is damaged, or written with another layout; download it again",

@@ -10,6 +10,10 @@ fork of it) and ik_llama.cpp (another fork). Most ids agree; 36 to 39 do not:
     39   MXFP4         TL2          MXFP4
 
 Hence a type is looked up by id *and* dialect, and :func:`resolve_dialect` finds the dialect.
+
+PrismML's fork of llama.cpp has types of its own (142, 143). Its older files have blocks of 128
+weights under 42, where llama.cpp's Q2_0 has 64; the sizes in the file tell the two apart
+(:func:`resolve_q2_0`).
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from bitnet.errors import Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -26,12 +32,14 @@ __all__ = [
     "DIALECTS",
     "IK_LLAMA_CPP",
     "LLAMA_CPP",
+    "Q2_0_G128",
     "Dialect",
     "QuantType",
     "TensorEvidence",
     "by_id",
     "by_name",
     "resolve_dialect",
+    "resolve_q2_0",
 ]
 
 Dialect = Literal["llama.cpp", "bitnet.cpp", "ik_llama.cpp"]
@@ -69,7 +77,7 @@ class QuantType:
 
     @property
     def is_ternary(self) -> bool:
-        """True if the weights are -1, 0 and +1 times a scale."""
+        """True if the weights are -1, 0, +1 (in Q2_0 and PQ2_0 also 2) times a scale."""
         return self.name in _TERNARY
 
     def size_bytes(self, shape: Sequence[int]) -> int | None:
@@ -142,7 +150,15 @@ _LLAMA = (
     _MXFP4,
     QuantType("NVFP4", 40, 64, 36),
     QuantType("Q1_0", 41, 128, 18),
+    QuantType("Q2_0", 42, 64, 18),
+    QuantType("PQ2_0", 142, 128, 34),
+    QuantType("PTQ1_0", 143, 128, 28),
 )
+
+#: Blocks of 128 under the id of Q2_0.
+Q2_0_G128 = QuantType("Q2_0_G128", 42, 128, 34)
+# One bit per weight in early builds of PrismML's fork, which now is llama.cpp's NVFP4.
+_EARLY_Q1_0 = 40
 
 _BITNET = (
     _I2_S,
@@ -203,17 +219,20 @@ _IK = (
     QuantType("Q8_K_R8", 399, 256, 258),
 )
 
-_TERNARY = frozenset({"I2_S", "TL1", "TL2", "TQ1_0", "TQ2_0", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4"})
+_TERNARY = frozenset(
+    {"I2_S", "TL1", "TL2", "TQ1_0", "TQ2_0", "IQ1_BN", "IQ2_BN", "IQ2_BN_R4"}
+    | {"Q1_0", "Q2_0", "Q2_0_G128", "PQ2_0", "PTQ1_0"}
+)
 
 _BY_ID: dict[Dialect, dict[int, QuantType]] = {
     dialect: {entry.ggml_id: entry for entry in (*_COMMON, *own)}
     for dialect, own in ((LLAMA_CPP, _LLAMA), (BITNET_CPP, _BITNET), (IK_LLAMA_CPP, _IK))
 }
-_BY_NAME = {entry.name: entry for entry in (*_COMMON, *_LLAMA, *_BITNET, *_IK)}
+_BY_NAME = {entry.name: entry for entry in (*_COMMON, *_LLAMA, *_BITNET, *_IK, Q2_0_G128)}
 
 _CONTESTED = frozenset({36, 37, 38, 39})
 _ONLY_IK = frozenset(_BY_ID[IK_LLAMA_CPP]) - frozenset(_BY_ID[LLAMA_CPP]) - _CONTESTED
-_ONLY_LLAMA = frozenset({40, 41})
+_ONLY_LLAMA = frozenset({40, 41, 42, 142, 143})
 
 
 def by_id(ggml_id: int, dialect: Dialect = LLAMA_CPP) -> QuantType:
@@ -265,7 +284,7 @@ def resolve_dialect(
     fitting = [
         dialect
         for dialect in (BITNET_CPP, LLAMA_CPP, IK_LLAMA_CPP)
-        if all(_fits(entry, dialect, alignment) for entry in contested)
+        if all(_fits(entry, _BY_ID[dialect].get(entry.ggml_id), alignment) for entry in contested)
     ]
     preferred = BITNET_CPP if architecture.startswith("bitnet") or 39 not in ids else LLAMA_CPP
     if len(fitting) == 1:
@@ -275,9 +294,43 @@ def resolve_dialect(
     return fitting[0]
 
 
-def _fits(entry: TensorEvidence, dialect: Dialect, alignment: int) -> bool:
-    """True if *entry* read in *dialect* ends where the next tensor starts."""
-    kind = _BY_ID[dialect].get(entry.ggml_id)
+def resolve_q2_0(
+    dialect: Dialect, tensors: Iterable[TensorEvidence], *, alignment: int = 32
+) -> QuantType:
+    """The layout of a file's tensors with the id of Q2_0: blocks of 64, or of 128 (older files).
+
+    Every such tensor must fill its room up to the next one in the same layout.
+
+    Raises:
+        Unsupported: both layouts fit; or tensors with the id 40 are not NVFP4, but what early
+            builds of PrismML's fork meant by it.
+    """
+    seen = list(tensors)
+    early = [entry for entry in seen if entry.ggml_id == _EARLY_Q1_0]
+    if dialect == LLAMA_CPP and early and not any(_fits(it, by_id(40), alignment) for it in early):
+        raise Unsupported(
+            "type id 40 is NVFP4, and the sizes of these tensors are not: early builds of "
+            "PrismML's llama.cpp numbered their 1-bit weights so",
+            hint="fetch the current file of this model, whose 1-bit weights have the id 41",
+        )
+    q2_0 = by_id(42)
+    entries = [entry for entry in seen if entry.ggml_id == q2_0.ggml_id]
+    fitting = [
+        kind
+        for kind in (q2_0, Q2_0_G128)
+        if all(_fits(entry, kind, alignment) for entry in entries)
+    ]
+    if entries and len(fitting) == 2 and any(entry.room_bytes is not None for entry in entries):
+        raise Unsupported(
+            "the tensors of type id 42 are so small that their sizes do not tell whether blocks "
+            "have 64 weights (Q2_0) or 128 (older files of PrismML's llama.cpp)",
+            hint="convert the model to PQ2_0, whose id has one meaning",
+        )
+    return fitting[0] if fitting else q2_0
+
+
+def _fits(entry: TensorEvidence, kind: QuantType | None, alignment: int) -> bool:
+    """True if *entry* read as *kind* ends where the next tensor starts."""
     size = kind.size_bytes(entry.shape) if kind is not None else None
     if size is None:
         return False

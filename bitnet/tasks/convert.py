@@ -14,7 +14,7 @@ from bitnet.terminal import as_json
 # Those of bitnet.convert, which takes too long to import for a list of commands.
 ENCODINGS = (
     *("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
-    *("I2_S", "TQ1_0", "TQ2_0", "IQ2_BN"),
+    *("I2_S", "TQ1_0", "TQ2_0", "IQ2_BN", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0"),
 )
 
 
@@ -31,7 +31,7 @@ class ConvertOptions:
     output: str = option("", "the new GGUF file; must not exist", metavar="FILE")
     type: str = option(
         "F16",
-        "encoding of the matrices; I2_S, TQ1_0, TQ2_0 and IQ2_BN are for models of ternary weights",
+        "encoding of the matrices; I2_S and those after it are for one-bit and ternary models",
         choices=ENCODINGS,
     )
     tokenizer: str = option(

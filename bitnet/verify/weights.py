@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.errors import BitnetError
-from bitnet.quants.registry import dequantize, quantize, unpack_ternary
+from bitnet.quants.registry import dequantize, unpack_ternary
+from bitnet.quants.scaled_blocks import SCALED_BLOCKS
+from bitnet.quants.ternary import Ternary
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -67,9 +69,7 @@ _SCALES: dict[str, tuple[_Scale, ...]] = {
     "Q8_K": (_Scale(0, "<f4", signed=True),),
     "IQ4_NL": (_Scale(0, signed=True),),
     "IQ4_XS": (_Scale(0, signed=True),),
-    "TQ1_0": (_Scale(52),),
-    "TQ2_0": (_Scale(64),),
-}
+} | {name: (_Scale(layout.scale_at),) for name, layout in SCALED_BLOCKS.items()}
 _FLOATS = {"F16": ("<u2", 0x7C00), "BF16": ("<u2", 0x7F80), "F32": ("<u4", 0x7F800000)}
 _ALL_ZERO_CODES = 0x55  # a byte of four I2_S codes for 0
 
@@ -101,7 +101,7 @@ def code_anomalies(counts: TernaryCounts) -> list[Anomaly]:
     if counts.invalid:
         text = f"{name}: {counts.invalid:,} of {total:,} codes mean nothing"
         return [Anomaly(fatal=True, text=text)]
-    used = counts.minus + counts.plus
+    used = counts.minus + counts.plus + counts.double
     if not used:
         return [Anomaly(fatal=True, text=f"{name}: all {total:,} weights are zero")]
     share = f"-1: {counts.minus:,}, 0: {counts.zero:,}, +1: {counts.plus:,}"
@@ -134,9 +134,12 @@ def _block_anomalies(weight: Weight) -> list[Anomaly]:
         present = nonzero if not present.size else present | nonzero
     if any(anomaly.fatal for anomaly in found):
         return found
-    if weight.quant.name.startswith("TQ"):  # one scale for the whole tensor, so codes decide
-        zeros = quantize(weight.name, np.zeros((1, 256), np.float32), weight.quant).data
-        codes = slice(_SCALES[weight.quant.name][0].offset)
+    layout = SCALED_BLOCKS.get(weight.quant.name)
+    if layout is not None:  # a scale may be that of the whole tensor, so codes decide
+        zero = np.zeros((1, layout.weights), dtype=np.int8)
+        zeros = layout.pack(Ternary(zero, np.zeros((1, 1), dtype=np.float32)))
+        codes = np.ones(layout.size, dtype=bool)
+        codes[layout.scale_at : layout.scale_at + 2] = False
         present &= (blocks[:, codes] != zeros[codes]).any(axis=1)
     return found + _zero_rows(weight, present.reshape(*weight.shape[:-1], -1).any(axis=-1))
 

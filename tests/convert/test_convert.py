@@ -26,16 +26,16 @@ from bitnet.models.load import load_model
 from bitnet.quants import registry, types
 from bitnet.quants.i2_s import pack_i2_s
 from bitnet.quants.iq_bn import pack_iq2_bn
+from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary
-from bitnet.quants.tq import pack_tq1_0, pack_tq2_0
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.language_model import load
 
 IDS = [5, 9, 33, 2, 61, 17, 8, 40]
 PACKERS = {
     "I2_S": pack_i2_s,
-    "TQ1_0": pack_tq1_0,
-    "TQ2_0": pack_tq2_0,
+    "TQ1_0": SCALED_BLOCKS["TQ1_0"].pack,
+    "TQ2_0": SCALED_BLOCKS["TQ2_0"].pack,
     "IQ2_BN": pack_iq2_bn,
 }
 FILE_TYPES = {"I2_S": 40, "TQ1_0": 36, "TQ2_0": 37, "IQ2_BN": 137}

@@ -15,8 +15,8 @@ from bitnet.quants.registry import (
     rounds_activations,
     without_rounding,
 )
+from bitnet.quants.scaled_blocks import SCALED_BLOCKS
 from bitnet.quants.ternary import Ternary
-from bitnet.quants.tq import pack_tq1_0, pack_tq2_0
 from bitnet.quants.weight import Weight
 
 VALUES = np.random.default_rng(0).standard_normal((4, 512)).astype(np.float32)
@@ -101,7 +101,7 @@ def test_without_rounding_keeps_every_number(encoding):
     rng = np.random.default_rng(5)
     scales = rng.choice([0.0, 6e-8, 1e-3, 1.0, 65504.0], (6, 2)).astype(np.float32)
     ternary = Ternary(rng.integers(-1, 2, (6, 512)).astype(np.int8), scales)
-    data = {"TQ1_0": pack_tq1_0, "TQ2_0": pack_tq2_0}[encoding](ternary)
+    data = SCALED_BLOCKS[encoding].pack(ternary)
     weight = Weight("w", (6, 512), types.by_name(encoding), data, 3.0, rounds_input=False)
     blocks = without_rounding(weight)
     assert blocks.quant.name == "Q4_0"

@@ -1,0 +1,87 @@
+"""Random Qwen3 models of transformers whose matrices are ternary or of one bit in blocks of 128.
+
+As PrismML's ``-unpacked`` folders have them: ordinary float16 weights, values -d, 0 and d.
+"""
+
+import copy
+import json
+
+import numpy as np
+from hf_models import random_model, torch
+from safetensors.numpy import load_file, save_file
+
+SHAPE = {
+    "vocab_size": 160,
+    "hidden_size": 256,
+    "intermediate_size": 384,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": False,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "rope_theta": 1e6,
+    "original_max_position_embeddings": 32,
+}
+TOKENS = np.random.default_rng(7).integers(3, 160, 40).tolist()
+VALUES = {1: (-1, 1), 2: (-1, 0, 1), 4: (-1, 0, 1, 2)}
+
+
+def low_bit(values, levels, rng):
+    """*values* with a scale per 128 columns and one of so many levels for every weight."""
+    rows, columns = values.shape
+    size = np.abs(values).reshape(rows, columns // 128, 128).mean(axis=2, keepdims=True)
+    scales = size.astype(np.float16).astype(np.float32)
+    codes = rng.choice(VALUES[levels], (rows, columns // 128, 128))
+    codes[:, :, 0] = 1  # every block shows its scale
+    return (codes * scales).reshape(rows, columns).astype(np.float32)
+
+
+def unpacked_model(folder, *, levels=2, rope=YARN, **options):
+    """A random model, saved as float16 into *folder*, and itself as a module of transformers."""
+    model = random_model("Qwen3", SHAPE | {"rope_parameters": rope} | options)
+    rng = np.random.default_rng(5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(torch.from_numpy(low_bit(parameter.numpy(), levels, rng)))
+            else:
+                parameter.copy_(parameter.half().float())
+    halves = copy.deepcopy(model).half()  # which rounds the rope frequencies as well
+    halves.save_pretrained(folder, safe_serialization=True)
+    return model
+
+
+def as_mlx(folder, bits):
+    """Pack the matrices of *folder*, of 1 or 2 bits, as MLX does: codes, scales and biases."""
+    path = folder / "model.safetensors"
+    packed = {}
+    for name, values in load_file(path).items():
+        if values.ndim != 2:
+            packed[name] = values
+            continue
+        rows, columns = values.shape
+        groups = values.astype(np.float32).reshape(rows, -1, 128)
+        size = np.abs(groups).max(axis=2, keepdims=True)
+        codes = np.rint(groups / size).astype(np.int64)
+        codes = (codes + 1) // 2 if bits == 1 else codes + 1
+        per_word = 32 // bits
+        words = codes.reshape(rows, columns // per_word, per_word) << bits * np.arange(per_word)
+        stem = name.removesuffix(".weight")
+        packed[name] = words.sum(axis=2).astype(np.uint32)
+        packed[f"{stem}.scales"] = ((2 if bits == 1 else 1) * size[..., 0]).astype(np.float16)
+        packed[f"{stem}.biases"] = (-size[..., 0]).astype(np.float16)
+    save_file(packed, path)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization"] = config["quantization_config"] = {"group_size": 128, "bits": bits}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+__all__ = ["TOKENS", "YARN", "as_mlx", "low_bit", "unpacked_model"]

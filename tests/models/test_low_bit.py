@@ -1,0 +1,126 @@
+"""Qwen3 in Q1_0, Q2_0, PQ2_0 and PTQ1_0, from folders and files, against transformers."""
+
+import numpy as np
+import pytest
+from hf_models import MAX_RELATIVE_DIFFERENCE, torch
+from low_bit_models import TOKENS, as_mlx, unpacked_model
+
+from bitnet.convert import ConversionRequest, convert
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.formats.containers import open_checkpoint
+from bitnet.kernels.reference import ReferenceOps
+from bitnet.models.load import load_model
+from bitnet.runtime.kv_cache import KVCache
+
+LEVELS = {"Q1_0": 1, "Q2_0": 2, "PQ2_0": 2, "PTQ1_0": 2}
+
+
+def reference_logits(path, dtype=np.float32):
+    model = load_model(open_checkpoint(path), ops=ReferenceOps(dtype=dtype))
+    return model.forward(TOKENS, KVCache(model.config, 64, dtype=dtype), all_positions=True)
+
+
+def transformers_logits(model):
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS]), use_cache=False).logits[0].numpy()
+
+
+def encodings(path):
+    return {w.quant.name for w in open_checkpoint(path).weights.values() if len(w.shape) == 2}
+
+
+@pytest.mark.parametrize("encoding", LEVELS)
+def test_an_unpacked_qwen3_is_repacked_without_loss(tmp_path, encoding):
+    model = unpacked_model(tmp_path / "model", levels=LEVELS[encoding])
+    output = tmp_path / "model.gguf"
+    done = convert(tmp_path / "model", output, ConversionRequest(encoding, no_tokenizer=True))
+    assert done.exact
+    assert encodings(output) == {encoding}  # embedding and head, too
+    found, expected = reference_logits(output), transformers_logits(model)
+    assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)
+
+
+def test_every_encoding_of_a_model_decodes_to_the_same_numbers(tmp_path):
+    unpacked_model(tmp_path / "model")
+    source, found = tmp_path / "model", {}
+    for encoding in ("PQ2_0", "PTQ1_0", "Q2_0", "F16"):
+        output = tmp_path / f"{encoding}.gguf"
+        assert convert(source, output, ConversionRequest(encoding, no_tokenizer=True)).exact
+        found[encoding] = reference_logits(output)
+        source = output  # each from the one before: blocks are split, and joined again
+    again = tmp_path / "again.gguf"
+    request = ConversionRequest("PTQ1_0", no_tokenizer=True)
+    assert convert(tmp_path / "Q2_0.gguf", again, request).exact
+    found["again"] = reference_logits(again)
+    for logits in found.values():
+        np.testing.assert_array_equal(logits, found["PQ2_0"])
+
+
+def test_the_fourth_level_fits_two_bits_only(tmp_path):
+    model = unpacked_model(tmp_path / "model", levels=4)
+    output = tmp_path / "model.gguf"
+    request = ConversionRequest("PQ2_0", no_tokenizer=True)
+    assert convert(tmp_path / "model", output, request).exact
+    found, expected = reference_logits(output), transformers_logits(model)
+    assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)
+    for encoding in ("PTQ1_0", "Q1_0"):
+        with pytest.raises(Unsupported, match="has no code for"):
+            convert(output, tmp_path / "no.gguf", ConversionRequest(encoding, no_tokenizer=True))
+
+
+@pytest.mark.parametrize("encoding", LEVELS)
+def test_weights_that_are_not_low_bit_are_refused(tmp_path, encoding):
+    unpacked_model(tmp_path / "model", levels=1 if encoding == "Q1_0" else 2)
+    folder = tmp_path / "model"
+    from safetensors.numpy import load_file, save_file
+
+    tensors = load_file(folder / "model.safetensors")
+    matrix = tensors["model.layers.1.mlp.down_proj.weight"]
+    matrix[3, 200] *= 1.5
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(Unsupported, match=r"blk\.1\.ffn_down\.weight .* is not ternary"):
+        convert(folder, tmp_path / "no.gguf", ConversionRequest(encoding, no_tokenizer=True))
+    assert not (tmp_path / "no.gguf").exists()
+
+
+# --- MLX ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("bits", "encoding"), [(1, "Q1_0"), (2, "PQ2_0")])
+def test_mlx_folders_are_read_and_repacked_without_loss(tmp_path, bits, encoding):
+    model = unpacked_model(tmp_path / "model", levels=bits)
+    as_mlx(tmp_path / "model", bits)
+    assert encodings(tmp_path / "model") == {encoding}
+    output = tmp_path / "model.gguf"
+    request = ConversionRequest(encoding, no_tokenizer=True)
+    assert convert(tmp_path / "model", output, request).exact
+    expected = transformers_logits(model)
+    found = reference_logits(output)
+    np.testing.assert_array_equal(reference_logits(tmp_path / "model"), found)
+    assert np.abs(found - expected).max() < MAX_RELATIVE_DIFFERENCE * np.ptp(expected)
+
+
+@pytest.mark.parametrize("damage", ["bias", "group_size", "bits", "missing", "shape"])
+def test_other_mlx_packings_are_refused(tmp_path, damage):
+    import json
+
+    from safetensors.numpy import load_file, save_file
+
+    folder = tmp_path / "model"
+    unpacked_model(folder)
+    as_mlx(folder, 2)
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    stem = "model.layers.0.mlp.up_proj"
+    if damage == "bias":
+        tensors[f"{stem}.biases"][1, 1] *= 2
+    elif damage == "missing":
+        del tensors[f"{stem}.scales"]
+    elif damage == "shape":
+        tensors[f"{stem}.scales"] = tensors[f"{stem}.scales"][:, :1].copy()
+    else:
+        config["quantization"][damage] = {"group_size": 64, "bits": 4}[damage]
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises((InvalidFormat, Unsupported), match=r"quantization|up_proj"):
+        open_checkpoint(folder)
