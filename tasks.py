@@ -8,9 +8,9 @@ from pathlib import Path
 
 sys.dont_write_bytecode = False  # Invoke switches it off; without caches every start is slow
 
-from bitnet import cli, tasks  # noqa: E402
+from bitnet.commands import load, program  # noqa: E402
+from bitnet.commands.declare import task  # noqa: E402
 from bitnet.errors import UsageError  # noqa: E402
-from bitnet.tasks.declare import task  # noqa: E402
 
 ROOT = Path(__file__).parent
 
@@ -51,10 +51,10 @@ def check(c, since="origin/main"):
 def _tests_beside(changed):
     """The tests of the files *changed*: of their package or module, and of the house's rules."""
     found = {
-        "tests/test_cli.py",
+        "tests/commands/test_program.py",
         "tests/test_english.py",
         "tests/test_imports.py",
-        "tests/tasks/test_hints.py",
+        "tests/commands/test_hints.py",
     }
     for path in map(Path, changed):
         if path.parts[0] == "bitnet":
@@ -228,12 +228,12 @@ def test_data(c, into="test-data"):
     c.run(f"{sys.executable} tests/fetch_test_data.py --into {shlex.quote(into)}", pty=False)
 
 
-namespace = tasks.load()
+namespace = load()
 for developer_task in (
     check, test, lint, types, native, sanitize, race, fuzz, same_bits, neon, docs, screenshots,
     test_data,
 ):  # fmt: skip
     namespace.add_task(developer_task)
 
-if cli.started_by_invoke():
-    cli.main(namespace, binary="inv")
+if program.started_by_invoke():
+    program.main(namespace, binary="inv")

@@ -8,9 +8,9 @@ from bitnet.errors import Interrupted
 def main() -> None:
     """Run the command line and exit; the console script."""
     try:
-        from bitnet import cli
+        from bitnet.commands import program
 
-        cli.main()
+        program.main()
     except KeyboardInterrupt:  # before there is a command to report it
         sys.stderr.write("Error: interrupted\n")
         raise SystemExit(Interrupted.exit_code) from None

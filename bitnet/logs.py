@@ -30,7 +30,7 @@ _AREAS = {
     "bitnet_tokenizers": ("bitnet.tokenizer", "bitnet.hub"),
     "bitnet_tokenizers::download": ("bitnet.hub",),
     "bitnet_tokenizers::discovery": ("bitnet.tokenizer.discover",),
-    "bitnet_cli": ("bitnet.tasks", "bitnet.cli"),
+    "bitnet_cli": ("bitnet.commands",),
     "bitnet_inference": ("bitnet.runtime",),
     "bitnet_models": ("bitnet.models", "bitnet.formats"),
     "bitnet_kernels": ("bitnet.kernels",),

@@ -1,7 +1,7 @@
 """Fields of frozen dataclasses that are command-line options.
 
-Each layer declares its part of the command line; :mod:`bitnet.tasks.declare` turns the fields into
-options.
+Each layer declares its part of the command line; :mod:`bitnet.commands.declare` makes options of
+the fields.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def option(
     hidden: bool = False,
     bounds: tuple[float, float | None] | None = None,
 ) -> Any:
-    """A dataclass field that is a command-line option; read by :mod:`bitnet.tasks.declare`.
+    """A dataclass field that is a command-line option; read by :mod:`bitnet.commands.declare`.
 
     Args:
         default: value when the option is not given; its type is the option's type.

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet import settings
+from bitnet.commands import load
+from bitnet.commands.declare import GROUPS, Option, Task
+from bitnet.commands.usage import summary
 from bitnet.errors import EXIT_CODES
 from bitnet.families import config_json, gguf_keys, rope_keys
 from bitnet.families.family import Family, families
-from bitnet.tasks import load
-from bitnet.tasks.declare import GROUPS, Option, Task
-from bitnet.usage import summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FOLDER = Path(__file__).parent / "reference"
 # Examples that are not run as blocks of the page, and what runs them.
 NOT_RUN = {
-    "ci-lint": "the linters come from a package index; tests/tasks/test_ci_tasks.py has them",
+    "ci-lint": "the linters come from a package index; tests/commands/test_ci_tasks.py has them",
     "serve": "it serves until it is stopped; tests/server/test_serve_task.py stops it",
 }
 NOTICE = "<!-- Written by `inv docs` from the code; edit the code instead. -->"

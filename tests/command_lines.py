@@ -5,7 +5,7 @@ import shlex
 
 from invoke.exceptions import Exit
 
-from bitnet.cli import Program
+from bitnet.commands.program import Program
 
 
 def understood(words, namespace, binary="bitnet"):

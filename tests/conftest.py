@@ -102,8 +102,8 @@ class Finished:
 @pytest.fixture
 def bitnet(capsys):
     """Run a command line in this process: ``bitnet("exit-codes", "--json")``."""
-    from bitnet.cli import Program
-    from bitnet.tasks import load
+    from bitnet.commands import load
+    from bitnet.commands.program import Program
 
     def run(*words):
         capsys.readouterr()

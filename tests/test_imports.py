@@ -51,10 +51,8 @@ LAYERS = [
         "doctor",
         "inspect_gguf",
     ],
-    ["tasks"],
+    ["commands"],
     ["adapters"],
-    ["usage", "positional"],
-    ["cli"],
     ["__main__"],
 ]
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -121,7 +119,7 @@ def test_a_module_imports_only_from_layers_below(path):
 def test_only_tasks_call_the_hub(path):
     users = [name for _, name in _imports(path) if name.startswith("bitnet.hub")]
     # The same commands as Python objects are in `provision`, out of inference's reach.
-    assert not users or _area(path) in ("hub", "tasks", "provision", "adapters")
+    assert not users or _area(path) in ("hub", "commands", "provision", "adapters")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -147,7 +145,7 @@ def test_only_tasks_and_the_program_print_or_exit(path):
             or (isinstance(node.func, ast.Attribute) and ast.unparse(node.func) == "sys.exit")
         )
     ]
-    assert not prints or _area(path) in ("tasks", "cli", "progress", "terminal")
+    assert not prints or _area(path) in ("commands", "progress", "terminal")
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.name)
@@ -170,7 +168,7 @@ def test_no_file_is_longer_than_500_lines():
 
 def test_listing_commands_loads_nothing_heavy():
     code = (
-        "import sys; from bitnet.tasks import load; load();"
+        "import sys; from bitnet.commands import load; load();"
         "print([m for m in ('numpy', 'tokenizers', 'requests', 'gguf', 'tqdm', 'jinja2')"
         " if m in sys.modules])"
     )

@@ -18,7 +18,7 @@ def _levels_as_before():
             log.setLevel(before.get(name, logging.NOTSET))
 
 
-def say(name="bitnet.tasks"):
+def say(name="bitnet.commands"):
     """One message of each level; what of it arrives is the test."""
     logger = logging.getLogger(name)
     for level in ("debug", "info", "warning", "error"):

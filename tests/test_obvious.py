@@ -3,7 +3,7 @@
 import pytest
 
 from bitnet import settings
-from bitnet.tasks import load
+from bitnet.commands import load
 
 
 def error(done):

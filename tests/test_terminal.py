@@ -110,8 +110,8 @@ WORDS = [
 ]
 ONE_PROCESS = """
 import json, os, sys
-from bitnet.cli import Program
-from bitnet.tasks import load
+from bitnet.commands.program import Program
+from bitnet.commands import load
 
 codes = []
 for words in json.loads(sys.argv[1]):

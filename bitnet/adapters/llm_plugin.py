@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import llm
 
+from bitnet.commands.context import Context
 from bitnet.errors import BitnetError
 from bitnet.options import CacheOptions
-from bitnet.tasks.context import Context
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -1,1 +1,1 @@
-"""Outgoing connections: no other code opens any, and only :mod:`bitnet.tasks` calls it."""
+"""Outgoing connections: no other code opens any, and only :mod:`bitnet.commands` calls it."""

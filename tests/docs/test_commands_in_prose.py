@@ -31,7 +31,7 @@ FOUND = list(_found())
 
 def _namespace(program):
     """The commands of *program*; ``inv`` in a checkout has those of developers as well."""
-    from bitnet.tasks import load
+    from bitnet.commands import load
 
     if program == "bitnet":
         return load()

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bitnet import settings
+from bitnet.commands import load
 from bitnet.errors import EXIT_CODES
-from bitnet.tasks import load
 
 SCRIPT = Path(__file__).parents[2] / "docs/generate.py"
 

@@ -90,7 +90,7 @@ def test_the_jobs_and_the_needs_are_found():
     assert len(RUNS) >= 8
     assert len(MODULES) >= 20
     assert {"torch", "transformers"} <= MODULES["models/test_transformers_parity.py"]
-    assert WITH_PROGRAMS["tasks/test_completion.py"] == {"fish", "zsh"}
+    assert WITH_PROGRAMS["commands/test_completion.py"] == {"fish", "zsh"}
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bitnet.commands import load
 from bitnet.hub.named import names
-from bitnet.tasks import load
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (".", "cache", "training", "bitnet/shipped", "benchmarks/results")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bitnet.tasks import load
+from bitnet.commands import load
 
 ROOT = Path(__file__).parents[2]
 PICTURES = {

@@ -21,7 +21,7 @@ def test_importing_everything_that_may_connect_creates_no_socket():
 
 
 def test_an_offline_command_creates_no_socket_from_its_very_start(tmp_path):
-    program = BOMB + "from bitnet.cli import main; main()"
+    program = BOMB + "from bitnet.commands.program import main; main()"
     command = [sys.executable, "-c", program, "tokenizer", "--offline", "--cache-dir", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 23

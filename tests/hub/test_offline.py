@@ -20,8 +20,8 @@ sys.path.insert(0, sys.argv[1])
 from bitnet.hub import package_index
 from tiny_packages import TINY
 package_index.PACKAGED["tiny"] = TINY
-from bitnet.cli import Program
-from bitnet.tasks import load
+from bitnet.commands.program import Program
+from bitnet.commands import load
 OWN = "socket.gethostname"  # what this machine is called, for the record of a lock
 sys.addaudithook(
     lambda event, args: seen.append(event) if event.startswith(EVENTS) and event != OWN else None

@@ -179,7 +179,7 @@ def written(folder):
 
 FETCH = """
 import sys
-from bitnet.cli import main
+from bitnet.commands.program import main
 sys.argv = ["bitnet", "download-model", "--id", "org/whole"]
 main()
 """

@@ -1,0 +1,318 @@
+"""Commands that work through a file, or measure: ``batch``, ``embed`` and ``bench``."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from invoke.exceptions import Exit
+
+from bitnet.batch.options import BatchOptions
+from bitnet.commands.context import Context
+from bitnet.commands.declare import task
+from bitnet.commands.running import load_again, model_path, open_model, read_text, say, write_json
+from bitnet.errors import RowsFailed, UsageError
+from bitnet.options import option
+from bitnet.runtime.options import ModelOptions, VectorOptions
+from bitnet.tables import LiveLine, show
+from bitnet.terminal import as_json
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+SHOWN = 20  # failed rows
+
+
+@task(
+    group="Run",
+    example='echo \'{"prompt": "Why is the sky blue?"}\' > prompts.jsonl\n'
+    "bitnet batch smollm2-135m --input prompts.jsonl --output answers.jsonl",
+    required=("input", "output"),
+)
+def batch(
+    c,
+    options=BatchOptions(),
+    model=ModelOptions(),
+    common=Context(),
+):
+    """Answer the prompts of a file into another file.
+
+    A killed run goes on where it was.
+    """
+    from bitnet import locks
+    from bitnet.batch.files import BatchFiles
+
+    target = Path(options.output)
+    _check(target, options, model)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    whole = target.resolve()  # two names of one file have one lock
+    lock = whole.with_name(f"{whole.name}.lock")
+    hint = "wait for that run to end, or choose another --output"
+    with (
+        locks.hold(lock, timeout_s=0, what=options.output, hint=hint, leave=False),
+        BatchFiles(Path(options.input), target, retry_errors=options.retry_errors) as files,
+    ):
+        if files.done:
+            say(f"{files.done} of {files.total} rows are answered already")
+        ignored = _answer(files, options, model, common)
+    counts = {"rows": files.total, "answered_before": files.done, "failed": files.failed}
+    ignoring = {"ignored_keys": list(ignored)} if ignored else {}
+    said = f"{files.total} rows answered, {files.done} of them before, {files.failed} failed"
+    failing = {"errors": files.errors} if files.failed else {}
+    print(as_json(counts | ignoring | failing) if common.output.json else said)
+    if files.failed and common.output.json:
+        raise Exit(code=RowsFailed.exit_code)
+    if files.failed:
+        raise _failure(files)
+
+
+def _failure(files):
+    """Number of failed rows, and the errors of the first of them."""
+    for row_id, error in list(files.errors.items())[:SHOWN]:
+        say(f"row {row_id!r}: {error}")
+    names = ", ".join(repr(row_id) for row_id in list(files.errors)[:SHOWN])
+    more = f" and {files.failed - SHOWN} more" if files.failed > SHOWN else ""
+    return RowsFailed(
+        f"{files.failed} of {files.total} rows failed: {names}{more}",
+        hint="--retry-errors answers them again",
+    )
+
+
+def _check(target, options, model):
+    """Refuse what could only fail, or would be left out, before anything is opened."""
+    if target.is_dir():
+        raise UsageError(
+            f"--output {options.output} is a folder", hint="name a file in it for the answers"
+        )
+    if options.engine == "ray":
+        for given in fields(model):
+            known = given.name in ("model", "threads", "features", "no_default_features")
+            if not known and getattr(model, given.name) != getattr(ModelOptions(), given.name):
+                flag = given.name.replace("_", "-")
+                raise UsageError(
+                    f"--{flag} is not known to the processes of --engine ray",
+                    hint=f"leave --{flag} out: they load the model as it is",
+                )
+
+
+def _answer(files, options, model, common):
+    """Answer the rows that are left; gives back the keys of the model that were ignored."""
+    from bitnet.batch.run import answers, in_order
+
+    rows = list(files.left())
+    if not rows:
+        return ()
+    if options.engine == "ray":
+        from bitnet.batch.ray_engine import ray_answers
+
+        path = model_path(model, common)
+        found = ray_answers(rows, path, options, threads=model.threads)
+        for row, facts in in_order(rows, found) if options.ordered else found:
+            files.write(row, facts)
+        return ()
+    limits = {"max_tokens": options.max_tokens, "max_batch": options.max_batch}
+    with open_model(model, common) as running:
+        found = answers(rows, running, **limits)
+        for row, facts in in_order(rows, found) if options.ordered else found:
+            files.write(row, facts)
+        return running.ignored_keys
+
+
+_FORMS = (".npy", ".jsonl")
+
+
+@task(
+    group="Run",
+    example="echo 'Why is the sky blue?' > texts.txt\n"
+    "bitnet embed smollm2-135m --input texts.txt --dimensions 8",
+)
+def embed(c, options=VectorOptions(), model=ModelOptions(), common=Context()):
+    """Embed texts as vectors.
+
+    They are pooled as the model says, and behind its prompt where it has one; a model that says
+    nothing gives the mean of its last hidden states.
+    """
+    from bitnet.files import write_bytes
+    from bitnet.runtime.vectors import check_vectors, rounded
+
+    target = Path(options.output) if options.output else None
+    if target and (target.is_dir() or target.suffix.lower() not in _FORMS):
+        raise UsageError(
+            f"--output {options.output}: expected the name of a .npy or .jsonl file",
+            hint="--output vectors.npy",
+        )
+    texts = _texts(options.input)
+    with open_model(replace(model, exact_head="off"), common) as running:
+        dimensions = options.dimensions
+        check_vectors(running.config.dim, dimensions, options.precision)
+        started = time.perf_counter()
+        found = running.embed(
+            texts,
+            prompt_name=options.prompt_name or None,
+            normalize=options.normalize,
+            dimensions=dimensions,
+        )
+        vectors = rounded(found, options.precision)
+        said = f"{len(texts):,} vectors of {found.shape[1]:,} numbers"
+        say(f"{said} in {time.perf_counter() - started:.2f} s | {running.backend}")
+        pooling = running.config.pooling.replace("none", "mean")
+    facts = {
+        "vectors": len(texts),
+        "dimensions": found.shape[1],
+        "precision": options.precision,
+        "pooling": pooling,
+    }
+    if target is None and not common.output.json:
+        print(_lines(vectors), end="", flush=True)
+        return
+    if target is None:
+        write_json(facts | {"embeddings": vectors.tolist()})
+        return
+    is_array = target.suffix.lower() == ".npy"
+    write_bytes(target, _npy(vectors) if is_array else _lines(vectors).encode())
+    if common.output.json:
+        write_json(facts | {"output": str(target)})
+    else:
+        print(target)
+
+
+def _texts(name: str) -> list[str]:
+    """The texts in the file *name*, one for each line.
+
+    Raises:
+        UsageError: there are none, or a line of a ``.jsonl`` file is not a text.
+    """
+    if name == "-" and sys.stdin.isatty():
+        raise UsageError(
+            "there are no texts: nothing is piped in", hint="bitnet embed --input texts.txt"
+        )
+    whole = read_text(name)
+    if not whole:
+        raise UsageError("there are no texts", hint="put one on each line")
+    lines = [line.removesuffix("\r") for line in whole.split("\n")]
+    if not name.lower().endswith(".jsonl"):
+        return lines
+    return [_text(line, f"{name}, line {number}") for number, line in enumerate(lines, 1)]
+
+
+def _text(line: str, place: str) -> str:
+    try:
+        said: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{place}: no JSON: {error}") from None
+    text = said.get("text") if isinstance(said, dict) else said
+    if not isinstance(text, str):
+        raise UsageError(f'{place}: expected a JSON text, or {{"text": "..."}}')
+    return text
+
+
+def _lines(vectors: NDArray[Any]) -> str:
+    rows = enumerate(vectors.tolist())
+    return "".join(f"{json.dumps({'index': at, 'embedding': row})}\n" for at, row in rows)
+
+
+def _npy(vectors: NDArray[Any]) -> bytes:
+    import numpy as np
+
+    whole = io.BytesIO()
+    np.save(whole, vectors)
+    return whole.getvalue()
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Measurements, and a report to compare with."""
+
+    tests: str = option(
+        "pp128,pp512,tg128",
+        "ppN runs a prompt of N tokens, tgN generates N tokens; ppN@D and tgN@D behind D others",
+        metavar="LIST",
+    )
+    thread_counts: str = option(
+        "", "numbers of threads to measure with; default: 1 and --threads", metavar="LIST"
+    )
+    repetitions: int = option(5, "times each test is measured, after one that does not count")
+    against: str = option(
+        "",
+        "earlier output of --json; adds what became faster and slower",
+        formerly=("compare",),
+        metavar="FILE",
+    )
+    max_slowdown: float | None = option(
+        None, "with --against: fail when a test became slower by more percent", metavar="PERCENT"
+    )
+
+    def __post_init__(self) -> None:
+        """Check what a type cannot say.
+
+        Raises:
+            UsageError: a number is out of range, or options do not go together.
+        """
+        if self.max_slowdown is not None and not self.against:
+            raise UsageError("--max-slowdown needs --against", hint="add --against FILE")
+        if self.max_slowdown is not None and not 0 <= self.max_slowdown < 100:
+            raise UsageError(
+                f"--max-slowdown is {self.max_slowdown:g}, expected 0 to less than 100"
+            )
+
+
+@task(
+    group="Run",
+    example="bitnet bench smollm2-135m --tests pp128,tg32",
+)
+def bench(
+    c,
+    options=BenchOptions(),
+    model=ModelOptions(),
+    common=Context(),
+):
+    """Measure how fast a model loads, reads a prompt and writes.
+
+    The table, or the report with --json, goes to stdout. Other work on the machine falsifies it.
+    """
+    from bitnet.bench import BenchPlan, changes, measure, read_report, slowdown
+
+    plan = BenchPlan.of(
+        options.tests, options.thread_counts, options.repetitions, threads=model.threads
+    )
+    before = read_report(Path(options.against)) if options.against else None
+    running = open_model(model, common)
+    with LiveLine() as line:
+        found = measure(
+            running,
+            plan,
+            reload=lambda: load_again(running, model, common),
+            on_step=(lambda _text: None) if common.output.no_progress else line.tell,
+        )
+    compared = changes(before, found) if before else []
+    _show(found, before, compared, in_json=common.output.json)
+    limit = options.max_slowdown
+    problem = None if limit is None else slowdown(compared, at_most=limit)
+    if problem is not None and common.output.json:
+        raise Exit(problem.message, code=problem.exit_code)  # one document is on stdout already
+    if problem is not None:
+        raise problem
+
+
+def _show(found, before, compared, *, in_json):
+    from bitnet.bench.report import change_lines
+
+    if in_json:
+        told = {"changes": [vars(change) for change in compared]} if before else {}
+        print(as_json(found.facts() | told))
+        return
+    show(*found.lines())
+    if before is None:
+        return
+    for name, was, now in (
+        ("model", before.model["name"], found.model["name"]),
+        ("processor", before.machine.cpu, found.machine.cpu),
+        ("backend", before.machine.backend, found.machine.backend),
+    ):
+        if was != now:
+            say(f"Note: the earlier report is of another {name}: {was}")
+    show("", *change_lines(compared))

@@ -1,0 +1,363 @@
+"""Commands that check a model, this machine, or the program itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from invoke.exceptions import Exit
+
+from bitnet import settings, tables
+from bitnet.commands.context import Context
+from bitnet.commands.declare import Output, task
+from bitnet.invocation import word
+from bitnet.options import CacheOptions
+from bitnet.tables import show, table
+from bitnet.terminal import as_json
+
+
+@task(
+    group="Check",
+    example="bitnet verify smollm2-135m",
+    help={
+        "model": "GGUF file, folder with config.json, or name of a model; else BITNET_GGUF",
+        "tokenizer": "tokenizer file or folder to judge; else the one that would be used",
+        "pre": "pre-tokenizer name to use instead of what the GGUF file says",
+        "against": "what it must be: an attestation, an original, or a known model's name",
+        "sha256": "digest the file must have",
+        "ignore_key": "key of the model to treat as if it were not there; may be repeated",
+        "allow_mock": "a model without a tokenizer does not fail, and is reported as NOT CHECKED",
+    },
+    positional=["model"],
+    metavars={
+        "model": "PATH|NAME",
+        "tokenizer": "PATH",
+        "pre": "NAME",
+        "against": "FILE|NAME",
+        "sha256": "DIGEST",
+        "ignore_key": "KEY",
+    },
+)
+def verify(
+    c,
+    model="",
+    tokenizer="",
+    pre="",
+    against=None,
+    sha256=None,
+    ignore_key=[],  # noqa: B006
+    allow_mock=False,
+    cache=CacheOptions(),
+    output=Output(),
+):
+    """Check a model, its tokenizer and one pass of it.
+
+    One verdict for each check: file, identity, metadata, tensors, weights, family, tokenizer,
+    vocabulary, template, stop ids, one forward pass. Ends with exit code 15 when one failed; what
+    is not a model at all ends with the exit code that it has everywhere, 13 or 19. A model that
+    nothing identifies (no attestation, no digest, none that this version knows) is UNPINNED at
+    best.
+    """
+    from bitnet.errors import UsageError, VerificationFailed
+
+    path = model or settings.gguf()
+    if not path:
+        raise UsageError("verify needs MODEL", hint="bitnet verify PATH, or set BITNET_GGUF")
+    path = Context(cache=cache).model(path)
+    pin = _digest_given(sha256) if sha256 is not None else pin_of(path, cache.root)
+    report = examine(
+        path,
+        output,
+        tokenizer=tokenizer or None,
+        pre=pre or None,
+        allow_mock=allow_mock,
+        pin=pin,
+        against=_given(against) if against is not None else attestation_beside(path),
+        ignore_keys=ignore_key,
+    )
+    if output.json:
+        print(as_json(report))
+        raise Exit(code=0 if report["passed"] else VerificationFailed.exit_code)
+    failed = [check for check in report["findings"] if check["severity"] == "failed"]
+    if failed:
+        raise VerificationFailed(report["verdict"], hint=failed[0]["hint"])
+    tables.show(report["verdict"])
+
+
+def examine(path, output, *, show=True, **options):
+    """The checks of *path* as JSON values, printed as they are made unless --json was given."""
+    from bitnet.findings import render
+    from bitnet.verify import verify_model
+
+    checks = []
+    for check in verify_model(path, **options):
+        checks.append(check)
+        if show and not output.json:
+            tables.show(*render([check]))
+    return report_of(path, checks, ignored=options["ignore_keys"])
+
+
+def report_of(path, checks, ignored=()):
+    """Results of *checks* for the model at *path*, as JSON values."""
+    from bitnet.findings import passed
+    from bitnet.verify import verdict
+
+    said = {"ignored_keys": list(ignored)} if ignored else {}
+    return said | {
+        "model": str(path),
+        "passed": passed(checks),
+        "pinned": any(one.subject == "identity" and one.severity == "ok" for one in checks),
+        "not_checked": [check.subject for check in checks if check.severity == "skipped"],
+        "verdict": verdict(path, checks),
+        "findings": [check.facts() for check in checks],
+    }
+
+
+def _digest_given(sha256):
+    from bitnet.errors import UsageError
+    from bitnet.verify import Pin
+
+    if len(sha256) != 64 or set(sha256.lower()) - set("0123456789abcdef"):
+        raise UsageError("--sha256 expects 64 hexadecimal digits", hint="sha256sum FILE")
+    return Pin(sha256.lower(), "--sha256")
+
+
+def _given(against):
+    """The attestation that --against means; an empty one, as of an unset variable, is refused."""
+    from bitnet.errors import UsageError
+    from bitnet.verify.attest import attestation_of
+
+    if not against:
+        raise UsageError("--against names nothing", hint="name one: --against FILE")
+    return attestation_of(against)
+
+
+def attestation_beside(path):
+    """Attestation that a download wrote next to the model; ``None`` if nothing."""
+    from bitnet.verify.attestation import Attestation, beside
+
+    written = beside(path)
+    return Attestation.read(written) if written.is_file() else None
+
+
+def pin_of(path, cache):
+    """Digest of *path* according to the lock file or the cache."""
+    from bitnet.files import path_of
+    from bitnet.hub import lockfile
+    from bitnet.hub.origin import known_digests
+    from bitnet.verify import Pin
+
+    for entry in lockfile.read(Path(lockfile.NAME)):
+        if entry.path is not None and path_of(entry.path).absolute() == path.absolute():
+            return Pin(entry.sha256, lockfile.NAME)
+    if (digest := known_digests(cache).get(str(path.absolute()))) is not None:
+        return Pin(digest, "the cache's record")
+    return None
+
+
+@task(
+    group="Check",
+    example="bitnet health --model-dir models",
+    help={
+        "model_dir": "folder with models; looked through with everything below it",
+        "ignore_key": "key of the model to treat as if it were not there; may be repeated",
+        "allow_mock": "a model without a tokenizer does not fail, and is reported as NOT CHECKED",
+    },
+    metavars={"model_dir": "DIR", "ignore_key": "KEY"},
+)
+def health(
+    c,
+    model_dir="models",
+    ignore_key=[],  # noqa: B006
+    allow_mock=False,
+    cache=CacheOptions(),
+    output=Output(),
+):
+    """Verify every model in a folder: one line each.
+
+    Ends with exit code 15 when one failed; `inv verify` shows the checks of a single one.
+    """
+    from bitnet.errors import BitnetError, VerificationFailed
+    from bitnet.findings import Finding
+    from bitnet.tokenizer.needs import find_models
+
+    reports = []
+    for model in find_models(Path(model_dir)):
+        try:
+            report = examine(
+                model,
+                output,
+                show=False,
+                allow_mock=allow_mock,
+                pin=pin_of(model, cache.root),
+                against=attestation_beside(model),
+                ignore_keys=ignore_key,
+            )
+        except BitnetError as error:  # among models, what is not one is a failure like others
+            report = report_of(model, [Finding.of("file", error)])
+        reports.append(report)
+        if not output.json:
+            show(f"Validating: {model}: {_line(report)}")
+    failed = [report["model"] for report in reports if not report["passed"]]
+    if output.json:
+        print(as_json(reports))
+        raise Exit(code=VerificationFailed.exit_code if failed else 0)
+    if not failed:
+        show(_verdict(reports))
+        return
+    show(*(f"❌ Failed: {model}" for model in failed))
+    raise VerificationFailed(
+        f"❌ Health check failed: {', '.join(failed)}",
+        hint=f"bitnet verify {word(failed[0])}",
+    )
+
+
+def _verdict(reports):
+    """The last line: healthy, and of how many it is not known that they are the original."""
+    unchecked = [report["model"] for report in reports if report["not_checked"]]
+    if unchecked:
+        count = f"{len(unchecked)} of {len(reports)} models"
+        return f"NOT CHECKED: {count} ran without some check: {', '.join(unchecked)}"
+    unpinned = sum(not report["pinned"] for report in reports)
+    if not unpinned:
+        return "✅ All models healthy"
+    return (
+        f"✅ All models healthy; {unpinned} of {len(reports)} UNPINNED: nothing says these are "
+        "the original bytes"
+    )
+
+
+def _line(report):
+    """The first check that failed, else was not made, else is unusual, else that it is fine."""
+    for severity in ("failed", "skipped", "warning"):
+        found = [check for check in report["findings"] if check["severity"] == severity]
+        if found:
+            return f"{severity}: {found[0]['subject']}: {found[0]['text']}"
+    return "ok"
+
+
+@task(
+    group="Check",
+    example="bitnet attest smollm2-135m --output smollm2.json",
+    help={
+        "model": "GGUF file, folder with config.json, or name of a model; else BITNET_GGUF",
+        "output": "file to write; without it the attestation is printed",
+        "name": "what to call the model; else its file's name",
+        "tokenizer": "tokenizer file or folder for the trace; else the model's own",
+        "trace": "run both backends over a few tokens and record what they compute",
+    },
+    positional=["model"],
+    metavars={"model": "PATH|NAME", "output": "FILE", "name": "NAME", "tokenizer": "PATH"},
+)
+def attest(c, model="", output="", name="", tokenizer="", trace=True, show=Output()):
+    """Write down what a model is, by content.
+
+    A digest for each tensor, key, token list and template, and a few positions as both backends
+    compute them. Order, alignment and splitting do not change it; any other bit does. Compare with
+    `inv verify --against FILE`.
+    """
+    from bitnet.errors import TokenizerNotFound, UsageError
+    from bitnet.formats.containers import open_checkpoint
+    from bitnet.tokenizer.discover import resolve_tokenizer
+    from bitnet.verify import attest as attesting
+
+    path = model or settings.gguf()
+    if not path:
+        raise UsageError("attest needs MODEL", hint="bitnet attest PATH, or set BITNET_GGUF")
+    path = Context().model(path)
+    checkpoint = open_checkpoint(path)
+    try:
+        found = resolve_tokenizer(checkpoint, tokenizer or None) if trace else None
+    except TokenizerNotFound:
+        if tokenizer:
+            raise
+        found = None  # the first ids of the vocabulary are traced
+    attestation = attesting.attest(checkpoint, name=name, tokenizer=found, trace=trace)
+    if output:
+        attestation.write(Path(output))
+        facts = {"model": str(path), "output": output, "digest": attestation.digest}
+        print(as_json(facts) if show.json else f"{attestation.digest}  {output}")
+    else:
+        print(attestation.text(), end="")
+
+
+@task(
+    group="Check",
+    example="bitnet doctor",
+    positional=["area", "model"],
+    choices={"area": ("network",)},
+    help={
+        "area": "'network' also follows the way to the hub step by step",
+        "report": "print a block of Markdown for a bug report",
+        "model": "GGUF file, folder with config.json, or model name to describe; else BITNET_GGUF",
+    },
+    metavars={"model": "PATH|NAME"},
+    checks_settings=False,
+)
+def doctor(
+    c,
+    area="",
+    report=False,
+    model="",
+    common=Context(),
+):
+    """Say what is wrong here, and what to do about it.
+
+    Ends in one sentence. The exit code is that of the first thing that is wrong, 0 when nothing
+    is. Secrets are never shown.
+    """
+    from bitnet.doctor import examine, markdown, verdict
+
+    named = model or settings.gguf()
+    findings = examine(common.cache.root, common.model(named) if named else None)
+    if area:
+        from bitnet.hub.diagnose import diagnose
+
+        findings += diagnose(common.fetch)
+    if common.output.json:
+        facts = [finding.facts() for finding in findings]
+        print(as_json({"findings": facts, "verdict": verdict(findings)}))
+    else:
+        if report:
+            print(markdown(findings))
+        else:
+            show(*map(str, findings), verdict(findings))
+    wrong = next((finding for finding in findings if finding.failed), None)
+    if wrong is not None:
+        raise Exit(code=wrong.exit_code)
+
+
+@task(
+    group="Check",
+    example="bitnet exit-codes",
+)
+def exit_codes(c, output=Output()):
+    """Print what every exit code means."""
+    from bitnet.errors import EXIT_CODES
+
+    if output.json:
+        print(as_json(EXIT_CODES))
+        return
+    rows = [(str(code), meaning) for code, meaning in EXIT_CODES.items()]
+    print(*table(("code", "meaning"), rows, right=(0,), wrap=1), sep="\n")
+
+
+@task(
+    group="Check",
+    example="bitnet completion bash > bitnet.bash",
+    positional=["shell"],
+    choices={"shell": ("bash", "zsh", "fish")},
+    help={"shell": "for which shell: bash, zsh or fish"},
+)
+def completion(c, shell=None):
+    """Print what completes commands, options and values by tab.
+
+    A line for ~/.bashrc: `source <(bitnet completion bash)`; for ~/.zshrc, below compinit:
+    `source <(bitnet completion zsh)`. Fish reads ~/.config/fish/completions/bitnet.fish: write it
+    there. The script has the commands, options, encodings and sources of this version, and finds
+    the models in the cache and GGUF files itself: the tab key starts no program of ours.
+    """
+    from bitnet.commands import load
+    from bitnet.commands.shells import script
+    from bitnet.hub.named import names
+
+    print(script(shell, load(), names()), end="")

@@ -1,0 +1,202 @@
+"""Commands on model files: ``inspect-gguf``, ``convert`` and ``fix-gguf``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+from bitnet.commands.context import Context
+from bitnet.commands.declare import Output, task
+from bitnet.commands.running import say
+from bitnet.errors import UsageError
+from bitnet.options import option
+from bitnet.tables import show
+from bitnet.terminal import as_json
+
+
+@task(
+    group="Models",
+    example="bitnet inspect-gguf smollm2-135m",
+    positional=["model"],
+    formerly={"model": ("path",)},
+    metavars={"model": "PATH|NAME"},
+    help={
+        "model": "GGUF file, any part of a split model, or name of a model",
+        "full": "count every ternary weight; without it a sample of each tensor is read",
+    },
+)
+def inspect_gguf(c, model=None, full=False, output=Output()):
+    """Show what is inside a GGUF file, and what is odd about it."""
+    from bitnet.inspect_gguf import inspect_gguf
+
+    found = inspect_gguf(Context().model(model), full=full)
+    if output.json:
+        print(as_json(found.as_json()))
+        return
+    show(*found.lines())
+
+
+# Those of bitnet.convert, which takes too long to import for a list of commands.
+ENCODINGS = (
+    *("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
+    *("I2_S", "TQ1_0", "TQ2_0", "IQ2_BN", "Q1_0", "Q2_0", "PQ2_0", "PTQ1_0"),
+)
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """Source and destination of a conversion."""
+
+    model: str = option(
+        "",
+        "GGUF file, folder with safetensors, or name of a model",
+        metavar="PATH|NAME",
+        positional=True,
+    )
+    output: str = option("", "the new GGUF file; must not exist", metavar="FILE")
+    type: str = option(
+        "F16",
+        "encoding of the matrices; I2_S and those after it are for one-bit and ternary models",
+        choices=ENCODINGS,
+    )
+    tokenizer: str = option(
+        "", "tokenizer to embed, instead of the one of the model", metavar="PATH"
+    )
+    no_tokenizer: bool = option(False, "embed no tokenizer")
+    pre: str = option("", "pre-tokenizer name to write, where it cannot be told", metavar="NAME")
+    allow_lossy: bool = option(False, "convert also where weights or scales change by it")
+    i2_s_layout: str = option(
+        "x86", "processor that wrote the I2_S weights of the model", choices=("x86", "arm")
+    )
+    ignore_key: list[str] = option(
+        [],
+        "key of the model to treat as if it were not there; may be repeated; the new file does not "
+        "have it",
+        metavar="KEY",
+    )
+    cost: bool = option(
+        True, "run source and file on a text at the end, and say how far apart they are"
+    )
+
+
+@task(
+    group="Models",
+    example="bitnet convert smollm2-135m --output q8.gguf --type Q8_0 --allow-lossy",
+    required=["model", "output"],
+)
+def convert(c, options=ConvertOptions(), shown=Output()):
+    """Write a model as a GGUF file in another encoding.
+
+    What will be written, and which engines will compute it differently, is said before. Every
+    tensor of the new file is read back and compared with its source. What would lose something is
+    refused, except for rounding floats to F16, BF16, Q8_0 and below, which is what they are for.
+    """
+    from bitnet.convert import ConversionRequest, plan_conversion
+    from bitnet.formats.gguf_write import refuse_existing
+    from bitnet.progress import Progress
+
+    request = ConversionRequest(
+        options.type,
+        tokenizer=Path(options.tokenizer) if options.tokenizer else None,
+        no_tokenizer=options.no_tokenizer,
+        pre=options.pre or None,
+        allow_lossy=options.allow_lossy,
+        i2_s_layout=options.i2_s_layout,
+        ignore_keys=tuple(options.ignore_key),
+    )
+    output = Path(options.output)
+    refuse_existing(output)
+    plan = plan_conversion(Context().model(options.model), request)
+    if not shown.json:
+        say(f"{options.output}: " + "\n".join(plan.lines()))
+    if not shown.no_warnings:
+        say_all(f"Warning: {one.subject}: {one.text}" for one in plan.warnings)
+    with Progress("checking", mode=shown.progress) as progress:
+        plan.check(progress.reach)
+    with Progress(f"writing {options.output}", mode=shown.progress) as progress:
+        done = plan.write(output, progress.reach)
+    cost = _cost(plan, output) if options.cost else {"skipped": "--no-cost"}
+    if shown.json:
+        print(as_json(done.facts() | {"cost": cost if isinstance(cost, dict) else cost.facts()}))
+        return
+    say_all(done.lines())
+    say(f"cost: not measured: {cost['skipped']}" if isinstance(cost, dict) else cost.line())
+    print(options.output)
+
+
+def _cost(plan, output):
+    """Cost of the conversion, or why it is unknown; the file is complete either way."""
+    from bitnet.convert import measure
+    from bitnet.errors import BitnetError
+    from bitnet.tokenizer import load_tokenizer
+
+    try:
+        return measure(plan.checkpoint, output, load_tokenizer(output))
+    except BitnetError as error:
+        return {"skipped": error.message}
+
+
+def say_all(lines):
+    """Each of *lines* on stderr."""
+    for line in lines:
+        say(line)
+
+
+@dataclass(frozen=True)
+class Fix:
+    """Changes in the copy."""
+
+    output: str = option("", "the corrected copy; must not exist", metavar="FILE")
+    set_pre: str = option(
+        "", "name of the pre-tokenizer (tokenizer.ggml.pre), such as llama-bpe", metavar="NAME"
+    )
+    set: list[str] = option(
+        [],
+        "another value; KEY:TYPE=VALUE says the type of a new key; repeatable",
+        metavar="KEY=VALUE",
+    )
+
+    @property
+    def changes(self) -> list[str]:
+        """All changes in the form of :func:`bitnet.formats.gguf_write.parse_change`."""
+        from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
+
+        if not self.set_pre:
+            return list(self.set)
+        if self.set_pre not in PRE_TOKENIZERS:
+            near = get_close_matches(self.set_pre, PRE_TOKENIZERS, cutoff=0.4)
+            raise UsageError(
+                f"{self.set_pre!r} is not a known pre-tokenizer",
+                hint=(f"did you mean {' or '.join(near)}? " if near else "")
+                + f"any name can be set with --set tokenizer.ggml.pre:string={self.set_pre}",
+            )
+        return [f"tokenizer.ggml.pre:string={self.set_pre}", *self.set]
+
+
+@task(
+    group="Models",
+    example="bitnet fix-gguf smollm2-135m --set general.name=Mine --output fixed.gguf",
+    positional=["model"],
+    formerly={"model": ("path",)},
+    metavars={"model": "PATH|NAME"},
+    required=["output"],
+    help={"model": "GGUF file, or name of a model, to copy; it is not changed"},
+)
+def fix_gguf(c, model=None, fix=Fix(), shown=Output()):
+    """Write a copy of a GGUF file with corrected metadata."""
+    from pathlib import Path
+
+    from bitnet.formats.gguf_write import write_copy
+    from bitnet.progress import Progress
+
+    source = Context().model(model)
+    with Progress(f"writing {fix.output}", mode=shown.progress) as progress:
+        changes = write_copy(
+            source, Path(fix.output), changes=fix.changes, on_progress=progress.reach
+        )
+    if shown.json:
+        facts = [asdict(change) for change in changes]
+        print(as_json({"output": fix.output, "changes": facts}))
+        return
+    print(fix.output)

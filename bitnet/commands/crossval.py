@@ -1,0 +1,254 @@
+"""``crossval``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+from invoke.exceptions import Exit
+
+from bitnet import settings
+from bitnet.commands.context import Context
+from bitnet.commands.declare import task
+from bitnet.commands.running import load_model, open_file, open_tokenizer, read_text, say
+from bitnet.crossval.options import CrossvalOptions
+from bitnet.errors import ReferenceUnavailable, UsageError, VerificationFailed
+from bitnet.runtime.options import ModelOptions
+from bitnet.tables import LiveLine, of_markdown, show
+from bitnet.terminal import as_json
+
+logger = logging.getLogger(__name__)
+
+
+@task(
+    group="Check",
+    example="bitnet crossval smollm2-135m --against float64 --report-dir reports",
+)
+def crossval(
+    c,
+    requested=CrossvalOptions(),
+    model=ModelOptions(),
+    common=Context(),
+):
+    """Compare a model's logits and tokens with another engine.
+
+    The summary goes to stdout. Exit code 15: they differ, or the engine failed; 22: there is
+    nothing to compare with, or a check could not be made.
+    """
+    if requested.check:
+        _check(requested, model, common)
+        return
+    texts = _texts(requested.prompts)
+    _check_outputs(requested)
+    report = (_report_of_tokens if requested.tokenizer_only else _report)(
+        requested, texts, model, common
+    )
+    _show(report, requested, common.output)
+    _end(report.verdict, report.evidence.reference.state, requested, quiet=common.output.json)
+
+
+def _check_outputs(requested):
+    """Refuse a place that cannot be written to before minutes are spent on computing."""
+    from bitnet.files import check_writable
+
+    if requested.report_dir:
+        check_writable(Path(requested.report_dir))
+    if requested.record:
+        check_writable(Path(requested.record).parent)
+
+
+def _texts(file):
+    """The prompts in *file*, one a line; wrong ones are refused before a model is loaded."""
+    from bitnet.crossval.asking import PROMPTS
+
+    if not file:
+        return PROMPTS
+    texts = [line.rstrip("\r") for line in read_text(file).split("\n") if line.strip()]
+    if not texts:
+        raise UsageError(f"{file} has no prompt in it", hint="write one prompt a line")
+    return texts
+
+
+def _report(requested, texts, options, common):
+    from bitnet.crossval.report import Report
+    from bitnet.crossval.run import cross_validate, recordable
+    from bitnet.files import write_text
+
+    checkpoint = open_file(options, common)
+    reference = _reference(checkpoint, requested.against, requested.recording)
+    with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
+        outcome = cross_validate(
+            model,
+            checkpoint,
+            reference,
+            requested,
+            texts=texts,
+            cache=common.cache.root / "reports",
+            facts=_facts(checkpoint),
+            notify=notify,
+        )
+        if requested.record and outcome.theirs:
+            trace = recordable(outcome.theirs, model)
+            write_text(Path(requested.record), json.dumps(trace.as_json()) + "\n")
+    return Report.of(outcome.evidence)
+
+
+def _report_of_tokens(requested, texts, options, common):
+    from bitnet.crossval.report import Report
+    from bitnet.crossval.run import compare_tokens
+
+    _, tokenizer = open_tokenizer(options, common)
+    checkpoint = open_file(options, common)
+    reference = _reference(checkpoint, requested.against, requested.recording)
+    facts = _facts(checkpoint)
+    outcome = compare_tokens(tokenizer, checkpoint, reference, texts=texts, facts=facts)
+    return Report.of(outcome.evidence)
+
+
+def _reference(checkpoint, name, recording):
+    from bitnet.crossval.references import choose
+
+    return choose(name, checkpoint, recording=Path(recording) if recording else None)
+
+
+@contextmanager
+def _narrator(output):
+    """Says on stderr what is being done, with the seconds since the beginning."""
+    if output.progress in ("none", "json"):
+        yield logger.info
+        return
+    started = time.monotonic()
+    with LiveLine() as line:
+        yield lambda text: line.tell(f"[{time.monotonic() - started:5.1f} s] {text}")
+
+
+def _facts(checkpoint):
+    """Identity of the model: its bytes, its content, and its origin."""
+    from bitnet.crossval.evidence import TestedModel
+    from bitnet.crossval.run import model_digest
+    from bitnet.verify.attest import attest, recognise
+
+    sha256 = model_digest(checkpoint)
+    found = recognise(checkpoint)
+    same, problem = "", ""
+    if found is not None:
+        same, problem = ("", found.text) if found.differences else (found.name, "")
+    return TestedModel(
+        checkpoint.path.name,
+        sha256,
+        checkpoint.architecture,
+        _origin(checkpoint.path, sha256),
+        attestation=attest(checkpoint, trace=False).digest,
+        original=same,
+        problem=problem,
+        ignored_keys=tuple(sorted(checkpoint.ignored)),
+    )
+
+
+def _origin(path, sha256):
+    """Origin of the file: this or another package, a repository, or unknown."""
+    from bitnet.hub.origin import Origin
+    from bitnet.hub.package_index import PACKAGED
+    from bitnet.shipped import SHIPPED
+    from bitnet.store import Store
+
+    for own in SHIPPED.values():
+        if own.sha256 == sha256:
+            return f"{own.id}, part of bitnet"
+    for model in PACKAGED.values():
+        if model.sha256 == sha256:
+            return f"{model.id} from the Python package index"
+    known = [name for name in Store(settings.cache_dir()).names.of(sha256) if name.revision]
+    record = known[0] if known else Origin.read(path)
+    if record is None or not record.repo:
+        return "a file"
+    return f"{record.repo} {record.file} {record.commit or record.revision}"
+
+
+def _show(report, requested, output):
+    """The result on stdout, the report files, and the summary of the CI job."""
+    from bitnet.crossval.report_files import append_summary, write_report
+    from bitnet.crossval.report_text import as_markdown
+
+    if output.json:
+        print(as_json(report.as_json()))
+    else:
+        print(*of_markdown(as_markdown(report)), sep="\n")
+    if requested.report_dir:
+        for path in write_report(report, Path(requested.report_dir)):
+            logger.info("wrote %s", path)
+    summary = settings.step_summary()
+    if summary is not None:
+        append_summary(report, summary)
+
+
+def _end(verdict, state, requested, *, quiet):
+    """The exit code that *verdict* amounts to, with its reasons.
+
+    ``--allow-missing`` excuses an engine that is not installed, and nothing else.
+    """
+    if verdict.status == "passed":
+        return
+    reasons = "; ".join(verdict.reasons)
+    if verdict.status == "not run" and state == "missing" and requested.allow_missing:
+        say(f"crossval was not run: {reasons}")
+        say("NOT CHECKED: nothing was compared")
+        return
+    kind = VerificationFailed if verdict.status == "failed" else ReferenceUnavailable
+    if quiet:
+        raise Exit(code=kind.exit_code)
+    hint = "find where they part: --bisect; check the file: bitnet verify MODEL"
+    raise kind(f"crossval {verdict.status}: {reasons}", hint=verdict.hint or hint)
+
+
+def _check(requested, options, common):
+    """``--check``: the verdict of a report derived again."""
+    from bitnet.crossval.check import check_report
+    from bitnet.crossval.report import read_report
+    from bitnet.findings import render
+
+    report, claimed = read_report(Path(requested.check))
+    found = check_report(report, claimed)
+    if requested.replay:
+        found += _replayed(report, requested, options, common)
+    wrong = [one for one in found if one.severity == "failed"]
+    status, output = report.verdict.status, common.output
+    if output.json:
+        facts = {"file": requested.check, "holds": not wrong, "status": status}
+        print(as_json(facts | {"findings": [one.facts() for one in found]}))
+    else:
+        show(*render(found))
+        show(f"the report {'does not hold' if wrong else 'holds'}; its verdict is: {status}")
+    if wrong and output.json:
+        raise Exit(code=VerificationFailed.exit_code)
+    if wrong:
+        raise VerificationFailed(
+            f"{requested.check} does not hold: {'; '.join(one.text for one in wrong)}",
+            hint="compare again: bitnet crossval MODEL --report-dir DIR",
+        )
+    _end(report.verdict, report.evidence.reference.state, requested, quiet=output.json)
+
+
+def _replayed(report, requested, options, common):
+    """Some of the report's positions, computed again."""
+    from bitnet.crossval.check import replay
+    from bitnet.crossval.references import REFERENCES
+    from bitnet.crossval.run import model_digest
+
+    checkpoint = open_file(options, common)
+    name = report.evidence.reference.name
+    named = name if name in REFERENCES else "float64"
+    reference = _reference(checkpoint, "" if requested.recording else named, requested.recording)
+    with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
+        return replay(
+            report,
+            model,
+            checkpoint,
+            reference,
+            count=requested.replay,
+            sha256=model_digest(checkpoint),
+            notify=notify,
+        )

@@ -1,0 +1,382 @@
+"""Commands that answer a person: ``run``, ``infer`` and ``chat``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from contextlib import closing, suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from bitnet import settings
+from bitnet.commands.context import Context
+from bitnet.commands.declare import task
+from bitnet.commands.running import (
+    given_text,
+    open_model,
+    read_text,
+    say,
+    say_escaped,
+    summary,
+    with_piped_text,
+    write,
+    write_json,
+)
+from bitnet.errors import BitnetError, InferenceError, NotFound, UsageError
+from bitnet.files import write_text
+from bitnet.invocation import word
+from bitnet.runtime.options import ModelOptions, PromptOptions
+from bitnet.runtime.request import Request
+
+
+@task(
+    group="Run",
+    example='bitnet run smollm2-135m "Why is the sky blue?"',
+    positional=["prompt"],
+    required=["model"],
+    help={
+        "prompt": "text to answer, after what is piped in; without both a conversation",
+        "system": "instructions that come before the conversation",
+    },
+)
+def run(
+    c,
+    prompt="",
+    system="",
+    request=Request(max_tokens=1024),
+    model=ModelOptions(),
+    common=Context(),
+):
+    """Run a model by its name; what is missing is fetched.
+
+    Says what is fetched and how large it is before it begins. With a prompt, or a pipe, it answers
+    once: a model with a chat template as a message, another one by continuing the text. With both,
+    the piped text stands before the prompt. Otherwise it talks with you.
+    """
+    text = _question(prompt)
+    instructions, name = given_text(system, "--system"), model.model
+    model = replace(model, model=str(common.model(name, fetch=True)))
+    with open_model(model, common) as running:
+        chats = bool(running.tokenizer.chat_template)
+        if text is None and not chats:
+            raise UsageError(
+                f"{name} has no chat template, it only continues a text",
+                hint=f"bitnet run {word(name)} 'Once upon a time'",
+            )
+        if instructions and not chats:
+            raise UsageError(f"{name} has no chat template: --system needs one")
+        if text is None:
+            talk_on_terminal(running, request, instructions)
+            return
+        asked = PromptOptions(prompt=text, chat=chats, system=instructions)
+        answer_once(running, asked, request, common.output)
+
+
+def _question(prompt):
+    """The prompt, or what is piped in; ``None``: there is a person to talk with."""
+    from bitnet.runtime.request import check_prompt
+
+    if not prompt and sys.stdin is not None and sys.stdin.isatty():
+        return None
+    text = with_piped_text(prompt or None, "the prompt")
+    if text is None:
+        raise UsageError(
+            "run needs a prompt, a text that is piped into it, or a terminal",
+            hint="bitnet run smollm2-135m 'Why is the sky blue?'",
+        )
+    check_prompt(text)
+    return text
+
+
+logger = logging.getLogger(__name__)
+LARGE_VOCABULARY = 128_000
+
+
+@task(
+    group="Run",
+    example='bitnet infer smollm2-135m --prompt "Once upon a time" --max-tokens 32',
+)
+def infer(
+    c,
+    prompt=PromptOptions(),
+    request=Request(),
+    model=ModelOptions(),
+    common=Context(),
+):
+    """Continue a text, or answer a message, with a model.
+
+    The text goes to stdout as it is generated; one line with timings goes to stderr. A text that is
+    piped into the command is the prompt, or stands before --prompt, with a line break between.
+    """
+    text = _text(prompt, common.output)
+    with open_model(model, common) as running:
+        told = common.output.verbose and not common.output.no_warnings
+        if told and running.config.vocab_size > LARGE_VOCABULARY:
+            logger.warning(
+                "Large vocabulary (%d) running on CPU - consider GPU acceleration",
+                running.config.vocab_size,
+            )
+        answer_once(running, replace(prompt, prompt=text, prompt_file=""), request, common.output)
+        if running.tokenizer.chat_template and not prompt.chat and _is_read_by_a_person(common):
+            say("Note: this model answers messages; --chat takes the text as one")
+
+
+def _is_read_by_a_person(common):
+    return sys.stdout.isatty() and not (common.output.json or common.output.no_warnings)
+
+
+def answer_once(running, prompt, request, output):
+    """Show what the model *running* writes after the text of *prompt*, and its metrics."""
+    request = replace(
+        request.choice(0),
+        prompt=prompt.prompt,
+        messages=_messages(prompt.prompt, prompt) if prompt.chat else None,
+        json_schema=_schema(prompt),
+        regex=prompt.regex or None,
+        logprobs=prompt.logprobs,
+    )
+    answer, drawn = running.answer(request), _drawn(request.sampling)
+    _show(answer, streams=not output.json)
+    if output.json:
+        ignored = {"ignored_keys": list(running.ignored_keys)} if running.ignored_keys else {}
+        write_json(_facts(answer, ids=prompt.dump_ids) | drawn | ignored)
+    elif prompt.dump_ids:
+        say(f"prompt ids: {list(answer.prompt_ids)}\nids: {answer.ids}")
+    if prompt.stats:
+        say("\n".join([*_metric_lines(answer, running), *(f"{k}: {v}" for k, v in drawn.items())]))
+    say(summary(answer.stats))
+
+
+def _schema(options):
+    """The JSON schema that --json-schema gives or names, ``None`` when there is none."""
+    named = options.json_schema.strip()
+    if not named or named in ("true", "false") or named[0] in "{[":
+        return named or None
+    return read_text(named)
+
+
+def _text(options, output):
+    """The prompt from wherever it comes; wrong ones are refused before a model is loaded."""
+    from bitnet.runtime.request import check_prompt
+
+    if options.logprobs is not None and not output.json:
+        raise UsageError("--logprobs needs --json", hint="add --json")
+    if options.prompt_file:
+        text = read_text(options.prompt_file)
+    else:
+        text = with_piped_text(options.prompt, "--prompt")
+    if text is None:
+        raise UsageError(
+            "infer needs --prompt or --prompt-file, or a text that is piped into it",
+            hint="bitnet infer --prompt 'Hello'",
+        )
+    check_prompt(text)
+    return text
+
+
+def _messages(text, options):
+    instructions = given_text(options.system, "--system")
+    system = [{"role": "system", "content": instructions}] if options.system else []
+    return [*system, {"role": "user", "content": text}]
+
+
+def _show(answer, *, streams):
+    """Run *answer*; what was written stays whole when it is interrupted."""
+    escaped = False
+    try:
+        for piece in answer:
+            escaped = (streams and write(piece)) or escaped
+    finally:
+        if streams and answer.text:
+            write("\n")
+        if escaped:
+            say_escaped()
+
+
+def _facts(answer, *, ids):
+    """*answer* as JSON values."""
+    stats = answer.stats
+    rates = ("prefill_tokens_per_s", "decode_tokens_per_s", "tokenize_share", "acceptance")
+    return {
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        **asdict(stats),
+        **{name: getattr(stats, name) for name in rates},
+        **({"prompt_ids": list(answer.prompt_ids), "ids": answer.ids} if ids else {}),
+        **({"logprobs": [_token(entry) for entry in answer.logprobs]} if answer.logprobs else {}),
+    }
+
+
+def _drawn(sampling):
+    """The seed that repeats an answer, where its tokens were drawn."""
+    return {"seed": sampling.seed} if sampling.temperature else {}
+
+
+def _token(entry):
+    """A token with its log-probability as JSON values."""
+    top = [_token(one) for one in entry.top]
+    facts = {"id": entry.id, "text": entry.text, "bytes": list(entry.bytes)}
+    return facts | {"logprob": entry.logprob} | ({"top_logprobs": top} if top else {})
+
+
+def _metric_lines(answer, running):
+    """More about *answer*, line by line."""
+    stats = answer.stats
+    blocks = stats.passes * running.config.n_layers
+    return (
+        f"finish reason: {answer.finish_reason}",
+        f"load {stats.load_s:.3f} s, prompt {stats.prefill_s:.3f} s, rest {stats.decode_s:.3f} s",
+        f"text to ids and back: {stats.tokenize_s * 1000:.1f} ms ({stats.tokenize_share:.2%})",
+        f"tokens chosen by the exact head: {stats.exact_head_tokens} of {stats.tokens}"
+        + (f", with {stats.exact_head_rows:.3%} of its rows" * bool(stats.exact_head_tokens))
+        + ("; stopped, since it did not save time" * stats.exact_head_stopped),
+        f"GPU operations: 0, CPU operations: {blocks}, GPU efficiency: 0.0%",
+    )
+
+
+LEAVE = ("/exit", "/quit")
+HELP = """\
+/clear        forget the conversation
+/system TEXT  instructions for the model; without TEXT: none
+/save FILE    write the conversation as JSON
+/stats        metrics of the last answer
+/help         this list
+/exit         leave, as Ctrl-D does; Ctrl-C stops an answer"""
+CUT_OFF = {
+    "length": "(cut off: --max-tokens allows no more)",
+    "context": "(cut off: the context is full; /clear forgets the conversation)",
+}
+
+
+@task(
+    group="Run",
+    example="bitnet chat smollm2-135m",
+    help={"system": "instructions that come before the conversation"},
+)
+def chat(
+    c,
+    system="",
+    request=Request(max_tokens=1024),
+    model=ModelOptions(),
+    common=Context(),
+):
+    """Talk with a model, in its own chat template.
+
+    On a terminal lines can be edited and recalled, and /help lists what else there is. From a pipe
+    every line is a message, and the first error ends the program.
+    """
+    from bitnet.runtime.conversation import Conversation
+
+    with open_model(model, common) as running:
+        instructions = given_text(system, "--system")
+        if sys.stdin.isatty():
+            talk_on_terminal(running, request, instructions)
+            return
+        talk = Conversation(running, request, system=instructions)
+        for line in _lines():
+            _answer(talk, line, json_line=common.output.json)
+
+
+def talk_on_terminal(running, request, instructions):
+    """A conversation of the model *running* with the person at this terminal, until it ends."""
+    from bitnet.runtime.conversation import Conversation
+
+    talk = Conversation(running, request, system=instructions)
+    say(f"{running.path.name} on {running.backend}. /help lists commands.")
+    _talk(talk)
+
+
+def _talk(talk):
+    """Lines from a terminal until it ends; errors are shown and the talk goes on."""
+    with suppress(ImportError):  # Windows has none
+        import readline  # noqa: F401 - gives input() line editing and history
+    with suppress(EOFError):
+        while _turn(talk):
+            pass
+    say("")
+
+
+def _turn(talk):
+    """One line and its answer; whether the talk goes on."""
+    try:
+        line = given_text(input("> "), "the line").strip()
+        if line and line not in LEAVE:
+            _answer(talk, line)
+    except KeyboardInterrupt:
+        say("\n(stopped; /exit leaves)")
+        return True
+    except BitnetError as error:
+        full = isinstance(error, InferenceError) and talk.turns
+        hint = "/clear forgets the conversation" if full else error.hint
+        say(f"Error: {error.message}" + (f"\nhint: {hint}" if hint else ""))
+        return True
+    return line not in LEAVE
+
+
+def _lines():
+    """Messages from a pipe."""
+    for number, raw in enumerate(sys.stdin.buffer, 1):
+        try:
+            line = raw.decode("utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"line {number} of stdin is not UTF-8: byte {raw[error.start]:#04x}",
+                hint="convert it first, for example with: iconv -f latin1 -t utf-8",
+            ) from None
+        if line in LEAVE:
+            return
+        if line:
+            yield line
+
+
+def _answer(talk, line, *, json_line=False):
+    """Run *line*: a command, or a message that is answered on stdout."""
+    from bitnet.runtime.request import check_prompt
+
+    check_prompt(line)
+    if line.startswith("/"):
+        _command(talk, line)
+        return
+    with closing(talk.ask(line)) as pieces:
+        if json_line:
+            write_json({"role": "assistant", "content": "".join(pieces)})
+            return
+        begun = escaped = False
+        try:
+            for piece in pieces:
+                begun = True
+                escaped = write(piece) or escaped
+        finally:
+            if begun:
+                write("\n")
+            if escaped:
+                say_escaped()
+    if talk.finish_reason in CUT_OFF:
+        say(CUT_OFF[talk.finish_reason])
+
+
+def _command(talk, line):
+    name, _, value = line.partition(" ")
+    value = value.strip()
+    if name == "/help":
+        say(HELP)
+    elif name == "/clear":
+        talk.turns.clear()
+    elif name == "/system":
+        talk.system = value
+    elif name == "/stats":
+        say(summary(talk.stats) if talk.stats else "no answer yet")
+    elif name == "/save":
+        if not value:
+            raise UsageError("/save needs the name of a file", hint="/save talk.json")
+        _save(talk, settings.expanded(Path(value)))
+    else:
+        raise UsageError(f"no command {line!r}", hint="/help lists them")
+
+
+def _save(talk, path):
+    if not path.parent.is_dir():
+        raise NotFound(f"no such folder: {path.parent}", hint="make it, or choose another")
+    write_text(path, json.dumps(talk.messages, ensure_ascii=False, indent=2) + "\n")
+    say(f"saved {len(talk.messages)} messages to {path}")

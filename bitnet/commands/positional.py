@@ -1,0 +1,123 @@
+"""Words without a name on a command line, and whose values they are.
+
+Invoke gives such words only to arguments without a default, and takes every other one for the
+beginning of a command. Here ``infer tiny.gguf`` becomes ``infer --model=tiny.gguf``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bitnet.commands.declare import Option
+from bitnet.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from invoke.parser.context import ParserContext
+
+    Contexts = Mapping[str, ParserContext]
+
+__all__ = ["named"]
+
+
+def named(words: list[str], contexts: Contexts) -> list[str]:
+    """*words*, commands and their arguments, with the name of each positional argument.
+
+    Args:
+        words: what was typed, up to `` -- ``.
+        contexts: what there is, by name.
+
+    Raises:
+        UsageError: an argument has two values, or a word is both a command and a file.
+    """
+    commands = _commands(words, contexts)
+    return [word for command in commands for word in _named(command, contexts)]
+
+
+def _commands(words: list[str], contexts: Contexts) -> Iterator[list[str]]:
+    """*words* by command; a text that is called like a command stays a text."""
+    begun = 0
+    while begun < len(words):
+        context = contexts.get(words[begun])
+        rest = words[begun + 1 :]
+        taken = _positional(context)
+        ends = len(rest)
+        if not any(option.required for option in taken):
+            ends = next((at for at in _bare(rest, context) if rest[at] in contexts), ends)
+        if ends < len(rest) and taken and Path(rest[ends]).exists():
+            raise UsageError(
+                f"{rest[ends]} is a command, and a file or folder here",
+                hint=f"write ./{rest[ends]} for what is here",
+            )
+        yield words[begun : begun + 1 + ends]
+        begun += 1 + ends
+
+
+def _named(words: list[str], contexts: Contexts) -> Iterator[str]:
+    """*words*, one command, with the names of its positional arguments."""
+    context = contexts.get(words[0])
+    taken = _positional(context)
+    given = _given(words, taken)
+    free = [option for option in taken if option.kind is list or option.names[0] not in given]
+    bare = {at + 1 for at in _bare(words[1:], context)}
+    for at, word in enumerate(words):
+        fitting = [one for one in free if _fits(word, one, context)] if at in bare else []
+        if fitting:
+            if fitting[0].kind is not list:
+                free.remove(fitting[0])
+            yield f"--{fitting[0].names[0]}={word}"
+        elif at in bare and not free and word in given.values():
+            continue  # the same once more
+        elif at in bare and not free and given:
+            name, value = next(iter(given.items()))
+            raise UsageError(
+                f"{words[0]} got {word!r} and --{name} {value}", hint="leave one of them out"
+            )
+        else:
+            yield word
+
+
+def _positional(context: ParserContext | None) -> list[Option]:
+    arguments = context.positional_args if context else []
+    return [argument for argument in arguments if isinstance(argument, Option)]
+
+
+def _bare(words: list[str], context: ParserContext | None) -> Iterator[int]:
+    """Places of *words* that are neither options nor values, up to an option that there is not."""
+    flags = context.flags if context else {}
+    switches = context.inverse_flags if context else {}
+    is_value = False
+    for at, word in enumerate(words):
+        if is_value:
+            is_value = False
+        elif word.startswith("-"):
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in flags and name not in switches:
+                return
+            is_value = word in flags and flags[word].takes_value
+        else:
+            yield at
+
+
+def _given(words: list[str], options: list[Option]) -> dict[str, str]:
+    """Values that *words* have for *options* by their names."""
+    found = {}
+    for option in options:
+        flags = [f"--{name}" for name in option.names]
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            flag, equals, value = word.partition("=")
+            if flag in flags and option.kind is not list:
+                found[option.names[0]] = value if equals else following
+    return found
+
+
+def _fits(word: str, option: Option, context: ParserContext | None) -> bool:
+    """True if *word* can be a value of *option*; a text or a table is not an optional model."""
+    if option.choices:
+        return word in option.choices
+    if option.required or option.names[0] != "model" or context is None or Path(word).exists():
+        return True
+    is_text = "--prompt" in context.flags and len(word.split()) > 1 and ".gguf" not in word
+    return not (is_text or ("--input" in context.flags and word.endswith((".jsonl", ".txt"))))

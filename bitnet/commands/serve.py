@@ -1,0 +1,212 @@
+"""``serve``, also called ``worker``."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from invoke.exceptions import Exit
+
+from bitnet.commands.context import Context
+from bitnet.commands.declare import task
+from bitnet.commands.running import load_model, model_path, open_file, say
+from bitnet.errors import BitnetError, Unsupported, UsageError
+from bitnet.runtime.options import ModelOptions
+from bitnet.server.narration import log_as_events, stderr_as_events
+from bitnet.server.options import ServeOptions
+
+logger = logging.getLogger(__name__)
+
+
+@task(group="Serve", example="bitnet serve smollm2-135m --port 9999", aliases=("worker",))
+def serve(
+    c,
+    options=ServeOptions(),
+    model=ModelOptions(),
+    common=Context(),
+):
+    """Serve a model over HTTP, as OpenAI's API and a chat page.
+
+    Stop it with Ctrl-C or SIGTERM: answers that run may finish.
+    """
+    parts = _parts(options)
+    if options.narration != "json":
+        _serve(parts, options, _for_many(model), common)
+        return
+    *_, narrate = parts
+    with log_as_events(narrate), stderr_as_events(narrate):
+        try:
+            _serve(parts, options, _for_many(model), common)
+        except BitnetError as error:  # as an event; the program would write it as text
+            code, hint = error.exit_code, error.hint or None
+            narrate("worker_failed", error.message, level="ERROR", hint=hint, exit_code=code)
+            raise Exit(code=code) from error
+
+
+def _serve(parts, options, model, common):
+    bind, run, served, narrate = parts
+    options.key()
+    options.check_tls()
+    narrate(
+        "startup",
+        f"Starting worker on port {options.port}",
+        "Good morning! Let me put my glasses on! 🌅",
+        port=options.port,
+    )
+    ready = partial(_tell, options, narrate, common.fetch)
+    with bind(options.host, options.port) as bound:  # before a client waits for a model
+        models, metrics = served(options, model, common, narrate)
+        with models:
+            if not options.models:
+                models.load_first()
+            run(models, metrics, options, narrate, bound=bound, ready=ready)
+
+
+def _served(options, model, common, narrate):
+    """The models that *options* and *model* name, none of them loaded, and what counts."""
+    from bitnet.server.loading import failures
+    from bitnet.server.metrics import Metrics
+    from bitnet.server.models import Models
+    from bitnet.server.worker import WorkerLimits
+
+    metrics = Metrics()
+    with failures(narrate) if not options.models else nullcontext():
+        sources = _sources(options, model, common)
+    many = {"idle_s": options.idle_s, "memory_bytes": options.memory_bytes}
+    models = Models(
+        sources,
+        metrics,
+        narrate,
+        WorkerLimits(options.max_batch, options.queue, options.deadline, options.kv_budget_bytes),
+        max_output_tokens=options.max_output_tokens,
+        **(many if options.models else {}),
+    )
+    if options.models:
+        narrate(
+            "models_found",
+            f"Serving {', '.join(models.entries)}; each is loaded when a request names it",
+            "So many friends to talk to! 📚",
+            count=len(models.entries),
+        )
+    return models, metrics
+
+
+def _sources(options, model, common):
+    """The models to serve, by the names that clients have for them.
+
+    Raises:
+        UsageError: two have one name, an alias is of none of them, or an option is for one model.
+    """
+    from bitnet.formats.model_files import model_name
+    from bitnet.server.source import ModelSource
+
+    found: dict[str, ModelSource] = {}
+    for given, path in _paths(options, model, common):
+        name = model_name(path)
+        if name in found and found[name].path.resolve() != path.resolve():
+            raise UsageError(
+                f"two models are called {name!r}: {found[name].path} and {path}",
+                hint="rename one of them, or serve them with two workers",
+            )
+        here = replace(model, model=str(path))
+        opener, loader = partial(open_file, here, common), partial(load_model, here, common)
+        aliases = () if given in ("", name) or Path(given) == path else (given,)
+        found.setdefault(name, ModelSource(name, path, opener, loader, aliases, model.context))
+    for alias in options.alias:
+        short, _, of = alias.partition("=")
+        of = of or next(iter(found))
+        one, taken = _called(of, found), _called(short, found)
+        if one is None:
+            names = ", ".join(map(repr, found))
+            raise UsageError(f"--alias {alias}: there is no model {of!r}, only {names}")
+        if not short or taken not in (None, one):
+            raise UsageError(f"--alias {alias}: {short!r} cannot be another name of {one.name!r}")
+        found[one.name] = replace(one, aliases=(*one.aliases, short))
+    return [*found.values()]
+
+
+def _called(name, sources):
+    return next((one for one in sources.values() if name in (one.name, *one.aliases)), None)
+
+
+def _paths(options, model, common):
+    """Each model to serve: what was given for it, and the file or folder."""
+    if not options.models:
+        yield model.model, model_path(model, common)
+        return
+    for name in ("model", "tokenizer", "pre", "chat_template"):
+        if getattr(model, name):
+            raise UsageError(
+                f"--{name.replace('_', '-')} and --models exclude each other",
+                hint="what belongs to one model needs a worker of its own",
+            )
+    from bitnet.formats import not_a_model
+    from bitnet.formats.model_files import is_model_folder, models_below
+
+    given = options.models
+    for one in [given] if Path(given).exists() else [part.strip() for part in given.split(",")]:
+        if not one:
+            raise UsageError(f"--models is {given!r}, expected models with commas between")
+        path = common.model(one, fetch=model.auto_download)
+        if path.is_dir() and not is_model_folder(path):
+            below = [*models_below(path)]
+            if not below:
+                raise not_a_model.folder_without_model(path)
+            yield from (("", model) for model in below)
+        else:
+            yield one, path
+
+
+def _for_many(model):
+    """*model* with the whole output head unless the other one is asked for.
+
+    Clients that sample from the whole vocabulary need all of it at every token.
+    """
+    return replace(model, exact_head="off") if model.exact_head == "auto" else model
+
+
+def _parts(options):
+    """Modules of the server.
+
+    Raises:
+        Unsupported: the extra is not installed.
+    """
+    from bitnet.server.narration import Narrator
+
+    try:
+        from bitnet.server.address import bind
+        from bitnet.server.run import run
+    except ModuleNotFoundError as error:
+        raise Unsupported(
+            f"serving needs the package {error.name}",
+            hint="pip install 'bitnet-xtask[serve]'",
+        ) from None
+    worker_id = options.worker_id or f"worker-{secrets.token_hex(4)}"
+    write = partial(say, stream=sys.stderr)  # also when something else stands for stderr
+    narrate = Narrator(write, worker_id=worker_id, as_json=options.narration == "json")
+    return bind, run, _served, narrate
+
+
+def _tell(options, narrate, fetch, address):
+    """Call back that the worker is ready; it serves even if that fails."""
+    if not options.calls_back:
+        narrate(
+            "test_mode",
+            "No callback address beyond this machine: test mode",
+            "Running in test mode! No callback needed! 🧪",
+        )
+        return
+    from bitnet.hub.callback import call_back
+
+    facts = {"worker_id": narrate.worker_id, "status": "ready", "address": address}
+    try:
+        call_back(options.callback_url, facts, fetch)
+    except BitnetError as error:
+        narrate("callback_failed", error.message, "My call was not answered! 📵", level="ERROR")
+    else:
+        narrate("callback_sent", "Told the pool that this worker is ready", "Hello, I am here! 👋")

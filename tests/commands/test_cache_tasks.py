@@ -1,0 +1,143 @@
+"""``cache.list``, ``cache.verify`` and ``clean-cache`` as a user meets them."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import f32, gguf_bytes, llama_metadata
+
+from bitnet.commands import load
+from bitnet.commands.program import Program
+
+SCRIPTS = Path(__file__).parents[2] / "ci/scripts"
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    def run(*words, stdin=None):
+        monkeypatch.setattr(sys, "stdin", stdin or io.StringIO())
+        with pytest.raises(SystemExit) as stop:
+            Program(load(), "bitnet").run(["bitnet", *words])
+        out, err = capsys.readouterr()
+        return stop.value.code, out, err
+
+    return run
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    folder = cache / "tokenizers/gpt2-50k"
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_text('{"model": {}}')
+    (cache / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55\n# bitnet\n")
+    monkeypatch.setenv("BITNET_CACHE_DIR", str(cache))
+    return cache
+
+
+def test_list_shows_files_and_their_total(run, cache):
+    code, out, _ = run("cache.list")
+    assert code == 0
+    assert str(cache / "tokenizers/gpt2-50k/tokenizer.json") in out
+    assert out.splitlines()[-1] == f"1 file, 13 B in {cache}"
+
+
+def test_list_as_json(run, cache):
+    facts = json.loads(run("cache.list", "--json")[1])
+    assert facts["size_bytes"] == 13
+    assert [entry["key"] for entry in facts["entries"]] == ["gpt2-50k"]
+
+
+def test_verify_says_valid_and_ends_with_0(run, cache):
+    code, out, _ = run("cache.verify")
+    assert (code, out.startswith("✓ Valid JSON: ")) == (0, True)
+
+
+def test_verify_ends_with_13_and_a_way_out_when_something_is_damaged(run, cache):
+    (cache / "tokenizers/gpt2-50k/tokenizer.json").write_text("{")
+    code, out, err = run("cache.verify")
+    assert (code, out.startswith("✗ Invalid JSON: ")) == (13, True)
+    assert "cache clean --key gpt2-50k --yes" in err
+    code, out, _ = run("cache.verify", "--json")
+    assert (code, json.loads(out)[0]["intact"]) == (13, False)
+
+
+def test_verify_names_the_tensor_a_truncated_model_lacks(run, cache):
+    folder = cache / "models/acme--tiny/main"
+    folder.mkdir(parents=True)
+    whole = gguf_bytes(llama_metadata(), [f32("output_norm.weight", (128,))])
+    (folder / "tiny.gguf").write_bytes(whole)
+    assert run("cache.verify")[0] == 0
+    (folder / "tiny.gguf").write_bytes(whole[:-100])
+    code, out, err = run("cache.verify")
+    assert code == 13
+    assert "tensor output_norm.weight needs bytes" in out
+    remedy = err.partition("hint: bitnet ")[2].partition(",")[0]
+    assert run(*remedy.split())[0] == 0
+    assert not (folder / "tiny.gguf").exists()
+
+
+def test_clean_removes_nothing_where_no_user_can_be_asked(run, cache):
+    code, out, err = run("clean-cache")
+    assert code == 2
+    assert "would remove" in out
+    assert "cache clean --yes" in err
+    assert (cache / "tokenizers/gpt2-50k/tokenizer.json").exists()
+
+
+def test_clean_with_yes_removes(run, cache):
+    code, out, _ = run("clean-cache", "--yes")
+    assert (code, out.splitlines()[-1]) == (0, "Cache cleanup complete")
+    assert list((cache / "tokenizers").iterdir()) == []
+
+
+@pytest.mark.parametrize(("answer", "left"), [("y\n", 0), ("n\n", 1), ("", 1)])
+def test_clean_asks_on_a_terminal(run, cache, answer, left):
+    code, out, err = run("clean-cache", stdin=Terminal(answer))
+    assert code == 0
+    assert "[y/N]" in err
+    assert len(list(cache.rglob("tokenizer.json"))) == left
+    assert ("Cache cleanup complete" in out) == (not left)
+
+
+def test_a_dry_run_shows_and_succeeds(run, cache):
+    code, out, _ = run("clean-cache", "--dry-run", "--yes")
+    assert (code, "tokenizer.json" in out) == (0, True)
+    assert (cache / "tokenizers/gpt2-50k/tokenizer.json").exists()
+
+
+def test_an_empty_cache_is_clean_without_asking(run, tmp_path):
+    code, out, _ = run("clean-cache", f"--cache-dir={tmp_path / 'none'}")
+    assert (code, out.splitlines()[-1]) == (0, "Cache cleanup complete")
+
+
+def test_clean_as_json_prints_one_document(run, cache):
+    code, out, _ = run("clean-cache", "--json")
+    assert (code, json.loads(out)["error"]["type"]) == (2, "UsageError")
+    facts = json.loads(run("clean-cache", "--json", "--dry-run")[1])
+    assert (facts["removed"], len(facts["remove"])) == (False, 1)
+    facts = json.loads(run("clean-cache", "--json", "--yes")[1])
+    assert (facts["removed"], facts["size_bytes"]) == (True, 13)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell script")
+def test_the_cleanup_script_removes_what_is_old(cache):
+    path = cache / "tokenizers/gpt2-50k/tokenizer.json"
+    bin_folder = str(Path(sys.executable).parent)
+    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "KEEP": "0"}
+    command = [str(SCRIPTS / "cleanup-tokenizer-cache.sh")]
+    os.utime(path, (0, 0))
+    subprocess.run(command, env={**environment, "KEEP": "1"}, check=True, capture_output=True)
+    assert path.exists()
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert not path.exists()
+    assert done.stdout.endswith("Cache cleanup complete\n")

@@ -1,0 +1,160 @@
+"""chat from a pipe and on a terminal, with a tiny random model."""
+
+import errno
+import io
+import json
+import sys
+
+import pytest
+from tiny_models import tiny_gguf
+
+TEMPLATE = "{% for m in messages %}{{ m.role[0] }}{{ m.content }}.{% endfor %}a"
+
+
+@pytest.fixture
+def model(tmp_path):
+    return tiny_gguf(tmp_path / "m.gguf", **{"tokenizer.chat_template": TEMPLATE})
+
+
+@pytest.fixture
+def talk(bitnet, model, monkeypatch):
+    """Run ``chat`` with these bytes on stdin."""
+
+    def run(raw, *words):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw)))
+        return bitnet("chat", "--model", model, "--max-tokens", 3, *words)
+
+    return run
+
+
+@pytest.fixture
+def typed(bitnet, model, monkeypatch):
+    """Run ``chat`` on a terminal where these lines are typed; an exception is a key."""
+
+    def run(*lines, max_tokens=3):
+        waiting = iter(lines)
+
+        def read(prompt):
+            line = next(waiting, EOFError())
+            if isinstance(line, BaseException):
+                raise line
+            return line
+
+        monkeypatch.setattr("builtins.input", read)
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+        return bitnet("chat", "--model", model, "--max-tokens", max_tokens)
+
+    return run
+
+
+def test_every_line_of_a_pipe_is_a_message(talk, tmp_path):
+    saved = tmp_path / "talk.json"
+    done = talk(f"b\n\nc\n/save {saved}\n/stats\n/exit\nnever\n".encode(), "--system", "s")
+    assert done.code == 0
+    messages = json.loads(saved.read_text())
+    assert [message["role"] for message in messages] == ["system", *["user", "assistant"] * 2]
+    assert [message["content"] for message in messages[1::2]] == ["b", "c"]
+    assert done.out == f"{messages[2]['content']}\n{messages[4]['content']}\n"
+    assert "saved 5 messages" in done.err
+    assert "reused" in done.err
+
+
+def test_json_is_one_message_a_line(talk):
+    answers = [json.loads(line) for line in talk(b"b\nc\n", "--json").out.splitlines()]
+    assert [answer["role"] for answer in answers] == ["assistant", "assistant"]
+
+
+def test_the_same_question_after_clear_gets_the_same_answer(talk):
+    first, second = talk(b"b\n/clear\nb\n").out.splitlines()
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("raw", "code", "said"),
+    [
+        (b"/nonsense\n", 2, "no command '/nonsense'"),
+        (b"/save\n", 2, "/save needs the name of a file"),
+        (b"/save /nowhere/at/all\n", 19, "no such folder: /nowhere/at"),
+        (b"/save ~nobody-at-all/x\n", 19, "no such folder: ~nobody-at-all"),
+        (b"/save a\0b\n", 2, "NUL character"),
+        (b"a\nb\xff\n", 2, "line 2 of stdin is not UTF-8: byte 0xff"),
+        (b"a\0b\n", 2, "NUL character"),
+        (b"b" * 99, 16, "the context holds 64"),
+    ],
+)
+def test_the_first_error_ends_a_pipe(talk, raw, code, said):
+    done = talk(raw)
+    assert done.code == code
+    assert said in done.err
+    assert "Traceback" not in done.err
+    assert not done.out.startswith("\n")
+
+
+def test_a_saved_conversation_is_whole_or_the_one_before(talk, tmp_path, monkeypatch):
+    saved = tmp_path / "talk.json"
+    assert talk(f"b\n/save {saved}\n".encode()).code == 0
+    before = saved.read_text()
+
+    def refuse(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", refuse)
+    assert talk(f"c\n/save {saved}\n".encode()).code == 10
+    assert saved.read_text() == before
+    assert [path.name for path in tmp_path.glob("*talk*")] == ["talk.json"]
+
+
+def test_a_system_message_or_line_that_is_not_utf8_is_refused(talk, typed):
+    done = talk(b"b\n", "--system", "\udcff")
+    assert (done.code, "--system is not UTF-8" in done.err) == (2, True)
+    assert "the line is not UTF-8" in typed("\udcff").err
+
+
+def test_on_a_terminal_errors_and_ctrl_c_do_not_end_the_talk(typed):
+    done = typed("/nonsense", "b" * 99, KeyboardInterrupt(), "/system s", "/help", "b", "/stats")
+    assert done.code == 0
+    assert "no command '/nonsense'" in done.err
+    assert "the context holds 64" in done.err
+    assert "(stopped; /exit leaves)" in done.err
+    assert "/clear" in done.err
+    assert "| 3 tokens" in done.err
+    assert done.out.strip()
+    assert typed("/exit", AssertionError("read on after /exit")).code == 0
+
+
+def test_an_answer_that_was_cut_off_says_why(typed):
+    assert "(cut off: --max-tokens allows no more)" in typed("b").err
+    done = typed("b" * 20, "c", max_tokens=60)
+    assert "(cut off: the context is full; /clear forgets the conversation)" in done.err
+    assert "hint: /clear forgets the conversation" in done.err
+
+
+def test_ctrl_c_stops_an_answer_and_keeps_it(typed, tmp_path, monkeypatch):
+    from bitnet.commands import generate
+
+    def interrupted(piece):
+        monkeypatch.setattr(generate, "write", lambda piece: None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(generate, "write", interrupted)
+    saved = tmp_path / "talk.json"
+    assert typed("b", f"/save {saved}").code == 0
+    question, answer = json.loads(saved.read_text())
+    assert question["content"] == "b"
+    assert len(answer["content"]) == 1
+
+
+def test_a_model_without_a_template_can_be_given_one(bitnet, tmp_path, monkeypatch):
+    bare = tiny_gguf(tmp_path / "bare.gguf")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"b\n")))
+    refused = bitnet("chat", "--model", bare)
+    assert refused.code == 20
+    assert "--chat-template FILE" in refused.err
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    words = ("--chat-template", template, "--max-tokens", 2)
+    assert bitnet("chat", "--model", bare, *words).code == 0
+    template.write_text("{{")
+    wrong = bitnet("chat", "--model", bare, *words)
+    assert wrong.code == 13
+    assert f"the chat template of {template} is not valid" in wrong.err

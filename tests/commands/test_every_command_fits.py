@@ -1,0 +1,122 @@
+"""Each command on terminals of 80 and 120 columns: nothing is wider, and no digest is whole."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from hub_server import HubServer
+from tiny_models import tiny_gguf
+from traps import lay_traps, trapped
+
+from bitnet.commands import load
+
+pytest.importorskip("pty")
+from terminals import OnTerminal
+
+BITNET = Path(sys.executable).parent / "bitnet"
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+STYLE = re.compile(r"\x1b\[([0-9;]*)m")
+DIGEST = re.compile(r"[0-9a-f]{64}")
+PRINTED = "--prompt ab --max-tokens 2"
+
+# In this order: some need what those before them wrote.
+COMMANDS = {
+    "download-model": "org/a-model-with-a-long-name --file tiny.gguf",
+    "sync": "",
+    "models": "",
+    "plan": "tiny.gguf",
+    "run": "tiny.gguf ab --max-tokens 2",
+    "infer": f"tiny.gguf {PRINTED} --stats --dump-ids",
+    "batch": "tiny.gguf --input prompts.jsonl --output answers.jsonl --max-tokens 2",
+    "bench": "tiny.gguf --tests pp4 --repetitions 1 --thread-counts 1",
+    "embed": "tiny.gguf --input texts.txt --output vectors.npy",
+    "inspect-gguf": "tiny.gguf",
+    "fix-gguf": "tiny.gguf --set general.name=Mine --output fixed-{columns}.gguf",
+    "convert": "tiny.gguf --output converted-{columns}.gguf --type F16 --allow-lossy",
+    "tokenize": "tiny.gguf abc --pieces",
+    "export-tokenizer": "tiny.gguf --output exported-{columns}",
+    "verify-tokenizer": "exported-{columns}/tokenizer.json --against tiny.gguf",
+    "tokenizer": "--compare exported-{columns}/tokenizer.json "
+    "--against exported-{columns}/tokenizer.json",
+    "compat-check": "tiny.gguf",
+    "explain-tokenizer": "tiny.gguf",
+    "pre-download-tokenizers": "--model-dir .",
+    "verify": "tiny.gguf",
+    "health": "--model-dir models",
+    "crossval": "tiny.gguf --against float64 --max-positions 4 --greedy 2",
+    "bundle export": "--output bundle-{columns}.tar",
+    "bundle import": "bundle-{columns}.tar",
+    "cache list": "",
+    "cache verify": "",
+    "cache clean": "--dry-run",
+    "doctor": "",
+    "exit-codes": "",
+    "ci-init": "--dry-run --from git+https://example.org/me/it@" + "0" * 40,
+    "ci-lint": "--project .",
+}
+NOT_HERE = {
+    "chat": "a conversation: test_chat_task.py and test_run_on_a_terminal.py",
+    "serve": "its lines are events: tests/server",
+    "completion": "prints a script for a shell",
+    "attest": "prints a document, whose content is digests",
+}
+# Of these the tiny model, or a folder without workflows, has something to complain about.
+ENDS_WITH = {"ci-lint": (0, 15, 19), "verify": (0, 15), "health": (0, 15), "crossval": (0, 15, 22)}
+
+
+@pytest.fixture(scope="module", params=[80, pytest.param(120, marks=pytest.mark.slow)])
+def shown(request, tmp_path_factory):
+    """Output of each command on a terminal of so many columns, in a folder full of traps."""
+    columns, place = request.param, tmp_path_factory.mktemp("place")
+    lay_traps(place)
+    tiny_gguf(place / "tiny.gguf", **{"tokenizer.chat_template": "{{ messages[0].content }}"})
+    (place / "prompts.jsonl").write_text('{"prompt": "ab"}\n')
+    (place / "texts.txt").write_text("ab\n")
+    found = {}
+    with HubServer() as hub:
+        hub.add("org/a-model-with-a-long-name", "tiny.gguf", (place / "tiny.gguf").read_bytes())
+        environment = {"BITNET_CACHE_DIR": str(place / "cache"), "HF_ENDPOINT": hub.url}
+        for name, words in COMMANDS.items():
+            words = [*name.split(), *words.format(columns=columns).split()]
+            run = OnTerminal([BITNET, *words], folder=place, columns=columns, **environment)
+            assert run.end() in ENDS_WITH.get(name, (0,)), run.shown
+            found[name] = run.shown
+            assert not trapped(place), f"{name} imports from the folder in which it runs"
+    return columns, found
+
+
+def test_every_command_is_here_or_somewhere_else():
+    commands = load()
+    typed = {commands[name].typed for name in commands.task_names}
+    assert typed == {*COMMANDS, *NOT_HERE}
+
+
+def test_no_line_is_wider_than_the_terminal(shown):
+    columns, found = shown
+    for name, text in found.items():
+        for line in re.split(r"\r?\n|\r", ESCAPE.sub("", text)):
+            to_copy = " " not in line.strip() or line.lstrip().startswith("bitnet ")
+            assert len(line) <= columns or to_copy, f"{name}: {line}"
+
+
+def test_no_digest_is_shown_whole(shown):
+    for name, text in shown[1].items():
+        assert DIGEST.search(ESCAPE.sub("", text)) is None, f"{name}: {text}"
+
+
+def test_no_colour_is_used_that_a_light_or_a_dark_background_swallows(shown):
+    styles = {name: set(STYLE.findall(text)) for name, text in shown[1].items()}
+    assert {name: used for name, used in styles.items() if used - {"", "0", "1"}} == {}
+    assert "1" in styles["models"]
+
+
+@pytest.mark.parametrize("name", ["models", "bench", "cache list", "inspect-gguf", "tokenize"])
+def test_a_table_has_a_heading(shown, name):
+    assert "\x1b[1m" in shown[1][name]
+
+
+def test_one_thing_is_singular(shown):
+    wrong = re.compile(r"(?<![\d,.])1 (?:files|tensors|models|threads|weights|tokens|checks)\b")
+    for name, text in shown[1].items():
+        assert wrong.search(text) is None, f"{name}: {text}"

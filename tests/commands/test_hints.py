@@ -1,0 +1,145 @@
+"""A hint is pasted into a terminal: every command in one is understood, runs, and helps."""
+
+import ast
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from command_lines import understood
+from hints import (
+    CLEAN,
+    COMMANDS,
+    DISTINCT,
+    FILLED,
+    NEED_A_REAL_MODEL,
+    NEED_AN_ENGINE,
+    SOURCES,
+    TEXTS,
+    commands,
+    filled,
+    texts,
+    those,
+)
+from hub_server import HubServer
+from tiny_models import tiny_gguf
+
+from bitnet import settings
+from bitnet.commands import load
+
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+(?![\w{-])")
+VARIABLE = re.compile(r"\b(?:BITNET|HF|HUGGING)_[A-Z_]*[A-Z]\b")
+EXTRA = re.compile(r"bitnet-xtask\[([\w,-]+)\]")
+# Options of Invoke itself, which have no command, and places for options.
+GENERAL = {"--help", "--list", "--list-format", "--config", "--options"}
+OTHER_PROGRAM = re.compile(r"\b(?:pip|ensurepip|llama-gguf-split) .*|:root\{.*", re.DOTALL)
+SENTENCES = [
+    (place, OTHER_PROGRAM.sub("", text))
+    for place, text in TEXTS
+    if " " in text and ".html:" not in place  # whose style sheets have variables
+]
+
+
+def test_the_collection_is_not_empty():
+    assert len(COMMANDS) > 80
+    assert len(DISTINCT) > 30
+    assert {path.suffix for path in SOURCES} == {".py", ".cpp", ".hpp", ".html"}
+
+
+WAYS_TO_WRITE_ONE = """
+raise Error("failed", hint="bitnet first")
+hint = f"look at {path}: bitnet second {word(path)}"
+hint = f"{'bitnet third' if it else ''}, or so"
+say(_TEXT)
+_TEXT = ("in parts: "
+         "bitnet fourth")
+TABLE = {"key": ["nothing", "bitnet fifth"]}
+"""
+
+
+def test_a_command_is_found_however_it_is_written():
+    found = [words.split()[0] for _, _, words in commands(texts(ast.parse(WAYS_TO_WRITE_ONE)))]
+    assert sorted(found) == ["fifth", "first", "fourth", "second", "third"]
+
+
+def test_no_command_is_put_together_where_it_cannot_be_seen():
+    cut_off = re.compile(r"(?<![\w./-])(?:bitnet|inv) (?:$|%[sd]|\{\})")
+    assert [place for place, text in TEXTS if cut_off.search(text)] == []
+
+
+@pytest.mark.parametrize(("place", "program", "words"), COMMANDS, ids=[c[0] for c in COMMANDS])
+def test_a_command_in_a_text_is_one_that_we_understand(place, program, words):
+    assert program == "bitnet", "inv works in a checkout only; bitnet is said as it was started"
+    meant = filled(words)
+    assert not re.search(r"[{}]|\b[A-Z]{2,}\b", meant), f"{meant}: give its words a meaning"
+    understood(meant, load())
+
+
+@pytest.mark.parametrize(("place", "program", "words"), COMMANDS, ids=[c[0] for c in COMMANDS])
+def test_a_path_in_a_command_is_one_word_of_the_shell(place, program, words):
+    for written in re.findall(r"\{(.+?)\}", words):
+        is_ours = f"{{{written}}}" in "".join(FILLED)
+        assert written.startswith("word(") or is_ours, f"{written} may have blanks in it"
+
+
+def test_every_option_in_a_sentence_is_one_of_a_command():
+    arguments = [entry for name in load().task_names for entry in load()[name].get_arguments()]
+    known = GENERAL | {f"--{name.replace('_', '-')}" for entry in arguments for name in entry.names}
+    known |= {f"--no-{name[2:]}" for name in known}
+    found = {(place, name) for place, text in SENTENCES for name in OPTION.findall(text)}
+    assert len(found) > 100
+    assert {(place, name) for place, name in found if name not in known} == set()
+
+
+def test_every_variable_in_a_text_is_one_that_is_read():
+    known = {name for setting in settings.ALL for name in setting.names}
+    found = {(place, name) for place, text in SENTENCES for name in VARIABLE.findall(text)}
+    assert len(found) > 20
+    assert {(place, name) for place, name in found if name not in known} == set()
+
+
+def test_every_extra_in_a_text_is_one_of_the_package():
+    extras = set(re.findall(r"^([\w-]+) = \[", PYPROJECT.read_text(encoding="utf-8"), re.MULTILINE))
+    found = {extra for _, text in TEXTS for extra in EXTRA.findall(text)}
+    assert found
+    assert found <= extras
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A working folder with a model that was fetched, on a hub that has what hints fetch."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    path = tiny_gguf(tmp_path / "models/model.gguf")
+    shutil.copyfile(path, tmp_path / "tiny.gguf")
+    (tmp_path / "texts.txt").write_text("a\nb\n")
+    with HubServer() as server:
+        server.add("org/tiny", "tiny.gguf", path.read_bytes())
+        vocab = ", ".join(f'"t{number}": {number}' for number in range(128_256))
+        llama3 = f'{{"model": {{"type": "BPE", "vocab": {{{vocab}}}, "merges": []}}}}'.encode()
+        server.add("baseten/Meta-Llama-3-tokenizer", "tokenizer.json", llama3)
+        server.add("openai-community/gpt2", "tokenizer.json", b"{}")
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("BITNET_GGUF", "models/model.gguf")
+        yield server
+
+
+def test_every_command_in_a_text_does_what_it_says(bitnet, hub, capsys):
+    assert bitnet("export-tokenizer", "models/model.gguf", "--into", ".").code == 0
+    assert bitnet("attest", "--model", "models/model.gguf", "--output", "a.json").code == 0
+    assert bitnet("download-model", "--id", "org/tiny", "--file", "tiny.gguf").code == 0
+    elsewhere = those(NEED_A_REAL_MODEL + NEED_AN_ENGINE)
+    last = sorted(those(CLEAN), key=lambda words: "--key" not in words)
+    here = [words for words in DISTINCT if words not in elsewhere + last]
+    here.sort(key=lambda words: "--from" not in words)  # the others keep what it says
+    assert len(here) > 25
+    failed = {}
+    for words in here:
+        if (done := bitnet(*shlex.split(words))).code:
+            failed[words] = f"{done.code}: {done.err}"
+    for words in last:  # without --yes a person is asked
+        if (done := bitnet(*shlex.split(words), *[] if "--yes" in words else ["--yes"])).code:
+            failed[words] = f"{done.code}: {done.err}"
+    assert not failed, "\n".join(f"{words} {said}" for words, said in failed.items())

@@ -1,0 +1,190 @@
+"""infer and chat as processes: memory that runs out, pipes that break, keys that interrupt."""
+
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+
+import pytest
+from builders import string, value_bytes, vocabulary
+from tiny_models import TOKENS, metadata, tiny, tiny_gguf
+
+from bitnet.quants import types
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and signals of Linux")
+
+LONG = 100_000  # positions: far more than any of these tests waits for
+ENDLESS = ("--max-tokens", LONG, "--temperature", 3, "--logit-bias", f"{TOKENS.index('</s>')}=-inf")
+WAIT_S = 120
+WIDE = 1 << 18  # of a feed-forward network whose matrices are 71 MB each
+TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.fixture
+def endless(tmp_path):
+    """A model that writes for minutes with ENDLESS if it is not stopped."""
+    keys = {"llama.context_length": LONG, "tokenizer.chat_template": TEMPLATE}
+    return tiny_gguf(tmp_path / "endless.gguf", **keys)
+
+
+def started(*words, **streams):
+    command = [sys.executable, "-m", "bitnet", *map(str, words)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, **streams)
+
+
+def finished(process):
+    """Exit code and stderr; the process is gone afterwards, however the test ends."""
+    try:
+        return process.wait(WAIT_S), process.stderr.read().decode()
+    finally:
+        process.kill()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def answer_of(model, *words):
+    return ("infer", "--model", model, *ENDLESS, *words)
+
+
+def test_a_local_model_loads_nothing_that_only_fetching_or_drawing_needs(tmp_path):
+    words = ["infer", "--model", str(tiny_gguf(tmp_path / "m.gguf")), "--prompt", "ab"]
+    code = (
+        "import atexit, sys\n"
+        "wanted = 'requests', 'numpy.random', 'gguf', 'tokenizers', 'llguidance'\n"
+        "atexit.register(lambda: print([n for n in wanted if n in sys.modules], file=sys.stderr))\n"
+        "from bitnet.commands.program import main\n"
+        f"sys.argv = ['bitnet', *{words!r}]\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_reader_that_goes_away_ends_the_answer(endless):
+    process = started(*answer_of(endless, "--prompt", "ab"), stdout=subprocess.PIPE)
+    assert len(process.stdout.read(10)) == 10
+    process.stdout.close()
+    code, said = finished(process)
+    assert code == 0
+    assert said == ""
+
+
+def test_ctrl_c_while_writing_keeps_the_text_and_says_interrupted(endless):
+    process = started(*answer_of(endless, "--prompt", "ab"), stdout=subprocess.PIPE)
+    first = process.stdout.read(10)
+    process.send_signal(signal.SIGINT)
+    rest = process.stdout.read()
+    code, said = finished(process)
+    assert code == 130
+    assert (first + rest).endswith(b"\n")
+    assert "interrupted" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_termination_lets_everything_clean_up_as_ctrl_c_does(endless, number):
+    process = started(*answer_of(endless, "--prompt", "ab"), stdout=subprocess.PIPE)
+    first = process.stdout.read(10)
+    process.send_signal(number)
+    assert (first + process.stdout.read()).endswith(b"\n")
+    code, said = finished(process)
+    assert (code, said) == (130, "Error: terminated\n")
+
+
+def test_ctrl_c_while_reading_the_prompt_says_interrupted(endless):
+    words = answer_of(endless, "--prompt-file", "-")
+    process = started(*words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    process.stdin.write(b"ab" * (LONG // 3))
+    process.stdin.close()  # by now the command runs; the prompt alone takes it long
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.read() == b""
+    code, said = finished(process)
+    assert code == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said
+
+
+def test_ctrl_c_on_a_terminal_stops_the_answer_and_not_the_talk(endless, tmp_path):
+    saved = tmp_path / "talk.json"
+    keyboard, terminal = pty.openpty()
+    words = ("chat", "--model", endless, *ENDLESS)
+    process = started(*words, stdin=terminal, stdout=subprocess.PIPE)
+    os.close(terminal)
+    os.write(keyboard, b"ab\n")
+    process.stdout.read(20)  # the prompt and the beginning of an answer
+    process.send_signal(signal.SIGINT)
+    os.write(keyboard, f"/save {saved}\n/exit\n".encode())
+    process.stdout.read()
+    code, said = finished(process)
+    os.close(keyboard)
+    assert code == 0
+    assert "(stopped; /exit leaves)" in said
+    question, answer = json.loads(saved.read_text())
+    assert question["content"] == "ab"
+    assert answer["content"]
+
+
+def large_gguf(path):
+    """A model of 430 MB of zeros, which take no room on the disk."""
+    keys = metadata("llama", feed_forward_length=WIDE) | vocabulary(
+        TOKENS, merges=[], token_types=[3, 3, 3, *[1] * 61], pre="gpt-2", bos_token_id=0
+    )
+    shapes = {name: weight.shape for name, weight in tiny("llama").weights.items()}
+    for name, shape in shapes.items():
+        if "ffn_gate" in name or "ffn_up" in name:
+            shapes[name] = (WIDE, shape[1])
+        elif "ffn_down" in name:
+            shapes[name] = (shape[0], WIDE)
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(shapes), len(keys))
+    head += b"".join(string(key) + value_bytes(value) for key, value in keys.items())
+    offset = 0
+    for name, shape in shapes.items():
+        quant = types.by_name("Q8_0" if len(shape) == 2 else "F32")
+        head += string(name) + struct.pack("<I", len(shape))
+        head += struct.pack(f"<{len(shape)}QIQ", *shape[::-1], quant.ggml_id, offset)
+        offset += -(-quant.size_bytes(shape) // 32) * 32
+    path.write_bytes(head + bytes(-len(head) % 32))
+    os.truncate(path, path.stat().st_size + offset)
+    return path
+
+
+LIMITED = """
+import resource, sys
+import numpy
+from bitnet import native
+from bitnet.commands.program import Program
+from bitnet.runtime import language_model
+from bitnet.commands import load
+
+native.module()
+pages = int(open("/proc/self/statm").read().split()[0])
+limit = pages * resource.getpagesize() + int(sys.argv[1]) * 1_000_000
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+Program(load(), "bitnet").run(["bitnet", *sys.argv[2:]])
+"""
+
+
+@pytest.mark.parametrize("room_mb", [50, 300, 500, 700])
+def test_memory_that_does_not_suffice_is_an_error_of_its_own(tmp_path, room_mb):
+    model = large_gguf(tmp_path / "large.gguf")
+    words = ("infer", "--model", model, "--prompt", "ab", "--max-tokens", 2, "--threads", 1)
+    command = [sys.executable, "-c", LIMITED, *map(str, (room_mb, *words))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 16, done.stderr
+    assert "memory" in done.stderr
+    assert "hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_memory_that_suffices_is_not_an_error(tmp_path):
+    model = large_gguf(tmp_path / "large.gguf")
+    words = ("infer", "--model", model, "--prompt", "ab", "--max-tokens", 2, "--threads", 1)
+    command = [sys.executable, "-c", LIMITED, *map(str, (6000, *words))]
+    assert subprocess.run(command, capture_output=True, timeout=WAIT_S).returncode == 0

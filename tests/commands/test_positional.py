@@ -1,0 +1,134 @@
+"""Words without a name: a model is one for every command that takes a model."""
+
+import json
+
+import pytest
+from tiny_models import tiny_gguf
+
+from bitnet.commands import load
+from bitnet.commands.declare import Option
+from bitnet.commands.positional import named
+
+COMMANDS = load()
+OPTIONS = {
+    name: {entry.names[0]: entry for entry in COMMANDS[name].get_arguments()}
+    for name in COMMANDS.task_names
+}
+WITH_MODEL = sorted(name for name, options in OPTIONS.items() if "model" in options)
+# Each was an option of a release, or of the guides that this program replaces.
+FORMERLY = {
+    ("bench", "against"): "compare",
+    ("bundle.import", "project"): "into",
+    ("ci-init", "project"): "into",
+    ("crossval", "against"): "reference",
+    ("download-model", "model"): "id",
+    ("download-model", "output"): "out",
+    ("export-tokenizer", "model"): "tokenizer",
+    ("export-tokenizer", "output"): "into",
+    ("fix-gguf", "model"): "path",
+    ("inspect-gguf", "model"): "path",
+    ("plan", "model"): "id",
+    ("tokenize", "model"): "tokenizer",
+    ("tokenizer", "against"): "with",
+    ("tokenizer", "output"): "into",
+    ("verify-tokenizer", "model"): "tokenizer",
+}
+
+
+@pytest.mark.parametrize("name", WITH_MODEL)
+def test_a_model_needs_no_name_for_any_command(name):
+    model = OPTIONS[name]["model"]
+    assert isinstance(model, Option)
+    assert model.positional
+    first = next(one for one in OPTIONS[name].values() if one.positional and not one.choices)
+    assert first is model
+
+
+def test_nearly_every_command_about_models_takes_one():
+    assert len(WITH_MODEL) > 18
+
+
+@pytest.mark.parametrize(("command", "option"), FORMERLY, ids=str)
+def test_an_earlier_name_works_and_is_not_shown(bitnet, command, option):
+    entry, name = OPTIONS[command][option], FORMERLY[command, option]
+    assert name in entry.names
+    assert f"--{name}=" not in bitnet(command, "--help").out
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BITNET_GGUF", raising=False)
+    return tiny_gguf(tmp_path / "a.gguf").name
+
+
+def ids(done):
+    assert (done.code, done.err) == (0, "")
+    return json.loads(done.out)["ids"]
+
+
+def test_a_model_is_the_same_wherever_it_stands(bitnet, model):
+    wanted = ids(bitnet("tokenize", model, "ab", "--json"))
+    for words in (
+        ("--model", model, "ab"),
+        (f"--model={model}", "ab"),
+        ("--tokenizer", model, "--text", "ab"),
+        ("--no-warnings", model, "--no-add-special", "ab", "--add-special"),
+        ("--text=ab", model),
+    ):
+        assert ids(bitnet("tokenize", *words, "--json")) == wanted
+
+
+def test_a_model_given_twice_is_taken_once_and_two_are_refused(bitnet, model):
+    assert bitnet("inspect-gguf", model, "--model", model).code == 0
+    done = bitnet("verify", model, "--model", "b.gguf")
+    assert (done.code, done.err.splitlines()[0]) == (
+        2,
+        f"Error: verify got '{model}' and --model b.gguf",
+    )
+
+
+def test_a_model_with_blanks_in_its_name_is_one_where_it_is_there(bitnet, model, tmp_path):
+    (tmp_path / model).rename(tmp_path / "my model")
+    done = bitnet("infer", "my model", "--prompt", "a", "--max-tokens", "1")
+    assert done.code == 0
+    assert "unexpected argument" in bitnet("infer", "your model").err
+
+
+def test_the_name_of_a_command_begins_it_unless_a_text_is_needed(bitnet, model, tmp_path):
+    done = bitnet("verify", model, "exit-codes")
+    assert "130  interrupted" in done.out
+    assert ids(bitnet("tokenize", model, "run", "--json"))
+    (tmp_path / "exit-codes").mkdir()
+    refused = bitnet("verify", "exit-codes")
+    assert (refused.code, "write ./exit-codes" in refused.err) == (2, True)
+    assert bitnet("verify", "./exit-codes").code == 19
+
+
+def test_an_area_is_told_from_a_model(bitnet, model):
+    assert bitnet("doctor", model).out.count(model)
+    refused = bitnet("doctor", "netwrok")
+    assert (refused.code, "no model of that name: netwrok" in refused.err) == (19, True)
+
+
+def test_several_models_are_several_words():
+    contexts = {one.name: one for one in COMMANDS.to_contexts()}
+    words = named(["bundle.export", "a", "--output", "x.tar", "b"], contexts)
+    assert words == ["bundle.export", "--model=a", "--output", "x.tar", "--model=b"]
+
+
+@pytest.mark.parametrize("words", [("cache", "clean"), ("cache.clean",), ("clean-cache",)])
+def test_the_cache_is_cleaned_as_it_is_listed(bitnet, words):
+    done = bitnet(*words, "--dry-run", "--json")
+    assert json.loads(done.out)["removed"] is False
+    assert bitnet(*words, "--help").out == bitnet("help", *words).out
+
+
+def test_half_the_name_of_a_command_is_answered_with_the_other_halves(bitnet):
+    done = bitnet("cache")
+    assert (done.code, "cache needs one of clean, list, verify" in done.err) == (2, True)
+
+
+def test_options_of_invoke_are_not_options_of_a_command(bitnet):
+    for name in ("--echo", "-p", "--version", "--list"):
+        assert f"infer has no option {name}" in bitnet("infer", name).err

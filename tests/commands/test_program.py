@@ -1,0 +1,438 @@
+"""The command line as a user meets it: help, errors, exit codes, and the same texts everywhere."""
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from invoke.collection import Collection
+
+from bitnet import errors
+from bitnet.commands import add, load
+from bitnet.commands.declare import GROUPS, NETWORK, Option, Output, Task, dataclass, task
+from bitnet.commands.program import Program
+from bitnet.commands.usage import command_help
+from bitnet.options import option
+from bitnet.server.options import ServeOptions
+
+CHECKOUT = Path(__file__).parents[1]
+COMMANDS = load()
+EVERY_COMMAND = sorted(COMMANDS.task_names)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    top_k: int = option(40, "keep the K most likely tokens")
+    temperature: float = option(0.8, "0 is greedy", synonyms=("temp",))
+
+
+@task(
+    help={
+        "model": "model file",
+        "prompt": "text to continue",
+        "max_tokens": "tokens to generate",
+        "source": "where from",
+        "stream": "print as it comes",
+        "stop": "text that ends it; repeat for more",
+        "seed": "for sampling",
+    },
+    choices={"source": ("mirror", "official")},
+    synonyms={"max_tokens": ("max-new-tokens", "n-predict")},
+)
+def say(
+    c,
+    model="",
+    prompt="",
+    max_tokens=16,
+    source="mirror",
+    stream=True,
+    stop: list[str] = (),
+    seed: int | None = None,
+    sampling=Sampling(),
+    output=Output(),
+):
+    """Print what was understood."""
+    print(
+        json.dumps(
+            [
+                *(prompt, max_tokens, source, stream, list(stop), seed),
+                *(sampling.top_k, sampling.temperature, output.verbose),
+            ]
+        )
+    )
+
+
+@task(help={"path": "a file", "fail": "how"}, positional=["path"])
+def check(c, path: str | None = None, fail=""):
+    """Look at a file."""
+    if fail == "error":
+        raise errors.VocabMismatch("no match", hint="bitnet tokenizer")
+    if fail == "bug":
+        raise ZeroDivisionError("oops")
+    if fail == "interrupt":
+        raise KeyboardInterrupt
+    if fail == "full":
+        raise OSError(28, "No space left on device", "/tmp/x")
+    print(path)
+
+
+@task(help={"name": "who"}, required=["name"])
+def greet(c, name=""):
+    """Say hello."""
+    print(f"hello {name}, {c.remainder}")
+
+
+@task(remainder=True)
+def rest(c):
+    """Print what follows the dashes."""
+    print(c.remainder)
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command line of the little program above."""
+    commands = Collection()
+    for command in (say, check, greet, rest):
+        add(commands, command)
+
+    def run(*words):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stopped:
+            Program(commands, "bitnet").run(["bitnet", *words])
+        shown = capsys.readouterr()
+        return stopped.value.code, shown.out, shown.err
+
+    return run
+
+
+def understood(result):
+    code, out, err = result
+    assert (code, err) == (0, "")
+    return json.loads(out)
+
+
+def test_options_have_their_types_and_defaults(run):
+    assert understood(run("say")) == ["", 16, "mirror", True, [], None, 40, 0.8, 0]
+    assert understood(
+        run("say", "--prompt", "", "--max-tokens=3", "--no-stream", "--seed=-5", "-vv")
+    ) == ["", 3, "mirror", False, [], -5, 40, 0.8, 2]
+
+
+def test_options_of_a_group_arrive_as_one_object(run):
+    assert understood(run("say", "--top-k", "5", "--temp", "0.5"))[6:8] == [5, 0.5]
+
+
+@pytest.mark.parametrize("name", ["--max-tokens", "--max-new-tokens", "--n-predict"])
+def test_synonyms_are_one_option(run, name):
+    assert understood(run("say", name, "7"))[1] == 7
+
+
+def test_repeated_options_collect_where_that_is_meant(run):
+    assert understood(run("say", "--stop", "a", "--stop", "b c"))[4] == ["a", "b c"]
+
+
+@pytest.mark.parametrize("text", ["ünï 漢字 🎉", "two\nlines", "a=b", "--help"])
+def test_any_text_is_a_value(run, text):
+    assert understood(run("say", f"--prompt={text}"))[0] == text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["say", "--max-tokens", "abc"], "--max-tokens expects a whole number, got 'abc'"),
+        (["say", "--max-tokens=1.5"], "--max-tokens expects a whole number, got '1.5'"),
+        (["say", "--temperature=warm"], "--temperature expects a number, got 'warm'"),
+        (["say", "--temperature=nan"], "--temperature expects a number, got 'nan'"),
+        (["say", "--source", "moon"], "--source expects one of mirror, official, got 'moon'"),
+        (["say", "--promt", "x"], "say has no option --promt"),
+        (["say", "-t"], "say has no option -t"),
+        (["say", "--stream", "false"], "--stream takes no value, got 'false'"),
+        (["say", "--prompt"], "--prompt needs a value"),
+        (["say", "--prompt", "-v"], "--prompt needs a value"),
+        (["say", "--prompt", "a", "--prompt", "b"], "--prompt is given twice"),
+        (["say", "--max-tokens=6", "--max-tokens=-5"], "--max-tokens is given twice"),
+        (["say", "--prompt", "a", "b"], "say: unexpected argument 'b'"),
+        (["say", "--", "x"], "say takes nothing after ' -- ', got 'x'"),
+        (["sya"], "no command 'sya'"),
+        (["--list", "nowhere"], "Sub-collection 'nowhere' not found!"),
+        (["--list", "--list-format=x"], "--list-format expects one of flat, nested, json, got 'x'"),
+        (["--config=/no-ending", "greet"], "Config files of type ''"),
+        (["--bogus"], "no such option: --bogus"),
+        (["check"], "check needs PATH"),
+        (["check", "--bogus"], "check has no option --bogus"),
+        (["check", "a", "b"], "check: unexpected argument 'b'"),
+        (["greet"], "greet needs --name"),
+        (["--command-timeout", "abc", "say"], "bad value for a core option"),
+    ],
+)
+def test_wrong_usage_is_one_sentence_and_exit_code_2(run, words, message):
+    code, out, err = run(*words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith(f"Error: {message}")
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["say", "--promt", "x"], "did you mean --prompt?"),
+        (["say", "--max-new-token", "1"], "--max-new-tokens"),
+        (["say", "--no-straem"], "--no-stream"),
+        (["sya"], "did you mean say?"),
+        (["say", "--prompt", "-v"], "--prompt=-value"),
+        (["say", "--zzz"], "bitnet say --help"),
+    ],
+)
+def test_wrong_usage_says_what_would_have_worked(run, words, hint):
+    assert hint in run(*words)[2]
+
+
+@pytest.mark.parametrize("words", [["say", "--help"], ["say", "-h"], ["--help", "say"]])
+def test_help_is_never_swallowed(run, words):
+    code, out, _ = run(*words)
+    assert code == 0
+    assert "Print what was understood." in out
+    assert "--max-tokens=INT, --max-new-tokens=INT, --n-predict=INT" in out
+    assert "--[no-]stream" in out
+    assert "(default: 16)" in out
+
+
+@pytest.mark.parametrize(
+    "words", [["check", "--help"], ["check", "a", "--help"], ["say", "--prompt", "--help"]]
+)
+def test_help_wins_over_positional_and_missing_values(run, words):
+    code, out, _ = run(*words)
+    assert (code, out.splitlines()[0].split()[:2]) == (0, ["Usage:", "bitnet"])
+
+
+def test_text_after_the_dashes_reaches_a_command_that_wants_it(run):
+    assert run("rest", "--", "-k", "x")[1] == "-k x\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "message"),
+    [
+        ("error", 15, "Error: no match\nhint: bitnet tokenizer\n"),
+        ("bug", 1, "Error: internal error: ZeroDivisionError: oops"),
+        ("interrupt", 130, "Error: interrupted"),
+        ("full", 10, "Error: No space left on device (os error 28): /tmp/x"),
+    ],
+)
+def test_every_failure_ends_in_its_exit_code_without_a_traceback(run, how, code, message):
+    got, out, err = run("check", "x", "--fail", how)
+    assert (got, out) == (code, "")
+    assert err.startswith(message)
+    assert "Traceback" not in err
+
+
+def test_internal_errors_show_their_traceback_on_request(run, monkeypatch):
+    monkeypatch.setenv("BITNET_DEBUG", "1")
+    assert "Traceback" in run("check", "x", "--fail", "bug")[2]
+
+
+def test_json_output_carries_the_error_too(bitnet):
+    done = bitnet("exit-codes", "--json", "--bogus")
+    assert json.loads(done.out)["error"]["exit_code"] == done.code == 2
+
+
+def test_underscores_in_command_names_work(bitnet):
+    assert bitnet("exit_codes", "--json").code == 0
+
+
+def test_exit_codes_lists_every_error_class(bitnet):
+    listed = json.loads(bitnet("exit-codes", "--json").out)
+    classes = [getattr(errors, name) for name in errors.__all__]
+    used = {c.exit_code for c in classes if isinstance(c, type)}
+    assert {str(code) for code in used} | {"0"} == set(listed)
+
+
+def _options(command):
+    return [entry for entry in command.get_arguments() if isinstance(entry, Option)]
+
+
+@pytest.mark.parametrize("name", EVERY_COMMAND)
+def test_every_command_describes_itself_and_all_its_options(name):
+    command = COMMANDS[name]
+    assert isinstance(command, Task)
+    first = (command.__doc__ or "").strip().splitlines()[0]
+    assert first, "the docstring is the help"
+    assert len(first) <= 60
+    assert re.fullmatch(r"[A-Z].*\.", first)
+    for entry in _options(command):
+        assert entry.help, f"--{entry.names[0]} has no help"
+        shorts = [name for name in entry.names if len(name) == 1]
+        allowed = {"verbose": ["v"], "max-tokens": ["n"]}.get(entry.names[0], [])
+        assert set(shorts) <= set(allowed), "no other short flags"
+        assert entry.kind is not bool or isinstance(entry.default, bool)
+        if entry.choices and entry.default:
+            assert entry.default in entry.choices
+
+
+@pytest.mark.parametrize("name", EVERY_COMMAND)
+def test_every_command_shows_its_help(bitnet, name):
+    done = bitnet(name, "--help")
+    assert (done.code, done.err) == (0, "")
+    shared = bitnet("help", "network").out
+    for entry in _options(COMMANDS[name]):
+        shown = shared if entry.hidden and entry.section == NETWORK else done.out
+        assert entry.positional or f"--{entry.names[0]}" in shown or "--[no-]" in shown
+
+
+def test_the_help_of_the_program_has_each_command_once_by_group(bitnet):
+    groups = bitnet("--help").out.split("\n\n")
+    for name in EVERY_COMMAND:
+        command = COMMANDS[name]
+        assert command.group in GROUPS
+        assert re.search(r"^bitnet \S", command.example, re.MULTILINE)
+        listed = rf"^  {command.typed}(  |$)"
+        (found,) = (one for one in groups if re.search(listed, one, re.M))
+        assert found.startswith(f"{command.group}:\n")
+    assert not any("--prompt-for-sudo" in one for one in groups)
+
+
+def test_help_names_commands_as_they_are_typed(bitnet):
+    shown = bitnet("--help").out
+    for typed in ("cache list", "cache verify", "cache clean", "bundle export", "bundle import"):
+        assert f"\n  {typed} " in shown
+        assert bitnet(*typed.split(), "--help").out.startswith(f"Usage: bitnet {typed} [--opt")
+    assert not re.search(r"^  (\w+\.\w+|clean-cache)", shown, re.MULTILINE)
+    assert bitnet("clean-cache", "--bogus").err.startswith("Error: cache clean has no option")
+
+
+def test_every_option_of_a_server_is_in_one_section(bitnet):
+    named = [name for names in ServeOptions.SECTIONS.values() for name in names]
+    assert sorted(named) == sorted(entry.name for entry in fields(ServeOptions))
+    blocks = bitnet("serve", "--help").out.split("\n\n")
+    for section, names in ServeOptions.SECTIONS.items():
+        (block,) = (one for one in blocks if one.startswith(f"{section}:\n"))
+        assert all(f"--{name.replace('_', '-')}" in block for name in names)
+    assert not any(block.startswith("Options:") for block in blocks)
+
+
+@pytest.mark.parametrize("words", [("cache", "--help"), ("help", "cache"), ("cache", "x", "-h")])
+def test_a_group_of_commands_has_a_help_of_its_own(bitnet, words):
+    done = bitnet(*words)
+    assert (done.code, done.err) == (0, "")
+    listed = re.findall(r"^  (\w+ \w+) ", done.out, re.MULTILINE)
+    assert listed == ["cache clean", "cache list", "cache verify"]
+
+
+def test_a_command_without_an_example_has_no_heading_for_one():
+    @task(help={})
+    def lint(c):
+        """Check style."""
+
+    assert "Example:" not in [*command_help(lint)]
+
+
+def _process(*command, cwd):
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_inv_in_a_checkout_and_bitnet_elsewhere_say_the_same(tmp_path):
+    here = [sys.executable, "-m", "invoke"]
+    there = [sys.executable, "-m", "bitnet"]
+    for words in (["exit-codes"], ["exit-codes", "--bogus"], ["exit-codes", "--help"]):
+        inv = _process(*here, *words, cwd=CHECKOUT)
+        own = _process(*there, *words, cwd=tmp_path)
+        assert inv.returncode == own.returncode
+        assert inv.stdout.replace("-m invoke", "-m bitnet") == own.stdout
+        assert inv.stderr.replace("-m invoke", "-m bitnet") == own.stderr
+
+
+def test_inv_lists_every_command_of_bitnet():
+    listed = _process(sys.executable, "-m", "invoke", "--list", cwd=CHECKOUT).stdout
+    assert {f"  {name} " in listed for name in EVERY_COMMAND} == {True}
+
+
+def test_version_names_the_backend(bitnet):
+    done = bitnet("--version")
+    backend, version = r"(native \(.*\)|numpy)", r"\d+\.\d+\.\d+"
+    assert re.fullmatch(rf"bitnet {version} \({backend}, Python {version}\)\n", done.out)
+
+
+def test_a_reader_that_leaves_early_is_not_an_error():
+    done = subprocess.run(
+        f"{sys.executable} -m bitnet exit-codes | head -c 1; exit ${{PIPESTATUS[0]}}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+
+
+def through_a_shell(words, **environment):
+    return subprocess.run(
+        f"{sys.executable} -m bitnet {words}",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | environment,
+    )
+
+
+@needs_full
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["exit-codes", "exit-codes --json", "doctor --json --bogus"])
+def test_a_full_disk_behind_stdout_is_reported(words, unbuffered):
+    done = through_a_shell(f"{words} >/dev/full", PYTHONUNBUFFERED=unbuffered)
+    assert done.returncode == (2 if "bogus" in words else 10)
+    assert ("option --bogus" if "bogus" in words else "No space left on device") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@needs_full
+def test_a_full_disk_behind_stderr_keeps_result_and_exit_code():
+    done = through_a_shell("exit-codes 2>/dev/full")
+    assert (done.returncode, done.stdout) == (0, through_a_shell("exit-codes").stdout)
+    assert through_a_shell("exit-codes --bogus 2>/dev/full").returncode == 2
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell of POSIX")
+def test_closed_streams_say_nothing_and_change_nothing():
+    assert through_a_shell("exit-codes --json >&-").returncode == 0
+    done = through_a_shell("exit-codes --bogus <&- 2>&-")
+    assert (done.returncode, done.stdout) == (2, "")
+    done = through_a_shell("infer --prompt-file - <&-")
+    assert (done.returncode, done.stderr[:27]) == (2, "Error: the prompt is empty\n")
+
+
+def test_ctrl_c_before_there_is_a_command_gives_no_traceback():
+    code = (
+        "import sys\n"
+        "class Key:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'bitnet.commands':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Key())\n"
+        "from bitnet.__main__ import main\n"
+        "main()"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "Error: interrupted\n")
+
+
+def test_a_terminal_that_knows_ascii_only_gets_ascii_and_no_error(monkeypatch):
+    written = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", written)
+    Program(COMMANDS, "bitnet").run(["bitnet", "doctor"], exit=False)
+    assert b"ok bitnet: " in written.buffer.getvalue()
+
+
+def test_usage_puts_what_may_be_left_out_in_brackets(run, capsys):
+    assert "Usage: bitnet check [--options] PATH\n" in run("check", "--help")[1]
+    Program(COMMANDS, "bitnet").run(["bitnet", "doctor", "--help"], exit=False)
+    assert "Usage: bitnet doctor [--options] [AREA] [MODEL]\n" in capsys.readouterr().out
