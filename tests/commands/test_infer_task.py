@@ -76,8 +76,8 @@ def test_what_is_piped_in_is_the_prompt_where_none_is_given(bitnet, model, stdin
     expected = bitnet(*words, "--prompt", "ab").out
     stdin(b"ab\n")
     assert bitnet(*words).out == expected
-    stdin(b"c\xff")
     for more in ((), ("--prompt", "ab")):
+        stdin(b"c\xff")
         refused = bitnet(*words, *more)
         assert (refused.code, "stdin is not UTF-8" in refused.err) == (2, True)
     stdin(b"a\n")

@@ -67,8 +67,9 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_too_large_at_once(work
     pytest.importorskip("llguidance")
     go_on = threading.Event()
     monkeypatch.setattr(Grammars, "_compile", lambda *_: go_on.wait(PATIENCE_S))
-    monkeypatch.setattr(server_worker, "COMPILE_S", 0.1)
-    reply = worker.post("/v1/chat/completions", ANY)
+    with monkeypatch.context() as hasty:
+        hasty.setattr(server_worker, "COMPILE_S", 0.1)
+        reply = worker.post("/v1/chat/completions", ANY)
     go_on.set()
     assert reply.status_code == 400
     assert "was not ready after 0.1 s" in reply.json()["error"]["message"]
