@@ -6,11 +6,12 @@ import pkgutil
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from bitnet.families.keys import Keys, RopeStyle
     from bitnet.families.rules import Rule
 
 __all__ = [
@@ -19,7 +20,6 @@ __all__ = [
     "MLP",
     "QKV",
     "Family",
-    "Keys",
     "families",
     "of_gguf",
     "of_model_type",
@@ -32,19 +32,6 @@ MLP = ("ffn_gate", "ffn_up", "ffn_down")
 
 #: Tensors that llama.cpp loads for most families, besides those that all have.
 LLAMA_CPP = ("output.weight", *(f"{part}.bias" for part in (*QKV, "attn_qkv")))
-
-
-class Keys(Protocol):
-    """Keys of a model under GGUF's names, without the architecture prefix."""
-
-    def value(self, key: str, default: Any = ...) -> Any:
-        """The value of *key*."""
-
-    def integer(self, key: str, default: Any = ...) -> int:
-        """The integer *key*."""
-
-    def number(self, key: str, default: Any = ...) -> float:
-        """The finite number *key*."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +85,8 @@ class Family:
     layered_rope: bool = False
     rounds_inputs: bool = False
     norms_from_zero: bool = False
-    rope_style: Literal["interleaved", "half"] = "half"
-    gguf_rope_style: Literal["interleaved", "half"] = "half"
+    rope_style: RopeStyle = "half"
+    gguf_rope_style: RopeStyle = "half"
     llama_cpp: tuple[str, ...] | None = LLAMA_CPP
     translate: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=lambda _config: {})
     block: Mapping[str, Any] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from bitnet.families.rules import HARMLESS, neutral, read
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bitnet.families.family import Keys
+    from bitnet.families.keys import Keys
 
 
 def _configure(_keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:

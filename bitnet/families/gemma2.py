@@ -12,7 +12,7 @@ from bitnet.families.windows import alternating
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bitnet.families.family import Keys
+    from bitnet.families.keys import Keys
 
 __all__ = ["DEFAULTS", "NORMS", "caps", "score_scale"]
 

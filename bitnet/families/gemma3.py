@@ -14,7 +14,7 @@ from bitnet.families.windows import alternating
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bitnet.families.family import Keys
+    from bitnet.families.keys import Keys
 
 
 def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from bitnet.families.rules import neutral, read, refusal
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bitnet.families.family import Keys
+    from bitnet.families.keys import Keys
 
 
 def _translate(config: Mapping[str, Any]) -> dict[str, Any]:

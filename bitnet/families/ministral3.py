@@ -11,7 +11,7 @@ from bitnet.families.windows import everywhere
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from bitnet.families.family import Keys
+    from bitnet.families.keys import Keys
 
 
 def _translate(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bitnet.errors import Unsupported
+from bitnet.families.rope import magnitude
 from bitnet.families.rules import check, refusal
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from bitnet.families.family import Family
 
-__all__ = ["PARAMETERS", "from_parameters", "magnitude"]
+__all__ = ["PARAMETERS", "from_parameters"]
 
 # Parameters of each kind of scaling, besides rope_theta and the kind itself.
 PARAMETERS: dict[str, dict[str, str]] = {
@@ -196,11 +197,6 @@ def _yarn(
     return {"rope.scaling.attn_factor": scale}, {
         "rope_freqs.weight": np.asarray(freq_factors, dtype=np.float32)
     }
-
-
-def magnitude(factor: float, scale: float = 1.0) -> float:
-    """YaRN's factor on rotated queries and keys for an extension by *factor*."""
-    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def _longrope(

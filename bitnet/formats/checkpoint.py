@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InvalidFormat
 from bitnet.formats.gguf_values import Array
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from bitnet.families.keys import RopeStyle
     from bitnet.formats.gguf import GGUF
     from bitnet.quants.weight import Weight
 
-__all__ = ["Checkpoint", "RopeStyle", "has_input_norms"]
-
-RopeStyle = Literal["interleaved", "half"]
+__all__ = ["Checkpoint", "has_input_norms"]
 
 # Third-party conversions of BitNet use other prefixes for their keys.
 _PREFIXES_OF_BITNET = ("bitnet-b1.58", "bitnet", "llama")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bitnet.families.family import Family
-    from bitnet.formats.checkpoint import RopeStyle
+    from bitnet.families.keys import RopeStyle
 
 __all__ = ["INPUTS", "open_gguf", "recognises"]
 

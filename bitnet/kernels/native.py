@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.formats.checkpoint import RopeStyle
+    from bitnet.families.keys import RopeStyle
     from bitnet.kernels.program import Program, Seen, Segment
     from bitnet.quants.weight import Weight
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from bitnet.formats.checkpoint import RopeStyle
+    from bitnet.families.keys import RopeStyle
 
 __all__ = [
     "Activation",
@@ -82,7 +82,7 @@ class Cache(Protocol):
 
 
 class Rotation(Protocol):
-    """A rotary position embedding; ``models.rope`` has the real one."""
+    """A rotary position embedding; ``families.rope`` has the real one."""
 
     @property
     def style(self) -> RopeStyle:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.families.rope import Rope, rope_from
 from bitnet.families.rules import refusal
 from bitnet.formats.checkpoint import has_input_norms
 from bitnet.formats.sentence_transformers import POOLINGS
-from bitnet.models.rope import Rope, rope_from
 
 if TYPE_CHECKING:
     from bitnet.families.family import Family

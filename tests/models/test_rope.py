@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from bitnet.models.rope import Rope
+from bitnet.families.rope import Rope
 
 BASE = {"dims": 8, "theta": 10000.0, "style": "half"}
 PLAIN = np.array([1.0, 0.1, 0.01, 0.001])

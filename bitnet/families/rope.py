@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bitnet.errors import InvalidFormat, Unsupported
-from bitnet.families.rope_keys import magnitude
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from bitnet.formats.checkpoint import Checkpoint, RopeStyle
+    from bitnet.families.keys import Keys, RopeStyle
 
-__all__ = ["SCALINGS", "Rope", "rope_from"]
+__all__ = ["SCALINGS", "Rope", "magnitude", "rope_from"]
 
 SCALINGS = ("none", "linear", "dynamic", "yarn", "longrope")
 
@@ -98,7 +97,12 @@ class Rope:
         return 1.0
 
 
-def rope_from(checkpoint: Checkpoint, head_dim: int) -> Rope:
+def magnitude(factor: float, scale: float = 1.0) -> float:
+    """YaRN's factor on rotated queries and keys for an extension by *factor*."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
     """Position embedding from the keys and tensors of *checkpoint*, read as by llama.cpp.
 
     Raises:
