@@ -1,4 +1,4 @@
-"""What a family reads of a model on disk."""
+"""A model on disk, as its family reads it."""
 
 from __future__ import annotations
 
