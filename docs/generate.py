@@ -6,6 +6,7 @@ Run it as ``inv docs`` or ``inv docs --check``.
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -151,8 +152,12 @@ def models() -> str:
 
 def _family(family: Family) -> str:
     facts = [f"### {family.title}", f"Activation `{family.activation}`."]
-    if family.block:
-        facts.append("Block: " + ", ".join(f"`{k}` = {v}" for k, v in family.block.items()) + ".")
+    if isinstance(family.decoder, partial):
+        facts.append(
+            "Blocks: "
+            + ", ".join(f"`{key}` = {value}" for key, value in family.decoder.keywords.items())
+            + "."
+        )
     if family.defaults:
         facts.append(
             "Where `config.json` is silent: "

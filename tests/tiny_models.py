@@ -11,7 +11,7 @@ from builders import Tensor, vocabulary, write_gguf
 from bitnet.families.family import of_gguf
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.models.binding import expected_tensors
+from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from, load_model
 from bitnet.quants import types
 from bitnet.quants.registry import quantize
@@ -74,13 +74,21 @@ def tiny(architecture, *, seed=0, **more):
     weights = {embedding.name: embedding}
     keys = metadata(architecture, **more)
     checkpoint = Checkpoint(Path(f"tiny-{architecture}"), architecture, keys, weights, rope_style)
-    required, _ = expected_tensors(config_from(checkpoint))
-    for name, shape in required.items():
+    for name, shape in layout(config_from(checkpoint)).required.items():
         if name in weights:
             continue
         values = rng.standard_normal(shape) * 0.08
         weights[name] = _f32(name, values + 1 if name.endswith("norm.weight") else values)
     return checkpoint
+
+
+def seeing(decoder, windows):
+    """*decoder* with other attention windows, one for each block."""
+    blocks = []
+    for (before, behind), window in zip(decoder.blocks, windows, strict=True):
+        mixer = replace(before.mixers[0], window=window)
+        blocks.append((replace(before, mixers=(mixer,)), behind))
+    return replace(decoder, blocks=tuple(blocks))
 
 
 def in_encoding(checkpoint, name):

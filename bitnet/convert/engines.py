@@ -17,22 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from bitnet.convert.tensors import Job
+    from bitnet.families.blocks import ModelConfig
+    from bitnet.families.family import LlamaCppSupport
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.models.config import TransformerConfig
 
 __all__ = ["differences", "is_dynamic"]
 
-_WINDOWS = {"gemma2", "gemma3"}  # architectures whose windows llama.cpp reads
-_LAYERS_WITH_WINDOWS = 64  # of exaone4: llama.cpp recognises the model with windows by this
-_NO_TIED_HEAD = {"olmo2"}
-# Architectures for which it expects the heads together to be as wide as the model.
-_HEADS_OF_WIDTH = {"bitnet", "exaone4", "olmo2", "phi3", "qwen2"}
-# Models with this many layers scale attention by another width; no key says so.
-_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
-
 
 def differences(
-    checkpoint: Checkpoint, config: TransformerConfig, jobs: Sequence[Job]
+    checkpoint: Checkpoint, config: ModelConfig, jobs: Sequence[Job]
 ) -> Iterator[Finding]:
     """Every engine that computes the file made of *jobs* differently from *checkpoint*."""
     yield from _rounding(jobs)
@@ -52,9 +45,9 @@ def differences(
         yield _by("llama.cpp", f"does not load {name}")
     if not config.causal:
         yield _by("llama.cpp", "lets no position see those behind it, unless it is told to")
-    yield from _windows(config)
-    yield from _scale(config)
-    yield from _caps(config)
+    yield from _windows(config, family.llama_cpp)
+    yield from _scale(config, family.llama_cpp)
+    yield from _caps(config, family.llama_cpp)
     yield from _rope(config)
     yield from _tensors(checkpoint, config, family.llama_cpp)
 
@@ -91,18 +84,19 @@ def _short_rows(jobs: Sequence[Job]) -> Iterator[Finding]:
         )
 
 
-def _windows(config: TransformerConfig) -> Iterator[Finding]:
-    if config.architecture == "exaone4":
-        windowed = any(config.windows) or not all(config.rotated)
-        if windowed != (config.n_layers == _LAYERS_WITH_WINDOWS):
+def _windows(config: ModelConfig, engine: LlamaCppSupport) -> Iterator[Finding]:
+    if engine.window_layers:
+        windowed = any(its.window or its.rope is None for its in config.attentions)
+        if windowed != (config.n_layers == engine.window_layers):
             yield _by(
                 "llama.cpp",
-                "gives exaone4 models windows, and layers that do not rotate, where they have "
-                f"{_LAYERS_WITH_WINDOWS} layers, whatever their keys say; here {config.n_layers}",
+                f"gives {config.architecture} models windows, and layers that do not rotate, where "
+                f"they have {engine.window_layers} layers, whatever their keys say; here "
+                f"{config.n_layers}",
             )
         return
-    windows = {window for window in config.windows if 0 < window < config.context_length}
-    if windows and config.architecture not in _WINDOWS:
+    windows = {its.window for its in config.attentions if 0 < its.window < config.context_length}
+    if windows and not engine.windows:
         yield _by(
             "llama.cpp",
             f"ignores the sliding window of {config.architecture} models: beyond "
@@ -110,44 +104,50 @@ def _windows(config: TransformerConfig) -> Iterator[Finding]:
         )
 
 
-def _scale(config: TransformerConfig) -> Iterator[Finding]:
-    usual = config.head_dim**-0.5
-    if config.n_layers == _LAYERS_OF_27B.get(config.architecture):
-        usual = (config.dim / config.n_heads) ** -0.5
-    reads = config.architecture not in _LAYERS_OF_27B
-    if not reads and not math.isclose(config.attention_scale, usual, rel_tol=1e-6):
+def _scale(config: ModelConfig, engine: LlamaCppSupport) -> Iterator[Finding]:
+    for its in config.attentions[:1] if engine.wide_scale_layers else ():
+        usual = its.head_dim**-0.5
+        if config.n_layers == engine.wide_scale_layers:
+            usual = (config.dim / its.heads) ** -0.5
+        if not math.isclose(its.scale, usual, rel_tol=1e-6):
+            yield _by(
+                "llama.cpp",
+                f"scales the scores of {config.architecture} models by {usual:.6g} whatever "
+                f"query_pre_attn_scalar says, here {its.scale:.6g}",
+            )
+
+
+def _caps(config: ModelConfig, engine: LlamaCppSupport) -> Iterator[Finding]:
+    uncapped = any(its.softcap == 0 for its in config.attentions)
+    if engine.always_caps and (uncapped or config.final_softcap == 0):
         yield _by(
             "llama.cpp",
-            f"scales the scores of {config.architecture} models by {usual:.6g} whatever "
-            f"query_pre_attn_scalar says, here {config.attention_scale:.6g}",
+            f"divides the {'scores' if uncapped else 'logits'} of {config.architecture} models by "
+            "their soft cap, and this one has none",
         )
 
 
-def _caps(config: TransformerConfig) -> Iterator[Finding]:
-    if config.architecture == "gemma2" and 0 in (config.attention_softcap, config.final_softcap):
-        which = "scores" if config.attention_softcap == 0 else "logits"
-        yield _by(
-            "llama.cpp",
-            f"divides the {which} of gemma2 models by their soft cap, and this one has none",
-        )
-
-
-def _rope(config: TransformerConfig) -> Iterator[Finding]:
-    original = config.rope.original_context
-    if config.rope.long_freq_factors is not None and original < config.context_length:
-        yield _by(
-            "llama.cpp",
-            f"takes the long rope factors wherever its context is above {original:,} positions, "
-            "however few the text has",
-        )
+def _rope(config: ModelConfig) -> Iterator[Finding]:
+    for rope in config.ropes:
+        original = rope.original_context
+        if rope.long_freq_factors is not None and original < config.context_length:
+            yield _by(
+                "llama.cpp",
+                f"takes the long rope factors wherever its context is above {original:,} "
+                "positions, however few the text has",
+            )
 
 
 def _tensors(
-    checkpoint: Checkpoint, config: TransformerConfig, loaded: tuple[str, ...]
+    checkpoint: Checkpoint, config: ModelConfig, engine: LlamaCppSupport
 ) -> Iterator[Finding]:
     kind = checkpoint.architecture
     strange = next(
-        (name for name in checkpoint.weights if _is_optional(name) and not name.endswith(loaded)),
+        (
+            name
+            for name in checkpoint.weights
+            if _is_optional(name) and not name.endswith(engine.tensors)
+        ),
         None,
     )
     if strange:
@@ -155,14 +155,15 @@ def _tensors(
             "llama.cpp",
             f"has no {strange} in {kind} models: it refuses the file or computes without it",
         )
-    if kind in _NO_TIED_HEAD and "output.weight" not in checkpoint.weights:
+    if not engine.tied and "output.weight" not in checkpoint.weights:
         yield _by("llama.cpp", f"does not load {kind} models whose head is the embedding")
-    if kind in _HEADS_OF_WIDTH and config.n_heads * config.head_dim != config.dim:
-        yield _by(
-            "llama.cpp",
-            f"does not load {kind} models whose heads, {config.n_heads} of {config.head_dim}, are "
-            f"not {config.dim} wide together",
-        )
+    for its in config.attentions[:1] if engine.whole_width else ():
+        if its.heads * its.head_dim != config.dim:
+            yield _by(
+                "llama.cpp",
+                f"does not load {kind} models whose heads, {its.heads} of {its.head_dim}, are "
+                f"not {config.dim} wide together",
+            )
 
 
 def _is_optional(name: str) -> bool:

@@ -20,7 +20,7 @@ from bitnet.formats.containers import open_checkpoint
 from bitnet.formats.gguf_new import NewTensor, file_size, write_new
 from bitnet.formats.gguf_write import refuse_existing
 from bitnet.formats.mapped_file import mapped_files, unchanged
-from bitnet.models.binding import expected_tensors
+from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
 from bitnet.progress import human_size
 
@@ -166,14 +166,14 @@ def plan_conversion(source: Path, request: ConversionRequest) -> ConversionPlan:
         source, i2_s_layout=request.i2_s_layout, ignore_keys=request.ignore_keys
     )
     config = config_from(checkpoint)
-    required, _ = expected_tensors(config)
+    required = layout(config).required
     missing = [name for name in required if name not in checkpoint.weights]
     if missing:
         raise InvalidFormat(
             f"{checkpoint.path.name}: {len(missing)} tensors are missing, such as {missing[0]}",
             hint="fetch the whole model again",
         )
-    jobs = tuple(job(weight, checkpoint, request) for weight in checkpoint.weights.values())
+    jobs = tuple(job(weight, checkpoint, config, request) for weight in checkpoint.weights.values())
     keys = metadata(checkpoint, request)
     size = file_size(keys, [_new(one) for one in jobs])
     return ConversionPlan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,7 +14,6 @@ from bitnet.convert.request import ROUNDED, TERNARY
 from bitnet.errors import Unsupported, VerificationFailed
 from bitnet.families.family import of_gguf
 from bitnet.formats.containers import open_checkpoint
-from bitnet.models.load import config_from
 from bitnet.quants import registry, types
 from bitnet.quants.i2_s import pack_i2_s
 from bitnet.quants.iq_bn import pack_iq2_bn
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from bitnet.convert.request import ConversionRequest
+    from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.quants.types import QuantType
     from bitnet.quants.weight import Weight
@@ -324,13 +325,15 @@ def _used(ternary: Ternary) -> NDArray[np.int64]:
     return used
 
 
-def job(weight: Weight, checkpoint: Checkpoint, request: ConversionRequest) -> Job:
-    """Job for one *weight* of *checkpoint* according to *request*."""
+def job(
+    weight: Weight, checkpoint: Checkpoint, decoder: ModelConfig, request: ConversionRequest
+) -> Job:
+    """Job for one *weight* of *checkpoint*, a model of *decoder*, according to *request*."""
     target = _target(weight, request, keeps=checkpoint.path.is_file())
     rounds = target.is_ternary and (
         checkpoint.rounds_inputs or target.name not in registry.OF_ANY_MODEL
     )
-    return Job(weight, target, _row_order(weight, checkpoint), request.allow_lossy, rounds)
+    return Job(weight, target, _row_order(weight, checkpoint, decoder), request.allow_lossy, rounds)
 
 
 def _target(weight: Weight, request: ConversionRequest, *, keeps: bool) -> QuantType:
@@ -389,7 +392,9 @@ def _named(name: str) -> QuantType:
     return found
 
 
-def _row_order(weight: Weight, checkpoint: Checkpoint) -> NDArray[np.intp] | None:
+def _row_order(
+    weight: Weight, checkpoint: Checkpoint, decoder: ModelConfig
+) -> NDArray[np.intp] | None:
     """Permutation of rows for readers that expect adjacent rotary pairs.
 
     Raises:
@@ -398,17 +403,17 @@ def _row_order(weight: Weight, checkpoint: Checkpoint) -> NDArray[np.intp] | Non
     family = of_gguf(checkpoint.architecture)
     if family is None or family.gguf_rope_style == checkpoint.rope_style:
         return None
-    part = weight.name.rpartition(".")[0].rpartition(".")[2]
-    if part not in ("attn_q", "attn_k"):
+    match = re.fullmatch(r"blk\.(\d+)\.attn_([qk])\.(weight|bias)", weight.name)
+    if match is None:
         return None
-    config = config_from(checkpoint)
-    if config.rope.dims != config.head_dim:
+    (its,) = decoder.attentions_of(int(match[1]))
+    if its.rope is not None and its.rope.dims != its.head_dim:
         raise Unsupported(
-            f"{checkpoint.path.name}: {config.rope.dims} of {config.head_dim} elements of a head "
+            f"{checkpoint.path.name}: {its.rope.dims} of {its.head_dim} elements of a head "
             "are rotated; a GGUF file of this architecture cannot say that",
             hint="run the folder as it is",
         )
-    heads = config.n_heads if part == "attn_q" else config.n_kv_heads
+    heads = its.heads if match[2] == "q" else its.kv_heads
     rows = np.arange(weight.shape[0]).reshape(heads, 2, -1)
     return np.ascontiguousarray(rows.swapaxes(1, 2)).reshape(-1)
 

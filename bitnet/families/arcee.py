@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bitnet.families.family import ATTENTION, LLAMA_CPP, Family, register
+from functools import partial
+
+from bitnet.families.dense import dense
+from bitnet.families.family import ATTENTION, BIASES, Family, LlamaCppSupport, register
 from bitnet.families.rules import neutral, read
 
 register(
@@ -19,8 +22,8 @@ register(
         },
         gguf_keys={"attention.sliding_window": neutral(0)},
         biases={"attention_bias": ATTENTION, "mlp_bias": ("ffn_up", "ffn_down")},
-        llama_cpp=(*LLAMA_CPP, "rope_freqs.weight"),
+        llama_cpp=LlamaCppSupport(tensors=("output.weight", *BIASES, "rope_freqs.weight")),
         # relu(up) * up equals the square of relu(up).
-        block={"gated": False, "activation": "relu"},
+        decoder=partial(dense, ffn={"gated": False, "activation": "relu"}),
     )
 )

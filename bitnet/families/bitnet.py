@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bitnet.families.family import ATTENTION, Family, register
+from functools import partial
+
+from bitnet.families.dense import dense
+from bitnet.families.family import ATTENTION, Family, LlamaCppSupport, register
 from bitnet.families.rules import neutral, read
 
 register(
@@ -23,7 +26,7 @@ register(
         llama_cpp=None,
         biases={"attention_bias": ATTENTION},
         rounds_inputs=True,
-        block={"sub_norms": True, "activation": "relu_squared"},
+        decoder=partial(dense, sub_norm=True, ffn={"sub_norm": True, "activation": "relu_squared"}),
     )
 )
 register(
@@ -44,9 +47,9 @@ register(
             "self_attn.inner_attn_ln": "attn_sub_norm",
             "mlp.ffn_layernorm": "ffn_sub_norm",
         },
-        llama_cpp=(),
+        llama_cpp=LlamaCppSupport(tensors=(), whole_width=True),
         gguf_keys={"attention.sliding_window": neutral(0)},
         rounds_inputs=True,
-        block={"sub_norms": True},
+        decoder=partial(dense, sub_norm=True, ffn={"sub_norm": True}),
     )
 )

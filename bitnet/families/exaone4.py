@@ -5,15 +5,18 @@ Without ``sliding_window`` all layers use RoPE.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.family import LLAMA_CPP, Family, register
+from bitnet.families.dense import AFTER, dense
+from bitnet.families.family import BIASES, Family, LlamaCppSupport, register
 from bitnet.families.rules import read
 from bitnet.families.windows import alternating
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
 
 
@@ -26,9 +29,17 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     return alternating(4, "sliding_window_pattern")(config)
 
 
-def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
+def _decoder(keys: Keys) -> ModelConfig:
     everywhere = not keys.integer("attention.sliding_window", 0)
-    return {"rotated": tuple(everywhere or bool(window) for window in fields["windows"])}
+    return dense(
+        keys,
+        norms=AFTER,
+        period=4,
+        qk_norm="head",
+        each=lambda _layer, usual: (
+            usual if everywhere or usual.window else replace(usual, rope=None)
+        ),
+    )
 
 
 register(
@@ -52,9 +63,12 @@ register(
             "post_attention_layernorm": "post_attention_norm",
             "post_feedforward_layernorm": "post_ffw_norm",
         },
-        llama_cpp=(*LLAMA_CPP, "rope_freqs.weight"),
+        llama_cpp=LlamaCppSupport(
+            tensors=("output.weight", *BIASES, "rope_freqs.weight"),
+            whole_width=True,
+            window_layers=64,
+        ),
         translate=_translate,
-        block={"pre_norms": False, "post_norms": True, "qk_norm": True, "period": 4},
-        configure=_configure,
+        decoder=_decoder,
     )
 )

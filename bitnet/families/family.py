@@ -8,18 +8,22 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from bitnet.families.dense import dense
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys, RopeStyle
     from bitnet.families.rules import Rule
 
 __all__ = [
     "ATTENTION",
-    "LLAMA_CPP",
+    "BIASES",
     "MLP",
     "QKV",
     "Family",
+    "LlamaCppSupport",
     "families",
     "of_gguf",
     "of_model_type",
@@ -30,8 +34,31 @@ QKV = ("attn_q", "attn_k", "attn_v")
 ATTENTION = (*QKV, "attn_output")
 MLP = ("ffn_gate", "ffn_up", "ffn_down")
 
-#: Tensors that llama.cpp loads for most families, besides those that all have.
-LLAMA_CPP = ("output.weight", *(f"{part}.bias" for part in (*QKV, "attn_qkv")))
+BIASES = tuple(f"{part}.bias" for part in (*QKV, "attn_qkv"))
+
+
+@dataclass(frozen=True)
+class LlamaCppSupport:
+    """Differences between llama.cpp and the keys of a family.
+
+    Attributes:
+        tensors: those it loads besides the ones that all models have, by the end of their names.
+        windows: it reads the attention window.
+        tied: it loads models whose head is the embedding.
+        whole_width: it loads only models whose heads together are as wide as the model.
+        wide_scale_layers: models with this many layers scale attention by another width; 0: it
+            reads the scale.
+        window_layers: models with this many layers have windows, whatever their keys say.
+        always_caps: it divides scores and logits by their soft caps, even by zero.
+    """
+
+    tensors: tuple[str, ...] = ("output.weight", *BIASES)
+    windows: bool = False
+    tied: bool = True
+    whole_width: bool = False
+    wide_scale_layers: int = 0
+    window_layers: int = 0
+    always_caps: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +86,10 @@ class Family:
         norms_from_zero: the safetensors weights of norms are stored minus one.
         rope_style: pairing of rotary dimensions in a folder's weights.
         gguf_rope_style: the same in a GGUF file, for which converters permute rows.
-        llama_cpp: tensors that llama.cpp loads for this architecture besides those all models have,
-            by the end of their names; ``None``: it does not support the architecture.
+        llama_cpp: how llama.cpp computes it; ``None``: it does not support the architecture.
         translate: additional GGUF keys from a ``config.json``.
         rounds_inputs: ternary layers round a token's input to int8 (W1.58A8), as in training.
-        block: fixed fields of the transformer's configuration.
-        configure: additional fields, from the keys and the fields so far.
+        decoder: its blocks, from the keys.
     """
 
     title: str
@@ -87,12 +112,9 @@ class Family:
     norms_from_zero: bool = False
     rope_style: RopeStyle = "half"
     gguf_rope_style: RopeStyle = "half"
-    llama_cpp: tuple[str, ...] | None = LLAMA_CPP
+    llama_cpp: LlamaCppSupport | None = field(default_factory=LlamaCppSupport)
     translate: Callable[[Mapping[str, Any]], dict[str, Any]] = field(default=lambda _config: {})
-    block: Mapping[str, Any] = field(default_factory=dict)
-    configure: Callable[[Keys, Mapping[str, Any]], dict[str, Any]] = field(
-        default=lambda _keys, _fields: {}
-    )
+    decoder: Callable[[Keys], ModelConfig] = dense
 
     @property
     def architectures(self) -> tuple[str, ...]:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from bitnet.families.family import ATTENTION, LLAMA_CPP, Family, register
+from bitnet.families.dense import dense
+from bitnet.families.family import ATTENTION, BIASES, Family, LlamaCppSupport, register
 from bitnet.families.rules import HARMLESS, neutral, read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
 
 
-def _configure(_keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"embedding_scale": math.sqrt(fields["dim"])}
+def _decoder(keys: Keys) -> ModelConfig:
+    model = dense(keys, ffn={"activation": "gelu_tanh"})
+    return replace(model, embedding_scale=math.sqrt(model.dim))
 
 
 register(
@@ -40,9 +42,8 @@ register(
         },
         gguf_keys={"attention.sliding_window": neutral(0)},
         biases={"attention_bias": ATTENTION},
-        llama_cpp=tuple(name for name in LLAMA_CPP if name != "output.weight"),
+        llama_cpp=LlamaCppSupport(tensors=BIASES),
         norms_from_zero=True,
-        block={"activation": "gelu_tanh"},
-        configure=_configure,
+        decoder=_decoder,
     )
 )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.family import ATTENTION, LLAMA_CPP, Family, register
+from bitnet.families.dense import AROUND, attention, dense, sizes
+from bitnet.families.family import ATTENTION, BIASES, Family, LlamaCppSupport, register
 from bitnet.families.rules import HARMLESS, neutral, read
 from bitnet.families.windows import alternating
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
 
 __all__ = ["DEFAULTS", "NORMS", "caps", "score_scale"]
@@ -42,21 +45,30 @@ def caps(config: Mapping[str, Any]) -> dict[str, Any]:
     return keys | {"attention.scale": config["query_pre_attn_scalar"] ** -0.5}
 
 
-def score_scale(keys: Keys, fields: Mapping[str, Any], layers_of_27b: int) -> float:
+def score_scale(keys: Keys, layers_of_27b: int) -> float:
     """Factor on attention scores; the 27B models use the residual width, and no key says so."""
-    scale: float = fields["attention_scale"]
-    if fields["n_layers"] == layers_of_27b:
-        scale = (fields["dim"] / fields["n_heads"]) ** -0.5
+    found = sizes(keys)
+    usual = attention(keys, found.dim)
+    is_27b = found.layers == layers_of_27b and usual.heads
+    scale = (found.dim / usual.heads) ** -0.5 if is_27b else usual.scale
     return keys.number("attention.scale", scale)
 
 
-def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "embedding_scale": math.sqrt(fields["dim"]),
-        "attention_scale": score_scale(keys, fields, layers_of_27b=46),
-        "attention_softcap": keys.number("attn_logit_softcapping", 50.0),
-        "final_softcap": keys.number("final_logit_softcapping", 30.0),
-    }
+def _decoder(keys: Keys) -> ModelConfig:
+    model = dense(
+        keys,
+        norms=AROUND,
+        window=4096,
+        period=2,
+        scale=score_scale(keys, layers_of_27b=46),
+        softcap=keys.number("attn_logit_softcapping", 50.0),
+        ffn={"activation": "gelu_tanh"},
+    )
+    return replace(
+        model,
+        embedding_scale=math.sqrt(model.dim),
+        final_softcap=keys.number("final_logit_softcapping", 30.0),
+    )
 
 
 register(
@@ -88,10 +100,11 @@ register(
         },
         tensors=NORMS,
         biases={"attention_bias": ATTENTION},
-        llama_cpp=tuple(name for name in LLAMA_CPP if name != "output.weight"),
+        llama_cpp=LlamaCppSupport(
+            tensors=BIASES, windows=True, wide_scale_layers=46, always_caps=True
+        ),
         norms_from_zero=True,
         translate=lambda config: alternating(2)(config) | caps(config),
-        block={"activation": "gelu_tanh", "post_norms": True, "window": 4096, "period": 2},
-        configure=_configure,
+        decoder=_decoder,
     )
 )

@@ -6,31 +6,43 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.family import ATTENTION, Family, register
+from bitnet.families.dense import AROUND, attention, dense, sizes
+from bitnet.families.family import ATTENTION, Family, LlamaCppSupport, register
 from bitnet.families.gemma2 import DEFAULTS, NORMS, caps, score_scale
+from bitnet.families.rope import rope_from
 from bitnet.families.rules import HARMLESS, read
 from bitnet.families.windows import alternating
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
 
 
-def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "embedding_scale": math.sqrt(fields["dim"]),
-        "attention_scale": score_scale(keys, fields, layers_of_27b=62),
-        "final_softcap": keys.number("final_logit_softcapping", 0.0),
-        # Layers with a window keep Gemma 2's frequencies, without scaling.
-        "local_rope": replace(
-            fields["rope"],
-            theta=keys.number("rope.freq_base_swa", 10000.0),
-            scaling="none",
-            attention_factor=1.0,
-            freq_factors=None,
-        ),
-    }
+def _decoder(keys: Keys) -> ModelConfig:
+    # Layers with a window keep Gemma 2's frequencies, without scaling.
+    local = replace(
+        rope_from(keys, attention(keys, sizes(keys).dim).head_dim),
+        theta=keys.number("rope.freq_base_swa", 10000.0),
+        scaling="none",
+        attention_factor=1.0,
+        freq_factors=None,
+    )
+    model = dense(
+        keys,
+        norms=AROUND,
+        period=6,
+        qk_norm="head",
+        scale=score_scale(keys, layers_of_27b=62),
+        each=lambda _layer, usual: replace(usual, rope=local) if usual.window else usual,
+        ffn={"activation": "gelu_tanh"},
+    )
+    return replace(
+        model,
+        embedding_scale=math.sqrt(model.dim),
+        final_softcap=keys.number("final_logit_softcapping", 0.0),
+    )
 
 
 def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,15 +75,10 @@ register(
         },
         tensors=NORMS,
         biases={"attention_bias": ATTENTION},
+        llama_cpp=LlamaCppSupport(windows=True, wide_scale_layers=62),
         norms_from_zero=True,
         layered_rope=True,
         translate=_translate,
-        block={
-            "activation": "gelu_tanh",
-            "post_norms": True,
-            "qk_norm": True,
-            "period": 6,
-        },
-        configure=_configure,
+        decoder=_decoder,
     )
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.family import ATTENTION, MLP, Family, register
+from bitnet.families.dense import dense
+from bitnet.families.family import ATTENTION, MLP, Family, LlamaCppSupport, register
 from bitnet.families.rules import neutral, read, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
 
 
@@ -31,13 +34,18 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "attention_scale": keys.number("attention.scale", 0.0) or fields["attention_scale"],
-        "embedding_scale": keys.number("embedding_scale", 1.0) or 1.0,
-        "residual_scale": keys.number("residual_scale", 1.0) or 1.0,
-        "logit_scale": 1 / (keys.number("logit_scale", 1.0) or 1.0),
-    }
+def _decoder(keys: Keys) -> ModelConfig:
+    scale = keys.number("attention.scale", 0.0)
+    model = dense(
+        keys,
+        residual_scale=keys.number("residual_scale", 1.0) or 1.0,
+        each=lambda _layer, usual: replace(usual, scale=scale or usual.scale),
+    )
+    return replace(
+        model,
+        embedding_scale=keys.number("embedding_scale", 1.0) or 1.0,
+        logit_scale=1 / (keys.number("logit_scale", 1.0) or 1.0),
+    )
 
 
 register(
@@ -71,8 +79,8 @@ register(
             "logit_scale": read("logits are divided by it"),
         },
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
-        llama_cpp=("output.weight", ".bias", "rope_freqs.weight"),
+        llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight")),
         translate=_translate,
-        configure=_configure,
+        decoder=_decoder,
     )
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bitnet.families.family import ATTENTION, MLP, Family, register
+from bitnet.families.family import ATTENTION, MLP, Family, LlamaCppSupport, register
 from bitnet.families.rules import read
 
 register(
@@ -18,6 +18,6 @@ register(
             "mlp_bias": read("biases in the feed-forward network"),
         },
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
-        llama_cpp=("output.weight", ".bias", "rope_freqs.weight"),
+        llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight")),
     )
 )

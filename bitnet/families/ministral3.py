@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitnet.families.family import Family, register
+from bitnet.families.dense import dense
+from bitnet.families.family import Family, LlamaCppSupport, register
 from bitnet.families.rules import read, refusal
 from bitnet.families.windows import everywhere
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
 
 
@@ -31,11 +33,14 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _configure(keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "temperature": keys.number("attention.temperature_scale", 0.0),
-        "temperature_length": fields["rope"].original_context,
-    }
+def _decoder(keys: Keys) -> ModelConfig:
+    return dense(
+        keys,
+        growth=keys.number("attention.temperature_scale", 0.0),
+        growth_length=keys.integer(
+            "rope.scaling.original_context_length", keys.integer("context_length")
+        ),
+    )
 
 
 register(
@@ -70,8 +75,8 @@ register(
             "attention.temperature_scale": read("growth of the query scale"),
             "rope.scaling.yarn_log_multiplier": read("`mscale_all_dim` of `yarn`"),
         },
-        llama_cpp=("output.weight", ".bias", "rope_freqs.weight"),
+        llama_cpp=LlamaCppSupport(tensors=("output.weight", ".bias", "rope_freqs.weight")),
         translate=_translate,
-        configure=_configure,
+        decoder=_decoder,
     )
 )

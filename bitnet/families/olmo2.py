@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bitnet.families.family import ATTENTION, Family, register
+from functools import partial
+
+from bitnet.families.dense import AFTER, dense
+from bitnet.families.family import ATTENTION, Family, LlamaCppSupport, register
 from bitnet.families.rules import neutral, read
 
 register(
@@ -19,6 +22,7 @@ register(
             "post_feedforward_layernorm": "post_ffw_norm",
         },
         biases={"attention_bias": ATTENTION},
-        block={"pre_norms": False, "post_norms": True, "wide_qk_norm": True},
+        llama_cpp=LlamaCppSupport(tied=False, whole_width=True),
+        decoder=partial(dense, norms=AFTER, qk_norm="whole"),
     )
 )

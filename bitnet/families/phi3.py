@@ -5,7 +5,10 @@ Long contexts have a second list of frequency factors.
 
 from __future__ import annotations
 
-from bitnet.families.family import LLAMA_CPP, Family, register
+from functools import partial
+
+from bitnet.families.dense import dense
+from bitnet.families.family import BIASES, Family, LlamaCppSupport, register
 from bitnet.families.rules import read
 from bitnet.families.windows import everywhere
 
@@ -26,8 +29,16 @@ register(
             "partial_rotary_factor": read("rotary share of a head"),
         },
         partial_rotation=True,
-        llama_cpp=(*LLAMA_CPP, "rope_factors_long.weight", "rope_factors_short.weight"),
+        llama_cpp=LlamaCppSupport(
+            tensors=(
+                "output.weight",
+                *BIASES,
+                "rope_factors_long.weight",
+                "rope_factors_short.weight",
+            ),
+            whole_width=True,
+        ),
         translate=everywhere,
-        block={"fused": True},
+        decoder=partial(dense, fused=True, ffn={"fused": True}),
     )
 )

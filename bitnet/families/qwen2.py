@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from bitnet.families.family import QKV, Family, register
+from functools import partial
+
+from bitnet.families.dense import dense
+from bitnet.families.family import QKV, Family, LlamaCppSupport, register
 from bitnet.families.rules import HARMLESS, read
 from bitnet.families.windows import from_first
 
@@ -29,6 +32,7 @@ register(
         },
         biases={"": QKV},
         translate=from_first,
-        block={"qkv_bias": True},
+        llama_cpp=LlamaCppSupport(whole_width=True),
+        decoder=partial(dense, biased=True),
     )
 )

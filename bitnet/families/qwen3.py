@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from bitnet.families.dense import dense
 from bitnet.families.family import ATTENTION, Family, register
 from bitnet.families.rules import read
 from bitnet.families.windows import from_first
@@ -30,6 +33,6 @@ register(
         },
         biases={"attention_bias": ATTENTION},
         translate=from_first,
-        block={"qk_norm": True},
+        decoder=partial(dense, qk_norm="head"),
     )
 )

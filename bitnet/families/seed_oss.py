@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from bitnet.families.dense import dense
 from bitnet.families.family import MLP, QKV, Family, register
 from bitnet.families.rules import neutral, read
 
@@ -27,6 +30,6 @@ register(
         tensors={"post_attention_layernorm": "post_attention_norm"},
         biases={"attention_bias": QKV, "attention_out_bias": ("attn_output",), "mlp_bias": MLP},
         # Its name of the norm before feed-forward; there is none after attention.
-        block={"ffn_norm": "post_attention_norm"},
+        decoder=partial(dense, norms=(("attn_norm", ""), ("post_attention_norm", ""))),
     )
 )

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from bitnet.families.dense import dense
 from bitnet.families.family import ATTENTION, MLP, Family, register
 from bitnet.families.rules import neutral, read, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from bitnet.families.blocks import ModelConfig
     from bitnet.families.keys import Keys
 
 _STEP = 4
@@ -17,7 +20,7 @@ _STEP = 4
 
 def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     layers = config["num_hidden_layers"]
-    usual = _rotated(layers)
+    usual = tuple(map(_is_rotated, range(layers)))
     given = config.get("no_rope_layers")
     if given is None:
         step = config["no_rope_layer_interval"]
@@ -33,12 +36,15 @@ def _translate(config: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _rotated(layers: int) -> tuple[bool, ...]:
-    return tuple((layer + 1) % _STEP != 0 for layer in range(layers))
+def _is_rotated(layer: int) -> bool:
+    return (layer + 1) % _STEP != 0
 
 
-def _configure(_keys: Keys, fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"rotated": _rotated(fields["n_layers"])}
+def _decoder(keys: Keys) -> ModelConfig:
+    return dense(
+        keys,
+        each=lambda layer, usual: usual if _is_rotated(layer) else replace(usual, rope=None),
+    )
 
 
 register(
@@ -66,6 +72,6 @@ register(
         gguf_keys={"attention.sliding_window": neutral(0)},
         biases={"attention_bias": ATTENTION, "mlp_bias": MLP},
         translate=_translate,
-        configure=_configure,
+        decoder=_decoder,
     )
 )

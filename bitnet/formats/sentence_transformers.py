@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from pathlib import Path
 
+    from bitnet.families.blocks import Pooling
+
 __all__ = ["POOLINGS", "Prompts", "pooling_type", "prompts"]
 
 #: By their number in GGUF.
-POOLINGS = ("none", "mean", "cls", "last")
+POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last")
 _KIND = "sentence-transformers"
 _MODULES = ("Transformer", "Pooling", "Normalize")
 _MODES = {

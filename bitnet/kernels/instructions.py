@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -18,8 +18,9 @@ from bitnet.kernels.program import Activation
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from bitnet.families.blocks import KeysValues
     from bitnet.kernels.ops import Ops, Prepared
-    from bitnet.kernels.program import Array, Program, Rotation, Segment
+    from bitnet.kernels.program import Array, Program, Register, Rotation, Segment
 
 __all__ = [
     "GATES",
@@ -61,7 +62,7 @@ class Pass:
         self.weights = weights
         self.ops = ops
         self.segments = segments
-        self.registers: dict[str, Array] = {}
+        self.registers: dict[Register, Array] = {}
         self._angles: dict[int, tuple[Array, float]] = {}
 
     def finish(self) -> Array:
@@ -76,10 +77,10 @@ class Pass:
             start = segment.cache.length
             yield from range(start, start + len(segment.tokens))
 
-    def heads(self, register: str) -> Array:
+    def heads(self, register: Register, head_dim: int) -> Array:
         """Value of *register* head by head, ``(T, heads, head_dim)``."""
         x = self.registers[register]
-        return x.reshape(len(x), -1, self.program.head_dim)
+        return x.reshape(len(x), -1, head_dim)
 
     def angles(self, rotation: Rotation) -> tuple[Array, float]:
         """Angles of every row, ``(T, pairs)``, and the factor; the same array within a pass."""
@@ -104,20 +105,25 @@ class Graph:
 
     Attributes:
         native: the module's ``Graph``.
-        numbers: of the registers.
         weights: by name, as the module takes them.
         rotations: their numbers.
-        places: number of the table of pages of each layer, and its place there.
+        places: number of the table of pages of each cache, and its place there.
+        numbers: of the registers so far.
+        names: numbers of their places in memory.
     """
 
     native: Any
-    numbers: Mapping[str, int]
     weights: Mapping[str, Prepared]
     rotations: Mapping[Rotation, int]
     places: Mapping[int, tuple[int, int]]
+    numbers: dict[Register, int] = field(default_factory=dict)
+    names: dict[str, int] = field(default_factory=dict)
 
-    def __getitem__(self, register: str) -> int:
+    def __getitem__(self, register: Register) -> int:
         """Number of *register*."""
+        if register not in self.numbers:
+            place = self.names.setdefault(register.name, len(self.names))
+            self.numbers[register] = self.native.add_register(register.width, place)
         return self.numbers[register]
 
 
@@ -125,7 +131,7 @@ class Graph:
 class Embed:
     """``out = table[tokens] * scale``."""
 
-    out: str
+    out: Register
     table: str
     scale: float
 
@@ -142,25 +148,26 @@ class Embed:
 class Norm:
     """``out`` = RMS norm of *x* in groups as wide as the *weight*; they may be one register."""
 
-    out: str
-    x: str
+    out: Register
+    x: Register
     weight: str
+    eps: float
 
     def run(self, on: Pass) -> None:
         x, weight = on.registers[self.x], on.weights[self.weight]
         groups = x.reshape(-1, len(weight))
-        on.registers[self.out] = on.ops.rms_norm(groups, weight, on.program.eps).reshape(x.shape)
+        on.registers[self.out] = on.ops.rms_norm(groups, weight, self.eps).reshape(x.shape)
 
     def compile(self, to: Graph) -> None:
-        to.native.norm(to[self.out], to[self.x], to.weights[self.weight])
+        to.native.norm(to[self.out], to[self.x], to.weights[self.weight], self.eps)
 
 
 @dataclass(frozen=True)
 class Linear:
     """``outs[i] = x @ weights[i].T + biases[i]``; an empty name means no bias."""
 
-    outs: tuple[str, ...]
-    x: str
+    outs: tuple[Register, ...]
+    x: Register
     weights: tuple[str, ...]
     biases: tuple[str, ...]
 
@@ -184,15 +191,14 @@ class Linear:
 class Split:
     """*outs* are neighbouring columns of *x*."""
 
-    outs: tuple[str, ...]
-    x: str
+    outs: tuple[Register, ...]
+    x: Register
 
     def run(self, on: Pass) -> None:
         at = 0
         for out in self.outs:
-            width = on.program.widths[out]
-            on.registers[out] = on.registers[self.x][:, at : at + width]
-            at += width
+            on.registers[out] = on.registers[self.x][:, at : at + out.width]
+            at += out.width
 
     def compile(self, to: Graph) -> None:
         to.native.split(to[self.x], [to[out] for out in self.outs])
@@ -202,16 +208,19 @@ class Split:
 class Rotate:
     """Each head of *x* is rotated by its position."""
 
-    x: str
+    x: Register
     rotation: Rotation
+    head_dim: int
 
     def run(self, on: Pass) -> None:
         angles, scale = on.angles(self.rotation)
-        turned = on.ops.rope(on.heads(self.x), angles, style=self.rotation.style, scale=scale)
+        turned = on.ops.rope(
+            on.heads(self.x, self.head_dim), angles, style=self.rotation.style, scale=scale
+        )
         on.registers[self.x] = turned.reshape(len(turned), -1)
 
     def compile(self, to: Graph) -> None:
-        to.native.rotate(to[self.x], to.rotations[self.rotation])
+        to.native.rotate(to[self.x], to.rotations[self.rotation], self.head_dim)
 
 
 @dataclass(frozen=True)
@@ -221,7 +230,7 @@ class Temper:
     ``x *= 1 + scale * log(1 + position // length)``.
     """
 
-    x: str
+    x: Register
     scale: float
     length: int
 
@@ -240,34 +249,34 @@ class Temper:
 
 @dataclass(frozen=True)
 class Attend:
-    """*k* and *v* go into the caches of *layer*; *out* is what the queries *q* see there.
+    """*k* and *v* go into the caches of number *cache*; *out* is what the queries *q* see there.
 
     Unless it is *causal*, a query also sees those behind it, as many as before.
     """
 
-    out: str
-    q: str
-    k: str
-    v: str
-    layer: int
+    out: Register
+    q: Register
+    k: Register
+    v: Register
+    cache: int
+    kind: KeysValues
     scale: float
-    window: int
     softcap: float
     causal: bool = True
 
     def run(self, on: Pass) -> None:
-        q, k, v = (on.heads(name) for name in (self.q, self.k, self.v))
+        q, k, v = (on.heads(it, self.kind.head_dim) for it in (self.q, self.k, self.v))
         mixed, at = [], 0
         for segment in on.segments:
             rows = slice(at, at + len(segment.tokens))
             at = rows.stop
-            seen = segment.cache.append(self.layer, k[rows], v[rows])
+            seen = segment.cache.append(self.cache, k[rows], v[rows])
             mixed.append(
                 on.ops.attention(
                     q[rows],
                     seen,
                     scale=self.scale,
-                    window=self.window,
+                    window=self.kind.window,
                     softcap=self.softcap,
                     causal=self.causal,
                 )
@@ -276,17 +285,17 @@ class Attend:
 
     def compile(self, to: Graph) -> None:
         out, q, k, v = (to[name] for name in (self.out, self.q, self.k, self.v))
-        table, place = to.places[self.layer]
-        to.native.attend(out, q, k, v, table, place, self.scale, self.window, self.softcap)
+        table, place = to.places[self.cache]
+        to.native.attend(out, q, k, v, table, place, self.scale, self.softcap)
 
 
 @dataclass(frozen=True)
 class Gate:
     """``out = activation(gate) * up``; *out* is neither of them, which may be one register."""
 
-    out: str
-    gate: str
-    up: str
+    out: Register
+    gate: Register
+    up: Register
     activation: Activation
 
     def run(self, on: Pass) -> None:
@@ -301,8 +310,8 @@ class Gate:
 class Add:
     """``x += y``."""
 
-    x: str
-    y: str
+    x: Register
+    y: Register
 
     def run(self, on: Pass) -> None:
         on.registers[self.x] = on.registers[self.x] + on.registers[self.y]
@@ -315,7 +324,7 @@ class Add:
 class Select:
     """Keep only the requested rows of *registers*."""
 
-    registers: tuple[str, ...]
+    registers: tuple[Register, ...]
 
     def run(self, on: Pass) -> None:
         rows: list[int] = []
@@ -335,7 +344,7 @@ class Mark:
     """*register* holds what a trace calls *name*."""
 
     name: str
-    register: str
+    register: Register
 
     def run(self, on: Pass) -> None:
         """Nothing: a trace stops here."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bitnet.kernels.instructions import Attend, Graph, Rotate
+from bitnet.kernels.instructions import Graph, Rotate
 from bitnet.kernels.interpreter import Interpreter
-from bitnet.kernels.program import layers_by_window
+from bitnet.kernels.program import page_tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,24 +37,14 @@ class CompiledProgram:
             ops: the operations of *module*; they serve caches of floats.
         """
         self._interpreter = Interpreter(program, weights, ops)
-        numbers = {name: number for number, name in enumerate(program.widths)}
-        self._result = numbers[program.result]
-        self._width = program.widths[program.result]
-        layers = [it for it in program.instructions if isinstance(it, Attend)]
-        kv_heads = program.widths[layers[0].k] // program.head_dim
-        windows = {it.layer: it.window for it in layers}
-        tables = layers_by_window([windows[layer] for layer in range(len(layers))])
-        self._graph = module.Graph(
-            list(program.widths.values()),
-            [len(of_table) for of_table in tables.values()],
-            kv_heads,
-            program.head_dim,
-            program.eps,
-        )
+        tables = page_tables(program.caches)
+        self._graph = module.Graph()
+        for kind, numbers in tables.items():
+            self._graph.add_table(len(numbers), kind.kv_heads, kind.head_dim, kind.window)
         places = {
-            layer: (number, place)
-            for number, of_table in enumerate(tables.values())
-            for place, layer in enumerate(of_table)
+            number: (table, place)
+            for table, numbers in enumerate(tables.values())
+            for place, number in enumerate(numbers)
         }
         self._rotations: dict[Rotation, int] = {}
         for it in program.instructions:
@@ -63,9 +53,10 @@ class CompiledProgram:
                 half = it.rotation.style != "interleaved"
                 self._rotations[it.rotation] = self._graph.add_rotation(pairs, half)
         self._contexts: dict[tuple[int, ...], int] = {}
-        graph = Graph(self._graph, numbers, weights, self._rotations, places)
+        graph = Graph(self._graph, weights, self._rotations, places)
         for instruction in program.instructions:
             instruction.compile(graph)
+        self._result, self._width = graph[program.result], program.result.width
 
     def run(self, segments: Sequence[Segment]) -> Array:
         """Rows of the outputs of all *segments*, ``(R, width)``; their caches are advanced."""

@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
+from bitnet.families.blocks import Activation, KeysValues
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from bitnet.families.blocks import CacheKind
     from bitnet.families.keys import RopeStyle
 
 __all__ = [
@@ -24,15 +27,15 @@ __all__ = [
     "Cache",
     "Instruction",
     "Program",
+    "Register",
     "Rotation",
     "Seen",
     "Segment",
-    "layers_by_window",
+    "page_tables",
 ]
 
 
 Array: TypeAlias = "NDArray[np.floating[Any]]"
-Activation = Literal["silu", "gelu_tanh", "relu_squared", "relu"]
 
 
 class Seen(NamedTuple):
@@ -64,8 +67,8 @@ class Cache(Protocol):
     capacity: int
     reach: int
 
-    def append(self, layer: int, keys: Array, values: Array) -> Seen:
-        """Store ``(T, kv_heads, D)`` behind the positions of *layer*.
+    def append(self, number: int, keys: Array, values: Array) -> Seen:
+        """Store ``(T, kv_heads, D)`` behind the positions of cache *number*.
 
         Returns the last of all, at least those that the new ones see.
         """
@@ -73,7 +76,7 @@ class Cache(Protocol):
     def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
         """Addresses of its pages, room for *count* more positions made, for the compiled module.
 
-        One array for each of :func:`layers_by_window`, 0 for pages that are not seen any more.
+        One array for each of :func:`page_tables`, 0 for pages that are not seen any more.
         ``None`` where they do not hold the codes of ``kernels/kv_codes.py``.
         """
 
@@ -125,32 +128,36 @@ class Instruction(Protocol):
         """Add it to an ``instructions.Graph``, whose ``native`` has a method for every one."""
 
 
+class Register(NamedTuple):
+    """Rows of a pass, one per token.
+
+    Attributes:
+        name: of its place in memory; of the registers of one name, one is in use at a time.
+        width: numbers in a row.
+    """
+
+    name: str
+    width: int
+
+
 @dataclass(frozen=True)
 class Program:
     """A forward pass.
 
     Attributes:
         instructions: in order.
-        widths: of every register.
-        head_dim: width of a head.
-        eps: of every norm.
+        caches: kind of cache of each number that an instruction names.
         result: the register that holds the result, one row per token of the outputs.
     """
 
     instructions: tuple[Instruction, ...]
-    widths: Mapping[str, int]
-    head_dim: int
-    eps: float
-    result: str
+    caches: tuple[CacheKind, ...]
+    result: Register
 
 
-def layers_by_window(windows: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Layers by how far they see, each with the others that see as far: these share pages.
-
-    Args:
-        windows: of each layer; 0: all positions.
-    """
+def page_tables(caches: Sequence[CacheKind]) -> dict[KeysValues, tuple[int, ...]]:
+    """Caches of keys and values of one kind, which share pages, by number."""
     return {
-        window: tuple(layer for layer, its in enumerate(windows) if its == window)
-        for window in dict.fromkeys(windows)
+        kind: tuple(number for number, its in enumerate(caches) if its == kind)
+        for kind in dict.fromkeys(it for it in caches if isinstance(it, KeysValues))
     }

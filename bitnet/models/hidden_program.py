@@ -1,15 +1,16 @@
-"""The forward pass of a configuration as a program.
+"""The program of a decoder over registers, and the tensors that it reads.
 
-Registers: ``x`` the residual stream, ``h`` the input of attention or feed-forward and, at its end,
-its output; ``q k v`` queries, keys and values, ``mixed`` the attention output; ``gate up act``
-inside the feed-forward network. ``qkv`` and ``gate_up`` hold fused projections, ``n`` the input of
-a single product.
+``x`` is the residual stream, ``h`` the input of a mixer and, at its end, its result. Each method
+of :class:`_Writer` reads like the equations of its part, with the shapes of its values at the ends
+of lines: T tokens, H query heads and KV key heads of D dimensions, F wide inside a network.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from bitnet.families.blocks import Attention, Mixer
 from bitnet.kernels.instructions import (
     Add,
     Attend,
@@ -23,150 +24,198 @@ from bitnet.kernels.instructions import (
     Split,
     Temper,
 )
-from bitnet.kernels.program import Instruction, Program
+from bitnet.kernels.program import Instruction, Program, Register
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Container, Mapping
 
-    from bitnet.models.config import TransformerConfig
+    from bitnet.families.blocks import Branch, FeedForward, ModelConfig
 
-__all__ = ["hidden_program"]
+__all__ = ["Layout", "hidden_program", "layout"]
 
 
-def hidden_program(config: TransformerConfig, tensors: Container[str]) -> Program:
+@dataclass(frozen=True)
+class Layout:
+    """Tensors of a decoder, by GGUF name.
+
+    Attributes:
+        required: shapes of those it must have.
+        optional: shapes of those it may have.
+        scales: factors on matrices, where they are not one.
+    """
+
+    required: Mapping[str, tuple[int, ...]]
+    optional: Mapping[str, tuple[int, ...]]
+    scales: Mapping[str, float]
+
+
+def hidden_program(decoder: ModelConfig, tensors: Container[str]) -> Program:
     """Program from tokens to the normalized hidden state that the head reads.
 
     Args:
-        config: configuration of the transformer.
-        tensors: names of the model's tensors; parts without tensors are left out.
+        decoder: its blocks.
+        tensors: names of the model's tensors; optional ones that it lacks are left out.
     """
-    heads, kv = config.n_heads * config.head_dim, config.n_kv_heads * config.head_dim
-    widths = {"x": config.dim, "h": config.dim, "q": heads, "k": kv, "v": kv, "mixed": heads}
-    widths |= {"gate": config.ffn_dim, "up": config.ffn_dim, "act": config.ffn_dim}
-    if config.fused:
-        widths |= {"qkv": heads + 2 * kv, "gate_up": 2 * config.ffn_dim}
-    if config.input_norms:
-        widths |= {"n": config.dim}
-    return Program(
-        tuple(_Writer(config, tensors).instructions()),
-        widths,
-        head_dim=config.head_dim,
-        eps=config.norm_eps,
-        result="x",
-    )
+    writer = _Writer(decoder, tensors)
+    return Program(tuple(writer.instructions), decoder.caches, writer.x)
 
 
+def layout(decoder: ModelConfig) -> Layout:
+    """Tensors that *decoder* reads."""
+    writer = _Writer(decoder, ())
+    return Layout(writer.required, writer.optional, writer.scales)
+
+
+@dataclass
 class _Writer:
-    def __init__(self, config: TransformerConfig, tensors: Container[str]) -> None:
-        self._config = config
-        self._tensors = tensors
+    decoder: ModelConfig
+    tensors: Container[str]
+    instructions: list[Instruction] = field(default_factory=list)
+    required: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    optional: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    scales: dict[str, float] = field(default_factory=dict)
 
-    def instructions(self) -> Iterator[Instruction]:
-        yield Embed("x", "token_embd.weight", self._config.embedding_scale)
-        yield Mark("embed", "x")
-        for layer in range(self._config.n_layers):
-            yield from self._attention(layer, f"blk.{layer}")
-            yield from self._feed_forward(layer, f"blk.{layer}")
-            yield Mark(f"l_out-{layer}", "x")
-        yield Norm("x", "x", "output_norm.weight")
-        yield Mark("result_norm", "x")
+    def __post_init__(self) -> None:
+        decoder = self.decoder
+        rows = (decoder.vocab_size, decoder.dim)
+        self.x = Register("x", decoder.dim)
+        self._block = ""
+        self._layer = self._cache = 0
+        self.required["token_embd.weight"] = rows
+        self.optional |= {"output.weight": rows, "output.bias": rows[:1]}
+        self._do(Embed(self.x, "token_embd.weight", decoder.embedding_scale))
+        self._do(Mark("embed", self.x))
+        for self._layer, block in enumerate(decoder.blocks):
+            self._block = f"blk.{self._layer}."
+            for branch in block:
+                self._branch(branch)
+            self._mark("l_out", self.x)
+        self._block = ""
+        self._norm(self.x, "output_norm")
+        self._do(Mark("result_norm", self.x))
 
-    def _attention(self, layer: int, block: str) -> Iterator[Instruction]:
-        config = self._config
-        window = config.windows[layer]
-        local = bool(window) and config.local_rope is not None
-        rotation = config.local_rope if local and config.local_rope else config.rope
-        source = "h" if config.pre_norms else "x"
-        if config.pre_norms:
-            yield Norm("h", "x", f"{block}.attn_norm.weight")
-        yield Mark(f"attn_norm-{layer}", source)
-        if config.fused:
-            yield from self._linear(("qkv",), source, (f"{block}.attn_qkv",))
-            yield Split(("q", "k", "v"), "qkv")
+    def _branch(self, branch: Branch) -> None:
+        h = self._norm(self.x, branch.norm, out="h") if branch.norm else self.x  # (T, dim)
+        for place, mixer in enumerate(branch.mixers):
+            later = (h,) if place + 1 < len(branch.mixers) else ()
+            name = "attn" if isinstance(mixer, Attention) else "ffn"
+            self._mark(f"{name}_norm", h)
+            y = self._mix(mixer, h, later, branch.scale)  # (T, dim)
+            if branch.post_norm:
+                self._norm(y, branch.post_norm)
+            self._mark(f"{name}_out", y)
+            self._do(Add(self.x, y))
+
+    def _mix(
+        self, mixer: Mixer, h: Register, later: tuple[Register, ...], scale: float
+    ) -> Register:
+        out = Register("y" if later else "h", self.decoder.dim)
+        if isinstance(mixer, Attention):
+            return self._attention(mixer, h, out, later, scale)
+        return self._feed_forward(mixer, h, out, scale)
+
+    def _attention(
+        self, its: Attention, h: Register, out: Register, later: tuple[Register, ...], scale: float
+    ) -> Register:
+        heads, kv = its.heads * its.head_dim, its.kv_heads * its.head_dim
+        q, k, v = Register("q", heads), Register("k", kv), Register("v", kv)
+        if its.fused:
+            qkv = Register("qkv", heads + 2 * kv)  # (T, (H + 2 KV) D)
+            self._linear((qkv,), h, ("attn_qkv",), biased=its.biased)
+            self._do(Split((q, k, v), qkv))
         else:
-            yield from self._linear(
-                ("q", "k", "v"), source, [f"{block}.attn_{part}" for part in "qkv"]
-            )
-        yield from self._norm("q", f"{block}.attn_q_norm")
-        yield from self._norm("k", f"{block}.attn_k_norm")
-        if not config.rotated or config.rotated[layer]:
-            yield Rotate("q", rotation)
-            yield Rotate("k", rotation)
-        if config.temperature:
-            yield Temper("q", config.temperature, config.temperature_length)
-        for part in "qkv":
-            yield Mark(f"{part.upper()}cur-{layer}", part)
-        yield Attend(
-            "mixed",
-            "q",
-            "k",
-            "v",
-            layer,
-            scale=config.attention_scale,
-            window=window,
-            softcap=config.attention_softcap,
-            causal=config.causal,
-        )
-        yield Mark(f"kqv_out-{layer}", "mixed")
-        if layer == config.n_layers - 1:  # the other rows are not read from here on
-            yield Select(("x", "mixed"))
-        yield from self._norm("mixed", f"{block}.attn_sub_norm")
-        yield from self._linear(("h",), "mixed", (f"{block}.attn_output",))
-        if config.post_norms:
-            yield Norm("h", "h", f"{block}.post_attention_norm.weight")
-        yield Mark(f"attn_out-{layer}", "h")
-        yield Add("x", "h")
+            names = ("attn_q", "attn_k", "attn_v")
+            self._linear((q, k, v), h, names, biased=its.biased)  # (T, H D), twice (T, KV D)
+        if its.qk_norm:
+            whole = its.qk_norm == "whole"
+            self._norm(q, "attn_q_norm", heads if whole else its.head_dim)
+            self._norm(k, "attn_k_norm", kv if whole else its.head_dim)
+        if its.rope is not None:
+            self._do(Rotate(q, its.rope, its.head_dim))
+            self._do(Rotate(k, its.rope, its.head_dim))
+        if its.growth:
+            self._do(Temper(q, its.growth, its.growth_length))
+        for name, register in (("Qcur", q), ("Kcur", k), ("Vcur", v)):
+            self._mark(name, register)
+        mixed = Register("mixed", heads)  # (T, H D)
+        causal = self.decoder.causal
+        kind = its.cache
+        self._do(Attend(mixed, q, k, v, self._cache, kind, its.scale, its.softcap, causal))
+        self._mark("kqv_out", mixed)
+        self._end_cache(mixed, *later)
+        if its.sub_norm:
+            self._norm(mixed, "attn_sub_norm")
+        self._linear((out,), mixed, ("attn_output",), scale=scale)  # (T, dim)
+        return out
 
-    def _feed_forward(self, layer: int, block: str) -> Iterator[Instruction]:
-        config = self._config
-        source = "h" if config.pre_norms else "x"
-        if config.pre_norms:
-            yield Norm("h", "x", f"{block}.{config.ffn_norm}.weight")
-        yield Mark(f"ffn_norm-{layer}", source)
-        if config.fused:
-            yield from self._linear(("gate_up",), source, (f"{block}.ffn_up",))
-            yield Split(("gate", "up"), "gate_up")
-        elif config.gated:
-            names = (f"{block}.ffn_gate", f"{block}.ffn_up")
-            yield from self._linear(("gate", "up"), source, names)
+    def _feed_forward(self, its: FeedForward, h: Register, out: Register, scale: float) -> Register:
+        gate, up, act = (Register(name, its.width) for name in ("gate", "up", "act"))  # (T, F)
+        if its.fused:
+            both = Register("gate_up", 2 * its.width)  # (T, 2 F)
+            self._linear((both,), h, ("ffn_up",))
+            self._do(Split((gate, up), both))
+        elif its.gated:
+            self._linear((gate, up), h, ("ffn_gate", "ffn_up"))
         else:
-            yield from self._linear(("up",), source, (f"{block}.ffn_up",))
-        if config.gated:
-            yield Mark(f"ffn_gate-{layer}", "gate")
-        yield Mark(f"ffn_up-{layer}", "up")
-        yield Gate("act", "gate" if config.gated else "up", "up", config.activation)
-        yield Mark(f"ffn_act-{layer}", "act")
-        yield from self._norm("act", f"{block}.ffn_sub_norm")
-        yield from self._linear(("h",), "act", (f"{block}.ffn_down",))
-        if config.post_norms:
-            yield Norm("h", "h", f"{block}.post_ffw_norm.weight")
-        yield Mark(f"ffn_out-{layer}", "h")
-        yield Add("x", "h")
+            self._linear((up,), h, ("ffn_up",))
+        if its.gated:
+            self._mark("ffn_gate", gate)
+        self._mark("ffn_up", up)
+        self._do(Gate(act, gate if its.gated else up, up, its.activation))
+        self._mark("ffn_act", act)
+        if its.sub_norm:
+            self._norm(act, "ffn_sub_norm")
+        self._linear((out,), act, ("ffn_down",), scale=scale)  # (T, dim)
+        return out
+
+    def _end_cache(self, *live: Register) -> None:
+        """Count a cache; after the last one, only the rows of the outputs are needed."""
+        self._cache += 1
+        if self._cache == len(self.decoder.caches):
+            self._do(Select((self.x, *live)))
 
     def _linear(
-        self, outs: tuple[str, ...], x: str, names: Sequence[str]
-    ) -> Iterator[Norm | Linear]:
-        """Products of *x*: fused, or each with its own norm of *x*."""
-        if not self._config.input_norms:
-            yield self._products(outs, x, names)
+        self,
+        outs: tuple[Register, ...],
+        x: Register,
+        names: tuple[str, ...],
+        *,
+        biased: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        """Products of *x*: together, or each with its own norm of *x*."""
+        names = tuple(self._block + name for name in names)
+        for out, name in zip(outs, names, strict=True):
+            self.required[f"{name}.weight"] = (out.width, x.width)
+            (self.required if biased else self.optional)[f"{name}.bias"] = (out.width,)
+            # llama.cpp's converter stores BitNet's scale as a tensor of its own.
+            self.optional[f"{name}.scale"] = (1,)
+            if scale != 1:
+                self.scales[f"{name}.weight"] = self.scales[f"{name}.bias"] = scale
+        if not self.decoder.input_norms:
+            self._products(outs, x, names)
             return
         for out, name in zip(outs, names, strict=True):
             # The input of a block's first products is as wide as the stream and read several times.
-            source = "n" if x in ("x", "h") else x
-            yield Norm(source, x, f"{name}_norm_in.weight")
-            yield self._products((out,), source, (name,))
+            source = Register("n", x.width) if x.name in ("x", "h") else x
+            self._norm(x, f"{name.removeprefix(self._block)}_norm_in", out=source.name)
+            self._products((out,), source, (name,))
 
-    def _products(self, outs: tuple[str, ...], x: str, names: Sequence[str]) -> Linear:
-        biases = (f"{name}.bias" for name in names)
-        return Linear(
-            outs,
-            x,
-            tuple(f"{name}.weight" for name in names),
-            tuple(bias if bias in self._tensors else "" for bias in biases),
-        )
+    def _products(self, outs: tuple[Register, ...], x: Register, names: tuple[str, ...]) -> None:
+        biases = [f"{name}.bias" for name in names]
+        there = tuple(bias if bias in self.tensors else "" for bias in biases)
+        self._do(Linear(outs, x, tuple(f"{name}.weight" for name in names), there))
 
-    def _norm(self, register: str, name: str) -> Iterator[Norm]:
-        """Norm in place, where the family has one."""
-        weight = f"{name}.weight"
-        if weight in self._tensors:
-            yield Norm(register, register, weight)
+    def _norm(self, x: Register, name: str, width: int = 0, *, out: str = "") -> Register:
+        """Norm of *x* in groups of *width*, by default one, to *out*, by default itself."""
+        weight = f"{self._block}{name}.weight"
+        self.required[weight] = (width or x.width,)
+        register = Register(out or x.name, x.width)
+        self._do(Norm(register, x, weight, self.decoder.norm_eps))
+        return register
+
+    def _mark(self, name: str, register: Register) -> None:
+        self._do(Mark(f"{name}-{self._layer}", register))
+
+    def _do(self, instruction: Instruction) -> None:
+        self.instructions.append(instruction)

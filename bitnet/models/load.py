@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bitnet.errors import Unsupported
 from bitnet.families.family import families, of_gguf
 from bitnet.families.foreign import described
 from bitnet.families.gguf_keys import check_keys
+from bitnet.families.rules import refusal
+from bitnet.formats.checkpoint import has_input_norms
+from bitnet.formats.sentence_transformers import POOLINGS
 from bitnet.kernels.reference import ReferenceOps
-from bitnet.models.config import config_of
 from bitnet.models.transformer import Model
 
 if TYPE_CHECKING:
+    from bitnet.families.blocks import ModelConfig
+    from bitnet.families.family import Family
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Ops
-    from bitnet.models.config import TransformerConfig
     from bitnet.models.exact_head.head import HeadMode
 
 __all__ = ["ARCHITECTURES", "config_from", "load_model"]
@@ -24,7 +28,7 @@ __all__ = ["ARCHITECTURES", "config_from", "load_model"]
 ARCHITECTURES = tuple(sorted(name for family in families() for name in family.architectures))
 
 
-def config_from(checkpoint: Checkpoint) -> TransformerConfig:
+def config_from(checkpoint: Checkpoint) -> ModelConfig:
     """Configuration of the transformer in *checkpoint*.
 
     Raises:
@@ -43,7 +47,28 @@ def config_from(checkpoint: Checkpoint) -> TransformerConfig:
     check_keys(
         checkpoint.metadata, family, prefixes=checkpoint.prefixes, model=checkpoint.path.name
     )
-    return config_of(checkpoint, family)
+    config = family.decoder(checkpoint)
+    if not family.gguf_keys.get("attention.scale"):
+        _check_scale(checkpoint, family, config)
+    return replace(
+        config,
+        pooling=POOLINGS[checkpoint.integer("pooling_type", 0)],
+        input_norms=has_input_norms(checkpoint.weights),
+    )
+
+
+def _check_scale(checkpoint: Checkpoint, family: Family, config: ModelConfig) -> None:
+    """Refuse a factor on attention scores that the family does not read."""
+    for usual in {attention.scale for attention in config.attentions}:
+        found = checkpoint.number("attention.scale", usual)
+        if found and abs(found - usual) > 1e-4 * usual:
+            raise refusal(
+                f"{checkpoint.architecture}.attention.scale",
+                found,
+                model=checkpoint.path.name,
+                kind=family.title,
+                why=f"only {usual:g}, one over the root of the head's width, is computed",
+            )
 
 
 def load_model(

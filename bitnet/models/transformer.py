@@ -22,9 +22,9 @@ from bitnet.models.hidden_program import hidden_program
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Array, Ops
-    from bitnet.models.config import TransformerConfig
 
 __all__ = ["Cache", "Model", "Segment"]
 
@@ -41,7 +41,7 @@ class Model:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        config: TransformerConfig,
+        config: ModelConfig,
         *,
         ops: Ops,
         exact_head: HeadMode = "off",

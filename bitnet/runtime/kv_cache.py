@@ -10,14 +10,14 @@ import numpy as np
 from bitnet.errors import InferenceError, UsageError
 from bitnet.kernels import kv_codes
 from bitnet.kernels.kv_codes import PAGE
-from bitnet.kernels.program import Seen, layers_by_window
+from bitnet.kernels.program import Seen, page_tables
 from bitnet.runtime.kv_pages import PageTable, pages_for
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike, NDArray
 
+    from bitnet.families.blocks import ModelConfig
     from bitnet.kernels.ops import Array
-    from bitnet.models.config import TransformerConfig
 
 __all__ = ["PAGE", "KVCache"]
 
@@ -29,7 +29,7 @@ KEPT = 2  # positions to which it can be truncated
 class KVCache:
     """Keys and values of every layer, in pages of 64 positions.
 
-    Layers with the same attention window share their pages (:class:`PageTable`). A page holds the
+    Layers of one shape and attention window share pages (:class:`PageTable`). A page holds the
     keys and then the values of every layer and head, as codes (:mod:`bitnet.kernels.kv_codes`) or
     as floats, ``(layers, 2, kv_heads, 64, head_dim)``. Memory grows with use, one page at a time,
     and for layers with a window only up to its size. Full pages are shared by caches copied from
@@ -41,9 +41,7 @@ class KVCache:
         reach: positions of the prompt, which select the RoPE scaling; *capacity* until it is set.
     """
 
-    def __init__(
-        self, config: TransformerConfig, capacity: int, *, dtype: DTypeLike = np.int16
-    ) -> None:
+    def __init__(self, config: ModelConfig, capacity: int, *, dtype: DTypeLike = np.int16) -> None:
         """An empty cache.
 
         Args:
@@ -65,16 +63,14 @@ class KVCache:
             raise UsageError(
                 f"keys and values as {self._dtype}; int16 codes or floats are possible"
             )
-        self._head_dim = config.head_dim
-        words = (kv_codes.page_words(config.head_dim),)
-        of_head = words if self._coded else (PAGE, config.head_dim)
         self._tables: list[PageTable] = []
-        self._places: dict[int, tuple[PageTable, int]] = {}  # of each layer
-        for window, layers in layers_by_window(config.windows).items():
-            shape = (len(layers), 2, config.n_kv_heads, *of_head)
-            table = PageTable(window, shape, self._dtype)
+        self._places: dict[int, tuple[PageTable, int]] = {}  # of each number
+        for kind, numbers in page_tables(config.caches).items():
+            words = (kv_codes.page_words(kind.head_dim),)
+            of_head = words if self._coded else (PAGE, kind.head_dim)
+            table = PageTable(kind.window, (len(numbers), 2, kind.kv_heads, *of_head), self._dtype)
             self._tables.append(table)
-            self._places |= {layer: (table, place) for place, layer in enumerate(layers)}
+            self._places |= {number: (table, place) for place, number in enumerate(numbers)}
         self._kept: list[int] = []
 
     @property
@@ -99,16 +95,16 @@ class KVCache:
         pages = range(1, pages_for(self.capacity) + 1)
         return PAGE * bisect_right(pages, size_bytes, key=lambda n: self.cost(n * PAGE, step))
 
-    def append(self, layer: int, keys: Array, values: Array) -> Seen:
-        """Store new *keys* and *values* of one layer behind those it has.
+    def append(self, number: int, keys: Array, values: Array) -> Seen:
+        """Store new *keys* and *values* of one cache behind those it has.
 
         Args:
-            layer: number of the block.
+            number: of the cache in its decoder.
             keys: ``(T, kv_heads, head_dim)``.
             values: as *keys*.
 
         Returns:
-            Copies of the layer's last positions, all of them or, with a window, at least those the
+            Copies of its last positions, all of them or, with a window, at least those the
             new ones attend to.
 
         Raises:
@@ -116,11 +112,11 @@ class KVCache:
         """
         start, stop = self.length, self.length + len(keys)
         self._make_room(stop)
-        table, place = self._places[layer]
-        for number in range(start // PAGE, pages_for(stop)):
-            held = table.pages[number]
+        table, place = self._places[number]
+        for at in range(start // PAGE, pages_for(stop)):
+            held = table.pages[at]
             assert held is not None, "there is room"
-            page, base = held[place], number * PAGE
+            page, base = held[place], at * PAGE
             slots = slice(max(0, start - base), min(PAGE, stop - base))
             new = slice(base + slots.start - start, base + slots.stop - start)
             if self._coded:
@@ -132,16 +128,16 @@ class KVCache:
         first = table.seen_from(start) * PAGE // SPLIT * SPLIT // PAGE
         stored, count = table.stored(place, first, pages_for(stop)), stop - first * PAGE
         if self._coded:
-            all_keys, all_values = kv_codes.load(stored, self._head_dim)
+            all_keys, all_values = kv_codes.load(stored, keys.shape[-1])
             return Seen(all_keys[:, :count], all_values[:, :count], stored)
         pages, _, heads, _, _ = stored.shape
-        together = stored.transpose(1, 2, 0, 3, 4).reshape(2, heads, pages * PAGE, self._head_dim)
+        together = stored.transpose(1, 2, 0, 3, 4).reshape(2, heads, pages * PAGE, keys.shape[-1])
         return Seen(together[0, :, :count], together[1, :, :count], None)
 
     def pages(self, count: int) -> tuple[NDArray[np.uint64], ...] | None:
         """Addresses of its pages, with room for *count* more positions, for the native module.
 
-        One array for each window, in the order of :func:`layers_by_window`; 0 where a page was
+        One array for each table, in the order of :func:`page_tables`; 0 where a page was
         freed. They stay valid until the next call of any method. ``None`` if it holds floats.
 
         Raises:

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.models.config import TransformerConfig
+    from bitnet.families.blocks import ModelConfig
     from bitnet.models.transformer import Model
     from bitnet.runtime.structured import CompiledGrammar
     from bitnet.runtime.tool_formats import CallFormat
@@ -91,7 +91,7 @@ class LanguageModel:
         self.path = path
         self.tokenizer = tokenizer
         self.context = self._engine.context
-        self.config: TransformerConfig = model.config
+        self.config: ModelConfig = model.config
         self.backend: str = model.ops.name
         self.load_s = load_s
         self.ignored_keys: tuple[str, ...] = ()

@@ -105,7 +105,8 @@ class Scheduler:
                 supports.
         """
         limit = model.config.context_length
-        if context is not None and context > limit and model.config.rope.scaling != "dynamic":
+        stretches = any(rope.scaling == "dynamic" for rope in model.config.ropes)
+        if context is not None and context > limit and not stretches:
             raise UsageError(
                 f"a context of {context:,} positions, the model was made for {limit:,}",
                 hint=f"--context {limit}",
@@ -366,7 +367,8 @@ class Scheduler:
         ``prepare_inputs_for_generation``).
         """
         cache, config = _lease(sequence).cache, self.model.config
-        if config.rope.long_freq_factors is None or len(sequence.ids) <= cache.reach:
+        borders = any(rope.long_freq_factors is not None for rope in config.ropes)
+        if not borders or len(sequence.ids) <= cache.reach:
             return
         if config.regime(len(sequence.ids)) != config.regime(cache.reach):
             logger.info("beyond the original context: %d positions are run again", cache.length)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from bitnet.models.config import Pooling
+    from bitnet.families.blocks import Pooling
     from bitnet.models.exact_head.logits import Logits, Needed
     from bitnet.runtime.prefix_cache import Lease
     from bitnet.runtime.request import Request

@@ -24,7 +24,8 @@ from bitnet.formats.gguf_audit import audit
 from bitnet.formats.gguf_ternary import code_counts
 from bitnet.formats.mapped_file import MappedFile, mapped_files
 from bitnet.invocation import word
-from bitnet.models.binding import differences, expected_tensors
+from bitnet.models.binding import differences
+from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
 from bitnet.progress import human_size
 from bitnet.tokenizer.agreement import measure_agreement
@@ -43,9 +44,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
+    from bitnet.families.blocks import ModelConfig
     from bitnet.findings import Severity
     from bitnet.formats.checkpoint import Checkpoint
-    from bitnet.models.config import TransformerConfig
     from bitnet.tokenizer.tokenizer import Tokenizer
     from bitnet.verify.attestation import Attestation
 
@@ -169,7 +170,7 @@ class _Examination:
         self.trace: Mapping[str, Any] | None = None  # of the same content
         self.checkpoint: Checkpoint | None = None
         self._files: list[MappedFile] = []
-        self.config: TransformerConfig | None = None
+        self.config: ModelConfig | None = None
         self.tokenizer: Tokenizer | None = None
         self.fits = False  # every tensor has the shape that the architecture requires
         self.mock = False
@@ -276,16 +277,16 @@ class _Examination:
         checkpoint = self._with_weights()
         if self.config is None:
             raise _Skipped("the metadata does not say which tensors there should be")
-        required, optional = expected_tensors(self.config)
-        wrong = list(differences(checkpoint, required, optional))
+        expected = layout(self.config)
+        wrong = list(differences(checkpoint, expected))
         if wrong:
             hint = "the file is incomplete or was converted for another architecture"
             return _Found(_listed(wrong), "failed", hint)
         self.fits = True
         names = sorted({weight.quant.name for weight in checkpoint.weights.values()})
         return _Found(
-            f"all {len(required):,} of architecture {self.config.architecture} with its shapes, in "
-            + ", ".join(names)
+            f"all {len(expected.required):,} of architecture {self.config.architecture} with its "
+            f"shapes, in {', '.join(names)}"
         )
 
     def _weights(self) -> _Found:

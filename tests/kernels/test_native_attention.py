@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from bitnet import native
+from bitnet.families.blocks import MAX_SCALE
 from bitnet.kernels import kv_codes
-from bitnet.models.config import MAX_SCALE
 
 NATIVE = native.module()
 pytestmark = pytest.mark.skipif(NATIVE is None, reason="the compiled module is not installed")

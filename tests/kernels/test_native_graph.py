@@ -7,12 +7,13 @@ import pytest
 from tiny_models import FAMILIES, in_encoding, tiny
 
 from bitnet import native
+from bitnet.families.blocks import Attention, Branch, KeysValues
 from bitnet.formats.checkpoint import Checkpoint
 from bitnet.kernels.instructions import Attend, Embed, Linear
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.kv_codes import page_words
 from bitnet.kernels.native import NativeOps
-from bitnet.kernels.program import Program, Segment
+from bitnet.kernels.program import Program, Register, Segment
 from bitnet.models.binding import bind
 from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from, load_model
@@ -42,6 +43,16 @@ def both_ways(checkpoint, batches):
             ]
         )
     return results
+
+
+def graph_of(widths, tables):
+    """A graph of the module with registers of these *widths*, each in a place of its own."""
+    graph = NATIVE.Graph()
+    for place, width in enumerate(widths):
+        graph.add_register(width, place)
+    for table in tables:
+        graph.add_table(*table)
+    return graph
 
 
 def ids(count, seed=0):
@@ -89,16 +100,17 @@ def test_matrices_whose_rows_are_padded_to_whole_blocks():
     rng = np.random.default_rng(2)
     ops, instructions = NativeOps(), []
     weights = {"table": ops.prepare(packed_ternary(rng, 64, 96))}
-    instructions.append(Embed("x", "table", 0.5))
+    x = Register("x", 96)
+    q, k, v, out = (Register(name, 16) for name in ("q", "k", "v", "out"))
+    instructions.append(Embed(x, "table", 0.5))
     for name in "qkv":
         weights[name] = ops.prepare(packed_ternary(rng, 16, 96))
-    instructions.append(Linear(("q", "k", "v"), "x", ("q", "k", "v"), ("", "", "")))
-    instructions.append(Attend("out", "q", "k", "v", 0, scale=0.3, window=0, softcap=0.0))
-    widths = {"x": 96, "q": 16, "k": 16, "v": 16, "out": 16}
-    program = Program(tuple(instructions), widths, head_dim=8, eps=1e-5, result="out")
-    llama = config_from(tiny("llama"))
-    rope = replace(llama.rope, dims=8)
-    config = replace(llama, n_layers=1, windows=(0,), n_kv_heads=2, head_dim=8, rope=rope)
+    instructions.append(Linear((q, k, v), x, ("q", "k", "v"), ("", "", "")))
+    kind = KeysValues(kv_heads=2, head_dim=8)
+    instructions.append(Attend(out, q, k, v, 0, kind, scale=0.3, softcap=0.0))
+    program = Program(tuple(instructions), (kind,), result=out)
+    its = Attention(2, 2, 8, rope=None, scale=0.3)
+    config = replace(config_from(tiny("llama")), blocks=((Branch("", (its,)),),))
     found, expected = (
         run([Segment(ids(9), KVCache(config, 16), "all")])
         for run in (ops.compile(program, weights), Interpreter(program, weights, ops).run)
@@ -165,10 +177,10 @@ def test_contexts_with_other_frequencies_share_a_batch():
 
 
 def test_a_page_is_what_the_compiled_module_takes_for_one():
-    graph = NATIVE.Graph([8] * 4, [1, 2], 1, 8, 1e-5)
+    graph = graph_of([8] * 4, [(1, 1, 8, 0), (2, 1, 8, PAGE)])
     graph.add_context([])
-    graph.attend(0, 1, 2, 3, 0, 0, 1.0, 0, 0.0)
-    graph.attend(0, 1, 2, 3, 1, 0, 1.0, PAGE, 0.0)
+    graph.attend(0, 1, 2, 3, 0, 0, 1.0, 0.0)
+    graph.attend(0, 1, 2, 3, 1, 0, 1.0, 0.0)
 
     def run(start, *tables):
         tables = tuple(np.array(table, dtype=np.uint64) for table in tables)
@@ -187,18 +199,16 @@ def test_a_page_is_what_the_compiled_module_takes_for_one():
         run(2 * PAGE - 2, [1, 1], [0, 1])
     with pytest.raises(ValueError, match="outside of the vocabulary"):
         run(2 * PAGE - 1, [1, 1], [0, 1])  # the window begins with the second page
-    with pytest.raises(ValueError, match="one window"):
-        graph.attend(0, 1, 2, 3, 1, 1, 1.0, 0, 0.0)
 
 
 def test_a_graph_writes_no_more_rows_than_there_is_room_for():
-    graph = NATIVE.Graph([8] * 4, [1], 1, 8, 1e-5)
+    graph = graph_of([8] * 4, [(1, 1, 8, 0)])
     graph.add_context([])
     page = np.zeros((1, 2, 1, page_words(8)), dtype=np.int16)
     tables = (np.array([page.ctypes.data], dtype=np.uint64),)
     weight = Weight("t", (5, 8), F32, np.ones(40, dtype="<f4").view(np.uint8))
     graph.embed(0, NativeOps().prepare(weight, looked_up=True), 1.0)
-    graph.attend(3, 0, 1, 2, 0, 0, 1.0, 0, 0.0)
+    graph.attend(3, 0, 1, 2, 0, 0, 1.0, 0.0)
     run = (np.zeros(3, np.int64), [(3, 0, 1, 0, tables)], 0, np.empty((1, 8), np.float32))
     with pytest.raises(ValueError, match="nothing selects the rows"):
         graph.run(*run)
@@ -209,15 +219,20 @@ def test_a_graph_writes_no_more_rows_than_there_is_room_for():
 
 
 def test_what_does_not_fit_is_refused_when_it_is_built():
-    graph = NATIVE.Graph([8, 12], [1], 1, 4, 1e-5)
+    graph = graph_of([8, 12], [(1, 1, 4, 0)])
     with pytest.raises(ValueError, match="widths differ"):
         graph.add(0, 1)
     with pytest.raises(ValueError, match="no such register"):
         graph.add(0, 2)
     with pytest.raises(ValueError, match="no such rotation"):
-        graph.rotate(0, 0)
+        graph.rotate(0, 0, 4)
+    graph.add_rotation(2, True)
+    with pytest.raises(ValueError, match="more rotated elements"):
+        graph.rotate(0, 0, 2)
+    with pytest.raises(ValueError, match="numbered in order"):
+        graph.add_register(8, 3)
     with pytest.raises(ValueError, match="another width"):
-        graph.norm(0, 0, np.ones(3, np.float32))
+        graph.norm(0, 0, np.ones(3, np.float32), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -228,8 +243,6 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
         ({"place": 2**62}, "no such layer"),
         ({"table": 1}, "no such table"),
         ({"table": -1}, "no such table"),
-        ({"window": 7}, "one window"),
-        ({"window": -1}, "a window is a number of positions"),
         ({"k": "half", "v": "half"}, "keys and values"),
         ({"v": "half"}, "keys and values"),
         ({"q": "half"}, "queries"),
@@ -241,12 +254,11 @@ def test_what_does_not_fit_is_refused_when_it_is_built():
 )
 def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
     registers = {"queries": 64, "keys": 32, "values": 32, "mixed": 64, "half": 16}
-    graph = NATIVE.Graph(list(registers.values()), [2], 2, 16, 1e-5)
+    graph = graph_of(registers.values(), [(2, 2, 16, 2**63 - 1)])
     arguments = {"out": "mixed", "q": "queries", "k": "keys", "v": "values"} | {
         "table": 0,
         "place": 1,
         "scale": 1.0,
-        "window": 2**63 - 1,
         "softcap": 0.0,
     }
     places = {name: place for place, name in enumerate(registers)}
@@ -258,15 +270,16 @@ def test_attention_over_what_a_page_does_not_hold_is_refused(change, said):
 
 
 @pytest.mark.parametrize(
-    ("widths", "layers", "kv_heads", "head_dim"),
+    ("width", "table"),
     [
-        ([0], [1], 1, 1),
-        ([1], [0], 1, 1),
-        ([1], [1], -1, 1),
-        ([1], [1], 1, 2**40),
-        ([2**62], [1], 1, 1),
+        (0, (1, 1, 1, 0)),
+        (1, (0, 1, 1, 0)),
+        (1, (1, -1, 1, 0)),
+        (1, (1, 1, 2**40, 0)),
+        (1, (1, 1, 1, -1)),
+        (2**62, (1, 1, 1, 0)),
     ],
 )
-def test_a_graph_of_impossible_sizes_is_refused(widths, layers, kv_heads, head_dim):
-    with pytest.raises(ValueError, match="out of range"):
-        NATIVE.Graph(widths, layers, kv_heads, head_dim, 1e-5)
+def test_a_graph_of_impossible_sizes_is_refused(width, table):
+    with pytest.raises(ValueError, match=r"out of range|a number of positions"):
+        graph_of([width], [table])

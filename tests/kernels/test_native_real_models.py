@@ -1,11 +1,11 @@
 """Errors of the native backend on real weights, and those of llama.cpp on the same."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_models import seeing
 
 from bitnet import native
 from bitnet.formats.containers import open_checkpoint
@@ -70,7 +70,7 @@ def test_windows_hold_in_a_text_longer_than_they_are(test_models):
     found = last_of(model, ids, 100)
     np.testing.assert_array_equal(found, last_of(model, ids, 608))
     assert divergence(wanted, found) / LAST < MAX_MEAN_KL
-    endless = replace(model.config, windows=(0,) * model.config.n_layers)
+    endless = seeing(model.config, (0,) * model.config.n_layers)
     wide = last_of(Model(checkpoint, endless, ops=NativeOps()), ids, 304)
     assert divergence(wanted, wide) / LAST > 10 * MAX_MEAN_KL
 

@@ -157,8 +157,8 @@ def test_a_norm_that_is_missing_is_named(kind, tmp_path):
 
 def test_gemma_without_a_window_sees_everything(tmp_path):
     config = config_from(open_checkpoint(gguf(tmp_path / "model.gguf", "gemma3")))
-    assert config.windows == (0,) * LAYERS
-    assert config.rope.theta == 10000
+    assert [its.window for its in config.attentions] == [0] * LAYERS
+    assert [rope.theta for rope in config.ropes] == [10000]
 
 
 def test_the_norms_of_transformers_own_layers_are_read(tmp_path):

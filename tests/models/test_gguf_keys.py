@@ -12,7 +12,8 @@ from bitnet.models.load import config_from, load_model
 
 
 def rope(**keys):
-    return config_from(tiny("llama", **keys)).rope
+    (found,) = config_from(tiny("llama", **keys)).ropes
+    return found
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,8 @@ def test_neutral_values_are_taken():
     neutral = {"attention.causal": True, "expert_count": 0, "logit_scale": 1.0, "pooling_type": 0}
     assert config_from(tiny("llama", **neutral)).n_layers == 2
     scale = {"attention.scale": 64**-0.5, "attention.value_length": 64}
-    assert config_from(tiny("llama", **scale)).attention_scale == 64**-0.5
+    attentions = config_from(tiny("llama", **scale)).attentions
+    assert {its.scale for its in attentions} == {64**-0.5}
 
 
 def test_the_name_linear_scaling_had_in_2023_is_read():

@@ -203,10 +203,11 @@ def test_a_full_context_is_refused_before_anything_is_computed():
 
 
 def test_gemma_alternates_windows():
-    assert config_from(tiny("gemma2")).windows == (4, 0)
-    gemma3 = config_from(tiny("gemma3"))
-    assert gemma3.windows == (4, 4)
-    assert gemma3.local_rope.theta == 10000.0
+    assert [its.window for its in config_from(tiny("gemma2")).attentions] == [4, 0]
+    gemma3 = config_from(tiny("gemma3", block_count=6, **{"rope.freq_base": 1e6}))
+    assert [its.window for its in gemma3.attentions] == [4, 4, 4, 4, 4, 0]
+    assert [its.rope.theta for its in gemma3.attentions] == [1e4] * 5 + [1e6]
+    assert len(gemma3.ropes) == 2
 
 
 @pytest.mark.parametrize("value", [2**64 - 1, 2**63, 2**32, -1, 1.5, True, "8", [8]])

@@ -228,7 +228,7 @@ def test_a_model_that_looks_both_ways_runs_whole_texts(tmp_path, monkeypatch):
     texts = ["abcdefghijkl", "zy", "mnopqrstuvwxyzabcdefghijklmnopq"]
     with load(path) as model:
         found = model.embed([ids_of(text) for text in texts])
-        assert set(model.config.windows) == {3}
+        assert {its.window for its in model.config.attentions} == {3}
         expected = [forward_alone(model, text) for text in texts]
         np.testing.assert_allclose(found, expected, atol=2e-3)  # codes of keys, sums in any order
         first = model.embed([ids_of("abc"), ids_of("abd")], normalize=False)

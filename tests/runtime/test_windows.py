@@ -1,19 +1,18 @@
 """Layers that see a window: what is let go of is never missed, and what is kept is bounded."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduling import params, prompt, run, sampled
-from tiny_models import in_encoding, tiny
+from tiny_models import in_encoding, seeing, tiny
 
 from bitnet import native
 from bitnet.errors import InferenceError
+from bitnet.families.blocks import KeysValues
 from bitnet.kernels.interpreter import Interpreter
 from bitnet.kernels.native import NativeOps
-from bitnet.kernels.program import layers_by_window
+from bitnet.kernels.program import page_tables
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.hidden_program import hidden_program
 from bitnet.models.load import config_from
@@ -34,7 +33,7 @@ def checkpoint():
 
 
 def config():
-    return replace(config_from(checkpoint()), windows=WINDOWS)
+    return seeing(config_from(checkpoint()), WINDOWS)
 
 
 def model_on(ops):
@@ -51,8 +50,9 @@ def logits(model, cuts, **more):
 
 
 def test_layers_of_one_window_share_their_pages():
-    assert layers_by_window(WINDOWS) == {70: (0, 3), 0: (1,), 200: (2,)}
-    assert layers_by_window((0, 0)) == {0: (0, 1)}
+    narrow, wide, full = (KeysValues(2, 64, window) for window in (70, 200, 0))
+    assert page_tables(config().caches) == {narrow: (0, 3), full: (1,), wide: (2,)}
+    assert page_tables((full, KeysValues(1, 64, 0))) == {full: (0,), KeysValues(1, 64, 0): (1,)}
 
 
 @compiled
@@ -86,7 +86,7 @@ def test_the_reference_computes_the_same_as_with_everything_kept():
 
 
 def test_memory_stops_growing_with_the_windows():
-    cache, full = KVCache(config(), 100_000), KVCache(replace(config(), windows=(0,) * 4), 100_000)
+    cache, full = KVCache(config(), 100_000), KVCache(seeing(config(), (0,) * 4), 100_000)
     table = full.cost(PAGE, 1) // LAYERS  # one page of one layer
     step = 256
     for length in range(0, 20_480, step):
@@ -119,7 +119,7 @@ class Sequence:
         self.ids = []
 
     def append(self, ids):
-        rows = np.zeros((len(ids), CONFIG.n_kv_heads, CONFIG.head_dim), np.float32)
+        rows = np.zeros((len(ids), 2, 64), np.float32)
         rows[:] = np.array(ids, dtype=np.float32)[:, None, None]
         self.ids = self.ids[: self.cache.length] + ids
         for layer, window in enumerate(WINDOWS):

@@ -15,9 +15,9 @@ from bitnet.models.exact_head.logits import Logits
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from bitnet.families.blocks import ModelConfig
     from bitnet.formats.checkpoint import Checkpoint
     from bitnet.kernels.ops import Array, Ops, Prepared
-    from bitnet.models.config import TransformerConfig
     from bitnet.models.exact_head.logits import Found, Needed
 
 __all__ = ["Head", "HeadMode", "read_by_row"]
@@ -40,7 +40,7 @@ class Head:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        config: TransformerConfig,
+        config: ModelConfig,
         ops: Ops,
         weights: Mapping[str, Prepared],
         mode: HeadMode,
@@ -157,7 +157,7 @@ class Head:
 
 
 def read_by_row(
-    checkpoint: Checkpoint, config: TransformerConfig, ops: Ops, mode: HeadMode
+    checkpoint: Checkpoint, config: ModelConfig, ops: Ops, mode: HeadMode
 ) -> tuple[str, ...]:
     """Names of the matrices from which :class:`Head` mostly reads single rows.
 
@@ -174,7 +174,7 @@ def _name(checkpoint: Checkpoint) -> str:
     return "output.weight" if "output.weight" in checkpoint.weights else "token_embd.weight"
 
 
-def _is_exact(checkpoint: Checkpoint, config: TransformerConfig, ops: Ops, mode: HeadMode) -> bool:
+def _is_exact(checkpoint: Checkpoint, config: ModelConfig, ops: Ops, mode: HeadMode) -> bool:
     """True if the head of *checkpoint* is to have a copy."""
     weight = checkpoint.weights.get(_name(checkpoint))
     if mode == "off" or not config.writes or weight is None or len(weight.shape) != 2:

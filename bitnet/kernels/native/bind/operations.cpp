@@ -142,10 +142,18 @@ void bind_turns(const Array<const double>& angles, double scale, const OutFloats
 
 class BoundGraph {
 public:
-    // *layers*: in the pages of each table.
-    BoundGraph(std::vector<int64_t> widths, std::vector<int64_t> layers, int64_t kv_heads, int64_t head_dim, float eps)
-        : widths_(checked(widths)), layers_(checked(layers)), kv_heads_(checked(kv_heads)), head_dim_(checked(head_dim)),
-          windows_(layers_.size(), -1), graph_(std::move(widths), kv_heads, head_dim, eps) {}
+    int add_register(int64_t width, int64_t place) {
+        require(place >= 0 && place <= registers_, "places in memory are numbered in order");
+        ++registers_;
+        return graph_.add_register(checked(width), size_t(place));
+    }
+
+    int64_t add_table(int64_t layers, int64_t kv_heads, int64_t head_dim, int64_t window) {
+        require(window >= 0, "a window is a number of positions, or 0");
+        layers_.push_back(checked(layers));
+        tables_.push_back({checked(kv_heads), checked(head_dim), window});
+        return int64_t(graph_.add_table(tables_.back()));
+    }
 
     int64_t add_context(const std::vector<std::pair<Doubles, double>>& rotations) {
         require(rotations.size() == pairs_.size(), "frequencies for another number of rotations");
@@ -159,7 +167,7 @@ public:
     }
 
     int add_rotation(int64_t pairs, bool half) {
-        require(pairs > 0 && 2 * pairs <= head_dim_, "more rotated elements than a head has");
+        require(pairs > 0 && pairs <= kLargest, "a width or a number of heads or layers is out of range");
         pairs_.push_back(pairs);
         return graph_.add_rotation(pairs, half);
     }
@@ -170,10 +178,10 @@ public:
         graph_.embed(out, m, scale);
     }
 
-    void norm(int out, int x, const Floats& weight) {
+    void norm(int out, int x, const Floats& weight, float eps) {
         const auto group = int64_t(weight.size());
         require(group > 0 && width(x) % group == 0 && width(x) == width(out), "the norm has another width");
-        graph_.norm(out, x, keep(weight), group);
+        graph_.norm(out, x, keep(weight), group, eps);
     }
 
     void linear(int x, const std::vector<int>& outs, nb::list matrices, const std::vector<std::optional<Floats>>& biases) {
@@ -195,9 +203,11 @@ public:
         graph_.split(x, outs);
     }
 
-    void rotate(int x, int rotation) {
-        require(rotation >= 0 && rotation < int(pairs_.size()) && width(x) % head_dim_ == 0, "no such rotation");
-        graph_.rotate(x, rotation);
+    void rotate(int x, int rotation, int64_t head_dim) {
+        require(rotation >= 0 && rotation < int(pairs_.size()), "no such rotation");
+        require(head_dim >= 2 * pairs_[size_t(rotation)] && width(x) % head_dim == 0,
+                "more rotated elements than a head has, or another width");
+        graph_.rotate(x, rotation, head_dim);
     }
 
     void temper(int x, double scale, int64_t length) {
@@ -206,18 +216,14 @@ public:
         graph_.temper(x, scale, length);
     }
 
-    void attend(int out, int q, int k, int v, int64_t table, int64_t place, float scale, int64_t window,
-                float softcap) {
-        require(table >= 0 && table < int64_t(layers_.size()), "no such table");
+    void attend(int out, int q, int k, int v, int64_t table, int64_t place, float scale, float softcap) {
+        require(table >= 0 && table < int64_t(tables_.size()), "no such table");
         require(place >= 0 && place < layers_[size_t(table)], "no such layer");
-        require(window >= 0, "a window is a number of positions, or 0");
-        int64_t& known = windows_[size_t(table)];
-        require(known == -1 || known == window, "layers of a table have one window");
-        require(width(k) == kv_heads_ * head_dim_ && width(v) == width(k), "keys and values are those of other heads");
+        const Graph::Table& its = tables_[size_t(table)];
+        require(width(k) == its.kv_heads * its.head_dim && width(v) == width(k), "keys and values are those of other heads");
         require(width(q) % width(k) == 0 && width(out) == width(q), "queries or results are those of other heads");
         check_scores(scale, softcap);
-        known = window;
-        graph_.attend(out, q, k, v, size_t(table), place, scale, window, softcap);
+        graph_.attend(out, q, k, v, size_t(table), place, scale, softcap);
     }
 
     void gate(int out, int g, int up, int kind) {
@@ -249,8 +255,8 @@ public:
             const auto tables = nb::cast<nb::tuple>(it[4]);
             require(s.count > 0 && s.start >= 0 && s.outputs >= 0 && s.outputs <= s.count, "a segment of no sense");
             require(s.context >= 0 && s.context < contexts_, "no such context");
-            require(tables.size() == windows_.size(), "pages of another number of tables");
-            for (size_t i = 0; i < windows_.size(); ++i) s.pages.push_back(addresses(tables[i], s, windows_[i]));
+            require(tables.size() == tables_.size(), "pages of another number of tables");
+            for (size_t i = 0; i < tables_.size(); ++i) s.pages.push_back(addresses(tables[i], s, tables_[i].window));
             count += s.count, outputs += s.outputs;
             all.push_back(std::move(s));
         }
@@ -269,14 +275,10 @@ private:
         require(count > 0 && count <= kLargest, "a width or a number of heads or layers is out of range");
         return count;
     }
-    static const std::vector<int64_t>& checked(const std::vector<int64_t>& widths) {
-        for (const int64_t width : widths) checked(width);
-        return widths;
-    }
 
     int64_t width(int r) const {
-        require(r >= 0 && r < int(widths_.size()), "no such register");
-        return widths_[size_t(r)];
+        require(r >= 0 && r < registers_, "no such register");
+        return graph_.width(r);
     }
 
     static std::vector<int16_t*> addresses(nb::handle table, const Segment& s, int64_t window) {
@@ -318,11 +320,10 @@ private:
     }
 
     static constexpr int64_t kLargest = 1 << 24;
-    const std::vector<int64_t> widths_, layers_;
-    const int64_t kv_heads_, head_dim_;
-    int64_t vocabulary_ = 0, contexts_ = 0;
+    int64_t registers_ = 0, vocabulary_ = 0, contexts_ = 0;
     bool selected_ = false;
-    std::vector<int64_t> pairs_, windows_;  // of rotations; of tables of pages, -1: none yet
+    std::vector<int64_t> pairs_, layers_;  // of rotations; of tables
+    std::vector<Graph::Table> tables_;
     std::vector<nb::object> kept_;
     Graph graph_;
 };
@@ -345,18 +346,19 @@ void bind_operations(nb::module_& m) {
     m.def("softcap", &bind_softcap, "x"_a.noconvert(), "cap"_a, "out"_a.noconvert(), "cap * tanh(x / cap)");
     m.def("turns", &bind_turns, "angles"_a.noconvert(), "scale"_a, "cos"_a.noconvert(), "sin"_a.noconvert());
     nb::class_<BoundGraph>(m, "Graph", "A forward pass; bitnet/kernels/instructions.py says what the parts mean.")
-        .def(nb::init<std::vector<int64_t>, std::vector<int64_t>, int64_t, int64_t, float>(), "widths"_a,
-             "layers"_a, "kv_heads"_a, "head_dim"_a, "eps"_a)
+        .def(nb::init<>())
+        .def("add_register", &BoundGraph::add_register, "width"_a, "place"_a)
+        .def("add_table", &BoundGraph::add_table, "layers"_a, "kv_heads"_a, "head_dim"_a, "window"_a)
         .def("add_context", &BoundGraph::add_context, "rotations"_a)
         .def("add_rotation", &BoundGraph::add_rotation, "pairs"_a, "half"_a)
         .def("embed", &BoundGraph::embed, "out"_a, "table"_a, "scale"_a)
-        .def("norm", &BoundGraph::norm, "out"_a, "x"_a, "weight"_a.noconvert())
+        .def("norm", &BoundGraph::norm, "out"_a, "x"_a, "weight"_a.noconvert(), "eps"_a)
         .def("linear", &BoundGraph::linear, "x"_a, "outs"_a, "matrices"_a, "biases"_a)
         .def("split", &BoundGraph::split, "x"_a, "outs"_a)
-        .def("rotate", &BoundGraph::rotate, "x"_a, "rotation"_a)
+        .def("rotate", &BoundGraph::rotate, "x"_a, "rotation"_a, "head_dim"_a)
         .def("temper", &BoundGraph::temper, "x"_a, "scale"_a, "length"_a)
         .def("attend", &BoundGraph::attend, "out"_a, "q"_a, "k"_a, "v"_a, "table"_a, "place"_a, "scale"_a,
-             "window"_a, "softcap"_a)
+             "softcap"_a)
         .def("gate", &BoundGraph::gate, "out"_a, "gate"_a, "up"_a, "kind"_a)
         .def("add", &BoundGraph::add, "x"_a, "y"_a)
         .def("select", &BoundGraph::select, "registers"_a)

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "isa/dispatch.hpp"
 #include "ops/ops.hpp"
@@ -11,12 +12,19 @@
 namespace bitnet {
 using detail::active;
 
-Graph::Graph(std::vector<int64_t> widths, int64_t kv_heads, int64_t head_dim, float eps)
-    : widths_(std::move(widths)), kv_heads_(kv_heads), head_dim_(head_dim), eps_(eps) {
-    for (const int64_t width : widths_) {
-        offsets_.push_back(total_width_);
-        total_width_ += width;
-    }
+int Graph::add_register(int64_t width, size_t place) {
+    registers_.push_back({width, place});
+    if (widths_.size() <= place) widths_.resize(place + 1);
+    widths_[place] = std::max(widths_[place], width);
+    offsets_.assign(widths_.size(), 0);
+    std::partial_sum(widths_.begin(), widths_.end() - 1, offsets_.begin() + 1);
+    total_width_ = offsets_.back() + widths_.back();
+    return int(registers_.size()) - 1;
+}
+
+size_t Graph::add_table(const Table& table) {
+    tables_.push_back(table);
+    return tables_.size() - 1;
 }
 
 int64_t Graph::add_context(std::vector<Frequencies> rotations) {
@@ -69,11 +77,11 @@ void Graph::embed(int out, const Matrix& table, float scale) {
         [=] { count_call(Op::embed, table.type); });
 }
 
-void Graph::norm(int out, int x, const float* weight, int64_t group) {
+void Graph::norm(int out, int x, const float* weight, int64_t group, float eps) {
     add_row(
         [=](int64_t row) {
             for (int64_t i = 0; i < width(x); i += group)
-                active().rms_norm(at(x, row) + i, weight, group, eps_, at(out, row) + i);
+                active().rms_norm(at(x, row) + i, weight, group, eps, at(out, row) + i);
         },
         [] { count_call(Op::rms_norm); });
 }
@@ -116,7 +124,7 @@ void Graph::split(int x, const std::vector<int>& outs) {
     });
 }
 
-void Graph::rotate(int x, int rotation) {
+void Graph::rotate(int x, int rotation, int64_t head_dim) {
     add_row(
         [=](int64_t row) {
             const Rotation& r = rotations_[size_t(rotation)];
@@ -124,7 +132,7 @@ void Graph::rotate(int x, int rotation) {
             RopeArgs a;
             a.x = a.out = at(x, row);
             a.cos = &by.cos[size_t(row * r.pairs)], a.sin = &by.sin[size_t(row * r.pairs)];
-            a.heads = width(x) / head_dim_, a.head_dim = head_dim_, a.rotated = 2 * r.pairs;
+            a.heads = width(x) / head_dim, a.head_dim = head_dim, a.rotated = 2 * r.pairs;
             a.half = r.half;
             active().rope(a, 0, 1);
         },
@@ -141,13 +149,13 @@ void Graph::temper(int x, double scale, int64_t length) {
     });
 }
 
-void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, int64_t window,
-                   float softcap) {
-    const int64_t offset = place * layer_words();
+void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, float softcap) {
+    const Table its = tables_[table];
+    const int64_t offset = place * its.layer_words();
     add_row([=](int64_t row) {
         const Row& it = pass_->of_row[size_t(row)];
         int16_t* page = segment(it).pages[table][size_t(it.position / kKeyBlock)];
-        active().store_position(at(k, row), at(v, row), kv_heads_, head_dim_, it.position % kKeyBlock, page + offset);
+        active().store_position(at(k, row), at(v, row), its.kv_heads, its.head_dim, it.position % kKeyBlock, page + offset);
     });
     // Keys of neighbouring positions share cache lines, which threads should not take from each other.
     stages_.back().multiple = kKeyBlock / 2;
@@ -159,8 +167,8 @@ void Graph::attend(int out, int q, int k, int v, size_t table, int64_t place, fl
             a.q = at(q, row), a.out = at(out, row);
             a.pages = segment.pages[table].data(), a.layer_offset = offset;
             a.tokens = segment.count, a.start = segment.start;
-            a.heads = width(q) / head_dim_, a.kv_heads = kv_heads_, a.head_dim = head_dim_;
-            a.scale = scale, a.window = window, a.softcap = softcap;
+            a.heads = width(q) / its.head_dim, a.kv_heads = its.kv_heads, a.head_dim = its.head_dim;
+            a.scale = scale, a.window = its.window, a.softcap = softcap;
             pass_->attention.push_back(a);
             row += segment.count;
         }

@@ -28,8 +28,16 @@ struct Segment {
 
 class Graph {
 public:
-    // Registers are numbered; *widths* are theirs.
-    Graph(std::vector<int64_t> widths, int64_t kv_heads, int64_t head_dim, float eps);
+    // Number of a register of *width*. Those of one place share its memory: one of them is in use at a time.
+    int add_register(int64_t width, size_t place);
+    int64_t width(int r) const { return registers_[size_t(r)].width; }
+
+    // Number of a table of pages, with keys and values of heads of one shape that see as far.
+    struct Table {
+        int64_t kv_heads, head_dim, window;
+        int64_t layer_words() const { return 2 * kv_heads * head_words(head_dim); }  // int16 of one layer in a page
+    };
+    size_t add_table(const Table& table);
 
     // Frequencies per position of each pair, and the factor on what is rotated, for every rotation.
     struct Frequencies {
@@ -41,23 +49,20 @@ public:
     // The program, in order. Weights must outlive the graph.
     int add_rotation(int64_t pairs, bool half);  // before all others
     void embed(int out, const Matrix& table, float scale);
-    void norm(int out, int x, const float* weight, int64_t group);
+    void norm(int out, int x, const float* weight, int64_t group, float eps);
     void linear(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
                 const std::vector<const float*>& biases);
     void split(int x, const std::vector<int>& outs);
-    void rotate(int x, int rotation);
+    void rotate(int x, int rotation, int64_t head_dim);
     void temper(int x, double scale, int64_t length);  // x *= 1 + scale * log(1 + position / length)
-    // Keys and values are the *place*-th of the pages of *table*; layers of a table have one window.
-    void attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, int64_t window, float softcap);
+    // Keys and values are the *place*-th of the pages of *table*.
+    void attend(int out, int q, int k, int v, size_t table, int64_t place, float scale, float softcap);
     void gate(int out, int gate, int up, Gate kind);
     void add(int x, int y);
     void select(const std::vector<int>& registers);
 
     // The output rows of register *result*, those of all segments one after the other.
     void run(const int64_t* tokens, const std::vector<Segment>& segments, int result, float* out);
-
-    // int16 of one layer in a page.
-    int64_t layer_words() const { return 2 * kv_heads_ * head_words(head_dim_); }
 
 private:
     using RowFunction = std::function<void(int64_t row)>;
@@ -91,10 +96,10 @@ private:
     };
 
     float* at(int r, int64_t row) {
-        return pass_->memory.get() + offsets_[size_t(r)] * pass_->room + row * widths_[size_t(r)];
+        const Register& it = registers_[size_t(r)];
+        return pass_->memory.get() + offsets_[it.place] * pass_->room + row * it.width;
     }
     const Segment& segment(const Row& row) const { return (*pass_->segments)[size_t(row.segment)]; }
-    int64_t width(int r) const { return widths_[size_t(r)]; }
     void add_row(RowFunction function, std::function<void()> before = nullptr);
     void add_whole(std::function<void()> function);
     void product(int x, const std::vector<int>& outs, const std::vector<Matrix>& matrices,
@@ -102,11 +107,14 @@ private:
     void start(const int64_t* tokens, const std::vector<Segment>& segments);
     void run_rows(const Stage& stage);
 
-    const std::vector<int64_t> widths_;
-    const int64_t kv_heads_, head_dim_;
-    const float eps_;
-    std::vector<int64_t> offsets_;
+    struct Register {
+        int64_t width;
+        size_t place;
+    };
+    std::vector<Register> registers_;
+    std::vector<int64_t> widths_, offsets_;  // of places
     int64_t total_width_ = 0;
+    std::vector<Table> tables_;
     std::vector<Stage> stages_;
     std::vector<Rotation> rotations_;
     std::vector<std::vector<Frequencies>> contexts_;

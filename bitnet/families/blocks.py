@@ -1,0 +1,275 @@
+"""A decoder as data: blocks of branches, each of which adds to the residual stream ``x``.
+
+    x = x + post_norm(scale * mixer(norm(x)))
+
+Mixers of one branch read the same ``norm(x)``. ``models/hidden_program.py`` says what each kind of
+mixer computes; tensors, program, registers and cache follow from these values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from bitnet.errors import InvalidFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bitnet.families.rope import Rope
+
+__all__ = [
+    "Activation",
+    "Attention",
+    "Block",
+    "Branch",
+    "CacheKind",
+    "FeedForward",
+    "KeysValues",
+    "Mixer",
+    "ModelConfig",
+    "Pooling",
+    "State",
+]
+
+Activation = Literal["silu", "gelu_tanh", "relu_squared", "relu", "sigmoid"]
+Pooling = Literal["none", "mean", "cls", "last"]
+
+MAX_SCALE = 200.0  # of scores: those of the longest queries and keys stay within float32
+CAPS = 1e-3, 1e3  # soft caps; a larger one takes digits from what it caps
+
+
+@dataclass(frozen=True)
+class KeysValues:
+    """A cache that grows with the sequence.
+
+    Attributes:
+        kv_heads: heads of keys, and of values.
+        head_dim: width of each.
+        window: positions a query attends to, itself included; 0: all.
+    """
+
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class State:
+    """A cache of fixed size: the last inputs of a convolution, or a matrix per head.
+
+    Attributes:
+        size: numbers.
+    """
+
+    size: int
+
+
+CacheKind: TypeAlias = KeysValues | State
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Attention over keys and values of its own.
+
+    Attributes:
+        heads: query heads.
+        kv_heads: key and value heads; each serves ``heads / kv_heads`` query heads.
+        head_dim: width of a head.
+        rope: position embedding; ``None``: no rotation.
+        scale: factor on scores, at most 200.
+        window: positions a query attends to, to each side with itself; 0: all.
+        softcap: soft cap on scores, 0.001 to 1,000; 0: none.
+        qk_norm: RMS norms of queries and keys: of each head, or of all heads as one vector.
+        fused: query, key and value are one matrix.
+        biased: query, key and value must have biases; otherwise they may.
+        gated: ``attn_q`` has a gate behind each head, whose sigmoid multiplies the result.
+        sub_norm: there is a norm before the output projection.
+        growth: of the query scale with the position, 0: none.
+        growth_length: positions between two steps of that growth.
+    """
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rope: Rope | None
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    qk_norm: Literal["", "head", "whole"] = ""
+    fused: bool = False
+    biased: bool = False
+    gated: bool = False
+    sub_norm: bool = False
+    growth: float = 0.0
+    growth_length: int = 1
+
+    @property
+    def cache(self) -> KeysValues:
+        """Its keys and values."""
+        return KeysValues(self.kv_heads, self.head_dim, self.window)
+
+    def faults(self) -> Iterator[tuple[bool, str]]:
+        """Conditions, and what it means that one is true."""
+        heads = f"{self.heads} heads of {self.head_dim}, {self.kv_heads} key heads"
+        yield min(self.heads, self.kv_heads, self.head_dim) < 1, f"no heads ({heads})"
+        yield (
+            self.heads % max(self.kv_heads, 1) > 0,
+            f"key heads that do not divide the heads ({heads})",
+        )
+        yield self.growth_length < 1, "queries that grow after no positions"
+        yield abs(self.scale) > MAX_SCALE, f"scores times more than {MAX_SCALE:g}"
+        yield _outside(self.softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"
+        if self.rope is not None:
+            dims = self.rope.dims
+            yield (
+                not 4 <= dims <= self.head_dim,
+                f"rotary dimensions outside of 4..head width ({dims} of {self.head_dim})",
+            )
+            yield dims % 2 > 0, "an odd number of rotary dimensions"
+            yield self.rope.theta <= 1, "a rope_theta of at most 1"
+            yield self.rope.original_context < 2, "an original context below 2"
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForward:
+    """A feed-forward network.
+
+    Attributes:
+        width: of its inner layer.
+        activation: on the gate.
+        gated: it is a GLU; if not, the activation is on ``up`` itself.
+        fused: gate and up are one matrix, ``ffn_up``.
+        sub_norm: there is a norm before the output projection.
+    """
+
+    width: int
+    activation: Activation = "silu"
+    gated: bool = True
+    fused: bool = False
+    sub_norm: bool = False
+
+    @property
+    def cache(self) -> None:
+        """It needs no other position."""
+        return
+
+    def faults(self) -> Iterator[tuple[bool, str]]:
+        """Conditions, and what it means that one is true."""
+        yield self.width < 1, "a size below 1 (inside the feed-forward network)"
+
+
+Mixer: TypeAlias = Attention | FeedForward
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """A part of a block.
+
+    Attributes:
+        norm: name of the norm before it; empty: none.
+        mixers: what it computes; the results of several are added one after the other.
+        post_norm: name of the norm behind it; empty: none.
+        scale: factor on its result.
+    """
+
+    norm: str
+    mixers: tuple[Mixer, ...]
+    post_norm: str = ""
+    scale: float = 1.0
+
+
+Block: TypeAlias = tuple[Branch, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class ModelConfig:
+    """A decoder-only transformer.
+
+    Attributes:
+        architecture: GGUF's name for the family.
+        dim: width of the residual stream.
+        vocab_size: rows of the token embedding.
+        context_length: positions the model was trained for.
+        norm_eps: epsilon of every norm.
+        blocks: from the first to the last.
+        embedding_scale: factor on embeddings.
+        logit_scale: factor on logits.
+        final_softcap: soft cap on logits, 0.001 to 1,000; 0: none.
+        causal: positions attend only to those before them.
+        pooling: how hidden states are pooled to an embedding; ``none``: it generates text.
+        input_norms: each projection of a block has an RMS norm on its input (BitNet embeddings).
+    """
+
+    architecture: str
+    dim: int
+    vocab_size: int
+    context_length: int
+    norm_eps: float
+    blocks: tuple[Block, ...]
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    final_softcap: float = 0.0
+    causal: bool = True
+    pooling: Pooling = "none"
+    input_norms: bool = False
+
+    @property
+    def n_layers(self) -> int:
+        """Number of blocks."""
+        return len(self.blocks)
+
+    @property
+    def writes(self) -> bool:
+        """True if the model generates text; otherwise it computes embeddings."""
+        return self.causal and self.pooling == "none"
+
+    def mixers(self) -> Iterator[Mixer]:
+        """Those of every block, in the order in which they run."""
+        for block in self.blocks:
+            for branch in block:
+                yield from branch.mixers
+
+    @property
+    def attentions(self) -> tuple[Attention, ...]:
+        """Those of its mixers that are attention."""
+        return tuple(mixer for mixer in self.mixers() if isinstance(mixer, Attention))
+
+    def attentions_of(self, layer: int) -> tuple[Attention, ...]:
+        """Those of block *layer*."""
+        branches = self.blocks[layer]
+        return tuple(it for each in branches for it in each.mixers if isinstance(it, Attention))
+
+    @property
+    def caches(self) -> tuple[CacheKind, ...]:
+        """Kind of cache of each mixer that has one, in the order in which they run."""
+        return tuple(mixer.cache for mixer in self.mixers() if mixer.cache is not None)
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """Its different position embeddings."""
+        return tuple(dict.fromkeys(it.rope for it in self.attentions if it.rope is not None))
+
+    def regime(self, reach: int) -> tuple[int, ...]:
+        """Key of the RoPE frequencies for a prompt; prompts with equal keys can share a cache."""
+        return tuple(rope.regime(reach) for rope in self.ropes)
+
+    def __post_init__(self) -> None:
+        own = (
+            (min(self.dim, len(self.blocks)) < 1, "a size below 1"),
+            (min(self.vocab_size, self.context_length) < 1, "no vocabulary or no context"),
+            (_outside(self.final_softcap), f"a soft cap outside of {CAPS[0]:g} to {CAPS[1]:,g}"),
+        )
+        for found in (own, *(mixer.faults() for mixer in self.mixers())):
+            for fails, fault in found:
+                if fails:
+                    raise InvalidFormat(
+                        f"{self.architecture}: the keys make no transformer: {fault} "
+                        f"({len(self.blocks)} layers of width {self.dim})",
+                        hint="the file is damaged; fetch it again",
+                    )
+
+
+def _outside(cap: float) -> bool:
+    """True if *cap* is a soft cap that is not computed exactly."""
+    return cap != 0 and not CAPS[0] <= cap <= CAPS[1]

@@ -1,0 +1,158 @@
+"""The usual decoder: every block is attention, then a feed-forward network.
+
+A family calls :func:`dense` with what it does differently.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import InvalidFormat, Unsupported
+from bitnet.families.blocks import Attention, Block, Branch, FeedForward, ModelConfig
+from bitnet.families.rope import rope_from
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bitnet.families.keys import Keys
+
+__all__ = ["AFTER", "AROUND", "BEFORE", "Sizes", "attention", "dense", "sizes"]
+
+#: Names of the norms before and behind attention, and before and behind the feed-forward network.
+BEFORE = (("attn_norm", ""), ("ffn_norm", ""))
+AFTER = (("", "post_attention_norm"), ("", "post_ffw_norm"))
+AROUND = (("attn_norm", "post_attention_norm"), ("ffn_norm", "post_ffw_norm"))
+
+MAX_LAYERS = 4096  # keeps a damaged file from making us list billions of tensors
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that every decoder has.
+
+    Attributes:
+        layers: blocks.
+        dim: width of the residual stream.
+        vocab_size: rows of the embedding.
+        ffn: width inside the feed-forward network.
+    """
+
+    layers: int
+    dim: int
+    vocab_size: int
+    ffn: int
+
+
+def sizes(keys: Keys) -> Sizes:
+    """Sizes of the model.
+
+    Raises:
+        InvalidFormat: a key or the embedding is missing or impossible.
+    """
+    embedding = keys.weights.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise InvalidFormat(
+            f"{keys.path.name} has no matrix token_embd.weight: it is not a whole model",
+            hint="pass the model's file, not a vocabulary or an adapter",
+        )
+    layers = keys.integer("block_count")
+    if layers > MAX_LAYERS:
+        raise InvalidFormat(
+            f"{keys.path.name}: {layers:,} layers, expected at most {MAX_LAYERS:,}",
+            hint="the file is damaged; fetch it again",
+        )
+    dim = keys.integer("embedding_length")
+    return Sizes(layers, dim, embedding.shape[0], keys.integer("feed_forward_length"))
+
+
+def attention(keys: Keys, dim: int, **more: Any) -> Attention:
+    """Attention of a layer, with *more* fields, as all families read its keys.
+
+    Raises:
+        Unsupported: values are not as wide as keys.
+    """
+    heads = keys.integer("attention.head_count")
+    head_dim = keys.integer("attention.key_length", dim // max(heads, 1))
+    value_dim = keys.integer("attention.value_length", head_dim)
+    if value_dim != head_dim:
+        raise Unsupported(
+            f"{keys.path.name}: heads of {head_dim} with values of {value_dim}: only values "
+            "as wide as keys are computed",
+            hint="choose another model",
+        )
+    kv_heads = keys.integer("attention.head_count_kv", heads)
+    usual: dict[str, Any] = {"rope": rope_from(keys, head_dim), "scale": max(head_dim, 1) ** -0.5}
+    return Attention(heads, kv_heads, head_dim, **(usual | more))
+
+
+def dense(
+    keys: Keys,
+    *,
+    norms: tuple[tuple[str, str], ...] = BEFORE,
+    window: int = 0,
+    period: int = 0,
+    each: Callable[[int, Attention], Attention] = lambda _layer, attention: attention,
+    residual_scale: float = 1.0,
+    ffn: dict[str, Any] | None = None,
+    **more: Any,
+) -> ModelConfig:
+    """ModelConfig of the usual blocks.
+
+    Args:
+        keys: the model.
+        norms: names before and behind each branch.
+        window: window of layers that have one, if no key gives it.
+        period: the last layer of each *period* has full attention; 0: none.
+        each: attention of a layer, from its number and the usual one.
+        residual_scale: factor on the outputs of attention and feed-forward.
+        ffn: fields of :class:`FeedForward`.
+        more: fields of :class:`Attention`.
+    """
+    found = sizes(keys)
+    causal = bool(keys.value("attention.causal", True))
+    window = keys.integer("attention.sliding_window", window)
+    if window and not causal:
+        window = window // 2 + 1  # half of it on each side
+    usual = attention(keys, found.dim, **more)
+    network = FeedForward(found.ffn, **(ffn or {}))
+    (before, behind), (ffn_before, ffn_behind) = norms
+
+    def block(layer: int, its_window: int) -> Block:
+        mixer = each(layer, replace(usual, window=its_window))
+        return (
+            Branch(before, (mixer,), behind, residual_scale),
+            Branch(ffn_before, (network,), ffn_behind, residual_scale),
+        )
+
+    windows = _windows(keys, found.layers, period=period, window=window)
+    return ModelConfig(
+        architecture=keys.architecture,
+        dim=found.dim,
+        vocab_size=found.vocab_size,
+        context_length=keys.integer("context_length"),
+        norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
+        blocks=tuple(block(layer, its) for layer, its in enumerate(windows)),
+        causal=causal,
+    )
+
+
+def _windows(keys: Keys, layers: int, *, period: int, window: int) -> tuple[int, ...]:
+    """Window of each layer; by default the last layer of each *period* has none."""
+    pattern = keys.value("attention.sliding_window_pattern", period)
+    if isinstance(pattern, bool) or not isinstance(pattern, list | int):
+        raise InvalidFormat(
+            f"{keys.path.name}: attention.sliding_window_pattern is {pattern!r}, expected a "
+            "number or one entry a layer",
+            hint="the file is damaged; fetch it again",
+        )
+    if not isinstance(pattern, list):
+        pattern = keys.integer("attention.sliding_window_pattern", period)
+        pattern = [not pattern or (layer + 1) % pattern != 0 for layer in range(layers)]
+    if len(pattern) != layers:
+        raise InvalidFormat(
+            f"{keys.path.name}: attention.sliding_window_pattern is for another number of layers: "
+            f"{len(pattern):,}, expected {layers:,}",
+            hint="the file is damaged; fetch it again",
+        )
+    return tuple(window if local else 0 for local in pattern)
