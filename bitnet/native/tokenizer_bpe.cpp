@@ -155,7 +155,7 @@ void Bpe::trace(std::string_view piece, Ids& out, Spans& spans) {
     resolve(piece);
     const Ids found = ids_;
     out.insert(out.end(), found.begin(), found.end());
-    if (found.size() == 1) {
+    if (file_.config.flags & kIgnoreMerges && file_.find(piece.data(), piece.size()) != kNoId) {
         spans.push_back({0, piece.size()});
         return;
     }
@@ -174,9 +174,12 @@ void Bpe::trace(std::string_view piece, Ids& out, Spans& spans) {
 
 // The tokens of single bytes or characters.
 void Bpe::start(std::string_view piece, Spans* spans) {
+    // As in the library, what has no token takes no place either.
+    size_t at = 0;
     const auto add = [&](uint32_t id, size_t begin, size_t end) {
         ids_.push_back(id);
-        if (spans != nullptr) spans->push_back({begin, end});
+        if (spans != nullptr) spans->push_back({at, at + end - begin});
+        at += end - begin;
     };
     const uint32_t flags = file_.config.flags, unknown = file_.config.unknown_id;
     if (flags & kByteLevel) {

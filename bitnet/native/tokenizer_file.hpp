@@ -17,7 +17,7 @@
 
 namespace bitnet {
 
-constexpr uint32_t kTokenizerVersion = 4;
+constexpr uint32_t kTokenizerVersion = 5;
 constexpr uint32_t kNoId = 0xFFFFFFFF;
 
 enum class Section : uint32_t {

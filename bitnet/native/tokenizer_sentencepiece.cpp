@@ -124,11 +124,8 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& m
             from.push_back(same ? Span{begin + i, begin + i + 1} : Span{begin, end});
         }
     };
-    if (map.empty()) {
-        for (size_t i = 0, n = 0; i < text.size(); i += n) {
-            n = trim ? unicode::length(text, i) : text.size();
-            add(text.substr(i, n), i, i + n, true);
-        }
+    if (map.empty() && !trim) {
+        add(text, 0, text.size(), true);
     } else {
         const size_t most = limits::kGrowthBase + limits::kGrowth * text.size();
         for (size_t i = 0; i < text.size();) {
@@ -140,6 +137,12 @@ std::string normalize_sentencepiece(const TokenizerFile& file, const CharsMap& m
                 continue;
             }
             chunk.clear();
+            if (map.empty()) {
+                const size_t n = unicode::length(text, i);
+                add(text.substr(i, n), i, i + n, true);
+                i += n;
+                continue;
+            }
             const size_t n = map.replace(text, i, chunk);
             add(chunk, i, i + n, false);
             i += n;

@@ -17,6 +17,7 @@ from bitnet.errors import Unsupported
 from bitnet.tokenizer.byte_alphabet import spell_bytes
 from bitnet.tokenizer.decoding_steps import REPLACEMENT, STEPS, Part
 from bitnet.tokenizer.library import fenced
+from bitnet.tokenizer.library_patterns import linear_steps
 from bitnet.tokenizer.spec import SPACE_SYMBOL, Step
 
 if TYPE_CHECKING:
@@ -84,9 +85,13 @@ class _SentencePiece:
         self._spellings = spellings
         self._strip: bool = options["add_space_prefix"] or options["remove_extra_whitespaces"]
         self._strip_on: bool = options["remove_extra_whitespaces"]
+        self._unknown: int | None = options["unknown_id"]
+        self._unknown_text: str = options["unknown_text"]
         self._run = b""
 
     def piece(self, id: int) -> bytes:
+        if id == self._unknown:
+            return self._unknown_text.encode()
         spelling = self._spellings.spelling(id)
         if self._spellings.is_verbatim(id):
             return spelling
@@ -100,8 +105,9 @@ class _SentencePiece:
             self._strip = False
             return self._characters(final=False)
         before = self.finish()
-        text = self._spellings.spelling(id).decode()
-        if not self._spellings.is_verbatim(id):
+        verbatim = id == self._unknown or self._spellings.is_verbatim(id)
+        text = self._unknown_text if id == self._unknown else self._spellings.spelling(id).decode()
+        if not verbatim:
             if self._strip and text.startswith(SPACE_SYMBOL):
                 text = text[1:]
                 self._strip = self._strip_on and not text
@@ -251,7 +257,7 @@ def decoder_steps(entry: dict[str, Any] | None) -> tuple[Step, ...]:
     outline = json.loads(Tokenizer(models.BPE()).to_str())
     with fenced("the decoder"):
         library = Tokenizer.from_str(json.dumps(outline | {"decoder": entry}))
-    return tuple(_flat(json.loads(library.to_str())["decoder"])) or (Step("Fuse"),)
+    return linear_steps(tuple(_flat(json.loads(library.to_str())["decoder"]))) or (Step("Fuse"),)
 
 
 def _flat(entry: dict[str, Any]) -> Iterator[Step]:

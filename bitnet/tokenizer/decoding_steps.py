@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from bitnet.tokenizer.byte_alphabet import spell_bytes
+from bitnet.tokenizer.library import fenced
 from bitnet.tokenizer.spec import SPACE_SYMBOL
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ class _Replace(DecodingStep):
     def inside(self, text: str) -> str:
         if self._kind == "String" and self._pattern:
             return text.replace(self._pattern, self._content)
-        return str(self._library.decode([text]))
+        with fenced("the decoder"):
+            return str(self._library.decode([text]))
 
     def take(self, part: Part) -> Iterable[Part]:
         # One character is replaced anywhere, also in parts of tokens.

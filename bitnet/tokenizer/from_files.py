@@ -166,6 +166,7 @@ def _sentencepiece(path: Path, data: bytes) -> TokenizerSpec:
         remove_extra_whitespaces=model.remove_extra_whitespaces,
         charsmap=model.charsmap,
         unknown_id=_optional(model.unknown_id),
+        unknown_text=model.unknown_text,
         bos_id=bos,
         eos_id=eos,
         add_bos=bos is not None and (bpe if add_bos is None else add_bos),

@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 _UNSUPPORTED = {
     "rwkv": "RWKV's byte trie",
     "plamo2": "PLaMo-2's Aho-Corasick tokenizer",
+    "plamo3": "PLaMo-3's Aho-Corasick tokenizer",
     "hybriddna": "a BPE with DNA k-mers",
     "whitespace": "a whitespace tokenizer",
 }

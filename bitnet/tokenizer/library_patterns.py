@@ -30,6 +30,8 @@ _TWINS = {
     r"\s+$": r"(?<!\s)\s+$",
 }
 _CHOICES = 8  # in sequence, repeated as a whole
+# References to what was matched, calls of groups, conditions, absent texts.
+_UNBOUNDED = re.compile(r"\\[1-9]|\\[kg]|\(\?(?:\(|~|<\w+>|R)|\\K")
 _TOKEN = re.compile(
     r"\\p\{[^}]*\}|\\x\{[^}]*\}|\\.|(?P<open>\((?:\?(?:[-imx]+:|:|=|!|>|<=|<!|<\w+>|[-imx]+(?=\))))?)"
     r"|(?P<close>\))|(?P<or>\|)|(?P<class>\[)"
@@ -38,7 +40,7 @@ _TOKEN = re.compile(
 )
 
 
-def linear_steps(steps: tuple[Step, ...], source: str) -> tuple[Step, ...]:
+def linear_steps(steps: tuple[Step, ...], source: str = "") -> tuple[Step, ...]:
     """*steps* with patterns that the library matches in acceptable time.
 
     Raises:
@@ -53,9 +55,9 @@ def linear_steps(steps: tuple[Step, ...], source: str) -> tuple[Step, ...]:
             step = type(step)(step.type, {**step.options, "pattern": pattern})
         elif regex is not None and regex not in known and (reason := _explosive(regex)):
             raise Unsupported(
-                f"the tokenizer {source} has a pattern with {reason}, which only the native engine"
-                " can bound",
-                hint="install a C++ compiler, then this again from its sources: pip install .",
+                f"{source or 'the decoder'} has a pattern with {reason}, which takes time without a"
+                " bound",
+                hint="name another tokenizer of the model with --tokenizer FILE",
             )
         out.append(step)
     return tuple(out)
@@ -85,6 +87,8 @@ def _explosive(regex: str) -> str:
         match = _TOKEN.match(regex, at)
         assert match is not None  # the last alternative is any character
         at = _class_end(regex, at) if match["class"] else match.end()
+        if unbounded := _UNBOUNDED.match(regex, match.start()):
+            return f"{unbounded[0]!r}"
         if match["open"]:
             groups.append(_Part(size=0))
             if len(groups) > PATTERN_DEPTH:

@@ -7,7 +7,7 @@ the same numbers; a test compares the three.
 
 from __future__ import annotations
 
-from itertools import chain
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InvalidFormat, Unsupported
@@ -32,7 +32,10 @@ ADDED_TOKEN_BYTES = 512
 UNIGRAM_PIECE_BYTES = 2_048  # 512 characters, the most that sentencepiece trains
 WORD_CHARS = 256  # of one WordPiece word
 CHARSMAP_KEY_BYTES = 128  # longest key of a SentencePiece character map
-GROWTH, GROWTH_BASE = 64, 65_536  # bytes out of a normalizer per byte in, and for any text
+CHARSMAP_BYTES = 4 << 20  # of such a map; the usual one has 240 KB
+AFFIX_IDS = 1_024  # put around a text
+# Bytes out of the normalizers, or the decoders, per byte in; and out of the former for any text.
+GROWTH, GROWTH_BASE = 64, 65_536
 SCORE = 1e30  # largest absolute score
 TEMPLATE_CHARS = 1 << 20  # source of a chat template
 
@@ -86,7 +89,7 @@ def _check_tokens(spec: TokenizerSpec) -> None:
     user = (
         tokens[id] for id, kind in enumerate(spec.token_types) if kind == TokenType.USER_DEFINED
     )
-    looked_for = chain((token.text for token in spec.added), user)
+    looked_for = itertools.chain((token.text for token in spec.added), user)
     _within(spec, "bytes in an added token", _longest(looked_for), ADDED_TOKEN_BYTES)
     for name, values in (("scores", spec.scores), ("token types", spec.token_types)):
         if len(values) not in (0, len(tokens)):
@@ -107,12 +110,13 @@ def _longest(texts: Any, *, byte_level: bool = False) -> int:
 def _check_ids(spec: TokenizerSpec, merges: Iterable[tuple[int, int]]) -> None:
     size = len(spec.tokens)
     _within(spec, "merges", len(spec.merges), MERGES)
+    _within(spec, "ids around a text", sum(map(len, spec.affixes)), AFFIX_IDS)
     ids: Sequence[Any] = [
         *(id for id in (spec.bos_id, spec.eos_id, spec.unknown_id) if id is not None),
-        *chain(*spec.affixes, spec.stop_ids),
+        *itertools.chain(*spec.affixes, spec.stop_ids),
         *(token.id for token in spec.added),
     ]
-    for id in chain(ids, chain.from_iterable(merges)):
+    for id in itertools.chain(ids, itertools.chain.from_iterable(merges)):
         if type(id) is not int or not 0 <= id < size:
             raise _damaged(spec, f"the id {id!r} for {size:,} tokens")
     if type(spec.max_chars_per_word) is not int or type(spec.continuing_prefix) is not str:
@@ -122,14 +126,18 @@ def _check_ids(spec: TokenizerSpec, merges: Iterable[tuple[int, int]]) -> None:
 
 
 def _check_steps(spec: TokenizerSpec) -> None:
+    _within(spec, "bytes in a character map", len(spec.charsmap), CHARSMAP_BYTES)
     steps = (*spec.normalizer, *spec.pre_tokenizer)
     _within(spec, "normalizers and pre-tokenizers", len(steps), STEPS)
-    growth = 1.0
-    for step in steps:
-        for value in _texts(step.options):
-            _within(spec, f"bytes in a text of {step.type}", len(value.encode()), PATTERN_BYTES)
-        growth *= _growth(step)
-    _within(spec, "bytes for each byte, after the normalizers", growth, GROWTH)
+    _within(spec, "decoders", len(spec.decoder), STEPS)
+    for name, chain in (("normalizers", steps), ("decoders", spec.decoder)):
+        growth = 1.0
+        for step in chain:
+            most = 2 * CHARSMAP_BYTES if step.type == "Precompiled" else PATTERN_BYTES
+            for value in _texts(step.options):
+                _within(spec, f"bytes in a text of {step.type}", len(value.encode()), most)
+            growth *= _growth(step)
+        _within(spec, f"bytes for each byte, after the {name}", growth, GROWTH)
 
 
 def _texts(value: object) -> list[str]:

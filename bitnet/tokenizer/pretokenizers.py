@@ -63,6 +63,7 @@ _QWEN35 = (
     + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
     + r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_K2_HORIZON = _LLAMA3.replace(r"?\p{L}+", r"?[\p{L}\p{M}\u200c\u200d]+")
 _LONG_SPACES = "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4))
 _JAIS2 = (
     _CONTRACTIONS
@@ -179,6 +180,7 @@ _GROUPS: tuple[tuple[str, PreTokenizer], ...] = (
     ("dbrx smaug-bpe", replace(_OF_LLAMA3, ignore_merges=False, add_bos=False)),
     ("chatglm-bpe", _OF_CHATGLM),
     ("glm4 glm5", replace(_OF_CHATGLM, ignore_merges=True)),
+    ("k2-horizon", PreTokenizer((_split(_K2_HORIZON), _BYTES))),
     ("jais-2", PreTokenizer((_split(_JAIS2), _BYTES))),
     (
         "deepseek-llm",

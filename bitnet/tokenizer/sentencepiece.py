@@ -122,14 +122,15 @@ class SentencePiece:
 
     def _chunks(self, text: str, table: CharsMap | None) -> list[_Chunk]:
         """The table's longest entries replaced, left to right; user-defined pieces untouched."""
-        if table is None:
-            return [_Chunk(character, i, i + 1, True) for i, character in enumerate(text)]
         out: list[_Chunk] = []
         left = GROWTH_BASE + GROWTH * len(text.encode("utf-8", "replace"))
         for id, start, stop in self._protected.cut(text):
             if id is not None:
                 kept = self._spec.tokens[id]
                 out.append(_Chunk(kept, start, stop, len(kept) == stop - start))
+                continue
+            if table is None:
+                out.extend(_Chunk(text[i], i, i + 1, True) for i in range(start, stop))
                 continue
             data = text[start:stop].encode("utf-8", "replace")
             at, place = 0, start

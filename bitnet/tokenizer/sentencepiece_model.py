@@ -36,6 +36,7 @@ class SentencePieceModel:
         add_dummy_prefix: a space is put before the text.
         remove_extra_whitespaces: runs of spaces become one, the ends are trimmed.
         unknown_id: and *bos_id*, *eos_id*: -1 when switched off.
+        unknown_text: text of the unknown piece (``unk_surface``).
         bos_id: see *unknown_id*.
         eos_id: see *unknown_id*.
     """
@@ -49,6 +50,7 @@ class SentencePieceModel:
     add_dummy_prefix: bool = True
     remove_extra_whitespaces: bool = True
     unknown_id: int = 0
+    unknown_text: str = " \u2047 "
     bos_id: int = 1
     eos_id: int = 2
 
@@ -108,6 +110,7 @@ def _parse(data: bytes, source: str) -> SentencePieceModel:
         charsmap=_as_bytes(normalizer.get(2, b"")),
         add_dummy_prefix=bool(normalizer.get(3, 1)),
         remove_extra_whitespaces=bool(normalizer.get(4, 1)),
+        unknown_text=_as_bytes(trainer.get(44, " \u2047 ".encode())).decode(),
         unknown_id=unknown[0],  # as in the library, whatever the trainer's settings are
         bos_id=_as_id(trainer.get(41, 1)),
         eos_id=_as_id(trainer.get(42, 2)),

@@ -211,3 +211,5 @@ def read_json(path: Path) -> Any:
         ) from None
     except RecursionError:
         raise InvalidFormat(f"Invalid JSON in {path}: nested too deeply") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise InvalidFormat(f"Invalid JSON in {path}: {error}") from None

@@ -100,6 +100,7 @@ class TokenizerSpec:
         remove_extra_whitespaces: runs of spaces become one and the ends are trimmed.
         charsmap: SentencePiece's precompiled normalization table, empty when it has none.
         unknown_id: id of unknown text, ``None`` if there is none.
+        unknown_text: text of *unknown_id* of a SentencePiece model.
         continuing_prefix: ``wordpiece``: prefix of tokens inside a word in the token list.
         max_chars_per_word: ``wordpiece``: longer words are unknown.
         bos_id: id put before the text, ``None`` when the vocabulary has none.
@@ -133,6 +134,7 @@ class TokenizerSpec:
     remove_extra_whitespaces: bool = False
     charsmap: bytes = b""
     unknown_id: int | None = None
+    unknown_text: str = " \u2047 "
     continuing_prefix: str = "##"
     max_chars_per_word: int = 100
     bos_id: int | None = None
@@ -177,7 +179,9 @@ class TokenizerSpec:
             return self.decoder
         if self.model in ("spm", "unigram"):
             flags = ("add_space_prefix", "remove_extra_whitespaces")
-            return (Step("SentencePiece", {name: getattr(self, name) for name in flags}),)
+            options: dict[str, object] = {name: getattr(self, name) for name in flags}
+            options |= {"unknown_id": self.unknown_id, "unknown_text": self.unknown_text}
+            return (Step("SentencePiece", options),)
         if self.model == "wordpiece":
             return (Step("WordPiece", {"prefix": self.continuing_prefix, "cleanup": True}),)
         spaces = Step("Replace", {"pattern": {"String": SPACE_SYMBOL}, "content": " "})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.decoding import decoder_steps
 from bitnet.tokenizer.lazy import LazySequence
 from bitnet.tokenizer.library import fenced, library_for
+from bitnet.tokenizer.limits import AFFIX_IDS
 from bitnet.tokenizer.merges import pair_merges, parse_merges
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.side_files import (
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 __all__ = ["spec_from_tokenizer_json"]
+
+logger = logging.getLogger(__name__)
 
 
 def spec_from_tokenizer_json(path: str | os.PathLike[str], document: Any = None) -> TokenizerSpec:
@@ -65,35 +70,78 @@ def _spec(data: dict[str, Any], side: SideFiles, source: str) -> TokenizerSpec:
             f"{source} holds a {kind!r} model; supported: BPE, Unigram, WordPiece",
             hint="name another tokenizer of the model with --tokenizer FILE",
         )
-    added = tuple(added_token(int(entry["id"]), entry) for entry in data.get("added_tokens") or ())
-    vocabulary = model["vocab"]
-    if isinstance(vocabulary, list):
-        vocabulary = {piece: id for id, (piece, _) in reversed(list(enumerate(vocabulary)))}
-    tokens = _by_id(vocabulary, added, source)
+    _check_outline(data, source)
+    added = tuple(added_token(entry["id"], entry) for entry in data.get("added_tokens") or ())
+    vocabulary, size = _ids(model["vocab"], source)
+    tokens = _by_id(model["vocab"], added, source)
     normalizer = tuple(_steps(data.get("normalizer"), "normalizers"))
     _check_normalizer(normalizer, source)
     pre_tokenizer = tuple(_steps(data.get("pre_tokenizer"), "pretokenizers"))
     spec = replace(
         build(model, tokens),
         added=_normalized(added, normalizer, source),
-        outside=_outside(added, vocabulary, source),
+        outside=_outside(added, vocabulary, size, source),
         normalizer=normalizer,
         pre_tokenizer=pre_tokenizer,
         decoder=decoder_steps(data.get("decoder")),
         byte_level=any(step.type == "ByteLevel" for step in (*normalizer, *pre_tokenizer)),
     )
+    for section in ("truncation", "padding"):
+        if data.get(section):
+            logger.warning(
+                "%s has a %s section, which is not applied: texts keep their length",
+                source, section,
+            )  # fmt: skip
     return _with_special(spec, data.get("post_processor"), side)
 
 
+def _check_outline(data: dict[str, Any], source: str) -> None:
+    """Refuse values that the ``tokenizers`` library does not accept, besides the vocabulary.
+
+    Raises:
+        InvalidFormat: the library's reason.
+    """
+    from tokenizers import Tokenizer
+
+    empty: dict[str, Any] = {"vocab": {}, "merges": []}
+    if isinstance(data["model"]["vocab"], list):
+        empty = {"vocab": [["?", 0.0]], "unk_id": 0}
+    model = data["model"] | {name: value for name, value in empty.items() if name in data["model"]}
+    unknown = model.get("unk_token")
+    if isinstance(unknown, str) and isinstance(model["vocab"], dict):
+        model["vocab"] = {unknown: 0}
+    with fenced(f"the tokenizer {source}"):
+        Tokenizer.from_str(json.dumps(data | {"model": model, "added_tokens": []}))
+
+
+def _ids(entries: Any, source: str) -> tuple[dict[str, int], int]:
+    """Id by token, the last one of equal ones, and the size of the model's vocabulary.
+
+    Raises:
+        InvalidFormat: an entry is not a token with its id or score.
+    """
+    if isinstance(entries, list):
+        for entry in entries:
+            if not isinstance(entry, list) or len(entry) != 2 or type(entry[0]) is not str:
+                raise InvalidFormat(f"{source}: {entry!r:.80} is not a piece and its score")
+            if type(entry[1]) not in (int, float):
+                raise InvalidFormat(f"{source}: the piece {entry[0]!r:.60} has no number as score")
+        return {piece: id for id, (piece, _) in enumerate(entries)}, len(entries)
+    for token, id in entries.items():
+        if type(id) is not int:
+            raise InvalidFormat(f"{source}: the token {token!r:.60} has the id {id!r:.60}")
+    return entries, len(entries)
+
+
 def _outside(
-    added: Sequence[AddedToken], vocabulary: dict[str, int], source: str
+    added: Sequence[AddedToken], vocabulary: dict[str, int], size: int, source: str
 ) -> frozenset[int]:
-    """Ids of the added tokens that are not in the model's vocabulary.
+    """Ids of the added tokens that are not in the model's vocabulary of *size* entries.
 
     Raises:
         Unsupported: the ``tokenizers`` library would assign ids differently from the file.
     """
-    last, known = len(vocabulary) - 1, set(vocabulary.values())
+    last, known = size - 1, set(vocabulary.values())
     outside: dict[str, int] = {}
     for token in added:
         own = vocabulary.get(token.text, outside.get(token.text))
@@ -109,9 +157,12 @@ def _outside(
     return frozenset(outside.values())
 
 
-def _by_id(vocabulary: dict[str, int], added: Sequence[AddedToken], source: str) -> list[str]:
+def _by_id(vocabulary: Any, added: Sequence[AddedToken], source: str) -> list[str]:
     """Token texts by id; unused ids are empty."""
-    entries = {id: text for text, id in vocabulary.items()}
+    if isinstance(vocabulary, list):
+        entries = {id: text for id, (text, _) in enumerate(vocabulary)}
+    else:
+        entries = {id: text for text, id in vocabulary.items()}
     entries.update((token.id, token.text) for token in added)
     if not entries:
         raise InvalidFormat(f"{source} has an empty vocabulary")
@@ -154,7 +205,7 @@ def _bpe(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
 def _unigram(model: dict[str, Any], tokens: Sequence[str]) -> TokenizerSpec:
     scores = [float(score) for _, score in model["vocab"]]
     unknown = model.get("unk_id")
-    if unknown is not None and not 0 <= unknown < len(scores):
+    if type(unknown) not in (int, type(None)) or not 0 <= (unknown or 0) < len(scores):
         raise ValueError(f"unk_id is {unknown}, of {len(scores):,} pieces")
     return TokenizerSpec(
         model="unigram",
@@ -303,6 +354,8 @@ def _template(
         name = item["SpecialToken"]["id"]
         ids = processor["special_tokens"].get(name, {}).get("ids")
         side.extend(ids if ids is not None else [special[name]])
+        if len(before) + len(after) > AFFIX_IDS:
+            raise _odd_template(f"has more than {AFFIX_IDS:,} of them")
     return tuple(before), tuple(after)
 
 

@@ -51,7 +51,7 @@ def read_tokenizer_json(path: Path) -> dict[str, Any]:
         raise InvalidFormat(f"Downloaded tokenizer file is empty: {path}", hint=again)
     try:
         document = json.loads(raw)
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         where = (
             f"{error.msg} at line {error.lineno} column {error.colno}"
             if isinstance(error, json.JSONDecodeError)
