@@ -112,7 +112,7 @@ def _cache(root: Path) -> list[Finding]:
     except OSError as error:
         problem = from_os_error(error, existing, in_cache=True)
         if not isinstance(problem, NoSpace | PermissionDenied):
-            problem = PermissionDenied(problem.message, hint="choose another: --cache-dir DIR")
+            problem = PermissionDenied(problem.message, hint="choose another: BITNET_CACHE_DIR=DIR")
         return [*found, Finding.of("cache folder", problem)]
     text = f"{human_size(free)} free"
     if free < SPACE_BYTES:

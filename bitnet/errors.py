@@ -257,10 +257,10 @@ EXIT_CODES: dict[int, str] = {
 
 _CACHE_IS_FULL = (
     "free some space (`bitnet cache clean --dry-run` shows what of the cache can go), "
-    "or choose another disk: --cache-dir DIR"
+    "or choose another disk: BITNET_CACHE_DIR=DIR"
 )
 _DISK_IS_FULL = "free some space, or choose another disk"
-_CACHE_IS_CLOSED = "choose a folder you may write to: --cache-dir DIR or BITNET_CACHE_DIR"
+_CACHE_IS_CLOSED = "choose a folder you may write to: BITNET_CACHE_DIR=DIR"
 _PATH_IS_CLOSED = "get access to it (ls -l shows who has), or choose another one"
 
 

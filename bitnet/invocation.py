@@ -13,7 +13,16 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["NO_BREAK", "as_started", "harmless", "isolate", "program", "unbroken", "word"]
+__all__ = [
+    "NO_BREAK",
+    "as_started",
+    "as_typed",
+    "harmless",
+    "isolate",
+    "program",
+    "unbroken",
+    "word",
+]
 
 NO_BREAK = "\x1f"  # no text that is shown has one
 _PROGRAMS = ("bitnet", "inv", "invoke")
@@ -47,12 +56,12 @@ def program() -> str:
     """Words that start this program in a shell; ``bitnet`` if something else runs."""
     script = Path(sys.argv[0])
     if script.name == "__main__.py" and script.parent.name in _PROGRAMS:
-        return f"{_typed(sys.orig_argv[0])} -m {script.parent.name}"
+        return f"{as_typed(sys.orig_argv[0])} -m {script.parent.name}"
     name = script.name.removesuffix(".exe")
-    return _typed(sys.argv[0]) if name in _PROGRAMS else "bitnet"
+    return as_typed(sys.argv[0]) if name in _PROGRAMS else "bitnet"
 
 
-def _typed(path: str) -> str:
+def as_typed(path: str) -> str:
     """*path* as a shell word: only its name if the search path finds it."""
     name = Path(path).name
     found = shutil.which(name)

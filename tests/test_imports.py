@@ -14,7 +14,7 @@ ROOT = Path(bitnet.__file__).parent
 
 # A module may import from lower layers and from its own package.
 LAYERS = [
-    ["errors", "invocation"],
+    ["errors", "invocation", "installation"],
     [
         "settings",
         "cores",
@@ -57,6 +57,7 @@ LAYERS = [
 ]
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
 WITHIN_LAYER = {
+    ("installation", "invocation"),
     ("cores", "settings"),
     ("tables", "settings"),
     ("logs", "settings"),

@@ -9,6 +9,7 @@ import pytest
 from bitnet import native
 from bitnet.errors import NotFound
 from bitnet.formats.containers import open_checkpoint
+from bitnet.installation import reinstall_command
 from bitnet.shipped import SHIPPED, ShippedModel
 
 MODELS = list(SHIPPED.values())
@@ -60,7 +61,7 @@ def test_a_lost_file_is_named_with_what_helps():
     lost = ShippedModel("none", "", 0, "", "")
     with pytest.raises(NotFound, match=r"none\.gguf is missing") as raised:
         _ = lost.path
-    assert "pip install --force-reinstall" in raised.value.hint
+    assert reinstall_command() in raised.value.hint
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.batch.rows import BatchRow
 from bitnet.batch.run import answers
 from bitnet.errors import InferenceError, Unsupported
+from bitnet.installation import extra_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,7 +60,7 @@ def ray_answers(
         import ray.data
     except ModuleNotFoundError as error:
         raise Unsupported(
-            f"--engine ray needs the package {error.name}", hint="pip install 'bitnet-xtask[ray]'"
+            f"--engine ray needs the package {error.name}", hint=extra_command("ray")
         ) from None
     if not rows:
         return

@@ -12,15 +12,14 @@ In a checkout the templates are in ``ci/``; a wheel contains the same files next
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Literal
 
 from bitnet.errors import NotFound, UsageError, from_os_error
 from bitnet.files import write_text
+from bitnet.installation import direct_url
 
 __all__ = [
     "DEFAULT",
@@ -91,11 +90,7 @@ def summary_of(name: str) -> str:
 
 def installed_from() -> str:
     """Commit from which pip installed this program; empty if it was installed otherwise."""
-    try:
-        noted = distribution("bitnet-xtask").read_text("direct_url.json")
-        facts = json.loads(noted or "{}")
-    except (PackageNotFoundError, ValueError):
-        return ""
+    facts = direct_url()
     commit = facts.get("vcs_info", {}).get("commit_id", "")
     found = f"git+{facts.get('url', '')}@{commit}"
     return found if _COMMIT.fullmatch(found) else ""

@@ -78,7 +78,7 @@ def _failure(files):
     more = f" and {files.failed - SHOWN} more" if files.failed > SHOWN else ""
     return RowsFailed(
         f"{files.failed} of {files.total} rows failed: {names}{more}",
-        hint="--retry-errors answers them again",
+        hint="correct the rows that are wrong, then run this again with --retry-errors",
     )
 
 

@@ -140,12 +140,16 @@ def attestation_beside(path):
 
 
 def pin_of(path, cache):
-    """Digest of *path* according to the lock file or the cache."""
+    """Digest of *path* according to this package, the lock file or the cache."""
     from bitnet.files import path_of
     from bitnet.hub import lockfile
     from bitnet.hub.origin import known_digests
+    from bitnet.shipped import SHIPPED
     from bitnet.verify import Pin
 
+    for model in SHIPPED.values():
+        if path.absolute() == model.path.absolute():
+            return Pin(model.sha256, "this package")
     for entry in lockfile.read(Path(lockfile.NAME)):
         if entry.path is not None and path_of(entry.path).absolute() == path.absolute():
             return Pin(entry.sha256, lockfile.NAME)

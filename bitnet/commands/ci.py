@@ -8,6 +8,7 @@ from pathlib import Path
 from invoke.exceptions import Exit
 
 from bitnet.commands.declare import Output, task
+from bitnet.installation import extra_command
 from bitnet.tables import show
 from bitnet.terminal import as_json
 
@@ -88,6 +89,4 @@ def ci_lint(c, project=".", output=Output()):
             f"workflows of {project} failed: {', '.join(failed)}", hint="correct what is listed"
         )
     if missing:
-        raise NotFound(
-            f"not installed: {', '.join(missing)}", hint="pip install 'bitnet-xtask[ci]'"
-        )
+        raise NotFound(f"not installed: {', '.join(missing)}", hint=extra_command("ci"))

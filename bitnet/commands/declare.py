@@ -53,6 +53,7 @@ _TYPES: dict[str, type] = {
 }
 _METAVARS: dict[type, str] = {int: "INT", float: "NUMBER", str: "TEXT", list: "TEXT"}
 _PATHS = ("DIR", "FILE", "PATH")  # metavars of what stays the bytes that the file system has
+IS_VALUE = "\0"  # before a value that starts with a dash; no argument of a process contains it
 _WORDS: dict[type, str] = {int: "a whole number", float: "a number"}
 
 
@@ -120,7 +121,9 @@ class Option(Argument):
             ParseError: an unknown option stands where a positional value is expected.
         """
         eaten = self.positional and self.default is None  # Invoke gives it whatever comes next
-        if eaten and isinstance(value, str) and value.startswith("-") and value != "-":
+        if isinstance(value, str) and value.startswith(IS_VALUE):
+            value = value[len(IS_VALUE) :]
+        elif eaten and isinstance(value, str) and value.startswith("-") and value != "-":
             raise ParseError(f"No idea what {value!r} is!")
         if cast and self.takes_value and self.kind is not list and self.raw_value is not None:
             raise UsageError(f"{self.said()} is given twice", hint="leave one of them out")

@@ -162,10 +162,8 @@ def _text(options, output):
 
     if options.logprobs is not None and not output.json:
         raise UsageError("--logprobs needs --json", hint="add --json")
-    if options.prompt_file:
-        text = read_text(options.prompt_file)
-    else:
-        text = with_piped_text(options.prompt, "--prompt")
+    file = options.prompt_file
+    text = read_text(file) if file else with_piped_text(options.prompt, "--prompt")
     if text is None:
         raise UsageError(
             "infer needs --prompt or --prompt-file, or a text that is piped into it",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bitnet.commands.declare import Option
+from bitnet.commands.declare import IS_VALUE, Option
 from bitnet.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +33,18 @@ def named(words: list[str], contexts: Contexts) -> list[str]:
         UsageError: an argument has two values, or a word is both a command and a file.
     """
     commands = _commands(words, contexts)
-    return [word for command in commands for word in _named(command, contexts)]
+    return [
+        _marked(word, contexts.get(command[0]))
+        for command in commands
+        for word in _named(command, contexts)
+    ]
+
+
+def _marked(word: str, context: ParserContext | None) -> str:
+    """*word*; in ``--option=-value`` with a mark, or Invoke would parse the value as an option."""
+    flag, equals, value = word.partition("=")
+    option = context.flags.get(flag) if context and equals and value.startswith("-") else None
+    return f"{flag}={IS_VALUE}{value}" if option and option.takes_value else word
 
 
 def _commands(words: list[str], contexts: Contexts) -> Iterator[list[str]]:

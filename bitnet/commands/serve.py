@@ -16,6 +16,7 @@ from bitnet.commands.context import Context
 from bitnet.commands.declare import task
 from bitnet.commands.running import load_model, model_path, open_file, say
 from bitnet.errors import BitnetError, Unsupported, UsageError
+from bitnet.installation import extra_command
 from bitnet.runtime.options import ModelOptions
 from bitnet.server.narration import log_as_events, stderr_as_events
 from bitnet.server.options import ServeOptions
@@ -184,7 +185,7 @@ def _parts(options):
     except ModuleNotFoundError as error:
         raise Unsupported(
             f"serving needs the package {error.name}",
-            hint="pip install 'bitnet-xtask[serve]'",
+            hint=extra_command("serve"),
         ) from None
     worker_id = options.worker_id or f"worker-{secrets.token_hex(4)}"
     write = partial(say, stream=sys.stderr)  # also when something else stands for stderr

@@ -26,6 +26,7 @@ from bitnet.crossval.exact import exact_trace
 from bitnet.crossval.own_build import bitnet_cpp_library
 from bitnet.crossval.trace import Trace, read_trace, trace_from
 from bitnet.errors import InvalidFormat, ReferenceUnavailable, UsageError, VerificationFailed
+from bitnet.installation import extra_command
 from bitnet.invocation import isolate
 from bitnet.quants.iq_bn import SHORTEST_ROW
 
@@ -53,7 +54,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-INSTALL = "pip install 'bitnet-xtask[crossval]'"
 LIMIT_S = 3600.0
 _OTHER = "choose another reference: --against NAME"
 
@@ -140,6 +140,7 @@ class _InProcess(Reference):
 
     package: str  # the module that must be importable
     needs: tuple[str, ...] = ()  # and further required modules
+    extra = "crossval"  # that installs it
 
     def installed(self) -> bool:
         return all(map(importlib.util.find_spec, (self.package, *self.needs)))
@@ -194,9 +195,10 @@ class _InProcess(Reference):
         return found
 
     def _missing(self, reason: str) -> ReferenceUnavailable:
+        command = extra_command(self.extra)
         return ReferenceUnavailable(
             f"the reference {self.name} is not installed: {reason}",
-            hint=f"{INSTALL}, or accept that nothing is compared: --allow-missing",
+            hint=f"{command}, or accept that nothing is compared: --allow-missing",
         )
 
 
@@ -242,6 +244,7 @@ class IkLlamaCpp(_CppEngine):
 
     name = "ik_llama.cpp"
     package = "ik_llama_cpp"
+    extra = "crossval-ternary"
     unlike = frozenset({"ffn_norm", "kqv_out"})  # its fused operations leave them unwritten
 
     def __init__(self, *, convert: bool = True) -> None:
@@ -300,15 +303,10 @@ class Transformers(_InProcess):
     name = "transformers"
     package = "transformers"
     needs = ("torch",)
+    extra = "parity"
 
     def reads(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.path.is_dir()
-
-    def _missing(self, reason: str) -> ReferenceUnavailable:
-        return ReferenceUnavailable(
-            f"the reference {self.name} is not installed: {reason}",
-            hint="pip install 'bitnet-xtask[parity]', or --allow-missing",
-        )
 
 
 class Recorded(Reference):
@@ -392,7 +390,7 @@ def choose(name: str, checkpoint: Checkpoint, *, recording: Path | None = None) 
     if not chosen.reads(checkpoint):
         raise UsageError(
             f"{name} cannot be asked about {checkpoint.path.name}",
-            hint="leave --against out, and one that can is chosen",
+            hint=f"choose one that reads it: --against {choose('', checkpoint).name}",
         )
     return chosen
 
@@ -436,8 +434,7 @@ def _run(
         said = f"{name} took more than {LIMIT_S:.0f} s"
         raise EngineFailed(said, hint="ask for less: --max-positions N") from None
     except OSError as error:
-        said = f"{name} does not start: {error}"
-        raise EngineFailed(said, hint=f"reinstall it: {INSTALL}") from error
+        raise EngineFailed(f"{name} does not start: {error}", hint=_OTHER) from error
 
 
 def _ending(done: subprocess.CompletedProcess[bytes]) -> str:

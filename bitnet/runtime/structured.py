@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from bitnet.errors import Unsupported, UsageError
+from bitnet.installation import extra_command
 from bitnet.runtime.limits import STACK_BYTES, check_schema
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ class Grammars:
         except ImportError as error:
             raise Unsupported(
                 f"answers with a grammar need llguidance, which is not installed: {error}",
-                hint="pip install 'bitnet-xtask[structured]'",
+                hint=extra_command("structured"),
             ) from error
         self._library: Any = llguidance
         self._tokenizer = tokenizer

@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bitnet import __version__, settings
+from bitnet.installation import extra_command
 from bitnet.runtime.chat_form import chat_finish
 from bitnet.server.refusals import GONE
 
@@ -48,9 +49,8 @@ def tracing_from_environment() -> Tracing | None:
     try:
         return Tracing()
     except ModuleNotFoundError as error:
-        logger.warning(
-            "no traces: the package %s is missing: pip install 'bitnet-xtask[otel]'", error.name
-        )
+        command = extra_command("otel")
+        logger.warning("no traces: the package %s is missing: %s", error.name, command)
     except ValueError as error:
         logger.warning("no traces: one of the variables OTEL_... is wrong: %s", error)
     return None

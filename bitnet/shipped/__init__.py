@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bitnet.errors import NotFound
+from bitnet.installation import reinstall_command
 
 __all__ = ["SHIPPED", "ShippedModel"]
 
@@ -47,7 +48,7 @@ class ShippedModel:
         if not path.is_file():
             raise NotFound(
                 f"{path} is missing, which belongs to this package",
-                hint="install bitnet-xtask again: pip install --force-reinstall bitnet-xtask",
+                hint=f"install it again: {reinstall_command()}",
             )
         return path
 

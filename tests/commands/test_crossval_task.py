@@ -16,6 +16,7 @@ import bitnet.crossval.references
 from bitnet.crossval.options import REFERENCE_NAMES
 from bitnet.crossval.references import REFERENCES
 from bitnet.crossval.report import schema
+from bitnet.installation import extra_command
 
 PROMPTS = "abc\nThe quick\nzyx wvu\n"
 needs_llama_cpp = pytest.mark.skipif(
@@ -116,7 +117,7 @@ def test_a_missing_reference_names_the_extra_that_has_it(bitnet, tmp_path, none_
     folder = tokenizer_folder(tiny_folder(tmp_path / "folder", "llama"), TOKENS)
     done = bitnet("crossval", "--model", folder, "--max-positions", 5)
     assert done.code == 22
-    assert "hint: pip install 'bitnet-xtask[parity]'" in done.err
+    assert f"hint: {extra_command('parity')}" in done.err
 
 
 def test_the_model_of_the_environment_is_the_default(bitnet, model, monkeypatch):
@@ -138,7 +139,7 @@ def test_a_missing_reference_is_not_run_and_never_passed(run, none_installed, tm
     done = run("--report-dir", tmp_path / "report")
     assert done.code == 22
     assert "crossval not run: reference: the reference llama.cpp is not installed" in done.err
-    assert "pip install 'bitnet-xtask[crossval]'" in done.err
+    assert extra_command("crossval") in done.err
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert report["verdict"]["status"] == "not run"
     assert report["summary"] is None

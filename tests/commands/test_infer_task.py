@@ -410,3 +410,12 @@ def test_an_argument_is_utf8_in_every_locale(bitnet, model):
     done = bitnet(*words, "a\udcff")
     assert done.code == 2
     assert "--prompt is not UTF-8" in done.err
+
+
+@pytest.mark.parametrize("value", ["-v", "--json", "--prompt", "--prompt=a", "-", "--", "-vab"])
+def test_a_value_behind_an_equals_sign_is_never_an_option(bitnet, tmp_path, value):
+    file = tmp_path / "text"
+    file.write_text(value)
+    expected = bitnet("tokenize", "bitnet-tiny", "--file", file)
+    done = bitnet("tokenize", "bitnet-tiny", f"--text={value}")
+    assert (done.code, done.out) == (0, expected.out), done.err

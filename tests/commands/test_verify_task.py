@@ -251,3 +251,9 @@ def test_the_weekly_comparison_converts_folders_and_says_what_an_engine_does_not
     assert report["verdict"]["status"] == "passed"
     assert report["ours"]["arithmetic"] == "float"
     assert "ternary.gguf" in Path("reports/not-checked.txt").read_text()
+
+
+def test_the_model_of_the_package_is_the_original(bitnet):
+    done = bitnet("verify", "bitnet-tiny")
+    assert (done.code, "identity: SHA-256 as this package says" in done.out) == (0, True)
+    assert "UNPINNED" not in done.out

@@ -27,6 +27,7 @@ from bitnet.crossval.references import (
 )
 from bitnet.errors import ReferenceUnavailable, UsageError
 from bitnet.formats.containers import open_checkpoint
+from bitnet.installation import extra_command
 from bitnet.shipped import SHIPPED
 
 IDS = (0, 5, 9, 3, 44, 12, 13, 14, 30, 20, 21, 7, 8)
@@ -142,7 +143,7 @@ def test_a_reference_that_is_not_installed_says_how_to(checkpoint, monkeypatch):
     monkeypatch.setattr(LlamaCpp, "package", "no_such_package")
     with pytest.raises(ReferenceUnavailable, match=r"llama\.cpp is not installed") as caught:
         LlamaCpp().trace(question(checkpoint))
-    assert "pip install 'bitnet-xtask[crossval]'" in caught.value.hint
+    assert extra_command("crossval") in caught.value.hint
 
 
 @needs("xllamacpp")

@@ -161,7 +161,7 @@ def test_a_folder_of_another_user(bitnet, hub, tmp_path):
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
     hint, _ = problem(bitnet("tokenizer", "--cache-dir", locked / "c"), "Permission denied")
-    assert "--cache-dir DIR" in hint
+    assert "BITNET_CACHE_DIR=DIR" in hint
     assert bitnet("tokenizer", "--cache-dir", tmp_path / "own").code == 0
 
 

@@ -11,6 +11,7 @@ from tiny_models import VOCAB, letters, tiny_gguf
 
 import bitnet
 from bitnet.errors import Unsupported, UsageError
+from bitnet.installation import extra_command
 from bitnet.runtime.options import SamplingParams
 from bitnet.runtime.structured import Grammars
 
@@ -250,7 +251,7 @@ def test_without_the_library_the_hint_installs_it(model, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(Unsupported, match="llguidance, which is not installed") as refused:
         Grammars(model.tokenizer)
-    assert refused.value.hint == "pip install 'bitnet-xtask[structured]'"
+    assert refused.value.hint == extra_command("structured")
 
 
 def test_a_vocabulary_without_an_end_still_ends(tmp_path):

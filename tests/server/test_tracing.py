@@ -11,6 +11,7 @@ import pytest
 from server_process import listening
 from waiting import PATIENCE_S
 
+from bitnet.installation import extra_command
 from bitnet.server.tracing import tracing_from_environment
 
 PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -194,8 +195,8 @@ def test_nothing_is_traced_or_loaded_unless_it_is_asked_for(monkeypatch, serving
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:9", "bitnet-xtask[otel]"),
-        ("OTEL_TRACES_EXPORTER", "otlp", "bitnet-xtask[otel]"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://127.0.0.1:9", extra_command("otel")),
+        ("OTEL_TRACES_EXPORTER", "otlp", extra_command("otel")),
         ("OTEL_TRACES_EXPORTER", "zipkin", "OTEL_TRACES_EXPORTER is zipkin"),
     ],
 )
