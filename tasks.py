@@ -84,7 +84,9 @@ def types(c):
 @task()
 def native(c):
     """Build the compiled module into this checkout's environment."""
-    c.run(f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps -e .")
+    # Only here a folder is kept from one build to the next: two installations must not share one.
+    kept = f"--config-settings=build-dir=build/{sys.implementation.cache_tag}"
+    c.run(f"{sys.executable} -m pip install --quiet --no-build-isolation --no-deps {kept} -e .")
 
 
 @task(help={"files": "more GGUF files to run it over, separated by blanks"})

@@ -53,7 +53,7 @@ def markdown(findings: list[Finding]) -> str:
 
 
 def _versions() -> list[Finding]:
-    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++", "cl"))), None)
+    compiler = native.compiler_name()
     return [
         Finding("ok", "bitnet", bitnet.__version__),
         Finding("ok", "Python", f"{platform.python_version()} at {sys.executable}"),
@@ -78,7 +78,10 @@ def _backend() -> Finding:
         name = native.backend_name()
     except BitnetError as error:
         return Finding.of("backend", error)
-    return Finding("ok", "backend", name if name != "numpy" else "numpy (works, and is slower)")
+    reason, hint = native.problem()
+    if reason:
+        return Finding("note", "backend", f"numpy, up to a hundred times slower: {reason}", hint)
+    return Finding("ok", "backend", name)
 
 
 def _model(path: Path | None) -> Finding:

@@ -80,7 +80,7 @@ def test_a_cache_folder_that_is_a_file_is_found(tmp_path):
     (tmp_path / "cache").write_text("")
     problem = by_name(examine(tmp_path / "cache"))["cache folder"]
     assert problem.exit_code == PermissionDenied.exit_code
-    assert "--cache-dir" in problem.hint
+    assert "BITNET_CACHE_DIR=DIR" in problem.hint
 
 
 @pytest.mark.skipif(

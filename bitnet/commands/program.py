@@ -285,10 +285,14 @@ class Program(InvokeProgram):
 
     def print_version(self) -> None:
         """``bitnet 0.1.0 (native (avx2), Python 3.11.7)``."""
-        from bitnet.native import backend_name
+        from bitnet.native import backend_name, problem
 
         python = ".".join(map(str, sys.version_info[:3]))
         print(f"bitnet {self.version} ({backend_name()}, Python {python})")
+        reason, hint = problem()
+        if reason:
+            text = f"the compiled module is missing: {reason}\nhint: {hint}"
+            terminal.print_if_possible("\n".join(wrapped([text], sys.stderr)), sys.stderr)
 
     def print_help(self) -> None:
         """Print a summary, an example, and the commands by group."""

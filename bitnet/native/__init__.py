@@ -12,6 +12,7 @@ import logging
 import os
 import platform
 import re
+import shutil
 import sysconfig
 import threading
 from functools import cache
@@ -21,11 +22,20 @@ from typing import TYPE_CHECKING
 
 from bitnet import settings
 from bitnet.errors import Unsupported
+from bitnet.installation import direct_url, reinstall_command
 
 if TYPE_CHECKING:
     from types import ModuleType
 
-__all__ = ["backend_name", "cpu_features", "interface", "module", "processor"]
+__all__ = [
+    "backend_name",
+    "compiler_name",
+    "cpu_features",
+    "interface",
+    "module",
+    "problem",
+    "processor",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +54,8 @@ def _import() -> tuple[ModuleType | None, str, str]:
         return None, reason, "use the main interpreter of an ordinary Python"
     try:
         found = import_module("bitnet._native")
+    except ModuleNotFoundError as error:
+        return None, *_missing(error)
     except ImportError as error:
         return None, str(error), _INSTALL
     built, expected = str(getattr(found, "INTERFACE", "")), interface()
@@ -54,6 +66,28 @@ def _import() -> tuple[ModuleType | None, str, str]:
         return None, reason, "build it again, where its sources are: pip install ."
     atexit.register(_expect_leaks, found, os.getpid())
     return found, "", ""
+
+
+def _missing(error: ModuleNotFoundError) -> tuple[str, str]:
+    """The reason why there is no module, and what helps: an installation goes on without it."""
+    compiler = compiler_name()
+    built_here = direct_url().keys() & {"dir_info", "vcs_info"}
+    if not compiler or not built_here:
+        return str(error), _INSTALL
+    return (
+        f"its build failed, although this machine has a C++ compiler ({compiler})",
+        f"build it again and read why it fails: {reinstall_command()} --verbose",
+    )
+
+
+def compiler_name() -> str | None:
+    """Path of a C++ compiler of this machine, if there is one."""
+    return next(filter(None, map(shutil.which, ("c++", "g++", "clang++", "cl"))), None)
+
+
+def problem() -> tuple[str, str]:
+    """The reason why the compiled module is not used, and what helps; empty where it is."""
+    return ("", "") if settings.backend() == "reference" else _import()[1:]
 
 
 def interface() -> str:

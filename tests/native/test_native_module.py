@@ -139,3 +139,33 @@ def test_kernels_are_not_compiled_with_flags_that_change_results(tmp_path):
         )
         assert (done.returncode == 0) is succeeds, done.stderr
         assert ("-ffast-math and /fp:fast change results" in done.stderr) is not succeeds
+
+
+@pytest.fixture
+def without_the_module(monkeypatch, imported_anew):
+    """An installation whose compiled module is not there."""
+    monkeypatch.setenv("BITNET_BACKEND", "auto")
+    monkeypatch.setitem(sys.modules, "bitnet._native", None)
+    native._import.cache_clear()
+
+
+def test_a_build_that_failed_is_not_silent(without_the_module, monkeypatch, bitnet, caplog):
+    monkeypatch.setattr(native, "compiler_name", lambda: "/usr/bin/c++")
+    monkeypatch.setattr(native, "direct_url", lambda: {"url": "file:///clone", "dir_info": {}})
+    reason = "its build failed, although this machine has a C++ compiler (/usr/bin/c++)"
+    with caplog.at_level(logging.WARNING):
+        assert native.module() is None
+    assert reason in caplog.text
+    assert caplog.text.rstrip().endswith("--verbose")
+    assert reason in bitnet("--version").err
+    assert reason in " ".join(bitnet("doctor").out.split())
+
+
+def test_without_a_compiler_the_hint_asks_for_one(without_the_module, monkeypatch, bitnet):
+    monkeypatch.setattr(native, "compiler_name", lambda: None)
+    assert "install a C++ compiler" in bitnet("--version").err
+
+
+def test_builds_do_not_share_a_folder():
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert "build-dir" not in project, "two installations at once would spoil each other"
