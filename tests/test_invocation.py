@@ -120,8 +120,9 @@ def test_the_traps_catch_a_child_that_is_started_like_others(tmp_path):
     assert trapped(tmp_path)
 
 
-def test_no_other_code_starts_a_python():
+def test_no_code_starts_a_python_that_is_not_isolated():
     for path in sorted((ROOT / "bitnet").rglob("*.py")):
         lists = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.List)]
-        starts = [n for n in lists if n.elts and ast.unparse(n.elts[0]) == "sys.executable"]
-        assert not starts or path.name == "invocation.py", f"{path}: use invocation.isolate"
+        heads = [[*map(ast.unparse, node.elts[:2])] for node in lists]
+        starts = [head for head in heads if head and head[0] == "sys.executable"]
+        assert all(head[1:] == ["'-I'"] for head in starts), f"{path}: use invocation.isolate"

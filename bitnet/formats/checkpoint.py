@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InvalidFormat
 from bitnet.formats.gguf_values import Array
+from bitnet.formats.inventory import Inventory
 from bitnet.formats.sentence_transformers import Prompts
 from bitnet.quants import registry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
@@ -66,6 +67,7 @@ class Checkpoint:
         prompts: prefixes that the model expects before texts it embeds.
         rounds_inputs: a BitNet model: ternary layers round a token's input to int8, whatever
             their quantization type.
+        inventory: the files that were read.
     """
 
     path: Path
@@ -79,6 +81,7 @@ class Checkpoint:
     ignored: Mapping[str, Any] = field(default_factory=dict)
     prompts: Prompts = field(default_factory=Prompts)
     rounds_inputs: bool = False
+    inventory: Inventory = field(default_factory=lambda: Inventory(Path()))
 
     @property
     def prefixes(self) -> tuple[str, ...]:

@@ -226,6 +226,11 @@ class GGUF:
         return [self.path.with_name(label) for label in self._labels]
 
     @property
+    def files(self) -> list[MappedFile]:
+        """The mapped files; empty after :meth:`close`, and if only a header was parsed."""
+        return list(self._maps)
+
+    @property
     def part_sizes(self) -> list[int]:
         """Bytes of each file."""
         return list(self._sizes)

@@ -11,6 +11,7 @@ from bitnet.families.family import of_gguf
 from bitnet.families.rules import without
 from bitnet.formats.checkpoint import Checkpoint, has_input_norms
 from bitnet.formats.gguf import GGUF, MAGIC
+from bitnet.formats.inventory import Inventory
 from bitnet.quants import registry
 from bitnet.quants.weight import Weight
 
@@ -73,6 +74,7 @@ def open_gguf(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         gguf=gguf,
         ignored=ignored,
         rounds_inputs=rounds,
+        inventory=Inventory.of_mapped(gguf.files),
     )
 
 

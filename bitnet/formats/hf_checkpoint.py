@@ -12,7 +12,8 @@ from bitnet.families import config_json
 from bitnet.formats import mlx, safetensors, sentence_transformers
 from bitnet.formats.bit_linear import BitLinear
 from bitnet.formats.checkpoint import Checkpoint, has_input_norms
-from bitnet.formats.json_file import read_json
+from bitnet.formats.inventory import Inventory
+from bitnet.invocation import word
 from bitnet.quants import registry, types
 from bitnet.quants.weight import Weight
 
@@ -50,15 +51,20 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         Unsupported: an architecture, a key or a data type is not supported.
     """
     folder = path if path.is_dir() else path.parent
-    outer = read_json(folder / "config.json", dict)
+    files = Inventory(folder)
+    outer = files.json("config.json", dict)
     bits_of_mlx = mlx.mlx_quantization(outer, folder.name)
-    stored = safetensors.read_folder(folder)
+    stored = safetensors.read_folder(files)
+    if path != folder and path.name not in files.names:
+        raise InvalidFormat(
+            f"{path.name} is not one of the files of the model in {folder}", hint=word(folder)
+        )
     config = outer
     if bits_of_mlx is not None:
         stored = mlx.repacked(stored, bits_of_mlx)
         config = {key: outer[key] for key in outer if key not in mlx.CONFIG_KEYS}
     said = config_json.describe(config, model=folder.name, ignore=ignore_keys)
-    tensors, names = _renamed(stored, said)
+    tensors, names = _renamed(stored, said, folder)
     _check_tensors(tensors, said, folder)
     has_norms = has_input_norms(tensors)
     if said.quantization.get("use_rms_norm") and not has_norms:
@@ -85,7 +91,7 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         weights["output.weight"] = bits.weight("output.weight", source, tensors.get("output.scale"))
     weights |= {name: _floats(name, factors) for name, factors in said.freq_factors.items()}
     architecture = said.metadata["general.architecture"]
-    pooling = sentence_transformers.pooling_type(folder, ignore_keys)
+    pooling = sentence_transformers.pooling_type(files, ignore_keys)
     if pooling is None and said.headless:
         pooling = 1  # sentence-transformers' default is the mean
     own = {} if pooling is None else {f"{architecture}.pooling_type": pooling}
@@ -97,16 +103,25 @@ def open_folder(path: Path, ignore_keys: Collection[str] = ()) -> Checkpoint:
         said.family.rope_style,
         config=outer,
         ignored=said.ignored,
-        prompts=sentence_transformers.prompts(folder),
+        prompts=sentence_transformers.prompts(files),
         rounds_inputs=bits is not None or said.family.rounds_inputs,
+        inventory=files,
     )
 
 
 def _renamed(
-    found: Mapping[str, Tensor], said: Description
+    found: Mapping[str, Tensor], said: Description, folder: Path
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors by GGUF name, and their original names."""
-    names = {config_json.gguf_name(name, said.family): name for name in found}
+    names: dict[str, str] = {}
+    for original in found:
+        name = config_json.gguf_name(original, said.family)
+        if name and name in names:
+            raise InvalidFormat(
+                f"{folder.name}: {names[name]} and {original} are the same part of the model",
+                hint=_AGAIN,
+            )
+        names[name] = original
     names.pop("", None)
     head, embedding = (names.get(name) for name in ("output.weight", "token_embd.weight"))
     if said.tied and head:

@@ -1,49 +1,47 @@
-"""JSON files beside weights."""
+"""JSON files of a model."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from bitnet.errors import InvalidFormat, from_os_error
+from bitnet.errors import InvalidFormat
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["damaged", "parse_json", "read_json"]
+__all__ = ["T", "damaged", "parse_json"]
 
 T = TypeVar("T", dict, list)  # type: ignore[type-arg]
-
-
-def read_json(path: Path, kind: type[T]) -> T:
-    """The object or array in the file *path*.
-
-    Args:
-        path: the file.
-        kind: ``dict`` or ``list``.
-
-    Raises:
-        NotFound: the file does not exist.
-        InvalidFormat: it is not JSON, or JSON of another kind.
-    """
-    try:
-        return parse_json(path.read_bytes(), path, kind)
-    except OSError as error:
-        raise from_os_error(error, path) from error
 
 
 def parse_json(raw: bytes, path: Path, kind: type[T]) -> T:
     """The object or array that *raw* is, a part of the file *path*.
 
+    Args:
+        raw: the text.
+        path: the file, for messages.
+        kind: ``dict`` or ``list``.
+
     Raises:
-        InvalidFormat: it is not JSON, or JSON of another kind.
+        InvalidFormat: it is not JSON, JSON of another kind, or has a key twice, of which some
+            readers take the first and others the last.
     """
     try:
-        found = json.loads(raw)
+        found = json.loads(raw, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise damaged(path, f"it is not valid JSON: {error}") from None
     if not isinstance(found, kind):
         raise damaged(path, f"it is not a JSON {'array' if kind is list else 'object'}")
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice[:80]!r} is there twice")
     return found
 
 

@@ -35,11 +35,12 @@ class MappedFile(mmap.mmap):
 
     Attributes:
         path: as it was opened.
+        status: of the file when it was opened.
     """
 
     path: Path
+    status: os.stat_result
     _file: int
-    _opened: os.stat_result
     _guard: tuple[ModuleType, int] | None = None
     _let_go: list[weakref.finalize[[int], Any]]
 
@@ -67,7 +68,7 @@ class MappedFile(mmap.mmap):
             raise from_os_error(error, path) from error
         try:
             mapped = cls(file, 0, access=mmap.ACCESS_READ)
-            mapped._opened = os.fstat(file)
+            mapped.status = os.fstat(file)
         except (OSError, ValueError) as error:  # ValueError: it has become empty
             os.close(file)
             if isinstance(error, ValueError):
@@ -111,7 +112,7 @@ class MappedFile(mmap.mmap):
             now = os.fstat(self._file)
         except OSError as error:
             raise self._changed(f"it cannot be read any more ({error.strerror})") from error
-        before = self._opened
+        before = self.status
         if now.st_size != before.st_size:
             raise self._changed(f"{before.st_size:,} bytes when it was opened, {now.st_size:,} now")
         if now.st_mtime_ns != before.st_mtime_ns:

@@ -1,9 +1,11 @@
 """Safetensors files, read in place: eight bytes of header length, a JSON directory, the tensors.
 
-    tensors = read_folder(Path("model"))            # one file, or the shards of an index
-    tensors["model.norm.weight"].data               # a view into the mapped file
+    tensors = read_folder(Inventory(Path("model")))  # one file, or the shards of an index
+    tensors["model.norm.weight"].data                # a view into the mapped file
 
-Every offset is checked before it is used. Format: huggingface/safetensors, ``README.md``.
+Every offset is checked before it is used; the tensors of a file must follow each other without gap
+or overlap up to its end, as in the format's own library.
+Format: huggingface/safetensors, ``README.md``.
 """
 
 from __future__ import annotations
@@ -15,19 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import NotFound
-from bitnet.formats.json_file import damaged, parse_json, read_json
-from bitnet.formats.mapped_file import MappedFile
+from bitnet.errors import InvalidFormat, NotFound
+from bitnet.formats.json_file import damaged, parse_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from bitnet.formats.inventory import Inventory
+
 __all__ = ["Tensor", "read_file", "read_folder", "recognises"]
 
 INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the format's own library
+_MOST_DIMENSIONS = 8
 _ITEM_BYTES = {
     "BOOL": 1,
     "U8": 1,
@@ -71,28 +76,37 @@ def recognises(path: Path) -> bool:
     return len(head) == 9 and head[8:] == b"{" and head[4:8] == b"\0\0\0\0"
 
 
-def read_folder(folder: Path) -> dict[str, Tensor]:
-    """All tensors of the model in *folder*, by name.
+def read_folder(files: Inventory) -> dict[str, Tensor]:
+    """All tensors of the model of *files*, by name.
 
     Raises:
         NotFound: the folder contains no safetensors file, or a shard of the index is missing.
-        InvalidFormat: a file or the index is damaged.
+        InvalidFormat: a file is damaged, or several do not say together what the model is.
     """
     tensors: dict[str, Tensor] = {}
-    for path in _files(folder):
-        tensors.update(read_file(path))
+    places: dict[str, str] = {}
+    names, index = _names(files)
+    for file in names:
+        for name, tensor in read_file(files, file).items():
+            if name in tensors:
+                raise damaged(files.path(file), f"{name} is in {places[name]}, too")
+            tensors[name], places[name] = tensor, file
+    if index is not None and index != places:
+        name = min(index.items() ^ places.items())[0]
+        said, there = index.get(name, "no file"), places.get(name, "no file")
+        raise damaged(files.path(INDEX), f"it says that {name} is in {said}, it is in {there}")
     return tensors
 
 
-def read_file(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file, by name.
+def read_file(files: Inventory, name: str) -> dict[str, Tensor]:
+    """The tensors of the file *name*, by name.
 
     Raises:
         NotFound: the file does not exist.
         InvalidFormat: it is damaged or truncated.
         IntegrityError: it changed while its header was being read.
     """
-    mapped = MappedFile.open(path)
+    mapped, path = files.map(name), files.path(name)
     view = memoryview(mapped)
     if len(view) < 8:
         raise damaged(path, "it ends before its header")
@@ -102,24 +116,41 @@ def read_file(path: Path) -> dict[str, Tensor]:
     directory = parse_json(bytes(view[8 : 8 + length]), path, dict)
     mapped.check()
     data = np.frombuffer(view[8 + length :], dtype=np.uint8)
+    directory.pop("__metadata__", None)
+    extents = {name: _extent(name, entry, path) for name, entry in directory.items()}
+    _check_layout(extents, len(data), path)
     return {
-        name: _tensor(name, entry, data, path)
+        name: Tensor(entry["dtype"], tuple(entry["shape"]), data[slice(*extents[name])])
         for name, entry in directory.items()
-        if name != "__metadata__"
     }
 
 
-def _files(folder: Path) -> list[Path]:
-    if not (folder / INDEX).exists():
-        single = folder / "model.safetensors"
-        found = [single] if single.exists() else sorted(folder.glob("*.safetensors"))
+def _names(files: Inventory) -> tuple[list[str], dict[str, str] | None]:
+    """Names of the tensor files, and the file of each tensor as the index says, if there is one."""
+    folder = files.root
+    if INDEX not in files:
+        if SINGLE in files:
+            return [SINGLE], None
+        found = sorted(path.name for path in folder.glob("*.safetensors"))
         if not found:
             raise NotFound(f"{folder} holds no safetensors file", hint="check the path")
-        return found
-    shards = read_json(folder / INDEX, dict).get("weight_map")
-    if not isinstance(shards, dict) or not shards:
+        if len(found) > 1:
+            raise InvalidFormat(
+                f"{folder} holds {len(found)} safetensors files, and neither {INDEX} nor a file "
+                f"{SINGLE} says which are the model",
+                hint=f"fetch {INDEX}, or remove the others",
+            )
+        return found, None
+    index = files.json(INDEX, dict).get("weight_map")
+    texts = isinstance(index, dict) and all(isinstance(name, str) for name in index.values())
+    if not isinstance(index, dict) or not index or not texts:
         raise damaged(folder / INDEX, "it has no weight_map")
-    names = sorted({str(name) for name in shards.values()})
+    names = sorted(set(index.values()))
+    if SINGLE in files and names != [SINGLE]:
+        raise InvalidFormat(
+            f"{folder} holds {SINGLE}, and {INDEX} names other files: either may be the model",
+            hint=f"remove {INDEX} and its shards, or {SINGLE}",
+        )
     for name in names:
         # An index is untrusted: it may name files of this folder only.
         if "/" in name or "\\" in name or not (folder / name).is_file():
@@ -127,21 +158,33 @@ def _files(folder: Path) -> list[Path]:
                 f"{folder / INDEX} names {name!r}, which is not in the folder",
                 hint="fetch the missing shard",
             )
-    return [folder / name for name in names]
+    return names, index
 
 
-def _tensor(name: str, entry: Any, data: NDArray[np.uint8], path: Path) -> Tensor:
+def _extent(name: str, entry: Any, path: Path) -> tuple[int, int]:
+    """Offsets of the first byte of a tensor and of the first one behind it."""
     try:
-        dtype, shape = entry["dtype"], tuple(entry["shape"])
-        start, stop = entry["data_offsets"]
-        size = math.prod(shape) * _ITEM_BYTES[dtype]
+        shape, (start, stop) = entry["shape"], entry["data_offsets"]
+        item_bytes = _ITEM_BYTES[entry["dtype"]]
+        numbers = [*shape, start, stop]
     except (KeyError, TypeError, ValueError):
         raise damaged(path, f"its entry for {name} makes no sense") from None
-    if not all(type(item) is int and item >= 0 for item in (*shape, start, stop)):
+    plain = isinstance(shape, list) and len(shape) <= _MOST_DIMENSIONS
+    if not plain or not all(type(item) is int and 0 <= item < 1 << 63 for item in numbers):
         raise damaged(path, f"its entry for {name} makes no sense")
-    if stop - start != size or stop > len(data):
-        raise damaged(
-            path,
-            f"tensor {name} of {size:,} bytes is at {start:,}..{stop:,} of {len(data):,}",
-        )
-    return Tensor(dtype, shape, data[start:stop])
+    size = math.prod(shape) * item_bytes
+    if stop - start != size:
+        raise damaged(path, f"tensor {name} of {size:,} bytes is said to be at {start:,}..{stop:,}")
+    return start, stop
+
+
+def _check_layout(extents: dict[str, tuple[int, int]], size: int, path: Path) -> None:
+    """Check that tensors fill all of the *size* bytes behind the header, each for itself."""
+    end = 0
+    for name, (start, stop) in sorted(extents.items(), key=lambda entry: entry[1]):
+        if start != end:
+            problem = "overlaps the one before it" if start < end else "leaves a gap before it"
+            raise damaged(path, f"tensor {name} at {start:,}..{stop:,} {problem}")
+        end = stop
+    if end != size:
+        raise damaged(path, f"its tensors end at byte {end:,} of {size:,}")

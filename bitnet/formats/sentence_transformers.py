@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bitnet.families.rules import HARMLESS, Rule, check, neutral, read, refusal, without
-from bitnet.formats.json_file import damaged, read_json
+from bitnet.formats.json_file import damaged
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from pathlib import Path
+
+    from bitnet.formats.inventory import Inventory
 
     from bitnet.families.blocks import Pooling
 
@@ -61,62 +62,60 @@ class Prompts:
     default: str = ""
 
 
-def pooling_type(folder: Path, ignore: Collection[str] = ()) -> int | None:
-    """GGUF's number of the pooling method in *folder*; ``None`` if no file gives it.
+def pooling_type(files: Inventory, ignore: Collection[str] = ()) -> int | None:
+    """GGUF's number of the pooling method in *files*; ``None`` if none gives it.
 
     Raises:
         Unsupported: a module or a pooling method is not supported.
         InvalidFormat: a file is damaged.
     """
-    path = folder / "modules.json"
-    if not path.is_file():
+    name = "modules.json"
+    if name not in files:
         return None
-    modules = read_json(path, list)
+    modules, model = files.json(name, list), files.root.name
     if not all(isinstance(one, dict) and isinstance(one.get("type"), str) for one in modules):
-        raise damaged(path, "expected a list of modules, each with a type")
+        raise damaged(files.path(name), "expected a list of modules, each with a type")
     found = None
     for module in modules:
         kind = module["type"].rpartition(".")[2]
         if kind not in _MODULES:
             why = "only a transformer, pooling and normalization are supported"
-            raise refusal("modules.json", module["type"], model=folder.name, kind=_KIND, why=why)
+            raise refusal(name, module["type"], model=model, kind=_KIND, why=why)
         if kind == "Pooling":
             inside = str(module.get("path") or "1_Pooling")
-            found = _pooling(folder, inside, ignore)
-    settings = folder / "sentence_bert_config.json"
-    if settings.is_file():
+            found = _pooling(files, f"{inside}/config.json", ignore)
+    settings = "sentence_bert_config.json"
+    if settings in files:
         rules = {"do_lower_case": neutral(None, False)}
-        given = without(read_json(settings, dict), ignore)
+        given = without(files.json(settings, dict), ignore)
         check(
             {key: given[key] for key in rules if key in given}, rules,
-            model=folder.name, kind=_KIND, below=f"{settings.name}: ",
+            model=model, kind=_KIND, below=f"{settings}: ",
         )  # fmt: skip
     return found
 
 
-def prompts(folder: Path) -> Prompts:
-    """Prompts of the model in *folder*; empty if no file has any.
+def prompts(files: Inventory) -> Prompts:
+    """Prompts of the model of *files*; empty if none has any.
 
     Raises:
         InvalidFormat: the file is damaged.
     """
-    path = folder / "config_sentence_transformers.json"
-    if not path.is_file():
+    name = "config_sentence_transformers.json"
+    if name not in files:
         return Prompts()
-    said = read_json(path, dict)
+    said = files.json(name, dict)
     texts, default = said.get("prompts") or {}, said.get("default_prompt_name") or ""
     is_texts = isinstance(texts, dict) and all(isinstance(one, str) for one in texts.values())
     if not is_texts or not isinstance(default, str) or (default and default not in texts):
-        raise damaged(path, "expected prompts by name, and the name of one of them")
+        raise damaged(files.path(name), "expected prompts by name, and the name of one of them")
     return Prompts(texts, default)
 
 
-def _pooling(folder: Path, inside: str, ignore: Collection[str]) -> int:
-    path = folder / inside / "config.json"
-    if ".." in path.parts[len(folder.parts) :] or not path.is_relative_to(folder):
-        raise damaged(folder / "modules.json", f"{inside!r} is outside of the folder")
-    given = without(read_json(path, dict), ignore)
-    check(given, _POOLING, model=folder.name, kind=_KIND, below=f"{inside}: ")
+def _pooling(files: Inventory, name: str, ignore: Collection[str]) -> int:
+    inside, model = name.rpartition("/")[0], files.root.name
+    given = without(files.json(name, dict), ignore)
+    check(given, _POOLING, model=model, kind=_KIND, below=f"{inside}: ")
     named = given.get("pooling_mode")
     found = [mode for key, mode in _MODES.items() if given.get(key)]
     if named is not None:
@@ -125,5 +124,5 @@ def _pooling(folder: Path, inside: str, ignore: Collection[str]) -> int:
         shown = named if named is not None else found
         why = "one of mean, cls and last is computed"
         key = f"{inside}: pooling_mode"
-        raise refusal(key, shown, model=folder.name, kind=_KIND, why=why)
+        raise refusal(key, shown, model=model, kind=_KIND, why=why)
     return POOLINGS.index(found[0])

@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import BitnetError, TokenizerNotFound, from_os_error
-from bitnet.files import sha256_of
 from bitnet.findings import Finding
 from bitnet.formats.containers import container_of, open_checkpoint
 from bitnet.formats.gguf_audit import audit
 from bitnet.formats.gguf_ternary import code_counts
-from bitnet.formats.mapped_file import MappedFile, mapped_files
 from bitnet.invocation import word
 from bitnet.models.binding import differences
 from bitnet.models.hidden_program import layout
@@ -34,7 +32,8 @@ from bitnet.tokenizer.compatibility import compatibility
 from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf
 from bitnet.verify.attest import HINT, compare, listed, recognise
-from bitnet.verify.content import content_of
+from bitnet.verify.attestation import beside
+from bitnet.verify.content import content_of, files_of
 from bitnet.verify.forward import forward_verdict
 from bitnet.verify.ranges import numbers_out_of_range, settings_out_of_range
 from bitnet.verify.vocabulary import vocabulary_out_of_range
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from bitnet.families.blocks import ModelConfig
     from bitnet.findings import Severity
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.formats.inventory import Inventory
     from bitnet.tokenizer.tokenizer import Tokenizer
     from bitnet.verify.attestation import Attestation
 
@@ -63,7 +63,7 @@ _SHOWN = 5  # findings listed per check
 
 @dataclass(frozen=True)
 class Pin:
-    """Expected bytes of a model.
+    """Expected bytes of a file.
 
     Attributes:
         sha256: lower-case hexadecimal digest.
@@ -96,15 +96,6 @@ class _Skipped(Exception):
     """The check is impossible; the text says why."""
 
 
-@dataclass
-class _Found:
-    """Result of a check: a status, a text, and a hint."""
-
-    text: str
-    status: Severity = "ok"
-    hint: str = ""
-
-
 def verify_model(
     path: str | os.PathLike[str],
     *,
@@ -112,6 +103,7 @@ def verify_model(
     pre: str | None = None,
     allow_mock: bool = False,
     pin: Pin | None = None,
+    find_pin: Callable[[Path], Pin | None] = lambda _: None,
     against: Attestation | None = None,
     ignore_keys: Collection[str] = (),
 ) -> Iterator[Finding]:
@@ -122,7 +114,8 @@ def verify_model(
         tokenizer: tokenizer file or folder to check; default: the one that would be used.
         pre: pre-tokenizer name to use instead of what the GGUF file says.
         allow_mock: a missing tokenizer is a warning, unless ``BITNET_STRICT_TOKENIZERS=1``.
-        pin: the expected digest, if known.
+        pin: expected digest of a model in one file.
+        find_pin: called with each file of the model, if there is no *pin*; its expected digest.
         against: attestation with which every byte must agree.
         ignore_keys: metadata keys to ignore.
 
@@ -141,6 +134,7 @@ def verify_model(
         pre=pre,
         allow_mock=allow_mock,
         pin=pin,
+        find_pin=find_pin,
         against=against,
         ignore_keys=ignore_keys,
     ).run()
@@ -157,6 +151,7 @@ class _Examination:
         pre: str | None,
         allow_mock: bool,
         pin: Pin | None,
+        find_pin: Callable[[Path], Pin | None],
         against: Attestation | None,
         ignore_keys: Collection[str],
     ) -> None:
@@ -165,18 +160,18 @@ class _Examination:
         self.pre = pre
         self.allow_mock = allow_mock
         self.pin = pin
+        self.find_pin = find_pin
         self.against = against
         self.ignore_keys = ignore_keys
         self.trace: Mapping[str, Any] | None = None  # of the same content
         self.checkpoint: Checkpoint | None = None
-        self._files: list[MappedFile] = []
         self.config: ModelConfig | None = None
         self.tokenizer: Tokenizer | None = None
         self.fits = False  # every tensor has the shape that the architecture requires
         self.mock = False
 
     def run(self) -> Iterator[Finding]:
-        steps: dict[str, Callable[[], _Found]] = {
+        steps: dict[str, Callable[[], Finding]] = {
             "file": self._file,
             "identity": self._identity,
             "metadata": self._metadata,
@@ -192,54 +187,67 @@ class _Examination:
         for name, step in steps.items():
             started = time.perf_counter()
             try:
-                found = step()
-                for file in self._files:
-                    file.check()
+                finding = step()
+                if self.checkpoint is not None:
+                    self.checkpoint.inventory.check()
             except _Skipped as reason:
-                found = _Found(str(reason), "skipped")
+                finding = Finding("skipped", name, str(reason))
             except BitnetError as error:
-                found = _Found(error.message, "failed", error.hint)
+                finding = Finding.of(name, error)
             except OSError as error:
-                problem = from_os_error(error, self.path)
-                found = _Found(problem.message, "failed", problem.hint)
-            took = time.perf_counter() - started
-            yield Finding(found.status, name, found.text, found.hint, duration_s=took)
+                finding = Finding.of(name, from_os_error(error, self.path))
+            yield replace(finding, duration_s=time.perf_counter() - started)
 
-    def _file(self) -> _Found:
+    def _file(self) -> Finding:
         self.checkpoint = open_checkpoint(self.path, ignore_keys=self.ignore_keys)
-        self._files = mapped_files(weight.data for weight in self.checkpoint.weights.values())
         size = sum(weight.data.nbytes for weight in self.checkpoint.weights.values())
-        return _Found(f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete")
+        return Finding(
+            "ok",
+            "file",
+            f"{human_size(size)} in {len(self.checkpoint.weights):,} tensors, complete",
+        )
 
-    def _identity(self) -> _Found:
+    def _identity(self) -> Finding:
         """Compare with everything known about the expected bytes."""
         checkpoint = self._opened()
-        said, wrong = [], []
-        if self.pin is not None:
-            digest = None if checkpoint.path.is_dir() or self._is_split() else sha256_of(self.path)
-            if digest == self.pin.sha256:
-                said.append(f"SHA-256 as {self.pin.source} says")
-            elif digest is None:
-                wrong.append(f"{self.pin.source} has the digest of a file, this is several")
-            else:
-                wrong.append(f"SHA-256 is {digest}, {self.pin.source} says {self.pin.sha256}")
+        right, wrong = self._compare_pins(files_of(checkpoint))
         if self.against is not None:
             name = self.against.name
-            if found := compare(self.against, checkpoint):
-                wrong.append(f"not what {name} is attested to be: {listed(found)}")
+            if deviations := compare(self.against, checkpoint):
+                wrong.append(f"not what {name} is attested to be: {listed(deviations)}")
             else:
-                said.append(f"as {name} is attested ({self.against.digest[:16]})")
+                right.append(f"as {name} is attested ({self.against.digest[:16]})")
                 self.trace = self.against.trace
         elif (known := recognise(checkpoint)) is not None:
-            (wrong if known.differences else said).append(known.text)
+            (wrong if known.differences else right).append(known.text)
             self.trace = None if known.differences else known.attestation.trace
         if wrong:
-            return _Found("; ".join(wrong), "failed", HINT)
-        return _Found("; ".join(said)) if said else _Found(UNPINNED, "note")
+            return Finding("failed", "identity", "; ".join(wrong), HINT)
+        if not right:
+            return Finding("note", "identity", UNPINNED)
+        unread = checkpoint.inventory.unread if checkpoint.path.is_dir() else []
+        rest = sorted({*unread} - {*files_of(checkpoint).names, beside(checkpoint.path).name})
+        if rest:
+            right.append(f"not read: {_listed(rest)}")
+        return Finding("ok", "identity", "; ".join(right))
 
-    def _is_split(self) -> bool:
-        gguf = self._opened().gguf
-        return gguf is not None and len(gguf.paths) > 1
+    def _compare_pins(self, files: Inventory) -> tuple[list[str], list[str]]:
+        """Digests that are as pinned, if every file is, and those that are not."""
+        if self.pin is not None:
+            if len(files.names) > 1:
+                return [], [f"{self.pin.source} has the digest of a file, this is several"]
+            pins = {files.names[0]: self.pin}
+        else:
+            found = {name: self.find_pin(files.path(name)) for name in files.names}
+            pins = {name: pin for name, pin in found.items() if pin is not None}
+        wrong = [
+            f"SHA-256 of {name} is {files.sha256[name]}, {pin.source} says {pin.sha256}"
+            for name, pin in pins.items()
+            if files.sha256[name] != pin.sha256
+        ]
+        if wrong or len(pins) < len(files.names):
+            return [], wrong
+        return [f"SHA-256 as {' and '.join(sorted({p.source for p in pins.values()}))} says"], []
 
     def _opened(self) -> Checkpoint:
         if self.checkpoint is None:
@@ -251,7 +259,7 @@ class _Examination:
             raise _Skipped("the file holds a vocabulary and no tensors")
         return self._opened()
 
-    def _metadata(self) -> _Found:
+    def _metadata(self) -> Finding:
         checkpoint = self._opened()
         findings = audit(checkpoint.gguf) if checkpoint.gguf is not None else []
         # Reported by the checks concerned.
@@ -260,20 +268,24 @@ class _Examination:
         warnings = [f.text for f in findings if f.severity == "warning" and f.subject not in later]
         hint = f"bitnet inspect-gguf {word(self.path)}"
         if errors:
-            return _Found(_listed(errors + warnings), "failed", hint)
+            return Finding("failed", "metadata", _listed(errors + warnings), hint)
         if not checkpoint.weights:
-            return _Found(f"{checkpoint.architecture or 'no'} architecture, vocabulary only")
+            return Finding(
+                "ok", "metadata", f"{checkpoint.architecture or 'no'} architecture, vocabulary only"
+            )
         self.config = config_from(checkpoint)
         warnings += [f"ignored: {key} = {it!r:.80}" for key, it in checkpoint.ignored.items()]
         if warnings:
-            return _Found(_listed(warnings), "warning", hint)
+            return Finding("warning", "metadata", _listed(warnings), hint)
         config = self.config
-        return _Found(
+        return Finding(
+            "ok",
+            "metadata",
             f"{checkpoint.architecture}, {config.n_layers} layers of {config.dim}, "
-            f"{config.vocab_size:,} tokens, context {config.context_length:,}"
+            f"{config.vocab_size:,} tokens, context {config.context_length:,}",
         )
 
-    def _tensors(self) -> _Found:
+    def _tensors(self) -> Finding:
         checkpoint = self._with_weights()
         if self.config is None:
             raise _Skipped("the metadata does not say which tensors there should be")
@@ -281,15 +293,17 @@ class _Examination:
         wrong = list(differences(checkpoint, expected))
         if wrong:
             hint = "the file is incomplete or was converted for another architecture"
-            return _Found(_listed(wrong), "failed", hint)
+            return Finding("failed", "tensors", _listed(wrong), hint)
         self.fits = True
         names = sorted({weight.quant.name for weight in checkpoint.weights.values()})
-        return _Found(
+        return Finding(
+            "ok",
+            "tensors",
             f"all {len(expected.required):,} of architecture {self.config.architecture} with its "
-            f"shapes, in {', '.join(names)}"
+            f"shapes, in {', '.join(names)}",
         )
 
-    def _weights(self) -> _Found:
+    def _weights(self) -> Finding:
         checkpoint = self._with_weights()
         found = [a for weight in checkpoint.weights.values() for a in weight_anomalies(weight)]
         gguf = checkpoint.gguf
@@ -300,7 +314,7 @@ class _Examination:
             status: Severity = "failed" if found[0].fatal else "warning"
             compare = f"bitnet crossval {word(self.path)}"
             hint = f"compare with another engine: {compare}, or fetch it again"
-            return _Found(_listed([anomaly.text for anomaly in found]), status, hint)
+            return Finding(status, "weights", _listed([anomaly.text for anomaly in found]), hint)
         text = "finite, no row of zeros outside the embedding"
         if ternary:
             total = sum(counts.total for counts in ternary)
@@ -309,27 +323,33 @@ class _Examination:
                 for name, part in (("-1", "minus"), ("0", "zero"), ("+1", "plus"))
             )
             text += f"; ternary: {', '.join(shares)}"
-        return _Found(text)
+        return Finding("ok", "weights", text)
 
-    def _family(self) -> _Found:
+    def _family(self) -> Finding:
         checkpoint = self._with_weights()
         if not self.fits:
             raise _Skipped("the tensors are not those of the architecture")
         odd = [*settings_out_of_range(checkpoint), *numbers_out_of_range(checkpoint)]
         if odd:
-            return _Found(_listed(odd), "warning", _COMPARE)
-        return _Found("settings and sizes as models of this family have them, no part twice")
+            return Finding("warning", "family", _listed(odd), _COMPARE)
+        return Finding(
+            "ok", "family", "settings and sizes as models of this family have them, no part twice"
+        )
 
-    def _vocabulary(self) -> _Found:
+    def _vocabulary(self) -> Finding:
         odd = vocabulary_out_of_range(content_of(self._opened()))
         if odd is None:
             self._chosen()  # without any tokenizer there is nothing to say
-            return _Found("the tokenizer is not part of the model; nothing is known of it", "note")
+            return Finding(
+                "note",
+                "vocabulary",
+                "the tokenizer is not part of the model; nothing is known of it",
+            )
         if odd:
-            return _Found(_listed(odd), "warning", _COMPARE)
-        return _Found("its parts agree, and with what is known of it")
+            return Finding("warning", "vocabulary", _listed(odd), _COMPARE)
+        return Finding("ok", "vocabulary", "its parts agree, and with what is known of it")
 
-    def _tokenizer(self) -> _Found:
+    def _tokenizer(self) -> Finding:
         checkpoint = self._opened()
         try:
             tokenizer = resolve_tokenizer(
@@ -338,68 +358,74 @@ class _Examination:
         except TokenizerNotFound as error:
             if self.explicit is not None:
                 hint = "without --tokenizer, the model's own is judged"
-                return _Found(error.message, "failed", hint)
+                return Finding("failed", "tokenizer", error.message, hint)
             mock = "; --allow-mock makes this a warning" if not self.allow_mock else ""
-            return _Found(error.message, "failed", f"{error.hint}{mock}")
+            return Finding("failed", "tokenizer", error.message, f"{error.hint}{mock}")
         if tokenizer.fingerprint == "mock":
             self.mock = True
-            return _Found("none; a MOCK takes its place, its ids mean nothing", "skipped")
+            return Finding(
+                "skipped", "tokenizer", "none; a MOCK takes its place, its ids mean nothing"
+            )
         judged = compatibility(checkpoint, tokenizer, pre=self.pre)
         if not judged.compatible:
             hint = f"bitnet explain-tokenizer {word(self.path)}"
-            return _Found(judged.verdict, "failed", hint)
+            return Finding("failed", "tokenizer", judged.verdict, hint)
         self.tokenizer = tokenizer
         return self._agreement(tokenizer, judged.verdict)
 
-    def _agreement(self, tokenizer: Tokenizer, verdict: str) -> _Found:
+    def _agreement(self, tokenizer: Tokenizer, verdict: str) -> Finding:
         """*verdict*, and whether a tokenizer given by the user agrees with the model's own."""
         gguf = self._opened().gguf
         if self.explicit is None or gguf is None:
-            return _Found(verdict)
+            return Finding("ok", "tokenizer", verdict)
         try:
             own = extract_tokenizer_from_gguf(gguf, pre=self.pre)
         except BitnetError:  # nothing to compare with: the given one is the only one
-            return _Found(verdict)
+            return Finding("ok", "tokenizer", verdict)
         agreement = measure_agreement(tokenizer.encode, own.encode)
         if agreement.first_difference is None:
-            return _Found(f"{verdict}; {agreement}")
+            return Finding("ok", "tokenizer", f"{verdict}; {agreement}")
         text = f"{agreement} as the embedded one; first other: {agreement.first_difference!r}"
         hint = f"bitnet verify-tokenizer {word(self.path)} --against {word(self.explicit)}"
-        return _Found(text, "failed", hint)
+        return Finding("failed", "tokenizer", text, hint)
 
     def _chosen(self) -> Tokenizer:
         if self.tokenizer is None:
             raise _Skipped("a mock has none" if self.mock else "there is no tokenizer")
         return self.tokenizer
 
-    def _template(self) -> _Found:
+    def _template(self) -> Finding:
         tokenizer = self._chosen()
         if tokenizer.chat_template is None:
-            return _Found("the model has no chat template: it continues text", "note")
+            return Finding("note", "template", "the model has no chat template: it continues text")
         text = chat_template(tokenizer).render([{"role": "user", "content": "Hello"}])
         if "Hello" not in text:
             hint = "give another one: --chat-template FILE"
-            return _Found(f"it leaves the message out: {text!r}", "failed", hint)
+            return Finding("failed", "template", f"it leaves the message out: {text!r}", hint)
         count = len(tokenizer.encode(text, add_special=False))
-        return _Found(f"renders; one short message is {count} tokens")
+        return Finding("ok", "template", f"renders; one short message is {count} tokens")
 
-    def _stop_ids(self) -> _Found:
+    def _stop_ids(self) -> Finding:
         tokenizer = self._chosen()
         outside = [id for id in tokenizer.stop_ids if not 0 <= id < tokenizer.vocab_size]
         if outside:
             text = f"{outside} are outside the vocabulary of {tokenizer.vocab_size:,}"
-            return _Found(text, "failed", f"bitnet inspect-gguf {word(self.path)}")
+            return Finding("failed", "stop ids", text, f"bitnet inspect-gguf {word(self.path)}")
         if not tokenizer.stop_ids:
             text = "none is known: generation stops only at its limit"
-            return _Found(text, "warning", "stop at a text: --stop TEXT")
-        return _Found(", ".join(f"{id} {_spelled(tokenizer, id)}" for id in _sorted(tokenizer)))
+            return Finding("warning", "stop ids", text, "stop at a text: --stop TEXT")
+        return Finding(
+            "ok",
+            "stop ids",
+            ", ".join(f"{id} {_spelled(tokenizer, id)}" for id in _sorted(tokenizer)),
+        )
 
-    def _forward(self) -> _Found:
+    def _forward(self) -> Finding:
         checkpoint = self._with_weights()
         if not self.fits:
             raise _Skipped("the tensors are not those of the architecture")
         status, text, hint = forward_verdict(checkpoint, self.tokenizer, self.trace)
-        return _Found(text, status, hint)
+        return Finding(status, "forward pass", text, hint)
 
 
 def _sorted(tokenizer: Tokenizer) -> list[int]:

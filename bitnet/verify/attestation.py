@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bitnet.errors import InvalidFormat, Unsupported, from_os_error
 from bitnet.files import write_text
-from bitnet.verify.content import section_of
+from bitnet.verify.content import MERGE_PAIRS, MERGES, VOCAB, section_of
 from bitnet.verify.locate import Grid, grid_of, locate
 
 if TYPE_CHECKING:
@@ -44,7 +44,11 @@ __all__ = [
 SCHEMA = 1
 SECTIONS = ("metadata", "template", "tensors", "tokenizer")
 _THREADS = 8
-_TOKENS = {"tokenizer.ggml.merges": "tokenizer.ggml.tokens", "tokenizer.merges": "tokenizer.tokens"}
+_TOKENS = {
+    "tokenizer.ggml.merges": "tokenizer.ggml.tokens",
+    MERGES: VOCAB,
+    MERGE_PAIRS: VOCAB,
+}
 
 
 class Difference(NamedTuple):

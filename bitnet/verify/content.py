@@ -6,13 +6,13 @@ padding and the split into several files are disregarded.
 | | GGUF | folder with safetensors |
 |---|---|---|
 | tensors | by name, as encoded | by name, as stored |
-| values | every key but the layout's | `config.json`, `generation_config.json`, tokenizer files |
-| lists | arrays | tokens, scores and merges of `tokenizer.json` |
+| values | every key but the layout's | every file that may be read: JSON by key, others by digest |
+| lists | arrays | tokens and merges of `tokenizer.json` |
 """
 
 from __future__ import annotations
 
-import hashlib
+import json
 import struct
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -20,22 +20,53 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bitnet.errors import InvalidFormat, from_os_error
+from bitnet.errors import InvalidFormat
 from bitnet.formats import safetensors
 from bitnet.formats.gguf import Array
-from bitnet.formats.json_file import read_json
+from bitnet.tokenizer.load import TOKENIZER_FILES
+from bitnet.tokenizer.side_files import SIDE_FILES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.formats.inventory import Inventory
 
-__all__ = ["Content", "Items", "StoredTensor", "content_of", "section_of"]
+__all__ = [
+    "MERGES",
+    "MERGE_PAIRS",
+    "VOCAB",
+    "Content",
+    "Items",
+    "StoredTensor",
+    "content_of",
+    "files_of",
+    "key_in",
+    "section_of",
+]
 
 # Keys about layout, not content.
 _LAYOUT = frozenset({"general.alignment", "split.no", "split.count", "split.tensors.count"})
-_TEMPLATES = "tokenizer.chat_template"
+_TEMPLATES = ("tokenizer.chat_template", 'tokenizer_config.json["chat_template"', "chat_template.")
+_OF_TOKENIZER = (
+    "tokenizer",
+    "special_tokens_map.",
+    "added_tokens.",
+    "tekken.",
+    "vocab.",
+    "merges.",
+)
+
+
+def key_in(name: str, *path: str | int) -> str:
+    """Key of the value at *path* in the JSON file *name*; no two values of files share one."""
+    return name + json.dumps(path, separators=(",", ":"))
+
+
+VOCAB = key_in("tokenizer.json", "model", "vocab")
+MERGES = key_in("tokenizer.json", "model", "merges")
+_IDS = key_in("tokenizer.json", "model", "vocab", "ids")
+MERGE_PAIRS = key_in("tokenizer.json", "model", "merges", "pairs")
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,7 +153,18 @@ def section_of(key: str) -> str:
     """Section of *key*: ``metadata``, ``tokenizer`` or ``template``."""
     if key.startswith(_TEMPLATES):
         return "template"
-    return "tokenizer" if key.startswith("tokenizer.") else "metadata"
+    return "tokenizer" if key.startswith(_OF_TOKENIZER) else "metadata"
+
+
+def files_of(checkpoint: Checkpoint) -> Inventory:
+    """Files of *checkpoint*: what was read, and in a folder what its tokenizer may be read from.
+
+    Raises:
+        BitnetError: one cannot be read.
+    """
+    if not checkpoint.path.is_dir():
+        return checkpoint.inventory
+    return checkpoint.inventory.extended((*TOKENIZER_FILES, "merges.txt", *SIDE_FILES))
 
 
 def content_of(checkpoint: Checkpoint) -> Content:
@@ -133,7 +175,7 @@ def content_of(checkpoint: Checkpoint) -> Content:
     """
     if checkpoint.path.is_dir():
         try:
-            return _of_folder(checkpoint.path)
+            return _of_folder(files_of(checkpoint))
         except RecursionError:
             raise InvalidFormat(f"{checkpoint.path}: a JSON file nests too deeply") from None
     tensors = {
@@ -160,80 +202,68 @@ def _items(array: Array) -> Items:
     return Items.of_numbers(array.item_type, array.raw)
 
 
-def _of_folder(folder: Path) -> Content:
+def _of_folder(files: Inventory) -> Content:
     tensors = {
         name: StoredTensor(tensor.shape, tensor.dtype, tensor.data.data)
-        for name, tensor in safetensors.read_folder(folder).items()
+        for name, tensor in safetensors.read_folder(files).items()
     }
     values: dict[str, Any] = {}
     lists: dict[str, Items] = {}
-    for name, prefix in (
-        ("config.json", "config."),
-        ("generation_config.json", "generation."),
-        ("tokenizer_config.json", "tokenizer.config."),
-        ("special_tokens_map.json", "tokenizer.special."),
-    ):
-        if (folder / name).is_file():
-            values |= _flat(read_json(folder / name, dict), prefix)
-    template = values.pop("tokenizer.config.chat_template", None)
-    if template is not None:
-        values[_TEMPLATES] = template
-    for name, key in (
-        ("chat_template.jinja", f"{_TEMPLATES}.jinja"),
-        ("tokenizer.model", "tokenizer.model"),
-        ("tekken.json", "tokenizer.tekken"),
-    ):
-        if (folder / name).is_file():
-            values[key] = hashlib.sha256(_read(folder / name)).hexdigest()
-    if (folder / "tokenizer.json").is_file():
-        found, long = _of_tokenizer(read_json(folder / "tokenizer.json", dict))
-        values |= found
-        lists |= long
+    for name in files.names:
+        if name == "tokenizer.json":
+            value, lists = _split_lists(files.json(name, dict))
+            values |= dict(_flat(name, value))
+        elif name.endswith(".json") and name != safetensors.INDEX:
+            values |= dict(_flat(name, files.value(name)))
+        elif name.endswith(".safetensors") or name == safetensors.INDEX:
+            continue  # layout: their content are the tensors
+        else:
+            values[name] = files.sha256[name]
     return Content(tensors, values, lists)
 
 
-def _of_tokenizer(file: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Items]]:
-    """Values and lists of a ``tokenizer.json``; a vocabulary is listed by id."""
+def _split_lists(file: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Items]]:
+    """A ``tokenizer.json`` without its vocabulary and merges, and these; tokens are in id order."""
+    model = file.get("model")
+    if not isinstance(model, dict):
+        return file, {}
     lists: dict[str, Items] = {}
-    model = dict(file["model"]) if isinstance(file.get("model"), dict) else {}
     vocabulary, merges = model.get("vocab"), model.get("merges")
+    rest = {key: value for key, value in model.items() if key not in ("vocab", "merges")}
     if isinstance(vocabulary, dict) and all(map(_is_id, vocabulary.values())):
-        model.pop("vocab")
-        by_id = sorted(vocabulary.items(), key=lambda entry: entry[1])
+        by_id = sorted(vocabulary.items(), key=lambda entry: (entry[1], entry[0]))
         ids = np.array([id for _, id in by_id], dtype="<i8")
-        lists["tokenizer.tokens"] = Items.of_texts(text for text, _ in by_id)
-        lists["tokenizer.ids"] = Items.of_numbers("int64", memoryview(ids.tobytes()))
-    if isinstance(merges, list):
-        model.pop("merges")
-        lists["tokenizer.merges"] = Items.of_texts(
-            " ".join(map(str, merge)) if isinstance(merge, list) else str(merge) for merge in merges
-        )
-    added = file.get("added_tokens")
-    rest = {key: value for key, value in file.items() if key not in ("model", "added_tokens")}
-    values = _flat(rest | {"model": model}, "tokenizer.")
-    for entry in added if isinstance(added, list) else ():
-        id = entry.get("id") if isinstance(entry, dict) else None
-        values[f"tokenizer.added.{id}"] = entry
-    return values, lists
+        lists[VOCAB] = Items.of_texts(text for text, _ in by_id)
+        lists[_IDS] = Items.of_numbers("int64", memoryview(ids.tobytes()))
+    elif "vocab" in model:
+        rest["vocab"] = vocabulary
+    if isinstance(merges, list) and all(isinstance(merge, str) for merge in merges):
+        lists[MERGES] = Items.of_texts(merges)
+    elif isinstance(merges, list) and all(map(_is_pair, merges)):
+        lists[MERGE_PAIRS] = Items.of_texts(map(" ".join, merges))
+    elif "merges" in model:
+        rest["merges"] = merges
+    return file | {"model": rest}, lists
 
 
 def _is_id(value: Any) -> bool:
     return type(value) is int and 0 <= value < 1 << 63
 
 
-def _flat(found: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Nested objects as one dotted key per value."""
-    flat: dict[str, Any] = {}
-    for key, value in found.items():
+def _is_pair(merge: Any) -> bool:
+    """True if *merge* is two texts that a space between them keeps apart."""
+    texts = isinstance(merge, list) and len(merge) == 2
+    return texts and all(isinstance(part, str) and " " not in part for part in merge)
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Every value in the JSON file *name* by its key; objects in a list are values."""
+    pending: list[tuple[tuple[str | int, ...], Any]] = [((), value)]
+    while pending:
+        path, value = pending.pop()
         if isinstance(value, dict) and value:
-            flat |= _flat(value, f"{prefix}{key}.")
+            pending += [((*path, key), entry) for key, entry in value.items()]
+        elif isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            yield from ((key_in(name, *path, at), entry) for at, entry in enumerate(value))
         else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise from_os_error(error, path) from error
+            yield key_in(name, *path), value

@@ -9,7 +9,13 @@ import numpy as np
 from bitnet import native
 from bitnet.kernels.select import select
 from bitnet.models.load import config_from
-from bitnet.verify.trace import ids_for, log_probabilities, logits_of, worst_difference
+from bitnet.verify.trace import (
+    ids_for,
+    log_probabilities,
+    logits_of,
+    tokens_outside,
+    worst_difference,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,11 +55,16 @@ def forward_verdict(
     backend = "reference" if native.module() is None else "native"
     recorded = trace is not None and backend in trace
     prompts = [ids, trace["ids"]] if trace is not None and recorded else [ids]
+    if trace is not None and (outside := tokens_outside(trace, config.vocab_size)):
+        said = f"the recorded pass has the token {outside[0]}, the model {config.vocab_size:,}"
+        return "failed", said, "record it again: bitnet attest ORIGINAL --output FILE"
     logits = logits_of(checkpoint, prompts, select(threads=0))
     judge_text = config.writes and tokenizer is not None
     status, text, hint = judge_logits(logits[0], ids, judge_text=judge_text)
-    if status == "failed" or trace is None or not recorded:
+    if status == "failed" or trace is None:
         return status, text, hint
+    if not recorded:
+        return status, f"{text}; the attestation records no pass of the {backend} backend", hint
     worst, allowed = worst_difference(trace, backend, logits[1])
     if not worst <= allowed:
         said = f"{worst:.2g} nats from the recorded pass, at most {allowed:g} expected"

@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from bitnet.kernels.ops import Ops
     from bitnet.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["TEXT", "ids_for", "log_probabilities", "logits_of", "record", "worst_difference"]
+__all__ = [
+    "TEXT",
+    "ids_for",
+    "log_probabilities",
+    "logits_of",
+    "record",
+    "tokens_outside",
+    "worst_difference",
+]
 
 TEXT = (
     "The capital of France is Paris, and the capital of Italy is Rome. "
@@ -98,6 +106,12 @@ def record(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> dict[str, Any
             [int(id), round(float(row[id]), 6)] for id, row in zip(best, rows, strict=True)
         ]
     return found
+
+
+def tokens_outside(trace: Mapping[str, Any], vocab_size: int) -> list[int]:
+    """Tokens in *trace* that a vocabulary of that size does not have."""
+    best = [id for name, rows in trace.items() if name != "ids" for id, _ in rows]
+    return [id for id in (*trace.get("ids", ()), *best) if not 0 <= id < vocab_size]
 
 
 def worst_difference(

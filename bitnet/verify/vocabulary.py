@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.tokenizer import fingerprints
 from bitnet.tokenizer.spec import TokenType
 from bitnet.verify.attest import pinned
+from bitnet.verify.content import MERGE_PAIRS, MERGES, VOCAB, key_in
 from bitnet.verify.locate import locate, shared_rows
 
 if TYPE_CHECKING:
@@ -70,12 +71,12 @@ def _vocabulary(content: Content) -> _Vocabulary | None:
             values.get("tokenizer.ggml.model") == "gpt2",
             values.get("tokenizer.ggml.pre"),
         )
-    if (tokens := lists.get("tokenizer.tokens")) is None:
+    if (tokens := lists.get(VOCAB)) is None:
         return None
     added = {
         entry["id"]: entry
         for key, entry in values.items()
-        if key.startswith("tokenizer.added.")
+        if key.startswith('tokenizer.json["added_tokens",')
         and isinstance(entry, dict)
         and isinstance(entry.get("id"), int)
     }
@@ -84,15 +85,19 @@ def _vocabulary(content: Content) -> _Vocabulary | None:
         for id, entry in added.items()
     }
     texts = _texts(tokens)
-    ends = [values.get(f"tokenizer.config.eos_token{part}") for part in ("", ".content")]
+    ends = [
+        values.get(key_in("tokenizer_config.json", "eos_token", *part))
+        for part in ((), ("content",))
+    ]
     ids = {text: id for id, text in enumerate(texts)}
     ids |= {str(entry.get("content")): id for id, entry in added.items()}
     return _Vocabulary(
         texts,
-        _texts(lists.get("tokenizer.merges")),
+        _texts(lists.get(MERGES) or lists.get(MERGE_PAIRS)),
         {id: special.get(id, NORMAL) for id in range(len(texts))} | special,
         tuple(ids[end] for end in ends if isinstance(end, str) and end in ids),
-        values.get("tokenizer.model.type") == "BPE" and "tokenizer.decoder.type" in values,
+        values.get(key_in("tokenizer.json", "model", "type")) == "BPE"
+        and key_in("tokenizer.json", "decoder", "type") in values,
         None,
     )
 

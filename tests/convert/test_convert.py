@@ -153,11 +153,12 @@ def test_packed_bitnet_weights_become_i2_s(tmp_path, linear_class):
 
 
 def _stored(folder):
+    from bitnet.formats.inventory import Inventory
     from bitnet.formats.safetensors import read_folder
 
     return {
         name: tensor.data.view("<f4").reshape(tensor.shape).copy()
-        for name, tensor in read_folder(folder).items()
+        for name, tensor in read_folder(Inventory(folder)).items()
     }
 
 

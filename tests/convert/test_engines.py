@@ -13,6 +13,7 @@ from tiny_models import TOKENS, ternary_gguf, tiny_gguf
 from bitnet.convert import ConversionRequest, convert, plan_conversion
 from bitnet.errors import Unsupported
 from bitnet.formats.containers import open_checkpoint
+from bitnet.formats.inventory import Inventory
 from bitnet.formats.safetensors import read_folder
 from bitnet.kernels.reference import ReferenceOps
 from bitnet.models.load import load_model
@@ -111,7 +112,7 @@ def test_tensors_that_llama_cpp_does_not_know_are_named(family, keys, tensor, tm
     if keys.get("attention_bias"):
         tensors = {
             name: tensor.data.view("<f4").reshape(tensor.shape).copy()
-            for name, tensor in read_folder(folder).items()
+            for name, tensor in read_folder(Inventory(folder)).items()
         }
         for layer in range(2):
             for part in ("q", "k", "v", "o"):

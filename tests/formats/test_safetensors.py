@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bitnet.errors import InvalidFormat, NotFound
-from bitnet.formats.safetensors import INDEX, read_file, read_folder, recognises
+from bitnet.formats import safetensors
+from bitnet.formats.inventory import Inventory
+from bitnet.formats.safetensors import INDEX, recognises
 
 MATRIX = np.arange(6, dtype="<f4").reshape(2, 3)
 BYTES = np.array([1, 2, 3, 4], dtype=np.uint8)
@@ -22,6 +24,14 @@ def file_bytes(directory, data=b""):
 
 def entry(dtype, shape, start, stop):
     return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+def read_file(path):
+    return safetensors.read_file(Inventory(path.parent), path.name)
+
+
+def read_folder(folder):
+    return safetensors.read_folder(Inventory(folder))
 
 
 def good():
@@ -83,6 +93,28 @@ def test_the_file_called_model_wins_over_others(tmp_path):
     assert "x" not in read_folder(tmp_path)
 
 
+TWO = {n: file_bytes({f"t{n}": entry("U8", [1], 0, 1)}, bytes([n])) for n in (1, 2)}
+
+
+@pytest.mark.parametrize(
+    ("files", "index", "problem"),
+    [
+        (["1", "2"], None, "neither"),
+        (["model", "1"], {"t1": "1.safetensors"}, "either may be the model"),
+        (["1", "copy"], {"t1": "1.safetensors", "t": "copy.safetensors"}, "t1 is in 1"),
+        (["1", "2"], {"t1": "2.safetensors", "t2": "1.safetensors"}, "it says that t1 is in 2"),
+        (["1", "2"], {"t1": "1.safetensors"} | {"t3": "2.safetensors"}, "it says that t[23]"),
+    ],
+)
+def test_files_that_do_not_agree_on_the_model_are_refused(tmp_path, files, index, problem):
+    for name in files:
+        write(tmp_path / f"{name}.safetensors", TWO[2 if name == "2" else 1])
+    if index:
+        (tmp_path / INDEX).write_text(json.dumps({"weight_map": index}))
+    with pytest.raises(InvalidFormat, match=problem):
+        read_folder(tmp_path)
+
+
 def test_an_empty_folder_is_not_found(tmp_path):
     with pytest.raises(NotFound, match="no safetensors"):
         read_folder(tmp_path)
@@ -105,6 +137,15 @@ def test_an_empty_folder_is_not_found(tmp_path):
         file_bytes({"a": entry("F32", [-2], 0, -8)}, bytes(8)),
         file_bytes({"a": entry("F32", [True], 0, 4)}, bytes(8)),
         file_bytes({"a": entry("F32", ["2"], 0, 8)}, bytes(8)),
+        file_bytes({"a": entry("F32", ["3", 1_500_000_000], 0, 8)}, bytes(8)),
+        file_bytes({"a": entry("F32", [2**62] * 100_000, 0, 8)}, bytes(8)),
+        file_bytes({"a": entry("F32", {"2": 1}, 0, 8)}, bytes(8)),
+        file_bytes({"a": entry("F32", [1], 0, 4), "b": entry("F32", [1], 0, 4)}, bytes(4)),
+        file_bytes({"a": entry("F32", [1], 0, 4), "b": entry("F32", [1], 2, 6)}, bytes(6)),
+        file_bytes({"a": entry("F32", [1], 0, 4), "b": entry("F32", [1], 8, 12)}, bytes(12)),
+        file_bytes({"a": entry("F32", [1], 4, 8)}, bytes(8)),
+        file_bytes({"a": entry("F32", [1], 0, 4)}, bytes(8)),
+        file_bytes(b'{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "a": 3}', b"x"),
         file_bytes({"a": entry("F31", [2], 0, 8)}, bytes(8)),
         file_bytes({"a": entry("F32", [2], -8, 0)}, bytes(8)),
         file_bytes({"a": entry("F32", [2], 0, 8.0)}, bytes(8)),

@@ -1,0 +1,184 @@
+"""Files of a model: each is read through here, so what a model is and what is read are the same.
+
+inventory = Inventory(folder)
+config = inventory.json("config.json", dict)     # read once
+inventory.sha256["config.json"]                  # of the bytes that were read
+inventory.unread                                 # files that no reader asked for
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import IntegrityError, InvalidFormat, from_os_error
+from bitnet.formats.json_file import parse_json
+from bitnet.formats.mapped_file import MappedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from bitnet.formats.json_file import T
+
+__all__ = ["Inventory"]
+
+
+@dataclass(frozen=True)
+class _Opened:
+    content: bytes | MappedFile
+    status: os.stat_result
+
+
+class Inventory:
+    """Files of one model, by their names relative to *root*, as they were when they were read."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._opened: dict[str, _Opened] = {}
+
+    @classmethod
+    def of_mapped(cls, files: Iterable[MappedFile]) -> Inventory:
+        """Inventory of the open *files* of one folder."""
+        files = list(files)
+        inventory = cls(files[0].path.parent)
+        for file in files:
+            inventory._opened[file.path.name] = _Opened(file, file.status)
+        return inventory
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the files that were read, sorted."""
+        return sorted(self._opened)
+
+    def path(self, name: str) -> Path:
+        """Path of the file *name*.
+
+        Raises:
+            InvalidFormat: it is outside of the folder.
+        """
+        parts = name.replace("\\", "/").split("/")
+        if Path(name).is_absolute() or {"", ".", ".."} & set(parts):
+            raise InvalidFormat(f"{self.root.name}: {name!r} is outside of the folder")
+        return self.root / name
+
+    def __contains__(self, name: str) -> bool:
+        """True if there is something called *name* in the folder."""
+        try:
+            self.path(name).lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise from_os_error(error, self.root / name) from error
+        return True
+
+    def read(self, name: str) -> bytes:
+        """Content of the file *name*.
+
+        Raises:
+            NotFound: it does not exist.
+            InvalidFormat: it is not a regular file.
+            PermissionDenied: it is not readable.
+        """
+        if name not in self._opened:
+            path = self.path(name)
+            try:
+                if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block
+                    raise InvalidFormat(f"{path} is not a regular file")
+                with path.open("rb") as file:
+                    self._opened[name] = _Opened(file.read(), os.fstat(file.fileno()))
+            except OSError as error:
+                raise from_os_error(error, path) from error
+        return bytes(self._opened[name].content)
+
+    def json(self, name: str, kind: type[T]) -> T:
+        """The JSON object or array in the file *name*.
+
+        Raises:
+            NotFound: it does not exist.
+            InvalidFormat: it is not JSON, or JSON of another kind.
+        """
+        return parse_json(self.read(name), self.path(name), kind)
+
+    def value(self, name: str) -> dict[str, Any] | list[Any]:
+        """The JSON object or array in the file *name*, whichever it is; errors as :meth:`json`."""
+        first = self.read(name).lstrip()[:1]
+        return self.json(name, list) if first == b"[" else self.json(name, dict)
+
+    def map(self, name: str) -> MappedFile:
+        """The file *name*, mapped once.
+
+        Raises:
+            BitnetError: as :meth:`MappedFile.open`.
+        """
+        opened = self._opened.get(name)
+        if opened is not None and isinstance(opened.content, MappedFile):
+            return opened.content
+        mapped = MappedFile.open(self.path(name))
+        self._opened[name] = _Opened(mapped, mapped.status)
+        return mapped
+
+    def extended(self, names: Iterable[str]) -> Inventory:
+        """This inventory with those of *names* that are in the folder."""
+        more = Inventory(self.root)
+        more._opened = dict(self._opened)
+        for name in names:
+            if name in more:
+                more.read(name)
+        return more
+
+    @cached_property
+    def sha256(self) -> dict[str, str]:
+        """SHA-256 of each file, of the bytes that were read."""
+        return {name: hashlib.sha256(self._opened[name].content).hexdigest() for name in self.names}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file; of several, over their names and digests."""
+        if len(self._opened) == 1:
+            return next(iter(self.sha256.values()))
+        return hashlib.sha256(json.dumps(self.sha256, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def unread(self) -> list[str]:
+        """Files below the folder that were not read, hidden ones left out, sorted."""
+        found = (
+            Path(place, file).relative_to(self.root)
+            for place, _, files in os.walk(self.root)
+            for file in files
+        )
+        return sorted(
+            path.as_posix()
+            for path in found
+            if path.as_posix() not in self._opened
+            and not any(part.startswith(".") for part in path.parts)
+        )
+
+    def check(self) -> None:
+        """Check that each name still belongs to the file that was read.
+
+        Raises:
+            IntegrityError: a file was modified, replaced or removed.
+        """
+        for name, opened in self._opened.items():
+            if isinstance(opened.content, MappedFile):
+                opened.content.check()
+            path = self.root / name
+            try:
+                now: os.stat_result | None = path.stat()
+            except OSError:
+                now = None
+            if now is None or _identity(now) != _identity(opened.status):
+                raise IntegrityError(
+                    f"{path} is not the file any more that was read: it was replaced",
+                    hint="run the same command again",
+                )
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
