@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from bitnet.errors import BitnetError
 
-__all__ = ["Finding", "Severity", "passed", "render", "worst"]
+__all__ = ["SEVERITIES", "Finding", "Severity", "passed", "render", "worst"]
 
-Severity = Literal["failed", "warning", "note", "skipped", "ok"]
+Severity = Literal["failed", "skipped", "warning", "note", "ok"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # the worst first: it is the verdict
 
 _MARKS: dict[Severity, str] = {
     "failed": "✗",
@@ -91,8 +92,7 @@ def passed(findings: Iterable[Finding]) -> bool:
 
 def worst(findings: Iterable[Finding]) -> list[Finding]:
     """*findings* sorted by severity, the worst first."""
-    order = get_args(Severity)
-    return sorted(findings, key=lambda finding: order.index(finding.severity))
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def render(findings: Iterable[Finding]) -> Iterator[str]:

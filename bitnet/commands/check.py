@@ -63,14 +63,14 @@ def verify(
     if not path:
         raise UsageError("verify needs MODEL", hint="bitnet verify PATH, or set BITNET_GGUF")
     path = Context(cache=cache).model(path)
-    pin = _digest_given(sha256) if sha256 is not None else pin_of(path, cache.root)
+    pin = _digest_given(sha256) if sha256 is not None else None
     report = examine(
         path,
         output,
         tokenizer=tokenizer or None,
         pre=pre or None,
         allow_mock=allow_mock,
-        pin=pin,
+        find_pin=(lambda _: pin) if pin else pins_for(path, cache.root),
         against=_given(against) if against is not None else attestation_beside(path),
         ignore_keys=ignore_key,
     )
@@ -135,27 +135,36 @@ def attestation_beside(path):
     """Attestation that a download wrote next to the model; ``None`` if nothing."""
     from bitnet.verify.attestation import Attestation, beside
 
-    written = beside(path)
-    return Attestation.read(written) if written.is_file() else None
+    for written in (beside(path), beside(path.resolve())):
+        if written.exists() or written.is_symlink():
+            return Attestation.read(written)
+    return None
 
 
-def pin_of(path, cache):
-    """Digest of *path* according to this package, the lock file or the cache."""
+def pins_for(model, cache):
+    """Function that gives the pin of each file of *model*: by this package, a lock file, the cache.
+
+    The lock file may be in the working folder, or above the model, as it is named or where it is.
+    """
     from bitnet.files import path_of
     from bitnet.hub import lockfile
     from bitnet.hub.origin import known_digests
     from bitnet.shipped import SHIPPED
     from bitnet.verify import Pin
 
-    for model in SHIPPED.values():
-        if path.absolute() == model.path.absolute():
-            return Pin(model.sha256, "this package")
-    for entry in lockfile.read(Path(lockfile.NAME)):
-        if entry.path is not None and path_of(entry.path).absolute() == path.absolute():
-            return Pin(entry.sha256, lockfile.NAME)
-    if (digest := known_digests(cache).get(str(path.absolute()))) is not None:
-        return Pin(digest, "the cache's record")
-    return None
+    pins = {
+        Path(path).resolve(): Pin(digest, "the cache's record")
+        for path, digest in known_digests(cache).items()
+    }
+    places = (Path.cwd() / "x", Path.cwd() / model, model.resolve())
+    for folder in dict.fromkeys(folder for place in places for folder in reversed(place.parents)):
+        for entry in lockfile.read(folder / lockfile.NAME):
+            if entry.path is not None:
+                place = (folder / path_of(entry.path)).resolve()
+                pins[place] = Pin(entry.sha256, lockfile.NAME)
+    for shipped in SHIPPED.values():
+        pins[shipped.path.resolve()] = Pin(shipped.sha256, "this package")
+    return lambda file: pins.get(file.resolve())
 
 
 @task(
@@ -182,17 +191,18 @@ def health(
     """
     from bitnet.errors import BitnetError, VerificationFailed
     from bitnet.findings import Finding
+    from bitnet.formats.model_files import candidates_below
     from bitnet.tokenizer.needs import find_models
 
     reports = []
-    for model in find_models(Path(model_dir)):
+    for model in find_models(Path(model_dir), among=candidates_below):
         try:
             report = examine(
                 model,
                 output,
                 show=False,
                 allow_mock=allow_mock,
-                pin=pin_of(model, cache.root),
+                find_pin=pins_for(model, cache.root),
                 against=attestation_beside(model),
                 ignore_keys=ignore_key,
             )
@@ -231,12 +241,13 @@ def _verdict(reports):
 
 
 def _line(report):
-    """The first check that failed, else was not made, else is unusual, else that it is fine."""
-    for severity in ("failed", "skipped", "warning"):
-        found = [check for check in report["findings"] if check["severity"] == severity]
-        if found:
-            return f"{severity}: {found[0]['subject']}: {found[0]['text']}"
-    return "ok"
+    """The worst finding, unless it is only a note."""
+    from bitnet.findings import SEVERITIES
+
+    first = min(report["findings"], key=lambda check: SEVERITIES.index(check["severity"]))
+    if first["severity"] in ("note", "ok"):
+        return "ok"
+    return f"{first['severity']}: {first['subject']}: {first['text']}"
 
 
 @task(

@@ -128,10 +128,9 @@ def _narrator(output):
 def _facts(checkpoint):
     """Identity of the model: its bytes, its content, and its origin."""
     from bitnet.crossval.evidence import TestedModel
-    from bitnet.crossval.run import model_digest
     from bitnet.verify.attest import attest, recognise
 
-    sha256 = model_digest(checkpoint)
+    sha256 = checkpoint.inventory.digest
     found = recognise(checkpoint)
     same, problem = "", ""
     if found is not None:
@@ -236,7 +235,6 @@ def _replayed(report, requested, options, common):
     """Some of the report's positions, computed again."""
     from bitnet.crossval.check import replay
     from bitnet.crossval.references import REFERENCES
-    from bitnet.crossval.run import model_digest
 
     checkpoint = open_file(options, common)
     name = report.evidence.reference.name
@@ -249,6 +247,6 @@ def _replayed(report, requested, options, common):
             checkpoint,
             reference,
             count=requested.replay,
-            sha256=model_digest(checkpoint),
+            sha256=checkpoint.inventory.digest,
             notify=notify,
         )

@@ -43,7 +43,14 @@ logger = logging.getLogger(__name__)
 KEPT = 256
 _MOST_BYTES = 4 << 30  # weights in float64 at a time
 _ROWS = 1 << 14  # rows of a matrix converted to float64 at a time
-_CODE = ("crossval", "formats", "kernels", "models", "quants")  # packages that affect an answer
+_CODE = (
+    "crossval",
+    "families",
+    "formats",
+    "kernels",
+    "models",
+    "quants",
+)  # packages that affect an answer
 
 
 def exact_trace(
@@ -66,7 +73,8 @@ def exact_trace(
         notify: called with the progress.
     """
     encodings = sorted({weight.quant.name for weight in checkpoint.weights.values()})
-    kept = _Kept(cache if model_sha256 else None, [model_sha256, *encodings], greedy)
+    read = [checkpoint.inventory.digest, *encodings, *sorted(checkpoint.ignored)]
+    kept = _Kept(cache if model_sha256 else None, read, greedy)
     requested = list(dict.fromkeys(tuple(ids) for _, ids in prompts if ids))
     answers = {(): PromptTrace("", ())} | {
         ids: one for ids in requested if (one := kept.get(ids)) is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import platform
 from dataclasses import dataclass, replace
@@ -53,7 +52,6 @@ __all__ = [
     "Outcome",
     "compare_tokens",
     "cross_validate",
-    "model_digest",
     "recordable",
     "rows_of",
 ]
@@ -101,7 +99,7 @@ def cross_validate(
         notify: called with the current step.
     """
     facts = facts or TestedModel(
-        checkpoint.path.name, model_digest(checkpoint), checkpoint.architecture
+        checkpoint.path.name, checkpoint.inventory.digest, checkpoint.architecture
     )
     receipt = Receipt(model.engine.model, model.tokenizer)
     mine = _arithmetic(model.engine.model, checkpoint)
@@ -161,7 +159,7 @@ def compare_tokens(
         facts: description of the model, if known already.
     """
     facts = facts or TestedModel(
-        checkpoint.path.name, model_digest(checkpoint), checkpoint.architecture
+        checkpoint.path.name, checkpoint.inventory.digest, checkpoint.architecture
     )
     receipt = Receipt(None, tokenizer)
     question = Question(
@@ -201,16 +199,6 @@ def recordable(trace: Trace, model: LanguageModel) -> Trace:
     decoded = tuple(texts[one.ids] for one in prompts if one.ids in texts)
     whole = len(decoded) == len(prompts)
     return replace(trace, prompts=prompts, tokenized=None, decoded=decoded if whole else None)
-
-
-def model_digest(checkpoint: Checkpoint) -> str:
-    """SHA-256 of the model's file; of a folder, over names and digests of its weights."""
-    path = checkpoint.path
-    if path.is_file():
-        return digest_of(path)
-    files = sorted(path.glob("*.safetensors"))
-    lines = "".join(f"{digest_of(file)}  {file.name}\n" for file in files)
-    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def _plan(asked: Asked, question: Question, options: CrossvalOptions) -> Plan:

@@ -15,7 +15,7 @@ from bitnet.formats.gguf import part_number
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["is_model_folder", "model_name", "models_below"]
+__all__ = ["candidates_below", "is_model_folder", "model_name", "models_below"]
 
 
 def model_name(path: Path) -> str:
@@ -58,6 +58,50 @@ def models_below(folder: Path) -> Iterator[Path]:
             yield from (here / one for one in sorted(files) if _is_gguf(here / one))
     except OSError as error:
         raise from_os_error(error, error.filename or folder) from error
+
+
+def candidates_below(folder: Path) -> Iterator[Path]:
+    """Everything in *folder* and below it that is a model, or is meant to be one.
+
+    Unlike :func:`models_below` also what cannot be opened (links to nothing, folders with only a
+    configuration or only weights, a split file without its first part), and what is hidden or
+    linked. The folders inside of a model, such as ``1_Pooling``, belong to it.
+
+    Raises:
+        PermissionDenied: a folder cannot be read.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    seen: set[Path] = set()
+    models: set[Path] = set()  # folders with weights
+    try:
+        for place, folders, files in os.walk(folder, onerror=fail, followlinks=True):
+            here = Path(place)
+            if here.resolve() in seen or here.name == ".git":
+                folders.clear()
+                continue
+            seen.add(here.resolve())
+            if any(name.endswith((".safetensors", safetensors.INDEX)) for name in files):
+                models.add(here)
+                yield here
+            elif "config.json" in files and here.parent not in models:
+                yield here
+            yield from (here / name for name in _first_parts(files))
+    except OSError as error:
+        raise from_os_error(error, error.filename or folder) from error
+
+
+def _first_parts(names: list[str]) -> Iterator[str]:
+    """Those of *names* that are GGUF files, and of a split file only the first part there is."""
+    seen: set[str] = set()
+    for name in sorted(names):
+        if name.lower().endswith(".gguf") and not name.startswith("mmproj"):
+            whole = name.replace(f"-{part_number(name):05d}-of-", "-of-", 1)
+            if whole not in seen:
+                yield name
+            seen.add(whole)
 
 
 def _is_gguf(path: Path) -> bool:

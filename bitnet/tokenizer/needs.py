@@ -13,6 +13,7 @@ from bitnet.tokenizer.discover import Search
 from bitnet.tokenizer.model_facts import model_facts
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
 __all__ = ["Need", "find_models", "need_of"]
@@ -37,8 +38,14 @@ class Need:
     reason: str = ""
 
 
-def find_models(folder: Path) -> list[Path]:
+def find_models(
+    folder: Path, *, among: Callable[[Path], Iterable[Path]] = models_below
+) -> list[Path]:
     """The models below *folder*, sorted.
+
+    Args:
+        folder: to look through.
+        among: what counts as one.
 
     Raises:
         NotFound: *folder* does not exist, or contains no model.
@@ -54,7 +61,7 @@ def find_models(folder: Path) -> list[Path]:
             raise not_a_model.missing(folder)
     except OSError as error:
         raise from_os_error(error, folder) from error
-    found = sorted(models_below(folder))
+    found = sorted(among(folder))
     if not found:
         raise not_a_model.folder_without_model(folder)
     return found

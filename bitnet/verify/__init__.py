@@ -102,7 +102,6 @@ def verify_model(
     tokenizer: str | os.PathLike[str] | None = None,
     pre: str | None = None,
     allow_mock: bool = False,
-    pin: Pin | None = None,
     find_pin: Callable[[Path], Pin | None] = lambda _: None,
     against: Attestation | None = None,
     ignore_keys: Collection[str] = (),
@@ -114,8 +113,7 @@ def verify_model(
         tokenizer: tokenizer file or folder to check; default: the one that would be used.
         pre: pre-tokenizer name to use instead of what the GGUF file says.
         allow_mock: a missing tokenizer is a warning, unless ``BITNET_STRICT_TOKENIZERS=1``.
-        pin: expected digest of a model in one file.
-        find_pin: called with each file of the model, if there is no *pin*; its expected digest.
+        find_pin: expected digest of a file of the model, if it is known.
         against: attestation with which every byte must agree.
         ignore_keys: metadata keys to ignore.
 
@@ -133,7 +131,6 @@ def verify_model(
         tokenizer,
         pre=pre,
         allow_mock=allow_mock,
-        pin=pin,
         find_pin=find_pin,
         against=against,
         ignore_keys=ignore_keys,
@@ -150,7 +147,6 @@ class _Examination:
         *,
         pre: str | None,
         allow_mock: bool,
-        pin: Pin | None,
         find_pin: Callable[[Path], Pin | None],
         against: Attestation | None,
         ignore_keys: Collection[str],
@@ -159,7 +155,6 @@ class _Examination:
         self.explicit = Path(explicit) if explicit else None
         self.pre = pre
         self.allow_mock = allow_mock
-        self.pin = pin
         self.find_pin = find_pin
         self.against = against
         self.ignore_keys = ignore_keys
@@ -233,13 +228,8 @@ class _Examination:
 
     def _compare_pins(self, files: Inventory) -> tuple[list[str], list[str]]:
         """Digests that are as pinned, if every file is, and those that are not."""
-        if self.pin is not None:
-            if len(files.names) > 1:
-                return [], [f"{self.pin.source} has the digest of a file, this is several"]
-            pins = {files.names[0]: self.pin}
-        else:
-            found = {name: self.find_pin(files.path(name)) for name in files.names}
-            pins = {name: pin for name, pin in found.items() if pin is not None}
+        found = {name: self.find_pin(files.path(name)) for name in files.names}
+        pins = {name: pin for name, pin in found.items() if pin is not None}
         wrong = [
             f"SHA-256 of {name} is {files.sha256[name]}, {pin.source} says {pin.sha256}"
             for name, pin in pins.items()

@@ -1,15 +1,18 @@
 """``verify``, ``health`` and the scripts that call them: what they print and how they end."""
 
+import hashlib
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import UINT16, Tensor, Typed, write_gguf
 from hf_folders import tiny_folder, tokenizer_folder
-from tiny_models import TOKENS, tiny_gguf
+from tiny_models import TOKENS, letters, metadata, tiny, tiny_gguf
 
 from bitnet.hub.lockfile import Locked, write
 
@@ -89,6 +92,50 @@ def test_what_the_lock_file_pins_is_compared(bitnet, model):
     assert f"bitnet.lock.json says {'0' * 64}" in done.out
 
 
+@pytest.mark.parametrize("where", ["models/../models/tiny.gguf", "link.gguf", "models/tiny.gguf"])
+@pytest.mark.parametrize("folder", [".", "models", "elsewhere"])
+def test_a_pin_holds_by_whatever_name_the_model_is_called(
+    bitnet, model, tmp_path, monkeypatch, where, folder
+):
+    (tmp_path / "link.gguf").symlink_to(model)
+    (tmp_path / "elsewhere").mkdir()
+    pin = Locked(
+        "model", "org/repo", "main", "tiny.gguf", None, "0" * 64, 1, path="models/tiny.gguf"
+    )
+    write(tmp_path / "bitnet.lock.json", [pin])
+    monkeypatch.chdir(tmp_path / folder)
+    done = bitnet("verify", os.path.relpath(tmp_path / where))
+    assert done.code == 15
+    assert "bitnet.lock.json says" in done.out
+
+
+def test_each_part_of_a_split_model_has_its_pin(bitnet, model, tmp_path):
+    tensors = [
+        Tensor(name, weight.shape, 0, weight.data.tobytes())
+        for name, weight in tiny("llama").weights.items()
+    ]
+    parts = [
+        write_gguf(
+            tmp_path / f"models/split-0000{number + 1}-of-00002.gguf",
+            (metadata("llama") | letters() if number == 0 else {})
+            | {"split.no": Typed(UINT16, number), "split.count": Typed(UINT16, 2)},
+            tensors[number::2],
+        )
+        for number in range(2)
+    ]
+    pins = [
+        Locked("model", "org/repo", "main", part.name, None,
+               hashlib.sha256(part.read_bytes()).hexdigest(), part.stat().st_size,
+               path=f"models/{part.name}")
+        for part in parts
+    ]  # fmt: skip
+    write(tmp_path / "bitnet.lock.json", pins)
+    done = bitnet("verify", parts[0])
+    assert "SHA-256 as bitnet.lock.json says" in done.out
+    write(tmp_path / "bitnet.lock.json", [pins[0], replace(pins[1], sha256="0" * 64)])
+    assert bitnet("verify", parts[0]).code == 15
+
+
 def test_a_file_with_the_name_of_a_packaged_model_must_be_it(bitnet, model):
     renamed = model.rename(model.with_name("SmolLM2-135M-Instruct.Q4_1.gguf"))
     done = bitnet("verify", "--model", renamed)
@@ -126,6 +173,37 @@ def test_health_names_what_failed(bitnet, model, broken):
     assert "✅" not in done.out
     reports = json.loads(bitnet("health", "--json").out)
     assert [report["passed"] for report in reports] == [False, True]
+
+
+def _write(path, content=b"GGUF"):
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+
+
+SPOILED = {
+    "a link to nothing": lambda models: (models / "gone.gguf").symlink_to(models / "nothing"),
+    "capitals": lambda models: _write(models / "OTHER.GGUF"),
+    "a second part alone": lambda models: _write(models / "big-00002-of-00003.gguf"),
+    "no weights": lambda models: _write(models / "only/config.json", b"{}"),
+    "no configuration": lambda models: _write(models / "weights/model.safetensors"),
+    "a hidden folder": lambda models: _write(models / ".hidden/model.gguf"),
+    "a linked folder": lambda models: (
+        _write(models.parent / "elsewhere/model.gguf"),
+        (models / "linked").symlink_to(models.parent / "elsewhere"),
+    ),
+    "a broken attestation": lambda models: _write(models / "tiny.gguf.attestation.json", b"{"),
+    "a lost attestation": lambda models: (models / "tiny.gguf.attestation.json").symlink_to("no"),
+    "an attestation that is a folder": lambda models: (
+        models / "tiny.gguf.attestation.json"
+    ).mkdir(),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILED.values(), ids=SPOILED)
+def test_what_is_not_a_whole_model_is_not_healthy(bitnet, model, spoil):
+    assert bitnet("health").code == 0
+    spoil(model.parent)
+    assert bitnet("health").code == 15
 
 
 def test_a_folder_without_models_is_not_healthy(bitnet):

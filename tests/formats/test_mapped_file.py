@@ -86,7 +86,7 @@ def test_reads_behind_the_new_end_give_zeros_and_are_told(path):
     with pytest.raises(IntegrityError, match="changed while it was in use"):
         read()
     os.truncate(path, SIZE)
-    os.utime(path, ns=(mapped._opened.st_atime_ns, mapped._opened.st_mtime_ns))
+    os.utime(path, ns=(mapped.status.st_atime_ns, mapped.status.st_mtime_ns))
     with pytest.raises(IntegrityError, match="a part of it could not be read"):
         mapped.check()  # although it looks as before
 
