@@ -20,9 +20,8 @@ from bitnet.formats.json_file import damaged
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from bitnet.formats.inventory import Inventory
-
     from bitnet.families.blocks import Pooling
+    from bitnet.formats.inventory import Inventory
 
 __all__ = ["POOLINGS", "Prompts", "pooling_type", "prompts"]
 
