@@ -60,6 +60,7 @@ def table(
     rows: Sequence[Sequence[str]],
     *,
     shrink: Sequence[int] = (),
+    whole: int | None = None,
     right: Sequence[int] = (),
     wrap: int | None = None,
     stream: TextIO | None = None,
@@ -71,6 +72,8 @@ def table(
         rows: the cells.
         shrink: columns that lose the middle of their cells where the terminal is too narrow, the
             widest first.
+        whole: column of names that are typed again: it is never cut. Where the terminal is too
+            narrow for it, each has a line of its own, above the rest of its row.
         right: columns whose cells end in one line.
         wrap: column whose cells go on in the next line there, before others lose something.
         stream: where it is shown; stdout when not given.
@@ -88,6 +91,24 @@ def table(
         while sum(widths) > room and any(widths[column] > NARROWEST for column in shrink):
             widths[max(shrink, key=widths.__getitem__)] -= 1
     bold, plain = (_BOLD, _PLAIN) if takes_bold(stream) else ("", "")
+    if whole is not None and stream.isatty() and sum(widths) > room:
+        name = head[whole]
+        yield f"{bold}{name}{plain}"
+        rest = [at for at in range(len(head)) if at != whole]
+        narrow = [
+            *table(
+                ["", *(head[at] for at in rest)],
+                [["", *(row[at] for at in rest)] for row in rows],
+                shrink=[rest.index(at) + 1 for at in shrink],
+                right=[rest.index(at) + 1 for at in right],
+                stream=stream,
+            )
+        ]
+        yield narrow[0]
+        for row, line in zip(rows, narrow[1:], strict=True):
+            yield row[whole]
+            yield line
+        return
     yield f"{bold}{_line(head, widths, right)}{plain}"
     for row in rows:
         yield from _lines(row, widths, right, wrap)

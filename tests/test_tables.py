@@ -105,3 +105,12 @@ def test_a_live_line_stays_one_line(monkeypatch, terminal):
     with tables.LiveLine() as line:
         line.tell("x" * 50)
     assert terminal.getvalue() == "\r" + "x" * 19 + "\x1b[K\r\x1b[K"
+
+
+def test_a_name_is_never_cut(terminal):
+    names = ["a-model-with-a-long-name", "short"]
+    rows = [["yes", name, "1.6 MB", "a family", "Apache-2.0"] for name in names]
+    head = ["here", "name", "size", "family", "licence"]
+    lines = [*tables.table(head, rows, whole=1, shrink=(3, 4), right=(2,), stream=terminal)]
+    assert [line for line in lines if line in names] == names
+    assert len(lines) == 2 + 2 * len(names)

@@ -41,7 +41,7 @@ def cache_list(c, cache=CacheOptions(), output=Output()):
         for entry in found
     ]
     if rows:
-        print(*table(head, rows, shrink=(3, 4, 5), right=(0, 1)), sep="\n")
+        print(*table(head, rows, shrink=(2, 4, 5), whole=3, right=(0, 1)), sep="\n")
     print(f"{counted(len(found), 'file')}, {human_size(total)} in {cache.root}")
 
 

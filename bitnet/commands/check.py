@@ -364,15 +364,15 @@ def exit_codes(c, output=Output()):
     help={"shell": "for which shell: bash, zsh or fish"},
 )
 def completion(c, shell=None):
-    """Print what completes commands, options and values by tab.
+    """Print the script with which a shell completes commands, options and models.
 
     A line for ~/.bashrc: `source <(bitnet completion bash)`; for ~/.zshrc, below compinit:
     `source <(bitnet completion zsh)`. Fish reads ~/.config/fish/completions/bitnet.fish: write it
-    there. The script has the commands, options, encodings and sources of this version, and finds
-    the models in the cache and GGUF files itself: the tab key starts no program of ours.
+    there. The shell adds the names of files.
     """
-    from bitnet.commands import load
-    from bitnet.commands.shells import script
-    from bitnet.hub.named import names
+    from invoke.completion.complete import print_completion_script
 
-    print(script(shell, load(), names()), end="")
+    from bitnet.invocation import program
+
+    name = Path(program().split()[-1]).name
+    print_completion_script(shell, ["inv", "invoke"] if name.startswith("inv") else ["bitnet"])

@@ -84,7 +84,7 @@ def _lines(rows):
                 row["licence"] or "?",
             )
         )
-    yield from table(head, cells, shrink=(4, 5, 0), right=(2,))
+    yield from table(head, cells, shrink=(3, 4, 5), whole=0, right=(2,))
 
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -24,6 +24,7 @@ import bitnet
 from bitnet import settings, terminal
 from bitnet.commands import load, positional
 from bitnet.commands.declare import Task
+from bitnet.commands.tab import candidates
 from bitnet.commands.usage import command_help, commands_help, network_help, program_help
 from bitnet.errors import BitnetError, InferenceError, Interrupted, UsageError, from_os_error
 from bitnet.invocation import as_started, harmless, word
@@ -159,6 +160,10 @@ class Program(InvokeProgram):
 
     def parse_tasks(self) -> None:
         """Parse the words after the core options; ``--help`` wins, ``_`` in a name means ``-``."""
+        if self.args.complete.value:
+            _, *typed = self.core.remainder.split() or [""]
+            print(*candidates(typed, self.collection), sep="\n")
+            raise Exit
         words: list[str] = self.core.unparsed
         before = words[: words.index("--")] if "--" in words else words
         if before:

@@ -189,7 +189,9 @@ def _parts(options):
         ) from None
     worker_id = options.worker_id or f"worker-{secrets.token_hex(4)}"
     write = partial(say, stream=sys.stderr)  # also when something else stands for stderr
-    narrate = Narrator(write, worker_id=worker_id, as_json=options.narration == "json")
+    brief = options.narration == "auto" and sys.stderr.isatty()
+    as_json = options.narration == "json"
+    narrate = Narrator(write, worker_id=worker_id, as_json=as_json, brief=brief)
     return bind, run, _served, narrate
 
 

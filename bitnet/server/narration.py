@@ -4,7 +4,8 @@ Each event names its actor and action, and describes it twice: plainly and kindl
 
     INFO actor="model-loader" action="gguf_load_complete" human="..." cute="..."
 
-or, as one JSON object per line, for a collector. If the destination cannot be written to (a full
+or, as one JSON object per line, for a collector. A terminal gets the address, warnings and errors
+alone. If the destination cannot be written to (a full
 disk, a closed pipe), the event is lost and nothing else.
 """
 
@@ -25,7 +26,7 @@ from bitnet.arguments import check_type
 from bitnet.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["ACTIONS", "Level", "Narrator", "log_as_events", "narrate", "stderr_as_events"]
 
@@ -78,6 +79,7 @@ class Narrator:
         *,
         worker_id: str,
         as_json: bool = False,
+        brief: bool = False,
         now: Callable[[], datetime] = lambda: datetime.now(timezone.utc),
     ) -> None:
         """A narrator that passes finished lines to *write*.
@@ -86,10 +88,12 @@ class Narrator:
             write: takes one line, without its newline.
             worker_id: included in every event.
             as_json: JSON lines instead of the console form.
+            brief: the address, warnings and errors alone, as sentences.
             now: the time for events.
         """
         self._write = write
         self._as_json = as_json
+        self._brief = brief
         self._now = now
         self.worker_id = worker_id
         self._writing = threading.Lock()
@@ -122,6 +126,10 @@ class Narrator:
             level: severity.
             fields: further facts, such as ``request_id``; ``None`` is left out.
         """
+        if self._brief:
+            if level != "INFO":
+                self._line(f"{'Warning' if level == 'WARN' else 'Error'}: {human}")
+            return
         event = {"actor": actor, "action": action}
         event |= {"worker_id": self.worker_id} if self.worker_id else {}
         known = {**fields, **self._always}
@@ -158,8 +166,14 @@ class Narrator:
 
     def plain(self, text: str) -> None:
         """A line without an actor; left out of JSON, where every line is an event."""
-        if not self._as_json:
+        if not self._as_json and not self._brief:
             self._line(f"INFO {text}")
+
+    def opened(self, names: Iterable[str], address: str) -> None:
+        """The last line of a start: the models that are served, and where."""
+        self.plain(f"open {address}")
+        if self._brief:
+            self._line(f"Serving {', '.join(names)} on {address} (Ctrl-C stops it)")
 
     def _line(self, line: str) -> None:
         with self._writing, suppress(OSError, ValueError):  # ValueError: the stream is closed

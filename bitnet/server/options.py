@@ -105,7 +105,11 @@ class ServeOptions:
         "the machine's memory",
     )  # fmt: skip
     access_log: bool = option(False, "an event for every request, with its status and its time")
-    narration: str = option("console", "form of the events on stderr", choices=("console", "json"))
+    narration: str = option(
+        "auto", "form of the events on stderr; auto: on a terminal the address and problems alone, "
+        "else console",
+        choices=("auto", "console", "json"),
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         """Check ranges and combinations.

@@ -22,7 +22,7 @@ from bitnet.server.tracing import tracing_from_environment
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
     from bitnet.server.metrics import Metrics
@@ -142,18 +142,20 @@ def _serve(
     narrate.plain(f"HTTP server listening on {address}")
     try:
         at = f"{'https' if server.config.is_ssl else 'http'}://{address}"
-        threading.Thread(target=_open, args=(ready, narrate, at), daemon=True).start()
+        threading.Thread(
+            target=_open, args=(ready, narrate, server.models.entries, at), daemon=True
+        ).start()
         server.run(sockets=[listening])
     finally:
         server.models.stop()
         listening.close()
 
 
-def _open(ready: Callable[[str], None], narrate: Narrator, at: str) -> None:
+def _open(ready: Callable[[str], None], narrate: Narrator, names: Iterable[str], at: str) -> None:
     """Tell that the worker at the address *at* is ready; what to open is the last line."""
     ready(at)
     here = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    narrate.plain(f"open {here}")
+    narrate.opened(names, here)
 
 
 def _configuration(app: Any, options: ServeOptions) -> uvicorn.Config:

@@ -371,7 +371,7 @@ def test_a_disk_that_is_too_small_is_said_before_anything_is_written(
     machine("there")
     monkeypatch.setattr(module, "free_space", lambda folder: 1000)
     done = bitnet("bundle.import", bundle)
-    assert (done.code, "BITNET_CACHE_DIR" in done.err) == (10, True)
+    assert (done.code, "--cache-dir" in done.err) == (10, True)
     assert "cache clean" not in done.err
     assert digests_in(settings.cache_dir()) == set()
 

@@ -152,3 +152,15 @@ def test_what_a_container_starts_serves_and_is_found_healthy(model_path):
         assert subprocess.run([sys.executable, *words], check=False).returncode == 0
     gone = subprocess.run([sys.executable, *words], check=False, capture_output=True)
     assert gone.returncode != 0
+
+
+def test_a_terminal_is_greeted_with_the_address_alone(model_path):
+    from terminals import OnTerminal
+
+    terminal = OnTerminal([PROGRAM, "serve", model_path, "--port", "0"], columns=200)
+    terminal.until("(Ctrl-C stops it)")
+    line = terminal.shown.splitlines()[-1]
+    assert re.fullmatch(r"Serving [\w.-]+ on http://127\.0\.0\.1:\d+ \(Ctrl-C stops it\)", line)
+    assert "actor=" not in terminal.shown
+    terminal.process.send_signal(signal.SIGTERM)
+    assert terminal.end() == 0
