@@ -230,7 +230,7 @@ def inspect_gguf(path: Path, *, full: bool = False) -> Inspection:
         Unsupported: the version is not supported.
         NotFound: the file does not exist, or a part is missing.
     """
-    with GGUF.open(path, verify_extents=False) as gguf:
+    with GGUF.open(path, check_layout=False) as gguf:
         return examine(gguf, full=full)
 
 

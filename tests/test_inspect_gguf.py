@@ -143,7 +143,7 @@ def test_invalid_codes_and_truncation_are_findings(tmp_path):
     assert "✗ invalid-codes: tensor w: 2 invalid codes" in _report(path)
     path.write_bytes(path.read_bytes()[:-40])
     text = _report(path)
-    assert "✗ truncated: tensor w needs bytes" in text
+    assert "✗ truncated: m.gguf: tensor w needs bytes" in text
     assert "Ternary" not in text
     path.write_bytes(path.read_bytes()[:20])
     with pytest.raises(InvalidFormat):

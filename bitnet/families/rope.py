@@ -143,6 +143,12 @@ def rope_from(checkpoint: Keys, head_dim: int) -> Rope:
         long_freq_factors=long,
     )
     given = checkpoint.number("rope.scaling.attn_factor", 1.0)
+    for key, number in (("rope.freq_base", rope.theta), ("rope.scaling.attn_factor", given)):
+        if number <= 0:
+            raise InvalidFormat(
+                f"{checkpoint.path.name}: {key} is {number:g}, expected a number above 0",
+                hint="the file is damaged; fetch it again",
+            )
     implied = 1.0
     if scaling == "yarn":
         divided_by = checkpoint.number("rope.scaling.yarn_log_multiplier", 0.0)

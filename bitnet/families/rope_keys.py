@@ -72,8 +72,8 @@ def from_parameters(
     local: dict[str, Any] = {}
     if family.layered_rope:
         given, local = _layered(config, family, model)
-    given = {key: value for key, value in given.items() if value is not None}
-    kind = given.get("rope_type") or given.get("type") or "default"
+    given = {key: value for key, value in _in_one_word(given).items() if value is not None}
+    kind = given.get("rope_type") or "default"
     if kind not in PARAMETERS:
         raise Unsupported(
             f"{model}: rope scaling {kind!r}; known: {', '.join(PARAMETERS)}",
@@ -87,7 +87,7 @@ def from_parameters(
     known = {*_EVERYWHERE, *PARAMETERS[kind], *family.rope_parameters, "partial_rotary_factor"}
     rest = {key: value for key, value in given.items() if key not in known}
     check(rest, {}, model=model, kind=family.title, below="rope_parameters.")
-    base = float(given.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    base = _above_zero(given.get("rope_theta"), config.get("rope_theta"))
     keys = {"rope.freq_base": base, "rope.dimension_count": dims, **local}
     if kind == "default":
         return keys, {}
@@ -100,14 +100,15 @@ def _layered(
 ) -> tuple[Mapping[str, Any], dict[str, Any]]:
     """Parameters of layers with full attention, and the RoPE base of the others."""
     nested = config.get("rope_parameters") or {}
-    full = dict(nested.get("full_attention") or {}) | dict(config.get("rope_scaling") or {})
-    local = dict(nested.get("sliding_attention") or {})
+    full = _in_one_word(nested.get("full_attention") or {})
+    full |= _in_one_word(config.get("rope_scaling") or {})
+    local = _in_one_word(nested.get("sliding_attention") or {})
     strange = [key for key in nested if key not in ("full_attention", "sliding_attention")]
     if strange:
         raise refusal(
             f"rope_parameters.{strange[0]}", nested[strange[0]], model=model, kind=family.title
         )
-    if (local.get("rope_type") or local.get("type") or "default") != "default":
+    if (local.get("rope_type") or "default") != "default":
         raise refusal(
             "rope_parameters.sliding_attention",
             local,
@@ -118,8 +119,25 @@ def _layered(
     given = {key: value for key, value in local.items() if value is not None}
     rest = {key: given[key] for key in given.keys() - _EVERYWHERE}
     check(rest, {}, model=model, kind=family.title, below="rope_parameters.sliding_attention.")
-    base = local.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0
-    return full, {"rope.freq_base_swa": float(base)}
+    base = _above_zero(local.get("rope_theta"), config.get("rope_local_base_freq"))
+    return full, {"rope.freq_base_swa": base}
+
+
+def _in_one_word(given: Mapping[str, Any]) -> dict[str, Any]:
+    """*given* with ``type``, the earlier name of ``rope_type``, under the later one."""
+    kinds = {given[key] for key in ("rope_type", "type") if given.get(key) is not None}
+    if len(kinds) > 1:
+        raise ValueError(f"rope_type and type are {' and '.join(sorted(map(repr, kinds)))}")
+    rest = {key: value for key, value in given.items() if key not in ("rope_type", "type")}
+    return rest | ({"rope_type": kinds.pop()} if kinds else {})
+
+
+def _above_zero(*candidates: Any) -> float:
+    """The first of *candidates* that is set, a base of RoPE frequencies; 10,000 if none is."""
+    base = float(next((value for value in candidates if value is not None), 10000.0))
+    if base <= 0:
+        raise ValueError(f"a RoPE base of {base:g}")
+    return base
 
 
 def _rotated(
@@ -172,7 +190,7 @@ def _yarn(
         magnification = magnitude(factor, given["mscale"]) / magnitude(
             factor, given["mscale_all_dim"]
         )
-    scale = implied if magnification is None else float(magnification)
+    scale = implied if magnification is None else _above_zero(magnification)
     fast, slow = given.get("beta_fast") or 32, given.get("beta_slow") or 1
     if fast < slow:
         raise ValueError("beta_fast below beta_slow")

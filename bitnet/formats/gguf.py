@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from bitnet.errors import InvalidFormat, NotFound, Unsupported
 from bitnet.formats import gguf_index, not_a_model
 from bitnet.formats.gguf_index import NeedMoreBytes, Problem, TensorEntry
+from bitnet.formats.gguf_layout import TensorInfo, layout_faults
 from bitnet.formats.gguf_values import Array, decode, printable
 from bitnet.formats.mapped_file import MappedFile
 from bitnet.quants import types
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from bitnet.quants.types import Dialect, QuantType
+    from bitnet.quants.types import Dialect
 
 __all__ = ["GGUF", "MAGIC", "Array", "NeedMoreBytes", "TensorInfo", "part_number"]
 
@@ -45,29 +46,6 @@ _UNKNOWN_SIZE = 2**63 - 1  # of a file of which only a prefix is available
 _MOST_PARTS = 0xFFFF  # split.count is a 16-bit number
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf", re.DOTALL)
 _REFETCH = "the file is incomplete or damaged: fetch it again"
-
-# Other files that users pass, by their first bytes.
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """One tensor of a file.
-
-    Attributes:
-        name: its GGUF name.
-        shape: rows first, as in NumPy; the file has the opposite order.
-        type: quantization type.
-        offset: of its first byte, from the start of its file.
-        size_bytes: bytes it takes; for an unknown type, the room up to the next tensor.
-        part: number of its file in a split model, from 0.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    type: QuantType
-    offset: int
-    size_bytes: int
-    part: int = 0
 
 
 def part_number(name: str) -> int:
@@ -134,12 +112,12 @@ class GGUF:
         self._maps = maps
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, verify_extents: bool = True) -> GGUF:
+    def open(cls, path: str | os.PathLike[str], *, check_layout: bool = True) -> GGUF:
         """Open the file at *path*, and with it all parts of a split model.
 
         Args:
             path: the file, or any part of a split model.
-            verify_extents: check that every tensor lies inside its file.
+            check_layout: refuse tensors that are cut off, misaligned, or overlap.
 
         Raises:
             InvalidFormat: not a GGUF file, or a damaged or truncated one.
@@ -159,8 +137,8 @@ class GGUF:
                 _check_split(parts[-1], number, len(paths))
             opened = cls(paths[0], parts, maps)
             _check_split_total(opened, len(paths))
-            if verify_extents:
-                opened.verify_extents()
+            if check_layout:
+                opened.check_layout()
             for mapped in maps:
                 mapped.check()
             logger.debug(
@@ -231,9 +209,9 @@ class GGUF:
         return list(self._maps)
 
     @property
-    def part_sizes(self) -> list[int]:
-        """Bytes of each file."""
-        return list(self._sizes)
+    def part_sizes(self) -> dict[str, int]:
+        """Bytes of each file, by name."""
+        return dict(zip(self._labels, self._sizes, strict=True))
 
     def file_view(self, part: int = 0) -> memoryview:
         """All bytes of a file (or of the prefix given to :meth:`parse`), without a copy."""
@@ -259,25 +237,21 @@ class GGUF:
                     f"tensor {printable(name)} needs bytes {info.offset:,}..{end:,}, "
                     f"only the first {len(view):,} of {self.path.name} are here"
                 )
-            raise self._truncated(info, self._sizes[info.part])
+            raise InvalidFormat(
+                f"{self._labels[info.part]}: tensor {printable(info.name)} needs bytes "
+                f"{info.offset:,}..{end:,}, the file ends at {self._sizes[info.part]:,}",
+                hint=_REFETCH,
+            )
         return view[info.offset : end]
 
-    def verify_extents(self) -> None:
-        """Check that every tensor lies inside its file.
+    def check_layout(self) -> None:
+        """Check that every tensor lies inside its file, aligned and apart from all others.
 
         Raises:
             InvalidFormat: one does not; the message names the tensor and its bytes.
         """
-        for info in self.tensors.values():
-            if info.offset + info.size_bytes > self._sizes[info.part]:
-                raise self._truncated(info, self._sizes[info.part])
-
-    def _truncated(self, info: TensorInfo, size: int) -> InvalidFormat:
-        return InvalidFormat(
-            f"{self._labels[info.part]}: tensor {printable(info.name)} needs bytes "
-            f"{info.offset:,}..{info.offset + info.size_bytes:,}, the file ends at {size:,}",
-            hint=_REFETCH,
-        )
+        for _, fault in layout_faults(self.tensors.values(), self.part_sizes, self.alignment):
+            raise InvalidFormat(fault, hint=_REFETCH)
 
 
 def _close(maps: list[MappedFile]) -> None:

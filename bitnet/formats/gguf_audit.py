@@ -11,17 +11,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from bitnet.findings import Finding, worst
+from bitnet.formats.gguf_layout import in_order, layout_faults
 from bitnet.formats.gguf_values import Array
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from bitnet.formats.gguf import GGUF, TensorInfo
+    from bitnet.formats.gguf import GGUF
 
 __all__ = ["audit"]
 
 _MAX_TENSOR_NAME = 63  # ggml cuts longer names
 _MIN_ALIGNMENT = 8  # of the format's definition
+_WITHOUT_WINDOW = ("llama", "mistral3", "qwen3")  # llama.cpp reads no window of these
 _PER_KIND = 5  # findings of one kind listed individually
 
 
@@ -46,70 +48,27 @@ def _shortened(findings: list[Finding]) -> Iterator[Finding]:
 
 
 def _layout(gguf: GGUF) -> Iterator[Finding]:
-    """Findings on tensor layout: overlaps, gaps, alignment, the end of the file."""
+    """Findings on tensor layout: what the reader refuses, and gaps."""
     if gguf.alignment < _MIN_ALIGNMENT:
         yield Finding(
             "warning", "alignment", f"general.alignment is {gguf.alignment}, at least 8 expected"
         )
-    for part, size in enumerate(gguf.part_sizes):
-        in_order = sorted(
-            (info for info in gguf.tensors.values() if info.part == part),
-            key=lambda info: (info.offset, info.size_bytes),
-        )
-        yield from _neighbours(in_order, gguf.alignment)
-        if gguf.size is not None:
-            yield from _file_end(in_order, size, gguf.alignment)
+    for kind, fault in layout_faults(gguf.tensors.values(), gguf.part_sizes, gguf.alignment):
+        yield Finding("failed", kind, fault)
+    for part, size in enumerate(gguf.part_sizes.values()):
+        end = None
+        for previous, info in in_order(gguf.tensors.values(), part):
+            gap = info.offset - previous.offset - previous.size_bytes if previous else 0
+            if previous is not None and gap >= gguf.alignment:
+                text = f"{gap:,} unused bytes between {previous.name} and {info.name}"
+                yield Finding("note", "gap", text)
+            end = max(end or 0, info.offset + info.size_bytes)
+        if gguf.size is not None and end is not None and size - end >= gguf.alignment:
+            text = f"{size - end:,} unused bytes at the end of the file"
+            yield Finding("note", "trailing", text)
     for name in gguf.tensors:
         if len(name.encode()) > _MAX_TENSOR_NAME:
             yield Finding("warning", "long-name", f"tensor name {name!r} is longer than 63 bytes")
-
-
-def _neighbours(in_order: list[TensorInfo], alignment: int) -> Iterator[Finding]:
-    previous: TensorInfo | None = None
-    for info in in_order:
-        if info.offset % alignment:
-            yield Finding(
-                "failed",
-                "unaligned",
-                f"tensor {info.name} starts at byte {info.offset:,}, "
-                f"not a multiple of the alignment {alignment}",
-            )
-        if previous is not None:
-            gap = info.offset - previous.offset - previous.size_bytes
-            if gap < 0:
-                yield Finding(
-                    "failed",
-                    "tensor-overlap",
-                    f"tensors {previous.name} and {info.name} share {min(-gap, info.size_bytes):,} "
-                    f"bytes from byte {info.offset:,}",
-                )
-            elif gap >= alignment:
-                yield Finding(
-                    "note", "gap", f"{gap:,} unused bytes between {previous.name} and {info.name}"
-                )
-        if (
-            previous is None
-            or info.offset + info.size_bytes > previous.offset + previous.size_bytes
-        ):
-            previous = info
-
-
-def _file_end(in_order: list[TensorInfo], size: int, alignment: int) -> Iterator[Finding]:
-    furthest = 0
-    for info in in_order:
-        end = info.offset + info.size_bytes
-        furthest = max(furthest, end)
-        if end > size:
-            yield Finding(
-                "failed",
-                "truncated",
-                f"tensor {info.name} needs bytes {info.offset:,}..{end:,}, "
-                f"the file ends at {size:,}",
-            )
-    if in_order and size - furthest >= alignment:
-        yield Finding(
-            "note", "trailing", f"{size - furthest:,} unused bytes at the end of the file"
-        )
 
 
 def _encodings(gguf: GGUF) -> Iterator[Finding]:
@@ -134,6 +93,14 @@ def _general(gguf: GGUF) -> Iterator[Finding]:
             yield Finding(
                 "warning", "missing-key", f"{gguf.architecture}.{key} is missing from the metadata"
             )
+
+    window = gguf.metadata.get(f"{gguf.architecture}.attention.sliding_window")
+    if window and gguf.architecture in _WITHOUT_WINDOW:
+        yield Finding(
+            "warning",
+            "window",
+            f"{gguf.architecture}.attention.sliding_window is {window}: llama.cpp ignores it",
+        )
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> Iterator[Finding]:

@@ -264,6 +264,53 @@ def test_a_senseless_configuration_is_an_invalid_format(tmp_path, changed):
         open_checkpoint(folder(tmp_path, {"model.norm.weight": np.ones(8)}, **changed))
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 0},
+        {"rope_parameters": {"rope_theta": 0.0}},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "attention_factor": 0}},
+        {"rope_scaling": {"type": "linear", "rope_type": "default", "factor": 4.0}},
+        {
+            "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}},
+            "model_type": "gemma3_text",
+            "rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 8.0},
+        },
+    ],
+)
+def test_zero_is_not_taken_for_unset_nor_one_kind_of_rope_for_another(rope):
+    with pytest.raises(InvalidFormat):
+        describe(CONFIG | {"hidden_act": "silu"} | rope, model="m")
+
+
+def test_the_kind_of_scaling_may_have_its_earlier_name():
+    by_name = [
+        describe(
+            CONFIG | {"model_type": "gemma3_text", "hidden_act": "gelu_pytorch_tanh", "head_dim": 4}
+            | {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}}
+            | {"rope_scaling": {name: "linear", "factor": 8.0}},
+            model="m",
+        ).metadata
+        for name in ("type", "rope_type")
+    ]  # fmt: skip
+    assert by_name[0] == by_name[1]
+    assert by_name[0]["gemma3.rope.scaling.factor"] == 8
+
+
+def test_two_names_of_one_part_are_refused(tmp_path):
+    tensors = {"model.norm.weight": np.ones(8), "norm.weight": np.zeros(8)}
+    with pytest.raises(InvalidFormat, match="the same part"):
+        open_checkpoint(folder(tmp_path, tensors))
+
+
+def test_a_file_that_is_not_of_the_model_beside_it_is_refused(tmp_path):
+    folder(tmp_path, {"model.norm.weight": np.ones(8)})
+    other = tmp_path / "other.safetensors"
+    other.write_bytes((tmp_path / "model.safetensors").read_bytes())
+    with pytest.raises(InvalidFormat, match="not one of the files"):
+        open_checkpoint(other)
+
+
 def test_a_folder_without_configuration_is_not_found(tmp_path):
     path = folder(tmp_path, {"model.norm.weight": np.ones(8)})
     (path / "config.json").unlink()

@@ -3,6 +3,7 @@ import struct
 import pytest
 from builders import INT32, Tensor, Typed, f32, gguf_bytes, llama_metadata, vocabulary
 
+from bitnet.errors import InvalidFormat
 from bitnet.formats.gguf import GGUF
 from bitnet.formats.gguf_audit import audit
 
@@ -44,12 +45,35 @@ def test_tensors_that_lie_oddly_are_found(offset, code, severity, text):
 
 
 @pytest.mark.parametrize(
+    ("offset", "problem"),
+    [
+        (0, "share 64 bytes"),
+        (64, "share 32 bytes"),
+        (100, "multiple of the alignment"),
+        (4096, "the file ends"),
+    ],
+)
+def test_the_reader_refuses_every_layout_that_the_audit_calls_wrong(tmp_path, offset, problem):
+    raw = gguf_bytes(COMPLETE, [f32("token_embd.weight", (3, 8)), f32("b", (16,))])
+    path = tmp_path / "model.gguf"
+    path.write_bytes(_moved(raw + bytes(64), 96, offset))
+    with pytest.raises(InvalidFormat, match=problem):
+        GGUF.open(path)
+
+
+@pytest.mark.parametrize(
     ("metadata", "tensors", "code", "text"),
     [
         ({}, [], "no-architecture", "general.architecture"),
         ({"general.architecture": "llama"}, [], "vocabulary-only", "no tensors"),
         ({"general.architecture": "x"}, [f32("a", (1,))], "missing-key", "x.block_count"),
         ({"general.architecture": "x"}, [f32("a", (1,))], "no-tokenizer", "no tokenizer"),
+        (
+            {"general.architecture": "llama", "llama.attention.sliding_window": 8},
+            [f32("a", (1,))],
+            "window",
+            "llama.cpp ignores it",
+        ),
         ({"tokenizer.ggml.tokens": ["a"]}, [], "no-tokenizer-model", "tokenizer.ggml.model"),
         (vocabulary(["a"], merges=["a a"]), [], "no-pre", "fix-gguf --set-pre"),
         (vocabulary(["a"], pre="x"), [], "no-merges", "merges is missing"),
