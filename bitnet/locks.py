@@ -6,10 +6,8 @@ holder writes its identity into the file; the record of a dead process has no ef
 kernel released its lock.
 
 Some shared file systems refuse kernel locks, and some grant one to every process at once. This is
-tested once per file system. There a lease replaces the lock: a file that only one process can
-create, with its host, pid, boot, namespace and start time inside, touched while it is held. A lease
-is taken over from a process that is certainly dead, or silent for minutes. This can fail if two
-machines cannot see each other, so callers stay correct without locks; they only save work.
+tested once per file system. There a lock has no effect: callers stay correct without locks, which
+only save work.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ import json
 import logging
 import os
 import socket
-import threading
 import time
 import uuid
 from contextlib import contextmanager, suppress
@@ -35,14 +32,12 @@ from bitnet.errors import CacheBusy, from_os_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Lock", "Owner", "hold", "is_held", "kernel_locks_work", "owner_of"]
+__all__ = ["Lock", "Owner", "hold", "is_held", "kernel_locks_work", "owner_of", "shared"]
 
 logger = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 10.0
 POLL_INTERVAL_S = 0.05
-LEASE_TOUCH_S = 20.0  # interval at which the holder of a lease shows that it is alive
-LEASE_SILENCE_S = 180.0  # silence after which a lease may be taken over
 _PROCESS = uuid.uuid4().hex[:12]  # distinguishes this process from an earlier one with its pid
 # Errors of flock where a file system has no locks, or its lock server does not run.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP}
@@ -176,22 +171,20 @@ class Lock:
 
     Attributes:
         path: the lock file.
-        is_kernel: the kernel excludes all other processes of this machine; otherwise it is a lease.
+        is_kernel: the kernel excludes all other processes of this machine; otherwise nothing does.
     """
 
     def __init__(self, path: Path, *, is_kernel: bool) -> None:
         self.path = path
         self.is_kernel = is_kernel
-        self._record = path if is_kernel else _lease_of(path)
         self._owner = Owner.me()
-        if is_kernel:
-            self.report("")
+        self.report("")
 
     def report(self, progress: str) -> None:
         """Tell waiting processes the progress of the work."""
         record = Owner.me(since=self._owner.since, progress=progress).text()
         # If the record cannot be written, only the waiters' messages are affected.
-        with suppress(OSError), open(self._record, "r+", encoding="utf-8") as file:
+        with suppress(OSError), open(self.path, "r+", encoding="utf-8") as file:
             file.write(record)
             file.truncate()
 
@@ -223,58 +216,110 @@ def hold(
         CacheBusy: the wait was too long; names the owner.
         PermissionDenied: the lock file cannot be created.
     """
-    what = what or path.name
     try:
         is_kernel = kernel_locks_work(path.parent)
-        lock = _kernel_lock(path) if is_kernel else _Lease(path)
-        started = said = clock()
-        while not _acquired(lock):
-            waited = clock() - started
-            if waited >= timeout_s:
-                raise CacheBusy(
-                    f"{what} is held by {_name(owner_of(path))}; gave up after {waited:.0f} s",
-                    hint=hint or "wait for it to finish, or allow more with BITNET_LOCK_TIMEOUT",
-                )
-            if clock() - said >= REPORT_INTERVAL_S:
-                said = clock()
-                logger.warning(
-                    "waiting for %s: held by %s; %.0f s so far",
-                    what,
-                    _name(owner_of(path)),
-                    waited,
-                )
-            sleep(min(POLL_INTERVAL_S, max(0.0, timeout_s - waited)))
+        lock = _kernel_lock(path)
+        if is_kernel:
+            _wait_for(lock, path, timeout_s, what or path.name, hint, clock, sleep)
+        else:
+            lock.create()
     except OSError as error:
         raise from_os_error(error, path) from error
     try:
         yield Lock(path, is_kernel=is_kernel)
     finally:
-        if isinstance(lock, _KernelLock) and not leave:
+        if not leave:
             lock.delete()
         lock.release()
 
 
-def _acquired(lock: _KernelLock | _Lease | FileLock) -> bool:
-    """Try once to get *lock*; true on success."""
-    if isinstance(lock, FileLock):  # pragma: no cover
+@contextmanager
+def shared(path: Path, *, timeout_s: float) -> Iterator[None]:
+    """Hold the lock file *path* together with others that do the same; :func:`hold` excludes it.
+
+    Raises:
+        CacheBusy: the wait was too long; names the owner.
+        PermissionDenied: the lock file cannot be created.
+    """
+    try:
+        if os.name == "nt" or not kernel_locks_work(path.parent):
+            yield
+            return
+        lock = _KernelLock(path, is_shared=True)
+        _wait_for(lock, path, timeout_s, path.name, "", time.monotonic, time.sleep)
+    except OSError as error:
+        raise from_os_error(error, path) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _wait_for(
+    lock: _KernelLock | _WindowsLock,
+    path: Path,
+    timeout_s: float,
+    what: str,
+    hint: str,
+    clock: Callable[[], float],
+    sleep: Callable[[float], None],
+) -> None:
+    """Acquire *lock*, or raise :class:`CacheBusy` when the time is over."""
+    started = said = clock()
+    while not lock.acquire():
+        waited = clock() - started
+        if waited >= timeout_s:
+            raise CacheBusy(
+                f"{what} is held by {_name(owner_of(path))}; gave up after {waited:.0f} s",
+                hint=hint or "wait for it to finish, or allow more with BITNET_LOCK_TIMEOUT",
+            )
+        if clock() - said >= REPORT_INTERVAL_S:
+            said = clock()
+            owner = _name(owner_of(path))
+            logger.warning("waiting for %s: held by %s; %.0f s so far", what, owner, waited)
+        sleep(min(POLL_INTERVAL_S, max(0.0, timeout_s - waited)))
+
+
+def _kernel_lock(path: Path) -> _KernelLock | _WindowsLock:
+    return _WindowsLock(path) if os.name == "nt" else _KernelLock(path)
+
+
+class _WindowsLock:  # pragma: no cover
+    """A lock of ``filelock``, which knows how on Windows."""
+
+    def __init__(self, path: Path) -> None:
+        self._lock = FileLock(path, thread_local=False)
+
+    def acquire(self) -> bool:
+        """Try once; true on success."""
         try:
-            lock.acquire(blocking=False)
+            self._lock.acquire(blocking=False)
         except Timeout:
             return False
         return True
-    return lock.acquire()
 
+    def create(self) -> None:
+        """Do nothing: locks work here."""
 
-def _kernel_lock(path: Path) -> _KernelLock | _Lease | FileLock:
-    return FileLock(path, thread_local=False) if os.name == "nt" else _KernelLock(path)
+    def delete(self) -> None:
+        """Do nothing: an open file cannot be deleted here."""
+
+    def release(self) -> None:
+        """Release it."""
+        self._lock.release()
 
 
 class _KernelLock:
     """``flock`` on a file whose content stays; older versions of ``filelock`` empty it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_shared: bool = False) -> None:
         self._path = path
+        self._is_shared = is_shared
         self._fd = -1
+
+    def create(self) -> None:
+        """Create the file, for the records of its owners."""
+        self._fd = self._open()
 
     def acquire(self) -> bool:
         """Try once, and again if the file was deleted meanwhile."""
@@ -283,7 +328,8 @@ class _KernelLock:
         while True:
             fd = self._open()
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                how = fcntl.LOCK_SH if self._is_shared else fcntl.LOCK_EX
+                fcntl.flock(fd, how | fcntl.LOCK_NB)
                 if os.fstat(fd).st_nlink:
                     self._fd, fd = fd, -1
                     return True
@@ -316,14 +362,12 @@ class _KernelLock:
 
 
 def is_held(path: Path) -> bool:
-    """True if a process holds the lock file *path*, or a lease on it, at this moment."""
-    if _lease_of(path).exists():
-        return not _Lease(path).is_abandoned()
+    """True if a process holds the lock file *path* at this moment."""
     if not path.exists():
         return False
     lock = _kernel_lock(path)
     try:
-        if not _acquired(lock):
+        if not lock.acquire():
             return True
     except OSError:
         return False
@@ -333,7 +377,7 @@ def is_held(path: Path) -> bool:
 
 def owner_of(path: Path) -> Owner | None:
     """Last recorded owner of the lock file; it need not hold the lock any more."""
-    return _recorded(_lease_of(path)) or _recorded(path)
+    return _recorded(path)
 
 
 def kernel_locks_work(folder: Path) -> bool:
@@ -348,7 +392,7 @@ def kernel_locks_work(folder: Path) -> bool:
     if device not in _working:
         _working[device] = _try_locks(folder)
         if not _working[device]:
-            logger.info("locks have no effect in %s: leases take their place", folder)
+            logger.info("locks have no effect in %s", folder)
     return _working[device]
 
 
@@ -379,73 +423,6 @@ def _try_locks(folder: Path) -> bool:
         os.close(first)
         with suppress(OSError):
             probe.unlink()
-
-
-def _lease_of(path: Path) -> Path:
-    return path.with_name(f"{path.name}.lease")
-
-
-class _Lease:
-    """A file created by one process, in place of a lock on *path*."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = _lease_of(path)
-        self._seen: tuple[tuple[int, int], float] | None = None  # last sign of life and its time
-        self._released = threading.Event()
-
-    def acquire(self) -> bool:
-        """Create it, replacing an abandoned one if necessary; true on success."""
-        if self._path.exists() and self.is_abandoned():
-            self._take_away()
-        try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        except FileExistsError:
-            return False
-        with open(fd, "w", encoding="utf-8") as file:
-            file.write(Owner.me().text())
-        threading.Thread(target=self._touch, name="lease", daemon=True).start()
-        return True
-
-    def release(self) -> None:
-        """Release it, unless another process has taken it over meanwhile."""
-        self._released.set()
-        owner = _recorded(self._path)
-        if owner is not None and owner.is_me:
-            with suppress(OSError):
-                self._path.unlink()
-
-    def is_abandoned(self) -> bool:
-        """True if its owner is certainly dead, or silent for too long."""
-        owner = _recorded(self._path)
-        if owner is not None and owner.is_dead:
-            return True
-        try:
-            status = self._path.stat()
-        except OSError:
-            return False
-        sign = status.st_ino, status.st_mtime_ns
-        if self._seen is None or self._seen[0] != sign:
-            # Clocks of two machines differ: silence is measured by our own clock.
-            self._seen = sign, time.monotonic()
-        silent_s = time.monotonic() - self._seen[1]
-        return silent_s > LEASE_SILENCE_S or time.time() - status.st_mtime > 20 * LEASE_SILENCE_S
-
-    def _take_away(self) -> None:
-        """Remove the abandoned lease; a new one that replaced it is put back."""
-        before = _recorded(self._path)
-        away = self._path.with_name(f"{self._path.name}.{os.getpid()}-{uuid.uuid4().hex[:8]}")
-        with suppress(OSError):
-            self._path.rename(away)
-            found = _recorded(away)
-            if found is not None and (before is None or found.process != before.process):
-                away.rename(self._path)
-            else:
-                away.unlink()
-
-    def _touch(self) -> None:
-        while not self._released.wait(LEASE_TOUCH_S):
-            with suppress(OSError):
-                os.utime(self._path)
 
 
 def _recorded(path: Path) -> Owner | None:

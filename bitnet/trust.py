@@ -33,6 +33,7 @@ __all__ = [
     "origin",
     "place_problem",
     "printable",
+    "refuse_links",
     "shown",
 ]
 
@@ -50,7 +51,7 @@ _OUR_FILES = ("bitnet.lock.json", "bitnet.toml")
 _PROGRAMS = re.compile(
     r"(gnu)?makefile|dockerfile|[jr]ustfile|rakefile|jenkinsfile|procfile|vagrantfile|pipfile"
     r"|cmakelists\.txt|requirements\.txt|(package|package-lock|deno|composer)\.json"
-    r"|.*\.(py[cdw]?|pth|so|dylib|dll|exe|com|msi|bat|cmd|ps1|(ba|z|fi|c)?sh|pl|php|rb|[mc]?js|ts"
+    r"|.*\.(py[cdw]?|so|dylib|dll|exe|com|msi|bat|cmd|ps1|(ba|z|fi|c)?sh|pl|php|rb|[mc]?js|ts"
     r"|lua|r|jar|class|app|desktop|mk|cmake|toml|cfg|ini|ya?ml|service|vbs|lnk|url|whl|egg|deb|rpm)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -160,6 +161,24 @@ def place_problem(text: str) -> str:
     return ""
 
 
+def refuse_links(root: Path, folder: Path) -> Path:
+    """The real path of *folder*, which is at or below *root*, also through links.
+
+    Raises:
+        UsageError: a link leads out of *root*, or in a circle.
+    """
+    try:
+        real_root, real = root.resolve(), folder.resolve()
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"{folder}: links in a circle", hint="remove them") from error
+    if real != real_root and real_root not in real.parents:
+        raise UsageError(
+            f"{folder} is, through a link, {real}: outside of {root}",
+            hint="remove the link, or choose the folder yourself: --output DIR",
+        )
+    return real
+
+
 @contextmanager
 def open_folder(root: Path, folder: Path) -> Iterator[int | None]:
     """A descriptor of *folder*, which is created, at or below *root*, for ``dir_fd``.
@@ -173,12 +192,7 @@ def open_folder(root: Path, folder: Path) -> Iterator[int | None]:
     """
     try:
         root.mkdir(parents=True, exist_ok=True)
-        real_root, real = root.resolve(), folder.resolve()
-        if real != real_root and real_root not in real.parents:
-            raise UsageError(
-                f"{folder} is, through a link, {real}: outside of {root}",
-                hint="remove the link, or choose the folder yourself: --output DIR",
-            )
+        real_root, real = root.resolve(), refuse_links(root, folder)
         if os.open not in os.supports_dir_fd or not hasattr(os, "O_DIRECTORY"):  # Windows
             real.mkdir(parents=True, exist_ok=True)
             yield None
@@ -195,7 +209,5 @@ def open_folder(root: Path, folder: Path) -> Iterator[int | None]:
             yield fd
         finally:
             os.close(fd)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        if isinstance(error, OSError):
-            raise from_os_error(error, folder) from error
-        raise UsageError(f"{folder}: links in a circle", hint="remove them") from error
+    except OSError as error:
+        raise from_os_error(error, folder) from error

@@ -90,7 +90,12 @@ class Blob:
         self._bytes = content if isinstance(content, bytes) else b""
         self.size = self.path.stat().st_size if self.path else len(self._bytes)
         self.sha256 = self._digest()
-        self.oid = hashlib.sha1(f"blob {self.size}:{self.sha256}".encode()).hexdigest()
+        self.oid = self._oid()
+
+    def _oid(self):
+        """The name git gives to the content; of a large file, to some pointer."""
+        content = self._bytes if self.path is None and not self.large else self.sha256.encode()
+        return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
     def _digest(self):
         if self.path is None:

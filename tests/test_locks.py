@@ -11,7 +11,7 @@ import pytest
 
 from bitnet import locks
 from bitnet.errors import BitnetError, CacheBusy
-from bitnet.locks import Owner, hold, is_held, owner_of
+from bitnet.locks import Owner, hold, is_held, owner_of, shared
 
 HOLDER = """
 import sys
@@ -179,56 +179,29 @@ def flock(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["ENOSYS", "ENOLCK", "EOPNOTSUPP", "EINVAL", None])
-def test_a_lease_takes_the_place_of_a_lock_that_is_refused_or_given_to_all(path, flock, name):
+def test_where_locks_do_nothing_the_holder_knows_it(path, flock, name):
     flock(getattr(errno, name) if name else 0)
     with hold(path, timeout_s=0) as lock:
         assert not lock.is_kernel
         lock.report("half")
-        assert is_held(path)
         assert owner_of(path).progress == "half"
+        with hold(path, timeout_s=0), shared(path, timeout_s=0):
+            pass
+
+
+def test_a_shared_lock_excludes_only_the_exclusive_one(path):
+    with shared(path, timeout_s=0), shared(path, timeout_s=0):
+        assert is_held(path)
         with pytest.raises(CacheBusy), hold(path, timeout_s=0):
             raise AssertionError("held by two")
-    assert not is_held(path)
-    with hold(path, timeout_s=0):
-        pass
-    assert list(path.parent.iterdir()) == []
+    with hold(path, timeout_s=0), pytest.raises(CacheBusy), shared(path, timeout_s=0):
+        raise AssertionError("held by two")
 
 
 def test_any_other_answer_is_an_error(path, flock):
     flock(errno.EIO)
     with pytest.raises(BitnetError, match=r"os error 5"), hold(path, timeout_s=0):
         raise AssertionError("held")
-
-
-def test_the_lease_of_a_dead_process_is_taken(path, flock):
-    flock(errno.ENOLCK)
-    lease = path.with_name(f"{path.name}.lease")
-    lease.write_text(json.dumps(json.loads(Owner.me().text()) | {"process": "an earlier one"}))
-    assert not is_held(path)
-    with hold(path, timeout_s=0):
-        assert owner_of(path).is_me
-
-
-@pytest.mark.parametrize("place", [{"host": "elsewhere"}, {"namespace": "x"}, {"boot": "y"}])
-def test_the_lease_of_a_process_elsewhere_is_taken_only_when_it_is_silent(path, flock, place):
-    flock(errno.ENOLCK)
-    lease = path.with_name(f"{path.name}.lease")
-    lease.write_text(
-        json.dumps(json.loads(Owner.me().text()) | {"process": "other", "pid": 1} | place)
-    )
-    with pytest.raises(CacheBusy), hold(path, timeout_s=0):
-        raise AssertionError("held by two")
-    os.utime(lease, (time.time() - 7200,) * 2)
-    with hold(path, timeout_s=0):
-        pass
-
-
-def test_a_lease_that_was_taken_from_us_is_not_given_up_for_the_other(path, flock):
-    flock(errno.ENOLCK)
-    lease = path.with_name(f"{path.name}.lease")
-    with hold(path, timeout_s=0):
-        lease.write_text(Owner(1, "elsewhere", 0.0, process="other").text())
-    assert lease.exists()
 
 
 @pytest.mark.parametrize("place", [{"namespace": "pid:[1]"}, {"boot": "another"}])

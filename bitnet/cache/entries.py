@@ -133,10 +133,10 @@ def _is_dangling(item: os.DirEntry[str]) -> bool:
 
 
 def _companions_of(name: str, names: Iterable[str]) -> set[str]:
-    """Those of *names* that belong to *name*: lock, origin, sidecar of a partial file."""
-    if name.endswith((".lock", ".origin")):
+    """Those of *names* that belong to *name*: lock, sidecar of a partial file."""
+    if name.endswith(".lock"):
         return set()
-    expected = {f"{name}.lock", f"{name}.origin"}
+    expected = {f"{name}.lock"}
     if _PARTIAL.fullmatch(name):
         expected.add(f"{name}.json")
     return expected.intersection(names)
@@ -166,7 +166,7 @@ def _stored(root: Path) -> list[Entry]:
     blobs = list(store.blobs())
     if not blobs:
         return []
-    names, users = list(store.names), store.users()
+    names, users, busy = list(store.names), store.users(), _owner(store.in_use)
     found: list[Entry] = []
     for blob in blobs:
         ours = [name for name in names if name.sha256 == blob.sha256]
@@ -180,7 +180,7 @@ def _stored(root: Path) -> list[Entry]:
                     path=blob.path,
                     size_bytes=blob.size,
                     last_used_s=max(status.st_atime, status.st_mtime),
-                    owner=_owner(store.folder / "partial" / f"{blob.sha256}.lock"),
+                    owner=_owner(store.folder / "partial" / f"{blob.sha256}.lock") or busy,
                     companions=(store.verified.file_for(blob.path),),
                     users=tuple(users.get(blob.sha256, ())),
                     inode=(status.st_dev, status.st_ino),
@@ -192,7 +192,7 @@ def _stored(root: Path) -> list[Entry]:
 
 def _kind(area: str, inner: list[str]) -> Kind:
     name = inner[-1]
-    if area == "screens" or name.endswith((".lock", ".lease", ".origin", *_LEFTOVER_SUFFIXES)):
+    if name.endswith((".lock", *_LEFTOVER_SUFFIXES)):
         return "leftover"
     if _PARTIAL.fullmatch(name):
         return "partial"

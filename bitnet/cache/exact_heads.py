@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from bitnet import settings
-from bitnet.files import keep
+from bitnet.store.tag import keep_in_cache
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +76,7 @@ def read_copy(path: Path, out: NDArray[np.uint8]) -> bool:
 def write_copy(path: Path, content: NDArray[np.uint8]) -> None:
     """Write *content*, bytes, to *path* atomically; without space or permission do nothing."""
     header = _HEADER.pack(_MAGIC, _VERSION, content_digest(content))
-    if problem := keep(path, header, content.data):
+    if problem := keep_in_cache(path, header, content.data):
         logger.debug("copy of the output head not kept: %s", problem)
 
 

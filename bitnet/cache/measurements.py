@@ -14,7 +14,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from bitnet import settings
-from bitnet.files import keep
+from bitnet.store.tag import keep_in_cache
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,5 +55,5 @@ def read_measurement(what: str, conditions: Mapping[str, Any]) -> dict[str, floa
 def write_measurement(what: str, conditions: Mapping[str, Any], found: Mapping[str, float]) -> None:
     """Store *found*; without space or permission nothing happens."""
     text = json.dumps({"conditions": conditions, "found": found}, indent=1) + "\n"
-    if problem := keep(measurement_path(what, conditions), text.encode()):
+    if problem := keep_in_cache(measurement_path(what, conditions), text.encode()):
         logger.debug("measurement of %s not kept: %s", what, problem)

@@ -201,11 +201,16 @@ def prune(planned: Removal) -> Removal:
     from bitnet import locks
 
     removed: list[Entry] = []
-    busy = list(planned.busy)
+    busy, foreign = list(planned.busy), list(planned.foreign)
+    in_use = Store(planned.root).in_use
     for entry in planned.remove:
+        if planned.root.resolve() not in entry.path.parent.resolve().parents:
+            foreign.append(entry)  # a link leads out of the cache
+            continue
         with contextlib.ExitStack() as stack:
             try:
-                for path in filter(Path.is_file, locks_for(entry.path)):
+                ours = (in_use,) if entry.is_stored else ()
+                for path in filter(Path.is_file, (*locks_for(entry.path), *ours)):
                     stack.enter_context(locks.hold(path, timeout_s=0))
             except CacheBusy:
                 busy.append(replace(entry, owner="another process"))
@@ -213,13 +218,11 @@ def prune(planned: Removal) -> Removal:
             _remove(planned.root, entry)
             removed.append(entry)
     Store(planned.root).verified.sweep()
-    return Removal(planned.root, tuple(removed), tuple(busy), planned.foreign)
+    return Removal(planned.root, tuple(removed), tuple(busy), tuple(foreign))
 
 
 def _remove(root: Path, entry: Entry) -> None:
     """Delete the files of *entry*, then folders that became empty."""
-    if root.resolve() not in entry.path.parent.resolve().parents:
-        raise UsageError(f"{entry.path} has been moved out of {root}: refusing to remove it")
     try:
         for path in (entry.path, *entry.companions):
             # Windows cannot delete the lock file while it is held.

@@ -177,12 +177,14 @@ def bundle_import(c, file=None, project="", force=False, cache=CacheOptions(), s
 def _placed(context, folder):
     """The files of the lock file in *folder*, each at its place now."""
     from bitnet.hub import lockfile
-    from bitnet.hub.sync import provide_locked
+    from bitnet.hub.orders import locked_order
+    from bitnet.hub.provision import provide_all
     from bitnet.tokenizer.vocabulary import check_vocabulary
 
     project = context.project(folder)
     entries = lockfile.read(project.lock_path)
-    return [provide_locked(entry, project, check=check_vocabulary).path for entry in entries]
+    orders = [locked_order(entry, project, check=check_vocabulary) for entry in entries]
+    return [got.path for got in provide_all(orders, project) if got is not None]
 
 
 def _attest(path, attestations, context):

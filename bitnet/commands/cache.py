@@ -71,11 +71,11 @@ def cache_verify(c, cache=CacheOptions(), output=Output()):
     from bitnet.cache.entries import entries
     from bitnet.errors import IntegrityError
     from bitnet.formats.gguf import GGUF
-    from bitnet.hub.origin import known_digests
+    from bitnet.store import Store
     from bitnet.store.tag import is_marked
 
     published = [e for e in entries(cache.root) if e.kind not in ("partial", "leftover")]
-    expected = known_digests(cache.root)
+    expected = Store(cache.root).digests()
     verdicts = [
         verify(entry, read_gguf=lambda path: GGUF.open(path).close(), expected=expected)
         for entry in published

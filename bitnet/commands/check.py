@@ -148,13 +148,13 @@ def pins_for(model, cache):
     """
     from bitnet.files import path_of
     from bitnet.hub import lockfile
-    from bitnet.hub.origin import known_digests
     from bitnet.shipped import SHIPPED
+    from bitnet.store import Store
     from bitnet.verify import Pin
 
     pins = {
         Path(path).resolve(): Pin(digest, "the cache's record")
-        for path, digest in known_digests(cache).items()
+        for path, digest in Store(cache).digests().items()
     }
     places = (Path.cwd() / "x", Path.cwd() / model, model.resolve())
     for folder in dict.fromkeys(folder for place in places for folder in reversed(place.parents)):

@@ -76,8 +76,10 @@ def _report(requested, texts, options, common):
     from bitnet.crossval.report import Report
     from bitnet.crossval.run import cross_validate, recordable
     from bitnet.files import write_text
+    from bitnet.store.tag import make_cache
 
     checkpoint = open_file(options, common)
+    make_cache(common.cache.root)
     reference = _reference(checkpoint, requested.against, requested.recording)
     with load_model(options, common, checkpoint) as model, _narrator(common.output) as notify:
         outcome = cross_validate(
@@ -139,7 +141,7 @@ def _facts(checkpoint):
         checkpoint.path.name,
         sha256,
         checkpoint.architecture,
-        _origin(checkpoint.path, sha256),
+        _origin(sha256),
         attestation=attest(checkpoint, trace=False).digest,
         original=same,
         problem=problem,
@@ -147,9 +149,8 @@ def _facts(checkpoint):
     )
 
 
-def _origin(path, sha256):
+def _origin(sha256):
     """Origin of the file: this or another package, a repository, or unknown."""
-    from bitnet.hub.origin import Origin
     from bitnet.hub.package_index import PACKAGED
     from bitnet.shipped import SHIPPED
     from bitnet.store import Store
@@ -161,9 +162,9 @@ def _origin(path, sha256):
         if model.sha256 == sha256:
             return f"{model.id} from the Python package index"
     known = [name for name in Store(settings.cache_dir()).names.of(sha256) if name.revision]
-    record = known[0] if known else Origin.read(path)
-    if record is None or not record.repo:
+    if not known:
         return "a file"
+    record = known[0]
     return f"{record.repo} {record.file} {record.commit or record.revision}"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bitnet.commands.context import Context, ask
 from bitnet.commands.declare import Output, task
-from bitnet.errors import AuthError, NotFound, Offline, UsageError, VerificationFailed
+from bitnet.errors import NotFound, Offline, UsageError, VerificationFailed
 from bitnet.hub.options import FileSelection
 from bitnet.options import CacheOptions
 from bitnet.tables import show
@@ -252,7 +252,8 @@ def sync(
     file; commit it, and every machine gets the same bytes.
     """
     from bitnet.hub import lockfile
-    from bitnet.hub.sync import provide_locked
+    from bitnet.hub.orders import locked_order
+    from bitnet.hub.provision import provide_all
     from bitnet.tokenizer.vocabulary import check_vocabulary
     from bitnet.verify.attest import attest_fetched
 
@@ -268,14 +269,12 @@ def sync(
     if check:
         _check(project, entries, common.output)
         return
+    orders = [locked_order(entry, project, check=check_vocabulary) for entry in entries]
+    provided = provide_all(orders, project, skip_gated=skip_gated)
     results, skipped = [], []
-    for entry in entries:
+    for entry, got in zip(entries, provided, strict=True):
         name = f"{entry.repo}/{entry.file}"
-        try:
-            got = provide_locked(entry, project, check=check_vocabulary)
-        except AuthError:
-            if not skip_gated:
-                raise
+        if got is None:
             skipped.append(name)
             show(f"- {name}: NOT FETCHED, it needs an access token", stream=sys.stderr)
             continue

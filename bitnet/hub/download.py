@@ -10,6 +10,7 @@ place (:mod:`bitnet.store.partial`).
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -54,6 +55,8 @@ LOCK_REPORT_S = 1.0
 FACTS_ATTEMPTS = 3  # before another server is asked
 ROUNDS = 3  # give up on a file that is replaced, or deleted under us, this often
 HEADROOM_BYTES = 16_000_000  # disk space left free for everything else
+_POINTER = b"version https://git-lfs.github.com/spec/"
+_LARGEST_POINTER = 1024  # bytes, by the specification
 
 
 @dataclass(frozen=True)
@@ -371,7 +374,7 @@ def _transfer(
     try:
         size = partial.done.total
         mixed = bool(partial.resumed or order.mirrors)
-        _verify(order, facts, digest, size, mixed=mixed)
+        _verify(order, facts, digest, partial, mixed=mixed)
         if order.check is not None:
             order.check(partial.path)
         blob = store.publish(partial, digest)
@@ -419,24 +422,26 @@ def _asked(order: _Order, session: HubSession) -> FileFacts:
     return head(last, session=session)
 
 
-def _verify(order: _Order, facts: FileFacts, digest: str, size: int, *, mixed: bool) -> None:
+def _verify(order: _Order, facts: FileFacts, digest: str, partial: Partial, *, mixed: bool) -> None:
     """Refuse bytes that are not the expected file.
 
     Raises:
         _Damaged: they differ, and some come from an earlier run or a mirror.
         HashMismatch: they differ.
-        InvalidFormat: the file is empty.
+        InvalidFormat: the file is empty, or only points at the file.
     """
-    expected = facts.sha256
+    expected, size = facts.sha256, partial.done.total
     wrong = ""
     if order.size is not None and size != order.size:
         wrong = f"{size:,} bytes came, expected {order.size:,}"
     elif expected is not None and digest != expected:
         wrong = f"SHA-256 {digest}, expected {expected}"
+    elif expected is None and facts.git_oid and facts.git_oid != _git_oid(partial.path, size):
+        wrong = f"other bytes than those of the git object {facts.git_oid}"
     if wrong and mixed:
         what = "what a mirror sent" if order.mirrors else "what an earlier run left"
         raise _Damaged(f"{what} is damaged ({wrong})")
-    if not size:
+    if not (size or order.size == 0):
         kind = "tokenizer " if "tokenizer" in order.name else ""
         raise InvalidFormat(
             f"Downloaded {kind}file is empty: {shown(order.url)}",
@@ -447,6 +452,20 @@ def _verify(order: _Order, facts: FileFacts, digest: str, size: int, *, mixed: b
             f"{shown(order.url)}: {wrong}; nothing was kept",
             hint="try again; if it stays so, the server or a proxy alters the file: use a mirror",
         )
+    if size < _LARGEST_POINTER and partial.path.read_bytes().startswith(_POINTER):
+        raise InvalidFormat(
+            f"{shown(order.url)} is a pointer of Git LFS and not the file itself",
+            hint="this server or copy lacks the large files: use the hub or another mirror",
+        )
+
+
+def _git_oid(path: Path, size: int) -> str:
+    """Name that git gives to the content of the file at *path*."""
+    digest = hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 class _Damaged(Exception):

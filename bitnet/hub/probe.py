@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from bitnet.errors import BitnetError
 from bitnet.hub.mirrors import with_mirror
+from bitnet.hub.orders import model_path
 from bitnet.hub.package_index import PACKAGED
-from bitnet.hub.packaged import provided_path
-from bitnet.hub.provision import model_path
 from bitnet.hub.repository import file_url, head, model_facts, read_range
 from bitnet.hub.request import ModelRequest, resolve
 
@@ -53,8 +52,9 @@ def probe(request: ModelRequest, project: Project, *, fits: Callable[[int], bool
     """
     packaged = PACKAGED.get(request.id)
     if packaged is not None:
-        path = request.out / packaged.file if request.out else provided_path(packaged, project)
-        here = path if path.is_file() else None
+        folder = request.out or project.folder / "models" / packaged.id
+        places = (folder / packaged.file, project.store.path_of(packaged.sha256))
+        here = next((place for place in places if place.is_file()), None)
         return Probe(packaged.file, packaged.size, packaged.licence, False, here, None)
     source = resolve(request, project, fits=fits)[0]
     path = model_path(project, source.repo, source.file)

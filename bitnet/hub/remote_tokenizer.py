@@ -22,11 +22,9 @@ from urllib.parse import unquote, urlsplit
 from bitnet.errors import BitnetError, NotFound, UsageError
 from bitnet.files import path_of
 from bitnet.hub.mirrors import with_mirror
-from bitnet.hub.origin import Origin
-from bitnet.hub.provide import Address, HubFile, Want
-from bitnet.hub.provide import provide as provide_file
+from bitnet.hub.provide import Address, HubFile, Want, obtain
 from bitnet.hub.repository import list_files, some_of
-from bitnet.store import links
+from bitnet.store import Blob, links
 from bitnet.trust import shown
 
 if TYPE_CHECKING:
@@ -141,8 +139,6 @@ def provide(remote: RemoteTokenizer, project: Project, *, check: Callable[[Path]
                 logger.info("tokenizer %s is in the cache: %s", remote.name, path)
                 return path
             logger.warning("%s has changed since it was fetched, fetching it once more", path)
-        elif path.is_file() and _is_kept(path, remote):  # by an earlier version of this program
-            return path
     logger.info("Downloading tokenizer for repo: %s", remote.name)
     if remote.url:
         source = Address(remote.url, _names(remote)[0])
@@ -167,14 +163,6 @@ def _names(remote: RemoteTokenizer) -> tuple[str, ...]:
     name = unquote(urlsplit(remote.url).path).rstrip("/").rpartition("/")[2]
     fits = name.endswith((".json", ".model", ".txt"))
     return (str(path_of(name)) if fits else "tokenizer.json",)
-
-
-def _is_kept(path: Path, remote: RemoteTokenizer) -> bool:
-    """True if *path* is the file fetched from there."""
-    record = Origin.read(path)
-    if record is None or record.repo != (remote.name if remote.url else remote.repo):
-        return False
-    return Origin.of(path).sha256 == record.sha256
 
 
 def _fetch_repository(remote: RemoteTokenizer, folder: Path, project: Project) -> Path:
@@ -207,5 +195,6 @@ def _fetch(
     key = remote.folder(project.cache).name
     command = f"the same command, or copy the file to {path}"
     want = Want(source, kind="tokenizer", key=key, command=command, lasts=True)
-    provide_file(want, project, path, ours=True)
+    got = obtain(want, project, path)
+    project.store.place(Blob(got.path, got.sha256, got.size), path, project.cache)
     return path

@@ -43,9 +43,15 @@ _MOST_PAGES = 10_000  # of a listing
 
 @dataclass(frozen=True)
 class FileFacts(Version):
-    """A version of a file; and true if the server accepts range requests."""
+    """A version of a file as its server describes it.
+
+    Attributes:
+        accepts_ranges: the server accepts range requests.
+        git_oid: git's name for the content, for a file that the hub keeps in git itself.
+    """
 
     accepts_ranges: bool = False
+    git_oid: str | None = None
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,7 @@ def head(
                 etag=etag,
                 size=as_count(size),
                 sha256=sha256,
+                git_oid=etag if commit and final and etag and COMMIT.fullmatch(etag) else None,
                 # A redirect leads to storage with range requests; its first reply proves it.
                 accepts_ranges=not final or facts.get("Accept-Ranges", "").lower() == "bytes",
             )

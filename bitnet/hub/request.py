@@ -14,9 +14,9 @@ from bitnet.hub import lockfile
 from bitnet.hub.candidates import candidates, choose, is_pattern, models_in, selected
 from bitnet.hub.mirrors import with_mirror
 from bitnet.hub.options import FileSelection
+from bitnet.hub.orders import model_path
 from bitnet.hub.package_index import PACKAGED
-from bitnet.hub.packaged import provide_packaged
-from bitnet.hub.provision import model_path, provide_models
+from bitnet.hub.provision import provide_models, provide_packaged
 from bitnet.hub.repository import list_files, some_of
 from bitnet.shipped import SHIPPED
 from bitnet.sources import Source
@@ -96,6 +96,7 @@ def provide(
             for source in sources
         ],
         project,
+        root=request.out,
     )
 
 
@@ -155,7 +156,8 @@ def resolve(
             f"no file of {repo} is left by --include and --exclude",
             hint=f"it has {some_of(entry.path for entry in files)}",
         )
-    return [replace(base, file=path, revision=request.revision) for path in paths]
+    sizes = {file.path: file.size for file in files}
+    return [replace(base, file=path, revision=request.revision, size=sizes[path]) for path in paths]
 
 
 def _known_files(project: Project, repo: str) -> str:

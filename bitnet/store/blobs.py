@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,9 +18,10 @@ from bitnet.store.names import Names
 from bitnet.store.partial import Partial, Version
 from bitnet.store.tag import make_cache
 from bitnet.store.verified import SETTLED_S, VerifiedFiles
+from bitnet.trust import SHA256, open_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
 __all__ = ["Blob", "Store"]
@@ -75,13 +76,24 @@ class Store:
             links.remove(path)
         return None
 
+    @property
+    def in_use(self) -> Path:
+        """Lock file of the commands whose files wait in the store to be placed."""
+        return self.folder / "in-use.lock"
+
     def blobs(self) -> Iterator[Blob]:
-        """Every file of the store, by its name; nothing is read."""
+        """Every file of the store, by its name; nothing is read, and links are left out."""
         with suppress(OSError):
             for path in sorted((self.folder / "sha256").glob("??/*")):
                 with suppress(OSError):
-                    if path.is_file() and len(path.name) == 64:
+                    is_link = path.is_symlink() or path.parent.is_symlink()
+                    if not is_link and path.is_file() and SHA256.fullmatch(path.name):
                         yield Blob(path, path.name, path.stat().st_size)
+
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the files in this cache, and of placed ones, by path, as recorded."""
+        known = {str(blob.path): blob.sha256 for blob in self.blobs()}
+        return known | {record.path: record.sha256 for record in self.verified if record.placed}
 
     def users(self) -> dict[str, list[str]]:
         """Known paths of projects' files that are in the store, by digest."""
@@ -199,36 +211,67 @@ class Store:
             self._seal(path, sha256)
         return Blob(path, sha256, path.stat().st_size)
 
-    def find_elsewhere(self, sha256: str, places: Iterable[Path] = ()) -> Blob | None:
-        """The file with this digest from *places* or from Hugging Face's cache."""
+    def find_elsewhere(self, sha256: str, *places: Path) -> Blob | None:
+        """The file with this digest from *places*, the cache beside this one, or Hugging Face's."""
         theirs = [Store(self.beside).path_of(sha256)] if self.beside is not None else []
         for place in (*places, *theirs, *_hugging_face(sha256)):
             if place.is_file() and (blob := self.adopt(place, sha256)) is not None:
                 return blob
         return None
 
-    def place(self, blob: Blob, target: Path) -> None:
-        """Make *target* the file *blob*, replacing an existing file.
+    def place(self, blob: Blob, target: Path, root: Path | None = None) -> None:
+        """Make *target* the file *blob*, replacing an existing file, as :meth:`place_all`."""
+        self.place_all([(blob, target)], root)
+
+    def place_all(self, items: Sequence[tuple[Blob, Path]], root: Path | None = None) -> None:
+        """Make each target its file: all are prepared beside it, and then renamed, in order.
+
+        What is last in *items* is removed first if it exists, and appears last: it stands for all.
+
+        Args:
+            items: files and their targets, which are replaced.
+            root: a folder that no target may leave through a link; by default its own folder.
 
         Raises:
-            NoSpace: there is not enough room for a copy.
-            PermissionDenied: the folder is not writable.
+            NoSpace: there is not enough room for a copy; nothing was replaced.
+            PermissionDenied: a folder is not writable.
+            UsageError: a target leaves *root*.
         """
-        try:
-            how = links.link(blob.path, target)
-        except OSError as error:
-            problem = from_os_error(error, target)
-            if isinstance(problem, NoSpace | PermissionDenied):
-                problem = type(problem)(problem.message, hint="choose another folder: --output")
-            raise problem from error
-        if how:
-            logger.info("%s: %s of %s", target, how, blob.path)
-        self.verified.remember(target, blob.sha256, placed=True)
+        prepared: list[links.Prepared] = []
+        folders: dict[Path, int | None] = {}
+        target = items[0][1] if items else self.folder
+        with ExitStack() as stack:
+            for folder in {target.parent for _, target in items}:
+                opened = open_folder(root if root is not None else folder, folder)
+                folders[folder] = stack.enter_context(opened)
+            try:
+                for blob, target in items:
+                    prepared.append(links.Prepared(blob.path, target, folders[target.parent]))
+                if len(prepared) > 1 and prepared[-1].how:
+                    prepared[-1].remove_target()
+                for one, (blob, target) in zip(prepared, items, strict=True):
+                    one.commit()
+                    if one.how:
+                        logger.info("%s: %s of %s", target, one.how, blob.path)
+                    self.verified.remember(target, blob.sha256, placed=True)
+            except OSError as error:
+                problem = from_os_error(error, target)
+                if isinstance(problem, NoSpace | PermissionDenied):
+                    problem = type(problem)(problem.message, hint="choose another folder: --output")
+                raise problem from error
+            finally:
+                for one in prepared:
+                    one.discard()
 
-    def is_ours(self, path: Path) -> bool:
-        """True if *path* was placed there by this program and is unchanged."""
+    def may_replace(self, path: Path) -> bool:
+        """True if nothing of a user is lost with the file at *path*.
+
+        Either this program put it there and it is unchanged, or the store has its content.
+        """
         record = self.verified.record_of(path)
-        return record is not None and record.placed and record.is_unchanged
+        if record is not None and record.placed and record.is_unchanged:
+            return True
+        return path.is_file() and self.path_of(self.digest_of(path)).is_file()
 
     def drop(self, blob: Blob) -> None:
         """Remove *blob* from the store, such as a package whose content was extracted."""

@@ -12,39 +12,164 @@ from contextlib import suppress
 from secrets import token_hex
 from typing import TYPE_CHECKING
 
+from bitnet.trust import open_folder
+
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["link", "make_read_only", "remove", "replace_file", "sync_folder"]
+__all__ = [
+    "Prepared",
+    "fresh_name",
+    "link",
+    "make_read_only",
+    "remove",
+    "replace_file",
+    "short_name",
+    "sync_folder",
+]
 
 _FICLONE = 0x40049409  # linux/fs.h
+_ROOM_BYTES = 180  # of a name that gets a suffix; a folder takes 255
 
 
-def link(source: Path, target: Path) -> str:
-    """Make *target* the same file as *source* in one step.
+class Prepared:
+    """A second name for a file beside *target*, ready to become it in one step.
 
     First a reflink is tried: two files that share blocks until one is changed; then a hard link;
-    then a copy. An existing *target* is replaced atomically: a reader sees the old or the new
-    file.
+    then a copy.
 
-    Returns:
-        ``reflink``, ``hard link`` or ``copy``; empty if both are one file already.
+    Args:
+        source: the file.
+        target: its future name; an existing file there is replaced by :meth:`commit`.
+        folder: descriptor of the folder of *target*, ``None`` where the system has none; open
+            until :meth:`commit` or :meth:`discard`.
+
+    Attributes:
+        how: ``reflink``, ``hard link`` or ``copy``; empty if both are one file already.
 
     Raises:
         OSError: none of them is possible.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with suppress(OSError):
-        if target.samefile(source):
-            return ""
-    fresh = target.with_name(f"{target.name}.partial.{os.getpid()}-{token_hex(4)}")
-    try:
-        how = _made(source, fresh)
-        replace_file(fresh, target)
-    except BaseException:
-        remove(fresh)
-        raise
-    return how
+
+    def __init__(self, source: Path, target: Path, folder: int | None) -> None:
+        self.target = target
+        self.how = ""
+        self._folder = folder
+        self._fresh = fresh_name(target.name)
+        with suppress(OSError):
+            if not target.is_symlink() and target.samefile(source):
+                return
+        try:
+            self.how = self._make(source)
+        except BaseException:
+            self.discard()
+            raise
+
+    def commit(self) -> None:
+        """Rename it to its target: a reader sees the old or the new file."""
+        if self.how:
+            if self._folder is None:
+                replace_file(self.target.with_name(self._fresh), self.target)
+            else:
+                names = self._fresh, self.target.name
+                os.replace(*names, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+
+    def discard(self) -> None:
+        """Delete it, unless it was committed."""
+        with suppress(OSError):
+            self._remove()
+
+    def remove_target(self) -> None:
+        """Delete the file that has the target's name, if there is one."""
+        if self._folder is None:
+            remove(self.target)
+        else:
+            with suppress(FileNotFoundError):
+                os.unlink(self.target.name, dir_fd=self._folder)
+
+    def _remove(self) -> None:
+        if self._folder is None:
+            remove(self.target.with_name(self._fresh))
+        else:
+            os.unlink(self._fresh, dir_fd=self._folder)
+
+    def _open(self) -> int:
+        path = self._fresh if self._folder is not None else self.target.with_name(self._fresh)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        return os.open(path, flags, 0o666, dir_fd=self._folder)
+
+    def _make(self, source: Path) -> str:
+        if self._reflink(source):
+            self._set_time(source)
+            return "reflink"
+        try:
+            if self._folder is None:
+                self.target.with_name(self._fresh).hardlink_to(source)
+            else:
+                os.link(source, self._fresh, dst_dir_fd=self._folder)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            with source.open("rb") as old, open(self._open(), "wb") as new:
+                shutil.copyfileobj(old, new, 1 << 20)
+                new.flush()
+                os.fsync(new.fileno())
+            self._set_time(source)
+            return "copy"
+        return "hard link"
+
+    def _reflink(self, source: Path) -> bool:
+        """Make a reflink of *source*; true if that was possible."""
+        if platform.system() == "Linux":
+            import fcntl
+
+            with source.open("rb") as old, open(self._open(), "wb") as new:
+                try:
+                    fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
+                except OSError:
+                    self._remove()
+                    return False
+            return True
+        if platform.system() == "Darwin":  # pragma: no cover
+            with suppress(AttributeError, OSError):
+                clone = ctypes.CDLL(None, use_errno=True).clonefileat
+                names = os.fsencode(source), self._folder, os.fsencode(self._fresh)
+                return bool(clone(-2, *names, 0) == 0)  # -2: AT_FDCWD
+        return False
+
+    def _set_time(self, source: Path) -> None:
+        """Take over the time of *source*: in the past, so that a change shows at once."""
+        status = source.stat()
+        path = self._fresh if self._folder is not None else self.target.with_name(self._fresh)
+        with suppress(OSError):
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=self._folder)
+
+
+def link(source: Path, target: Path, root: Path | None = None) -> str:
+    """Make *target* the same file as *source* in one step; how, as :attr:`Prepared.how` says.
+
+    Raises:
+        OSError: that is not possible.
+        UsageError: *target* leaves *root*.
+    """
+    with open_folder(root if root is not None else target.parent, target.parent) as folder:
+        prepared = Prepared(source, target, folder)
+        try:
+            prepared.commit()
+        except BaseException:
+            prepared.discard()
+            raise
+    return prepared.how
+
+
+def fresh_name(name: str) -> str:
+    """A new name for an unfinished file that will be called *name*; not too long for a folder."""
+    return f"{short_name(name)}.partial.{os.getpid()}-{token_hex(4)}"
+
+
+def short_name(name: str) -> str:
+    """The beginning of the file name *name* that leaves room for a suffix."""
+    return os.fsdecode(os.fsencode(name)[:_ROOM_BYTES]) if len(os.fsencode(name)) > 200 else name
 
 
 def replace_file(source: Path, target: Path) -> None:
@@ -93,46 +218,3 @@ def sync_folder(folder: Path) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def _made(source: Path, fresh: Path) -> str:
-    if _reflinked(source, fresh):
-        _as(source, fresh)
-        return "reflink"
-    remove(fresh)
-    try:
-        fresh.hardlink_to(source)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        shutil.copyfile(source, fresh)
-        with fresh.open("rb+") as file:
-            os.fsync(file.fileno())
-        _as(source, fresh)
-        return "copy"
-    return "hard link"
-
-
-def _as(source: Path, fresh: Path) -> None:
-    """Set the time of *fresh* to that of *source*: in the past, so that a change shows at once."""
-    status = source.stat()
-    with suppress(OSError):
-        os.utime(fresh, ns=(status.st_atime_ns, status.st_mtime_ns))
-
-
-def _reflinked(source: Path, fresh: Path) -> bool:
-    """Make *fresh* a reflink of *source*; true if that was possible."""
-    if platform.system() == "Linux":
-        import fcntl
-
-        try:
-            with source.open("rb") as old, fresh.open("xb") as new:
-                fcntl.ioctl(new.fileno(), _FICLONE, old.fileno())
-        except OSError:
-            return False
-        return True
-    if platform.system() == "Darwin":  # pragma: no cover
-        with suppress(AttributeError, OSError):
-            clone = ctypes.CDLL(None, use_errno=True).clonefile
-            return bool(clone(os.fsencode(source), os.fsencode(fresh), 0) == 0)
-    return False

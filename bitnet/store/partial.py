@@ -21,7 +21,6 @@ import os
 import sys
 import threading
 import time
-import uuid
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from bitnet.locks import Owner
-from bitnet.store.links import remove, replace_file, sync_folder
+from bitnet.store.links import fresh_name, remove, replace_file, sync_folder
 from bitnet.store.ranges import Ranges
 
 __all__ = ["Partial", "Version", "clear", "sweep"]
@@ -151,7 +150,7 @@ class Partial:
             OSError: the file cannot be created.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        own = folder / f"{name}.partial.{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        own = folder / fresh_name(name)
         left = [path for path in _partials(folder) if _is_free(path, alone=alone)]
         taken = None
         for path, sidecar in () if fresh else _usable(left, version):

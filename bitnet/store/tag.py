@@ -7,24 +7,23 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from bitnet import settings
-from bitnet.errors import PermissionDenied, from_os_error
+from bitnet.errors import BitnetError, PermissionDenied, from_os_error
+from bitnet.files import keep
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["AREAS", "TAG", "has_tag", "is_marked", "make_cache", "strange_names"]
+__all__ = ["AREAS", "TAG", "has_tag", "is_marked", "keep_in_cache", "make_cache", "strange_names"]
 
-# Earlier versions kept the copies of output heads in "screens".
-AREAS = ("tokenizers", "models", "store", "exact-heads", "measurements", "reports", "screens")
+AREAS = ("tokenizers", "models", "store", "exact-heads", "measurements", "reports")
 # Names that only this program gives to files below these folders.
 _OUR_NAMES = re.compile(
     r"tokenizers/(compiled/([0-9a-f]{64}\.tok|digests/[0-9a-f]{32}\.json)"
     r"|([\w.]+-\d+k|url-[0-9a-f]{16}|hub-.+@.+|cl100k_base)/.+)"
-    r"|models/package--[^/]+/.+"
+    r"|models/hf/.+@.+"
     r"|exact-heads/[0-9a-f]{32}\.copy"
-    r"|screens/[0-9a-f]{32}\.screen"
     r"|measurements/.+-[0-9a-f]{16}\.json"
-    r"|reports/lockfile-[0-9a-f]{16}\.lock(\.lease)?",
+    r"|reports/float64-[0-9a-f]{24}\.json",
     re.DOTALL,
 )
 
@@ -60,6 +59,21 @@ def make_cache(root: Path) -> None:
         raise from_os_error(error, error.filename or root, in_cache=True) from error
 
 
+def keep_in_cache(path: Path, *parts: bytes | memoryview) -> str:
+    """Write *parts* to *path* in the cache of the settings, as :func:`bitnet.files.keep`.
+
+    Returns:
+        The reason why they could not be written; empty on success.
+    """
+    root = settings.cache_dir()
+    if root in path.parents:
+        try:
+            make_cache(root)
+        except BitnetError as error:
+            return error.message
+    return keep(path, *parts)
+
+
 def has_tag(folder: Path) -> bool:
     """True if *folder* carries this program's tag, and not only some cache's."""
     try:
@@ -74,16 +88,14 @@ def is_marked(root: Path, path: Path) -> bool:
 
     In a folder with the tag that applies to every file below the folders that a cache has, unless
     there are other entries next to those: a tag can be copied into a project. Without the tag,
-    it applies to files with a name that only this program gives, or next to a download record.
+    it applies to files with a name that only this program gives.
     """
     inside = path.relative_to(root)
     if _is_default(root) or (has_tag(root) and not strange_names(root)):
         return inside.parts[0] in AREAS
     if inside.parts[0] == "store":
         return has_tag(root / "store")
-    if _OUR_NAMES.fullmatch(inside.as_posix()):
-        return True
-    return inside.parts[0] == "tokenizers" and path.with_name(f"{path.name}.origin").is_file()
+    return _OUR_NAMES.fullmatch(inside.as_posix()) is not None
 
 
 def strange_names(root: Path) -> list[str]:

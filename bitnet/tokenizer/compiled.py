@@ -22,7 +22,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from bitnet import native, settings
-from bitnet.files import keep
+from bitnet.store.tag import keep_in_cache
 from bitnet.tokenizer.byte_alphabet import BYTE_TO_CHARACTER, spell_bytes
 from bitnet.tokenizer.cuts import cut_pattern
 from bitnet.tokenizer.limits import check_spec
@@ -360,7 +360,7 @@ def open_compiled(spec: TokenizerSpec) -> tuple[TokenizerEngine, dict[str, Any]]
         return found
     content = compile_spec(spec)
     if spec.fingerprint:
-        problem = keep(compiled_path(spec.fingerprint), content)
+        problem = keep_in_cache(compiled_path(spec.fingerprint), content)
         if problem:
             logger.debug("compiled tokenizer not kept: %s", problem)
     try:

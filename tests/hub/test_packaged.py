@@ -13,19 +13,19 @@ import pytest
 from tiny_packages import TINY, WHOLE
 from waiting import PATIENCE_S
 
-from bitnet.errors import NoSpace, Offline
+from bitnet.errors import NoSpace, Offline, UsageError
 from bitnet.hub import lockfile, wheels
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.package_index import PACKAGED
-from bitnet.hub.packaged import provide_packaged
 from bitnet.hub.project import Project
+from bitnet.hub.provision import provide_packaged
 
 # What a second process runs: the same model, in the same project.
 PROVIDE = """
 import sys
 from pathlib import Path
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.packaged import provide_packaged
+from bitnet.hub.provision import provide_packaged
 from bitnet.hub.project import Project
 sys.path.insert(0, sys.argv[1])
 from tiny_packages import TINY
@@ -84,10 +84,13 @@ def test_offline_without_the_model_names_the_command(project):
     assert "bitnet download-model tiny" in caught.value.hint
 
 
-def test_a_damaged_copy_is_replaced_from_the_cache(project, local_index):
+def test_a_missing_copy_comes_from_the_cache_and_a_changed_one_is_the_users(project, local_index):
     path = provide_packaged(TINY, project).path
     path.unlink()
     path.write_bytes(WHOLE[:-1])
+    with pytest.raises(UsageError, match="it stays"):
+        provide_packaged(TINY, project)
+    path.unlink()
     provide_packaged(TINY, project)
     assert path.read_bytes() == WHOLE
 

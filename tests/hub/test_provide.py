@@ -20,9 +20,9 @@ from bitnet.errors import (
 )
 from bitnet.hub import download, lockfile
 from bitnet.hub.options import FetchOptions
+from bitnet.hub.orders import locked_order, model_path
 from bitnet.hub.project import Project
-from bitnet.hub.provision import model_path, provide_model, provide_tokenizer, tokenizer_entry
-from bitnet.hub.sync import provide_locked
+from bitnet.hub.provision import provide_all, provide_model, provide_tokenizer
 from bitnet.sources import Source
 from bitnet.tokenizer.vocabulary import check_vocabulary
 
@@ -53,7 +53,8 @@ def disk_use(*folders):
 
 def sync(project):
     entries = lockfile.read(project.lock_path)
-    return [provide_locked(entry, project, check=check_vocabulary) for entry in entries]
+    orders = [locked_order(entry, project, check=check_vocabulary) for entry in entries]
+    return provide_all(orders, project)
 
 
 # --- once ----------------------------------------------------------------------------------------
@@ -90,22 +91,6 @@ def test_what_hugging_face_has_is_taken_instead_of_fetched_offline_too(
     shutil.rmtree(projects[1].cache)
     assert provide_model(WEIGHTS, projects[1]).cached  # the hub says which digest it is
     assert hub.sent("cdn") == 0
-
-
-def test_an_old_cache_of_tokenizers_is_taken_over_without_fetching(hub, projects):
-    source = Source("open", "mirror/tiny", vocab_size=2, cache_key="tiny")
-    content = json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}).encode()
-    entry = tokenizer_entry(source, projects[0].cache)
-    entry.parent.mkdir(parents=True)
-    entry.write_bytes(content)
-    facts = {"repo": "mirror/tiny", "revision": "main", "file": "tokenizer.json", "commit": "c",
-             "sha256": hashlib.sha256(content).hexdigest(), "size": len(content)}  # fmt: skip
-    entry.with_name("tokenizer.json.origin").write_text(json.dumps(facts))
-    target = projects[0].folder / "tokenizer.json"
-    got = provide_tokenizer(source, offline(projects[0]), check=check_vocabulary, target=target)
-    assert target.read_bytes() == content
-    assert got.cached
-    assert projects[0].store.find(facts["sha256"])
 
 
 # --- whose file it is ----------------------------------------------------------------------------
@@ -200,10 +185,13 @@ def test_sync_needs_no_cache_while_the_projects_file_is_right(projects):
     assert [got.cached for got in sync(offline(projects[0]))] == [True]
 
 
-def test_a_pinned_file_that_was_changed_is_mended(hub, projects):
+def test_a_pinned_file_that_was_changed_stays_until_it_is_moved_away(hub, projects):
     got = provide_model(WEIGHTS, projects[0])
     got.path.unlink()
     got.path.write_bytes(b"changed")
+    with pytest.raises(UsageError, match="it stays"):
+        sync(projects[0])
+    got.path.unlink()
     assert sync(projects[0])[0].path.read_bytes() == CONTENT
 
 

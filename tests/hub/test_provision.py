@@ -22,10 +22,9 @@ from bitnet.errors import (
 from bitnet.hub import lockfile
 from bitnet.hub.lockfile import Locked
 from bitnet.hub.options import FetchOptions
-from bitnet.hub.origin import Origin
+from bitnet.hub.orders import locked_order, tokenizer_entry
 from bitnet.hub.project import Project
-from bitnet.hub.provision import provide_model, provide_tokenizer, tokenizer_entry
-from bitnet.hub.sync import provide_locked
+from bitnet.hub.provision import provide_all, provide_model, provide_tokenizer
 from bitnet.sources import Source
 from bitnet.tokenizer.vocabulary import check_vocabulary
 
@@ -169,19 +168,8 @@ def test_the_whole_key_may_be_deleted_at_any_time(project):
     assert not provide(OPEN, project).cached
 
 
-def test_a_damaged_record_of_the_origin_is_not_a_record(project):
+def test_the_cache_check_knows_the_digest(project, bitnet):
     provide(OPEN, project)
-    record = tokenizer_entry(OPEN, project.cache).with_name("tokenizer.json.origin")
-    for text in ("", "[]", '{"repo": 1}', "\0"):
-        record.write_text(text)
-        assert Origin.read(tokenizer_entry(OPEN, project.cache)) is None
-        assert provide(OPEN, project).cached
-
-
-def test_the_cache_check_knows_the_digest_and_hides_the_record(project, bitnet):
-    provide(OPEN, project)
-    listed = bitnet("cache.list", "--cache-dir", project.cache, "--json").out
-    assert "origin" not in listed
     assert bitnet("cache.verify", "--cache-dir", project.cache).code == 0
     entry = tokenizer_entry(OPEN, project.cache)
     entry.chmod(0o644)
@@ -246,14 +234,16 @@ def test_the_offline_hint_for_a_model_names_its_file(project):
     assert "bitnet download-model org/model --file model.gguf" in caught.value.hint
 
 
-def test_a_damaged_model_is_not_used_offline_and_replaced_online(project):
+def test_a_damaged_model_is_not_used_offline_and_replaced_where_the_user_says_so(project):
     path = provide_model(WEIGHTS, project).path
     path.chmod(0o644)
     path.write_bytes(CONTENT[:-1])
     shutil.rmtree(project.cache)
     with pytest.raises(Offline, match="is not what was asked for"):
         provide_model(WEIGHTS, offline(project))
-    assert not provide_model(WEIGHTS, project).cached
+    with pytest.raises(UsageError, match="it stays"):  # the lock file alone does not permit it
+        provide_model(WEIGHTS, project)
+    assert not provide_model(WEIGHTS, replace(project, force=True)).cached
     assert path.read_bytes() == CONTENT
 
 
@@ -327,7 +317,8 @@ def test_a_file_name_never_leaves_the_models_folder(project, file):
 
 def sync(project):
     entries = lockfile.read(project.lock_path)
-    return [provide_locked(entry, project, check=check_vocabulary) for entry in entries]
+    orders = [locked_order(entry, project, check=check_vocabulary) for entry in entries]
+    return provide_all(orders, project)
 
 
 def test_another_machine_gets_the_pinned_commit_although_main_has_moved(project, hub, tmp_path):

@@ -21,6 +21,7 @@ from bitnet.hub.options import FetchOptions
 from bitnet.hub.project import Project
 from bitnet.hub.request import ModelRequest, provide
 from bitnet.hub.together import at_once, in_threads
+from bitnet.store.links import Prepared
 
 FILES = {
     "config.json": b"{}" * 200,
@@ -98,11 +99,9 @@ def test_a_folder_that_is_there_gets_its_entry_last(project, monkeypatch):
     folder = project.folder / "models/org-whole"
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine")
-    from bitnet.store import Store
-
-    placed, real = [], Store.place
+    placed, real = [], Prepared.commit
     monkeypatch.setattr(
-        Store, "place", lambda self, blob, path: (placed.append(path.name), real(self, blob, path))
+        Prepared, "commit", lambda self: (placed.append(self.target.name), real(self))
     )
     provide(ASKED, project, fits=fits)
     assert placed[-1] == "config.json"

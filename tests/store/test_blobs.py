@@ -56,9 +56,9 @@ def test_a_second_use_reads_nothing(store, blob, tmp_path, hashed):
 
 @pytest.mark.parametrize("way", ["hard link", "copy"])
 def test_two_projects_have_the_file(store, blob, tmp_path, monkeypatch, way, hashed):
-    monkeypatch.setattr(links, "_reflinked", lambda source, fresh: False)
+    monkeypatch.setattr(links.Prepared, "_reflink", lambda self, source: False)
     if way == "copy":
-        monkeypatch.setattr(type(tmp_path), "hardlink_to", _refuse)
+        monkeypatch.setattr(os, "link", _refuse)
     targets = [tmp_path / name / "m.gguf" for name in ("one", "two")]
     for target in targets:
         store.place(blob, target)
@@ -73,7 +73,7 @@ def store_order(store):
     return lambda path: store.verified.file_for(type(store.root)(path))
 
 
-def _refuse(self, source):
+def _refuse(*args, **options):
     raise OSError(1, "no links here")
 
 
@@ -158,15 +158,15 @@ def test_a_file_in_the_cache_of_hugging_face_is_taken(store, tmp_path, monkeypat
 
 def test_what_a_user_put_somewhere_is_not_ours(store, blob, tmp_path):
     mine = tmp_path / "mine.gguf"
-    mine.write_bytes(CONTENT)
-    os.utime(mine, (1_000_000_000,) * 2)
-    assert store.is_intact(mine, DIGEST)
-    assert not store.is_ours(mine)
+    mine.write_bytes(b"mine")
+    assert not store.may_replace(mine)
     store.place(blob, mine)
-    assert store.is_ours(mine)
+    assert store.may_replace(mine)
     mine.unlink()
+    mine.write_bytes(b"mine")
+    assert not store.may_replace(mine)
     mine.write_bytes(CONTENT)
-    assert not store.is_ours(mine)
+    assert store.may_replace(mine)  # the store has it
 
 
 def test_records_of_files_that_are_gone_are_swept(store, blob, tmp_path):

@@ -52,9 +52,9 @@ def test_what_only_we_name_so_is_removed_from_an_unmarked_cache(tmp_path):
     ours = [
         put(tmp_path / "tokenizers/llama3-128k/tokenizer.json"),
         put(tmp_path / "tokenizers/compiled" / f"{'ab' * 32}.tok"),
-        put(tmp_path / "models/package--smollm2-135m/0.1.2/SmolLM2.gguf"),
+        put(tmp_path / "models/hf/org/model@main/SmolLM2.gguf"),
         put(tmp_path / "exact-heads" / f"{'cd' * 16}.copy"),
-        put(tmp_path / "screens" / f"{'cd' * 16}.screen"),
+        put(tmp_path / "reports" / f"float64-{'cd' * 12}.json"),
     ]
     theirs = put(tmp_path / "models/mine.gguf")
     planned = plan(tmp_path, ALL)

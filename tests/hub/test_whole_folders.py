@@ -1,0 +1,272 @@
+"""A folder is one thing: obtained whole, checked whole, placed whole, pinned whole."""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from hub_server import Rule
+
+from bitnet.cache.prune import plan, prune
+from bitnet.cache.selection import Selection
+from bitnet.errors import BitnetError, HashMismatch, InvalidFormat, NoSpace
+from bitnet.hub import lockfile
+from bitnet.hub.options import FetchOptions, FileSelection
+from bitnet.hub.orders import locked_order
+from bitnet.hub.project import Project
+from bitnet.hub.provision import provide_all, provide_model
+from bitnet.hub.request import ModelRequest, provide
+from bitnet.sources import Source
+from bitnet.store import Store, links
+from bitnet.store.tag import strange_names
+from bitnet.tokenizer.vocabulary import check_vocabulary
+
+FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "model.safetensors": bytes(range(256)) * 4000,
+    "tokenizer.json": b'{"model": {}}',
+}
+
+
+@pytest.fixture
+def project(hub, tmp_path):
+    for name, content in FILES.items():
+        hub.add("org/whole", name, content)
+    (tmp_path / "work").mkdir()
+    options = FetchOptions(base_url=hub.url, retries=1, connections=1)
+    return Project(tmp_path / "work", tmp_path / "cache", options, "none")
+
+
+def fetch(project, **options):
+    return provide(ModelRequest("org/whole", **options), project, fits=lambda size: True)
+
+
+def sync(project):
+    entries = lockfile.read(project.lock_path)
+    orders = [locked_order(entry, project, check=check_vocabulary) for entry in entries]
+    return provide_all(orders, project)
+
+
+def folder(project):
+    path = project.folder / "models/org-whole"
+    return {item.name: item.read_bytes() for item in path.iterdir()} if path.is_dir() else {}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_sync_places_all_or_none(hub, project, name):
+    fetch(project)
+    for path in (project.folder / "models/org-whole").iterdir():
+        path.unlink()
+    (project.folder / "models/org-whole").rmdir()
+    blob = Store(project.cache)
+    for record in blob.blobs():
+        blob.drop(record)
+    hub.rules.append(Rule(path=f"/{name}", status=404))
+    hub.rules.append(Rule(path=hashlib.sha256(FILES[name]).hexdigest(), status=404))
+    with pytest.raises(BitnetError):
+        sync(project)
+    assert folder(project) == {}
+    hub.rules.clear()
+    sync(project)
+    assert folder(project) == FILES
+
+
+@pytest.mark.parametrize("full_at", range(1, 4))
+def test_an_update_on_a_full_disk_leaves_the_old_folder(hub, project, monkeypatch, full_at):
+    from dataclasses import replace
+
+    fetch(project)
+    changed = {name: content + b" " for name, content in FILES.items()}
+    for name, content in changed.items():
+        hub.add("org/whole", name, content)
+    real, count = links.Prepared._make, 0
+
+    def fail(self, source):
+        nonlocal count
+        count += 1
+        if count == full_at:
+            raise OSError(28, os.strerror(28))
+        return real(self, source)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(links.Prepared, "_make", fail)
+        with pytest.raises(NoSpace):
+            sync(replace(project, update=True))
+    assert folder(project) == FILES
+    sync(replace(project, update=True))
+    assert folder(project) == changed
+
+
+# --- files that are kept in git ------------------------------------------------------------------
+
+
+def test_other_bytes_of_a_file_in_git_are_refused(hub, project):
+    hub.rules.append(Rule(where="hub", method="GET", path="config.json", flip_at=3))
+    with pytest.raises(HashMismatch, match="git object"):
+        provide_model(Source("m", "org/whole", "config.json"), project)
+    assert folder(project) == {}
+
+
+def test_zeroed_pages_in_a_partial_file_are_noticed(hub, project, monkeypatch):
+    from bitnet.store import partial
+
+    content = bytes(range(1, 200)) * 5
+    hub.add("org/whole", "vocab.json", content)
+    hub.rules.append(Rule(where="hub", method="GET", path="vocab.json", truncate_at=500))
+    with pytest.raises(BitnetError):
+        provide_model(Source("m", "org/whole", "vocab.json"), project)
+    (left,) = (project.cache / "store/partial").glob("*/*.partial")
+    with left.open("r+b") as file:
+        file.write(bytes(100))
+    hub.rules.clear()
+    assert (
+        provide_model(Source("m", "org/whole", "vocab.json"), project).path.read_bytes() == content
+    )
+    assert partial.Partial
+
+
+# --- one project, several processes --------------------------------------------------------------
+
+PIN = """
+import sys
+from pathlib import Path
+from bitnet.hub.options import FetchOptions
+from bitnet.hub.project import Project
+from bitnet.hub.provision import provide_model
+from bitnet.sources import Source
+work, cache, url, file = sys.argv[1:]
+project = Project(Path(work), Path(cache), FetchOptions(base_url=url), "none")
+provide_model(Source("m", "org/many", file), project)
+"""
+
+
+def test_eight_processes_with_a_cache_each_pin_eight_files(hub, project, tmp_path):
+    names = [f"{number}.json" for number in range(8)]
+    for name in names:
+        hub.add("org/many", name, name.encode())
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", PIN, project.folder, tmp_path / f"cache-{name}", hub.url, name]
+        )
+        for name in names
+    ]
+    assert [process.wait() for process in running] == [0] * 8
+    assert [entry.file for entry in lockfile.read(project.lock_path)] == names
+    assert sorted(path.name for path in project.folder.iterdir()) == ["bitnet.lock.json", "models"]
+
+
+# --- cleaning ------------------------------------------------------------------------------------
+
+
+def test_cleaning_during_a_download_of_a_folder_leaves_it_its_files(hub, project):
+    """The cache is cleaned as the last file arrives, with the others waiting in the store."""
+    cleaned = []
+
+    def clean():
+        if not cleaned:
+            cleaned.append(prune(plan(project.cache, Selection(models=True))))
+        return True
+
+    hub.rules.append(Rule(where="cdn", method="GET", when=clean))
+    fetch(project)
+    assert folder(project) == FILES
+    assert cleaned
+
+
+def test_a_users_folder_is_not_deleted_for_its_name(project):
+    mine = project.folder / "models/.org-whole.partial-mine/notes.txt"
+    also = project.folder / "models/.org-whole.partial.4711-0123abcd/notes.txt"
+    for path in (mine, also):
+        path.parent.mkdir(parents=True)
+        path.write_text("mine")
+        os.utime(path.parent, (time.time() - 10_000,) * 2)
+    fetch(project)
+    assert mine.exists()
+    assert also.exists()  # nothing of it is in the store
+
+
+def test_what_a_killed_process_left_of_a_folder_is_removed(project):
+    fetch(project)
+    whole = project.folder / "models/org-whole"
+    left = project.folder / "models/.org-whole.partial.4711-0123abcd"
+    whole.rename(left)
+    os.utime(left, (time.time() - 10_000,) * 2)
+    fetch(project)
+    assert not left.exists()
+    assert folder(project) == FILES
+
+
+def test_a_link_in_the_store_stops_nothing(project, tmp_path):
+    fetch(project)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / ("ab" * 32)).write_bytes(b"theirs")
+    (project.cache / "store/sha256/ab").symlink_to(outside)
+    (project.cache / "tokenizers").symlink_to(outside)
+    removed = prune(plan(project.cache, Selection(models=True)))
+    assert len([entry for entry in removed.remove if entry.is_stored]) == len(FILES)
+    assert (outside / ("ab" * 32)).exists()
+
+
+def test_nothing_is_pinned_in_the_cache_itself(project):
+    from dataclasses import replace
+
+    provide_model(
+        Source("m", "org/whole", "config.json"),
+        replace(project, folder=project.cache),
+        target=project.cache / "models/config.json",
+    )
+    assert strange_names(project.cache) == []
+
+
+# --- smaller -------------------------------------------------------------------------------------
+
+
+def test_an_empty_file_of_a_repository_is_a_file(hub, project):
+    hub.add("org/whole", "empty.txt", b"")
+    fetch(project, select=FileSelection(include=["*"]))
+    assert folder(project) == {**FILES, "empty.txt": b""}
+
+
+@pytest.mark.parametrize("length", [230, 240, 250, 255])
+def test_long_names_are_names(hub, project, length):
+    name = "ä" + "x" * (length - 7) + ".gguf"
+    assert len(name.encode()) == length - 0
+    hub.add("org/long", name, b"GGUF" * 500)
+    path = provide_model(Source("m", "org/long", name), project).path
+    assert path.read_bytes() == b"GGUF" * 500
+    assert provide_model(Source("m", "org/long", name), project).cached
+
+
+def test_the_licence_is_asked_once(hub, project):
+    fetch(project)
+    assert len([seen for seen in hub.requests() if "/revision/" in seen.path]) == 1
+
+
+def test_a_pointer_of_git_lfs_is_not_the_model(hub, project):
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 9\n"
+    hub.add("org/lfs", "model.gguf", pointer)
+    with pytest.raises(InvalidFormat, match="pointer of Git LFS"):
+        provide_model(Source("m", "org/lfs", "model.gguf"), project)
+
+
+def test_the_listing_has_a_bound(hub, project, monkeypatch):
+    from bitnet.hub import repository
+
+    monkeypatch.setattr(repository, "LONGEST_DOCUMENT", 1000)
+    for number in range(30):
+        hub.add("org/whole", f"{number}.txt", b"x")
+    hub.page_size = 2
+    with pytest.raises(BitnetError, match="more than"):
+        fetch(project)
+
+
+def test_half_a_surrogate_in_a_listing_is_not_a_name(hub, project):
+    body = json.dumps([{"type": "file", "path": "\ud800.gguf", "size": 1}]).encode()
+    rule = Rule(path="/tree/", status=200, headers={"Content-Type": "application/json"}, body=body)
+    hub.rules.append(rule)
+    with pytest.raises(BitnetError, match="not a list of files"):
+        fetch(project)
