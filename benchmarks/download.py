@@ -35,16 +35,19 @@ REPO, FILE = "bench/model", "model.gguf"
 
 def bitnet(hub, target, *, connections):
     """Our download: seconds and processor seconds, as of the others."""
-    from bitnet.hub.download import download
+    from bitnet.hub.download import fetch
     from bitnet.hub.options import FetchOptions
     from bitnet.hub.repository import file_url
-    from bitnet.store import Store
+    from bitnet.hub.session import HubSession
+    from bitnet.store import Blob, Store
 
     options = FetchOptions(base_url=hub, connections=connections)
     store = Store(target.parent / "cache")
     begun = _clocks()
     url = file_url(REPO, "main", FILE, options)
-    download(url, target, options=options, progress="none", store=store)
+    with HubSession(options) as session:
+        got = fetch(url, store, session=session, name=target.name, progress="none")
+    store.place(Blob(got.path, got.sha256, got.size), target)
     return _since(begun)
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bitnet import locks, settings
+from bitnet import locks
 from bitnet.cache.prune import space_hint
 from bitnet.errors import (
     BitnetError,
@@ -24,7 +24,6 @@ from bitnet.errors import (
     InvalidFormat,
     NetworkError,
     NoSpace,
-    Offline,
     PermissionDenied,
     UpstreamChanged,
     from_os_error,
@@ -43,11 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from bitnet.hub.options import FetchOptions
-
     Report = Callable[[int, int | None], None]
 
-__all__ = ["Fetched", "download", "fetch", "require_folder"]
+__all__ = ["Fetched", "fetch", "require_folder"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,87 +91,6 @@ class _Order:
     force: bool
     changed_hint: str
     mirrors: tuple[str, ...] = ()
-
-
-def download(
-    url: str,
-    destination: Path,
-    *,
-    sha256: str | None = None,
-    size: int | None = None,
-    options: FetchOptions | None = None,
-    progress: Mode = "auto",
-    label: str = "",
-    check: Callable[[Path], None] | None = None,
-    force: bool = False,
-    session: HubSession | None = None,
-    store: Store | None = None,
-) -> Fetched:
-    """Make *destination* the file at *url*: a link into the store, to which it is fetched.
-
-    An existing file with the right digest is used, any other is replaced; without *sha256* and
-    *size* any file is right.
-
-    Args:
-        url: address of the file, see :func:`bitnet.hub.repository.file_url`.
-        destination: path of the link; missing folders are created.
-        sha256: expected digest, hexadecimal; ``None`` accepts what the server announces.
-        size: expected bytes.
-        options: how to fetch.
-        progress: how to show progress, see :class:`bitnet.progress.Progress`.
-        label: name in messages; the name of *destination* when empty.
-        check: called with the finished file before it gets its name; raises to refuse it.
-        force: fetch it even if it exists.
-        session: connections to use; otherwise a new session.
-        store: where to keep it; the store of the settings when not given.
-
-    Raises:
-        Offline: it does not exist and the network is switched off.
-        BitnetError: as :func:`fetch`.
-    """
-    store = store if store is not None else Store(settings.cache_dir())
-    digest = sha256.lower() if sha256 else None
-    if not force and destination.is_file():
-        found = store.digest_of(destination)
-        length = destination.stat().st_size
-        if length and digest in (None, found) and size in (None, length):
-            return Fetched(destination, found, length, None, None, cached=True)
-        logger.info("%s is not the expected file: fetching it", destination)
-    if session is None:
-        with HubSession(options) as own:
-            return download(
-                url,
-                destination,
-                sha256=sha256,
-                size=size,
-                progress=progress,
-                label=label,
-                check=check,
-                force=force,
-                session=own,
-                store=store,
-            )
-    if session.options.is_offline and (digest is None or store.find(digest) is None):
-        raise Offline(
-            f"offline: {destination} is not there (or not the expected file), and the "
-            "network is switched off",
-            hint=f"unset BITNET_OFFLINE and HF_HUB_OFFLINE, leave --offline away, or copy "
-            f"{shown(url)} there from another machine",
-        )
-    require_folder(destination.parent)
-    got = fetch(
-        url,
-        store,
-        session=session,
-        name=label or destination.name,
-        sha256=digest,
-        size=size,
-        check=check,
-        force=force,
-        progress=progress,
-    )
-    store.place(Blob(got.path, got.sha256, got.size), destination)
-    return replace(got, path=destination)
 
 
 def fetch(

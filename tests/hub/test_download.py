@@ -7,6 +7,7 @@ import shutil
 import socket
 
 import pytest
+from downloading import download
 from hub_server import PAGE, Rule
 
 from bitnet import settings
@@ -21,7 +22,6 @@ from bitnet.errors import (
     UpstreamChanged,
     VocabMismatch,
 )
-from bitnet.hub.download import download
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.patience import Patience
 from bitnet.hub.repository import file_url

@@ -3,11 +3,11 @@
 import threading
 
 import pytest
+from downloading import download
 from hub_server import Rule
 
 from bitnet import settings
 from bitnet.errors import UsageError
-from bitnet.hub.download import download
 from bitnet.hub.limits import Limits, Stopped
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url

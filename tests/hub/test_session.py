@@ -2,6 +2,7 @@ import logging
 
 import pytest
 import responses
+from downloading import download
 from hub_server import PAGE, SECRET_QUERY, Rule
 
 from bitnet import settings
@@ -14,7 +15,6 @@ from bitnet.errors import (
     TokenMissing,
     UsageError,
 )
-from bitnet.hub.download import download
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.patience import Patience, Transient
 from bitnet.hub.project import Project

@@ -9,22 +9,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from downloading import download
 from hub_server import Rule
 from waiting import PATIENCE_S, sizes, until
 
 from bitnet import settings
 from bitnet.errors import NetworkError
 from bitnet.hub import transfer
-from bitnet.hub.download import download
 from bitnet.hub.repository import file_url
 
 CONTENT = random.Random(8).randbytes(24_000_000)
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
 
-FETCH = """
+FETCH = f"""
 import logging, sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from pathlib import Path
-from bitnet.hub.download import download
+from downloading import download
 from bitnet.hub.options import FetchOptions
 logging.basicConfig(level=logging.INFO)
 if "no-locks" in sys.argv:

@@ -8,11 +8,11 @@ from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
+from downloading import download
 from hub_server import Rule
 
 from bitnet import settings
 from bitnet.errors import BitnetError, NetworkError
-from bitnet.hub.download import download
 from bitnet.hub.options import FetchOptions
 from bitnet.hub.repository import file_url
 from bitnet.hub.transfer import Transfer, _Piece
