@@ -30,7 +30,6 @@ from bitnet.errors import (
 )
 from bitnet.files import check_writable, free_space
 from bitnet.hub.repository import FileFacts, head
-from bitnet.hub.session import HubSession
 from bitnet.hub.transfer import Replaced, Transfer
 from bitnet.progress import Mode, Progress, human_size
 from bitnet.store import Blob, Name, Partial, Store
@@ -41,6 +40,8 @@ from bitnet.trust import shown
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from bitnet.hub.session import HubSession
 
     Report = Callable[[int, int | None], None]
 
