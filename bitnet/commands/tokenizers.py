@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -70,16 +69,16 @@ def tokenizer(
 
 
 def _compare(left: str, right: str, output: Output) -> None:
-    from bitnet.tokenizer.vocabulary import differences
+    from bitnet.tokenizer.comparison import differences
+    from bitnet.tokenizer.load import load_spec
 
     if not (left and right):
         raise UsageError(
             "tokenizer --compare needs two files", hint="bitnet tokenizer --compare A --against B"
         )
-    found = differences(Path(left), Path(right))
+    found = differences(load_spec(left), load_spec(right))
     if output.json:
-        listed = [{"part": entry.part, "text": entry.text} for entry in found]
-        print(as_json({"equal": not found, "differences": listed}))
+        print(as_json({"equal": not found, "differences": [asdict(entry) for entry in found]}))
     else:
         lines = [f"{entry.part}: {entry.text}" for entry in found]
         show(*(lines or ["no difference"]))
@@ -221,38 +220,41 @@ def export_tokenizer(c, model=None, output="", pre="", force=False, shown=Output
     metavars={"model": "PATH|NAME", "against": "PATH", "corpus": "FILE", "pre": "NAME"},
 )
 def verify_tokenizer(c, model=None, against="", corpus="", pre="", output=Output()):
-    """Compare the ids and texts of two tokenizers on a corpus."""
-    from bitnet.errors import VerificationFailed
-    from bitnet.tokenizer.agreement import measure_agreement
-    from bitnet.tokenizer.load import load_tokenizer
+    """Compare two tokenizers: their parts, ids and texts on a corpus, and every id decoded."""
+    from bitnet.tokenizer.comparison import compare
+    from bitnet.tokenizer.load import load_spec
     from bitnet.tokenizer.probes import corpus_texts
+    from bitnet.tokenizer.tokenizer import Tokenizer
 
     common = Context()
-    ours = load_tokenizer(common.model(model), pre=pre or None, verify=True)
-    other = load_tokenizer(common.model(against), verify=True)
-    encoders = [partial(entry.encode, add_special=False) for entry in (ours, other)]
-    texts = corpus_texts(Path(corpus) if corpus else None)
-    found = measure_agreement(*encoders, texts=texts, decode=(ours.decode, other.decode))
+    specs = load_spec(common.model(model), pre=pre or None), load_spec(common.model(against))
+    found = compare(*specs, corpus_texts(Path(corpus) if corpus else None))
     if output.json:
-        print(as_json(asdict(found)))
+        print(as_json(asdict(found) | {"passed": found.complete}))
         raise Exit(code=0 if found.complete else VerificationFailed.exit_code)
-    show(str(found))
-    if found.first_difference is not None:
-        mine, theirs = (encode(found.first_difference) for encode in encoders)
+    parts = [f"{entry.part}: {entry.text}" for entry in found.differences if entry.certain]
+    written = [f"{entry.part}: {entry.text}" for entry in found.differences if not entry.certain]
+    show(str(found), *parts, *(f"written differently: {part}" for part in written))
+    if found.complete:
+        return
+    hint = "see which one the model gets: bitnet explain-tokenizer MODEL"
+    ours, other = (Tokenizer.from_spec(spec) for spec in specs)
+    if (text := found.first_difference) is not None:
         raise VerificationFailed(
-            f"first difference: {found.first_difference!r}\n  {ours.source}: {mine}\n"
-            f"  {other.source}: {theirs}",
-            hint="see which one the model gets: bitnet explain-tokenizer MODEL",
+            f"first difference: {text!r}\n  {ours.source}: {ours.encode(text)}\n"
+            f"  {other.source}: {other.encode(text)}",
+            hint=hint,
         )
     if found.first_ids is not None:
         ids = list(found.first_ids)
         raise VerificationFailed(
             f"the same ids, other texts: {ids}\n  {ours.source}: {ours.decode(ids)!r}\n"
             f"  {other.source}: {other.decode(ids)!r}",
-            hint="see which one the model gets: bitnet explain-tokenizer MODEL",
+            hint=hint,
         )
-    if not found.complete:
-        raise VerificationFailed("no text was compared", hint="give a corpus with a line in it")
+    if parts:
+        raise VerificationFailed(f"{ours.source} and {other.source} differ: {parts[0]}", hint=hint)
+    raise VerificationFailed("no text was compared", hint="give a corpus with a line in it")
 
 
 @task(

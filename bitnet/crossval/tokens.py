@@ -21,7 +21,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 from bitnet.crossval.compare import TokenizerParity
-from bitnet.tokenizer.agreement import agreement
+from bitnet.tokenizer.comparison import agreement
 from bitnet.tokenizer.probes import probe_texts
 from bitnet.tokenizer.spec import SPACE_SYMBOL
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from bitnet.tokenizer.agreement import Agreement, measure_agreement
+from bitnet.tokenizer.comparison import Agreement, measure_agreement
 from bitnet.tokenizer.load import load_tokenizer
 
 if TYPE_CHECKING:

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bitnet.errors import BitnetError
-from bitnet.tokenizer.agreement import different_ids
 from bitnet.tokenizer.chat import chat_template
+from bitnet.tokenizer.comparison import different_ids, measure_agreement
+from bitnet.tokenizer.discover import Search
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf
-from bitnet.tokenizer.model_facts import MAX_PADDING, model_facts
+from bitnet.tokenizer.model_facts import MAX_PADDING, ModelFacts, model_facts
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from bitnet.formats.checkpoint import Checkpoint
@@ -59,12 +61,14 @@ def compatibility(
     findings: list[str] = []
     problem = ""
     sizes = (0, has, has + facts.filler_tokens)
-    own = _embedded(facts.gguf, pre, findings) if facts.gguf and facts.token_count else None
+    own = _own(facts, pre, findings)
     if facts.token_count not in sizes or spare is None:
         size = facts.token_count or needed
         problem = f"vocabulary size differs (Model: {size}, Tokenizer: {has})"
     elif own is not None:
         problem = _first_difference(own, tokenizer)
+        if not (problem or findings):
+            findings += _other_ids(own, tokenizer)
     spare = 0 if problem else spare or 0
     if spare:
         findings.append(
@@ -79,6 +83,14 @@ def compatibility(
     return Compatibility(not problem, verdict, tuple(findings), needed, has, spare)
 
 
+def _own(facts: ModelFacts, pre: str | None, findings: list[str]) -> Tokenizer | None:
+    """The tokenizer that came with the model: in its file, or in its folder."""
+    if facts.gguf is not None:
+        return _embedded(facts.gguf, pre, findings) if facts.token_count else None
+    search = Search(facts, places=("sibling",), pre=pre).run()
+    return search.tokenizer
+
+
 def _embedded(model: GGUF, pre: str | None, findings: list[str]) -> Tokenizer | None:
     """The embedded tokenizer, at least for its token texts; ``None`` if it is unusable."""
     try:
@@ -88,6 +100,16 @@ def _embedded(model: GGUF, pre: str | None, findings: list[str]) -> Tokenizer | 
     with suppress(BitnetError):  # token texts do not depend on the pre-tokenizer
         return extract_tokenizer_from_gguf(model, pre="gpt-2")
     return None
+
+
+def _other_ids(own: Tokenizer, other: Tokenizer) -> Iterator[str]:
+    """A finding if texts have other ids than with the model's own tokenizer."""
+    found = measure_agreement(own.encode, other.encode)
+    if found.first_difference is not None:
+        yield (
+            f"other ids than {own.source} for {found.total - found.equal} of {found.total} texts;"
+            f" the first is {found.first_difference!r}"
+        )
 
 
 def _first_difference(own: Tokenizer, other: Tokenizer) -> str:

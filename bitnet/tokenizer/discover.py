@@ -20,7 +20,7 @@ from bitnet.errors import (
 )
 from bitnet.invocation import word
 from bitnet.sources import TokenizerDownloadInfo, for_model
-from bitnet.tokenizer.agreement import different_ids
+from bitnet.tokenizer.comparison import different_ids
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf, load_tokenizer, mock_tokenizer
 from bitnet.tokenizer.model_facts import ModelFacts, model_facts
 from bitnet.tokenizer.strategy import Strategy, TokenizerStrategy

@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import Unsupported, UsageError, from_os_error
+from bitnet.tokenizer.merges import merges_by_score
 from bitnet.tokenizer.portable import PortableEngine
 from bitnet.tokenizer.probes import probe_texts
 from bitnet.tokenizer.spec import SPACE_SYMBOL
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from bitnet.tokenizer.spec import Step, TokenizerSpec
+    from bitnet.tokenizer.spec import AddedToken, Step, TokenizerSpec
 
 __all__ = ["export_tokenizer", "tokenizer_json"]
 
@@ -85,7 +86,7 @@ def tokenizer_json(spec: TokenizerSpec) -> dict[str, Any]:
         "added_tokens": [
             {key: value for key, value in asdict(token).items() if key != "text"}
             | {"content": token.text}
-            for token in sorted(spec.added, key=lambda token: token.id)
+            for token in _added(spec)
         ],
         "normalizer": _sequence(normalizer, "normalizers"),
         "pre_tokenizer": _sequence(cut, "pretokenizers"),
@@ -93,6 +94,15 @@ def tokenizer_json(spec: TokenizerSpec) -> dict[str, Any]:
         "decoder": _decoder(spec),
         "model": _model(spec),
     }
+
+
+def _added(spec: TokenizerSpec) -> list[AddedToken]:
+    """Added tokens by id; of one that is found in raw and in normalized text, the latter entry.
+
+    What raw text holds of it (U+2581 themselves) is the same in normalized text.
+    """
+    order = sorted(spec.added, key=lambda token: (token.id, token.normalized))
+    return list({token.id: token for token in order}.values())
 
 
 def _steps(steps: Iterable[Step]) -> list[dict[str, Any]]:
@@ -162,6 +172,9 @@ def _decoder(spec: TokenizerSpec) -> dict[str, Any] | None:
 
 def _model(spec: TokenizerSpec) -> dict[str, Any]:
     tokens = list(spec.tokens)
+    for token in spec.added:  # converters write U+2581 as spaces
+        if token.text == tokens[token.id].replace(" ", SPACE_SYMBOL):
+            tokens[token.id] = token.text
     vocabulary = {text: id for id, text in enumerate(tokens)}
     unknown = None if spec.unknown_id is None else tokens[spec.unknown_id]
     if spec.model == "wordpiece":
@@ -180,7 +193,7 @@ def _model(spec: TokenizerSpec) -> dict[str, Any]:
             "byte_fallback": spec.byte_fallback,
         }
     merges = (
-        _merges_by_score(tokens, spec.scores)
+        merges_by_score(tokens, spec.scores)
         if spec.model == "spm"
         else [[tokens[left], tokens[right]] for left, right in spec.merges]
     )
@@ -196,19 +209,6 @@ def _model(spec: TokenizerSpec) -> dict[str, Any]:
         "vocab": vocabulary,
         "merges": merges,
     }
-
-
-def _merges_by_score(tokens: list[str], scores: Iterable[float]) -> list[list[str]]:
-    """All ways to join two tokens into a third, best score first: SentencePiece's order."""
-    known = {text: float(score) for text, score in zip(tokens, scores, strict=True)}
-    ids = {text: id for id, text in enumerate(tokens)}
-    found: list[tuple[float, int, int, str, str]] = []
-    for text, score in known.items():
-        for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
-            if left in known and right in known:
-                found.append((-score, ids[left], ids[right], left, right))
-    return [[left, right] for _, _, _, left, right in sorted(found)]
 
 
 def _config(spec: TokenizerSpec) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from bitnet.tokenizer.limits import MERGES, RANK_WORK, beyond
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["LazyRankMerges", "merges_from_ranks", "pair_merges", "parse_merges"]
+__all__ = ["LazyRankMerges", "merges_by_score", "merges_from_ranks", "pair_merges", "parse_merges"]
 
 
 def parse_merges(lines: Sequence[str], tokens: Sequence[str]) -> list[tuple[int, int]]:
@@ -95,3 +95,16 @@ class LazyRankMerges(LazySequence[tuple[int, int]]):
 
     def __len__(self) -> int:
         return len(self._all())
+
+
+def merges_by_score(tokens: list[str], scores: Iterable[float]) -> list[list[str]]:
+    """All ways to join two tokens into a third, best score first: SentencePiece's order."""
+    known = {text: float(score) for text, score in zip(tokens, scores, strict=True)}
+    ids = {text: id for id, text in enumerate(tokens)}
+    found: list[tuple[float, int, int, str, str]] = []
+    for text, score in known.items():
+        for cut in range(1, len(text)):
+            left, right = text[:cut], text[cut:]
+            if left in known and right in known:
+                found.append((-score, ids[left], ids[right], left, right))
+    return [[left, right] for _, _, _, left, right in sorted(found)]

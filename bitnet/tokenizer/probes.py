@@ -9,12 +9,55 @@ import random
 from typing import TYPE_CHECKING
 
 from bitnet.errors import from_os_error
-from bitnet.tokenizer.agreement import PROBES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["corpus_texts", "probe_texts"]
+__all__ = ["PROBES", "corpus_texts", "probe_texts"]
+
+# Prose, code, numbers, scripts and white space, in about the proportions of real prompts.
+PROBES: tuple[str, ...] = (
+    "Hello world",
+    "The quick brown fox jumps over the lazy dog.",
+    "What is the capital of France?",
+    "Summarize the following article in three sentences:",
+    "It's the dogs' bone; they'll've gone, and I'd say we're late.",
+    "ALL CAPS, camelCase, snake_case, kebab-case and SCREAMING_SNAKE",
+    "An unquestionably antidisestablishmentarian counterrevolutionary",
+    "e.g. Dr. Smith (Ph.D.) paid $1,234.56 on 2024-03-15 at 12:30 p.m.",
+    "3.14159265358979 1e-5 0xDEADBEEF 1000000 1,000,000 12 345 6789",
+    "A list:\n- one\n- two\n  - nested\n\n1. first\n2. second\n",
+    "# Title\n\nSome **bold** and _italic_ text with `code`.\n\n---\n",
+    "def add(a: int, b: int) -> int:\n    return a + b\n",
+    "for (int i = 0; i < n; ++i) {\n\tsum += x[i] * y[i];\n}\n",
+    "SELECT name, COUNT(*) FROM users WHERE age >= 18 GROUP BY name;",
+    '{"id": 1, "tags": ["a", "b"], "ok": true, "none": null}',
+    "<div class=\"row\"><a href='/x?y=1&z=2'>link</a></div>",
+    "https://example.org/path/to/page.html?q=1#section",
+    "git commit -m 'fix: off-by-one' && git push origin main",
+    "  two leading spaces and trailing ones  ",
+    "tabs\tand\t\tmore\ttabs",
+    "line\nline\n\nline\n\n\nline\r\nline",
+    "                                deep",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
+    "Voix ambiguë d'un cœur qui, au zéphyr, préfère les jattes de kiwis.",
+    "El pingüino Wenceslao hizo kilómetros bajo exhaustiva lluvia y frío.",
+    "Pchnąć w tę łódź jeża lub ośm skrzyń fig.",
+    "Съешь же ещё этих мягких французских булок, да выпей чаю.",
+    "Ξεσκεπάζω την ψυχοφθόρα βδελυγμία.",
+    "השועל החום המהיר קופץ מעל הכלב העצלן",
+    "نص حكيم له سر قاطع وذو شأن عظيم",
+    "ऋषियों को सताने वाले दुष्ट राक्षसों के राजा रावण",
+    "เป็นมนุษย์สุดประเสริฐเลิศคุณค่า",
+    "天地玄黃，宇宙洪荒。日月盈昃，辰宿列張。",
+    "いろはにほへと ちりぬるを わかよたれそ つねならむ",
+    "키스의 고유조건은 입술끼리 만나야 하고",
+    "Emoji: \U0001f600 \U0001f44d\U0001f3fd \U0001f468\u200d\U0001f469\u200d\U0001f467 ❤️ ✓",
+    "½ ² № ™ € £ ¥ § ¶ … – — “quotes” ‘single’ «guillemets»",
+    "naïve cafe\u0301 re\u0301sume\u0301 ﬁne",
+    "∀x ∈ ℝ: x² ≥ 0, ∑ᵢ aᵢ = 1, α → β",
+    "user@example.com, +1 (555) 123-4567, @handle #hashtag",
+)
 
 _ODD = (
     "I'm, you're, we've, they'll, he'd, it's; I'M, YOU'RE, IT'S",

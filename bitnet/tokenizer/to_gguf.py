@@ -6,17 +6,16 @@ with and without special tokens, prefix and suffix ids, and stop ids.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import BitnetError, Unsupported, VocabMismatch
 from bitnet.tokenizer import fingerprints
+from bitnet.tokenizer.comparison import as_sentencepiece
 from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.gguf_fields import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 from bitnet.tokenizer.portable import PortableEngine
 from bitnet.tokenizer.pretokenizers import PRE_TOKENIZERS
 from bitnet.tokenizer.probes import probe_texts
-from bitnet.tokenizer.spec import SPACE_SYMBOL
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -55,7 +54,7 @@ def gguf_keys(
             f"the model has {rows:,}",
             hint="name the model's own tokenizer: --tokenizer PATH",
         )
-    said = _as_sentencepiece(spec) or spec
+    said = as_sentencepiece(spec) or spec
     keys = _vocabulary(said, rows) | _kind(said, rows, pre) | _special(said)
     if spec.chat_template is not None:
         keys["tokenizer.chat_template"] = spec.chat_template
@@ -119,49 +118,6 @@ def _types(spec: TokenizerSpec) -> list[int]:
     if spec.unknown_id is not None and spec.model != "bpe":
         kinds[spec.unknown_id] = UNKNOWN
     return kinds
-
-
-def _as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
-    """SentencePiece vocabulary from which a ``tokenizer.json`` was made.
-
-    SentencePiece joins the two neighbours whose result has the best score. Ordered merges express
-    the same if all merges that produce one token are adjacent and none is missing.
-    """
-    steps = [(step.type, step.options.get("content")) for step in spec.normalizer]
-    prepends = steps[:1] == [("Prepend", None)]
-    plain = steps[prepends:] == [("Replace", SPACE_SYMBOL)] and not spec.ignore_merges
-    if spec.model != "bpe" or not spec.byte_fallback or not plain:
-        return None
-    tokens = list(spec.tokens)
-    places: dict[str, int] = {}
-    for left, right in spec.merges:
-        result = tokens[left] + tokens[right]
-        if next(reversed(places), None) != result:
-            if result in places:
-                return None
-            places[result] = len(places)
-    if _count_of_joins(tokens) != len(set(spec.merges)):
-        return None
-    return replace(
-        spec,
-        model="spm",
-        merges=(),
-        scores=[-float(places.get(text, len(places))) for text in tokens],
-        normalizer=(),
-        pre_tokenizer=(),
-        add_space_prefix=prepends,
-    )
-
-
-def _count_of_joins(tokens: list[str]) -> int:
-    """Number of ways in which two tokens form a third; byte tokens have no parts."""
-    known = set(tokens)
-    return sum(
-        text[:cut] in known and text[cut:] in known
-        for text in tokens
-        if not (len(text) == 6 and text.startswith("<0x"))
-        for cut in range(1, len(text))
-    )
 
 
 def _kind(spec: TokenizerSpec, rows: int, pre: str | None) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""Read a ``tokenizer.json`` as data: check its vocabulary, compare two files."""
+"""Read a ``tokenizer.json`` as data, and check its vocabulary."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import InvalidFormat, VocabMismatch, from_os_error
@@ -11,28 +10,7 @@ from bitnet.errors import InvalidFormat, VocabMismatch, from_os_error
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = [
-    "TokenizerDifference",
-    "check_vocabulary",
-    "differences",
-    "read_tokenizer_json",
-    "vocabulary",
-]
-
-_SHOWN = 3
-
-
-@dataclass(frozen=True)
-class TokenizerDifference:
-    """One difference between two tokenizers.
-
-    Attributes:
-        part: ``vocabulary``, ``merges``, ``added tokens``, ``normalizer`` ...
-        text: what differs, with the first examples.
-    """
-
-    part: str
-    text: str
+__all__ = ["check_vocabulary", "read_tokenizer_json", "vocabulary"]
 
 
 def read_tokenizer_json(path: Path) -> dict[str, Any]:
@@ -101,66 +79,4 @@ def check_vocabulary(path: Path, vocab_size: int) -> None:
         f"Vocabulary size mismatch: expected {vocab_size}, got {len(table)} "
         f"({path}: ids up to {max(table, default=-1):,}{detail})",
         hint="fetch it again: bitnet tokenizer --source mirror --output models --force",
-    )
-
-
-def differences(left: Path, right: Path) -> list[TokenizerDifference]:
-    """Differences in meaning between two ``tokenizer.json`` files; empty if there are none.
-
-    The order of keys, white space and the version are ignored; numbering, pre-tokenization,
-    merges and templates are compared.
-    """
-    a, b = read_tokenizer_json(left), read_tokenizer_json(right)
-    found = [
-        _tables("vocabulary", vocabulary(a), vocabulary(b)),
-        _sequences("merges", _merges(a), _merges(b)),
-        _tables("added tokens", _added(a), _added(b)),
-    ]
-    parts = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "truncation", "padding")
-    found += [_values(part, a.get(part), b.get(part)) for part in parts]
-    options = sorted((a["model"].keys() | b["model"].keys()) - {"vocab", "merges"})
-    found += [
-        _values(f"model.{name}", a["model"].get(name), b["model"].get(name)) for name in options
-    ]
-    return [difference for difference in found if difference is not None]
-
-
-def _merges(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Merges as pairs, from either spelling (``"a b"`` or ``["a", "b"]``)."""
-    merges = document["model"].get("merges") or []
-    return [tuple(m.split(" ", 1)) if isinstance(m, str) else tuple(m) for m in merges]
-
-
-def _added(document: dict[str, Any]) -> dict[int, Any]:
-    return {item["id"]: item for item in document.get("added_tokens") or []}
-
-
-def _tables(part: str, a: dict[int, Any], b: dict[int, Any]) -> TokenizerDifference | None:
-    different = sorted(number for number in a.keys() | b.keys() if a.get(number) != b.get(number))
-    if not different:
-        return None
-    shown = "; ".join(f"id {n}: {a.get(n)!r} / {b.get(n)!r}" for n in different[:_SHOWN])
-    return TokenizerDifference(
-        part, f"{len(a):,} and {len(b):,} entries, {len(different):,} differ: {shown}"
-    )
-
-
-def _sequences(part: str, a: list[Any], b: list[Any]) -> TokenizerDifference | None:
-    if a == b:
-        return None
-    pairs = enumerate(zip(a, b, strict=False))
-    first = next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
-    shown = " / ".join(repr(" ".join(s[first])) if first < len(s) else "none" for s in (a, b))
-    return TokenizerDifference(
-        part, f"{len(a):,} and {len(b):,}, different from number {first:,}: {shown}"
-    )
-
-
-def _values(part: str, a: Any, b: Any) -> TokenizerDifference | None:
-    # A missing option means the library's default, which it also writes as null or false.
-    if a == b or (not a and not b):
-        return None
-    texts = (json.dumps(value, ensure_ascii=False, sort_keys=True) for value in (a, b))
-    return TokenizerDifference(
-        part, " / ".join(t if len(t) <= 200 else t[:197] + "..." for t in texts)
     )

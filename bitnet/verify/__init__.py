@@ -26,8 +26,8 @@ from bitnet.models.binding import differences
 from bitnet.models.hidden_program import layout
 from bitnet.models.load import config_from
 from bitnet.progress import human_size
-from bitnet.tokenizer.agreement import measure_agreement
 from bitnet.tokenizer.chat import chat_template
+from bitnet.tokenizer.comparison import measure_agreement
 from bitnet.tokenizer.compatibility import compatibility
 from bitnet.tokenizer.discover import resolve_tokenizer
 from bitnet.tokenizer.load import extract_tokenizer_from_gguf

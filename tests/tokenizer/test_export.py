@@ -6,7 +6,9 @@ import pytest
 from tokenizers import Tokenizer as Library
 
 from bitnet.errors import UsageError
+from bitnet.tokenizer.comparison import compare
 from bitnet.tokenizer.export import export_tokenizer
+from bitnet.tokenizer.from_gguf import spec_from_metadata
 from bitnet.tokenizer.load import load_spec, load_tokenizer
 from bitnet.tokenizer.probes import probe_texts
 
@@ -37,3 +39,24 @@ def test_files_that_are_there_are_kept(test_data, tmp_path):
     assert (tmp_path / "tokenizer_config.json").read_text() == "mine"
     export_tokenizer(spec, tmp_path, force=True)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["bos_token"] == "<s>"
+
+
+def test_spaces_that_converters_write_for_the_symbol_are_exported(tmp_path):
+    """As in Gemma's GGUF files: runs of U+2581 are user-defined, and written as spaces."""
+    texts = ["<unk>", "<s>", "</s>", "  ", "   ", *BYTES, "\u2581", "a", "b", "ab", "\u2581a"]
+    types = [2, 3, 3, 4, 4, *[6] * 256, *[1] * 5]
+    scores = [0.0] * 261 + [-5.0, -5.0, -5.0, -1.0, -2.0]
+    keys = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.scores": scores,
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+    spec = spec_from_metadata(keys)
+    export_tokenizer(spec, tmp_path)
+    exported = load_spec(tmp_path)
+    assert compare(spec, exported, ["a  b", "   a", " ab\u2581\u2581"]).complete
+
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]

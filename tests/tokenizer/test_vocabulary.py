@@ -5,7 +5,6 @@ import pytest
 from bitnet.errors import InvalidFormat, VocabMismatch
 from bitnet.tokenizer.vocabulary import (
     check_vocabulary,
-    differences,
     read_tokenizer_json,
     vocabulary,
 )
@@ -79,45 +78,6 @@ def test_what_is_not_a_tokenizer_is_refused(tmp_path, text, said):
 def test_an_id_outside_32_bits_is_refused(number):
     with pytest.raises(InvalidFormat, match="not a 32-bit id"):
         vocabulary(_document(added_tokens=[{"id": number, "content": "x"}]))
-
-
-def test_spelling_and_order_make_no_difference(tmp_path):
-    model = {"merges": [["a", "b"]], "vocab": {"ab": 2, "b": 1, "a": 0}, "type": "BPE"}
-    left = _write(tmp_path / "a.json", _document())
-    right = _write(tmp_path / "b.json", _document(model={**model, "ignore_merges": False}))
-    assert differences(left, right) == []
-
-
-def test_each_difference_is_named_with_an_example(tmp_path):
-    other = _document(
-        model={
-            "type": "BPE",
-            "vocab": {"a": 0, "c": 1, "ab": 2},
-            "merges": ["a c"],
-            "ignore_merges": True,
-        },
-        added_tokens=[{"id": 3, "content": "<s>", "special": False}],
-        normalizer={"type": "NFC"},
-    )
-    left = _write(tmp_path / "a.json", _document())
-    found = {d.part: d.text for d in differences(left, _write(tmp_path / "b.json", other))}
-    assert list(found) == [
-        "vocabulary",
-        "merges",
-        "added tokens",
-        "normalizer",
-        "model.ignore_merges",
-    ]
-    assert "id 1: 'b' / 'c'" in found["vocabulary"]
-    assert "number 0: 'a b' / 'a c'" in found["merges"]
-
-
-def test_a_shorter_list_of_merges_is_a_difference(tmp_path):
-    model = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": []}
-    left = _write(tmp_path / "a.json", _document())
-    right = _write(tmp_path / "b.json", _document(model=model))
-    (difference,) = differences(left, right)
-    assert difference.text == "1 and 0, different from number 0: 'a b' / none"
 
 
 def test_the_llama3_tokenizer_has_exactly_its_ids(test_data):

@@ -1,0 +1,368 @@
+"""One comparison of two tokenizers: their parts, the ids of texts, and the text of every id."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import defaultdict
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from bitnet.tokenizer.merges import merges_by_score
+from bitnet.tokenizer.probes import PROBES
+from bitnet.tokenizer.spec import SPACE_SYMBOL, TokenType
+from bitnet.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from bitnet.tokenizer.spec import Step, TokenizerSpec
+
+__all__ = [
+    "Agreement",
+    "TokenizerDifference",
+    "agreement",
+    "as_sentencepiece",
+    "compare",
+    "differences",
+    "different_ids",
+    "measure_agreement",
+]
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class TokenizerDifference:
+    """One part in which two specifications differ.
+
+    Attributes:
+        part: ``vocabulary``, ``merges``, ``added tokens``, ``normalizer`` ...
+        text: the two values, or the first examples.
+        certain: true if some text or list of ids shows it; expressions and decoders can be written
+            in several ways.
+    """
+
+    part: str
+    text: str
+    certain: bool = True
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Result of a comparison.
+
+    Attributes:
+        equal: texts with equal ids.
+        total: texts compared.
+        first_difference: the first text with different ids, ``None`` if there is none.
+        decoded_equal: lists of ids that both decode to the same text.
+        decoded: lists of ids decoded; 0 if decoding was not compared.
+        first_ids: the first ids that decode to different texts, ``None`` if there are none.
+        differences: parts of the two specifications that differ; empty if only the texts were
+            compared.
+    """
+
+    equal: int
+    total: int
+    first_difference: str | None
+    decoded_equal: int = 0
+    decoded: int = 0
+    first_ids: tuple[int, ...] | None = None
+    differences: tuple[TokenizerDifference, ...] = ()
+
+    @property
+    def ratio(self) -> float:
+        """Share of texts with equal ids, 0 to 1."""
+        return self.equal / self.total if self.total else 0.0
+
+    @property
+    def complete(self) -> bool:
+        """True if all ids, all decoded texts and all parts are equal, with a text at least."""
+        certain = any(difference.certain for difference in self.differences)
+        return self.ratio == 1 and 0 < self.decoded == self.decoded_equal and not certain
+
+    def __str__(self) -> str:
+        ids = f"{self.equal} of {self.total} probe texts ({self.ratio:.0%}) give the same ids"
+        if not self.decoded:
+            return f"{ids}; texts of ids not checked"
+        return f"{ids}, {self.decoded_equal} of {self.decoded} lists of ids the same text"
+
+
+def measure_agreement(
+    encode: Callable[[str], Sequence[int]],
+    other: Callable[[str], Sequence[int]],
+    *,
+    texts: Sequence[str] = PROBES,
+    decode: tuple[Callable[[list[int]], str], Callable[[list[int]], str]] | None = None,
+) -> Agreement:
+    """Compare the ids of two tokenizers for each text, and the texts of equal ids.
+
+    Args:
+        encode: text to ids.
+        other: text to ids, of the other tokenizer.
+        texts: texts to compare.
+        decode: ids to text, for both; without them decoding is not compared.
+    """
+    pairs = [(text, list(encode(text)), list(other(text))) for text in texts]
+    decoded = []
+    if decode:
+        lists = _lists([mine for _, mine, theirs in pairs if mine == theirs])
+        decoded = [(ids, decode[0](ids), decode[1](ids)) for ids in lists]
+    return agreement(pairs, decoded)
+
+
+def agreement(
+    encoded: Sequence[tuple[str, Sequence[int], Sequence[int]]],
+    decoded: Sequence[tuple[Sequence[int], str, str]] = (),
+) -> Agreement:
+    """Compare results of two tokenizers.
+
+    Args:
+        encoded: texts, each with its ids from both.
+        decoded: lists of ids, each with its text from both.
+    """
+    different = [text for text, mine, theirs in encoded if tuple(mine) != tuple(theirs)]
+    wrong = [ids for ids, mine, theirs in decoded if mine != theirs]
+    return Agreement(
+        equal=len(encoded) - len(different),
+        total=len(encoded),
+        first_difference=different[0] if different else None,
+        decoded_equal=len(decoded) - len(wrong),
+        decoded=len(decoded),
+        first_ids=tuple(wrong[0]) if wrong else None,
+    )
+
+
+def _lists(encoded: list[list[int]]) -> list[list[int]]:
+    """Ids of each text, and of pairs of texts, the second without a beginning of text."""
+    joined = [one + other for one, other in itertools.pairwise(encoded)]
+    return [ids for ids in (*encoded, *joined) if ids]
+
+
+def different_ids(one: Tokenizer, other: Tokenizer) -> list[int]:
+    """Ids in both vocabularies whose bytes differ, ascending."""
+    shared = range(min(one.vocab_size, other.vocab_size))
+    return [id for id in shared if one.spelling(id) != other.spelling(id)]
+
+
+def compare(one: TokenizerSpec, other: TokenizerSpec, texts: Sequence[str]) -> Agreement:
+    """Compare two specifications, the ids of *texts*, and the text of every id.
+
+    Raises:
+        BitnetError: one of them cannot be run.
+    """
+    first, second = Tokenizer.from_spec(one), Tokenizer.from_spec(other)
+    unknown = {one.unknown_id} & {other.unknown_id}  # it has no text of its own
+
+    def decode(tokenizer: Tokenizer) -> Callable[[list[int]], str]:
+        return lambda ids: tokenizer.decode(id for id in ids if id not in unknown)
+
+    found = measure_agreement(
+        first.encode, second.encode, texts=texts, decode=(decode(first), decode(second))
+    )
+    parts = differences(one, other)
+    shared = range(min(len(first), len(second)))
+    wrong = [
+        id for id in shared if id not in unknown and first.token_bytes(id) != second.token_bytes(id)
+    ]
+    if wrong:
+        pairs = (f"{id}: {first.token_bytes(id)!r} / {second.token_bytes(id)!r}" for id in wrong)
+        shown = "; ".join(itertools.islice(pairs, _SHOWN))
+        parts.append(TokenizerDifference("text of ids", f"{len(wrong):,} ids: {shown}"))
+    return replace(found, differences=tuple(parts))
+
+
+def differences(one: TokenizerSpec, other: TokenizerSpec) -> list[TokenizerDifference]:
+    """Parts in which two specifications differ in meaning; empty if there are none.
+
+    A BPE whose merges say what SentencePiece's scores say is compared with them as such. Flags,
+    options and expressions without an effect are left out.
+    """
+    if one.model != other.model:
+        one, other = as_sentencepiece(one) or one, as_sentencepiece(other) or other
+    merging = one.byte_level == other.byte_level and {one.model, other.model} <= {"bpe", "spm"}
+    found = [
+        *_vocabularies(one, other),
+        *(() if merging else _values("model", one.model, other.model)),
+        *_orders(one, other),
+        *_tables("added tokens", _added(one, other), _added(other, one)),
+    ]
+    for name in ("normalizer", "pre_tokenizer"):
+        if one.pre != other.pre or not one.pre:
+            steps = (_significant(getattr(spec, name)) for spec in (one, other))
+            found += _values(name, *steps, certain=False)
+    found += _values(
+        "decoder", _significant(one.decoding), _significant(other.decoding), certain=False
+    )
+    for name in _OPTIONS:
+        found += _values(name, getattr(one, name), getattr(other, name), certain=name not in _IDLE)
+    if one.is_sentencepiece and other.is_sentencepiece:
+        found += _values("unknown_text", one.unknown_text, other.unknown_text)
+    if not (one.byte_level and other.byte_level):
+        found += _values("unknown_id", one.unknown_id, other.unknown_id, certain=False)
+    around = zip(("ids put first", "ids put last"), one.affixes, other.affixes, strict=True)
+    for part, before, behind in around:
+        found += _values(part, list(before), list(behind))
+    for name in ("bos_id", "eos_id", "chat_template"):
+        found += _values(name, getattr(one, name), getattr(other, name), certain=False)
+    found += _values("stop_ids", sorted(one.stop_ids), sorted(other.stop_ids), certain=False)
+    return found
+
+
+_OPTIONS = (
+    *("byte_level", "byte_fallback", "fuse_unknown", "ignore_merges", "add_space_prefix"),
+    *("remove_extra_whitespaces", "continuing_prefix", "max_chars_per_word"),
+)
+_IDLE = ("fuse_unknown", "ignore_merges")  # most vocabularies give them nothing to do
+
+
+def _vocabularies(one: TokenizerSpec, other: TokenizerSpec) -> list[TokenizerDifference]:
+    """Texts of ids; ids without a token that only pad one of them are left out."""
+    tables = []
+    for spec in (one, other):
+        types = spec.token_types
+        tables.append({
+            id: text
+            for id, text in enumerate(_texts(spec))
+            if text not in ("", f"[PAD{id}]") and not (types and types[id] == TokenType.UNUSED)
+        })  # fmt: skip
+    return _tables("vocabulary", *tables)
+
+
+def _orders(one: TokenizerSpec, other: TokenizerSpec) -> list[TokenizerDifference]:
+    """Merges, or the scores that stand for them."""
+    if {one.model, other.model} == {"bpe", "spm"}:
+        return _sequences("merges", _merge_texts(one), _merge_texts(other))
+    if one.model != other.model:
+        return []  # said already
+    if one.model == "spm":
+        return _sequences("order of scores", _by_score(one), _by_score(other))
+    if one.model == "unigram":
+        return _tables("scores", *(dict(enumerate(map(float, s.scores))) for s in (one, other)))
+    return _sequences("merges", _merge_texts(one), _merge_texts(other))
+
+
+def _merge_texts(spec: TokenizerSpec) -> list[str]:
+    tokens = _texts(spec)
+    if spec.model == "spm":
+        return [" ".join(pair) for pair in merges_by_score(tokens, spec.scores)]
+    return [f"{tokens[left]} {tokens[right]}" for left, right in spec.merges]
+
+
+def _texts(spec: TokenizerSpec) -> list[str]:
+    """Texts of all tokens; converters write some U+2581 of SentencePiece as spaces."""
+    if spec.byte_level or spec.model == "wordpiece":
+        return list(spec.tokens)
+    return [text.replace(" ", SPACE_SYMBOL) for text in spec.tokens]
+
+
+def _by_score(spec: TokenizerSpec) -> list[str]:
+    """Tokens that two others make, best score first; those cut out of a text are never made."""
+    cut_out = {token.id for token in spec.added}
+    texts = _texts(spec)
+    known = set(texts)
+    made = [
+        (-float(score), id, text)
+        for id, (text, score) in enumerate(zip(texts, spec.scores, strict=True))
+        if id not in cut_out
+        and any(text[:cut] in known and text[cut:] in known for cut in range(1, len(text)))
+        and not (len(text) == 6 and text.startswith("<0x"))
+    ]
+    return [text for _, _, text in sorted(made)]
+
+
+def _added(spec: TokenizerSpec, other: TokenizerSpec) -> dict[int, Any]:
+    """Texts and flags of the added tokens by id.
+
+    Where no text is normalized, and in SentencePiece models, the stage in which a token is found
+    makes no difference.
+    """
+    own = (
+        spec.is_sentencepiece or other.is_sentencepiece or not (spec.normalizer or other.normalizer)
+    )
+    found: defaultdict[int, set[str]] = defaultdict(set)
+    for token in spec.added:
+        flags = {name: value for name, value in asdict(token).items() if value and name != "id"}
+        if own:
+            flags.pop("normalized", None)
+        found[token.id].add(json.dumps(flags, ensure_ascii=False))
+    return {id: ", ".join(sorted(texts)) for id, texts in found.items()}
+
+
+def _significant(steps: Iterable[Step]) -> list[Any]:
+    """*steps* without options that only concern offsets, or how added tokens are spelled."""
+    aside = ("trim_offsets", "respell")
+    return [
+        [step.type, {key: value for key, value in step.options.items() if key not in aside}]
+        for step in steps
+    ]
+
+
+def _tables(part: str, a: dict[int, Any], b: dict[int, Any]) -> list[TokenizerDifference]:
+    different = sorted(id for id in a.keys() | b.keys() if a.get(id) != b.get(id))
+    if not different:
+        return []
+    shown = "; ".join(f"id {id}: {a.get(id)!r} / {b.get(id)!r}" for id in different[:_SHOWN])
+    text = f"{len(a):,} and {len(b):,} entries, {len(different):,} differ: {shown}"
+    return [TokenizerDifference(part, text)]
+
+
+def _sequences(part: str, a: Sequence[str], b: Sequence[str]) -> list[TokenizerDifference]:
+    if a == b:
+        return []
+    pairs = enumerate(zip(a, b, strict=False))
+    first = next((n for n, (x, y) in pairs if x != y), min(len(a), len(b)))
+    shown = " / ".join(repr(s[first]) if first < len(s) else "none" for s in (a, b))
+    text = f"{len(a):,} and {len(b):,}, different from number {first:,}: {shown}"
+    return [TokenizerDifference(part, text)]
+
+
+def _values(part: str, a: Any, b: Any, *, certain: bool = True) -> Iterator[TokenizerDifference]:
+    if a != b:
+        texts = (json.dumps(value, ensure_ascii=False, sort_keys=True) for value in (a, b))
+        shown = " / ".join(text if len(text) <= 200 else f"{text[:197]}..." for text in texts)
+        yield TokenizerDifference(part, shown, certain)
+
+
+def as_sentencepiece(spec: TokenizerSpec) -> TokenizerSpec | None:
+    """SentencePiece vocabulary from which a ``tokenizer.json`` was made.
+
+    SentencePiece joins the two neighbours whose result has the best score. Ordered merges express
+    the same if all merges that produce one token are adjacent and none is missing.
+    """
+    steps = [(step.type, step.options.get("content")) for step in spec.normalizer]
+    prepends = steps[:1] == [("Prepend", None)]
+    plain = steps[prepends:] == [("Replace", SPACE_SYMBOL)] and not spec.ignore_merges
+    if spec.model != "bpe" or not spec.byte_fallback or not plain:
+        return None
+    tokens = list(spec.tokens)
+    places: dict[str, int] = {}
+    for left, right in spec.merges:
+        result = tokens[left] + tokens[right]
+        if next(reversed(places), None) != result:
+            if result in places:
+                return None
+            places[result] = len(places)
+    if _count_of_joins(tokens) != len(set(spec.merges)):
+        return None
+    return replace(
+        spec,
+        model="spm",
+        merges=(),
+        scores=[-float(places.get(text, len(places))) for text in tokens],
+        normalizer=(),
+        pre_tokenizer=(),
+        add_space_prefix=prepends,
+    )
+
+
+def _count_of_joins(tokens: list[str]) -> int:
+    """Number of ways in which two tokens form a third; byte tokens have no parts."""
+    known = set(tokens)
+    return sum(
+        text[:cut] in known and text[cut:] in known
+        for text in tokens
+        if not (len(text) == 6 and text.startswith("<0x"))
+        for cut in range(1, len(text))
+    )

@@ -1,0 +1,173 @@
+"""Two tokenizers compared: parts, ids of texts, texts of ids."""
+
+from dataclasses import replace
+
+import pytest
+from small_specs import BYTE_LEVEL_STEP, byte_level, pieces, words
+
+from bitnet.tokenizer.comparison import (
+    as_sentencepiece,
+    compare,
+    differences,
+    measure_agreement,
+)
+from bitnet.tokenizer.load import load_spec
+from bitnet.tokenizer.probes import PROBES
+from bitnet.tokenizer.spec import Step, TokenizerSpec
+
+
+def test_agreement_counts_texts_with_equal_ids():
+    found = measure_agreement(
+        lambda text: list(text.encode()), lambda text: [ord(char) for char in text]
+    )
+    ascii_only = [text for text in PROBES if text.isascii()]
+    assert found.total == len(PROBES)
+    assert found.equal == len(ascii_only)
+    assert found.first_difference == next(text for text in PROBES if not text.isascii())
+    assert f"{len(ascii_only)} of {len(PROBES)}" in str(found)
+
+
+def test_a_tokenizer_agrees_with_itself():
+    found = measure_agreement(str.split, str.split)
+    assert found.ratio == 1.0
+    assert found.first_difference is None
+
+
+def test_the_same_ids_may_stand_for_other_texts():
+    def encode(text):
+        return list(text.encode())
+
+    def decode(ids):
+        return bytes(ids).decode("latin-1")
+
+    same = measure_agreement(encode, encode, decode=(decode, decode))
+    assert same.complete
+    assert same.decoded == 2 * len(PROBES) - 1
+    other = measure_agreement(encode, encode, decode=(decode, lambda ids: decode(ids).strip()))
+    assert other.ratio == 1
+    assert not other.complete
+    assert 0 < other.decoded_equal < other.decoded
+    assert decode(other.first_ids).strip() != decode(other.first_ids)
+
+
+def test_texts_that_were_not_compared_do_not_agree():
+    found = measure_agreement(str.split, str.split)
+    assert not found.complete
+    assert "texts of ids not checked" in str(found)
+
+
+def test_no_texts_do_not_agree():
+    assert measure_agreement(str.split, str.split, texts=[]).ratio == 0.0
+
+
+def test_probes_differ_from_each_other():
+    assert len(set(PROBES)) == len(PROBES)
+
+
+TEXTS = ("hello", "a b", "<s>hello word")
+
+
+def _changes(spec):
+    """Specifications that differ from *spec* in one thing, by its name."""
+    tokens = [*spec.tokens]
+    tokens[1], tokens[2] = tokens[2], tokens[1]
+    yield "vocabulary", {"tokens": tokens}
+    yield "ids put first", {"bos_id": 3, "add_bos": not spec.add_bos}
+    yield "ids put first", {"prefix_ids": (1, 2)}
+    yield "ids put last", {"suffix_ids": (2,)}
+    yield "ids put last", {"eos_id": 3, "add_eos": not spec.add_eos}
+    if spec.added:
+        first, *others = spec.added
+        for flag in ("special", "lstrip", "rstrip", "single_word"):
+            changed = replace(first, **{flag: not getattr(first, flag)})
+            yield "added tokens", {"added": (changed, *others)}
+        yield "added tokens", {"added": tuple(others)}
+        yield "added tokens", {"added": (replace(first, text="other"), *others)}
+    if spec.merges:
+        yield "merges", {"merges": spec.merges[:-1]}
+        yield "merges", {"merges": spec.merges[::-1]}
+        yield "merges", {"merges": [spec.merges[1], spec.merges[0], *spec.merges[2:]]}
+    if len(spec.scores):
+        name = "scores" if spec.model == "unigram" else "order of scores"
+        yield name, {"scores": [-score for score in spec.scores]}
+        yield "add_space_prefix", {"add_space_prefix": not spec.add_space_prefix}
+        yield "remove_extra_whitespaces", {"remove_extra_whitespaces": True}
+        yield "byte_fallback", {"byte_fallback": not spec.byte_fallback}
+    if spec.model == "wordpiece":
+        yield "continuing_prefix", {"continuing_prefix": "@@"}
+        yield "max_chars_per_word", {"max_chars_per_word": 7}
+
+
+@pytest.mark.parametrize(
+    "spec", [byte_level(), pieces(), pieces("spm"), words()], ids=lambda spec: spec.model
+)
+def test_every_change_of_a_part_is_a_certain_difference(spec):
+    assert differences(spec, replace(spec, source="another name", fingerprint="x")) == []
+    for part, change in _changes(spec):
+        found = {entry.part: entry.certain for entry in differences(spec, replace(spec, **change))}
+        assert found.get(part), (part, change, found)
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("stop_ids", {"stop_ids": frozenset({1})}),
+        ("chat_template", {"chat_template": "x"}),
+        ("normalizer", {"normalizer": (Step("NFC"),)}),
+        ("pre_tokenizer", {"pre_tokenizer": (Step("Digits"), BYTE_LEVEL_STEP)}),
+    ],
+)
+def test_what_ids_and_texts_may_not_show_is_said(part, change):
+    spec = byte_level(added=())
+    found = differences(spec, replace(spec, **change))
+    assert [(entry.part, entry.certain) for entry in found] == [(part, False)]
+
+
+def test_a_tokenizer_without_a_part_of_another_is_not_the_same():
+    spec = byte_level()
+    assert compare(spec, spec, TEXTS).complete
+    assert not compare(spec, spec, ()).complete
+    for change in ({"add_bos": False}, {"merges": spec.merges[::-1]}, {"added": spec.added[1:]}):
+        found = compare(spec, replace(spec, **change), ["b"])
+        assert not found.complete
+        assert any(entry.certain for entry in found.differences)
+
+
+def test_ids_that_no_text_has_are_decoded_too():
+    spec = byte_level()
+    tokens = [*spec.tokens]
+    tokens[200], tokens[201] = tokens[201], tokens[200]
+    found = compare(spec, replace(spec, tokens=tokens), ["hello"])
+    assert found.equal == found.total
+    assert "text of ids" in {entry.part for entry in found.differences}
+
+
+def test_merges_that_say_what_scores_say_are_the_same():
+    tokens = [*(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "ab", "\u2581ab"]
+    merges = TokenizerSpec(
+        model="bpe",
+        tokens=tokens,
+        merges=[(257, 258), (256, 259)],
+        byte_fallback=True,
+        normalizer=(Step("Replace", {"pattern": {"String": " "}, "content": "\u2581"}),),
+    )
+    scores = as_sentencepiece(merges)
+    assert scores.model == "spm" != merges.model
+    assert not [entry for entry in differences(merges, scores) if entry.certain]
+    other = replace(merges, merges=[(256, 259), (257, 258)])
+    assert "order of scores" in {entry.part for entry in differences(other, scores)}
+
+
+PAIRS = {
+    "llama3/tokenizer.json": "ggml-vocab-llama-bpe.gguf",
+    "llama2/tokenizer.model": "ggml-vocab-llama-spm.gguf",
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_published_files_of_one_tokenizer_are_the_same(name, test_data):
+    one = load_spec(test_data / "tokenizers" / name)
+    other = load_spec(test_data / "vocab" / PAIRS[name])
+    found = compare(replace(one, add_bos=other.add_bos, bos_id=other.bos_id), other, PROBES)
+    assert [entry for entry in found.differences if entry.certain] == []
+    assert found.complete
