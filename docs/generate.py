@@ -17,6 +17,8 @@ from bitnet.commands.usage import summary
 from bitnet.errors import EXIT_CODES
 from bitnet.families import config_json, gguf_keys, rope_keys
 from bitnet.families.family import Family, families
+from bitnet.runtime import limits
+from bitnet.wire.fields import DIALECTS, NAMES, named
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,6 +43,7 @@ def pages() -> dict[str, str]:
         "environment.md": environment(),
         "exit-codes.md": exit_codes(),
         "models.md": models(),
+        "requests.md": requests(),
     }
 
 
@@ -92,6 +95,34 @@ taken, `verify` included; nothing at the path, or a folder without a model, ends
 model gets its verdict from `verify`, 15, and is refused with 13 elsewhere. Among the models of
 `health` both are one that failed, 15."""
     return f"# Exit codes\n\n{NOTICE}\n\n{intro}\n\n{table}\n\n{models}\n"
+
+
+def requests() -> str:
+    """The fields of a request, with their names in each dialect."""
+    schemas = named("openai")
+    rows = []
+    for field, names in NAMES.items():
+        schema = schemas.get(names[0], {})
+        low, high = schema.get("minimum"), schema.get("maximum")
+        most = f"{high:,}" if type(high) is int else f"{high:g}" if high else ""
+        bounds = "" if low is None else f"{low:g} to {most}" if most else f"{low:g} on"
+        kind = schema.get("type") or " or ".join(each["type"] for each in schema["anyOf"])
+        rows.append([f"`{field}`", kind, bounds, *(f"`{name}`" if name else "" for name in names)])
+    parts = [
+        "# Fields of a request",
+        NOTICE,
+        "A request has these fields at every door: bodies over HTTP, rows of a batch, options of a "
+        "command. A dialect without a name for a field does not have it; a field that a door does "
+        "not know is refused.",
+        _table(["field", "type", "bounds", *DIALECTS], rows),
+        f"Everywhere a request has at most {limits.MAX_MESSAGES:,} messages, {limits.MAX_STOPS} "
+        f"stop texts and {limits.MAX_BIASES:,} biases; a schema or a regular expression at most "
+        f"{limits.MAX_GRAMMAR:,} characters, {limits.MAX_PROPERTIES:,} properties, "
+        f"{limits.MAX_REFERENCES} definitions referred to and {limits.MAX_REPEATS:,} repetitions "
+        f"in patterns. Values are nested at most {limits.MAX_DEPTH} deep. Texts are UTF-8 without "
+        "NUL.",
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 def models() -> str:

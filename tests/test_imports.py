@@ -37,6 +37,7 @@ LAYERS = [
     ["kernels", "tokenizer"],
     ["models"],
     ["runtime"],
+    ["wire"],
     [
         "server",
         "batch",

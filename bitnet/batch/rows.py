@@ -9,8 +9,8 @@ from typing import Any
 
 from bitnet.batch.openai_rows import requests_of
 from bitnet.errors import UsageError
-from bitnet.runtime.openai_request import schema_of
 from bitnet.runtime.request import Request
+from bitnet.wire.openai import schema_of
 
 __all__ = ["BatchRow"]
 

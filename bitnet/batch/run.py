@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from bitnet.batch.openai_rows import check_for, reply_of
 from bitnet.errors import BitnetError, UsageError
 from bitnet.runtime.answer import Answer
-from bitnet.runtime.chat_form import token_facts
 from bitnet.runtime.request import Request
+from bitnet.wire.openai_reply import token_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
     from bitnet.runtime.tool_calls import CallRules
 
-__all__ = ["Grammar", "Matcher", "Request", "check_messages", "check_prompt"]
+__all__ = ["EVERYTHING", "Grammar", "Matcher", "Request", "check_messages", "check_prompt"]
+
+
+EVERYTHING = 2**31 - 1  # of max_tokens: as many as there is room for
 
 
 class Matcher(Protocol):
@@ -173,6 +176,12 @@ class Request:
         if sampling:
             own["sampling"] = replace(default.sampling, **sampling)
         return replace(default, **own)
+
+    @property
+    def needs_grammar(self) -> bool:
+        """True if a grammar has to be compiled before the answer begins."""
+        constrained = self.json_schema is not None or self.regex is not None
+        return constrained or self.tool_choice not in (None, "auto", "none")
 
     def check(self) -> None:
         """Check texts, counts, sizes and depths; every door does before it tokenizes anything.

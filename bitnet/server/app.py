@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from bitnet import __version__
 from bitnet.errors import BitnetError
-from bitnet.server import chat_routes, pages, text_routes
-from bitnet.server.dialects import anthropic, llama_server, ollama, responses
+from bitnet.server import pages
+from bitnet.server.bodies import described
+from bitnet.server.dialects import anthropic, llama_server, ollama, openai, worker
 from bitnet.server.guard import Guard
-from bitnet.server.refusals import Refused, from_error, from_validation
+from bitnet.server.refusals import Refused, from_error
 from bitnet.server.tracing import Traced
+from bitnet.wire.ollama import timestamp
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -73,11 +75,9 @@ def create_app(
         openapi_url="/openapi.json",
     )
     app.state.models = models
-    app.include_router(chat_routes.router)
-    app.include_router(text_routes.router)
-    app.include_router(pages.router)
-    for dialect in (anthropic, llama_server, ollama, responses):
-        app.include_router(dialect.router)
+    app.openapi = partial(described, app)  # type: ignore[method-assign]
+    for routes in (openai, worker, pages, anthropic, llama_server, ollama):
+        app.include_router(routes.router)
     _add_plain_routes(app, models, metrics)
     _add_error_handlers(app)
     app.add_middleware(
@@ -136,6 +136,10 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
             "created": models.created,
             "owned_by": "bitnet",
             "status": {"value": entry.state},
+            # As Anthropic's clients read it.
+            "type": "model",
+            "display_name": entry.name,
+            "created_at": timestamp(models.created),
         }
         with suppress(BitnetError):  # a broken one is said to be so when it is asked
             said["context_length"] = (await entry.facts()).context
@@ -148,7 +152,14 @@ def _add_plain_routes(app: FastAPI, models: Models, metrics: Metrics) -> None:
     @app.get("/v1/models", tags=["OpenAI"], summary="The models")
     async def listed() -> dict[str, Any]:
         entries = models.entries.values()
-        return {"object": "list", "data": [await facts_of(entry) for entry in entries]}
+        first, last = (entry.name for entry in (models.default, [*entries][-1]))
+        return {
+            "object": "list",
+            "data": [await facts_of(entry) for entry in entries],
+            "has_more": False,
+            "first_id": first,
+            "last_id": last,
+        }
 
     @app.get("/v1/models/{name:path}", tags=["OpenAI"], summary="A model, by its name")
     async def model(name: str) -> dict[str, Any]:
@@ -166,11 +177,6 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(BitnetError)
     async def failed(request: Request, error: BitnetError) -> JSONResponse:
         return await refused(request, from_error(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        is_json = "json" in request.headers.get("content-type", "")
-        return await refused(request, from_validation(error.errors(), error.body, is_json=is_json))
 
     @app.exception_handler(HTTPException)
     async def refused_by_router(request: Request, error: HTTPException) -> JSONResponse:

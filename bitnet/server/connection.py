@@ -9,11 +9,19 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["PatientProtocol"]
+__all__ = ["MAX_CONNECTIONS", "PatientProtocol"]
 
 HEADER_PATIENCE_S = 10.0  # from the first byte of a request, or from connecting, to the last header
 PROBES_S = (0.0, 0.2, 1.0, 5.0, 30.0)  # after a client's last byte; a single probe cannot fail
+MAX_CONNECTIONS = 512  # most systems permit 1,024 open files per process
+MAX_OF_A_CLIENT = MAX_CONNECTIONS // 2  # so that none alone can shut out the others
 READER_PATIENCE_S = 60.0  # time a client may leave sent bytes unread
+
+
+_BUSY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\n"
+    b"Connection: close\r\n\r\n"
+)
 
 
 class PatientProtocol(H11Protocol):
@@ -28,6 +36,10 @@ class PatientProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for a request, within the time limit."""
         super().connection_made(transport)
+        if self._has_its_share():
+            transport.write(_BUSY)
+            transport.close()
+            return
         self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
@@ -77,6 +89,14 @@ class PatientProtocol(H11Protocol):
         self._headers_came()
         self._reader_came()
         super().connection_lost(exc)
+
+    def _has_its_share(self) -> bool:
+        """True if this connection is one too many of its client."""
+        if not self.client:
+            return False
+        clients = [getattr(connection, "client", None) for connection in self.connections]
+        same = sum(client is not None and client[0] == self.client[0] for client in clients)
+        return bool(same > MAX_OF_A_CLIENT)
 
     @property
     def _answering(self) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Literal
 
-from bitnet.server.source import facts_of, facts_of_loaded
+from bitnet.server.source import digest_of, facts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +51,7 @@ class ServedModel:
         self.expires_at: float | None = None
         self.loading: asyncio.Task[None] | None = None
         self._facts: Facts | None = None
+        self._digest = ""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -85,11 +86,18 @@ class ServedModel:
             BitnetError: it is not a model that can be run.
         """
         if self._facts is None:
-            if self.service is not None:
-                self._facts = facts_of_loaded(self.service.model)
-            else:
-                self._facts = await asyncio.to_thread(facts_of, self.source)
+            self._facts = await asyncio.to_thread(facts_of, self.source)
         return self._facts
+
+    async def digest(self) -> str:
+        """SHA-256 of its file, computed in a thread and kept.
+
+        Raises:
+            BitnetError: it cannot be read.
+        """
+        if not self._digest:
+            self._digest = await asyncio.to_thread(digest_of, self.source.path)
+        return self._digest
 
     def call_when_idle(self, unload: Callable[[], object]) -> None:
         """Call *unload* once it has not been used for as long as it may."""

@@ -176,6 +176,9 @@ class Guard:
                 403, f"pages of {shown!r} may not call this worker: see --allow-origin",
                 code="origin_not_allowed",
             )  # fmt: skip
+        is_page = origin is not None or any(name.startswith(b"sec-fetch-") for name in headers)
+        if scope["path"].startswith("/api/") and not is_page:
+            return  # Ollama's clients, and curl, do not mark their JSON
         if scope["method"] == "POST" and not _JSON.fullmatch(headers.get(b"content-type", b"")):
             raise Refused(
                 415,

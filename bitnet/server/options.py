@@ -17,7 +17,7 @@ __all__ = ["ServeOptions", "is_loopback"]
 
 def is_loopback(host: str) -> bool:
     """True if only this machine can reach *host*."""
-    name = host.strip("[]")
+    name = host.strip("[]").lower()
     if name == "localhost":
         return True
     try:

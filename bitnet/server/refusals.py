@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bitnet.errors import BitnetError, Unsupported, UsageError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-__all__ = ["GONE", "Refused", "body_of", "from_error", "from_validation"]
+__all__ = ["GONE", "Refused", "body_of", "from_error"]
 
 
 _ANTHROPIC = {
@@ -84,50 +81,3 @@ def from_error(error: Exception) -> Refused:
     if isinstance(error, BitnetError):
         return Refused(500, error.message, kind="server_error")
     return Refused(500, f"internal error: {type(error).__name__}", kind="server_error")
-
-
-def from_validation(errors: Sequence[Mapping[str, Any]], body: Any, *, is_json: bool) -> Refused:
-    """Refusal for a body that is not a valid request.
-
-    Args:
-        errors: FastAPI's errors; several for one field with alternative forms.
-        body: the body received.
-        is_json: it was marked as JSON.
-    """
-    field = errors[0]["loc"][:2]
-    found = min((one for one in errors if one["loc"][:2] == field), key=_distance)
-    kind, place = found["type"], found["loc"]
-    if kind == "json_invalid":
-        reason = found["ctx"]["error"]
-        return Refused(400, f"the body is not JSON: {reason} at character {place[-1]:,}")
-    if place == ("body",) and kind == "missing":
-        return Refused(400, "the request has no body")
-    if place == ("body",) and not is_json:
-        return Refused(
-            415, "the body is not marked as JSON: send the header Content-Type: application/json"
-        )
-    said = found["msg"].removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        said = "this field is not known here, and nothing is ignored"
-    if kind == "model_attributes_type":
-        said = "expected a JSON object"
-    where = ".".join(_fields(place[1:], body, is_missing=kind == "missing"))[:200]
-    return Refused(400, f"{where}: {said}" if where else said, param=where or None)
-
-
-def _distance(error: Mapping[str, Any]) -> tuple[bool, int]:
-    """Sort key: lowest for errors of the form that the field matches most closely."""
-    return error["type"].endswith(("_type", "_parsing")), -len(error["loc"])
-
-
-def _fields(place: Sequence[str | int], body: Any, *, is_missing: bool) -> list[str]:
-    """*place* without the names of forms, which do not occur in *body*."""
-    names = []
-    for part in place:
-        inside = isinstance(body, dict) and part in body
-        if inside or (isinstance(body, list) and isinstance(part, int) and part < len(body)):
-            body = body[part]
-        elif not (is_missing and isinstance(body, dict)):
-            continue
-        names.append(str(part))
-    return names

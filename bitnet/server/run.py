@@ -15,7 +15,7 @@ import uvicorn
 from bitnet.errors import InferenceError, Interrupted
 from bitnet.server.address import address_of, listen
 from bitnet.server.app import create_app
-from bitnet.server.connection import PatientProtocol
+from bitnet.server.connection import MAX_CONNECTIONS, PatientProtocol
 from bitnet.server.guard import MAX_HEADER_BYTES
 from bitnet.server.options import is_loopback
 from bitnet.server.tracing import tracing_from_environment
@@ -34,7 +34,6 @@ __all__ = ["run"]
 
 logger = logging.getLogger(__name__)
 
-MAX_CONNECTIONS = 512  # most systems permit 1,024 open files per process
 KEEP_ALIVE_S = 30
 SENDING_S = 5.0  # time for clients to read the end of their answers on shutdown
 LAST_WORDS_S = 1.0  # the same after a second SIGINT

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from bitnet.errors import BitnetError
 from bitnet.models.load import config_from
+from bitnet.options import CacheOptions
 from bitnet.runtime.kv_cache import KVCache
 from bitnet.runtime.scheduler import PREFILL_CHUNK
+from bitnet.store import Store
 from bitnet.tokenizer import resolve_tokenizer
 
 if TYPE_CHECKING:
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
     from bitnet.runtime.language_model import LanguageModel
     from bitnet.server.worker import WorkerLimits
 
-__all__ = ["Facts", "ModelSource", "facts_of", "facts_of_loaded", "memory_of"]
+__all__ = ["Facts", "ModelSource", "digest_of", "facts_of", "memory_of"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class Facts:
         dim: length of a hidden state.
         writes: whether it writes text; one that does not makes vectors only.
         template: the chat template; empty where there is none.
+        parameters: numbers in its weights.
+        encoding: of most of its weights.
     """
 
     architecture: str
@@ -60,6 +67,8 @@ class Facts:
     dim: int
     writes: bool
     template: str
+    parameters: int
+    encoding: str
 
 
 def facts_of(source: ModelSource) -> Facts:
@@ -74,15 +83,28 @@ def facts_of(source: ModelSource) -> Facts:
         template = resolve_tokenizer(checkpoint).chat_template or ""
     except BitnetError:  # to be named, or fetched, when the model is loaded
         template = ""
-    context = source.context or config.context_length
-    return Facts(checkpoint.architecture, context, config.dim, config.writes, template)
+    bytes_of: Counter[str] = Counter()
+    for weight in checkpoint.weights.values():
+        bytes_of[weight.quant.name] += weight.data.nbytes
+    return Facts(
+        architecture=checkpoint.architecture,
+        context=source.context or config.context_length,
+        dim=config.dim,
+        writes=config.writes,
+        template=template,
+        parameters=sum(prod(weight.shape) for weight in checkpoint.weights.values()),
+        encoding=bytes_of.most_common(1)[0][0],
+    )
 
 
-def facts_of_loaded(model: LanguageModel) -> Facts:
-    """The same of *model*."""
-    config = model.config
-    template = model.tokenizer.chat_template or ""
-    return Facts(config.architecture, model.context, config.dim, config.writes, template)
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, computed once; of the names and digests of its files for a folder."""
+    store = Store(CacheOptions().root)
+    if path.is_file():
+        return store.digest_of(path)
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    lines = [f"{store.digest_of(file)} {file.relative_to(path)}\n" for file in files]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def memory_of(checkpoint: Checkpoint, context: int | None, limits: WorkerLimits) -> int:

@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi.responses import StreamingResponse
 
+from bitnet.errors import UsageError
+from bitnet.server.prompts import sequences_of
 from bitnet.server.refusals import GONE, Refused, from_error
+from bitnet.server.worker import stopping
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 
     from fastapi import Request
     from starlette.types import Receive, Scope, Send
 
     from bitnet.runtime.answer import Answer
     from bitnet.runtime.piece import Piece
-    from bitnet.runtime.sequence import Sequence
+    from bitnet.runtime.request import Request as ModelRequest
     from bitnet.server.service import Service
     from bitnet.server.worker import Order
+    from bitnet.wire.fields import Form
 
 __all__ = ["DONE", "LINES", "NAMED", "OPENAI", "UNNAMED", "Exchange", "Wire", "event"]
 
@@ -74,27 +78,25 @@ class Exchange:
         self,
         service: Service,
         request: Request,
-        make: Callable[[Any, Service], list[Sequence]],
-        body: Any,
+        make: Callable[[], list[ModelRequest]],
+        body: Mapping[str, Any],
         *,
-        places: int = 1,
-        compiles: bool = False,
+        form: Form,
     ) -> None:
         """An exchange that :meth:`collect` or :meth:`stream` carries out.
 
         Args:
             service: what answers.
             request: the HTTP request.
-            make: makes the sequences of *body*, in a thread.
-            body: the parsed body.
-            places: number of places in the queue.
-            compiles: *make* may have to compile a grammar.
+            make: makes the requests of *body*, in a thread.
+            body: what was asked for; ``n`` answers of each request.
+            form: of *body*, whose names errors have.
         """
         self._request = request
         self._make = make
         self._body = body
-        self._places = places
-        self._compiles = compiles
+        self._form = form
+        self._choices: int = body.get("n") or 1
         self._begun = False
         self._service = service
         self._order: Order | None = None
@@ -179,12 +181,7 @@ class Exchange:
 
     async def _submitted(self) -> Order:
         self._began_at = time.perf_counter()
-        self._order = order = await self._service.worker.submit(
-            lambda: self._make(self._body, self._service),
-            self._places,
-            compiles=self._compiles,
-            deadline=self._request.state.deadline,
-        )
+        self._order = order = await self._queued()
         count = len(order.answers)
         self._begun = True
         self._service.narrate(
@@ -195,6 +192,23 @@ class Exchange:
             prompt_tokens=sum(answer.stats.prompt_tokens for answer in order.answers),
         )
         return order
+
+    async def _queued(self) -> Order:
+        service, worker = self._service, self._service.worker
+        try:
+            requests = await worker.prepared(self._make)
+            return await worker.submit(
+                lambda: [
+                    sequence
+                    for each in requests
+                    for sequence in sequences_of(each, service, choices=self._choices)
+                ],
+                len(requests) * self._choices,
+                compiles=any(each.needs_grammar for each in requests),
+                deadline=self._request.state.deadline,
+            )
+        except UsageError as error:
+            raise self._form.renamed(error) from error
 
     def _cancel(self) -> None:
         if self._order is not None:
@@ -247,10 +261,10 @@ class Exchange:
         span = self._request.scope["state"].get("span")
         if span is not None and self._order is not None:
             span.answered(
-                getattr(self._body, "model", None) or self._service.name,
+                self._body.get("model") or self._service.name,
                 self._service.name,
                 self._order.answers,
-                choices=getattr(self._body, "n", None) or 1,
+                choices=self._choices,
                 begun_s=self._began_at,
                 error=error,
             )
@@ -272,6 +286,8 @@ def _check(answer: Answer, piece: Piece) -> None:
     """Raise the error that ended *answer* with *piece*."""
     if piece.finish_reason in ("error", "deadline"):
         raise from_error(answer.error or RuntimeError("no reason given"))
+    if piece.finish_reason == "cancelled" and not answer.stats.tokens:
+        raise stopping()  # an answer that has not begun is not an empty one
 
 
 async def _with_first(first: T, others: AsyncIterator[T]) -> AsyncIterator[T]:

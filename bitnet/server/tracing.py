@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from bitnet import __version__, settings
 from bitnet.installation import extra_command
-from bitnet.runtime.chat_form import chat_finish
 from bitnet.server.refusals import GONE
+from bitnet.wire.openai_reply import chat_finish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,12 +11,12 @@ from functools import cache
 from pathlib import Path
 
 import tekken_files
-from pydantic import ValidationError
 from tiny_models import tiny_gguf
 
 from bitnet.errors import BitnetError
 from bitnet.runtime.language_model import load
-from bitnet.server import openai, refusals, shapes
+from bitnet.runtime.request import Request
+from bitnet.server import prompts, refusals
 from bitnet.server.metrics import Metrics
 from bitnet.server.narration import Narrator
 from bitnet.server.service import Service
@@ -27,6 +27,7 @@ from bitnet.tokenizer.from_files import spec_from_file, spec_from_tokenizer_mode
 from bitnet.tokenizer.portable import PortableEngine
 from bitnet.tokenizer.tiktoken_file import spec_from_ranks
 from bitnet.tokenizer.tokenizer_json import spec_from_tokenizer_json
+from bitnet.wire import anthropic, llama_server, ollama, openai, responses, worker
 
 TEXTS = (
     "",
@@ -79,17 +80,24 @@ def chat_template(data):
 def server_body(data):
     """A request body of these bytes, for every route that reads one."""
     service = _served()
-    routes = {
-        shapes.InferenceRequest: openai.inference,
-        shapes.CompletionRequest: openai.completions,
-        shapes.ChatRequest: openai.chat,
-        shapes.EmbeddingRequest: openai.embeddings,
-        shapes.TokenizeRequest: lambda body, _: body,
-        shapes.DetokenizeRequest: lambda body, _: body,
-    }
-    for shape, route in routes.items():
-        with suppress(ValidationError, BitnetError, refusals.Refused):
-            route(shape.model_validate_json(data), service)
+    context = service.model.context
+    requests = (
+        (openai.CHAT, openai.chat_requests),
+        (openai.COMPLETION, lambda body: openai.completion_requests(body, Request())),
+        (openai.EMBEDDING, openai.embedding_requests),
+        (responses.RESPONSE, responses.response_requests),
+        (anthropic.MESSAGE, anthropic.message_requests),
+        (llama_server.COMPLETION, llama_server.completion_requests),
+        (ollama.CHAT, lambda body: ollama.chat_requests(body, context)),
+        (ollama.GENERATE, lambda body: ollama.generate_requests(body, context, chats=True)),
+        (worker.INFERENCE, lambda body: worker.inference_requests(body, Request())),
+        (worker.TOKENIZE, lambda _: ()),
+        (worker.DETOKENIZE, lambda _: ()),
+    )
+    for form, requests_of in requests:
+        with suppress(BitnetError, refusals.Refused):
+            for request in requests_of(form.parse(data)):
+                prompts.sequences_of(request, service)
 
 
 @cache

@@ -1,8 +1,10 @@
 """Clients that are slow, greedy or curious."""
 
+import asyncio
 import contextlib
 import json
 import socket
+import threading
 from dataclasses import replace
 
 import pytest
@@ -12,9 +14,9 @@ from waiting import PATIENCE_S, until
 
 from bitnet.errors import UsageError
 from bitnet.server import connection, guard, prompts
-from bitnet.server import openai as api
 from bitnet.server.narration import Narrator
-from bitnet.server.shapes import ChatRequest
+from bitnet.wire.fields import Form
+from bitnet.wire.openai import CHAT, chat_requests
 
 HEAD = b"POST /v1/inference HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 BODY = {"prompt": "a", "max_tokens": 1}
@@ -171,10 +173,10 @@ def test_an_event_stays_on_its_line_whatever_is_in_it(as_json):
 @pytest.mark.parametrize(("share", "expected"), [(0, 8), (30, 19), (1000, 53)])
 def test_a_chat_of_no_given_length_leaves_room_for_the_others(worker, monkeypatch, share, expected):
     monkeypatch.setattr(prompts, "DEFAULT_TOKENS", 8)
-    request = ChatRequest(messages=[{"role": "user", "content": "a"}])
+    body = CHAT.read({"messages": [{"role": "user", "content": "a"}]})
     service = replace(worker.service, max_output_tokens=1000)
     monkeypatch.setattr(service.worker, "_fair_positions", share)
-    (sequence,) = api.chat(request, service)
+    (sequence,) = prompts.sequences_of(*chat_requests(body), service)
     spare = 11 - sequence.prompt_tokens  # the numbers above are for a prompt of 11 ids of 64
     assert sequence.request.max_tokens == expected + (spare if share else 0)
 
@@ -222,3 +224,46 @@ def test_vectors_wait_in_the_queue_like_answers(serving):
     assert worker.post("/v1/embeddings", {"input": "a"}).status_code == 200
     inner.drain()
     assert worker.post("/v1/embeddings", {"input": "a"}).status_code == 503
+
+
+def test_a_client_alone_cannot_take_every_connection(worker, monkeypatch):
+    monkeypatch.setattr(connection, "MAX_OF_A_CLIENT", 8)
+    with contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(connected(worker)) for _ in range(8)]
+        for one in slow:
+            one.sendall(b"P")
+        with connected(worker) as one:
+            assert everything(one).startswith(b"HTTP/1.1 503 ")
+    with connected(worker) as one:
+        one.sendall(b"GET /health HTTP/1.1\r\nHost: LOCALHOST\r\nConnection: close\r\n\r\n")
+        assert everything(one).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"prompt": ["x", *range(60_000)]}, {"prompt": "a"} | {f"k{at}": 1 for at in range(30_000)}],
+    ids=["wrong ids", "unknown fields"],
+)
+def test_a_refused_body_is_checked_in_a_thread(worker, monkeypatch, body):
+    threads = set()
+    parse = Form.parse
+
+    def noted(self, raw):
+        threads.add(threading.current_thread() is threading.main_thread())
+        threads.add(asyncio_runs())
+        return parse(self, raw)
+
+    monkeypatch.setattr(Form, "parse", noted)
+    reply = worker.post("/v1/completions", body)
+    assert reply.status_code == 400
+    assert len(reply.text) < 1000
+    assert threads == {False}
+
+
+def asyncio_runs():
+    """True in the thread of an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -265,6 +265,22 @@ def test_a_draining_worker_finishes_and_takes_nothing_new(serving, slow):
         assert running.result().json()["tokens_generated"] == 40
 
 
+def test_what_has_written_nothing_at_a_drain_is_refused_and_not_empty(serving, slow):
+    worker = serving(max_batch=1)
+    with ThreadPoolExecutor(3) as pool:
+        replies = [pool.submit(worker.post, "/v1/inference", LONG) for _ in range(2)]
+        replies.append(pool.submit(worker.post, "/v1/inference", LONG | {"stream": True}))
+        until(lambda: worker.service.worker.open_jobs == 3)
+        worker.service.worker.drain(0)
+        slow()
+        statuses = [reply.result().status_code for reply in replies]
+    refused = [reply.result() for reply in replies if reply.result().status_code == 503]
+    assert len(refused) >= 2, statuses  # one had the place and may have written a token
+    assert {reply.headers["Retry-After"] for reply in refused} == {"5"}
+    for reply in replies:
+        assert reply.result() in refused or reply.result().json()["tokens_generated"]
+
+
 def test_metrics_stand_under_the_names_of_other_servers_too(serving, slow):
     worker = serving(max_batch=1, kv_budget_bytes=10**8)
     body = {"prompt": "abcdef", "max_tokens": 5}

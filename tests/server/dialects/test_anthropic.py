@@ -105,7 +105,7 @@ IMAGE = {"role": "user", "content": [{"type": "image", "source": {}}]}
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking: only the type"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking: only the types"),
         ({"mcp_servers": [{"a": 1}]}, "mcp_servers is not served"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0: tools of Anthropic's"),
         ({"tool_choice": {"type": "all"}}, "tool_choice.type is not"),
@@ -114,7 +114,7 @@ IMAGE = {"role": "user", "content": [{"type": "image", "source": {}}]}
         ({"messages": [*ASK, {"role": "assistant", "content": "a"}]}, "which is not continued"),
         ({"top_p": 3.0}, "top_p is 3.0"),
         ({"max_tokens": 0}, "max_tokens is 0"),
-        ({"max_tokens": None}, "max_tokens: Input should be a valid integer"),
+        ({"max_tokens": None}, "max_tokens: this field is required"),
         ({"stop_sequences": [1]}, "stop_sequences.0"),
         ({"output_config": {"effort": "low"}}, "output_config.effort is not served"),
         ({"unknown": 1}, "unknown: this field is not known here"),

@@ -1,7 +1,9 @@
 """Ollama's API, through its official client."""
 
+import hashlib
 import json
 import math
+import re
 
 import pytest
 from bitnet_embeddings import folder
@@ -146,6 +148,9 @@ def test_the_model_is_listed_and_described(client, worker, path):
     (listed,) = client.list().models
     assert (listed.model, listed.size) == ("tiny", path.stat().st_size)
     assert (listed.details.format, listed.details.family) == ("gguf", "llama")
+    assert listed.digest == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert re.fullmatch(r"\d+\.\d[KM]", listed.details.parameter_size)
+    assert listed.details.quantization_level == "F32"
     assert [one.model for one in client.ps().models] == ["tiny"]
     shown = client.show("tiny")
     assert "tools" in shown.capabilities
@@ -164,6 +169,7 @@ def test_the_model_is_listed_and_described(client, worker, path):
         ("/api/chat", {"options": {"top_p": 3.0}}, "options.top_p is 3.0"),
         ("/api/chat", {"options": {"num_predict": 0}}, "options.num_predict is 0"),
         ("/api/chat", {"options": {"num_predict": "x"}}, "options.num_predict is not a whole"),
+        ("/api/chat", {"options": {"stop": ["a"] * 17}}, "options.stop has more than 16"),
         ("/api/chat", {"format": "yaml"}, "format is neither"),
         ("/api/chat", {"messages": [{"role": "user", "content": "", "images": ["x"]}]},
          "messages.0.images: only text"),
@@ -185,3 +191,26 @@ def test_another_model_is_not_found(client):
     with pytest.raises(ollama.ResponseError, match="no model 'other'") as error:
         client.chat("other", ASK)
     assert error.value.status_code == 404
+
+
+def test_the_older_routes_and_names_are_done(worker, client):
+    (row,) = client.embed("tiny", "abc").embeddings
+    assert client.embeddings("tiny", "abc").embedding == row
+    named = (worker.post("/api/show", {field: "tiny"}).json() for field in ("name", "model"))
+    assert len({json.dumps(facts) for facts in named}) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        ({}, 200),
+        ({"Content-Type": "application/x-www-form-urlencoded"}, 200),
+        ({"Sec-Fetch-Site": "cross-site"}, 415),
+        ({"Content-Type": "text/plain", "Sec-Fetch-Mode": "no-cors"}, 415),
+        ({"Origin": "http://evil.example"}, 403),
+    ],
+)
+def test_json_need_not_be_marked_except_by_a_page(worker, more, status):
+    body = json.dumps({"model": "tiny", "messages": ASK, "options": GREEDY, "stream": False})
+    reply = worker.http.post("/api/chat", content=body.encode(), headers=more)
+    assert reply.status_code == status, reply.text

@@ -10,63 +10,86 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitnet.errors import UsageError
-from bitnet.runtime.chat_form import with_top
-from bitnet.runtime.openai_request import schema_of
+from bitnet.runtime.limits import MAX_MESSAGES
 from bitnet.runtime.piece import Piece
 from bitnet.runtime.request import Request
 from bitnet.runtime.tool_calls import CallDelta
+from bitnet.wire.fields import FLAG, OBJECT, TEXT, TEXTS, Form, named, optional, random
+from bitnet.wire.openai import IDLE, schema_of
+from bitnet.wire.openai_reply import with_top
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from bitnet.runtime.answer import Answer
 
-__all__ = ["LOGPROBS", "ResponseItems", "response_request", "response_schema"]
+__all__ = ["RESPONSE", "ResponseItems", "response_requests", "response_schema"]
 
-LOGPROBS = "message.output_text.logprobs"
-_UNSERVED = (
-    "previous_response_id", "conversation", "background", "prompt", "reasoning", "max_tool_calls",
-    "context_management",
-)  # fmt: skip
-_NAMES = {"max_tokens": "max_output_tokens", "json_schema": "text.format"}
+INCLUDED = "message.output_text.logprobs"
+_ANY_OBJECTS = {"type": "array", "items": OBJECT}
+
+RESPONSE = Form(
+    "ResponseRequest",
+    {
+        "model": TEXT,
+        "input": optional(TEXT, _ANY_OBJECTS | {"minItems": 1, "maxItems": MAX_MESSAGES}),
+        "instructions": TEXT,
+        **named("responses", "max_tokens", "temperature", "top_p"),
+        **named("responses", "tools", "tool_choice", "parallel_tool_calls"),
+        "text": OBJECT | {"description": "format: text or a JSON schema"},
+        "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+        "include": TEXTS | {"description": f"only {INCLUDED}"},
+        "truncation": {"type": "string", "enum": ["disabled"]},
+        "stream": FLAG,
+        "reasoning": OBJECT,
+        "conversation": optional(TEXT, OBJECT),
+        "prompt": OBJECT,
+        "context_management": _ANY_OBJECTS,
+    },
+    required=("input",),
+    # Nothing is stored, and the reply says so.
+    idle={name: IDLE[name] for name in IDLE if name != "cache_prompt"} | {"stream_options": OBJECT},
+    unserved=("previous_response_id", "background", "max_tool_calls"),
+    dialect="responses",
+)
+_UNSERVED = ("reasoning", "conversation", "prompt", "context_management")
 
 
-def response_request(body: Mapping[str, Any], default: Request) -> Request:
-    """The answer that *body* wants.
+def response_requests(body: Mapping[str, Any], default: Request | None = None) -> list[Request]:
+    """The request of *body*, as :data:`RESPONSE` reads it.
 
     Args:
-        body: a request of ``/v1/responses`` whose fields have their types; one that is missing is
-            ``None``.
+        body: what was asked for.
         default: for what *body* leaves out.
 
     Raises:
         UsageError: something in it is not served, or out of its range; names the field.
     """
     for name in _UNSERVED:
-        value = body.get(name)
+        value = body[name]
         is_empty = isinstance(value, dict) and all(one is None for one in value.values())
         if value and not is_empty:
             raise UsageError(f"{name} is not served", field=name)
-    include, top = body.get("include"), body.get("top_logprobs")
-    if any(one != LOGPROBS for one in include or ()):
-        raise UsageError(f"include: only {LOGPROBS} is served", field="include")
+    include, top = body["include"], body["top_logprobs"]
+    if any(one != INCLUDED for one in include or ()):
+        raise UsageError(f"include: only {INCLUDED} is served", field="include")
     if top and not include:
-        raise UsageError(f"top_logprobs needs include: {LOGPROBS}", field="top_logprobs")
-    said = body.get("instructions")
+        raise UsageError(f"top_logprobs needs include: {INCLUDED}", field="top_logprobs")
+    said = body["instructions"]
     told = [{"role": "system", "content": said}] if said else []
-    tools = [_tool(one, f"tools.{n}") for n, one in enumerate(body.get("tools") or ())]
+    tools = [_tool(one, f"tools.{n}") for n, one in enumerate(body["tools"] or ())]
     given = {
         "messages": told + _messages(body["input"]),
         "tools": tools or None,
-        "tool_choice": _choice(body.get("tool_choice")),
-        "parallel_tool_calls": body.get("parallel_tool_calls"),
+        "tool_choice": _choice(body["tool_choice"]),
+        "parallel_tool_calls": body["parallel_tool_calls"],
         "json_schema": response_schema(body),
-        "max_tokens": body.get("max_output_tokens"),
-        "temperature": body.get("temperature"),
-        "top_p": body.get("top_p"),
+        "max_tokens": body["max_output_tokens"],
+        "temperature": body["temperature"],
+        "top_p": body["top_p"],
     }
-    request = Request.from_mapping(given, default, names=_NAMES)
-    return replace(request, logprobs=top or 0) if include else request
+    request = Request.from_mapping(given, random(default, temperature=1.0))
+    return [replace(request, logprobs=top or 0) if include else request]
 
 
 def response_schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -75,7 +98,7 @@ def response_schema(body: Mapping[str, Any]) -> dict[str, Any] | None:
     Raises:
         UsageError: ``text`` asks for something else.
     """
-    given = {name: value for name, value in (body.get("text") or {}).items() if value is not None}
+    given = {name: value for name, value in (body["text"] or {}).items() if value is not None}
     form = given.pop("format", None)
     for name in given:
         name = f"text.{name[:80]}"

@@ -1,0 +1,266 @@
+"""Anthropic's messages: bodies as requests, answers as messages and events.
+
+Names and events are those of docs.anthropic.com/en/api/messages and .../messages-streaming.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import UsageError
+from bitnet.runtime.request import Request
+from bitnet.wire.fields import (
+    FLAG,
+    MESSAGES,
+    OBJECT,
+    OBJECTS,
+    STOPS,
+    TEXT,
+    Form,
+    named,
+    optional,
+    random,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.piece import Piece
+
+__all__ = ["COUNT", "MESSAGE", "MessageEvents", "message_head", "message_reply", "message_requests"]
+
+_UNSERVED = ("container", "context_management", "mcp_servers")
+_STOPS = {"length": "max_tokens", "context": "model_context_window_exceeded"}
+_FIELDS = {
+    "model": TEXT,
+    "messages": MESSAGES,
+    "system": optional(TEXT, OBJECTS),
+    "tools": OBJECTS,
+    "tool_choice": OBJECT,
+    "thinking": OBJECT | {"description": "disabled, or adaptive where the model decides"},
+    "output_config": OBJECT | {"description": "only format, a JSON schema"},
+    "output_format": OBJECT | {"description": "a JSON schema"},
+}
+_IDLE = {
+    "cache_control": OBJECT, "metadata": OBJECT, "service_tier": TEXT, "inference_geo": TEXT,
+    "speed": TEXT, "user_profile_id": TEXT,
+}  # fmt: skip
+COUNT = Form(
+    "CountRequest", _FIELDS, required=("messages",), idle=_IDLE, unserved=_UNSERVED,
+    dialect="anthropic",
+)  # fmt: skip
+MESSAGE = Form(
+    "MessagesRequest",
+    {
+        **_FIELDS,
+        **named("anthropic", "max_tokens", "temperature", "top_k", "top_p"),
+        "stop_sequences": STOPS,
+        "stream": FLAG,
+    },
+    required=("messages", "max_tokens"),
+    idle=_IDLE,
+    unserved=_UNSERVED,
+    dialect="anthropic",
+)
+
+
+def message_requests(body: Mapping[str, Any]) -> list[Request]:
+    """The request of *body*, as :data:`MESSAGE` or :data:`COUNT` reads it.
+
+    Raises:
+        UsageError: a part of it is not supported.
+    """
+    if (body["thinking"] or {}).get("type", "disabled") not in ("disabled", "adaptive"):
+        raise UsageError("thinking: only the types disabled and adaptive are served",
+                         field="thinking")  # fmt: skip
+    if body["messages"][-1]["role"] == "assistant":
+        raise UsageError(
+            "messages: the last one is the assistant's, which is not continued", field="messages"
+        )
+    system = [{"role": "system", "content": _texts(body["system"], "system")}]
+    turns = system if body["system"] else []
+    for number, message in enumerate(body["messages"]):
+        turns += _turns(message, f"messages.{number}")
+    choice = body["tool_choice"] or {}
+    kinds = {"auto": "auto", "any": "required", "none": "none", None: None}
+    kind = choice.get("type")
+    if kind == "tool":
+        tool_choice: Any = {"type": "function", "function": {"name": choice.get("name")}}
+    elif kind is None or (isinstance(kind, str) and kind in kinds):
+        tool_choice = kinds[kind]
+    else:
+        raise UsageError("tool_choice.type is not auto, any, tool or none", field="tool_choice")
+    tools = [_tool(tool, f"tools.{number}") for number, tool in enumerate(body["tools"] or ())]
+    given = {
+        "messages": turns,
+        "tools": tools or None,
+        "tool_choice": tool_choice,
+        "parallel_tool_calls": not choice.get("disable_parallel_tool_use", False),
+        "json_schema": _schema(body),
+        "stop": body.get("stop_sequences"),
+        **{name: body.get(name) for name in ("max_tokens", "temperature", "top_k", "top_p")},
+    }
+    return [Request.from_mapping(given, random(temperature=1.0))]
+
+
+def _schema(body: Mapping[str, Any]) -> Any:
+    """Schema of the answer; ``None``: none."""
+    config = body["output_config"] or {}
+    if unknown := next((name for name in config if name != "format"), None):
+        name = f"output_config.{unknown[:80]}"
+        raise UsageError(f"{name} is not served", field=name)
+    form = body["output_format"] or config.get("format")
+    if form is None:
+        return None
+    is_schema = isinstance(form, dict) and form.get("type") == "json_schema"
+    if not is_schema or not isinstance(form.get("schema"), dict):
+        raise UsageError("output_format: expected a json_schema", field="output_format")
+    return form["schema"]
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    """A tool in OpenAI's form."""
+    if tool.get("type", "custom") != "custom":
+        raise UsageError(f"{where}: tools of Anthropic's own are not served", field=where)
+    function = {name: tool[name] for name in ("name", "description") if name in tool}
+    return {
+        "type": "function",
+        "function": {**function, "parameters": tool.get("input_schema")},
+    }
+
+
+def _turns(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """Turns for chat templates from one of Anthropic's; tool results become turns of their own."""
+    if message["role"] not in ("user", "assistant"):
+        raise UsageError(f"{where}.role is neither user nor assistant", field=f"{where}.role")
+    content = message.get("content")
+    if not isinstance(content, list):
+        return [{"role": message["role"], "content": content}]
+    turns: list[dict[str, Any]] = []
+    texts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for number, block in enumerate(content):
+        at = f"{where}.content.{number}"
+        kind = block.get("type")
+        if kind == "text" and isinstance(block.get("text"), str):
+            texts.append(block["text"])
+        elif kind == "tool_use" and isinstance(block.get("name"), str):
+            arguments = json.dumps(block.get("input") or {}, ensure_ascii=False)
+            function = {"name": block["name"], "arguments": arguments}
+            calls.append({"id": block.get("id"), "type": "function", "function": function})
+        elif kind == "tool_result":
+            result = _texts(block.get("content"), at)
+            turns.append(
+                {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": result}
+            )
+        else:
+            raise UsageError(f"{at}: a block of type {str(kind)[:40]!r} is not served", field=at)
+    if texts or calls or not turns:
+        turn: dict[str, Any] = {"role": message["role"], "content": "\n".join(texts)}
+        turns.append(turn | {"tool_calls": calls} if calls else turn)
+    return turns
+
+
+def _texts(content: Any, where: str) -> str:
+    """The text of *content*, a text or a list of blocks of text."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    if isinstance(content, list):
+        texts = [block.get("text") if isinstance(block, dict) else None for block in content]
+        if all(isinstance(text, str) for text in texts):
+            return "\n".join(map(str, texts))
+    raise UsageError(f"{where}: only text is served", field=where)
+
+
+def message_head(model: str) -> dict[str, Any]:
+    """Fields with which a reply begins, with a unique id."""
+    return {
+        "id": f"msg_{secrets.token_hex(12)}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+    }
+
+
+def message_reply(answer: Answer) -> dict[str, Any]:
+    """The reply of a finished answer, after its head."""
+    content: list[dict[str, Any]] = []
+    if answer.text or not answer.calls:
+        content.append({"type": "text", "text": answer.text})
+    content += [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+        for call in answer.calls
+        if (given := call.parsed()) is not None
+    ]
+    return {"content": content, **_ended(answer), "usage": _usage(answer)}
+
+
+def _ended(answer: Answer) -> dict[str, Any]:
+    reason = answer.finish_reason
+    said = _STOPS.get(str(reason), str(reason))
+    if reason == "stop":
+        said = "stop_sequence" if answer.stop_text else "tool_use" if answer.calls else "end_turn"
+    return {"stop_reason": said, "stop_sequence": answer.stop_text or None}
+
+
+def _usage(answer: Answer) -> dict[str, int]:
+    stats = answer.stats
+    return {
+        "input_tokens": stats.prompt_tokens - stats.reused_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": stats.reused_tokens,
+        "output_tokens": stats.tokens,
+    }
+
+
+class MessageEvents:
+    """Events of an answer: blocks of text and of calls, one after the other."""
+
+    def __init__(self, head: dict[str, Any]) -> None:
+        """Events of an answer whose reply begins with *head*."""
+        self._head = head
+        self._begun = False
+        self._index = -1
+        self._kind = ""  # of the open block
+
+    def of(self, _index: int, piece: Piece, answer: Answer) -> Iterator[dict[str, Any]]:
+        """Events of one piece."""
+        if not self._begun:
+            self._begun = True
+            empty: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+            usage = _usage(answer) | {"output_tokens": 0}
+            yield {"type": "message_start", "message": self._head | empty | {"usage": usage}}
+        if piece.text:
+            if self._kind != "text":
+                yield from self._open({"type": "text", "text": ""})
+            yield self._delta({"type": "text_delta", "text": piece.text})
+        for call in piece.calls:
+            if call.id:
+                block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+                yield from self._open(block)
+            if call.arguments:
+                yield self._delta({"type": "input_json_delta", "partial_json": call.arguments})
+
+    def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
+        """Events after the last piece."""
+        (answer,) = answers
+        yield from self._close()
+        yield {"type": "message_delta", "delta": _ended(answer), "usage": _usage(answer)}
+        yield {"type": "message_stop"}
+
+    def _open(self, block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield from self._close()
+        self._index += 1
+        self._kind = block["type"]
+        yield {"type": "content_block_start", "index": self._index, "content_block": block}
+
+    def _close(self) -> Iterator[dict[str, Any]]:
+        if self._kind:
+            self._kind = ""
+            yield {"type": "content_block_stop", "index": self._index}
+
+    def _delta(self, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}

@@ -1,0 +1,355 @@
+"""The table of a request's fields, and forms of JSON objects that have them.
+
+What a field means, its type, bounds and default are those of :class:`Request` and
+:class:`SamplingParams`; :data:`NAMES` has the name that each dialect gives it. A form reads a body,
+writes itself for the OpenAPI page, and names errors as the client wrote the field. A body is read
+up to its first error.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import UsageError
+from bitnet.runtime.limits import MAX_MESSAGES, MAX_STOPS, check_value
+from bitnet.runtime.options import MAX_LOGPROBS, SamplingParams
+from bitnet.runtime.request import EVERYTHING, Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+__all__ = ["DIALECTS", "NAMES", "Form", "Schema", "named", "optional", "random", "without_nulls"]
+
+Schema = dict[str, Any]
+
+DIALECTS = ("openai", "responses", "anthropic", "ollama", "llama_server")
+#: The name of each field of a request in the dialects, in their order; empty: it has none there.
+NAMES: dict[str, tuple[str, str, str, str, str]] = {
+    "max_tokens": ("max_tokens", "max_output_tokens", "max_tokens", "num_predict", "n_predict"),
+    "stop": ("stop", "", "stop_sequences", "stop", "stop"),
+    "min_tokens": ("min_tokens", "", "", "", ""),
+    "ignore_eos": ("ignore_eos", "", "", "", "ignore_eos"),
+    "temperature": ("temperature",) * 5,
+    "top_k": ("top_k", "", "top_k", "top_k", "top_k"),
+    "top_p": ("top_p",) * 5,
+    "min_p": ("min_p", "", "", "min_p", "min_p"),
+    "repetition_penalty": ("repetition_penalty", "", "", "repeat_penalty", "repeat_penalty"),
+    "frequency_penalty": ("frequency_penalty", "", "", "frequency_penalty", "frequency_penalty"),
+    "presence_penalty": ("presence_penalty", "", "", "presence_penalty", "presence_penalty"),
+    "seed": ("seed", "", "", "seed", "seed"),
+    "logit_bias": ("logit_bias", "", "", "", "logit_bias"),
+    "json_schema": ("json_schema", "text.format", "output_format", "format", "json_schema"),
+    "messages": ("messages", "input", "messages", "messages", ""),
+    "tools": ("tools", "tools", "tools", "tools", ""),
+    "tool_choice": ("tool_choice", "tool_choice", "tool_choice", "", ""),
+    "parallel_tool_calls": ("parallel_tool_calls", "parallel_tool_calls", "", "", ""),
+    "prompt": ("prompt", "", "", "prompt", "prompt"),
+}
+
+TEXT: Schema = {"type": "string"}
+FLAG: Schema = {"type": "boolean"}
+WHOLE: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+OBJECT: Schema = {"type": "object"}
+NULL: Schema = {"type": "null"}
+OBJECTS: Schema = {"type": "array", "items": OBJECT}
+TEXTS: Schema = {"type": "array", "items": TEXT}
+TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}
+STOPS: Schema = {"type": "array", "items": TEXT, "maxItems": MAX_STOPS}
+LOGPROBS: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS}
+#: Texts in the four forms of OpenAI.
+INPUTS: Schema = {
+    "anyOf": [
+        TEXT,
+        TEXTS,
+        {"type": "array", "items": TOKEN_ID},
+        {"type": "array", "items": {"type": "array", "items": TOKEN_ID}},
+    ]
+}
+MESSAGE: Schema = {
+    "type": "object",
+    "properties": {
+        "role": {"type": "string", "minLength": 1, "maxLength": 64},
+        "content": {"anyOf": [TEXT, OBJECTS, NULL]},
+    },
+    "required": ["role"],
+}
+MESSAGES: Schema = {"type": "array", "items": MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES}
+TOOL_CHOICE: Schema = {
+    "anyOf": [{"type": "string", "enum": ["none", "auto", "required"]}, OBJECT],
+    "description": "none: the model is not told of the tools; required, or a function by its name: "
+    "the answer is a call that follows the function's schema",
+}
+_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,),
+    "object": (dict,), "array": (list,), "null": (type(None),),
+}  # fmt: skip
+_WORDS = {
+    "string": "a text", "integer": "a whole number", "number": "a number",
+    "boolean": "true or false", "object": "a JSON object", "array": "a list", "null": "null",
+}  # fmt: skip
+# Forms of the fields whose annotations are not numbers or flags.
+_SHAPES: dict[str, Schema] = {
+    "stop": {
+        "anyOf": [TEXT, STOPS],
+        "description": "texts that end the answer and are not part of it",
+    },
+    "logit_bias": {"type": "object", "additionalProperties": NUMBER},
+    "json_schema": {"anyOf": [OBJECT, FLAG]},
+    "messages": MESSAGES,
+    "tools": OBJECTS,
+    "tool_choice": TOOL_CHOICE,
+}
+_MINUS_ONE = {"max_tokens", "top_k", "seed"}  # -1: the default
+_DEFAULT = "x-default-as"  # key of a schema: the number that stands for the default
+
+
+def optional(*schemas: Schema, about: str = "") -> Schema:
+    """A schema of values that follow one of *schemas*; a field may always be left out or null."""
+    whole = dict(schemas[0]) if len(schemas) == 1 else {"anyOf": [*schemas]}
+    return whole | ({"description": about} if about else {})
+
+
+def named(dialect: str, *only: str, without: Iterable[str] = ()) -> dict[str, Schema]:
+    """Schemas of the request's fields by their names in *dialect*.
+
+    Args:
+        dialect: one of :data:`DIALECTS`.
+        only: fields to take; all that the dialect has when not given.
+        without: fields to leave out.
+    """
+    at = DIALECTS.index(dialect)
+    chosen = only or tuple(name for name in NAMES if name not in without)
+    return {NAMES[name][at]: _schema(name) for name in chosen if NAMES[name][at]}
+
+
+def random(default: Request | None = None, /, **sampling: Any) -> Request:
+    """*default*, else a request of any length, with a dialect's defaults of sampling."""
+    default = default or Request(max_tokens=EVERYTHING)
+    return replace(default, sampling=replace(default.sampling, **sampling))
+
+
+def without_nulls(messages: Iterable[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+    """*messages* without entries that are null, of which some templates would write the word."""
+    entries = [message.items() for message in messages or ()]
+    return [{name: value for name, value in each if value is not None} for each in entries]
+
+
+def _schema(name: str) -> Schema:
+    """Schema of the request's field *name*, by its declaration."""
+    entries = {
+        entry.name: entry for record in (Request, SamplingParams) for entry in fields(record)
+    }
+    entry = entries[name]
+    whole = dict(_SHAPES.get(name) or {"type": _kind(str(entry.type))})
+    low, high = entry.metadata.get("bounds") or (None, None)
+    if whole.get("type") in ("integer", "number") and low is not None:
+        whole |= {"minimum": low} | ({} if high is None else {"maximum": high})
+    about = entry.metadata.get("help", "")
+    if name in _MINUS_ONE:
+        whole[_DEFAULT], about = -1, f"{about}; -1: the default"
+    if about and "description" not in whole:
+        whole["description"] = about
+    return whole
+
+
+def _kind(annotation: str) -> str:
+    kinds = {"int": "integer", "float": "number", "bool": "boolean"}
+    return kinds.get(annotation.partition(" ")[0], "string")
+
+
+@dataclass(frozen=True)
+class Form:
+    """The JSON object that an address takes.
+
+    Attributes:
+        name: of the form, on the OpenAPI page.
+        fields: schemas of its fields; one that is missing or null is ``None`` when it is read.
+        required: fields that it must have.
+        idle: fields without effect on the answer, with their schemas.
+        unserved: fields that are refused by name unless they are empty.
+        dialect: whose names its fields have.
+        prefix: that stands before those names in errors.
+    """
+
+    name: str
+    fields: Mapping[str, Schema]
+    required: tuple[str, ...] = ()
+    idle: Mapping[str, Schema] | None = None
+    unserved: tuple[str, ...] = ()
+    dialect: str = "openai"
+    prefix: str = ""
+
+    def parse(self, raw: bytes) -> dict[str, Any]:
+        """The fields of the body *raw*.
+
+        Raises:
+            UsageError: it is not JSON, or as :meth:`read`.
+        """
+        if not raw:
+            raise UsageError("the request has no body")
+        try:
+            body = json.loads(raw)
+        except RecursionError:
+            raise UsageError("the body is nested too deep") from None
+        except ValueError as error:
+            reason, place = getattr(error, "msg", str(error)), getattr(error, "pos", None)
+            at = "" if place is None else f" at character {place:,}"
+            raise UsageError(f"the body is not JSON: {reason}{at}") from None
+        return self.read(body)
+
+    def read(self, body: Any) -> dict[str, Any]:
+        """All fields of *body*, those that it leaves out as ``None``.
+
+        Raises:
+            UsageError: the first field that is unknown, missing, or of the wrong form.
+        """
+        if not isinstance(body, dict):
+            raise UsageError("expected a JSON object")
+        for name in self.required:
+            if body.get(name) is None:
+                raise UsageError(f"{name}: this field is required", field=name)
+        for name, value in body.items():
+            schema = self._known.get(name)
+            if schema is None:
+                self._refuse_unknown(name, value)
+                continue
+            if value is None:
+                continue
+            check_value(name, value)
+            if problem := _problem(schema, value, (name,)):
+                place, reason = problem
+                field = ".".join(map(str, place))[:200]
+                colon = "" if reason.startswith("is ") else ":"
+                raise UsageError(f"{field}{colon} {reason}", field=field)
+        return {name: body.get(name) for name in self._known}
+
+    @cached_property
+    def _known(self) -> dict[str, Schema]:
+        return {**self.fields, **(self.idle or {})}
+
+    def _refuse_unknown(self, name: str, value: Any) -> None:
+        shown = name[:200].encode(errors="replace").decode()
+        if name not in self.unserved:
+            raise UsageError(
+                f"{shown}: this field is not known here, and nothing is ignored", field=shown
+            )
+        if value not in (None, "", [], {}, False):
+            raise UsageError(f"{shown} is not served", field=shown)
+
+    def openapi(self) -> Schema:
+        """This form as a JSON schema."""
+        properties = {
+            name: schema
+            if name in self.required
+            else {"anyOf": [*schema.get("anyOf", [schema]), {"type": "null"}]}
+            | {key: schema[key] for key in ("description",) if key in schema}
+            for name, schema in self._known.items()
+        }
+        return {
+            "title": self.name,
+            "type": "object",
+            "properties": properties,
+            "required": [*self.required],
+            "additionalProperties": False,
+        }
+
+    def renamed(self, error: UsageError) -> UsageError:
+        """*error* about a field of a request, with the name that clients of this form gave it."""
+        own = error.field
+        if own in NAMES and (there := NAMES[own][DIALECTS.index(self.dialect)]):
+            own = there if there in self._known else f"{self.prefix}{there}"
+        if own == error.field:
+            return error
+        return UsageError(error.message.replace(error.field, own, 1), hint=error.hint, field=own)
+
+
+_Problem = tuple[tuple[str | int, ...], str]
+
+
+def _problem(schema: Schema, value: Any, place: tuple[str | int, ...]) -> _Problem | None:
+    """The first place where *value*, which is at *place*, does not follow *schema*, and why."""
+    if "anyOf" in schema:
+        problems = [_problem(each, value, place) for each in schema["anyOf"]]
+        if None in problems:
+            return None
+        # That of the form which the value matches most closely.
+        return max((each for each in problems if each), key=lambda each: _closeness(*each))
+    kind = schema["type"]
+    is_right = isinstance(value, _TYPES[kind])
+    if not is_right or (isinstance(value, bool) and kind != "boolean"):
+        return place, f"expected {_WORDS[kind]}"
+    if kind == "string":
+        return _text_problem(schema, value, place)
+    if kind in ("integer", "number"):
+        return _bounds_problem(schema, value, place)
+    if kind == "array":
+        return _list_problem(schema, value, place)
+    if kind == "object":
+        return _object_problem(schema, value, place)
+    return None
+
+
+def _closeness(place: tuple[str | int, ...], reason: str) -> tuple[int, int, bool]:
+    last = place[-1]
+    is_type = any(reason == f"expected {words}" for words in _WORDS.values())
+    return len(place), last if isinstance(last, int) else 0, not is_type
+
+
+def _text_problem(schema: Schema, value: str, place: tuple[str | int, ...]) -> _Problem | None:
+    if "enum" in schema and value not in schema["enum"]:
+        return place, f"expected one of {', '.join(schema['enum'])}"
+    low, high = schema.get("minLength", 0), schema.get("maxLength")
+    if len(value) < low or (high is not None and len(value) > high):
+        return place, f"expected {low:,} to {high:,} characters"
+    return None
+
+
+def _bounds_problem(schema: Schema, value: float, place: tuple[str | int, ...]) -> _Problem | None:
+    if value == schema.get(_DEFAULT):
+        return None
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        most = "at least " if high is None else ""
+        end = "" if high is None else f" to {high:,}" if type(high) is int else f" to {high:g}"
+        return place, f"is {str(value)[:40]}, expected {most}{low:g}{end}"
+    return None
+
+
+def _list_problem(
+    schema: Schema, value: list[Any], place: tuple[str | int, ...]
+) -> _Problem | None:
+    low, high = schema.get("minItems", 0), schema.get("maxItems")
+    if len(value) < low:
+        return place, f"expected at least {low:,}"
+    if high is not None and len(value) > high:
+        return place, f"{len(value):,} entries, expected at most {high:,}"
+    items = schema["items"]
+    if items == TEXT and set(map(type, value)) <= {str}:
+        return None
+    if items == TOKEN_ID and set(map(type, value)) == {int}:
+        value = [token for token in (min(value), max(value)) if not 0 <= token < 2**31] and value
+    problems = (_problem(items, entry, (*place, at)) for at, entry in enumerate(value))
+    return next((problem for problem in problems if problem), None)
+
+
+def _object_problem(
+    schema: Schema, value: dict[str, Any], place: tuple[str | int, ...]
+) -> _Problem | None:
+    for name in schema.get("required", ()):
+        if name not in value:
+            return (*place, name), "this field is required"
+    own, others = schema.get("properties", {}), schema.get("additionalProperties")
+    for name, inner in value.items():
+        at = (*place, name[:80])
+        if name in own:
+            if problem := _problem(own[name], inner, at):
+                return problem
+        elif others is False:
+            return at, "this field is not known here, and nothing is ignored"
+        elif others and (problem := _problem(others, inner, at)):
+            return problem
+    return None

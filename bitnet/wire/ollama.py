@@ -1,0 +1,301 @@
+"""Ollama's API: bodies as requests, answers as its replies and lines.
+
+Names are those of github.com/ollama/ollama/blob/main/docs/api.md, defaults those of its
+``docs/modelfile.md``, except that the repetition penalty covers the whole text here.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from bitnet.errors import UsageError
+from bitnet.runtime.limits import MAX_MESSAGES
+from bitnet.runtime.request import Request
+from bitnet.wire.fields import (
+    DIALECTS,
+    FLAG,
+    MESSAGES,
+    NAMES,
+    NUMBER,
+    OBJECT,
+    OBJECTS,
+    TEXT,
+    TEXTS,
+    WHOLE,
+    Form,
+    named,
+    optional,
+    random,
+    without_nulls,
+)
+from bitnet.wire.openai_reply import finish_of, with_top
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.piece import Piece
+
+__all__ = [
+    "CHAT", "EMBED", "GENERATE", "SHOW", "AnswerLines", "chat_requests", "check_options",
+    "generate_requests", "parameter_size", "seconds_of", "timestamp",
+]  # fmt: skip
+
+NANO = 10**9
+MOST_SECONDS = 10 * 365 * 86_400  # longer is for ever
+NEVER = "9999-12-31T23:59:59+00:00"
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)", re.ASCII)
+_DURATION = re.compile(rf"(?P<sign>-?)(?P<parts>({_PART.pattern})*)", re.ASCII)
+_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+_BODY = ("json_schema", "messages", "tools", "prompt")  # fields of a body; the rest are options
+#: Options that change an answer, read as a body of their own.
+OPTIONS = Form("Options", named("ollama", without=_BODY), dialect="ollama")
+# Options for loading and running the model, without effect on an answer.
+_RUNNING = {
+    "numa", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "use_mmap", "use_mlock",
+    "num_thread", "num_keep", "vocab_only", "logits_all", "embedding_only",
+}  # fmt: skip
+# Values that disable features which do not exist here.
+_OFF = {"mirostat": (0,), "tfs_z": (1, 1.0), "typical_p": (1, 1.0), "penalize_newline": (True,)}
+
+_ASKED = {
+    "model": TEXT,
+    "format": optional(TEXT, OBJECT, about="json, or a JSON schema"),
+    "options": OBJECT,
+    "stream": FLAG | {"description": "true by default"},
+    "think": optional(FLAG, TEXT, about="only false"),
+    "logprobs": FLAG,
+    "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
+    "keep_alive": optional(NUMBER, TEXT),
+}
+CHAT = Form(
+    "OllamaChat",
+    {**_ASKED, "messages": MESSAGES | {"minItems": 0, "maxItems": MAX_MESSAGES}, "tools": OBJECTS},
+    required=("model",),
+    dialect="ollama",
+    prefix="options.",
+)
+GENERATE = Form(
+    "OllamaGenerate",
+    {
+        **_ASKED,
+        "prompt": TEXT,
+        "system": TEXT,
+        "raw": FLAG | {"description": "continue the prompt as it is"},
+    },
+    required=("model",),
+    unserved=("suffix", "template", "context", "images"),
+    dialect="ollama",
+    prefix="options.",
+)
+EMBED = Form(
+    "OllamaEmbed",
+    {
+        "model": TEXT,
+        "input": optional(TEXT, TEXTS),
+        "truncate": FLAG | {"description": "true by default: cut what is too long"},
+        "options": OBJECT,
+        "keep_alive": optional(NUMBER, TEXT),
+        "dimensions": WHOLE,
+    },
+    required=("model", "input"),
+    dialect="ollama",
+)
+#: The older ``/api/embeddings``, of one text.
+EMBED_ONE = Form(
+    "OllamaEmbeddings",
+    {"model": TEXT, "prompt": TEXT, "options": OBJECT, "keep_alive": optional(NUMBER, TEXT)},
+    required=("model", "prompt"),
+    dialect="ollama",
+)
+SHOW = Form("OllamaShow", {"model": TEXT, "name": TEXT, "verbose": FLAG}, dialect="ollama")
+
+
+def chat_requests(body: Mapping[str, Any], context: int) -> list[Request]:
+    """The request of *body*, as :data:`CHAT` reads it, to a model of *context* positions.
+
+    Raises:
+        UsageError: something in it is not served, or out of its range; names the field.
+    """
+    messages = without_nulls(body["messages"])
+    for number, message in enumerate(messages):
+        if message.pop("images", None):
+            name = f"messages.{number}.images"
+            raise UsageError(f"{name}: only text is served", field=name)
+    return _requests(body, context, {"messages": messages, "tools": body["tools"] or None})
+
+
+def generate_requests(body: Mapping[str, Any], context: int, *, chats: bool) -> list[Request]:
+    """The request of *body*, as :data:`GENERATE` reads it.
+
+    Args:
+        body: what was asked for.
+        context: positions that the model holds.
+        chats: it has a chat template.
+
+    Raises:
+        UsageError: as :func:`chat_requests`.
+    """
+    prompt, system = body["prompt"] or "", body["system"]
+    if body["raw"] or not chats:
+        if system:
+            raise UsageError("system: a raw prompt has no place for it", field="system")
+        return _requests(body, context, {"prompt": prompt})
+    turns = [{"role": "system", "content": system}] if system else []
+    messages = [*turns, {"role": "user", "content": prompt}]
+    return _requests(body, context, {"messages": messages})
+
+
+def _requests(body: Mapping[str, Any], context: int, asked: Mapping[str, Any]) -> list[Request]:
+    options = body["options"] or {}
+    check_options(options, context)
+    at = DIALECTS.index("ollama")
+    given = {
+        name: options[names[at]]
+        for name, names in NAMES.items()
+        if name not in _BODY and names[at] in options
+    }
+    if given.get("max_tokens") == -2:  # Ollama's word for as many as fit
+        given["max_tokens"] = None
+    default = random(**_DEFAULTS)
+    request = Request.from_mapping(
+        {**given, **asked, "json_schema": _schema(body["format"])}, default
+    )
+    if body["top_logprobs"] is not None and not body["logprobs"]:
+        raise UsageError("top_logprobs is for logprobs: true", field="top_logprobs")
+    if body["think"] not in (None, False):
+        raise UsageError("think: only false is served", field="think")
+    variables = {"enable_thinking": False} if body["think"] is False else None
+    logprobs = (body["top_logprobs"] or 0) if body["logprobs"] else None
+    return [replace(request, logprobs=logprobs, template_variables=variables)]
+
+
+def check_options(options: Mapping[str, Any], context: int) -> None:
+    """Check the options of a body for a model of *context* positions.
+
+    Raises:
+        UsageError: one is not served, or out of its range; names it.
+    """
+    for name, value in options.items():
+        known = name in OPTIONS.fields or name in _RUNNING or value is None
+        if name == "num_ctx" and isinstance(value, int):
+            known = value <= context
+            if not known:
+                raise UsageError(
+                    f"options.num_ctx is {value:,}, the context holds {context:,}",
+                    field="options.num_ctx",
+                )
+        if not known and value not in _OFF.get(name, ()):
+            name = f"options.{name[:80]}"
+            raise UsageError(f"{name} is not served", field=name)
+
+
+def _schema(form: str | dict[str, Any] | None) -> Any:
+    if isinstance(form, dict):
+        return form
+    if form not in (None, "", "json"):
+        raise UsageError("format is neither json nor a JSON schema", field="format")
+    return {"type": "object"} if form else None
+
+
+class AnswerLines:
+    """The reply of ``/api/chat`` or ``/api/generate``, whole and as lines."""
+
+    def __init__(self, body: Mapping[str, Any]) -> None:
+        """A reply to *body*."""
+        self._body = body
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """The reply of a finished answer."""
+        logprobs = {"logprobs": [with_top(one) for one in answer.logprobs]}
+        facts = self._said(answer.text, _calls(answer)) | _ended(answer)
+        return facts | (logprobs if self._body["logprobs"] else {})
+
+    def empty(self, reason: str) -> dict[str, Any]:
+        """The reply to a body without a prompt, which has a model loaded or unloaded."""
+        return self._said("") | {"done": True, "done_reason": reason}
+
+    def of(self, _index: int, piece: Piece, _answer: Answer) -> Iterator[dict[str, Any]]:
+        """Lines of one piece."""
+        if piece.text or piece.described:
+            logprobs = {"logprobs": [with_top(piece.described)]} if piece.described else {}
+            yield self._said(piece.text) | {"done": False} | logprobs
+
+    def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
+        """Lines after the last piece."""
+        # Calls are sent complete: Ollama's are objects, and part of one is not an object.
+        for call in _calls(answers[0]):
+            yield self._said("", [call]) | {"done": False}
+        yield self._said("") | _ended(answers[0])
+
+    def _said(self, text: str, calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+        now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+        head = {"model": self._body["model"], "created_at": now}
+        if "messages" not in self._body:
+            return head | {"response": text}
+        message = {"role": "assistant", "content": text}
+        return head | {"message": message | ({"tool_calls": [*calls]} if calls else {})}
+
+
+def seconds_of(keep_alive: float | str | None) -> float | None:
+    """Seconds that *keep_alive* stands for: a number, or a text such as ``5m``; below 0: always.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if keep_alive is None:
+        return None
+    text = str(keep_alive).strip()
+    try:
+        seconds = float(text)
+    except ValueError:
+        parts = _DURATION.fullmatch(text)
+        if parts is None or not parts["parts"]:
+            raise UsageError(
+                "keep_alive: expected seconds, or a duration such as 5m", field="keep_alive"
+            ) from None
+        found = _PART.findall(parts["parts"])
+        seconds = sum(float(count) * _UNITS[unit] for count, unit in found)
+        seconds = -seconds if parts["sign"] == "-" else seconds
+    if seconds != seconds:
+        raise UsageError("keep_alive is not a number", field="keep_alive")
+    return seconds if 0 <= seconds <= MOST_SECONDS else float("inf")
+
+
+def _calls(answer: Answer) -> list[dict[str, Any]]:
+    found = []
+    for number, call in enumerate(answer.calls):
+        if (arguments := call.parsed()) is not None:
+            function = {"index": number, "name": call.name, "arguments": arguments}
+            found.append({"id": call.id, "function": function})
+    return found
+
+
+def _ended(answer: Answer) -> dict[str, Any]:
+    stats = answer.stats
+    total = stats.tokenize_s + stats.prefill_s + stats.decode_s
+    return {
+        "done": True,
+        "done_reason": finish_of(answer.finish_reason),
+        "total_duration": int(total * NANO),
+        "load_duration": 0,
+        "prompt_eval_count": stats.prompt_tokens,
+        "prompt_eval_duration": int(stats.prefill_s * NANO),
+        "eval_count": stats.tokens,
+        "eval_duration": int(stats.decode_s * NANO),
+    }
+
+
+def timestamp(since_epoch: float) -> str:
+    """A time as Ollama writes it."""
+    return datetime.fromtimestamp(since_epoch, timezone.utc).isoformat()
+
+
+def parameter_size(count: int) -> str:
+    """A number of parameters as Ollama writes it: ``134.5M``, ``7.2B``."""
+    unit, size = ("B", 10**9) if count >= 10**9 else ("M", 10**6) if count >= 10**6 else ("K", 1000)
+    return f"{count / size:.1f}{unit}"

@@ -1,0 +1,298 @@
+"""Answers in the forms of OpenAI's chats, completions and embeddings, whole and as events."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, cast
+
+from bitnet.errors import UsageError
+from bitnet.runtime.vectors import check_vectors, rounded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from bitnet.runtime.answer import Answer
+    from bitnet.runtime.options import Precision
+    from bitnet.runtime.piece import FinishReason, Piece, TokenLogprob
+    from bitnet.runtime.tool_calls import CallDelta
+
+__all__ = [
+    "ChatEvents",
+    "CompletionEvents",
+    "chat_finish",
+    "chat_reply",
+    "completion_reply",
+    "embeddings_reply",
+    "finish_of",
+    "reply_head",
+    "token_facts",
+    "usage",
+    "vector_precision",
+    "vectors_of",
+    "with_top",
+]
+
+
+def reply_head(prefix: str, model: str) -> dict[str, Any]:
+    """Fields with which every part of one reply begins, with a unique id."""
+    created = int(time.time())
+    return {"id": f"{prefix}{secrets.token_hex(12)}", "created": created, "model": model}
+
+
+class ChatEvents:
+    """Events of a streamed chat."""
+
+    def __init__(self, head: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        """Events of the answers to *body*, each of which begins with *head*."""
+        self._head = {**head, "object": "chat.completion.chunk"}
+        self._counts = bool((body["stream_options"] or {}).get("include_usage"))
+        self._begun: set[int] = set()
+
+    def of(self, index: int, piece: Piece, answer: Answer) -> Iterator[dict[str, Any]]:
+        """Events of one piece."""
+        if index not in self._begun:
+            self._begun.add(index)
+            yield self._event(index, {"role": "assistant", "content": ""})
+        logprobs = chat_logprobs([piece.described]) if piece.described else None
+        if piece.text or logprobs:
+            yield self._event(index, {"content": piece.text}, logprobs=logprobs)
+        for call in piece.calls:
+            yield self._event(index, {"tool_calls": [_call_delta(call)]})
+        if piece.finish_reason:
+            yield self._event(index, {}, finish=chat_finish(answer))
+
+    def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
+        """Events after the last answer."""
+        if self._counts:
+            yield self._head | {"usage": usage(answers, choices=len(answers)), "choices": []}
+
+    def _event(
+        self, index: int, delta: dict[str, Any], *, finish: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return self._head | {"choices": [choice]}
+
+
+class CompletionEvents:
+    """Events of streamed completions."""
+
+    def __init__(self, head: Mapping[str, Any], body: Mapping[str, Any]) -> None:
+        """Events of the answers to *body*, each of which begins with *head*."""
+        self._head = {**head, "object": "text_completion"}
+        self._choices = body["n"] or 1
+        self._echoes = bool(body["echo"])
+        self._counts = bool((body["stream_options"] or {}).get("include_usage"))
+        self._begun: set[int] = set()
+
+    def of(self, index: int, piece: Piece, answer: Answer) -> Iterator[dict[str, Any]]:
+        """Events of one piece."""
+        logprobs = text_logprobs([piece.described]) if piece.described else None
+        text = piece.text
+        if self._echoes and index not in self._begun:
+            text = answer.prompt_text + text
+        self._begun.add(index)
+        if text or logprobs or piece.finish_reason:
+            finish = finish_of(piece.finish_reason)
+            yield self._head | {"choices": [completion_choice(index, text, finish, logprobs)]}
+
+    def end(self, answers: Sequence[Answer]) -> Iterator[dict[str, Any]]:
+        """Events after the last answer."""
+        if self._counts:
+            counts = usage(answers, choices=self._choices)
+            yield self._head | {"usage": counts, "choices": []}
+
+
+def _call_delta(delta: CallDelta) -> dict[str, Any]:
+    """A part of a call in a streamed chat."""
+    function = {"name": delta.name} if delta.name else {}
+    begun = {"id": delta.id, "type": "function"} if delta.id else {}
+    return {
+        "index": delta.index, **begun, "function": {**function, "arguments": delta.arguments}
+    }  # fmt: skip
+
+
+def chat_reply(
+    body: Mapping[str, Any], head: Mapping[str, Any], answers: Sequence[Answer]
+) -> dict[str, Any]:
+    """The whole reply of ``/v1/chat/completions``.
+
+    Args:
+        body: what was asked for.
+        head: its id, model and time.
+        answers: one for each choice.
+    """
+    choices = [
+        {
+            "index": index,
+            "message": message_of(answer),
+            "logprobs": chat_logprobs(answer.logprobs) if body["logprobs"] else None,
+            "finish_reason": chat_finish(answer),
+        }
+        for index, answer in enumerate(answers)
+    ]
+    counts = usage(answers, choices=len(answers))
+    return {**head, "object": "chat.completion", "choices": choices, "usage": counts}
+
+
+def usage(answers: Sequence[Answer], *, choices: int) -> dict[str, Any]:
+    """Tokens that *answers* took; a prompt counts once for its choices.
+
+    Args:
+        answers: all of them, those of a prompt together.
+        choices: how many each prompt has.
+    """
+    firsts = answers[::choices]
+    prompt = sum(answer.stats.prompt_tokens for answer in firsts)
+    written = sum(answer.stats.tokens for answer in answers)
+    cached = sum(answer.stats.reused_tokens for answer in firsts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def finish_of(reason: FinishReason | None) -> str | None:
+    """OpenAI's name of a finish reason; ours where OpenAI has none."""
+    return "length" if reason == "context" else reason
+
+
+def chat_finish(answer: Answer) -> str | None:
+    """As :func:`finish_of`, for an answer that may call functions."""
+    called = answer.calls and answer.finish_reason == "stop"
+    return "tool_calls" if called else finish_of(answer.finish_reason)
+
+
+def message_of(answer: Answer) -> dict[str, Any]:
+    """*answer* as a message of the conversation."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None}
+    if answer.calls:
+        message["content"] = answer.text or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in answer.calls
+        ]
+    return message
+
+
+def chat_logprobs(tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
+    """Log-probabilities of *tokens*, each with its alternatives."""
+    return {"content": [with_top(token) for token in tokens], "refusal": None}
+
+
+def token_facts(token: TokenLogprob) -> dict[str, Any]:
+    """A token without its alternatives."""
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.bytes)}
+
+
+def with_top(
+    token: TokenLogprob, facts: Callable[[TokenLogprob], dict[str, Any]] = token_facts
+) -> dict[str, Any]:
+    """A token and its alternatives, each as *facts* has it."""
+    return facts(token) | {"top_logprobs": [facts(other) for other in token.top]}
+
+
+def completion_reply(
+    body: Mapping[str, Any], head: Mapping[str, Any], answers: Sequence[Answer]
+) -> dict[str, Any]:
+    """The whole reply of ``/v1/completions``.
+
+    Args:
+        body: what was asked for.
+        head: its id, model and time.
+        answers: all of them, those of a prompt together.
+    """
+    choices = [
+        completion_choice(
+            index,
+            (answer.prompt_text if body["echo"] else "") + answer.text,
+            finish_of(answer.finish_reason),
+            None if body["logprobs"] is None else text_logprobs(answer.logprobs),
+        )
+        for index, answer in enumerate(answers)
+    ]
+    counts = usage(answers, choices=body["n"] or 1)
+    return {**head, "object": "text_completion", "choices": choices, "usage": counts}
+
+
+def completion_choice(
+    index: int, text: str, finish: str | None, logprobs: Any = None
+) -> dict[str, Any]:
+    """One choice of ``/v1/completions``."""
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+def text_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """Log-probabilities of *tokens*, each with its alternatives."""
+    lengths = [len(token.text) for token in tokens]
+    return {
+        "tokens": [token.text for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": [{one.text: one.logprob for one in token.top} for token in tokens],
+        "text_offset": list(accumulate(lengths, initial=0))[:-1],
+    }
+
+
+def vector_precision(body: Mapping[str, Any], dim: int) -> Precision:
+    """The precision of the vectors that *body* asks a model of *dim* dimensions for.
+
+    Raises:
+        UsageError: vectors of this model cannot be what it asks for; names the field.
+    """
+    dtype = body["output_dtype"] or "float"
+    precision = cast("Precision", "float32" if dtype == "float" else dtype)
+    try:
+        check_vectors(dim, body["dimensions"], precision)
+    except UsageError as error:
+        field = "output_dtype" if error.field == "precision" else error.field
+        raise UsageError(error.message, hint=error.hint, field=field) from error
+    return precision
+
+
+def vectors_of(
+    body: Mapping[str, Any], answers: Sequence[Answer], precision: Precision
+) -> list[NDArray[Any]]:
+    """The vectors that *answers* are, as *body* wants them."""
+    normalize, dimensions = body["normalize"] is not False, body["dimensions"]
+    return [
+        rounded(answer.sequence.vector(normalize=normalize, dimensions=dimensions), precision)
+        for answer in answers
+    ]
+
+
+def embeddings_reply(
+    body: Mapping[str, Any], rows: Sequence[NDArray[Any]], model: str, tokens: int
+) -> dict[str, Any]:
+    """The reply of ``/v1/embeddings``.
+
+    Args:
+        body: what was asked for.
+        rows: the vectors.
+        model: its name.
+        tokens: that all texts have together.
+    """
+    is_base64 = body["encoding_format"] == "base64"
+    data = [
+        {
+            "object": "embedding",
+            "index": index,
+            "embedding": _base64(row) if is_base64 else row.tolist(),
+        }
+        for index, row in enumerate(rows)
+    ]
+    counts = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": model, "usage": counts}
+
+
+def _base64(row: NDArray[Any]) -> str:
+    return base64.b64encode(row.astype(row.dtype.newbyteorder("<")).tobytes()).decode()
