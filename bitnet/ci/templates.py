@@ -12,8 +12,9 @@ In a checkout the templates are in ``ci/``; a wheel contains the same files next
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -44,6 +45,8 @@ _ELSEWHERE = {  # template: its path here, and in the project
 }
 _SOURCE = ".github/bitnet/source.txt"
 _BRANCH = "branches: [main]"
+_COPIES = "COPY .github/bitnet .github/bitnet\n"
+_PYTHON = re.compile(r"(?:python(?:-version)?: |default: |image: python:|FROM python:)\"?(3\.\d+)")
 _COMMIT = re.compile(r"git\+https://[^\s@]+@[0-9a-f]{40}")
 
 State = Literal["new", "unchanged", "changed", "kept"]
@@ -127,6 +130,10 @@ def plan_files(
     if any(name not in _ALONE for name in chosen):
         planned += [_planned(project, *pair, branch) for pair in _shared()]
         planned.append(_source(project, source))
+        text = planned[-1].text or (project / _SOURCE).read_text(encoding="utf-8")
+        source = text.splitlines()[-1].strip()
+        _check_wheel(source, planned)
+        planned = [_with_source(project, file, source) for file in planned]
     return planned
 
 
@@ -195,6 +202,29 @@ def _state(path: Path, text: str) -> State:
     except (OSError, UnicodeDecodeError):
         return "changed"
     return "unchanged" if there == text else "changed"
+
+
+def _check_wheel(source: str, planned: list[Planned]) -> None:
+    """Refuse a wheel for one Python when *planned* files use another one."""
+    _, *tags = source.removesuffix(".whl").rsplit("-", 3)
+    if not source.endswith(".whl") or len(tags) < 3 or tags[1] == "abi3":
+        return
+    made_for = {f"{tag[2]}.{tag[3:]}" for tag in tags[0].split(".") if tag.startswith("cp")}
+    uses = {version for file in planned for version in _PYTHON.findall(file.text)}
+    if made_for and (others := sorted(uses - made_for)):
+        raise UsageError(
+            f"{source} is for Python {', '.join(sorted(made_for))}, and these templates run "
+            f"Python {' and '.join(others)}",
+            hint="name a commit, a folder, or a wheel for every Python (py3-none-any)",
+        )
+
+
+def _with_source(project: Path, file: Planned, source: str) -> Planned:
+    """*file*; an image also copies the folder or wheel that it is built from."""
+    if file.path.name != "Dockerfile" or _COMMIT.fullmatch(source):
+        return file
+    text = file.text.replace(_COPIES, f"{_COPIES}COPY {json.dumps([source, source])}\n")
+    return replace(file, text=text, state=_state(project / file.path, text))
 
 
 def _source(project: Path, given: str) -> Planned:

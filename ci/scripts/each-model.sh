@@ -2,6 +2,7 @@
 # Run a command for every model below models/ (MODEL_DIR), go on after a failure, and end with the
 # first exit code that was not 0. What became of each goes to the summary of the job, too.
 #   each-model.sh COMMAND [ARGUMENT ...]        the model is added as the last argument
+# Without any model it ends with 19.
 # With SKIPPED, names of pinned files that this run could not fetch, a model without a tokenizer
 # is not checked, and the summary says so. A model passes when the command left nothing out: where it
 # says `NOT CHECKED: what`, the summary says that instead, and what it `CHECKED: what`.
@@ -11,10 +12,14 @@ summary=${GITHUB_STEP_SUMMARY:-/dev/null}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 list=$work/list
-find "${MODEL_DIR:-models}" -name '*.gguf' -o -name config.json | sed 's,/config\.json$,,' |
-    sort > "$list"
+find -L "${MODEL_DIR:-models}" -name '*.gguf' -o -name config.json -o -name '*.safetensors' |
+    sed 's,/config\.json$,,; s,/[^/]*\.safetensors$,,' | sort -u > "$work/found"
+while read -r model; do # a folder inside of a model, as 1_Pooling, belongs to it
+    [ -e "$model/../modules.json" ] || echo "$model"
+done < "$work/found" > "$list"
 if [ ! -s "$list" ]; then
     echo "NOT CHECKED: no model below ${MODEL_DIR:-models}" | tee -a "$summary"
+    exit 19
 fi
 code=0
 while read -r model; do

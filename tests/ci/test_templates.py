@@ -126,6 +126,42 @@ def test_a_folder_of_the_project_is_a_source(tmp_path):
     assert states(tmp_path, source="vendor/bitnet")[".github/bitnet/source.txt"] == "new"
 
 
+@pytest.mark.parametrize(
+    ("wheel", "fits"),
+    [
+        ("bitnet_xtask-1-py3-none-any.whl", True),
+        ("bitnet_xtask-1-cp312-abi3-linux_x86_64.whl", True),
+        ("bitnet_xtask-1-cp312-cp312-linux_x86_64.whl", False),  # crossval runs 3.11, too
+        ("bitnet_xtask-1-cp310-cp310-linux_x86_64.whl", False),
+    ],
+)
+def test_a_wheel_must_be_for_the_pythons_of_the_templates(tmp_path, wheel, fits):
+    (tmp_path / wheel).touch()
+    if fits:
+        assert plan(tmp_path, source=wheel)
+        return
+    with pytest.raises(UsageError, match=r"run Python 3\.1"):
+        plan(tmp_path, source=wheel)
+
+
+@pytest.mark.parametrize("source", ["wheels/bitnet_xtask-1-py3-none-any.whl", "vendor", COMMIT])
+def test_an_image_is_given_the_source_that_it_is_built_from(tmp_path, source):
+    if source != COMMIT:
+        (tmp_path / source).mkdir(parents=True)
+    for given in (source, ""):  # the second time the project's own is kept
+        planned = plan_files(tmp_path, ["docker"], source=given)
+        (image,) = (file for file in planned if file.path.name == "Dockerfile")
+        copied = f'COPY ["{source}", "{source}"]\n' in image.text
+        assert copied is (source != COMMIT)
+        write_files(tmp_path, planned, force=True)
+
+
+def test_no_report_is_signed_after_a_failed_comparison():
+    job = dict(workflows())["crossval"]["jobs"]["sign"]
+    assert job["needs"] == "crossval"
+    assert "if" not in job
+
+
 def test_writing_twice_changes_nothing(tmp_path):
     write_files(tmp_path, plan(tmp_path))
     assert set(states(tmp_path).values()) == {"unchanged"}

@@ -252,6 +252,20 @@ def test_a_model_is_left_out_for_its_missing_tokenizer_and_never_for_its_damage(
     ]
 
 
+def test_without_a_model_the_scripts_do_not_pass(tmp_path):
+    done = script("each-model.sh", "true")
+    assert (done.returncode, done.stdout) == (19, "NOT CHECKED: no model below models\n")
+
+
+def test_a_folder_inside_of_a_model_is_not_another_one(tmp_path):
+    for name in ("config.json", "model.safetensors", "modules.json", "1_Pooling/config.json"):
+        (tmp_path / "models/m" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "models/m" / name).touch()
+    done = script("each-model.sh", "echo")
+    assert [line for line in done.stdout.splitlines() if line[0] == "m"] == ["models/m"]
+    assert done.returncode == 0
+
+
 def test_a_command_that_leaves_something_out_passes_no_model(model, tmp_path, monkeypatch):
     summary = tmp_path / "summary.md"
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))

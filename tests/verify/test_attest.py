@@ -306,6 +306,25 @@ def test_the_recorded_pass_is_compared_with_this_one(tmp_path, off, severity):
     assert "nats from the recorded pass" in last.text
 
 
+def test_an_attestation_without_a_pass_is_said_to_have_none(tmp_path):
+    path = tiny_gguf(tmp_path / "tiny.gguf")
+    last = list(verify_model(path, against=attest(open_checkpoint(path), trace=False)))[-1]
+    assert "the attestation records no pass" in last.text
+
+
+@pytest.mark.parametrize("where", ["ids", "reference"])
+def test_a_recorded_token_that_the_model_has_not_is_a_failure(tmp_path, where):
+    path = tiny_gguf(tmp_path / "tiny.gguf")
+    made = attest(open_checkpoint(path), tokenizer=resolve_tokenizer(path))
+    rows = [10**6, *made.trace["ids"][1:]] if where == "ids" else [
+        [10**6, value] for _, value in made.trace["reference"]
+    ]  # fmt: skip
+    against = replace(made, trace={**made.trace, where: rows})
+    last = list(verify_model(path, against=against))[-1]
+    assert last.severity == "failed"
+    assert "the token 1000000" in last.text
+
+
 def test_a_recorded_pass_of_other_content_is_not_compared(tmp_path):
     path = tiny_gguf(tmp_path / "tiny.gguf")
     made = attest(open_checkpoint(path), tokenizer=resolve_tokenizer(path))
