@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -92,11 +93,11 @@ def test_a_commit_that_this_program_was_installed_from_is_the_default(tmp_path, 
     noted = (
         '{"url": "https://example.org/me/bitnet", "vcs_info": {"vcs": "git", "commit_id": "%s"}}'
     )
-    monkeypatch.setattr(templates, "distribution", lambda name: Installed(noted % ("ab12" * 10)))
+    monkeypatch.setattr(metadata, "distribution", lambda name: Installed(noted % ("ab12" * 10)))
     assert templates.installed_from() == COMMIT
     assert states(tmp_path, source="")[".github/bitnet/source.txt"] == "new"
     for other in (None, "{", '{"url": "file:///x", "dir_info": {}}', noted % "main"):
-        monkeypatch.setattr(templates, "distribution", lambda name, other=other: Installed(other))
+        monkeypatch.setattr(metadata, "distribution", lambda name, other=other: Installed(other))
         assert templates.installed_from() == ""
         with pytest.raises(UsageError, match="nothing says where CI has bitnet from"):
             plan(tmp_path, source="")
