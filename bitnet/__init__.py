@@ -38,9 +38,9 @@ if TYPE_CHECKING:
         VocabMismatch,
         WrongType,
     )
-    from bitnet.provision import SmartTokenizerDownload
+    from bitnet.provision import SmartTokenizerDownload, load
     from bitnet.runtime.answer import Answer, Stats
-    from bitnet.runtime.language_model import LanguageModel, embed, load
+    from bitnet.runtime.language_model import LanguageModel, embed
     from bitnet.runtime.options import SamplingParams
     from bitnet.runtime.piece import TokenLogprob
     from bitnet.server.narration import narrate
@@ -58,7 +58,7 @@ __version__ = "0.1.0"
 
 # Names of __all__ that are not here are errors.
 _HOMES: dict[str, tuple[str, ...]] = {
-    "bitnet.provision": ("SmartTokenizerDownload",),
+    "bitnet.provision": ("SmartTokenizerDownload", "load"),
     "bitnet.runtime.answer": (
         "Answer",
         "Stats",
@@ -66,7 +66,6 @@ _HOMES: dict[str, tuple[str, ...]] = {
     "bitnet.runtime.language_model": (
         "LanguageModel",
         "embed",
-        "load",
     ),
     "bitnet.runtime.options": ("SamplingParams",),
     "bitnet.runtime.piece": ("TokenLogprob",),

@@ -36,6 +36,8 @@ from __future__ import annotations
 import errno
 import os
 
+from bitnet.invocation import as_started
+
 __all__ = [
     "EXIT_CODES",
     "AuthError",
@@ -73,7 +75,7 @@ __all__ = [
 class BitnetError(Exception):
     """Base class; the message says what failed, on what, and what was expected.
 
-    *hint* is the command or step that helps.
+    *hint* is the command or step that helps; the text of the exception ends with it.
     """
 
     exit_code = 1
@@ -84,7 +86,7 @@ class BitnetError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return self.message
+        return f"{self.message}\nhint: {as_started(self.hint)}" if self.hint else self.message
 
 
 class UsageError(BitnetError):

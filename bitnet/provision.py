@@ -1,4 +1,4 @@
-"""Provisioning for Python code: what the commands fetch, as objects to call.
+"""Provisioning for Python code: :func:`load` by name, and downloads as objects to call.
 
 What discovery says is missing is what is fetched::
 
@@ -13,23 +13,99 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bitnet import settings
 from bitnet.errors import NotFound, TokenizerNotFound, VocabMismatch
-from bitnet.hub.options import FetchOptions
-from bitnet.hub.project import Project
-from bitnet.hub.provision import provide_tokenizer
 from bitnet.sources import Source, TokenizerDownloadInfo
-from bitnet.tokenizer.load import load_spec
-from bitnet.tokenizer.vocabulary import check_vocabulary
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    import os
+    from collections.abc import Collection
 
-__all__ = ["SmartTokenizerDownload"]
+    from bitnet.formats.checkpoint import Checkpoint
+    from bitnet.formats.containers import I2SLayout
+    from bitnet.hub.options import FetchOptions
+    from bitnet.models.exact_head.head import HeadMode
+    from bitnet.runtime.language_model import LanguageModel
+    from bitnet.tokenizer import Tokenizer
+
+__all__ = ["SmartTokenizerDownload", "load"]
 
 logger = logging.getLogger(__name__)
+
+
+def load(
+    model: str | os.PathLike[str] | Checkpoint,
+    *,
+    tokenizer: Tokenizer | str | os.PathLike[str] | None = None,
+    pre: str | None = None,
+    context: int | None = None,
+    threads: int = 0,
+    allow_mock: bool = False,
+    exact_head: HeadMode = "auto",
+    i2_s_layout: I2SLayout = "x86",
+    ignore_keys: Collection[str] = (),
+    fetch: bool = True,
+) -> LanguageModel:
+    """*model* with its tokenizer, ready to generate; a name that is not here is downloaded.
+
+    Args:
+        model: GGUF file, folder with ``config.json`` and safetensors files, or an open
+            checkpoint; a name from ``bitnet models``; or ``hf:ORG/REPO[@REVISION][:FILE]``.
+        tokenizer: the tokenizer, or a file or folder with it; discovered when not given.
+        pre: pre-tokenizer name to use instead of the one in the GGUF file.
+        context: positions a sequence may reach; the model's own length when not given.
+        threads: compute threads; 0: ``BITNET_THREADS``, else as many as there are cores.
+        allow_mock: without a tokenizer, treat bytes as tokens.
+        exact_head: choose tokens without computing the whole output head, with identical
+            results: on, off, or ``auto`` where it saves time.
+        i2_s_layout: processor that wrote the I2_S weights, which no file records; ignored for
+            an open checkpoint.
+        ignore_keys: metadata keys to ignore; also ignored for an open checkpoint.
+        fetch: download a model that is not on this machine.
+
+    Raises:
+        NotFound: there is no such file or name, or it is not here and *fetch* is off.
+        TokenizerNotFound: no tokenizer matches the model exactly.
+        VocabMismatch: *tokenizer* does not match the model.
+        UsageError: a value is out of its range.
+        WrongType: a value is of another type.
+        InvalidFormat: the file is damaged.
+        Unsupported: the architecture or an encoding is unknown, or the file is not a model.
+        InferenceError: not enough memory.
+        BitnetError: the model cannot be downloaded.
+    """
+    from bitnet.runtime.language_model import load as load_path
+
+    return load_path(
+        _located(model, fetch=fetch) if isinstance(model, str) else model,
+        tokenizer=tokenizer,
+        pre=pre,
+        context=context,
+        threads=threads,
+        allow_mock=allow_mock,
+        exact_head=exact_head,
+        i2_s_layout=i2_s_layout,
+        ignore_keys=ignore_keys,
+    )
+
+
+def _located(text: str, *, fetch: bool) -> str | Path:
+    """Path of the model that *text* names, or *text* if it is a path."""
+    if Path(text).exists():
+        return text
+    from bitnet.hub import named
+    from bitnet.hub.options import FetchOptions
+    from bitnet.hub.project import Project
+    from bitnet.plan import fits_in_memory
+
+    if (name := named.parse(text)) is None:
+        return text
+    cache = settings.cache_dir()
+    project = Project(Path(), cache, FetchOptions(), "auto")
+    return named.provide(name, project, fetch=fetch, announce=logger.info, fits=fits_in_memory)
 
 
 class SmartTokenizerDownload:
@@ -43,6 +119,9 @@ class SmartTokenizerDownload:
     def __init__(
         self, cache_dir: Path | None = None, *, options: FetchOptions | None = None
     ) -> None:
+        from bitnet.hub.options import FetchOptions
+        from bitnet.hub.project import Project
+
         cache = cache_dir if cache_dir is not None else settings.cache_dir()
         self._project = Project(cache, cache, options or FetchOptions(), "none")
 
@@ -83,11 +162,16 @@ class SmartTokenizerDownload:
             vocab_size=info.expected_vocab,
             cache_key=info.cache_key,
         )
+        from bitnet.hub.provision import provide_tokenizer
+
         return provide_tokenizer(source, self._project, check=_check).path
 
 
 def _check(path: Path, vocab_size: int) -> None:
     """Accept a tokenizer file of any kind only if it has exactly *vocab_size* ids."""
+    from bitnet.tokenizer.load import load_spec
+    from bitnet.tokenizer.vocabulary import check_vocabulary
+
     if path.name.partition(".partial")[0].endswith(".json"):
         check_vocabulary(path, vocab_size)
         return

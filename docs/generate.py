@@ -88,7 +88,7 @@ def environment() -> str:
 def exit_codes() -> str:
     """The meaning of every exit code."""
     table = _table(["Code", "Meaning"], [[str(code), text] for code, text in EXIT_CODES.items()])
-    intro = "The same for every command; `inv exit-codes --json` prints them for programs."
+    intro = "The same for every command; `bitnet exit-codes --json` prints them for programs."
     models = """\
 What is not a model at all (a page, random bytes, an empty file) ends with 13 wherever a model is
 taken, `verify` included; nothing at the path, or a folder without a model, ends with 19. A damaged
@@ -237,9 +237,9 @@ def _command(name: str, command: Task) -> str:
     table = _table(["Option", "Meaning"], rows)
     if hidden := [f"`{option.spelled()}`" for option in options if option.hidden]:
         table += f"\n\nSettings that are taken here too: {', '.join(hidden)}."
-    usage = f"```\ninv {command.typed} {words}\n```"
+    usage = f"```\nbitnet {command.typed} {words}\n```"
     mark = f"<!-- not run: {NOT_RUN[name]} -->\n" if name in NOT_RUN else ""
-    example = f"{mark}```sh\n{command.example.replace('bitnet ', 'inv ')}\n```"
+    example = f"{mark}```sh\n{command.example}\n```"
     return f"## {command.typed}\n\n{text}\n\n{usage}\n\n{example}\n\n{table}"
 
 

@@ -39,7 +39,8 @@ def test_every_code_but_success_belongs_to_an_exception():
 def test_an_error_keeps_its_message_and_hint():
     error = errors.NotFound("no such thing", hint="look elsewhere")
     assert (str(error), error.message, error.hint) == (
-        *("no such thing", "no such thing"),
+        "no such thing\nhint: look elsewhere",
+        "no such thing",
         "look elsewhere",
     )
 

@@ -58,6 +58,7 @@ LAYERS = [
 ]
 LAYER_OF = {name: level for level, names in enumerate(LAYERS) for name in names}
 WITHIN_LAYER = {
+    ("errors", "invocation"),
     ("installation", "invocation"),
     ("cores", "settings"),
     ("tables", "settings"),
@@ -72,6 +73,7 @@ WITHIN_LAYER = {
     ("cache", "store"),
     ("store", "locks"),
     ("plan", "inspect_gguf"),
+    ("provision", "plan"),
     ("plan_folder", "plan"),
 }
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")

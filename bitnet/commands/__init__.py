@@ -2,7 +2,7 @@
 
 A command is a function with the decorator of :mod:`bitnet.commands.declare`; ``name="cache.list"``
 puts it into the group ``cache``. Bodies parse, call and print; the work is done elsewhere, and what
-is heavy is imported inside the body, so that ``inv --list`` stays fast.
+is heavy is imported inside the body, so that ``bitnet --list`` stays fast.
 """
 
 from __future__ import annotations

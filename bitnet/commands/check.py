@@ -187,7 +187,7 @@ def health(
 ):
     """Verify every model in a folder: one line each.
 
-    Ends with exit code 15 when one failed; `inv verify` shows the checks of a single one.
+    Ends with exit code 15 when one failed; `bitnet verify` shows the checks of a single one.
     """
     from bitnet.errors import BitnetError, VerificationFailed
     from bitnet.findings import Finding
@@ -268,7 +268,7 @@ def attest(c, model="", output="", name="", tokenizer="", trace=True, show=Outpu
 
     A digest for each tensor, key, token list and template, and a few positions as both backends
     compute them. Order, alignment and splitting do not change it; any other bit does. Compare with
-    `inv verify --against FILE`.
+    `bitnet verify --against FILE`.
     """
     from bitnet.errors import TokenizerNotFound, UsageError
     from bitnet.formats.containers import open_checkpoint

@@ -41,7 +41,7 @@ class Transient(Exception):  # never leaves the package
         retry_after_s: float | None = None,
         attempts: int | None = None,
     ) -> None:
-        super().__init__(str(error))
+        super().__init__(error.message)
         self.error = error
         self.retry_after_s = retry_after_s
         self.attempts = attempts

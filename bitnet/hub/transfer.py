@@ -142,7 +142,7 @@ class Transfer:
             try:
                 return self._from(url)
             except (AuthError, NetworkError, NotFound, RateLimited, Replaced) as error:  # noqa: PERF203
-                reason = str(error) or "it has another file"
+                reason = getattr(error, "message", "") or "it has another file"
                 logger.warning("%s goes on without %s: %s", self._name, shown(url), reason)
         return self._from(last)
 

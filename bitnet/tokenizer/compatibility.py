@@ -136,5 +136,5 @@ def _special_findings(tokenizer: Tokenizer) -> list[str]:
         try:
             chat_template(tokenizer).render([{"role": "user", "content": "Hello"}])
         except BitnetError as error:
-            findings.append(f"the chat template cannot be rendered: {error}")
+            findings.append(f"the chat template cannot be rendered: {error.message}")
     return findings

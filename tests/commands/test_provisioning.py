@@ -291,4 +291,4 @@ def test_a_full_disk_names_clean_cache_only_where_it_frees_enough(
     hint = done.err.partition("hint: ")[2]
     assert said in hint
     assert ("cache clean" in hint) == bool(left)
-    assert "BITNET_CACHE_DIR=DIR" in hint
+    assert "--cache-dir DIR" in hint

@@ -67,3 +67,21 @@ def test_commands_and_their_options_exist(page):
         }
         given = {word.partition("=")[0] for word in words if word.startswith("--")}
         assert given <= known, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_a_page_for_users_speaks_of_one_program(page):
+    """Readers type ``bitnet``, in a checkout as elsewhere; ``inv`` has the developer's tasks."""
+    if page.parent.name == "adr" or page.name == "CHANGELOG.md":
+        return
+    text = page.read_text(encoding="utf-8")
+    commands = {name.partition(".")[0] for name in load().task_names}
+    assert [
+        name for name in re.findall(r"(?<![\w/.-])inv ([a-z][a-z-]+)", text) if name in commands
+    ] == []
+
+
+def test_the_map_of_rooms_matches_the_tree():
+    overview = (ROOT / "docs/architecture/overview.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`bitnet/([a-z]+)/`", overview))
+    assert named == {path.parent.name for path in ROOT.glob("bitnet/*/__init__.py")}
